@@ -54,7 +54,7 @@ FILES = {
     "sweep": ["sweep.csv"],
 }
 """What is read of output folders -> its name there."""
-SOURCE_FILES = Path(__file__).parents[1] / "tests" / "data" / "source_files.py"
+SOURCE_FILES = Path(__file__).parents[1] / "tests" / "preparing" / "source_files.py"
 """What `bixse convert` is tried on."""
 FIXED = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "BIXSE_PRECISION": "float32", "TOKENIZERS_PARALLELISM": "false"}
 os.environ.update(FIXED)  # before torch is imported

@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.io.files import write_atomically
-from bixse.engines.job import Job
-from bixse.engines.processes import LocalEngine
+from bixse.files.files import write_atomically
+from bixse.scale.engines.job import Job
+from bixse.scale.engines.processes import LocalEngine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from bixse.engines.job import Engine
+    from bixse.scale.engines.job import Engine
 
 
 LOOP = "plain loop"
@@ -56,7 +56,7 @@ class Wait(Job[int, None]):
 def engine_of(method: str, processes: int) -> Engine:
     """The engine of a row; the local one with more processes than cores too."""
     if method.startswith("ray"):
-        from bixse.engines.ray_cluster import RayEngine
+        from bixse.scale.engines.ray_cluster import RayEngine
 
         return RayEngine(processes=processes)
     engine = LocalEngine(1)

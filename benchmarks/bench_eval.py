@@ -5,7 +5,7 @@
 One row a method, all on the same random unit embeddings, so that nothing is encoded:
 
 - `product, top 100`: the bare matrix product of all pairs and `torch.topk(100)`: what no exact search avoids;
-- `bixse, search`: `bixse.retrieval.exact.exact_search`;
+- `bixse, search`: `bixse.search.exact.exact_search`;
 - `bixse`: that search, the run by names, and nDCG@10, MAP@100, MRR@10 and recall@100 of every query;
 - `sentence-transformers`: `InformationRetrievalEvaluator` with its default metrics, on given embeddings;
 - `mteb, top 100` and `mteb`: mteb's own search and evaluation of a task, 100 documents deep and as it stands (1,000);
@@ -31,8 +31,8 @@ import numpy as np
 import torch
 
 from bixse.evaluation.metrics import METRICS, evaluate_run, mean
-from bixse.retrieval.exact import exact_search, to_run
-from bixse.studies.paper.memory import peak_beyond_gradients
+from bixse.lab.paper.memory import peak_beyond_gradients
+from bixse.search.exact import exact_search, to_run
 from measuring import in_a_process_of_its_own, in_turn, make_parser, middle, ratio, ratio_with_ends, show
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from measuring import exponent, make_parser, show
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from bixse.grading.judge import Answer, Question
+    from bixse.judging.judge import Answer, Question
 
 BLOCK = 50_000
 """Rows of the input that are made at a time."""
@@ -98,7 +98,7 @@ def write_pairs(
     """Pairs in a file whose name says the format."""
     import pyarrow as pa
 
-    from bixse.data.row_files.write import write_rows
+    from bixse.files.write import write_rows
 
     schema = pa.RecordBatch.from_pydict(rows([0])).schema
     batches = (pa.RecordBatch.from_pydict(rows(numbers), schema) for numbers in blocks_of(size))
@@ -107,8 +107,8 @@ def write_pairs(
 
 def convert_rows(folder: Path) -> str:
     """Convert them."""
-    from bixse.data.conversion.convert import convert
-    from bixse.data.conversion.convert_settings import ConvertSettings
+    from bixse.preparing.convert.convert import convert
+    from bixse.preparing.convert.convert_settings import ConvertSettings
 
     convert(ConvertSettings(source="table", path=folder / "rows.jsonl", scale=(0, 3)), folder / "out")
     return bytes_of(folder / "out")
@@ -141,7 +141,7 @@ def write_corpus(folder: Path, size: int) -> None:
     """A static encoder, and documents and queries of twelve and four words of its vocabulary."""
     import numpy as np
 
-    from bixse.studies.engine.static_student import save_static_student
+    from bixse.lab.studies.static_student import save_static_student
 
     save_static_student(folder / "model")
     tokens = json.loads((folder / "model" / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
@@ -156,7 +156,7 @@ def write_corpus(folder: Path, size: int) -> None:
 
 def write_index(folder: Path) -> str:
     """Encode the corpus and write the index."""
-    from bixse.retrieval.index.make_index import make_index
+    from bixse.scale.index.make_index import make_index
 
     make_index(folder / "model", folder, folder / "index", cache="none")
     return bytes_of(folder / "index")
@@ -170,8 +170,8 @@ def indexed_before(folder: Path, size: int) -> None:
 
 def mine_pairs(folder: Path, retriever: str) -> str:
     """Mine with the encoder or with the index."""
-    from bixse.mining.mine import mine
-    from bixse.mining.mine_settings import MineConfig
+    from bixse.preparing.mine.mine import mine
+    from bixse.preparing.mine.mine_settings import MineConfig
 
     config = MineConfig(collection=folder, retrievers=(str(folder / retriever),), cache="none")
     return f"{mine(config, folder / 'out').pairs} pairs"
@@ -197,7 +197,7 @@ class InstantJudge:
     def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Answer]]:
         import numpy as np
 
-        from bixse.grading.judge import Answer, Usage
+        from bixse.judging.judge import Answer, Usage
 
         generator, drawn = np.random.default_rng(0), []
         for question in questions:
@@ -216,8 +216,8 @@ class InstantJudge:
 
 def grade_pairs(folder: Path, out: str = "out") -> str:
     """Grade them in shards of 50,000, in this process, with a ledger in a folder."""
-    from bixse.grading.open_judge import GradeConfig
-    from bixse.grading.shards.grade_shards import grade_shards
+    from bixse.judging.open_judge import GradeConfig
+    from bixse.judging.shards.grade_shards import grade_shards
 
     config = GradeConfig(judge="instant", pairs=folder / "pairs.parquet", ledger=folder / "ledger")
     assert grade_shards(config, folder / out, InstantJudge()).complete

@@ -28,18 +28,18 @@ from safetensors import safe_open
 from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import save_collection
 from bixse.data.graded_pairs import GradedPairs
-from bixse.data.io.parquet import table_writer
 from bixse.data.pairs_files import save_graded_pairs
-from bixse.grading.judge import Answer
-from bixse.grading.ledger import Ledger
-from bixse.grading.ledgers.key_numbers import WantedKeys
-from bixse.grading.ledgers.segment_answers import SegmentAnswers, make_folder, segments_of
-from bixse.grading.ledgers.segments import SEALED, seal
-from bixse.grading.ledgers.stored_row import StoredRow
-from bixse.mining.mine_inputs import read_inputs
-from bixse.mining.mine_settings import MineConfig
-from bixse.mining.mined_pairs import MinedPair, save_mined_pairs
-from bixse.retrieval.index.index_files import GROUP_ROWS, MOST_GROUPS, SCHEMA, TENSOR, embeddings_content, read_texts
+from bixse.files.parquet import table_writer
+from bixse.judging.judge import Answer
+from bixse.judging.ledger import Ledger
+from bixse.judging.ledgers.key_numbers import WantedKeys
+from bixse.judging.ledgers.segment_answers import SegmentAnswers, make_folder, segments_of
+from bixse.judging.ledgers.segments import SEALED, seal
+from bixse.judging.ledgers.stored_row import StoredRow
+from bixse.preparing.mine.mine_inputs import read_inputs
+from bixse.preparing.mine.mine_settings import MineConfig
+from bixse.preparing.mine.mined_pairs import MinedPair, save_mined_pairs
+from bixse.scale.index.index_files import GROUP_ROWS, MOST_GROUPS, SCHEMA, TENSOR, embeddings_content, read_texts
 from measuring import make_parser, show, timed
 
 if TYPE_CHECKING:

@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, normalize
 
+from bixse.lab.paper.memory import peak_beyond_gradients
 from bixse.losses.engines.graded_bce import graded_bce
 from bixse.losses.engines.products import TILE_SIDE
 from bixse.losses.targets import GradedTargets
-from bixse.studies.paper.memory import peak_beyond_gradients
 from measuring import in_a_process_of_its_own, in_turn, make_parser, middle, ratio, show
 
 if TYPE_CHECKING:

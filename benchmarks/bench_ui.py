@@ -22,13 +22,13 @@ from starlette.testclient import TestClient
 
 from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import save_collection
-from bixse.data.io.parquet import save_table
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import load_relevance_model
 from bixse.evaluation.metrics import METRICS
-from bixse.grading.judge import Answer
-from bixse.grading.ledger import Ledger
-from bixse.studies.engine.static_student import save_static_student
+from bixse.files.parquet import save_table
+from bixse.judging.judge import Answer
+from bixse.judging.ledger import Ledger
+from bixse.lab.studies.static_student import save_static_student
 from bixse.ui.app import Server
 from bixse.ui.ui_settings import UiSettings
 from bixse.ui.workspace import open_workspace

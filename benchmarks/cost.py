@@ -10,10 +10,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, NamedTuple
 
-from bixse.grading.shards.row_shards import ROWS
-from bixse.retrieval.exact import DEPTH
-from bixse.retrieval.index.index_files import group_rows, shard_rows
-from bixse.studies.engine.model_cost import EncoderSize, operations, weight_bytes
+from bixse.judging.shards.row_shards import ROWS
+from bixse.lab.studies.model_cost import EncoderSize, operations, weight_bytes
+from bixse.scale.index.index_files import group_rows, shard_rows
+from bixse.search.exact import DEPTH
 from scaling import ACHIEVED, ENCODERS, GATHER_BYTES, GB, TEXTS_PER_PASS, device_bytes, step_seconds, with_adapters
 
 if TYPE_CHECKING:

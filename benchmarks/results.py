@@ -30,11 +30,11 @@ from bixse.data.graded_pairs import text_id
 from bixse.data.trec import read_qrels, read_run
 from bixse.encoders.loading.precision import use_precision
 from bixse.evaluation.metrics import evaluate_run
+from bixse.lab.findings.contrasts import crossed_interval
+from bixse.lab.paper.known_studies import STUDIES, find_study
+from bixse.lab.quickstart.quickstart import compared
 from bixse.report.schema import load_report_data
 from bixse.report.table import format_difference, format_interval, format_markdown, format_number, format_p_value
-from bixse.studies.findings.contrasts import crossed_interval
-from bixse.studies.paper.known_studies import STUDIES, find_study
-from bixse.studies.quickstart.quickstart import compared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

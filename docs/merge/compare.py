@@ -27,7 +27,7 @@ from bixse.encoders.lora import add_lora, merge_lora
 from bixse.evaluation.metrics import PRIMARY_METRIC, evaluate_run
 from bixse.losses.bixse import BiXSELoss
 from bixse.losses.catalogue import build_loss
-from bixse.retrieval.search_collection import encode_collection
+from bixse.search.search_collection import encode_collection
 from bixse.training.config import TrainConfig
 from bixse.training.loop.trainer import GradedTrainer
 from bixse.training.recipe import training_arguments

@@ -20,7 +20,6 @@ import numpy as np
 from bixse.data.collection import Collection
 from bixse.data.collection_files import save_collection
 from bixse.data.graded_pairs import GradedPairs
-from bixse.data.io.parquet import read_table
 from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
 from bixse.data.pydocs.load_pydocs import PYDOCS_SCALE, load_pydocs
 from bixse.encoders.encode import encode_texts
@@ -29,7 +28,8 @@ from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.metrics import PRIMARY_METRIC
 from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import collection_task
-from bixse.studies.findings.contrasts import crossed_interval
+from bixse.files.parquet import read_table
+from bixse.lab.findings.contrasts import crossed_interval
 from bixse.training.config import TrainConfig
 from bixse.training.recipe import train
 

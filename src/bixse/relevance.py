@@ -9,7 +9,7 @@ from typing import TypeAlias
 from bixse.errors import InputError
 
 Qrels: TypeAlias = Mapping[str, Mapping[str, float]]
-Run: TypeAlias = Mapping[str, Mapping[str, float]]
+Ranking: TypeAlias = Mapping[str, Mapping[str, float]]
 
 MIN_RELEVANT_GRADE = 1.0
 """Grade from which a document is relevant for the binary metrics, unless another is chosen."""

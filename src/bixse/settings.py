@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Union, get_args, ge
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
 
-from bixse.data.io.files import read_settings
 from bixse.errors import ConfigError, shorten
+from bixse.files.files import read_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

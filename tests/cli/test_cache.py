@@ -8,11 +8,11 @@ import pytest
 from bixse.cli.main import main
 from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import save_collection
-from bixse.data.io.cache import cache_folder
 from bixse.encoders import encode
 from bixse.errors import InputError
-from bixse.mining.mine import mine
-from bixse.mining.mine_settings import MineConfig
+from bixse.files.cache import cache_folder
+from bixse.preparing.mine.mine import mine
+from bixse.preparing.mine.mine_settings import MineConfig
 
 
 @pytest.fixture

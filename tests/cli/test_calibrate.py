@@ -128,7 +128,7 @@ def test_a_prior_moves_every_probability_and_is_kept(capsys, model, tmp_path):
 
 
 def test_thresholds_of_probabilities_that_stay_as_they_were(capsys, model, tmp_path, monkeypatch):
-    from bixse.evaluation.calibration import calibrate_head
+    from bixse.calibration import calibrate_head
 
     monkeypatch.setattr(calibrate_head.HeldOutCheck, "helps", property(lambda check: False))
     head = RelevanceHead(20.0, -15.0)

@@ -11,7 +11,7 @@ from bixse.data.trec import read_qrels
 from bixse.errors import InputError
 from helpers.command import refused, result_of
 
-SMALL = Path(__file__).parents[1] / "grading" / "audit_labels"
+SMALL = Path(__file__).parents[1] / "judging" / "audit_labels"
 HUMAN, CAREFUL, CARELESS, BM25, DENSE = (
     SMALL / name for name in ("human.qrels.txt", "careful.txt", "careless.txt", "bm25.run", "dense.run")
 )

@@ -89,7 +89,7 @@ def test_a_suite_as_text_and_as_json(capsys, data, tiny_model_path, tmp_path):
 @pytest.mark.slow
 def test_tasks_that_failed_end_with_3(capsys, tmp_path, monkeypatch):
     pytest.importorskip("mteb")
-    from bixse.evaluation.suites import mteb_suite
+    from bixse.lab.suites import mteb_suite
 
     monkeypatch.setattr(mteb_suite, "in_hub_cache", lambda task: True)  # and then the data are not there
     words = ("evaluate", "bm25", "--suite", "mteb-eng-v2", "--tasks", "FiQA2018", "--out", tmp_path / "out")

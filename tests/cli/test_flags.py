@@ -10,7 +10,7 @@ import bixse
 from bixse.cli.flags import settings_from
 from bixse.cli.main import VERBS, parse
 from bixse.errors import ConfigError, InputError
-from bixse.retrieval.retrieval_settings import EncodingSettings
+from bixse.search.retrieval_settings import EncodingSettings
 from bixse.settings import section_of
 
 REQUIRED = {

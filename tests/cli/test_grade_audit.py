@@ -12,7 +12,7 @@ from bixse.data.collection_files import save_collection
 from bixse.errors import InputError, InvalidFileError, OutputExistsError
 from helpers.command import result_of
 
-SMALL = Path(__file__).parents[1] / "grading" / "audit_labels"
+SMALL = Path(__file__).parents[1] / "judging" / "audit_labels"
 HUMAN, CAREFUL, CARELESS = (SMALL / name for name in ("human.qrels.txt", "careful.txt", "careless.txt"))
 
 

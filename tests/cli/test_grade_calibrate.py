@@ -7,7 +7,7 @@ import pytest
 
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.errors import InputError
-from bixse.grading.audit.calibrate_grades import GradeMap
+from bixse.judging.audit.calibrate_grades import GradeMap
 from helpers.command import result_of
 
 

@@ -6,7 +6,7 @@ import pytest
 from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import save_collection
 from bixse.encoders.encode import EncodePool
-from bixse.retrieval.index.search import open_index
+from bixse.scale.index.search import open_index
 from helpers.command import call
 
 WORDS = "copy move delete open read write list file folder tree".split()  # noqa: SIM905

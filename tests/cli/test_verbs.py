@@ -219,7 +219,7 @@ def test_calibrate_into_a_new_folder_and_again(capsys, model, tmp_path):
 
 
 def test_a_calibration_that_does_not_help_changes_nothing(capsys, model, tmp_path, monkeypatch):
-    from bixse.evaluation.calibration import calibrate_head
+    from bixse.calibration import calibrate_head
 
     monkeypatch.setattr(calibrate_head.HeldOutCheck, "helps", property(lambda check: False))
     code, envelope = call(capsys, "calibrate", model, "--pairs", make_pairs(tmp_path, 10))

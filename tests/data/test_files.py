@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from bixse.data.io.files import append_line, file_hash, read_settings, read_text, storage_errors, write_atomically
 from bixse.errors import ConfigError, InputError, StorageError
+from bixse.files.files import append_line, file_hash, read_settings, read_text, storage_errors, write_atomically
 
 
 def write(folder, content):

@@ -7,8 +7,8 @@ from datasets import Dataset, DatasetDict
 
 from bixse.data.collection import Collection, Document
 from bixse.data.graded_pairs import GradedPairs, text_id
-from bixse.data.io import arrow
 from bixse.errors import InputError
+from bixse.files import arrow
 from bixse.relevance import GradeScale
 
 ROWS = [

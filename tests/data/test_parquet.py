@@ -10,9 +10,9 @@ import pytest
 
 import bixse
 from bixse.data.graded_pairs import GradedPairs
-from bixse.data.io.parquet import column_names, read_table, save_table, table_writer
 from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
 from bixse.errors import InputError
+from bixse.files.parquet import column_names, read_table, save_table, table_writer
 
 TABLE = pa.table({"a": [f"text {i % 9} of a page" for i in range(60)], "b": [i / 60 for i in range(60)]})
 
@@ -95,4 +95,4 @@ def test_parquet_is_read_and_written_in_one_place():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Import) and any(alias.name == "pyarrow.parquet" for alias in node.names)
     }
-    assert users == {"data/io/parquet.py"}
+    assert users == {"files/parquet.py"}

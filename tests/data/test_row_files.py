@@ -16,11 +16,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bixse.data.row_files import read
-from bixse.data.row_files.read import FORMATS, read_blocks, read_rows, text_lines
-from bixse.data.row_files.values import FileColumn
-from bixse.data.row_files.write import write_rows
 from bixse.errors import InputError, InvalidFileError, StorageError
+from bixse.files import read
+from bixse.files.read import FORMATS, read_blocks, read_rows, text_lines
+from bixse.files.values import FileColumn
+from bixse.files.write import write_rows
 
 TEXT, ID, NUMBER = FileColumn("text"), FileColumn("id", "id"), FileColumn("number", "number", low=0, high=1)
 NAMES = [*FORMATS, ".jsonl.gz", ".csv.gz", ".tsv.gz"]

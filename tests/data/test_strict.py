@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from bixse.data.io.files import read_settings
-from bixse.data.io.strict import parse_json, parse_yaml
 from bixse.errors import ConfigError
+from bixse.files.files import read_settings
+from bixse.files.strict import parse_json, parse_yaml
 
 
 @pytest.mark.parametrize("inner", ['{"a": 1, "b": 2, "a": 3}', '[{"a": 1, "a": 1}]', '{"b": {"a": null, "a": null}}'])

@@ -13,11 +13,11 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules as st_modules
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
-from bixse.data.io.hashes import damage, write_hashes
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.relevance_model import RelevanceModel
 from bixse.encoders.serving import NEW_TYPE, READERS, ModelFiles, add_older_settings, older_settings
 from bixse.errors import ModelError
+from bixse.files.hashes import damage, write_hashes
 from helpers.command import call, refused
 from helpers.server_readers import (
     RefusedError,

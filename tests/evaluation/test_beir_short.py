@@ -7,7 +7,7 @@ import pytest
 from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import save_collection
 from bixse.errors import InputError
-from bixse.evaluation.suites.beir_short import FOLDER, cut_collection, short_task
+from bixse.evaluation.beir_short import FOLDER, cut_collection, short_task
 from bixse.evaluation.tasks import collection_task
 
 CORPUS = [f"d{number}" for number in range(200)]

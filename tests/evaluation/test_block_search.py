@@ -10,9 +10,9 @@ from bixse.errors import InputError
 from bixse.evaluation import block_search
 from bixse.evaluation.block_search import search_blocks
 from bixse.evaluation.tasks import QuerySet, Task
-from bixse.retrieval import store
-from bixse.retrieval.exact import exact_search, to_run
-from bixse.retrieval.store import EmbeddingStore
+from bixse.search import store
+from bixse.search.exact import exact_search, to_run
+from bixse.search.store import EmbeddingStore
 
 WORDS = "copy move open read file folder line list sort wait thread queue clock name the a of".split()  # noqa: SIM905
 QUERIES = {"q1": "copy a file", "q2": "wait in a thread", "d3": "sort a list"}

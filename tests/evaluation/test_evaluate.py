@@ -12,7 +12,7 @@ from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError, InvalidFileError, OutputExistsError
 from bixse.evaluation.systems import RUN_NAME, System
 from bixse.evaluation.tasks import QuerySet, Task
-from bixse.retrieval import store
+from bixse.search import store
 
 CORPUS = {
     "a1": Document("", "copy a file to a folder"),

@@ -80,11 +80,11 @@ def worker(ledger, *options, prefix=()):
 
 def main():
     """`python ledger_worker.py LEDGER [no-locks] [touch=SECONDS]`."""
-    from bixse.grading.judge import Answer
-    from bixse.grading.ledger import Ledger
-    from bixse.grading.ledgers import segment_answers, writer_files
-    from bixse.grading.ledgers.ledger_files import merge_ledgers
-    from bixse.grading.ledgers.segment_answers import seal_left
+    from bixse.judging.judge import Answer
+    from bixse.judging.ledger import Ledger
+    from bixse.judging.ledgers import segment_answers, writer_files
+    from bixse.judging.ledgers.ledger_files import merge_ledgers
+    from bixse.judging.ledgers.segment_answers import seal_left
 
     path = Path(sys.argv[1])
     segment_answers.LOOK_AFTER = 0.0

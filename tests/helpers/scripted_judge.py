@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from bixse.data.graded_pairs import Pair
-from bixse.grading.judge import Answer, Question, Usage
+from bixse.judging.judge import Answer, Question, Usage
 from bixse.relevance import GradeScale
 
 SCALE = GradeScale(0, 3)
@@ -85,7 +85,7 @@ def some_pairs(count):
 
 def main():
     """`python -m scripted OUT LEDGER LOG COUNT PAUSE`: grade in a process of its own."""
-    from bixse.grading.grade import grade
+    from bixse.judging.grade import grade
 
     out, ledger, log, count, pause = sys.argv[1:]
     grade(some_pairs(int(count)), ScriptedJudge(Path(log), pause=float(pause)), out, ledger=ledger)

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from bixse.grading.judge import Question
-from bixse.grading.rubrics import load_rubric
+from bixse.judging.judge import Question
+from bixse.judging.rubrics import load_rubric
 from helpers.chat_server import planted
 
 RUBRIC = load_rubric("trec-dl-0-3")

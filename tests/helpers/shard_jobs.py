@@ -8,9 +8,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.io.files import write_atomically
-from bixse.engines.job import Job
 from bixse.errors import StorageError
+from bixse.files.files import write_atomically
+from bixse.scale.engines.job import Job
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ import torch
 import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from bixse.grading.judge import Question
+from bixse.judging.judge import Question
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -112,7 +112,7 @@ def some_texts(queries=3, documents=4):
 
 def small_rubric():
     """Three options and a short wording."""
-    from bixse.grading.rubrics import Rubric
+    from bixse.judging.rubrics import Rubric
 
     order = {"name": "query-document", "system": "Rate from 0 to 2.", "user": "Query: {query}\nPassage: {document}"}
     return Rubric.model_validate(

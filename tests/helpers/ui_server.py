@@ -6,10 +6,10 @@ import re
 from starlette.testclient import TestClient
 
 from bixse.data.graded_pairs import Pair
-from bixse.grading.grade import grade
-from bixse.grading.grade_settings import GradeSettings
-from bixse.grading.judge import Answer, Usage
-from bixse.grading.rubrics import load_rubric
+from bixse.judging.grade import grade
+from bixse.judging.grade_settings import GradeSettings
+from bixse.judging.judge import Answer, Usage
+from bixse.judging.rubrics import load_rubric
 from helpers.scripted_judge import ScriptedJudge
 
 PORT = 8765

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from bixse.calibration.platt import fit_platt
 from bixse.data.graded_pairs import GradedPairs
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError
-from bixse.evaluation.calibration.platt import fit_platt
 from bixse.losses import BiXSELoss
 from bixse.training.dry_run import plan_training
 from bixse.training.loop.trainer import BASE_FOLDER, GradedTrainer, GradedTrainingArguments

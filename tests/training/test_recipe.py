@@ -226,8 +226,8 @@ def test_the_model_gives_probabilities_and_loads_in_plain_sentence_transformers(
 def test_every_folder_that_is_saved_is_read_alike_by_older_servers(tiny_model_path, graded_pairs, tmp_path, train_toy):
     from sentence_transformers import SentenceTransformer
 
-    from bixse.data.io.hashes import damage
     from bixse.encoders.serving import ModelFiles, older_settings
+    from bixse.files.hashes import damage
     from bixse.losses import BiXSELoss
     from bixse.training.config import MergeModelsConfig
     from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments

@@ -15,16 +15,17 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from bixse.data.graded_pairs import GradedPairs
-from bixse.data.io.parquet import read_table
 from bixse.data.pairs_files import load_graded_pairs, load_pairs
 from bixse.errors import ConfigError, InputError
-from bixse.grading.grade import grade
-from bixse.grading.grade_settings import GradeSettings, JudgeOptions
-from bixse.grading.ledger import Ledger
-from bixse.grading.local.replay_judge import open_replay
-from bixse.grading.open_judge import open_judge
-from bixse.grading.rubrics import load_rubric
-from bixse.grading.server.failure import ServerDownError
+from bixse.files.parquet import read_table
+from bixse.judging import regrade
+from bixse.judging.grade import grade
+from bixse.judging.grade_settings import GradeSettings
+from bixse.judging.ledger import Ledger
+from bixse.judging.local.replay_judge import open_replay
+from bixse.judging.open_judge import open_judge
+from bixse.judging.rubrics import load_rubric
+from bixse.judging.server.failure import ServerDownError
 from bixse.losses import BiXSELoss, GradedTargets, InfoNCELoss
 from bixse.relevance import GradeScale
 from bixse.training.config import TrainConfig
@@ -373,6 +374,8 @@ def test_the_command_line_names_judge_and_budget(training_files, tmp_path, capsy
 
 
 def test_options_of_the_judge_are_those_of_grade():
-    given = TrainConfig(pairs="p", regrade={"judge": "http://x", "options": {"concurrency": 3}})
-    assert given.regrade is not None
-    assert given.regrade.options == JudgeOptions(concurrency=3)
+    given = TrainConfig(pairs="p", regrade={"judge": "http://x", "options": {"concurrency": 3}}).regrade
+    assert given is not None
+    assert regrade._judging(given).concurrency == 3
+    with pytest.raises(ConfigError, match="concurency"):
+        regrade._judging(given.model_copy(update={"options": {"concurency": 3}}))

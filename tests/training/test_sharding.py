@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from bixse.errors import InputError, ModelError, OutputExistsError, TrainingError
 from bixse.losses import BiXSELoss
+from bixse.scale.sharding.sharded_checkpoints import load_weights, save_shards
+from bixse.scale.sharding.sharding import check_can_be_sharded
 from bixse.training.config import TrainConfig
 from bixse.training.loop.checkpoints import whole_checkpoints
-from bixse.training.loop.sharded_checkpoints import load_weights, save_shards
-from bixse.training.loop.sharding import check_can_be_sharded
 from bixse.training.loop.trainer import GradedTrainingArguments
 from bixse.training.recipe import train
 from helpers.modes import odd_modes
@@ -135,12 +135,12 @@ from torch.distributed.tensor import DTensor
 from bixse.encoders.embedding import embed_features
 from bixse.encoders.loading.build import build_encoder
 from bixse.training.distributed import init_distributed
-from bixse.training.loop.sharding import shard_encoder
+from bixse.scale.sharding.sharding import shard_encoder
 from bixse.training.loop.trainer import GradedTrainingArguments
 
 init_distributed()
 model = build_encoder(sys.argv[1], device="cpu").train()
-shard_encoder(model, GradedTrainingArguments(sys.argv[2], sharding="full", use_cpu=True))
+shard_encoder(model, GradedTrainingArguments(sys.argv[2], use_cpu=True))
 last = model[0].auto_model.encoder.layer[-1]
 own = next(part for part in last.parameters() if isinstance(part, DTensor))
 reduced = []

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from bixse.data.io.parquet import save_table
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import load_relevance_model
+from bixse.files.parquet import save_table
 from helpers.ui_server import Browser, events_of
 
 OPTIMIZER = {"batch_size": 8, "documents_per_query": 3, "epochs": 2}

@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from bixse.data.io.parquet import read_table
-from bixse.grading.audit.labels import read_labels
+from bixse.files.parquet import read_table
+from bixse.judging.audit.labels import read_labels
 from bixse.relevance import GradeScale
 from helpers.llama_server import llama_server, missing
 from helpers.ui_browser import needs_chromium, running, tab

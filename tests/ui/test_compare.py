@@ -6,13 +6,13 @@ import threading
 
 import pytest
 
+from bixse.calibration.calibrate import calibrate
+from bixse.calibration.calibrate_settings import CalibrateSettings
 from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import save_collection
 from bixse.data.trec import write_run
 from bixse.errors import ConfigError, InputError
-from bixse.evaluation.calibration.calibrate import calibrate
-from bixse.evaluation.calibration.calibrate_settings import CalibrateSettings
-from bixse.grading.audit.labels import read_labels
+from bixse.judging.audit.labels import read_labels
 from bixse.relevance import GradeScale
 from bixse.ui.systems import searcher
 from bixse.ui.ui_settings import UiSettings

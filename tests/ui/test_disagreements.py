@@ -8,7 +8,7 @@ import time
 import pytest
 
 from bixse.errors import InputError
-from bixse.grading.rubrics import load_rubric
+from bixse.judging.rubrics import load_rubric
 from bixse.ui.rubric_trials import save_version
 from helpers.chat_server import chat_server, planted
 from helpers.command import call

@@ -7,11 +7,11 @@ from contextlib import ExitStack
 import pyarrow as pa
 import pytest
 
+from bixse.calibration.calibrate import calibrate
+from bixse.calibration.calibrate_settings import CalibrateSettings
 from bixse.data.collection import Collection, Document
 from bixse.data.collection_files import save_collection
-from bixse.data.io.parquet import save_table
-from bixse.evaluation.calibration.calibrate import calibrate
-from bixse.evaluation.calibration.calibrate_settings import CalibrateSettings
+from bixse.files.parquet import save_table
 from helpers.actions import action_collection
 from helpers.ui_browser import faults, needs_axe, needs_chromium, running, tab
 from helpers.ui_server import graded_folder

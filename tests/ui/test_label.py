@@ -11,7 +11,7 @@ import pytest
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import load_pairs, save_graded_pairs
 from bixse.errors import ConfigError, InputError
-from bixse.grading.audit.labels import read_labels
+from bixse.judging.audit.labels import read_labels
 from bixse.relevance import GradeScale
 from bixse.ui.app import Server
 from bixse.ui.drawing import LabelPlan, inclusion_probabilities

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from bixse.errors import InputError, InvalidFileError, OutputExistsError, StorageError
-from bixse.grading.audit.labels import read_labels
+from bixse.judging.audit.labels import read_labels
 from bixse.relevance import GradeScale
 from bixse.ui.label_log import LabelEvent, open_labels
 

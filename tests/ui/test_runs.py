@@ -6,9 +6,9 @@ import shutil
 import pytest
 
 from bixse.errors import InputError
-from bixse.grading.judge import Answer
-from bixse.grading.ledger import Ledger
-from bixse.grading.ledgers.ledger_files import answers_by_status
+from bixse.judging.judge import Answer
+from bixse.judging.ledger import Ledger
+from bixse.judging.ledgers.ledger_files import answers_by_status
 from bixse.ui.runs.run_list import list_runs
 from helpers.ui_server import Browser
 

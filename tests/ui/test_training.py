@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from bixse.evaluation.calibration.calibrate import calibrate
-from bixse.evaluation.calibration.calibrate_settings import CalibrateSettings
+from bixse.calibration.calibrate import calibrate
+from bixse.calibration.calibrate_settings import CalibrateSettings
 from bixse.ui import app
 from bixse.ui.runs.train_run import TrainRun
 from helpers.html_page import Page

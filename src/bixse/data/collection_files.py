@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from bixse.data.collection import Collection, Document, MissingDocuments
-from bixse.data.row_files.read import read_blocks
-from bixse.data.row_files.values import FileColumn
-from bixse.data.row_files.write import write_rows
 from bixse.data.transforms import normal_form
 from bixse.data.trec import read_qrels, write_qrels
 from bixse.errors import InputError, InvalidFileError, shorten
+from bixse.files.read import read_blocks
+from bixse.files.values import FileColumn
+from bixse.files.write import write_rows
 from bixse.relevance import MIN_RELEVANT_GRADE
 
 if TYPE_CHECKING:

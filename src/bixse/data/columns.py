@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import pyarrow as pa
 
-from bixse.data.io.arrow import blocks
+from bixse.files.arrow import blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bixse.data.columns import Column, first_rows, numbered, numbered_texts
-from bixse.data.io.arrow import ROWS_PER_BLOCK, Spool, spool
 from bixse.data.pair_schema import OPTIONAL_COLUMNS as OPTIONAL_COLUMNS
 from bixse.data.pair_schema import (
     REQUIRED_COLUMNS,
@@ -27,6 +26,7 @@ from bixse.data.pair_schema import (
 )
 from bixse.data.pair_schema import text_id as text_id
 from bixse.errors import InputError
+from bixse.files.arrow import ROWS_PER_BLOCK, Spool, spool
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

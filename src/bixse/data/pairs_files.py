@@ -13,12 +13,12 @@ import pyarrow as pa
 
 from bixse.data.columns import first_rows, numbered, numbered_texts
 from bixse.data.graded_pairs import GradedPairs, Pair
-from bixse.data.io.parquet import save_table
 from bixse.data.pair_schema import SCHEMA
-from bixse.data.row_files.read import checked_format, read_blocks, stem_of
-from bixse.data.row_files.values import FileColumn
-from bixse.data.row_files.write import write_rows
 from bixse.errors import InputError, InvalidFileError, shorten
+from bixse.files.parquet import save_table
+from bixse.files.read import checked_format, read_blocks, stem_of
+from bixse.files.values import FileColumn
+from bixse.files.write import write_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from bixse.data.io.files import read_text
 from bixse.errors import ConfigError, InputError, did_you_mean, shorten
+from bixse.files.files import read_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bixse.data.io.files import write_atomically
-from bixse.data.row_files.read import text_lines
-from bixse.data.row_files.values import FileColumn, InvalidValueError, number_of
 from bixse.errors import InputError, InvalidFileError, shorten
+from bixse.files.files import write_atomically
+from bixse.files.read import text_lines
+from bixse.files.values import FileColumn, InvalidValueError, number_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
-    from bixse.relevance import Qrels, Run
+    from bixse.relevance import Qrels, Ranking
 
 QRELS_HEADER = ("query-id", "corpus-id", "score")
 """Columns of BEIR's qrels files."""
@@ -105,7 +105,7 @@ def read_run(path: str | Path) -> dict[str, dict[str, float]]:
     return run
 
 
-def write_run(path: str | Path, run: Run, tag: str) -> None:
+def write_run(path: str | Path, run: Ranking, tag: str) -> None:
     """Write a TREC run file, ranked as trec_eval ranks it; the file appears whole or not at all.
 
     Scores are written with every digit, so that a run read again evaluates to the same numbers. A query without
@@ -124,7 +124,7 @@ def write_run(path: str | Path, run: Run, tag: str) -> None:
     write_atomically(path, "".join(lines))
 
 
-def run_lines(run: Run, tag: str) -> Iterator[str]:
+def run_lines(run: Ranking, tag: str) -> Iterator[str]:
     """The lines of a TREC run file; raises as `write_run`."""
     _check_word("tag", tag)
     for query_id, scores in run.items():

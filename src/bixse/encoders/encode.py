@@ -21,8 +21,8 @@ from torch import multiprocessing
 from bixse.encoders.embedding import embed_features, take_rows
 from bixse.encoders.instructions import prompt_for
 from bixse.encoders.loading.precision import autocast, resolve_precision
-from bixse.engines.processes import cores
 from bixse.errors import BixseError, InputError
+from bixse.machine import cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bixse.data.io.files import file_hash
 from bixse.encoders.encode import encoding_device
 from bixse.encoders.head import HEAD_FILE
 from bixse.encoders.instructions import prompt_for
 from bixse.encoders.loading.attention import parts_of
 from bixse.encoders.loading.build import MODEL_FILES
 from bixse.encoders.loading.precision import resolve_precision
+from bixse.files.files import file_hash
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

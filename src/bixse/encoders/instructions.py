@@ -6,9 +6,9 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from bixse.data.io.files import write_atomically
 from bixse.data.task_instructions import RESERVED, Instructions, parse_instructions
 from bixse.errors import BixseError, InputError, ModelError
+from bixse.files.files import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -10,8 +10,6 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import fullname, load_file_path
 
-from bixse.data.io.files import storage_errors, usual_modes, write_atomically
-from bixse.data.io.hashes import drop_hashes, write_hashes
 from bixse.data.task_instructions import RESERVED
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import HEAD_FILE, RelevanceHead
@@ -19,6 +17,8 @@ from bixse.encoders.instructions import INSTRUCTIONS_FILE, read_instructions, sa
 from bixse.encoders.loading.attention import BidirectionalTransformer
 from bixse.encoders.serving import add_older_settings
 from bixse.errors import InputError, ModelError, shorten
+from bixse.files.files import storage_errors, usual_modes, write_atomically
+from bixse.files.hashes import drop_hashes, write_hashes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

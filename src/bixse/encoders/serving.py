@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.io.hashes import write_with_hash
 from bixse.errors import ModelError, shorten
+from bixse.files.hashes import write_with_hash
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

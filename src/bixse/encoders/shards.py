@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 
 def is_sharded(model: object) -> bool:
@@ -27,3 +27,8 @@ def most_of_all(number: int, device: torch.device) -> int:
     most = torch.tensor(number, device=device)
     dist.all_reduce(most, dist.ReduceOp.MAX)
     return int(most)
+
+
+def whole_tensors(module: nn.Module) -> list[torch.Tensor]:
+    """Parameters and buffers that every process has whole."""
+    return [own.data for own in (*module.parameters(), *module.buffers()) if not isinstance(own, DTensor)]

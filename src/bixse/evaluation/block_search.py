@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from bixse.data.io.files import read_text, write_atomically
 from bixse.encoders.encode import encode_texts
 from bixse.errors import InputError
-from bixse.retrieval.exact import TopK
+from bixse.files.files import read_text, write_atomically
+from bixse.search.exact import TopK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bixse.evaluation.tasks import QuerySet, Task
-    from bixse.relevance import Run
-    from bixse.retrieval.store import EmbeddingStore
+    from bixse.relevance import Ranking
+    from bixse.search.store import EmbeddingStore
 
 DOCUMENTS_PER_BLOCK = 16_384
 """At 1,024 dimensions their embeddings take 67 MB."""
@@ -86,7 +86,7 @@ def search_blocks(
     depth: int,
     partial: Path | None = None,
     progress: Callable[[int], None] | None = None,
-) -> dict[str, Run]:
+) -> dict[str, Ranking]:
     """Name of each query set -> run, each document encoded once and one block of them held in memory.
 
     Of a corpus that is only reranked, the candidates alone are encoded. `partial` is a file for the best so far, which

@@ -8,27 +8,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bixse.data.io.files import write_atomically
-from bixse.data.run_record import open_run
+from bixse.data.run import open_run
 from bixse.data.trec import read_run, write_run
 from bixse.encoders.identity import model_path_settings
 from bixse.errors import InputError
 from bixse.evaluation.metrics import METRICS, evaluate_run, mean
 from bixse.evaluation.systems import RUN_NAME, open_system
 from bixse.evaluation.tasks import Task, collection_task
-from bixse.retrieval.exact import DEPTH
+from bixse.files.files import write_atomically
+from bixse.search.exact import DEPTH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sentence_transformers import SentenceTransformer
 
-    from bixse.data.run_record import RunRecord
+    from bixse.data.run import Run
     from bixse.evaluation.metrics import PerQuery
     from bixse.evaluation.systems import System
     from bixse.evaluation.tasks import QuerySet
     from bixse.progress import ProgressBars
-    from bixse.relevance import Run
+    from bixse.relevance import Ranking
 
 PER_QUERY_NAME = "per_query.json"
 PARTIAL_NAME = "best_so_far.json"
@@ -43,7 +43,7 @@ class Evaluation:
     """Metric -> mean over the judged queries."""
     per_query: PerQuery
     """Empty where the task is not retrieval (of mteb's suites)."""
-    run: Run = field(repr=False)
+    run: Ranking = field(repr=False)
     """Empty in the results of a suite, whose runs are on disk."""
     seconds: float
     """Wall time of encoding and search."""
@@ -96,7 +96,7 @@ def evaluate_query_sets(
     record = open_evaluation(system, task, out) if out is not None else None
     reused = record is not None and record.status == "finished"
     if record is not None and reused:
-        runs: Mapping[str, Run] = {own.name: _read_run(_folder(record, task, own)) for own in task.query_sets}
+        runs: Mapping[str, Ranking] = {own.name: _read_run(_folder(record, task, own)) for own in task.query_sets}
         seconds = float(record.results.get("seconds", 0.0))
     else:
         runs, seconds = _search(system, task, record, progress)
@@ -113,7 +113,7 @@ def evaluate_query_sets(
     return found
 
 
-def open_evaluation(system: System, task: Task, out: Path) -> RunRecord:
+def open_evaluation(system: System, task: Task, out: Path) -> Run:
     """The record of an evaluation, new, to go on with or finished; nothing is written yet."""
     config = {
         **system.settings,
@@ -126,8 +126,8 @@ def open_evaluation(system: System, task: Task, out: Path) -> RunRecord:
 
 
 def _search(
-    system: System, task: Task, record: RunRecord | None, progress: ProgressBars | None
-) -> tuple[Mapping[str, Run], float]:
+    system: System, task: Task, record: Run | None, progress: ProgressBars | None
+) -> tuple[Mapping[str, Ranking], float]:
     system.check(task.instructions)
     if record is not None:
         record.save("running")
@@ -137,7 +137,7 @@ def _search(
     return system.search(task, DEPTH, partial, step), time.perf_counter() - started
 
 
-def _write(record: RunRecord, system: System, task: Task, found: Mapping[str, Evaluation], seconds: float) -> None:
+def _write(record: Run, system: System, task: Task, found: Mapping[str, Evaluation], seconds: float) -> None:
     for own in task.query_sets:
         folder, run = _folder(record, task, own), found[own.name].run
         if any(run.values()):
@@ -154,11 +154,11 @@ def _write(record: RunRecord, system: System, task: Task, found: Mapping[str, Ev
     (record.folder / PARTIAL_NAME).unlink(missing_ok=True)
 
 
-def _read_run(folder: Path) -> Run:
+def _read_run(folder: Path) -> Ranking:
     path = folder / RUN_NAME
     found_nothing = path.is_file() and not path.stat().st_size
     return {} if found_nothing else read_run(path)
 
 
-def _folder(record: RunRecord, task: Task, own: QuerySet) -> Path:
+def _folder(record: Run, task: Task, own: QuerySet) -> Path:
     return record.folder if len(task.query_sets) == 1 else record.folder / "-".join(own.name.split())

@@ -16,7 +16,7 @@ from bixse.relevance import MIN_RELEVANT_GRADE
 
 if TYPE_CHECKING:
     from bixse.evaluation.statistics import Floats
-    from bixse.relevance import Qrels, Run
+    from bixse.relevance import Qrels, Ranking
 
 PerQuery: TypeAlias = dict[str, dict[str, float]]
 """Metric name -> query id -> value in [0, 1]."""
@@ -38,7 +38,7 @@ class _Judged:
 
 
 def evaluate_run(
-    qrels: Qrels, run: Run, metrics: Iterable[str] = METRICS, min_relevant_grade: float = MIN_RELEVANT_GRADE
+    qrels: Qrels, run: Ranking, metrics: Iterable[str] = METRICS, min_relevant_grade: float = MIN_RELEVANT_GRADE
 ) -> PerQuery:
     """Score every judged query of a run; equal to trec_eval where it has the metric, ties and float32 scores included.
 

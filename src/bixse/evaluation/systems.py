@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.io.files import file_hash
 from bixse.data.trec import ranked, read_run
 from bixse.encoders.encode import encode_on
 from bixse.encoders.identity import embeddings_key, model_hashes
@@ -16,12 +15,11 @@ from bixse.encoders.instructions import prompt_for, prompts_hash, use_task
 from bixse.encoders.loading.build import build_encoder, demo_model_path
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError
-from bixse.evaluation.block_search import search_blocks, without_self
-from bixse.retrieval.bm25 import BM25, BM25_NAME
-from bixse.retrieval.index.manifest import is_index
-from bixse.retrieval.index.search import open_index
-from bixse.retrieval.store import EmbeddingStore
-from bixse.retrieval.stores.vector_store import is_store
+from bixse.evaluation.block_search import search_blocks
+from bixse.extensions import extension
+from bixse.files.files import file_hash
+from bixse.search.bm25 import BM25, BM25_NAME
+from bixse.search.store import EmbeddingStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,8 +27,7 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from bixse.evaluation.tasks import Task
-    from bixse.relevance import Run
-    from bixse.retrieval.index.search import SearchIndex
+    from bixse.relevance import Ranking
 
 HASH_DIGITS = 8
 RUN_NAME = "run.trec"
@@ -73,7 +70,7 @@ class System:
 
     def search(
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
-    ) -> Mapping[str, Run]:
+    ) -> Mapping[str, Ranking]:
         """Name of each query set -> run; arguments as for `bixse.evaluation.block_search.search_blocks`."""
         raise NotImplementedError
 
@@ -90,7 +87,7 @@ class EncoderSystem(System):
         task: task of the model's table whose instructions stand before all texts; None chooses by the evaluated task.
         trust_remote_code: run code that comes with the model.
         devices: one device, or one per process, such as ["cuda:0", "cuda:1"] or ["cpu", "cpu"]; None: here.
-        cache: folder in which document embeddings are kept, or "none"; None: see `bixse.data.io.cache.cache_folder`
+        cache: folder in which document embeddings are kept, or "none"; None: see `bixse.files.cache.cache_folder`
             (corpora of more than a million documents are then not kept).
 
     Example:
@@ -118,7 +115,7 @@ class EncoderSystem(System):
         self._placed = ExitStack()
         self._given = None if isinstance(model, (str, Path)) else model
         self._loaded: SentenceTransformer | None = None
-        self.encoded: IndexSystem | None = None
+        self.encoded: Any = None
         """An index of the evaluated corpus, whose embeddings are searched; None: they are made by `search`."""
 
     @property
@@ -171,12 +168,13 @@ class EncoderSystem(System):
 
     def search(
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
-    ) -> dict[str, Run]:
+    ) -> dict[str, Ranking]:
         with self._instructed(task.instructions):
             self.prompts_hash = prompts_hash(self.encoder)
             if self.encoded is not None:
                 self.encoded.model_at = self.encoder
-                return self.encoded.search(task, depth, partial, progress)
+                runs: dict[str, Ranking] = self.encoded.search(task, depth, partial, progress)
+                return runs
             store = EmbeddingStore(self.encoder, self.cache_for(task))
             return search_blocks(store, task, depth, partial, progress)
 
@@ -197,95 +195,6 @@ class EncoderSystem(System):
             yield
 
 
-class IndexSystem(System):
-    """An index, or a vector database it was written to: it answers on the corpus it was made of and on no other.
-
-    Args:
-        index: folder of the index, "lancedb:PATH/TABLE" or "qdrant:URL/COLLECTION".
-        task: task whose instruction stands before the queries; None: that of the index.
-        exact: score every document of a vector database too.
-        model_at: its model, where that has moved or is loaded.
-
-    Example:
-        What an approximate search costs in quality::
-
-            evaluate(IndexSystem("lancedb:runs/lance/documents"), "my-collection").metrics
-            evaluate(IndexSystem("lancedb:runs/lance/documents", exact=True), "my-collection").metrics
-    """
-
-    def __init__(
-        self,
-        index: str | Path,
-        task: str | None = None,
-        exact: bool = False,
-        model_at: str | SentenceTransformer | None = None,
-    ) -> None:
-        self.label = str(index)
-        self.task, self.exact, self.model_at = task, exact, model_at
-        self._opened: SearchIndex | None = None
-
-    @property
-    def opened(self) -> SearchIndex:
-        if self._opened is None:
-            self._opened = open_index(self.label, self.model_at, self.task, self.exact)
-        return self._opened
-
-    @cached_property
-    def inputs(self) -> dict[str, str]:
-        manifest = self.opened.manifest
-        ann = "" if self.exact or manifest.ann is None else f"{manifest.ann.factory} {manifest.ann.parameters}"
-        return {
-            "weights": manifest.encoder.weights,
-            "prompts": manifest.encoder.prompts,
-            "corpus": manifest.corpus,
-            "stored": f"{manifest.dtype} {manifest.precision} {ann}".strip(),
-        }
-
-    @property
-    def name(self) -> str:
-        """The last part of its folder or address, and the beginning of a hash of encoder, corpus and kind of search."""
-        digest = hashlib.sha256(repr(sorted(self.inputs.items())).encode()).hexdigest()
-        return f"{'-'.join(Path(self.label).name.split())}-{digest[:HASH_DIGITS]}"
-
-    @property
-    def precision(self) -> str:
-        return resolve_precision()
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {"model": self.label, "instructions": self.task, "exact": self.exact, "precision": self.precision}
-
-    def check(self, instructions: Sequence[str]) -> None:
-        """Only the task that the index was made with, or one with the same document instruction, can be asked for."""
-        prompt_for(self.opened.model, "query")
-
-    def search(
-        self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
-    ) -> dict[str, Run]:
-        """Raises InputError for a task of another corpus, or of a part of it."""
-        manifest, corpus = self.opened.manifest, task.inputs.get("corpus.jsonl")
-        if corpus != manifest.corpus or any(own.left_out or own.candidates is not None for own in task.query_sets):
-            raise InputError(
-                f"{self.label}: got the task {task.name}, of another corpus or a part of one; expected the collection "
-                "that the index was made of; fix: `bixse evaluate INDEX --collection DIR` with that collection, or "
-                f"evaluate the model itself ({manifest.encoder.name})"
-            )
-        self.prompts_hash = prompts_hash(self.opened.model)
-        runs: dict[str, Run] = {}
-        for own in task.query_sets:
-            run = self.opened.search_run(own.queries, depth + task.exclude_self)
-            runs[own.name] = without_self(run, depth) if task.exclude_self else run
-        if progress is not None:
-            progress(task.count)
-        return runs
-
-    def release(self) -> None:
-        """It is opened again when it is needed."""
-        if self._opened is not None:
-            self._opened.close()
-        self._opened = None
-
-
 class Bm25System(System):
     """The word-matching baseline: it holds the corpus in memory and takes no instructions."""
 
@@ -293,11 +202,11 @@ class Bm25System(System):
 
     def search(
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
-    ) -> dict[str, Run]:
+    ) -> dict[str, Ranking]:
         """Sets that search the same documents share an index."""
         corpus = dict(task.documents())
         indexes: dict[frozenset[str], BM25] = {}
-        runs: dict[str, Run] = {}
+        runs: dict[str, Ranking] = {}
         for own in task.query_sets:
             if own.left_out not in indexes:
                 kept = {name: text for name, text in corpus.items() if name not in own.left_out}
@@ -333,14 +242,14 @@ class RunFileSystem(System):
 
     def search(
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
-    ) -> dict[str, Run]:
+    ) -> dict[str, Ranking]:
         """The best documents of the task's queries.
 
         Raises:
             InputError: the run answers none of them.
         """
         run = read_run(self.path)
-        runs: dict[str, Run] = {}
+        runs: dict[str, Ranking] = {}
         for own in task.query_sets:
             if run and not any(query in run for query in own.queries):
                 raise InputError(
@@ -357,7 +266,7 @@ class RunFileSystem(System):
         return runs
 
     @staticmethod
-    def _best(run: Run, query: str, depth: int, exclude_self: bool) -> list[str]:
+    def _best(run: Ranking, query: str, depth: int, exclude_self: bool) -> list[str]:
         return [name for name in ranked(run[query]) if not (exclude_self and name == query)][:depth]
 
 
@@ -370,10 +279,12 @@ def open_system(
     """
     if isinstance(model, System):
         return model
-    if isinstance(model, (str, Path)) and (is_store(str(model)) or is_index(Path(model))):
-        return IndexSystem(model, options.get("task"), exact, model_at)
-    if isinstance(model, (str, Path)) and (path := run_file(Path(model))):
-        return RunFileSystem(path)
+    if isinstance(model, (str, Path)):
+        indexed: System | None = extension("index")(model, options.get("task"), exact, model_at)
+        if indexed is not None:
+            return indexed
+        if path := run_file(Path(model)):
+            return RunFileSystem(path)
     return Bm25System() if model == BM25_NAME else EncoderSystem(model, **options)
 
 

@@ -16,9 +16,9 @@ from bixse.data.collection_files import (
     stream_documents,
     warn_of_collection,
 )
-from bixse.data.io.files import hash_files
 from bixse.data.trec import read_qrels
 from bixse.evaluation.metrics import check_min_relevant_grade
+from bixse.files.files import hash_files
 from bixse.relevance import MIN_RELEVANT_GRADE
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def grade_lines(summary: Mapping[str, Any], name: str) -> list[str]:
-    """Counts, spread and costs from the summary of a `bixse.grading.grade.GradeResult`; `name` is the judge's."""
+    """Counts, spread and costs from the summary of a `bixse.judging.grade.GradeResult`; `name` is the judge's."""
     graded = summary["statuses"].get("graded", 0)
     computed = f" in {summary['precision']}" if summary["precision"] else ""
     rows: list[list[str | float]] = [[status, str(count)] for status, count in summary["statuses"].items()]

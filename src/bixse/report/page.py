@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from bixse.data.io.files import write_atomically
+from bixse.files.files import write_atomically
 from bixse.report import plots, table
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from markupsafe import escape
 
-from bixse.data.io.files import write_atomically
 from bixse.errors import printable
+from bixse.files.files import write_atomically
 from bixse.report.table import format_difference, format_number
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from bixse.data.io.files import read_text, write_atomically
 from bixse.errors import InvalidFileError, shorten
+from bixse.files.files import read_text, write_atomically
 from bixse.results import CalibrationReport, Comparison
 
 if TYPE_CHECKING:

@@ -13,8 +13,6 @@ from bixse.encoders.loading.build import AttentionKind
 from bixse.encoders.loading.precision import Setting, resolve_precision
 from bixse.encoders.pooling import PoolingMode
 from bixse.errors import SEEDS, ConfigError, did_you_mean
-from bixse.grading.grade_settings import JudgeOptions
-from bixse.grading.prices import PriceSettings
 from bixse.losses.catalogue import LOSSES, check_loss_options
 from bixse.losses.options import LossOptions
 from bixse.settings import Flag, Settings, paths_in
@@ -134,9 +132,9 @@ class RegradeConfig(Settings):
     ledger: Annotated[Path | None, Flag(name="regrade_ledger", metavar="FILE")] = None
     """File of answers to share with `bixse grade` and other runs (default: regrade/ledger.sqlite in the run's folder).
     """
-    options: Annotated[JudgeOptions, Flag(hidden=True)] = Field(default_factory=JudgeOptions)
+    options: Annotated[dict[str, Any], Flag(hidden=True)] = Field(default_factory=dict)
     """Other settings of the judge, as in the file of `bixse grade`."""
-    prices: Annotated[PriceSettings, Flag(hidden=True)] = Field(default_factory=PriceSettings)
+    prices: Annotated[dict[str, Any], Flag(hidden=True)] = Field(default_factory=dict)
     """What it costs."""
 
     def identity(self) -> dict[str, Any]:

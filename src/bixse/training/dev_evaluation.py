@@ -11,17 +11,17 @@ import numpy as np
 from sentence_transformers.base.evaluation import BaseEvaluator
 
 from bixse.data.collection_files import check_split, files_of_split, load_collection, warn_of_missing
-from bixse.data.io.files import hash_files
 from bixse.data.trec import ranked
 from bixse.encoders.instructions import prompt_for
 from bixse.errors import InputError
+from bixse.evaluation.beir_short import cut_collection
 from bixse.evaluation.evaluate import evaluate, evaluate_query_sets
 from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC
-from bixse.evaluation.suites.beir_short import cut_collection
 from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import QuerySet, Task
+from bixse.files.files import hash_files
 from bixse.relevance import MIN_RELEVANT_GRADE
-from bixse.retrieval.bm25 import BM25
+from bixse.search.bm25 import BM25
 from bixse.settings import paths_in
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from bixse.data.collection import Collection, MissingDocuments
     from bixse.encoders.relevance_model import RelevanceModel
-    from bixse.relevance import Qrels, Run
+    from bixse.relevance import Qrels, Ranking
     from bixse.training.config import TrainConfig
 
 Role: TypeAlias = Literal["dev", "guard"]
@@ -74,7 +74,7 @@ class Watched:
     def is_sampled(self) -> bool:
         return self.most is not None and self.most < len(self.collection.corpus)
 
-    def pool(self, runs: Sequence[Mapping[str, Run]]) -> dict[str, str]:
+    def pool(self, runs: Sequence[Mapping[str, Ranking]]) -> dict[str, str]:
         """Return the documents that a merged weight searches: document id -> text.
 
         A small corpus is searched whole. Of a larger one the judged documents are searched, and the hits of `runs`
@@ -95,7 +95,7 @@ class Watched:
             return weights * documents
         return weights * max(self.most or 0, len(self._judged)) + 2 * min(documents, HITS_FROM)
 
-    def hits(self, model: SentenceTransformer, cache: str | None = "none") -> dict[str, Run]:
+    def hits(self, model: SentenceTransformer, cache: str | None = "none") -> dict[str, Ranking]:
         """Search the corpus, or `HITS_FROM` documents of a larger one: name of a query set -> run."""
         task = self._task(self._texts(self._searched_for_hits))
         return {name: found.run for name, found in evaluate_query_sets(EncoderSystem(model, cache=cache), task).items()}
@@ -283,7 +283,7 @@ def dev_evaluator(config: TrainConfig, model: RelevanceModel, watched: Sequence[
     return found[0] if len(found) == 1 else MeanEvaluator(found, "dev")
 
 
-def candidate_corpus(collection: Collection, qrels: Qrels, runs: Sequence[Run], depth: int) -> dict[str, str]:
+def candidate_corpus(collection: Collection, qrels: Qrels, runs: Sequence[Ranking], depth: int) -> dict[str, str]:
     """The judged documents of some queries and the top `depth` of each run: a small corpus that stays hard.
 
     A full corpus is too slow to encode at each evaluation during training; random documents beside the judged ones

@@ -11,9 +11,9 @@ from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.io.files import alone_in
-from bixse.engines.engine_settings import launched_number
 from bixse.errors import BixseError, InputError
+from bixse.files.files import alone_in
+from bixse.machine import launched_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

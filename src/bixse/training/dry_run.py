@@ -17,12 +17,12 @@ from bixse.encoders.encode import encode_texts
 from bixse.encoders.loading.build import no_library_bars
 from bixse.encoders.loading.precision import use_precision
 from bixse.errors import InputError
+from bixse.extensions import extension
 from bixse.training.dev_evaluation import dev_evaluator
 from bixse.training.distributed import world_size
 from bixse.training.loop.base_targets import BaseTargets
 from bixse.training.preflight import check_memory, free_memory
 from bixse.training.recipe import check_training, make_model, make_trainer, open_training, steps_of
-from bixse.training.regrade import estimate_regrading
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
     from bixse.encoders.relevance_model import RelevanceModel
-    from bixse.grading.estimate import Estimate
     from bixse.training.config import TrainConfig
     from bixse.training.dev_evaluation import Watched
     from bixse.training.loop.batches import GradedCollator
@@ -67,7 +66,7 @@ class TrainPlan:
     """Wall time of embedding the training texts by the base model; 0 where their probabilities are not used."""
     seconds_of_merge: float
     """Wall time of scoring the merge weights on dev and guard; 0 where nothing is chosen."""
-    regrade: Estimate | None
+    regrade: Any
     """What the questions about suspicious zeros would take; their time is not in `seconds`."""
     warnings: list[str]
 
@@ -120,7 +119,7 @@ def _plan(config: TrainConfig, out: Path) -> TrainPlan:
         regrade = None
         if config.regrade is not None:
             rounds, scratch_ledger = (steps - 1) // per_epoch, Path(scratch) / "regrade"
-            regrade = estimate_regrading(config.regrade, inputs.pairs, rounds, scratch_ledger)
+            regrade = extension("regrade").estimate(config.regrade, inputs.pairs, rounds, scratch_ledger)
         seconds_of_base = _seconds_of_base(trainer)
         times = _step_times(trainer)
     return TrainPlan(

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from transformers import PrinterCallback, ProgressCallback, set_seed
 from transformers.integrations.integration_utils import get_available_reporting_integrations
 
-from bixse.data.io.files import file_hash, storage_errors
 from bixse.data.pairs_files import load_several
-from bixse.data.run_record import RunRecord, Status, open_run
+from bixse.data.run import Run, Status, open_run
 from bixse.data.task_instructions import load_instructions
 from bixse.encoders.identity import model_hashes, model_path_settings
 from bixse.encoders.instructions import set_instructions, use_task
@@ -27,6 +26,8 @@ from bixse.encoders.loading.precision import default_device, upcast_trainable_to
 from bixse.encoders.lora import add_lora, has_lora, merge_lora
 from bixse.encoders.relevance_model import RelevanceModel, save_whole
 from bixse.errors import BixseError, InputError, InterruptedRunError, TrainingError
+from bixse.extensions import extension
+from bixse.files.files import file_hash, storage_errors
 from bixse.losses.catalogue import build_loss
 from bixse.losses.relevance_head import trained_head
 from bixse.settings import paths_in
@@ -75,7 +76,6 @@ if TYPE_CHECKING:
     from bixse.losses.base import GradedLoss
     from bixse.training.config import TrainConfig
     from bixse.training.dev_evaluation import DevEvaluator, Watched
-    from bixse.training.regrade import Regrading
 
 CHECKPOINTING: dict[str, Any] = {
     "gradient_checkpointing": True,
@@ -113,7 +113,7 @@ class Inputs(NamedTuple):
     pairs: GradedPairs
     instructions: Instructions | None
     watched: list[Watched]
-    record: RunRecord
+    record: Run
 
 
 def train(config: TrainConfig, out: Path, progress: bool = True, title: str = "train") -> TrainResult:
@@ -243,7 +243,8 @@ def make_trainer(
     """With a bar of our own instead of the library's."""
     arguments = training_arguments(config, out / CHECKPOINT_FOLDER, evaluator)
     arguments.learning_rate = config.optimizer.scaled_learning_rate(len(pairs.groups()))
-    trainer = GradedTrainer(model, arguments, pairs, loss=loss, evaluator=evaluator)
+    kind: type[GradedTrainer] = GradedTrainer if config.sharding is None else extension("sharding")
+    trainer = kind(model, arguments, pairs, loss=loss, evaluator=evaluator)
     trainer.plan.check_sizes(", ".join(map(str, paths_in(config.pairs))))
     trainer.args.save_steps = trainer.args.eval_steps = steps_of(config, len(trainer.plan))[2]
     if is_main_process():
@@ -258,12 +259,10 @@ def make_trainer(
     return trainer
 
 
-def _regrading(config: TrainConfig, out: Path, trainer: GradedTrainer) -> Regrading | None:
+def _regrading(config: TrainConfig, out: Path, trainer: GradedTrainer) -> Any:
     if config.regrade is None:
         return None
-    from bixse.training.regrade import Regrading  # not at the top: most runs ask no judge
-
-    regrading = Regrading(config.regrade, out, trainer, *steps_of(config, len(trainer.plan))[:2])
+    regrading = extension("regrade")(config.regrade, out, trainer, *steps_of(config, len(trainer.plan))[:2])
     trainer.add_callback(regrading)
     return regrading
 
@@ -293,7 +292,6 @@ def training_arguments(config: TrainConfig, folder: Path, evaluator: DevEvaluato
         documents_per_query=optimizer.documents_per_query,
         train_max_length=config.train_max_length,
         task_shares=dict(config.task_shares),
-        sharding=config.sharding,
         learning_rate=optimizer.scaled_learning_rate(),
         bias_lr_multiplier=optimizer.bias_lr_multiplier,
         lr_scheduler_type="linear",
@@ -353,7 +351,7 @@ def _nothing_left_if_refused(out: Path) -> Iterator[None]:
         raise
 
 
-def _run_trainer(trainer: GradedTrainer, out: Path, record: RunRecord, then_merge: bool) -> list[str]:
+def _run_trainer(trainer: GradedTrainer, out: Path, record: Run, then_merge: bool) -> list[str]:
     """Train from the last checkpoint, if any, and return warnings of checkpoints that could not be used.
 
     A Ctrl-C leaves a checkpoint and ends the run; during the last step it does where merging is still to come.
@@ -489,12 +487,12 @@ def _save_model(
         save_whole(model, out / folder, merged.card() if merged is not None else "")
 
 
-def _save_record(record: RunRecord, status: Status) -> None:
+def _save_record(record: Run, status: Status) -> None:
     if is_main_process():
         record.save(status)
 
 
-def _add_timings(record: RunRecord, started: float, trainer: GradedTrainer) -> None:
+def _add_timings(record: Run, started: float, trainer: GradedTrainer) -> None:
     """Add the seconds of this process to those of the ones before it, whole and in training steps."""
     for name, seconds in (("train", time.perf_counter() - started), ("steps", trainer.seconds_in_steps)):
         record.timings[name] = record.timings.get(name, 0.0) + seconds

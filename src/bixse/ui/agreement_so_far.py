@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import krippendorff
 import numpy as np
 
-from bixse.grading.audit.agreement import agreement_within, cohen_kappa, counts_by_query
+from bixse.judging.audit.agreement import agreement_within, cohen_kappa, counts_by_query
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from bixse.evaluation.statistics import Floats
-    from bixse.grading.audit.labels import PairIds
-    from bixse.grading.rubrics import Rubric
+    from bixse.judging.audit.labels import PairIds
+    from bixse.judging.rubrics import Rubric
     from bixse.results import IntervalEstimate
     from bixse.ui.label_log import LabelEvent, LabelLog
     from bixse.ui.run_index import RunIndex

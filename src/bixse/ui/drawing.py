@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bixse.data.trec import read_run
-from bixse.grading.audit.agreement import nearest_level
+from bixse.judging.audit.agreement import nearest_level
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bixse.evaluation.statistics import Floats
-    from bixse.grading.rubrics import Rubric
-    from bixse.relevance import Run
+    from bixse.judging.rubrics import Rubric
+    from bixse.relevance import Ranking
     from bixse.ui.label_log import LabelEvent, LabelLog
     from bixse.ui.run_index import RunIndex
     from bixse.ui.ui_settings import UiSettings
@@ -51,7 +51,7 @@ def inclusion_probabilities(weights: Floats, size: int) -> Floats:
         certain |= found >= 1
 
 
-def label_values(index: RunIndex, rubric: Rubric, runs: Sequence[Run]) -> Floats:
+def label_values(index: RunIndex, rubric: Rubric, runs: Sequence[Ranking]) -> Floats:
     """(N,) how much sooner a pair should be labelled than others, above 0.
 
     Grades of the judge that are rare count more, by one over the root of how many pairs have them (power allocation,
@@ -70,7 +70,7 @@ def label_values(index: RunIndex, rubric: Rubric, runs: Sequence[Run]) -> Floats
     return found
 
 
-def _gains(index: RunIndex, run: Run) -> Floats:
+def _gains(index: RunIndex, run: Ranking) -> Floats:
     found = np.zeros(len(index))
     for query_id, scores in run.items():
         for rank, document_id in enumerate(sorted(scores, key=lambda name: -scores[name]), start=1):

@@ -10,17 +10,17 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from bixse.data.io.files import alone_in, append_line, storage_errors
-from bixse.data.row_files.read import read_rows
-from bixse.data.row_files.values import FileColumn
 from bixse.errors import InputError, InvalidFileError
-from bixse.grading.audit.label_events import LABELS, LabelStatus, agreed_grade, standing_words
+from bixse.files.files import alone_in, append_line, storage_errors
+from bixse.files.read import read_rows
+from bixse.files.values import FileColumn
+from bixse.judging.audit.label_events import LABELS, LabelStatus, agreed_grade, standing_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from bixse.grading.audit.labels import PairIds
+    from bixse.judging.audit.labels import PairIds
 
 COLUMNS = (
     *(FileColumn(name, "id") for name in ("query_id", "document_id")),

@@ -15,20 +15,20 @@ import numpy as np
 from pydantic import ValidationError
 
 from bixse.data.graded_pairs import GradedPairs
-from bixse.data.io.files import append_line, file_hash, write_atomically
-from bixse.data.io.parquet import read_table
 from bixse.data.pairs_files import load_pairs, save_graded_pairs
-from bixse.data.row_files.read import read_rows
-from bixse.data.row_files.values import FileColumn
 from bixse.errors import InputError, shorten, thread_error
 from bixse.evaluation.statistics import percentile_estimate
-from bixse.grading.ask import Budget
-from bixse.grading.audit.agreement import cohen_kappa, counts_by_query
-from bixse.grading.estimate import estimate
-from bixse.grading.grade import JUDGEMENTS_NAME, LEDGER_NAME, grade
-from bixse.grading.grade_settings import GradeSettings
-from bixse.grading.open_judge import JudgeConfig
-from bixse.grading.rubrics import Rubric, load_rubric, rubric_toml
+from bixse.files.files import append_line, file_hash, write_atomically
+from bixse.files.parquet import read_table
+from bixse.files.read import read_rows
+from bixse.files.values import FileColumn
+from bixse.judging.ask import Budget
+from bixse.judging.audit.agreement import cohen_kappa, counts_by_query
+from bixse.judging.estimate import estimate
+from bixse.judging.grade import JUDGEMENTS_NAME, LEDGER_NAME, grade
+from bixse.judging.grade_settings import GradeSettings
+from bixse.judging.open_judge import JudgeConfig
+from bixse.judging.rubrics import Rubric, load_rubric, rubric_toml
 from bixse.ui.drawing import share_of
 
 if TYPE_CHECKING:

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow.compute as pc
 
-from bixse.data.io.parquet import read_table
 from bixse.data.pairs_files import open_pairs
 from bixse.errors import InputError
-from bixse.grading.grade import JUDGEMENTS_NAME, PAIRS_NAME
+from bixse.files.parquet import read_table
+from bixse.judging.grade import JUDGEMENTS_NAME, PAIRS_NAME
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from bixse.data.graded_pairs import GradedPairs, Pair
     from bixse.evaluation.statistics import Floats
-    from bixse.grading.audit.labels import PairIds
+    from bixse.judging.audit.labels import PairIds
     from bixse.relevance import GradeScale
 
 FIGURES = ("relevance", "relevance_low", "relevance_high")

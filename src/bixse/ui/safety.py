@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 
-from bixse.data.io.files import storage_errors
+from bixse.files.files import storage_errors
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, model_validator
 
 from bixse.errors import SEEDS
-from bixse.grading.grade_settings import NamedRubric
-from bixse.grading.open_judge import JudgeConfig
+from bixse.judging.grade_settings import NamedRubric
+from bixse.judging.open_judge import JudgeConfig
 from bixse.relevance import MIN_RELEVANT_GRADE
 from bixse.settings import Flag
 

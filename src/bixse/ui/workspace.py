@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.data.graded_pairs import GradedPairs
 from bixse.errors import InputError
-from bixse.grading.grade import JUDGEMENTS_NAME, PAIRS_NAME
-from bixse.grading.open_judge import DEFAULT_RUBRIC
-from bixse.grading.rubrics import load_rubric, rubric_names
+from bixse.judging.grade import JUDGEMENTS_NAME, PAIRS_NAME
+from bixse.judging.open_judge import DEFAULT_RUBRIC
+from bixse.judging.rubrics import load_rubric, rubric_names
 from bixse.training.run_files import LOG_FILE
 from bixse.ui.agreement_so_far import agreement_so_far
 from bixse.ui.drawing import Desk, LabelPlan
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from bixse.grading.rubrics import Rubric
+    from bixse.judging.rubrics import Rubric
     from bixse.ui.agreement_so_far import AgreementSoFar
     from bixse.ui.label_log import LabelLog
     from bixse.ui.ui_settings import UiSettings

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from bixse.calibration.calibrate_settings import CalibrateSettings
 from bixse.cli.result import CommandResult
 from bixse.cli.verb import FINISHED_BEFORE, ComputingOptions, Folder, Verb
-from bixse.evaluation.calibration.calibrate_settings import CalibrateSettings
 
 
 class CalibrateOptions(ComputingOptions):
@@ -19,7 +19,7 @@ class CalibrateOptions(ComputingOptions):
 
 def run(settings: CalibrateSettings, options: CalibrateOptions) -> CommandResult:
     """Fit on half of the queries, measure on the other half; keep the map only if it helps there."""
-    from bixse.evaluation.calibration.calibrate import calibrate, calibration_text, calibration_warnings
+    from bixse.calibration.calibrate import calibrate, calibration_text, calibration_warnings
     from bixse.progress import progress_bar
 
     result = calibrate(settings, options.out, progress_bar)

@@ -11,8 +11,8 @@ from pydantic import model_validator
 
 from bixse.cli.result import CommandResult, waits
 from bixse.cli.verb import Options, Verb
-from bixse.engines.engine_settings import EngineSettings
-from bixse.retrieval.retrieval_settings import IndexSettings
+from bixse.scale.engines.engine_settings import EngineSettings
+from bixse.scale.index.index_settings import IndexSettings
 from bixse.settings import Flag
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class IndexOptions(Options):
 def run(settings: IndexSettings, options: IndexOptions) -> CommandResult:
     """Make an index."""
     from bixse.progress import progress_bar
-    from bixse.retrieval.hits import read_queries
-    from bixse.retrieval.index.make_index import make_index
+    from bixse.scale.index.make_index import make_index
+    from bixse.search.hits import read_queries
 
     if options.to is not None:
         _check_reachable(options.to)
@@ -70,7 +70,7 @@ def run(settings: IndexSettings, options: IndexOptions) -> CommandResult:
 
 def _check_reachable(to: str) -> None:
     """Before anything is encoded."""
-    from bixse.retrieval.stores.opening import connect
+    from bixse.scale.stores.opening import connect
 
     with closing(connect(to)) as store:
         if store.exists():
@@ -79,7 +79,7 @@ def _check_reachable(to: str) -> None:
 
 def _exported(result: CommandResult, settings: IndexSettings, index: Path, to: str) -> CommandResult:
     from bixse.progress import progress_bar
-    from bixse.retrieval.stores.export_index import export_index
+    from bixse.scale.stores.export_index import export_index
 
     chosen = settings.model_dump(include={"model", "recall_target", "recall_queries"})
     report = export_index(index, to, **chosen, progress=progress_bar)
@@ -92,9 +92,9 @@ def _exported(result: CommandResult, settings: IndexSettings, index: Path, to: s
 
 
 def _describe(options: IndexOptions) -> CommandResult:
-    from bixse.retrieval.index.index_files import open_files
-    from bixse.retrieval.stores.opening import open_store
-    from bixse.retrieval.stores.vector_store import is_store
+    from bixse.scale.index.index_files import open_files
+    from bixse.scale.stores.opening import open_store
+    from bixse.scale.stores.vector_store import is_store
 
     assert options.describe is not None
     found = open_store(options.describe) if is_store(options.describe) else open_files(Path(options.describe))

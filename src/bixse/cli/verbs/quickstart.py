@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from bixse.cli.result import CommandResult
 from bixse.cli.verb import FINISHED_BEFORE, ComputingOptions, Folder, Verb
-from bixse.studies.quickstart.quickstart_config import QuickstartConfig
+from bixse.lab.quickstart.quickstart_config import QuickstartConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,9 +25,9 @@ class QuickstartOptions(ComputingOptions):
 
 def run(settings: QuickstartConfig, options: QuickstartOptions) -> CommandResult:
     """Run it and print the table, the verdict, the report's path and what to do next."""
+    from bixse.lab.quickstart.quickstart import quickstart
     from bixse.progress import progress_bar
     from bixse.report.table import format_table
-    from bixse.studies.quickstart.quickstart import quickstart
 
     result = quickstart(settings, options.out, _say, progress_bar)
     report = result.report

@@ -11,8 +11,8 @@ from pydantic import Field
 
 from bixse.cli.result import CommandResult, waits
 from bixse.cli.verb import Folder, Options, Verb
-from bixse.engines.engine_settings import PlaceSettings
-from bixse.studies.engine.study_config import StudyConfig, preset_names
+from bixse.lab.studies.study_config import StudyConfig, preset_names
+from bixse.scale.engines.engine_settings import PlaceSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,8 +37,8 @@ def run(config: StudyConfig, options: StudyOptions) -> CommandResult:
     """Run what is missing, and print the findings."""
     if options.dry_run:
         return _plan(config, options)
+    from bixse.lab.studies.run_study import run_study
     from bixse.progress import progress_bar
-    from bixse.studies.engine.run_study import run_study
 
     result = run_study(
         config, options.out or Path("runs") / f"study-{config.study}", _command(options.words), progress_bar
@@ -59,7 +59,7 @@ def run(config: StudyConfig, options: StudyOptions) -> CommandResult:
 
 
 def _plan(config: StudyConfig, options: StudyOptions) -> CommandResult:
-    from bixse.studies.engine.study_plan import plan_study
+    from bixse.lab.studies.study_plan import plan_study
 
     plan = plan_study(config, options.teraflops)
     metrics = {
@@ -73,7 +73,7 @@ def _plan(config: StudyConfig, options: StudyOptions) -> CommandResult:
 
 
 def _known(options: StudyOptions) -> CommandResult:
-    from bixse.studies.paper.known_studies import describe_studies
+    from bixse.lab.paper.known_studies import describe_studies
 
     return CommandResult(f"{describe_studies()}\n\npresets: {', '.join(preset_names())}")
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from bixse.calibration.platt import fit_platt
 from bixse.encoders.encode import encode_here, encoding_device
 from bixse.encoders.identity import embeddings_key
 from bixse.encoders.instructions import prompt_for
 from bixse.encoders.loading.precision import resolve_precision
-from bixse.evaluation.calibration.platt import fit_platt
 from bixse.losses.targets import BaseProbability, GradedTargets
-from bixse.retrieval.store import EmbeddingStore
+from bixse.search.store import EmbeddingStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

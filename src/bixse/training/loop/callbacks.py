@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from bixse.data.io.files import write_atomically
 from bixse.encoders.head import RelevanceHead
 from bixse.errors import InputError
+from bixse.files.files import write_atomically
 from bixse.losses.relevance_head import check_learns_probability, restore_head, save_relevance_head
 from bixse.progress import Progress
 from bixse.training.distributed import any_process

@@ -10,10 +10,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from bixse.data.io.files import write_atomically
-from bixse.data.io.hashes import HASHES_FILE, damage, write_with_hash
 from bixse.errors import TrainingError
-from bixse.training.loop.sharded_checkpoints import SHARDS_FOLDER
+from bixse.files.files import write_atomically
+from bixse.files.hashes import HASHES_FILE, damage, write_with_hash
 from bixse.training.loop.suspects import Suspects
 
 if TYPE_CHECKING:
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
 
 STATE_FILE = "trainer_state.json"
 """The last file that the first process writes of a checkpoint."""
+SHARDS_FOLDER = "shards"
+"""A file or more of each process, where each holds a part of the weights."""
 SUSPECTS_FILE = "suspects.safetensors"
 """Suspicious zeros of an epoch that is not over, where they are collected."""
 LOSS_STATE_FILE = "loss_state.safetensors"

@@ -24,17 +24,17 @@ from torch.utils.data import DataLoader
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from bixse.data.graded_pairs import GradedPairs
-from bixse.data.io.files import storage_errors, usual_modes, write_atomically
-from bixse.data.io.hashes import write_hashes
 from bixse.encoders.embedding import number_of_texts, positions_computed, tokens_without_padding
 from bixse.encoders.instructions import prompt_for
 from bixse.encoders.serving import add_older_settings
-from bixse.encoders.shards import is_sharded
-from bixse.errors import DivergedError, InputError
+from bixse.encoders.shards import is_sharded, whole_tensors
+from bixse.errors import DivergedError
+from bixse.files.files import storage_errors, usual_modes, write_atomically
+from bixse.files.hashes import write_hashes
 from bixse.losses.bixse import BiXSELoss, BiXSEOptions
 from bixse.losses.engines.gather import all_reduce_sum
 from bixse.losses.targets import GradedTargets
-from bixse.training.config import OptimizerConfig, Sharding
+from bixse.training.config import OptimizerConfig
 from bixse.training.distributed import any_process, average_gradients
 from bixse.training.loop.base_targets import BaseTargets, base_embeddings
 from bixse.training.loop.batches import COUNTS, BatchPlan, GradedCollator, GroupDataset, shortened_preprocess
@@ -48,8 +48,6 @@ from bixse.training.loop.checkpoints import (
     save_suspects,
 )
 from bixse.training.loop.divergence import FIX, check_finite, check_finite_together, finite_embeddings
-from bixse.training.loop.sharded_checkpoints import load_optimizer, load_weights, save_shards
-from bixse.training.loop.sharding import shard_encoder, whole_copy, whole_tensors
 from bixse.training.loop.suspects import SuspectCollector, Suspects
 
 if TYPE_CHECKING:
@@ -87,8 +85,6 @@ class GradedTrainingArguments(SentenceTransformerTrainingArguments):
     """Tokens of a text that are read while training; None reads what the model reads when it encodes."""
     task_shares: dict[str, float] | None = None
     """Task -> share of its queries that stand in one epoch, in (0, 1]; 1 for tasks that are not named."""
-    sharding: Sharding | None = None
-    """"full": every process holds a part of the weights, gradients, optimizer state and checkpoints. None: all."""
 
 
 class GradedTrainer(SentenceTransformerTrainer):
@@ -114,8 +110,7 @@ class GradedTrainer(SentenceTransformerTrainer):
 
     Raises:
         InputError: columns are missing, `task_shares` name an unknown task, or a task has no instruction in the
-            model's table; `sharding` with what cannot be combined with it.
-        ModelError: `sharding` of an encoder without transformer blocks, or a quantised one.
+            model's table.
 
     Example:
         ::
@@ -145,8 +140,6 @@ class GradedTrainer(SentenceTransformerTrainer):
         args = copy.copy(args)
         _ = args.device  # sets up what the next line overrides: DataParallel would cut batches apart
         args._n_gpu = min(1, args.n_gpu)
-        self.outline = shard_encoder(model, args) if args.sharding is not None else None
-        """The encoder without weights, where each process has a part of them."""
         given = args.learning_rate_mapping if isinstance(args.learning_rate_mapping, dict) else {}
         args.learning_rate_mapping = {**given, **_own_rates(args, loss)}
         self.pairs = _pairs_of(train_dataset)
@@ -184,8 +177,6 @@ class GradedTrainer(SentenceTransformerTrainer):
         options = self.loss.options
         if not isinstance(options, BiXSEOptions) or options.unlabelled == "zero" or collator.base is not None:
             return
-        if self.outline is not None:
-            raise InputError("sharding: got full with unlabelled: base; expected one of them; fix: leave one out")
         folder = Path(self.args.output_dir or ".") / BASE_FOLDER
         with self.args.main_process_first(local=False, desc="embeddings by the base model"):
             embeddings = base_embeddings(self.model, self.pairs, folder, collator.first_prompt)
@@ -195,11 +186,8 @@ class GradedTrainer(SentenceTransformerTrainer):
         collator.base = base
 
     def whole_model(self) -> SentenceTransformer:
-        """The encoder that is trained; of a sharded one a whole copy in main memory.
-
-        Every process must call this; the first one gets the copy.
-        """
-        return self.model if self.outline is None else whole_copy(self.model, self.outline)
+        """Return the encoder that is trained; every process must call this."""
+        return self.model
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         loader = self._loader(self.pairs, self.plan, self.data_collator)
@@ -297,17 +285,6 @@ class GradedTrainer(SentenceTransformerTrainer):
         with finite_embeddings(self.state.global_step):
             return super().evaluate(given, *args, **kwargs)
 
-    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-        """As sentence-transformers does; of a sharded encoder every process runs the evaluator, all on the same texts.
-
-        The library does so where accelerate shards the encoder, and else lets the first process encode for itself.
-        """
-        before, self.is_fsdp_enabled = self.is_fsdp_enabled, self.is_fsdp_enabled or self.outline is not None
-        try:
-            return super().evaluation_loop(*args, **kwargs)
-        finally:
-            self.is_fsdp_enabled = before
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the loss's figures (bias, scale, mean logits) to each training entry, where there are any."""
         if "loss" in logs:
@@ -329,18 +306,6 @@ class GradedTrainer(SentenceTransformerTrainer):
         path = Path(self.args.output_dir or ".") / f"failed-batch-{self.args.process_index}.json"
         write_atomically(path, json.dumps(said, indent=1, ensure_ascii=False))
         return path
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As transformers does; with `sharding` every process must call this, and the first one writes a whole model.
-
-        A checkpoint, for which transformers calls it, holds the processes' parts instead.
-        """
-        if self.args.sharding is None:
-            super().save_model(output_dir, _internal_call)
-            return
-        whole = None if _internal_call else self.whole_model()
-        if self.args.should_save:
-            self._save_files(whole, output_dir)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Encoder, tokenizer and loss state, all as safetensors or JSON (no pickled arguments)."""
@@ -370,19 +335,6 @@ class GradedTrainer(SentenceTransformerTrainer):
         if self.args.should_save:
             write_hashes(Path(self.args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
 
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        """As transformers does; with `sharding` every process writes its part of them and of the weights."""
-        if self.args.sharding is None:
-            super()._save_optimizer_and_scheduler(output_dir)
-        else:
-            save_shards(Path(output_dir), self.loss, self.optimizer, self.lr_scheduler)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if self.args.sharding is None:
-            super()._load_optimizer_and_scheduler(checkpoint)
-        elif checkpoint is not None:
-            load_optimizer(Path(checkpoint), self.loss, self.optimizer, self.lr_scheduler)
-
     def _load_best_model(self) -> None:
         """As sentence-transformers does, but an error is raised; the library logs it and keeps the last weights."""
         best = str(self.state.best_model_checkpoint)
@@ -392,10 +344,7 @@ class GradedTrainer(SentenceTransformerTrainer):
     def _load_from_checkpoint(self, checkpoint_path: str) -> None:  # type: ignore[override]
         """Encoder and loss state: called on a resume and for the best model. Damaged files are refused."""
         check_checkpoint(Path(checkpoint_path))
-        if self.args.sharding is None:
-            self._load_encoder(checkpoint_path)
-        else:
-            load_weights(Path(checkpoint_path), self.loss)
+        self._load_encoder(checkpoint_path)
         load_loss_state(self.loss, Path(checkpoint_path))
         if self.suspects is not None and self.args.process_index == 0:
             self.suspects.found = load_suspects(Path(checkpoint_path))

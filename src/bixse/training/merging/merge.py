@@ -10,15 +10,15 @@ import torch
 from accelerate.utils import gather_object
 from pydantic import TypeAdapter
 
+from bixse.calibration.platt import fit_platt
 from bixse.encoders.embedding import embed_features
 from bixse.encoders.interpolation import interpolate
 from bixse.encoders.loading.precision import autocast
 from bixse.encoders.lora import has_lora
 from bixse.encoders.shards import is_sharded
-from bixse.evaluation.calibration.platt import fit_platt
 from bixse.evaluation.significance import paired_bootstrap, paired_differences
 from bixse.progress import Progress
-from bixse.retrieval.store import EmbeddingStore
+from bixse.search.store import EmbeddingStore
 from bixse.training.config import TOLERANCE
 from bixse.training.dev_evaluation import Role, sets_of
 from bixse.training.distributed import is_main_process, raise_together, rank, world_size
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from bixse.encoders.head import RelevanceHead
     from bixse.encoders.interpolation import Weights
     from bixse.evaluation.statistics import Floats
-    from bixse.relevance import Run
+    from bixse.relevance import Ranking
     from bixse.training.dev_evaluation import Scores, Watched
     from bixse.training.loop.trainer import GradedTrainer
 
@@ -224,7 +224,7 @@ def _pools(
 ) -> list[dict[str, str]]:
     """The documents of each collection that every weight searches: document id -> text."""
     sampled = [number for number, corpus in enumerate(watched) if corpus.is_sampled]
-    runs: dict[int, list[Mapping[str, Run]]] = {number: [] for number in sampled}
+    runs: dict[int, list[Mapping[str, Ranking]]] = {number: [] for number in sampled}
     with raise_together():
         for weight in _share([0.0, 1.0], model) if sampled else []:
             interpolate(model, base, tuned, weight)

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bixse.data.io.files import file_hash, storage_errors
 from bixse.data.pairs_files import load_graded_pairs
-from bixse.data.run_record import open_run
+from bixse.data.run import open_run
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.identity import model_hashes
 from bixse.encoders.interpolation import check_same_kind, mean_weights, trained_weights
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.relevance_model import save_whole
+from bixse.files.files import file_hash, storage_errors
 from bixse.training.dev_evaluation import Split, check_not_trained_on, load_watched, queries_of, split_hashes
 from bixse.training.distributed import first_process_alone_in
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bixse.data.io.parquet import read_table
 from bixse.errors import InputError, shorten
+from bixse.files.parquet import read_table
 from bixse.training.run_files import REGRADE_FOLDER
 from bixse.ui.cards import event_of, options
 from bixse.ui.ui_page import Page

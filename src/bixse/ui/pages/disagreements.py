@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 import numpy as np
 
 from bixse.errors import InputError, shorten
-from bixse.grading.audit.agreement import nearest_level
+from bixse.judging.audit.agreement import nearest_level
 from bixse.ui.agreement_so_far import people_agreement
 from bixse.ui.cards import make_card
 from bixse.ui.rubric_trials import current_rubric

@@ -8,11 +8,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.io.files import read_text
-from bixse.data.run_record import RUN_FILE
+from bixse.data.run import RUN_FILE
 from bixse.errors import BixseError, InputError
-from bixse.grading.grade import LEDGER_NAME
-from bixse.grading.ledgers.ledger_files import answers_by_status
+from bixse.files.files import read_text
+from bixse.judging.grade import LEDGER_NAME
+from bixse.judging.ledgers.ledger_files import answers_by_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bixse.data.run_record import RUN_FILE
+from bixse.data.run import RUN_FILE
 from bixse.errors import InputError
 from bixse.report.schema import MergeCurve, MergeScore
 from bixse.report.training_log import training_curve

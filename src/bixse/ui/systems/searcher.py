@@ -12,13 +12,13 @@ from bixse.encoders.encode import encode_texts
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError
 from bixse.evaluation.systems import run_file
-from bixse.retrieval.bm25 import BM25, BM25_NAME
-from bixse.retrieval.exact import exact_search
-from bixse.retrieval.hits import Hit, check_queries, hits_of
-from bixse.retrieval.index.manifest import is_index
-from bixse.retrieval.index.search import open_index
-from bixse.retrieval.store import encode_corpus
-from bixse.retrieval.stores.vector_store import is_store
+from bixse.scale.index.manifest import is_index
+from bixse.scale.index.search import open_index
+from bixse.scale.stores.vector_store import is_store
+from bixse.search.bm25 import BM25, BM25_NAME
+from bixse.search.exact import exact_search
+from bixse.search.hits import Hit, check_queries, hits_of
+from bixse.search.store import encode_corpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

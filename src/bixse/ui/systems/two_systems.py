@@ -12,15 +12,15 @@ from bixse.errors import InputError, thread_error
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from bixse.calibration.calibrate_head import HeldOutCheck
+    from bixse.calibration.thresholds import OperatingPoint
     from bixse.data.collection import Collection
     from bixse.data.graded_pairs import GradedPairs
     from bixse.encoders.head import RelevanceHead
-    from bixse.evaluation.calibration.calibrate_head import HeldOutCheck
-    from bixse.evaluation.calibration.thresholds import OperatingPoint
     from bixse.evaluation.statistics import Floats
     from bixse.relevance import Qrels
     from bixse.results import Difference
-    from bixse.retrieval.hits import Hit
+    from bixse.search.hits import Hit
     from bixse.ui.systems.searcher import Searcher
     from bixse.ui.ui_settings import UiSettings
 
@@ -80,9 +80,9 @@ class TwoSystems:
             self.error = thread_error(error, job)
 
     def _open(self) -> None:
+        from bixse.calibration.calibrate import pair_cosines
         from bixse.data.collection_files import load_collection
         from bixse.data.pairs_files import load_graded_pairs
-        from bixse.evaluation.calibration.calibrate import pair_cosines
         from bixse.ui.systems.searcher import open_searcher
 
         settings = self.settings
@@ -162,7 +162,7 @@ class TwoSystems:
         Raises:
             InputError: too few queries, or a half with pairs of one kind.
         """
-        from bixse.evaluation.calibration.calibrate_head import held_out_check
+        from bixse.calibration.calibrate_head import held_out_check
 
         searcher, pairs = self.searchers[side], self.held_out
         assert pairs is not None
@@ -175,7 +175,7 @@ class TwoSystems:
         Raises:
             InputError: too few pairs or queries, or pairs of one kind.
         """
-        from bixse.evaluation.calibration.calibrate_head import measure_threshold
+        from bixse.calibration.calibrate_head import measure_threshold
 
         if self.held_out is None or searcher.name not in self.cosines:
             return None

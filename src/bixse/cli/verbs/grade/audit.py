@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bixse.cli.result import CommandResult
 from bixse.cli.verb import Folder, Options, Verb
-from bixse.grading.audit.audit_settings import AuditSettings
+from bixse.judging.audit.audit_settings import AuditSettings
 
 
 class AuditOptions(Options):
@@ -18,7 +18,7 @@ class AuditOptions(Options):
 
 def run(settings: AuditSettings, options: AuditOptions) -> CommandResult:
     """Read, join, measure, write the page."""
-    from bixse.grading.audit.audit_judges import audit_judges
+    from bixse.judging.audit.audit_judges import audit_judges
 
     result = audit_judges(settings, options.out)
     text = f"{result.report.text()}\n\npage: {result.artifacts['page']}"

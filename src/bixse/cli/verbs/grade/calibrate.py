@@ -7,7 +7,7 @@ from typing import Any
 
 from bixse.cli.result import CommandResult
 from bixse.cli.verb import Folder, Options, Verb
-from bixse.grading.audit.audit_settings import GradeMapSettings
+from bixse.judging.audit.audit_settings import GradeMapSettings
 
 
 class MapOptions(Options):
@@ -19,7 +19,7 @@ class MapOptions(Options):
 
 def run(settings: GradeMapSettings, options: MapOptions) -> CommandResult:
     """Fit, measure on held-out queries; keep the map only if it helps there."""
-    from bixse.grading.audit.calibrate_grades import calibrate_grades
+    from bixse.judging.audit.calibrate_grades import calibrate_grades
 
     result = calibrate_grades(settings, options.out)
     text = result.text()

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 from bixse.cli.result import CommandResult, waits
 from bixse.cli.verb import ComputingOptions, Folder, Verb
 from bixse.errors import InputError
-from bixse.grading.open_judge import GradeConfig
-from bixse.grading.prices import Prices
+from bixse.judging.open_judge import GradeConfig
+from bixse.judging.prices import Prices
 from bixse.progress import progress_bar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bixse.data.graded_pairs import Pair
-    from bixse.grading.grade import GradeResult
-    from bixse.grading.judge import Judge
+    from bixse.judging.grade import GradeResult
+    from bixse.judging.judge import Judge
 
 
 class GradeOptions(ComputingOptions):
@@ -32,10 +32,10 @@ class GradeOptions(ComputingOptions):
 
 def run(config: GradeConfig, options: GradeOptions) -> CommandResult:
     """Open the judge, then grade or estimate, and print a summary."""
-    from bixse.data.io.files import file_hash
-    from bixse.grading.ask import Budget
-    from bixse.grading.estimate import estimate
-    from bixse.grading.grade import grade
+    from bixse.files.files import file_hash
+    from bixse.judging.ask import Budget
+    from bixse.judging.estimate import estimate
+    from bixse.judging.grade import grade
 
     if config.in_shards:
         return _run_shards(config, options)
@@ -66,7 +66,7 @@ def run(config: GradeConfig, options: GradeOptions) -> CommandResult:
 
 def _run_shards(config: GradeConfig, options: GradeOptions) -> CommandResult:
     """The same of pairs that are graded shard by shard."""
-    from bixse.grading.shards.grade_shards import estimate_shards, grade_shards
+    from bixse.judging.shards.grade_shards import estimate_shards, grade_shards
 
     judge = config.open()
     told = _told(judge, options)

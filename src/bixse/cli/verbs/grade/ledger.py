@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from bixse.cli.result import CommandResult
 from bixse.cli.verb import Options, Verb
-from bixse.grading.ledgers.ledger_files import LedgerSettings
+from bixse.judging.ledgers.ledger_files import LedgerSettings
 
 
 def run(settings: LedgerSettings, options: Options) -> CommandResult:
     """Do the action."""
-    from bixse.grading.ledgers.ledger_files import export_answers, merge_ledgers
+    from bixse.judging.ledgers.ledger_files import export_answers, merge_ledgers
 
     if settings.action == "status":
         return _status(settings)
@@ -25,7 +25,7 @@ def run(settings: LedgerSettings, options: Options) -> CommandResult:
 
 
 def _status(settings: LedgerSettings) -> CommandResult:
-    from bixse.grading.ledgers.ledger_files import ledger_status
+    from bixse.judging.ledgers.ledger_files import ledger_status
     from bixse.report.table import format_table
 
     rows = ledger_status(settings.ledger, settings)
@@ -41,7 +41,7 @@ def _status(settings: LedgerSettings) -> CommandResult:
 
 
 def _check(settings: LedgerSettings) -> CommandResult:
-    from bixse.grading.ledgers.ledger_files import check_ledgers
+    from bixse.judging.ledgers.ledger_files import check_ledgers
 
     found = check_ledgers(settings.ledger)
     lines = ["every answer can be read" if not found.unreadable else f"{len(found.unreadable)} files cannot be read"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bixse.cli.result import CommandResult
 from bixse.cli.verb import ComputingOptions, Folder, Verb
-from bixse.grading.open_judge import RankConfig
+from bixse.judging.open_judge import RankConfig
 
 
 class RankOptions(ComputingOptions):
@@ -18,8 +18,8 @@ class RankOptions(ComputingOptions):
 
 def run(config: RankConfig, options: RankOptions) -> CommandResult:
     """Grade the candidates, reorder them, print both orders' figures."""
-    from bixse.grading.ask import Budget
-    from bixse.grading.rank import rank
+    from bixse.judging.ask import Budget
+    from bixse.judging.rank import rank
     from bixse.progress import progress_bar
     from bixse.report.table import format_difference, format_interval, format_p_value, format_table, format_verdict
 

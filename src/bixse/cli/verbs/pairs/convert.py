@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from bixse.cli.result import CommandResult
 from bixse.cli.verb import FINISHED_BEFORE, Folder, Options, Verb
-from bixse.data.conversion.convert_settings import ConvertSettings
+from bixse.preparing.convert.convert_settings import ConvertSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bixse.data.conversion.convert import ConvertResult
+    from bixse.preparing.convert.convert import ConvertResult
 
 
 class ConvertOptions(Options):
@@ -29,7 +29,7 @@ class ConvertOptions(Options):
 
 def run(settings: ConvertSettings, options: ConvertOptions) -> CommandResult:
     """Convert, or look."""
-    from bixse.data.conversion.convert import convert
+    from bixse.preparing.convert.convert import convert
     from bixse.progress import progress_bar
 
     out = None if options.dry_run else options.out
@@ -79,7 +79,7 @@ def _text(result: ConvertResult, settings: ConvertSettings, out: Path | None) ->
 
 
 def _sources(options: ConvertOptions) -> CommandResult:
-    from bixse.data.sources.formats import describe_formats
+    from bixse.preparing.sources.formats import describe_formats
 
     text, rows = describe_formats()
     return CommandResult(text, {"sources": rows})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bixse.cli.result import CommandResult, waits
 from bixse.cli.verb import Folder, Options, Verb
-from bixse.mining.generation.generate_settings import WriterConfig, load_query_prompt
+from bixse.judging.generate.generate_settings import WriterConfig, load_query_prompt
 
 
 class GenerateOptions(Options):
@@ -19,9 +19,9 @@ class GenerateOptions(Options):
 
 def run(config: WriterConfig, options: GenerateOptions) -> CommandResult:
     """Write, clean, keep each once, print counts."""
-    from bixse.grading.ask import Budget
-    from bixse.mining.generation.generate import generate
-    from bixse.mining.generation.generate_shards import generate_shards
+    from bixse.judging.ask import Budget
+    from bixse.judging.generate.generate import generate
+    from bixse.judging.generate.generate_shards import generate_shards
     from bixse.progress import progress_bar
 
     out = options.out

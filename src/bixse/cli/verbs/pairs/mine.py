@@ -10,7 +10,7 @@ from pydantic import model_validator
 
 from bixse.cli.result import CommandResult, waits
 from bixse.cli.verb import FINISHED_BEFORE, Folder, Options, Verb
-from bixse.mining.mine_settings import MineConfig
+from bixse.preparing.mine.mine_settings import MineConfig
 from bixse.settings import Flag
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class MineOptions(Options):
 
 def run(config: MineConfig, options: MineOptions) -> CommandResult:
     """Mine, and say what there is to grade."""
-    from bixse.mining.mine import mine
+    from bixse.preparing.mine.mine import mine
     from bixse.progress import progress_bar
 
     result = mine(config, options.out, progress_bar)
@@ -69,7 +69,7 @@ def run(config: MineConfig, options: MineOptions) -> CommandResult:
 
 
 def _report(options: MineOptions) -> CommandResult:
-    from bixse.mining.false_negatives import RELEVANT_FROM, report_mined
+    from bixse.preparing.mine.false_negatives import RELEVANT_FROM, report_mined
 
     assert options.report is not None and options.mined is not None
     level = RELEVANT_FROM if options.relevant_from is None else options.relevant_from

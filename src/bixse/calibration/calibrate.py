@@ -1,0 +1,258 @@
+"""Calibrate a model: fit its probabilities of relevance, check them on held-out queries, keep what helps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from bixse.calibration.calibrate_head import HeldOutCheck, choose_thresholds, fit_head, held_out_check
+from bixse.calibration.export import CosineCut, cuts_of, cuts_text, write_export
+from bixse.calibration.thresholds import OperatingPoint  # noqa: TC001 pydantic reads it
+from bixse.data.collection_files import load_collection
+from bixse.data.pairs_files import load_graded_pairs
+from bixse.data.random_negatives import with_random_negatives
+from bixse.data.run import open_run
+from bixse.encoders.encode import encode_texts
+from bixse.encoders.head import HEAD_FILE, RelevanceHead
+from bixse.encoders.identity import model_hashes, model_path_settings
+from bixse.encoders.instructions import use_task
+from bixse.encoders.loading.build import build_encoder, quiet_loading
+from bixse.encoders.loading.precision import resolve_precision
+from bixse.encoders.relevance_model import RelevanceModel, save_whole
+from bixse.errors import InputError
+from bixse.files.files import file_hash
+from bixse.report.plots import reliability_diagram, save_plot
+from bixse.report.table import format_interval, format_number, format_table
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from bixse.calibration.calibrate_settings import CalibrateSettings
+    from bixse.data.graded_pairs import GradedPairs
+    from bixse.data.run import Run
+    from bixse.progress import ProgressBars
+    from bixse.results import CalibrationReport
+
+DIAGRAM = "reliability.svg"
+EXPORT_FOLDER = "export"
+
+
+@dataclass(frozen=True)
+class CalibrateResult:
+    """What a calibration found and left."""
+
+    check: HeldOutCheck
+    head: RelevanceHead | None
+    """None where the model had none and the calibration does not help."""
+    points: tuple[OperatingPoint, ...]
+    """The highest precision first."""
+    pairs: str
+    """What the pairs are, in words."""
+    negatives: int
+    """Random documents added as irrelevant pairs."""
+    precision: str
+    artifacts: dict[str, str]
+    """Name -> path."""
+    kept: bool
+    """Whether the calibration is saved: it helps and beats a constant, or it was to be saved anyway."""
+    cuts: tuple[CosineCut, ...] = ()
+    """For vector stores, the highest cosine first."""
+    reused: bool = False
+    """The run was finished before."""
+
+    @property
+    def refused(self) -> bool:
+        """Nothing is written: the calibration is no better than a constant."""
+        return not (self.kept or self.check.beats_constant)
+
+
+def calibrate(
+    settings: CalibrateSettings, out: str | Path | None = None, progress: ProgressBars | None = None
+) -> CalibrateResult:
+    """Fit probabilities on half of the queries and measure them on the other half; keep the map only if it helps there.
+
+    The calibrated model, a reliability diagram and run.json are written to `out`; None replaces the head inside the
+    model folder. Where the probabilities are no better than always answering the mean relevance, nothing is written
+    unless `settings.anyway` is set. `progress` makes a progress callback from a title and a total.
+
+    Raises:
+        InputError: unusable pairs, or no `out` for a model that is not a folder.
+        OutputExistsError: `out` holds another run.
+        ModelError: the model cannot be loaded.
+    """
+    model, out = settings.model, None if out is None else Path(out)
+    if out is None and not Path(model).is_dir():
+        raise InputError(
+            f"calibrate: got model {model!r} and no --out; expected a model folder or --out DIR; "
+            "fix: add --out, the calibrated model is saved there"
+        )
+    given = load_graded_pairs(settings.pairs)
+    judged, facts = _with_negatives(given, settings)
+    record = None if out is None else _open(settings, out)
+    if record is not None and record.status == "finished":
+        return replace(TypeAdapter(CalibrateResult).validate_python(record.results), reused=True)
+    encoder = build_encoder(model)
+    use_task(encoder, settings.task)
+    measured = (pair_cosines(encoder, judged, progress), judged.relevance, judged.query_ids)
+    before: RelevanceHead | None = getattr(encoder, "head", None)
+    check = held_out_check(before, *measured, settings.seed, settings.prior)
+    kept = settings.anyway or (check.helps and check.beats_constant)
+    precision, negatives = resolve_precision(device=encoder.device), len(judged) - len(given)
+    if not kept and not check.beats_constant:
+        return CalibrateResult(check, before, (), facts, negatives, precision, {}, kept)
+    if record is not None:
+        record.save("running")
+    head = before
+    if kept:
+        head = fit_head(before, *measured[:2], facts)
+        head = head if settings.prior is None else head.at_prior(settings.prior)
+    points: list[OperatingPoint] = []
+    if settings.at_precision and head is not None:
+        head, points = choose_thresholds(
+            head, *measured, settings.at_precision, settings.relevant_from, settings.prior, settings.seed
+        )
+    artifacts = _save(encoder, head, None if head == before else model, out)
+    if out is not None:
+        save_plot(reliability_diagram(check.calibrated, "calibrated, held-out half"), out / DIAGRAM)
+        artifacts["diagram"] = str(out / DIAGRAM)
+    cuts: list[CosineCut] = []
+    if settings.export and head is not None:
+        cuts = cuts_of(head, settings.export)
+        saved = artifacts.get("model", model)
+        artifacts |= write_export(cuts, saved, (Path(model) if out is None else out) / EXPORT_FOLDER)
+    result = CalibrateResult(
+        check=check,
+        head=head,
+        points=tuple(points),
+        pairs=facts,
+        negatives=negatives,
+        precision=precision,
+        artifacts=artifacts,
+        kept=kept,
+        cuts=tuple(cuts),
+    )
+    if record is not None:
+        record.results = TypeAdapter(CalibrateResult).dump_python(result, mode="json")
+        record.save("finished")
+    return result
+
+
+def _open(settings: CalibrateSettings, out: Path) -> Run:
+    model = settings.model
+    inputs = {"pairs": file_hash(settings.pairs), **model_hashes(model)}
+    if (Path(model) / HEAD_FILE).is_file():
+        inputs["head"] = file_hash(Path(model) / HEAD_FILE)
+    config = {**settings.model_dump(), "precision": resolve_precision()}
+    if settings.collection is not None:
+        qrels = [f"qrels/{path.name}" for path in sorted((settings.collection / "qrels").glob("*.tsv"))]
+        names = ("corpus.jsonl", "queries.jsonl", *qrels)
+        inputs |= {name: file_hash(settings.collection / name) for name in names}
+    return open_run(out, "calibrate", config, inputs, paths=(*settings.path_settings(), *model_path_settings(model)))
+
+
+def _with_negatives(pairs: GradedPairs, settings: CalibrateSettings) -> tuple[GradedPairs, str]:
+    facts = f"{len(pairs)} pairs of {settings.pairs.name}"
+    if settings.negatives is None or settings.collection is None:
+        return pairs, facts
+    collection = load_collection(settings.collection)
+    more = with_random_negatives(pairs, collection, settings.negatives, settings.seed)
+    return more, f"{facts} and {len(more) - len(pairs)} random documents of {collection.name} as irrelevant pairs"
+
+
+def pair_cosines(
+    model: RelevanceModel, pairs: GradedPairs, progress: ProgressBars | None = None
+) -> NDArray[np.float64]:
+    """(M,) cosines of pairs in [-1, 1]."""
+    step = progress("encode pairs", 2 * len(pairs)) if progress else None
+    queries = encode_texts(model, pairs.queries, "query", progress=step).astype(np.float64)
+    documents = encode_texts(model, pairs.documents, "document", progress=step).astype(np.float64)
+    cosines: NDArray[np.float64] = np.einsum("md,md->m", queries, documents)
+    return cosines
+
+
+def _save(encoder: RelevanceModel, head: RelevanceHead | None, model: str | None, out: Path | None) -> dict[str, str]:
+    """`model` is None for a head that did not change."""
+    if head is None or model is None:
+        return {}
+    if out is None:
+        head.save(Path(model))
+        return {"model": model}
+    encoder.head = head
+    with quiet_loading():
+        save_whole(encoder, out / "model")
+    return {"model": str(out / "model")}
+
+
+def calibration_text(result: CalibrateResult, prior: float | None) -> str:
+    """Tables and lines for a terminal; `prior` is the one that was asked for."""
+    after = result.check.calibrated
+    weighted = f", weighted to a mean relevance of {prior:g}" if prior is not None else ""
+    parts = [result.pairs] if result.negatives else []
+    parts += [
+        format_table(
+            [[name, *_figures(report)] for name, report in result.check.reports.items()],
+            ["held-out half", "Brier", "95 % interval", "ECE", "95 % interval", "Brier of a constant"],
+        ),
+        f"reliability of the calibrated probabilities on {after.pairs} pairs of {after.queries} held-out "
+        f"queries{weighted}",
+        format_table(
+            [[b.predicted, b.observed, format_interval(b.low, b.high), b.count] for b in after.curve],
+            ["predicted", "observed", "95 % interval", "pairs"],
+        ),
+    ]
+    if result.points:
+        parts.append("\n".join(_point_line(point) for point in result.points))
+    if result.cuts:
+        parts.append(cuts_text(result.cuts))
+    parts += [_kept(result), f"precision: {result.precision}"]
+    return "\n\n".join(parts)
+
+
+def _kept(result: CalibrateResult) -> str:
+    saved = result.artifacts.get("model")
+    if saved is None:
+        return f"not kept, nothing is changed: {result.check.finding}"
+    if not result.kept:
+        return f"not kept: {result.check.finding}; thresholds of the probabilities as they were are saved: {saved}"
+    share = result.head.prior if result.head is not None else None
+    meant = f"\nthe probabilities are for documents of which a share of {share:.4g} is relevant" if share else ""
+    return f"saved: {saved}{meant}"
+
+
+def _figures(report: CalibrationReport) -> list[str]:
+    """Where few are relevant, Brier scores are small and need more digits."""
+    digits = 3 if report.base_rate_brier >= 0.01 else 6
+    return [
+        format_number(report.brier, digits),
+        format_interval(*report.brier_interval, digits=digits),
+        format_number(report.ece, digits),
+        format_interval(*report.ece_interval, digits=digits),
+        format_number(report.base_rate_brier, digits),
+    ]
+
+
+def _point_line(point: OperatingPoint) -> str:
+    found = (
+        f"precision {point.precision:.3f} {format_interval(*point.interval or (None, None))}, "
+        f"recall {point.recall:.3f}, "
+        f"{point.pairs} pairs of {point.queries} queries"
+    )
+    if point.is_reached:
+        return f"precision {point.wanted:g}: from probability {point.threshold:.4g} on ({found})"
+    return f"precision {point.wanted:g}: not reachable; best is probability {point.threshold:.4g} ({found})"
+
+
+def calibration_warnings(result: CalibrateResult) -> list[str]:
+    """A calibration that was kept anyway, and thresholds that held-out queries leave in doubt."""
+    check = result.check
+    anyway = result.kept and not (check.helps and check.beats_constant)
+    return ([f"kept anyway: {check.finding}"] if anyway else []) + [
+        f"precision {point.wanted:g}: the interval reaches down to {point.interval[0]:.3f}; more graded queries narrow "
+        "it, a higher --at-precision stays on the safe side"
+        for point in result.points
+        if point.is_reached and point.interval is not None and point.interval[0] < point.wanted
+    ]

@@ -1,1 +1,0 @@
-"""Files: atomic writes, hashes, Parquet, caches, strict JSON."""

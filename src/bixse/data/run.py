@@ -1,0 +1,193 @@
+"""`run.json`: what a command did, with which settings and inputs, and whether it may go on where it stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, Literal
+
+from bixse.errors import InputError, OutputExistsError, shorten
+from bixse.files.files import read_text, storage_errors, write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from pathlib import Path
+
+RUN_FILE = "run.json"
+"""Name of the record in an output folder."""
+PACKAGES = ("bixse", "torch", "sentence-transformers", "transformers", "numpy", "bm25s")
+"""Packages whose versions are recorded."""
+
+Status = Literal["running", "interrupted", "failed", "finished"]
+
+
+@dataclass
+class Run:
+    """The record of one run in its output folder."""
+
+    folder: Path
+    command: str
+    config: Mapping[str, Any]
+    """Every setting, defaults resolved."""
+    inputs: Mapping[str, str]
+    """Input name -> hash of its content."""
+    paths: Collection[str] = ()
+    """Settings that only say where an input lies: kept in the record, no part of what makes two runs the same."""
+    status: Status = "running"
+    timings: dict[str, float] = field(default_factory=dict)
+    """Stage -> seconds of wall time."""
+    results: dict[str, Any] = field(default_factory=dict)
+    """Figures and paths the command reports."""
+    started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    """UTC time of the first start."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of command, settings and inputs: equal when a rerun would do the same."""
+        content = json.dumps([self.command, _identity(self.config, self.inputs, self.paths)], sort_keys=True)
+        return hashlib.sha256(content.encode("utf-8")).hexdigest()
+
+    def save(self, status: Status | None = None) -> None:
+        """Write run.json, with a new status when given."""
+        self.status = status or self.status
+        content = {
+            "command": self.command,
+            "status": self.status,
+            "started": self.started,
+            "written": datetime.now(UTC).isoformat(timespec="seconds"),
+            "fingerprint": self.fingerprint,
+            "config": self.config,
+            "inputs": self.inputs,
+            "results": self.results,
+            "timings": {name: round(seconds, 2) for name, seconds in self.timings.items()},
+            "versions": _versions(),
+        }
+        write_atomically(self.folder / RUN_FILE, json.dumps(_plain(content), indent=2, allow_nan=False) + "\n")
+
+
+def open_run(
+    folder: Path, command: str, config: Mapping[str, Any], inputs: Mapping[str, str], paths: Collection[str] = ()
+) -> Run:
+    """Look at an output folder: new, to continue, or finished already; never another run's.
+
+    Nothing is written yet: call `save` on the record when the inputs are checked and the work begins, so that a
+    command refused for its input leaves no folder behind.
+
+    Args:
+        folder: the output folder.
+        command: the verb.
+        config: every setting, defaults resolved. 1 and 1.0 are the same.
+        inputs: input name -> hash of its content.
+        paths: names of settings that are paths of what `inputs` holds the hashes of; they do not count.
+
+    Returns:
+        A record whose status is "running" (new or to continue) or "finished" (the same run is done; reuse it).
+
+    Raises:
+        OutputExistsError: the folder holds another run, or files that no run left there.
+        InputError: run.json is damaged.
+        StorageError: the folder cannot be read.
+    """
+    record = Run(folder, command, config, inputs, paths=paths)
+    with storage_errors(folder):
+        is_file = folder.exists() and not folder.is_dir()
+        names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+    visible = sorted(name for name in names if not name.startswith("."))
+    if is_file or (visible and RUN_FILE not in visible):
+        found = "a file" if is_file else f"files that are no run of bixse ({', '.join(visible[:3])})"
+        raise OutputExistsError(f"{folder}: got {found}; expected a new or empty folder; fix: choose another --out")
+    if not visible:
+        return record
+    earlier = _read_record(folder / RUN_FILE)
+    changed = _changes(earlier, record)
+    if changed:
+        raise OutputExistsError(
+            f"{folder}: got the folder of another run ({changed}); expected a new folder or the same settings; "
+            "fix: choose another --out, or delete the folder"
+        )
+    record.started, record.results, record.timings = earlier["started"], earlier["results"], earlier["timings"]
+    record.status = "finished" if earlier["status"] == "finished" else "running"
+    return record
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    kinds: dict[str, type] = dict.fromkeys(("fingerprint", "status", "started", "command"), str)
+    kinds |= dict.fromkeys(("config", "inputs", "results", "timings"), dict)
+    try:
+        earlier = json.loads(read_text(path))
+        found = [key for key, kind in kinds.items() if not isinstance(earlier[key], kind)]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        found = [f"{type(error).__name__}: {error}"]
+    if found:
+        raise InputError(
+            f"{path}: got a damaged record ({', '.join(found)}); expected the JSON that bixse wrote; "
+            "fix: choose another --out, or delete the folder"
+        )
+    return dict(earlier)
+
+
+def _changes(earlier: Mapping[str, Any], record: Run) -> str:
+    if earlier["command"] != record.command:
+        return f"`bixse {earlier['command']}`, now `bixse {record.command}`"
+    before = _identity(earlier["config"], earlier["inputs"], record.paths)
+    now = _identity(record.config, record.inputs, record.paths)
+    (old, new), (read_before, read_now) = ((before[part], now[part]) for part in ("config", "inputs"))
+    words = [
+        f"{name} (was {_shown(old, name)}, now {_shown(new, name)})"
+        for name in sorted({**old, **new})
+        if old.get(name) != new.get(name)
+    ]
+    words += [
+        f"{name} ({'its content' if name in read_before and name in read_now else 'read by one of the two only'})"
+        for name in sorted({**read_before, **read_now})
+        if read_before.get(name) != read_now.get(name)
+    ]
+    return f"changed: {', '.join(words)}" if words else ""
+
+
+def _shown(settings: Mapping[str, Any], name: str) -> str:
+    return shorten(settings[name]) if name in settings else "not set"
+
+
+def _identity(config: Mapping[str, Any], inputs: Mapping[str, str], paths: Collection[str]) -> dict[str, Any]:
+    counted = {name: value for name, value in config.items() if name not in paths}
+    return {"config": _flat(_plain(counted, whole=True)), "inputs": dict(inputs)}
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict) and value:
+            found |= {f"{name}.{inner}": entry for inner, entry in _flat(value).items()}
+        else:
+            found[name] = value
+    return found
+
+
+def _plain(value: Any, whole: bool = False) -> Any:
+    """A value as JSON can hold it: null for NaN and infinity, text for a path; `whole` writes 1.0 as 1."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(entry, whole) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry, whole) for entry in value]
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        return int(value) if whole and value.is_integer() else float(value)
+    return value if value is None or isinstance(value, (str, int)) else str(value)
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": sys.version.split()[0], "platform": platform.platform()}
+    for package in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    return versions

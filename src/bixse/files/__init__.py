@@ -1,0 +1,1 @@
+"""Read and write files safely: rows of any format, Parquet, hashes, caches."""

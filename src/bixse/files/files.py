@@ -1,0 +1,261 @@
+"""Reading and writing small files so that nothing is ever half-written and every failure is explained."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import secrets
+import stat
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from bixse.errors import BixseError, ConfigError, InputError, OutputExistsError, StorageError, shorten
+from bixse.files.hints import not_text
+from bixse.files.strict import parse_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+LOCK_FILE = ".lock"
+"""In a folder that one process at a time works in."""
+NO_SPACE = (
+    "No space left",
+    "Not enough free space",
+    "Disk quota exceeded",
+    "PytorchStreamWriter",  # torch.save
+    "unexpected pos",  # torch.save, when it closes the file
+    "iostream error",  # torch.save of a small file
+)
+"""What libraries that raise errors of their own say of a full disk."""
+OS_ERROR = re.compile(r"\(os error (\d+)\)")
+"""Number of an operating system's error in those of safetensors, which are no OSError."""
+
+
+def read_text(path: Path, keep_line_ends: bool = False) -> str:
+    """The UTF-8 text of a file; a byte order mark is dropped and line ends become newlines.
+
+    Args:
+        path: the file.
+        keep_line_ends: leave carriage returns as they are (inside a quoted CSV field they are part of the text).
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        found = error.strerror or str(error)
+        raise InputError(f"{path}: got {found!r}; expected a readable file; fix: check the path") from error
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        rest, line = error.object[error.start], error.object[: error.start].count(b"\n") + 1
+        message = (
+            f"got byte {rest:#04x} in line {line}; expected UTF-8 text; "
+            "fix: convert it, for example with `iconv -f latin1 -t utf-8`"
+        )
+        raise InputError(f"{path}: {not_text(data) or message}") from error
+    return text if keep_line_ends else text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The settings of a YAML file: a mapping whose keys are names."""
+    import yaml
+
+    try:
+        loaded = parse_yaml(read_text(path))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        where = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(
+            f"{path}: got no valid YAML ({where}); expected lines of the form `key: value`; fix: correct that place"
+        ) from error
+    if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
+        found = "an empty file" if loaded is None else shorten(loaded)
+        raise ConfigError(
+            f"{path}: got {found}; expected lines of the form `key: value`; fix: name every setting by its key"
+        )
+    return loaded
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written as UTF-8; half of a surrogate pair, which JSON can spell, cannot.
+
+    Example:
+        >>> is_unicode("naïve"), is_unicode(chr(0xD83D))
+        (True, False)
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn a failed write below `path` into a StorageError that says how to fix it.
+
+    A full disk is also recognised in the errors of torch, and all of the system's errors in those of safetensors,
+    which are no OSError.
+    """
+    try:
+        yield
+    except BixseError:
+        raise
+    except Exception as error:
+        quoted = OS_ERROR.search(str(error))
+        number = error.errno if isinstance(error, OSError) else int(quoted[1]) if quoted else None
+        full = number in (errno.ENOSPC, errno.EDQUOT) or any(sign in str(error) for sign in NO_SPACE)
+        if not isinstance(error, OSError) and number is None and not full:
+            raise
+        raise StorageError(
+            f"{path}: got {_found(error, path)}; expected to write there; fix: {_mend(number, full)} "
+            "or choose another --out folder"
+        ) from error
+
+
+def _found(error: Exception, path: Path) -> str:
+    found = getattr(error, "strerror", None) or str(error)
+    name = getattr(error, "filename", None)
+    return found if name is None or Path(str(name)) == path else f"{found} ({name})"
+
+
+def _mend(number: int | None, full: bool) -> str:
+    if full:
+        return "free disk space"
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "make the folder writable"
+    return "check that the path is right"
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that appears whole or not at all (a temporary file beside it, then a rename).
+
+    A file that is there keeps its mode, and a link stays a link to what is written; a new file gets the mode that the
+    umask leaves. The content is on the disk before the name is.
+    """
+    with storage_errors(path):
+        target = Path(os.path.realpath(path))
+        old = target.stat().st_mode if target.exists() else None
+        if old is not None and not stat.S_ISREG(old):
+            raise StorageError(
+                f"{path}: got {'a folder' if stat.S_ISDIR(old) else 'a device'}; expected a file or a free name; "
+                "fix: choose another --out folder"
+            )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+        try:
+            with part.open("xb") as file:
+                if old is not None:
+                    part.chmod(stat.S_IMODE(old))
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(target)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a small file whole or not at all, as `atomic_file` does."""
+    with atomic_file(path) as file:
+        file.write(content.encode("utf-8") if isinstance(content, str) else content)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a file, or begin one; it is on the disk, or, by a StorageError, nothing of it is in the file."""
+    rest = memoryview(f"{line}\n".encode())
+    with storage_errors(path), path.open("ab", buffering=0) as file:  # a buffer would be written again by close()
+        end = file.tell()
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+            os.fsync(file.fileno())
+        except OSError:
+            os.truncate(path, end)
+            raise
+
+
+@contextmanager
+def alone_in(
+    out: Path, lock: str = LOCK_FILE, wait: bool = False, fix: str = "wait until it has ended, or choose another --out"
+) -> Iterator[None]:
+    """Make a folder and hold a lock in it; the operating system releases the lock of a process that is killed.
+
+    With `wait` the lock of another process is waited for; else the error says that the `fix` is to be done.
+
+    Raises:
+        OutputExistsError: another process holds it.
+        StorageError: the folder cannot be written.
+    """
+    from filelock import FileLock, Timeout
+
+    held = FileLock(out / lock, timeout=-1 if wait else 0)
+    with storage_errors(out):
+        (out / lock).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            held.acquire()
+        except Timeout as error:
+            raise OutputExistsError(
+                f"{out}: got a folder in which another process is at work; expected one that is free; fix: {fix}"
+            ) from error
+    try:
+        yield
+    finally:
+        held.release()
+
+
+@contextmanager
+def usual_modes(folder: Path) -> Iterator[None]:
+    """Make a folder; give weights that a library writes below it the mode they had, or that the umask leaves.
+
+    safetensors writes a temporary file, which nobody else may read, and renames it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    before = {path: path.stat().st_mode for path in folder.rglob("*.safetensors")}
+    yield
+    probe = folder / f".{secrets.token_hex(4)}"
+    probe.touch(exist_ok=False)
+    usual = probe.stat().st_mode
+    probe.unlink()
+    for path in folder.rglob("*.safetensors"):
+        path.chmod(stat.S_IMODE(before.get(path, usual)))
+
+
+def put_in_place(part: Path, target: Path) -> None:
+    """Give a file that was written under another name its own, once its content is on the disk."""
+    with part.open("rb") as file:
+        os.fsync(file.fileno())
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part.replace(target)
+
+
+def file_hash(path: Path, step: Callable[[int], None] | None = None) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal; `step` is told how many more bytes were read.
+
+    Of a folder that of the names and hashes of its files; hidden ones do not count.
+    """
+    digest = hashlib.sha256()
+    if path.is_dir():
+        for entry in sorted(path.iterdir()):
+            if not entry.name.startswith("."):
+                digest.update(f"{entry.name} {file_hash(entry, step)}\n".encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+            if step is not None:
+                step(len(block))
+    return digest.hexdigest()
+
+
+def hash_files(files: Mapping[str, Path]) -> dict[str, str]:
+    """Name -> content hash of the file of that name."""
+    try:
+        return {name: file_hash(path) for name, path in files.items()}
+    except OSError as error:
+        raise InputError(
+            f"{error.filename}: got {error.strerror or error}; expected a file; fix: check the path"
+        ) from error

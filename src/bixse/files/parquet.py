@@ -1,0 +1,136 @@
+"""Parquet files, every page with a checksum: written so, and checked wherever one is read."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from bisect import bisect_left, bisect_right
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from bixse.errors import InputError
+from bixse.files.files import atomic_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+    from typing import BinaryIO
+
+REPLACE = "write or fetch it again, or name it by its real format"
+"""What to do about a Parquet file that cannot be read."""
+
+
+def save_table(table: pa.Table | pa.RecordBatchReader, path: Path, group_rows: int | None = None) -> None:
+    """Write a table, or one batch after the other, with page checksums; the file appears whole or not at all.
+
+    `group_rows`: most rows of a row group.
+    """
+    with atomic_file(path) as file, table_writer(file, table.schema) as writer:
+        if isinstance(table, pa.Table):
+            writer.write_table(table, group_rows)
+            return
+        for batch in table:
+            writer.write_batch(batch)
+
+
+def table_writer(target: Path | BinaryIO, schema: pa.Schema) -> pq.ParquetWriter:
+    """A writer that takes one table after the other, with page checksums."""
+    return pq.ParquetWriter(target, schema, write_page_checksum=True)
+
+
+def checked_file(path: Path) -> pq.ParquetFile:
+    """A Parquet file whose pages are held against their checksums as they are read."""
+    # pre_buffer, on by default since some version of pyarrow, keeps all that was read until the file is closed
+    return pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True)
+
+
+@contextmanager
+def open_table(path: Path, fix: str = REPLACE) -> Iterator[pq.ParquetFile]:
+    """Open a Parquet file; the checksums of the pages that are read, where it has any, are verified."""
+    with reading(path, fix), checked_file(path) as file:
+        yield file
+
+
+@contextmanager
+def reading(path: Path, fix: str = REPLACE) -> Iterator[None]:
+    """Explain what goes wrong while a Parquet file is read, and say what to do about it."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError) as error:
+        found = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(
+            f"{path}: got unreadable Parquet ({found[:200]}); expected a whole Parquet file, every byte as it was "
+            f"written; fix: {fix}"
+        ) from error
+
+
+def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """A Parquet file; of these columns only those that it has, all where it has none of them."""
+    with open_table(path) as file:
+        names = [name for name in file.schema_arrow.names if columns is None or name in columns]
+        return file.read(columns=names or None)
+
+
+def column_names(path: Path) -> list[str]:
+    """The names of the columns of a Parquet file."""
+    with open_table(path) as file:
+        names: list[str] = file.schema_arrow.names
+        return names
+
+
+def row_batches(
+    file: pq.ParquetFile, columns: Sequence[str], size: int, rows: range | None = None
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Batches of at most `size` rows, each with the number of its first row from 0; only row groups with `rows`."""
+    start = 0
+    for group in range(file.metadata.num_row_groups):
+        end = start + file.metadata.row_group(group).num_rows
+        if rows is None or (start < rows.stop and rows.start < end):
+            first = start
+            for batch in file.iter_batches(size, row_groups=[group], columns=columns):
+                low, high = (0, len(batch)) if rows is None else (max(0, rows.start - first), rows.stop - first)
+                if low < min(high, len(batch)):
+                    yield first + low, batch.slice(low, high - low)
+                first += len(batch)
+        start = end
+
+
+def row_counts(paths: Sequence[Path]) -> list[int]:
+    """How many rows each Parquet file has, by its footer alone."""
+    counts = []
+    for path in paths:
+        with open_table(path) as file:
+            counts.append(int(file.metadata.num_rows))
+    return counts
+
+
+def keyed_groups(file: pq.ParquetFile, column: str, wanted: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    """The rows of each row group, or those whose value of a text column is `wanted` (sorted).
+
+    A row group whose range of values has none of them is not read, of another first that column alone.
+    """
+    place = file.schema_arrow.names.index(column)
+    for number in range(file.metadata.num_row_groups):
+        if wanted is None:
+            yield file.read_row_group(number)
+            continue
+        ends, near = file.metadata.row_group(number).column(place).statistics, wanted
+        if ends is not None and ends.has_min_max:
+            near = wanted[bisect_left(wanted, ends.min) : bisect_right(wanted, ends.max)]
+        if near:
+            chosen = pc.is_in(file.read_row_group(number, [column])[column], pa.array(near, pa.string()))
+            if pc.any(chosen).as_py():
+                yield file.read_row_group(number).filter(chosen)
+
+
+def footer_hash(path: Path) -> str:
+    """SHA-256 of what a Parquet file says of its columns: their places, sizes, and least and greatest values."""
+    with reading(path), path.open("rb") as file:
+        file.seek(-8, os.SEEK_END)
+        length = int.from_bytes(file.read(4), "little")
+        file.seek(-8 - length, os.SEEK_END)
+        return hashlib.sha256(file.read(length)).hexdigest()

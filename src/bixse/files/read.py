@@ -1,0 +1,483 @@
+"""Reading files of rows block by block: JSONL, CSV, TSV (each also with .gz) and Parquet, every row checked."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import zlib
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, cast
+
+import pyarrow as pa
+import pyarrow.csv as pacsv
+
+from bixse.errors import InputError, InvalidFileError, shorten
+from bixse.files.first_rows import FirstRows
+from bixse.files.hints import missing_column_hint, not_text
+from bixse.files.parquet import open_table, row_batches
+from bixse.files.strict import RepeatedKeyError, parse_json
+from bixse.files.values import FileColumn, InvalidValueError
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterator, Mapping, Sequence
+
+FORMATS = (".parquet", ".jsonl", ".csv", ".tsv")
+"""Suffixes of files of rows; all but Parquet may have .gz behind it."""
+BLOCK_ROWS = 1024
+"""Most rows of a block."""
+BLOCK_BYTES = 1 << 26
+"""Most bytes of text that a block of JSONL or CSV is read from."""
+LINES_BYTES = 1 << 21
+"""Bytes of lines that are read at once: 32 such blocks are read ahead, and each function of JSON in a query holds what
+it parsed of one."""
+LONGEST_LINE = 1 << 26
+"""Most bytes of one line or field, so that a file without line ends does not fill the memory."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Checked rows that follow one another in a file, column by column."""
+
+    rows: Sequence[int]
+    """Their numbers: lines of JSONL, elsewhere data rows, from 1."""
+    columns: Mapping[str, list[Any]]
+    """Name -> a value per row, as the kind of the column says; None where an optional one is absent."""
+    position: int
+    """How many bytes of the file have been read."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def read_rows(
+    path: str | Path, columns: Sequence[FileColumn], errors: InvalidFileError | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    r"""The checked rows of a file one by one, with their numbers; see `read_blocks`.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "labels.tsv"
+        >>> _ = path.write_text("id\tgrade\n7\t0.5\n")
+        >>> list(read_rows(path, [FileColumn("id", "id"), FileColumn("grade", "number")]))
+        [(1, {'id': '7', 'grade': 0.5})]
+    """
+    for block in read_blocks(path, columns, errors):
+        for number, *values in zip(block.rows, *block.columns.values(), strict=True):
+            yield number, dict(zip(block.columns, values, strict=True))
+
+
+def read_blocks(
+    path: str | Path,
+    columns: Sequence[FileColumn],
+    errors: InvalidFileError | None = None,
+    rows: range | None = None,
+) -> Iterator[Block]:
+    """The rows of a file in blocks of bounded size; what is wrong is collected, and such rows are left out.
+
+    Args:
+        path: .jsonl, .csv, .tsv (each may have .gz behind it) or .parquet, or a folder of Parquet files, whose rows
+            are numbered through in the order of their names.
+        columns: the columns to read; others are ignored.
+        errors: takes the errors, for a caller that has checks of its own to add, or that goes on without invalid rows.
+            None raises them all when the file has been read.
+        rows: of Parquet only these, counted from 0; nothing else is read.
+
+    Raises:
+        InputError: no such file, a file of another format, one that cannot be read, or one without any row.
+        InvalidFileError: a needed column is missing in the header, or a column is there twice; with `errors` None also
+            every error of a row: no JSON object, a key twice, another number of columns, a value that its column
+            cannot hold.
+    """
+    path = Path(path)
+    found = errors if errors is not None else InvalidFileError(path)
+    again = partial(_values_of, path, columns, rows)
+    seen = {column.name: FirstRows(partial(again, column)) for column in columns if column.unique}
+    count = 0
+    for raw in _raw_blocks(path, columns, found, rows):
+        block = _checked(raw, columns, seen, found)
+        count += len(block)
+        if len(block):
+            yield block
+    if errors is None:
+        found.raise_any()
+    if not count and not found.total:
+        raise InputError(f"{path}: got no rows; expected at least one; fix: check the export")
+
+
+def raw_rows(
+    path: Path, errors: InvalidFileError, needed: Sequence[str] = (), optional: Sequence[str] | None = None
+) -> Iterator[tuple[int, dict[str, Any], int]]:
+    r"""The rows of a file as they stand, for formats whose keys differ from row to row: number, row, bytes read.
+
+    Args:
+        path: as for `read_blocks`.
+        errors: takes the rows that cannot be read.
+        needed: columns that a file with a header must have.
+        optional: columns it may have; others are not read. None reads all.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "labels.tsv"
+        >>> _ = path.write_text("id\tlabel\n7\tExact\n")
+        >>> list(raw_rows(path, InvalidFileError(path)))
+        [(1, {'id': '7', 'label': 'Exact'}, 17)]
+    """
+    if checked_format(path) == ".jsonl":
+        for number, line, position in text_lines(path, errors):
+            if (row := json_object(number, line, errors)) is not None:
+                yield number, row, position
+        return
+    columns = [FileColumn(name, "any") for name in needed]
+    columns += [FileColumn(name, "any", needed=False) for name in optional or ()]
+    for block in _raw_blocks(path, columns if needed or optional is not None else None, errors):
+        for number, *values in zip(block.rows, *block.columns.values(), strict=True):
+            yield number, dict(zip(block.columns, values, strict=True)), block.position
+
+
+def kind_of(path: Path) -> str:
+    """The suffix that says what a file holds, in lower case: that before `.gz` where it is compressed.
+
+    A compressed file without another suffix is JSONL, as the shards of MS MARCO 2 are.
+
+    Example:
+        >>> kind_of(Path("nq.JSONL.gz")), kind_of(Path("nq.parquet"))
+        ('.jsonl', '.parquet')
+    """
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes[-1:] == [".gz"]:
+        return suffixes[-2] if len(suffixes) > 1 else ".jsonl"
+    return suffixes[-1] if suffixes else ""
+
+
+def checked_format(path: Path) -> str:
+    """The suffix of a file of rows, see `kind_of`."""
+    kind = kind_of(path)
+    if kind not in FORMATS or (kind == ".parquet" and path.suffix.lower() == ".gz"):
+        raise InputError(
+            f"{path}: got suffix {path.suffix!r}; expected one of {', '.join(FORMATS)}; fix: rename or convert it"
+        )
+    return kind
+
+
+def stem_of(path: Path) -> str:
+    """The name of a file without its suffix, and without `.gz`.
+
+    Example:
+        >>> stem_of(Path("data/nq.v1.jsonl.gz"))
+        'nq.v1'
+    """
+    name = path.name[:-3] if path.suffix.lower() == ".gz" else path.name
+    return name.rpartition(".")[0] or name
+
+
+def files_of(path: Path, suffixes: Sequence[str] = FORMATS, what: str = "a file of rows") -> list[Path]:
+    """The file itself, or those of a folder with one of these suffixes, by name."""
+    if path.is_dir() and suffixes:
+        rows = sorted(file for file in path.rglob("*") if file.is_file() and kind_of(file) in {*FORMATS, *suffixes})
+        found = [file for file in rows if kind_of(file) in suffixes]
+        if len(found) < len(rows):
+            other = next(file for file in rows if kind_of(file) not in suffixes).relative_to(path)
+            got = f"{other} next to {found[0].relative_to(path)}" if found else f"{other}"
+            raise InputError(
+                f"{path}: got a folder with {got}; expected one of {' or '.join(suffixes)} files alone; "
+                "fix: name the file that is meant"
+            )
+        if found:
+            return found
+        raise InputError(
+            f"{path}: got a folder without {' or '.join(suffixes)} files; expected {what}; fix: check the path"
+        )
+    if not path.is_file():
+        got = "a folder" if path.is_dir() else "no such file"
+        packed = path.with_name(f"{path.name}.gz")
+        fix = f"unpack it with `gunzip -k {packed}`" if packed.is_file() else "check the path"
+        raise InputError(f"{path}: got {got}; expected {what}; fix: {fix}")
+    return [path]
+
+
+def text_lines(path: Path, errors: InvalidFileError) -> Iterator[tuple[int, str, int]]:
+    """The lines of a UTF-8 file (gzip is unpacked) that are not blank: number from 1, text, bytes of the file read.
+
+    Line ends and a byte order mark are dropped; a line that is too long or not UTF-8 is an error.
+    """
+    with _opened(path) as (file, raw):
+        number = 0
+        while line := file.readline(LONGEST_LINE + 1):
+            number += 1
+            if len(line) > LONGEST_LINE:
+                got = f"a line longer than {LONGEST_LINE >> 20} MiB"
+                errors.add(number, None, got, "lines of a row each", "end every row with a line end")
+                while line and not line.endswith(b"\n"):
+                    line = file.readline(LONGEST_LINE)
+                continue
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                got = f"byte {error.object[error.start]:#04x}"
+                errors.add(number, None, got, "UTF-8 text", "convert it, for example with `iconv -f latin1 -t utf-8`")
+                continue
+            if text.strip():
+                yield number, text, raw.tell()
+
+
+def line_blocks(path: Path) -> Iterator[tuple[pa.Array, int]]:
+    """All lines of a UTF-8 file (gzip is unpacked) in arrays of some megabytes, and the bytes of the file read.
+
+    For files of which nothing is wrong: `text_lines` says what it is, and in which line.
+    """
+    with ExitStack() as stack:
+        raw = stack.enter_context(pa.OSFile(str(path)))
+        packed = path.suffix.lower() == ".gz"
+        content = stack.enter_context(pa.CompressedInputStream(raw, "gzip")) if packed else raw
+        blocks = pacsv.open_csv(
+            content,
+            pacsv.ReadOptions(column_names=["line"], block_size=LINES_BYTES, use_threads=False),
+            pacsv.ParseOptions(delimiter="\x01", quote_char=False, ignore_empty_lines=False),
+            pacsv.ConvertOptions(column_types={"line": pa.string()}),
+        )
+        for batch in blocks:
+            yield batch.column(0), raw.tell()
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    files_of(path, ())
+    try:
+        with path.open("rb") as raw:
+            packed = path.suffix.lower() == ".gz"
+            file = cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if packed else cast("BinaryIO", raw)
+            if (wrong := not_text(file.read(6))) is not None:
+                raise InputError(f"{path}: {wrong}")
+            file.seek(0)
+            yield file, raw
+    except (OSError, EOFError, zlib.error) as error:
+        got = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise InputError(
+            f"{path}: got {got!r}; expected a readable file; fix: check the path, or fetch it again"
+        ) from error
+
+
+def _raw_blocks(
+    path: Path, columns: Sequence[FileColumn] | None, errors: InvalidFileError, rows: range | None = None
+) -> Iterator[Block]:
+    kind = ".parquet" if path.is_dir() else checked_format(path)
+    if kind == ".parquet":
+        return _parquet_blocks(path, columns, errors, rows)
+    files_of(path, ())
+    return _csv_blocks(path, columns, errors) if kind != ".jsonl" else _json_blocks(path, columns or (), errors)
+
+
+def _json_blocks(path: Path, columns: Sequence[FileColumn], errors: InvalidFileError) -> Iterator[Block]:
+    def block() -> Block:
+        return Block(numbers, {column.name: [row.get(column.name) for row in rows] for column in columns}, position)
+
+    needed = {column.name for column in columns if column.needed}
+    has_other_names = any(column.other_names for column in columns)
+    numbers: list[int] = []
+    rows: list[dict[str, Any]] = []
+    size = position = 0
+    for number, line, position in text_lines(path, errors):  # noqa: B007 (the last one is the block's)
+        row = json_object(number, line, errors)
+        if row is None:
+            continue
+        if has_other_names:
+            row |= {column.name: row[name] for column in columns if (name := _name_in(column, row)) is not None}
+        if not needed <= row.keys():
+            for column in columns:
+                if column.name in needed and column.name not in row:
+                    fix = missing_column_hint(path, column.name, tuple(row), tuple(sorted(needed)))
+                    errors.add(number, column.name, "nothing", column.expected, fix)
+            continue
+        numbers.append(number)
+        rows.append(row)
+        size += len(line)
+        if len(rows) == BLOCK_ROWS or size > BLOCK_BYTES:
+            yield block()
+            numbers, rows, size = [], [], 0
+    yield block()
+
+
+def json_object(number: int, line: str, errors: InvalidFileError) -> dict[str, Any] | None:
+    """The object that a line holds; None, and an error, where it holds something else or a key twice."""
+    try:
+        row = parse_json(line)
+    except RepeatedKeyError as error:
+        errors.add(number, error.key, "the key twice", "it once an object", "keep one of the two")
+        return None
+    except (ValueError, RecursionError) as error:
+        errors.add(number, None, shorten(line), "one JSON object per line", f"correct the line ({error})")
+        return None
+    if not isinstance(row, dict):
+        errors.add(number, None, shorten(row), "a JSON object", "write {...} with its keys")
+        return None
+    return row
+
+
+def _csv_blocks(path: Path, columns: Sequence[FileColumn] | None, errors: InvalidFileError) -> Iterator[Block]:
+    def block() -> Block:
+        fields = list(zip(*rows, strict=True)) or [()] * len(names)
+        values = {name: list(fields[place]) for name, place in places.items()}
+        values |= {name: [field or None for field in values[name]] for name in optional & values.keys()}
+        return Block(numbers, values, raw.tell())
+
+    csv.field_size_limit(LONGEST_LINE)
+    delimiter = "\t" if kind_of(path) == ".tsv" else ","
+    with _opened(path) as (file, raw):
+        # bytes that are no UTF-8 become halves of surrogate pairs, which the rule for texts finds in its row
+        text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
+        reader = csv.reader(_csv_lines(text), delimiter=delimiter, strict=True)
+        number = size = 0
+        names: list[str] = []
+        optional: set[str] = set()
+        places: dict[str, int] = {}
+        rows: list[list[str]] = []
+        numbers: list[int] = []
+        try:
+            names = next(reader, [])
+            if not names:
+                return
+            columns = columns if columns is not None else _all_columns(names)
+            optional = {column.name for column in columns if not column.needed}
+            chosen = _choose(path, names, columns, errors)
+            places = {name: names.index(found) for name, found in chosen.items()}
+            for fields in reader:
+                if not fields:
+                    continue
+                number += 1
+                if len(fields) != len(names):
+                    fix = "put a text that holds the separator, a quote or a line end in double quotes; 0.5, not 0,5"
+                    errors.add(number, None, f"{len(fields)} columns", f"{len(names)} as in the header", fix)
+                    continue
+                numbers.append(number)
+                rows.append(fields)
+                size += sum(map(len, fields))
+                if len(rows) == BLOCK_ROWS or size > BLOCK_BYTES:
+                    yield block()
+                    numbers, rows, size = [], [], 0
+        except csv.Error as error:
+            fix = 'close every double quote, and write a quote inside a text as ""'
+            errors.add(number + 1, None, str(error), "well-formed CSV from here on", fix)
+        yield block()
+
+
+def _csv_lines(text: TextIO) -> Iterator[str]:
+    while line := text.readline(LONGEST_LINE):
+        if len(line) == LONGEST_LINE and not line.endswith("\n"):
+            raise csv.Error(f"a line longer than {LONGEST_LINE >> 20} MiB")
+        yield line
+
+
+def _parquet_blocks(
+    path: Path, columns: Sequence[FileColumn] | None, errors: InvalidFileError, rows: range | None = None
+) -> Iterator[Block]:
+    number = read = 0
+    for file_path in files_of(path, (".parquet",)):
+        size = file_path.stat().st_size
+        with open_table(file_path) as file:
+            start, length = number, file.metadata.num_rows
+            number += length
+            if rows is not None and not (start < rows.stop and rows.start < number):
+                continue
+            names = file.schema_arrow.names
+            chosen = _choose(file_path, names, columns if columns is not None else _all_columns(names), errors)
+            own = None if rows is None else range(rows.start - start, rows.stop - start)
+            for first, batch in row_batches(file, list(chosen.values()), BLOCK_ROWS, own):
+                values = {name: batch.column(found).to_pylist() for name, found in chosen.items()}
+                numbers = range(start + first + 1, start + first + 1 + batch.num_rows)
+                yield Block(numbers, values, read + size * (first + batch.num_rows) // max(1, length))
+        read += size
+
+
+def _all_columns(names: Sequence[str]) -> list[FileColumn]:
+    return [FileColumn(name, "any", needed=False) for name in dict.fromkeys(names)]
+
+
+def _choose(
+    path: Path, names: Sequence[str], columns: Sequence[FileColumn], errors: InvalidFileError
+) -> dict[str, str]:
+    """Column -> its name in the header; stops where a needed one is missing, or one that is read is there twice."""
+    chosen: dict[str, str] = {}
+    for column in columns:
+        found = _name_in(column, names)
+        if found is not None:
+            chosen[column.name] = found
+            if (times := list(names).count(found)) > 1:
+                errors.add(None, found, f"{times} columns of that name", "one", "rename the other")
+        elif column.needed:
+            needed = tuple(sorted(one.name for one in columns if one.needed))
+            fix = missing_column_hint(path, column.name, tuple(names), needed)
+            got = f"columns {shorten(', '.join(names), 120)}"
+            errors.add(None, column.name, got, f"a column {column.name!r}", fix)
+    errors.raise_any()
+    return chosen
+
+
+def _name_in(column: FileColumn, names: Container[str]) -> str | None:
+    return next((name for name in (column.name, *column.other_names) if name in names), None)
+
+
+def _checked(
+    raw: Block, columns: Sequence[FileColumn], seen: Mapping[str, FirstRows], errors: InvalidFileError
+) -> Block:
+    invalid: set[int] = set()
+    found: dict[str, list[Any]] = {}
+    for column in columns:
+        values = raw.columns.get(column.name)
+        if values is None:
+            found[column.name] = [None] * len(raw)
+            continue
+        at_once = column.read_all(values)
+        found[column.name] = at_once if at_once is not None else _read_each(column, raw.rows, values, invalid, errors)
+        if column.unique:
+            _check_unique(column, raw.rows, found[column.name], seen[column.name], invalid, errors)
+    if not invalid:
+        return Block(raw.rows, found, raw.position)
+    kept = [place for place in range(len(raw)) if place not in invalid]
+    columns_kept = {name: [values[place] for place in kept] for name, values in found.items()}
+    return Block([raw.rows[place] for place in kept], columns_kept, raw.position)
+
+
+def _check_unique(
+    column: FileColumn,
+    rows: Sequence[int],
+    values: Sequence[Any],
+    seen: FirstRows,
+    invalid: set[int],
+    errors: InvalidFileError,
+) -> None:
+    places = [place for place in range(len(rows)) if place not in invalid]
+    own = [rows[place] for place in places]
+    for place, row, first in zip(places, own, seen.add([values[place] for place in places], own), strict=True):
+        if first != row:
+            got = f"{shorten(values[place])} again, after row {first}"
+            errors.add(row, column.name, got, "a value used once", "drop or rename the repeat")
+            invalid.add(place)
+
+
+def _values_of(
+    path: Path, columns: Sequence[FileColumn], rows: range | None, column: FileColumn
+) -> Iterator[tuple[Any, int]]:
+    """The values of one of the columns as they are used, and their rows, without those that cannot be used."""
+    errors = InvalidFileError(path)
+    for raw in _raw_blocks(path, columns, errors, rows):
+        block = _checked(raw, [replace(column, unique=False)], {}, errors)
+        yield from zip(block.columns[column.name], block.rows, strict=True)
+
+
+def _read_each(
+    column: FileColumn, rows: Sequence[int], values: Sequence[Any], invalid: set[int], errors: InvalidFileError
+) -> list[Any]:
+    """The values of a column one by one; places of those that cannot be used are added to `invalid`."""
+    found: list[Any] = []
+    for place, value in enumerate(values):
+        try:
+            found.append(column.read(value))
+        except InvalidValueError as error:
+            errors.add(rows[place], column.name, error.got, error.expected, error.fix)
+            invalid.add(place)
+            found.append(None)
+    return found

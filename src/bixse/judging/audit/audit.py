@@ -1,0 +1,260 @@
+"""The audit of judges: join their labels with human ones and measure what can be trusted."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from bixse.calibration.reliability import calibration_report
+from bixse.errors import InputError
+from bixse.evaluation.statistics import check_samples, mean_estimate, percentile_estimate, wilson_interval
+from bixse.judging.audit import agreement
+from bixse.judging.audit.agreement import counts_by_query, nearest_level
+from bixse.judging.audit.audit_report import (
+    AuditReport,
+    Disagreement,
+    GradeShare,
+    JudgeAudit,
+    JudgeDifference,
+    MeanRelevance,
+    QueryDisagreement,
+    SelfAgreement,
+)
+from bixse.judging.audit.system_ranking import rank_systems
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from bixse.evaluation.statistics import Floats
+    from bixse.judging.audit.labels import Labels
+    from bixse.relevance import Ranking
+    from bixse.results import IntervalEstimate
+
+MOST_LEVELS = 21
+"""More distinct grades are no ordinal scale."""
+WORST_PAIRS, WORST_OF_A_QUERY = 20, 2
+"""The largest disagreements that are kept, in all and per query."""
+
+
+def audit(
+    judges: Sequence[Labels],
+    human: Labels,
+    relevant_from: float | None = None,
+    runs: Mapping[str, Ranking] | None = None,
+    samples: int = 1000,
+    seed: int = 0,
+) -> AuditReport:
+    """Measure how far judges' labels can be trusted, with intervals by resampling queries.
+
+    The scale of the audit is that of the `human` labels; a judge on another is compared by its place on it. From
+    `relevant_from` on a pair is relevant: by default from the lowest grade in the upper half of the scale, which is 2
+    on 0 to 3, as in TREC Deep Learning. `runs`, name -> TREC run, are ranked under each side's labels.
+
+    Raises:
+        InputError: no judge, two of one name, a judge without a pair in common with the human labels, fewer than 2
+            common queries, or arguments outside their range.
+    """
+    names = [judge.name for judge in judges]
+    if not names or len(set(names)) < len(names):
+        raise InputError(f"audit: got the judges {names}; expected names of their own; fix: name each file once")
+    check_samples(samples)
+    levels = grade_levels(human)
+    relevant_from = first_relevant(levels, relevant_from)
+    common = {judge.name: _common(judge, human, relevant_from) for judge in judges}
+    return AuditReport(
+        scale=(human.scale.minimum, human.scale.maximum),
+        levels=tuple(levels.tolist()),
+        relevant_from=relevant_from,
+        human_path=human.path,
+        human_pairs=len(human.grades),
+        human_queries=len({query for query, _ in human.grades}),
+        human_impossible=human.impossible,
+        human_after_judge=human.after_judge,
+        judges=tuple(
+            _audit_one(judge, common[judge.name], human, levels, relevant_from, runs, samples, seed) for judge in judges
+        ),
+        differences=tuple(
+            JudgeDifference(one, other, measure, pairs, difference)
+            for one, other in combinations(names, 2)
+            for measure, pairs, difference in _differences(common[one], common[other], levels, samples, seed)
+        ),
+        samples=samples,
+        seed=seed,
+    )
+
+
+def grade_levels(human: Labels) -> Floats:
+    """The whole numbers of the human scale, or the labels found where these are none; InputError for more than 21."""
+    found = {human.scale.minimum, human.scale.maximum, *human.grades.values()}
+    whole = all(float(grade).is_integer() for grade in found)
+    levels = np.arange(human.scale.minimum, human.scale.maximum + 1) if whole else np.array(sorted(found))
+    if len(levels) > MOST_LEVELS:
+        raise InputError(
+            f"{human.path}: got {len(levels)} distinct grades; expected an ordinal scale of at most {MOST_LEVELS}; "
+            "fix: map the labels to a few grades"
+        )
+    return levels.astype(np.float64)
+
+
+def first_relevant(levels: Floats, relevant_from: float | None) -> float:
+    """The grade from which a pair is relevant; the lowest in the upper half of the scale where none is stated."""
+    if relevant_from is None:
+        return float(levels[levels >= (levels[0] + levels[-1]) / 2][0])
+    if not levels[0] < relevant_from <= levels[-1]:
+        raise InputError(
+            f"relevant-from: got {relevant_from:g}; expected above {levels[0]:g} and up to {levels[-1]:g}, the scale "
+            "of the human labels; fix: name the lowest grade that counts as relevant"
+        )
+    return relevant_from
+
+
+def _common(judge: Labels, human: Labels, relevant_from: float) -> Any:
+    """The pairs that both sides graded, by their ids in order.
+
+    `human` and `judge` are grades on the human scale, `relevance` is the judge's, `relevant` 1 where people find it so.
+    """
+    pairs = sorted(human.grades.keys() & judge.grades.keys())
+    if not pairs:
+        ids = [next(iter(side.grades)) for side in (judge, human)]
+        raise InputError(
+            f"{judge.path}: got no pair of the human labels (pairs such as {ids[0]}; human ones such as {ids[1]}); "
+            "expected labels of the same queries and documents; fix: use the ids of the human labels"
+        )
+    grades = np.array([human.grades[pair] for pair in pairs], dtype=np.float64)
+    columns = {
+        "human": grades,
+        "judge": _on_human_scale([judge.grades[pair] for pair in pairs], judge, human),
+        "relevance": np.array([judge.relevance[pair] for pair in pairs], dtype=np.float64),
+        "relevant": (grades >= relevant_from).astype(np.float64),
+    }
+    return pd.DataFrame(columns, pd.MultiIndex.from_tuples(pairs, names=["query_id", "document_id"]))
+
+
+def _on_human_scale(grades: Sequence[float], judge: Labels, human: Labels) -> Floats:
+    if judge.scale != human.scale:
+        grades = [human.scale.to_grade(judge.scale.to_relevance(grade)) for grade in grades]
+    return np.array(grades, dtype=np.float64)
+
+
+def _query_ids(frame: Any) -> list[str]:
+    return list(frame.index.get_level_values("query_id"))
+
+
+def _audit_one(
+    judge: Labels,
+    common: Any,
+    human: Labels,
+    levels: Floats,
+    relevant_from: float,
+    runs: Mapping[str, Ranking] | None,
+    samples: int,
+    seed: int,
+) -> JudgeAudit:
+    query_ids, relevance, relevant = _query_ids(common), common.relevance.to_numpy(), common.relevant.to_numpy()
+    square = counts_by_query(common.human.to_numpy(), common.judge.to_numpy(), query_ids, levels)
+    every = counts_by_query(common.human.to_numpy(), common.judge.to_numpy(), query_ids, None)
+    difference = (common.judge - common.human).to_numpy()
+    errors = (relevance - relevant) ** 2 - (relevant.mean() - relevant) ** 2
+    labelled = {pair: human.scale.to_relevance(grade) for pair, grade in human.grades.items()}
+    return JudgeAudit(
+        name=judge.name,
+        path=judge.path,
+        pairs=len(common),
+        queries=len(set(query_ids)),
+        without_grade=len(human.grades.keys() & judge.missing.keys()),
+        human_only=len(human.grades.keys() - judge.grades.keys() - judge.missing.keys()),
+        judge_only=len(judge.grades.keys() - human.grades.keys()),
+        statuses=judge.statuses,
+        impossible=judge.impossible,
+        mapped=judge.mapped,
+        measures={
+            "mean_difference": mean_estimate(difference, query_ids, samples, seed),
+            **square.estimates(agreement.of_levels(int(np.searchsorted(levels, relevant_from))), samples, seed),
+            **every.estimates(agreement.OF_RANKS, samples, seed),
+        },
+        confusion=tuple(map(tuple, square.total.astype(int).tolist())),
+        by_grade=_by_grade(common, levels),
+        by_human_grade=_by_human_grade(common, levels),
+        calibration=calibration_report(relevance, relevant, query_ids, samples=samples, seed=seed),
+        against_constant=mean_estimate(errors, query_ids, samples, seed),
+        worst_queries=_worst_queries(common, levels),
+        worst_pairs=_worst_pairs(common),
+        self_agreement=_self_agreement(judge, human, levels, samples, seed),
+        systems=rank_systems(labelled, judge.relevance, runs, samples, seed) if runs else None,
+    )
+
+
+def _by_grade(common: Any, levels: Floats) -> tuple[GradeShare, ...]:
+    found = common.relevant.groupby(nearest_level(common.judge.to_numpy(), levels)).agg(["size", "mean", "sum"])
+    found = found.reindex(range(len(levels)), fill_value=0)
+    return tuple(
+        GradeShare(grade, size, mean, *wilson_interval(total, size)) if size else GradeShare(grade, 0)
+        for grade, (size, mean, total) in zip(levels.tolist(), found.itertuples(index=False), strict=True)
+    )
+
+
+def _by_human_grade(common: Any, levels: Floats) -> tuple[MeanRelevance, ...]:
+    found = common.relevance.groupby(nearest_level(common.human.to_numpy(), levels)).agg(["size", "mean"])
+    found = found.reindex(range(len(levels)), fill_value=0)
+    return tuple(
+        MeanRelevance(grade, size, mean if size else None)
+        for grade, (size, mean) in zip(levels.tolist(), found.itertuples(index=False), strict=True)
+    )
+
+
+def _worst_queries(common: Any, levels: Floats) -> tuple[QueryDisagreement, ...]:
+    same = nearest_level(common.judge.to_numpy(), levels) == nearest_level(common.human.to_numpy(), levels)
+    difference = common.judge - common.human
+    columns = {"exact": same.astype(np.float64), "apart": difference.abs(), "difference": difference}
+    by_query = pd.DataFrame(columns, common.index).groupby(level="query_id")
+    found = by_query.mean()
+    found.insert(0, "pairs", by_query.size())
+    found = found.reset_index().sort_values(["apart", "query_id"], ascending=[False, True])
+    return tuple(QueryDisagreement(*row) for row in found.itertuples(index=False))
+
+
+def _worst_pairs(common: Any) -> tuple[Disagreement, ...]:
+    found = common.assign(apart=(common.judge - common.human).abs())
+    found = found[found.apart > 0].sort_values("apart", ascending=False, kind="stable")
+    worst = found.groupby(level="query_id").head(WORST_OF_A_QUERY).head(WORST_PAIRS)
+    return tuple(Disagreement(*row) for row in worst[["human", "judge"]].reset_index().itertuples(index=False))
+
+
+def _self_agreement(judge: Labels, human: Labels, levels: Floats, samples: int, seed: int) -> SelfAgreement | None:
+    """Over every pair asked twice, human-labelled or not; None for fewer than 2 queries."""
+    twice = sorted(judge.grades.keys() & judge.again.keys())
+    query_ids = [query for query, _ in twice]
+    if len(set(query_ids)) < 2:
+        return None
+    first, second = (
+        _on_human_scale([side[pair] for pair in twice], judge, human) for side in (judge.grades, judge.again)
+    )
+    counts = counts_by_query(first, second, query_ids, levels)
+    found = counts.estimates({"exact": agreement.agreement_within(0), "kappa": agreement.cohen_kappa()}, samples, seed)
+    apart = float(np.abs(first - second).mean()) / (human.scale.maximum - human.scale.minimum)
+    return SelfAgreement(len(twice), found["exact"], found["kappa"], apart)
+
+
+def _differences(
+    one: Any, other: Any, levels: Floats, samples: int, seed: int
+) -> list[tuple[str, int, IntervalEstimate]]:
+    """Measure, pairs and difference on the pairs that both graded; nothing where these are of fewer than 2 queries."""
+    pairs = one.index.intersection(other.index, sort=False)
+    sides = [one.loc[pairs], other.loc[pairs]]
+    query_ids = _query_ids(sides[0])
+    if len(set(query_ids)) < 2:
+        return []
+    measures = {"kappa": agreement.cohen_kappa(), "quadratic_kappa": agreement.cohen_kappa(2)}
+    counts = [counts_by_query(side.human.to_numpy(), side.judge.to_numpy(), query_ids, levels) for side in sides]
+    values = [side.values(measures) for side in counts]
+    drawn = [side.draws(measures, samples, seed) for side in counts]
+    found = {
+        name: percentile_estimate(values[0][name] - values[1][name], drawn[0][name] - drawn[1][name])
+        for name in measures
+    }
+    errors = [(side.relevance - side.relevant).to_numpy() ** 2 for side in sides]
+    found["brier"] = mean_estimate(errors[0] - errors[1], query_ids, samples, seed)
+    return [(name, len(pairs), difference) for name, difference in found.items()]

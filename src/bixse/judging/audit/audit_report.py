@@ -1,0 +1,244 @@
+"""What an audit of judges found: figures for JSON, the terminal and the page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bixse.judging.audit.labels import impossible_lines
+from bixse.report.table import format_interval, format_number, format_table
+from bixse.results import FEW_QUERIES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from bixse.judging.audit.labels import ImpossibleLabel
+    from bixse.judging.audit.system_ranking import SystemRanking
+    from bixse.results import CalibrationReport, IntervalEstimate
+
+MEASURES = {
+    "exact": "same grade",
+    "one_off": "one level apart",
+    "further_off": "further apart",
+    "kappa": "Cohen's kappa",
+    "linear_kappa": "kappa, linear weights",
+    "quadratic_kappa": "kappa, quadratic weights",
+    "binary_kappa": "kappa, relevant or not",
+    "alpha": "Krippendorff's alpha, ordinal",
+    "spearman": "Spearman's rho",
+    "kendall": "Kendall's tau-b",
+    "mean_difference": "judge's grade less the human's",
+}
+COMPARED = {"kappa": "Cohen's kappa", "quadratic_kappa": "kappa, quadratic weights", "brier": "Brier score"}
+"""What judges are compared by; the Brier score is better when lower."""
+
+
+@dataclass(frozen=True)
+class GradeShare:
+    """The share of the pairs with one grade of the judge that people find relevant; None without pairs."""
+
+    grade: float
+    pairs: int
+    relevant: float | None = None
+    low: float | None = None
+    """Wilson's 95 % interval, which takes pairs as independent."""
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class MeanRelevance:
+    """The judge's mean relevance over the pairs to which people give one grade."""
+
+    grade: float
+    pairs: int
+    mean: float | None
+
+
+@dataclass(frozen=True)
+class QueryDisagreement:
+    """Over one query's pairs: share with the same grade, mean absolute difference, and mean of judge less human."""
+
+    query_id: str
+    pairs: int
+    exact: float
+    apart: float
+    difference: float
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """The grades of one pair."""
+
+    query_id: str
+    document_id: str
+    human: float
+    judge: float
+
+
+@dataclass(frozen=True)
+class SelfAgreement:
+    """The judge against itself on pairs asked twice."""
+
+    pairs: int
+    exact: IntervalEstimate
+    kappa: IntervalEstimate
+    relevance_apart: float
+    """Mean absolute difference of both relevances."""
+
+
+@dataclass(frozen=True)
+class JudgeAudit:
+    """One judge against the human labels."""
+
+    name: str
+    path: str
+    pairs: int
+    """With a usable grade on both sides: every measure is over these."""
+    queries: int
+    without_grade: int
+    """Human-labelled pairs to which the judge gave no usable grade."""
+    human_only: int
+    """Human-labelled pairs that the judge's file lacks."""
+    judge_only: int
+    statuses: Mapping[str, int]
+    impossible: tuple[ImpossibleLabel, ...]
+    mapped: int
+    """Pairs whose relevance is not their grade's place on the judge's scale."""
+    measures: Mapping[str, IntervalEstimate]
+    """`MEASURES` with intervals over queries; an expected grade counts as the nearest, but not for rho and tau."""
+    confusion: tuple[tuple[int, ...], ...]
+    """Pairs by human grade (rows) and judge's grade (columns)."""
+    by_grade: tuple[GradeShare, ...]
+    by_human_grade: tuple[MeanRelevance, ...]
+    calibration: CalibrationReport
+    """The judge's relevance as a probability of human relevance."""
+    against_constant: IntervalEstimate
+    """Its Brier score less that of always answering the mean, paired by query; below 0 the grades say something."""
+    worst_queries: tuple[QueryDisagreement, ...]
+    """Every query, from the largest disagreement down."""
+    worst_pairs: tuple[Disagreement, ...]
+    self_agreement: SelfAgreement | None = None
+    systems: SystemRanking | None = None
+
+
+@dataclass(frozen=True)
+class JudgeDifference:
+    """The first judge less the second, on the pairs both graded, by the same resamples of queries."""
+
+    first: str
+    second: str
+    measure: str
+    pairs: int
+    difference: IntervalEstimate
+
+    @property
+    def shown(self) -> bool:
+        """Whether the interval leaves out 0."""
+        return self.difference.side != "across"
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """Everything an audit found."""
+
+    scale: tuple[float, float]
+    levels: tuple[float, ...]
+    relevant_from: float
+    human_path: str
+    human_pairs: int
+    human_queries: int
+    human_impossible: tuple[ImpossibleLabel, ...]
+    human_after_judge: int
+    """Labels that people gave or changed after they saw the judge's grade: they are left out."""
+    judges: tuple[JudgeAudit, ...]
+    differences: tuple[JudgeDifference, ...]
+    samples: int
+    seed: int
+
+    @property
+    def impossible(self) -> tuple[ImpossibleLabel, ...]:
+        """Every label off its scale, on both sides."""
+        return (*self.human_impossible, *(label for judge in self.judges for label in judge.impossible))
+
+    def figures(self) -> dict[str, dict[str, float | int | None]]:
+        return {
+            judge.name: {
+                "pairs": judge.pairs,
+                **{measure: estimate.value for measure, estimate in judge.measures.items()},
+                "brier": judge.calibration.brier,
+                "brier_constant": judge.calibration.base_rate_brier,
+                "ece": judge.calibration.ece,
+                "impossible_labels": len(judge.impossible),
+            }
+            for judge in self.judges
+        }
+
+    def shown_differences(self) -> dict[str, tuple[int, int]]:
+        """Name of a measure -> how many differences of two judges are shown, and how many there are."""
+        found = {
+            name: [row.shown for row in self.differences if row.measure == measure]
+            for measure, name in COMPARED.items()
+        }
+        return {name: (sum(shown), len(shown)) for name, shown in found.items() if shown}
+
+    def warnings(self) -> list[str]:
+        found = []
+        if self.impossible:
+            found.append(
+                f"impossible labels off the scale: {len(self.impossible)}; listed with file and row, left out of "
+                "every measure, never clipped"
+            )
+        if self.human_after_judge:
+            found.append(
+                f"{self.human_after_judge} labels were given or changed after the judge's grade was shown: they are "
+                "left out, and the label before each of them counts"
+            )
+        found += [
+            f"{judge.name}: the relevance of {judge.mapped} pairs is not its grade's place on the judge's scale: a "
+            "mapped file, or another scale than stated (--judge-scale); kappa reads the grade, Brier the relevance"
+            for judge in self.judges
+            if judge.mapped
+        ]
+        fewest = min(judge.queries for judge in self.judges)
+        if fewest < FEW_QUERIES:
+            found.append(f"{fewest} queries only: the intervals are somewhat too narrow")
+        return found
+
+    def text(self) -> str:
+        rows: list[list[str | int | float | None]] = []
+        for judge in self.judges:
+            values = {name: format_number(estimate.value) for name, estimate in judge.measures.items()}
+            kappa, calibration = judge.measures["kappa"], judge.calibration
+            top = judge.by_grade[-1]
+            rows.append(
+                [
+                    judge.name,
+                    judge.pairs,
+                    values["exact"],
+                    f"{values['kappa']} {format_interval(kappa.low, kappa.high)}",
+                    values["quadratic_kappa"],
+                    values["binary_kappa"],
+                    values["kendall"],
+                    f"{format_number(calibration.brier)} ({format_number(calibration.base_rate_brier)})",
+                    calibration.ece,
+                    format_number(top.relevant, 2),
+                ]
+            )
+        head = ["judge", "pairs", "same", "kappa", "quadratic", "binary", "tau-b", "Brier (constant)", "ECE",
+                "relevant at top grade"]  # fmt: skip
+        low, high = self.scale
+        lines = [
+            f"{self.human_pairs} human labels of {self.human_queries} queries on {low:g} to {high:g}, relevant from "
+            f"{self.relevant_from:g}; intervals 95 % over queries",
+            "",
+            format_table(rows, head),
+        ]
+        shown = self.shown_differences()
+        if shown:
+            counts = "; ".join(f"{name} {number} of {total}" for name, (number, total) in shown.items())
+            lines += [
+                "",
+                f"differences between judges beyond their 95 % intervals: {counts} (paired by query; not corrected for "
+                "the number of comparisons)",
+            ]
+        return "\n".join([*lines, *impossible_lines(self.impossible)])

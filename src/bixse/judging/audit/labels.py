@@ -1,0 +1,332 @@
+"""Reading labels to audit: judgements of a judge or of people, with what is unusable set apart and never repaired."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from bixse.data.graded_pairs import text_id
+from bixse.data.trec import qrels_rows
+from bixse.errors import InputError, InvalidFileError
+from bixse.files.read import FORMATS, files_of, kind_of, read_rows, text_lines
+from bixse.files.values import FileColumn
+from bixse.judging.audit.label_events import LABELS, agreed_grade, standing_words
+from bixse.judging.rubrics import load_rubric
+from bixse.relevance import GradeScale
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from bixse.judging.audit.audit_settings import LabelSettings
+
+PairIds: TypeAlias = tuple[str, str]
+COLUMNS = (
+    *(FileColumn(name, "id", needed=False) for name in ("query_id", "document_id")),
+    *(FileColumn(name, needed=False) for name in ("query", "document", "status", "judge")),
+    *(FileColumn(name, needed=False) for name in ("person", "event", "undoes", "seen")),
+    *(FileColumn(name, "number", needed=False) for name in ("grade", "relevance")),
+    FileColumn("repeat", "integer", needed=False, low=0),
+)
+SAMPLE_COLUMNS = (*COLUMNS, FileColumn("probability", "number", False), FileColumn("adjudicated", "integer", False))
+"""Of labels of a sample of the pairs."""
+_SAME = 1e-3
+"""How far a relevance may lie from its grade's before it is another one (files round)."""
+_ROUNDING = 1e-9
+"""How far a mean of grades may pass the end of its scale."""
+
+
+@dataclass(frozen=True)
+class ImpossibleLabel:
+    """A label off the scale: listed, never clipped, never taken as a grade."""
+
+    path: str
+    row: int
+    """From 1; a header does not count."""
+    query_id: str
+    document_id: str
+    value: float
+
+
+def impossible_lines(labels: Sequence[ImpossibleLabel], most: int = 20) -> list[str]:
+    """One line each for a terminal, then how many more; nothing without any."""
+    lines = [
+        f"  {label.path}, row {label.row}: query {label.query_id}, document {label.document_id}: {label.value:g}"
+        for label in labels[:most]
+    ]
+    lines += [f"  ... and {len(labels) - most} more, see the JSON file"] if len(labels) > most else []
+    return ["", "impossible labels, left out:", *lines] if lines else []
+
+
+@dataclass(frozen=True)
+class Labels:
+    """One side's labels of (query, document) pairs."""
+
+    name: str
+    """The judge's name, or that of the file."""
+    path: str
+    scale: GradeScale
+    grades: Mapping[PairIds, float]
+    """Usable grades, all on the scale."""
+    relevance: Mapping[PairIds, float]
+    """Relevance of the same pairs: the file's own, else the grade's place on the scale."""
+    missing: Mapping[PairIds, str] = field(default_factory=dict)
+    """Pairs without a usable grade, and why: "off-scale", the judge's status, or "no grade"."""
+    again: Mapping[PairIds, float] = field(default_factory=dict)
+    """Grades of the pairs that were asked a second time (column `repeat` 1)."""
+    impossible: tuple[ImpossibleLabel, ...] = ()
+    probability: Mapping[PairIds, float] = field(default_factory=dict)
+    """How probable it was that a pair would be drawn for a label, where the file says so."""
+    after_judge: int = 0
+    """Events that were left out: their person had seen the judge's grade of the pair."""
+
+    @property
+    def mapped(self) -> int:
+        """Pairs whose relevance is not their grade's place on the scale: mapped, or graded on another scale."""
+        place = self.scale.to_relevance
+        return sum(abs(self.relevance[pair] - place(grade)) > _SAME for pair, grade in self.grades.items())
+
+    @property
+    def statuses(self) -> dict[str, int]:
+        return {"graded": len(self.grades), **dict(Counter(self.missing.values()).most_common())}
+
+
+@dataclass
+class _Row:
+    row: int
+    pair: PairIds
+    grade: float | None
+    relevance: float | None = None
+    status: str | None = None
+    judge: str | None = None
+    repeat: int = 0
+    probability: float | None = None
+    adjudicated: bool = False
+    person: str | None = None
+    event: str | None = None
+    undoes: str | None = None
+    seen: str | None = None
+
+    @property
+    def label(self) -> float | None:
+        return self.relevance if self.grade is None else self.grade
+
+    def off_scale(self, scale: GradeScale) -> float | None:
+        """The value that no grade or relevance can have, or None."""
+        grade, relevance = self.grade, self.relevance
+        if grade is not None and not scale.minimum - _ROUNDING <= grade <= scale.maximum + _ROUNDING:
+            return grade
+        return relevance if relevance is not None and not 0 <= relevance <= 1 else None
+
+    def on(self, scale: GradeScale) -> tuple[float, float]:
+        """The usable grade and relevance."""
+        if self.grade is None:
+            return scale.to_grade(self.relevance or 0.0), self.relevance or 0.0
+        grade = min(max(self.grade, scale.minimum), scale.maximum)
+        return grade, scale.to_relevance(grade) if self.relevance is None else self.relevance
+
+
+def read_labels(
+    path: str | Path,
+    scale: GradeScale | None = None,
+    otherwise: GradeScale | None = None,
+    sampled: bool = False,
+    independent: bool = False,
+) -> Labels:
+    r"""Read labels from qrels (TREC or BEIR) or from a table of judgements or graded pairs.
+
+    A table (.parquet, .jsonl, .csv, .tsv) has the columns `query_id`, `document_id` and `grade` or `relevance`;
+    `status` (only "graded" rows count), `judge` and `repeat` are read where they are there, and ids are made from the
+    texts `query` and `document` where they are not. Where rows name a `person`, as the labels of `bixse ui` do, the
+    last word of each counts, and several people's grades become one (`bixse.judging.audit.label_events`).
+
+    Without a `scale` that by which the file's relevance follows from its grades is taken, else `otherwise`, else the
+    lowest to the highest label found.
+
+    `sampled`: people's labels of a sample. A table may then hold several labels of a pair, of which the mean counts, or
+    that of those with `adjudicated` 1; and a `probability` in (0, 1] with which each pair was drawn.
+
+    `independent`: leave out what people labelled or changed after they saw the judge's grade (`seen` is "judge").
+
+    Raises:
+        InputError: the file cannot be read or holds no usable label.
+        InvalidFileError: every error together: no id, a grade that is no number, a pair with two grades (or two
+            probabilities).
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp()) / "judge.txt"
+        >>> _ = file.write_text("q1 0 d1 3\nq1 0 d2 10\n")
+        >>> labels = read_labels(file, GradeScale(0, 3))
+        >>> labels.grades, labels.missing, labels.impossible[0].row
+        ({('q1', 'd1'): 3.0}, {('q1', 'd2'): 'off-scale'}, 2)
+    """
+    path = Path(path)
+    files_of(path, (".parquet",), "a file of labels, or a folder of some in Parquet")
+    errors = InvalidFileError(path)
+    read = list(_table_rows(path, errors, sampled) if _is_table(path) else _qrels_rows(path, errors))
+    counted = [row for row in read if not (independent and row.seen)]
+    rows = (_of_sample if sampled else _merged)(_people_as_one(counted), errors)
+    scale = scale or _scale_of_relevance(rows) or otherwise or _scale_found(path, rows)
+    usable_rows: dict[PairIds, list[_Row]] = {}
+    again, missing, impossible = {}, {}, []
+    for row in rows:
+        off = row.off_scale(scale)
+        if off is not None:
+            impossible.append(ImpossibleLabel(str(path), row.row, *row.pair, off))
+        usable = row.label is not None and off is None
+        if usable and row.repeat == 0:
+            usable_rows.setdefault(row.pair, []).append(row)
+        elif usable and row.repeat == 1:
+            again[row.pair] = row.on(scale)[0]
+        elif row.repeat == 0:
+            missing[row.pair] = "off-scale" if off is not None else row.status or "no grade"
+    grades, relevance = {}, {}
+    for pair, own in usable_rows.items():
+        values = [row.on(scale) for row in own if row.adjudicated] or [row.on(scale) for row in own]
+        grades[pair], relevance[pair] = (sum(side) / len(side) for side in zip(*values, strict=True))
+        missing.pop(pair, None)
+    if not grades:
+        raise InputError(
+            f"{path}: got {len(missing)} pairs and no usable grade; expected grades from {scale.minimum:g} to "
+            f"{scale.maximum:g}; fix: state the scale of these grades, or grade again"
+        )
+    judges = {row.judge for row in rows if row.judge}
+    name = judges.pop() if len(judges) == 1 else path.stem
+    probability = {row.pair: row.probability for row in rows if row.probability is not None}
+    off_scale, after_judge = tuple(impossible), len(read) - len(counted)
+    return Labels(name, str(path), scale, grades, relevance, missing, again, off_scale, probability, after_judge)
+
+
+def _is_table(path: Path) -> bool:
+    """Everything else, and a .tsv without a column of labels, is qrels."""
+    if kind_of(path) != ".tsv":
+        return path.is_dir() or kind_of(path) in FORMATS
+    _, header, _ = next(text_lines(path, InvalidFileError(path)), (0, "", 0))
+    return bool({"grade", "relevance"} & set(header.split("\t")))
+
+
+def _table_rows(path: Path, errors: InvalidFileError, sampled: bool) -> Iterator[_Row]:
+    says_anything = False
+    for number, row in read_rows(path, SAMPLE_COLUMNS if sampled else COLUMNS, errors):
+        pair = (_identifier(number, row, "query", errors), _identifier(number, row, "document", errors))
+        grade, relevance, status = row["grade"], row["relevance"], row["status"]
+        says_anything |= (grade, relevance, status) != (None, None, None)
+        if status not in (None, *LABELS):
+            grade = relevance = None
+        elif status == "graded" and grade is None and relevance is None:
+            errors.add(number, "grade", "no grade with the status 'graded'", "a grade", "correct the status")
+        yield _Row(
+            number,
+            pair,
+            grade,
+            relevance,
+            status,
+            row["judge"],
+            row["repeat"] or 0,
+            row.get("probability"),
+            bool(row.get("adjudicated")),
+            row["person"],
+            row["event"],
+            row["undoes"],
+            row["seen"],
+        )
+    if not says_anything and not errors.total:
+        errors.add(None, None, "no label", "a column 'grade' or 'relevance' with values", "rename or add it")
+
+
+def _people_as_one(rows: Iterable[_Row]) -> Iterator[_Row]:
+    """Rows without a person as they are, then one row per pair that people labelled."""
+    said = []
+    for row in rows:
+        if row.person is None:
+            yield row
+        else:
+            said.append(row)
+    for pair, words in standing_words(said).items():
+        last = list(words.values())[-1]
+        grade = agreed_grade(words)
+        status = last.status if grade is None else "graded"
+        yield _Row(last.row, pair, grade, status=status, probability=last.probability)
+
+
+def _identifier(number: int, row: Mapping[str, Any], kind: str, errors: InvalidFileError) -> str:
+    identifier, text = row[f"{kind}_id"], row[kind]
+    if identifier is None and text is None:
+        errors.add(number, f"{kind}_id", "nothing", f"an id, or the {kind}'s text", "add a column of ids or of texts")
+    return identifier or text_id(text or "")
+
+
+def _qrels_rows(path: Path, errors: InvalidFileError) -> Iterator[_Row]:
+    return (_Row(number, (query, document), grade) for number, query, document, grade in qrels_rows(path, errors))
+
+
+def _of_sample(rows: Iterable[_Row], errors: InvalidFileError) -> list[_Row]:
+    """Every row; a probability outside (0, 1], or two for one pair, are errors."""
+    kept, known = list(rows), dict[PairIds, float | None]()
+    for row in kept:
+        if row.probability is not None and not 0 < row.probability <= 1:
+            errors.add(row.row, "probability", f"{row.probability:g}", "above 0 and up to 1", "write how it was drawn")
+        if known.setdefault(row.pair, row.probability) != row.probability:
+            got = f"{row.probability} after {known[row.pair]} for the pair {row.pair}"
+            errors.add(row.row, "probability", got, "one probability per pair", "repeat it in each of its rows")
+    errors.raise_any()
+    return kept
+
+
+def _merged(rows: Iterable[_Row], errors: InvalidFileError) -> list[_Row]:
+    """One row per pair and asking; a label wins over none, and two that differ are an error."""
+    kept: dict[tuple[PairIds, int], _Row] = {}
+    for row in rows:
+        first = kept.setdefault((row.pair, row.repeat), row)
+        if row.label is None:
+            continue
+        if first.label is None:
+            kept[row.pair, row.repeat] = row
+        elif (first.grade, first.relevance) != (row.grade, row.relevance):
+            got = f"{row.label:g} where row {first.row} has {first.label:g} for the pair {row.pair}"
+            errors.add(row.row, "grade", got, "one grade per pair", "keep one of the two rows")
+    errors.raise_any()
+    return list(kept.values())
+
+
+def _scale_found(path: Path, rows: Sequence[_Row]) -> GradeScale:
+    """From the lowest to the highest label; 0 to 1 for a file with relevance and no grade."""
+    values = [row.label for row in rows if row.label is not None]
+    if values and all(row.grade is None for row in rows):
+        return GradeScale(0, 1)
+    if not values or min(values) == max(values) or not all(map(math.isfinite, values)):
+        found = f"only the label {values[0]:g}" if values else "no label"
+        raise InputError(f"{path}: got {found}; expected labels of two grades or more; fix: state the scale")
+    return GradeScale(min(values), max(values))
+
+
+def _scale_of_relevance(rows: Sequence[_Row]) -> GradeScale | None:
+    """The scale of whole numbers that puts every row's grade where its relevance is."""
+    both = [(row.grade, row.relevance) for row in rows if row.grade is not None and row.relevance is not None]
+    grades, relevance = np.array(both, dtype=np.float64).reshape(-1, 2).T
+    if not both or np.ptp(relevance) < _SAME:
+        return None
+    step, low = np.polyfit(relevance, grades, 1)
+    minimum, maximum = round(float(low)), round(float(low + step))
+    if maximum <= minimum:
+        return None
+    fits = np.allclose((grades - minimum) / (maximum - minimum), relevance, rtol=0, atol=_SAME)
+    return GradeScale(minimum, maximum) if fits else None
+
+
+def labels_of(settings: LabelSettings, judges: Iterable[Path]) -> tuple[Labels, list[Labels]]:
+    """Human labels and each judge's, on their scales; judges of one name are named by their files."""
+    scale, judge_scale = (GradeScale(*ends) if ends else None for ends in (settings.scale, settings.judge_scale))
+    labels = read_labels(settings.human, scale, independent=True)
+    stated = load_rubric(settings.rubric).scale if settings.rubric is not None else judge_scale
+    found = [read_labels(path, stated, otherwise=labels.scale) for path in judges]
+    names = [judge.name for judge in found]
+    return labels, [
+        replace(judge, name=str(Path(judge.path).with_suffix(""))) if names.count(judge.name) > 1 else judge
+        for judge in found
+    ]

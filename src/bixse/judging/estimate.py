@@ -1,0 +1,185 @@
+"""What grading will take, before it is paid for: questions, tokens, dollars and time."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bixse.judging.ask import Budget, ask, keys_of, of_another_model
+from bixse.judging.grade import open_grading
+from bixse.judging.grade_settings import GradeSettings
+from bixse.judging.judge import Answer, Judge, Question, Usage
+from bixse.judging.ledger import Ledger
+from bixse.judging.prices import Prices
+from bixse.progress import duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from bixse.data.graded_pairs import Pair
+
+COUNTED = 1000
+"""Questions whose tokens are counted; the rest follows by the number of characters."""
+CHARACTERS_A_TOKEN = 4.0
+"""Where neither a tokenizer nor an answer tells: a common ratio for English text."""
+LEAST_PILOT, MOST_PILOT = 16, 1000
+"""Questions that a pilot asks where nobody says how many."""
+ROUNDS = 3
+"""A pilot asks so many times what the judge takes at once; only the last round is timed, those before warm it up."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run of grading would take from here on."""
+
+    pairs: int
+    questions: int
+    """One per pair and prompt variant of the rubric, and those asked again."""
+    answered: int
+    """Of these, questions whose answer is in the ledger (this estimate's own pilot included)."""
+    prompt_tokens: int
+    """To be read for the rest."""
+    completion_tokens: int
+    """To be written for the rest."""
+    counted_by: str
+    """How tokens were counted: "tokenizer", "answers" (their usage) or "characters" (a guess)."""
+    usd: float
+    """For the rest; nothing is taken off for prompts that the server has in its cache."""
+    seconds: float | None
+    """Wall time for the rest, or None without a pilot: the mean time of the pilot's answers after its warm-up, divided
+    by `at_once`."""
+    at_once: int
+    """Questions that the judge took at once at the end of the pilot."""
+    pilot: int
+    """Questions asked for this estimate."""
+    pilot_usd: float
+
+    def text(self, name: str) -> str:
+        """What a person reads; `name` is the judge's."""
+        counted = {
+            "tokenizer": "counted by the judge's tokenizer",
+            "answers": "from the usage of answers so far",
+            "characters": "a guess at four characters per token",
+        }[self.counted_by]
+        left = self.questions - self.answered
+        lines = [
+            f"{self.pairs} pairs, {self.questions} questions to {name}: {self.answered} answered, {left} to ask",
+            f"tokens to read     {self.prompt_tokens:,} ({counted})",
+            f"tokens to write    {self.completion_tokens:,}",
+            f"price              {self.usd:.4f} US dollars (nothing taken off for cached prompts)",
+        ]
+        if self.seconds is not None:
+            lines.append(
+                f"time               {duration(self.seconds)} at {self.at_once} at once, as timed in the pilot"
+            )
+        if self.pilot:
+            lines.append(f"the pilot asked {self.pilot} questions for {self.pilot_usd:.4f} US dollars; they are kept")
+        return "\n".join(lines)
+
+
+def estimate(
+    pairs: Sequence[Pair],
+    judge: Judge,
+    out: str | Path,
+    settings: GradeSettings | None = None,
+    ledger: str | Path | None = None,
+    prices: Prices | None = None,
+    pilot: int | None = None,
+    max_usd: float | None = None,
+    inputs: Mapping[str, str] | None = None,
+    strict: bool = False,
+) -> Estimate:
+    """Count what is left to ask, and ask some of it to see tokens and time.
+
+    The pilot's questions are drawn at random from what is left. Its answers are in the ledger of `out` and are not
+    asked again; tables are not written.
+
+    Arguments and errors are those of `grade`. `pilot` is how many questions to ask, for no more than `max_usd`; 0: ask
+    and write nothing; None: a tenth of what is left, at least 16, and no more than three times what the judge takes at
+    once.
+    """
+    settings, prices = settings or GradeSettings(), prices or Prices()
+    record, book = open_grading(pairs, judge, out, settings, ledger, inputs, strict)
+    identity = dict(judge.identity)
+    questions = {
+        question.key(identity): question
+        for pair, repeat in settings.with_repeats(pairs)
+        for question in settings.questions(pair, repeat)
+    }
+    answers = _known(book, questions, identity, strict)
+    left = [question for key, question in questions.items() if key not in answers]
+    seconds, asked, pilot_usd = [], 0, 0.0
+    if left and (pilot is None or pilot > 0):
+        chosen = _chosen(left, judge, pilot)
+        record.save("running")
+        try:
+            with Ledger(book) as file:
+                file.load(keys_of(left, identity))
+                for state in ask(chosen, judge.answers, identity, file, prices, Budget(max_usd), strict=strict):
+                    if state.last is not None and state.asked > asked:
+                        asked, pilot_usd = state.asked, state.usd
+                        seconds.append(state.last.seconds)
+        finally:
+            record.save("interrupted")
+        answers |= _known(book, state.settled, identity, strict)
+        left = [question for key, question in questions.items() if key not in answers]
+    prompt, counted_by = _prompt_tokens(left, questions, answers, judge)
+    written = [answer.usage.completion for answer in answers.values() if answer.usage.prompt]
+    completion = round(len(left) * (math.fsum(written) / len(written) if written else 1.0))
+    timed = seconds[min((ROUNDS - 1) * judge.at_once, len(seconds) * (ROUNDS - 1) // ROUNDS) :]
+    return Estimate(
+        pairs=len(pairs),
+        questions=len(questions),
+        answered=len(answers),
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        counted_by=counted_by,
+        usd=prices.usd(Usage(prompt=prompt, completion=completion)),
+        seconds=math.fsum(timed) / len(timed) / judge.at_once * len(left) if timed else None,
+        at_once=judge.at_once,
+        pilot=asked,
+        pilot_usd=pilot_usd,
+    )
+
+
+def _chosen(left: Sequence[Question], judge: Judge, pilot: int | None) -> Iterator[Question]:
+    """The pilot's questions; without a number as many as the judge's `at_once`, which may change meanwhile, needs."""
+    most = max(LEAST_PILOT, min(MOST_PILOT, len(left) // 10)) if pilot is None else pilot
+    for number, question in enumerate(random.Random(0).sample(left, min(most, len(left)))):
+        if pilot is None and number >= max(LEAST_PILOT, ROUNDS * judge.at_once):
+            return
+        yield question
+
+
+def _known(path: Path, keys: Iterable[str], identity: Mapping[str, Any], strict: bool) -> dict[str, Answer]:
+    """Answers that a run would take over; a ledger that is not there is not made."""
+    if not path.exists():
+        return {}
+    with Ledger(path) as ledger:
+        keys = list(keys)
+        ledger.load(keys)
+        found = ((key, ledger.find(key)) for key in (keys if len(ledger) else ()))
+        return {
+            key: answer
+            for key, answer in found
+            if answer is not None and answer.status != "failed" and not (strict and of_another_model(answer, identity))
+        }
+
+
+def _prompt_tokens(
+    left: Sequence[Question], questions: Mapping[str, Question], answers: Mapping[str, Answer], judge: Judge
+) -> tuple[int, str]:
+    length = sum(question.characters for question in left)
+    sample = left[:: max(1, len(left) // COUNTED)][:COUNTED]
+    counts = judge.count_tokens(sample) if sample else None
+    if counts is not None:
+        shown = sum(question.characters for question in sample)
+        return round(sum(counts) * length / shown), "tokenizer"
+    read = [(answer.usage.prompt, questions[key].characters) for key, answer in answers.items()]
+    tokens, characters = sum(t for t, _ in read if t), sum(c for t, c in read if t)
+    if tokens and characters:
+        return round(length * tokens / characters), "answers"
+    return round(length / CHARACTERS_A_TOKEN), "characters"

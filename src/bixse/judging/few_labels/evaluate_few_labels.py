@@ -1,0 +1,313 @@
+"""nDCG, precision and differences of systems from a judge's grades of all pairs and people's labels of some."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bixse.errors import InputError
+from bixse.evaluation.statistics import quotient
+from bixse.judging.few_labels.estimator import SampledMean
+from bixse.judging.few_labels.judged_pool import judged_pool
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from bixse.evaluation.statistics import Floats
+    from bixse.judging.few_labels.judged_pool import JudgedPool, Pairs
+    from bixse.relevance import Ranking
+    from bixse.results import IntervalEstimate
+
+FEW_LABELS_METRICS = ("ndcg@10", "precision@10")
+COMPLETIONS = 20
+"""Drawings of the labels that are missing."""
+NDCG_RELEVANT, NDCG_LABELS = 4.0, 8
+"""Relevant documents per query, and labels of relevant documents, that nDCG from pairs needs. With fewer, the ideal DCG
+is too far from linear in the labels: intervals covered .5 to .88 (`docs/evaluation.md`)."""
+
+
+@dataclass(frozen=True)
+class FewLabelsEstimate:
+    """A metric of a system, or its difference to another's, with what the judge's grades were worth."""
+
+    metric: str
+    system: str
+    baseline: str | None
+    """The value is that of the system minus that of this one; None: it is that of the system."""
+    queries: IntervalEstimate
+    """Value and interval for queries like these: it covers the choice of queries and of labels. The ends are None where
+    the labels are too few, or too much alike, to say."""
+    labels: IntervalEstimate
+    """The same value with the interval for these very queries: where it would lie if people labelled every pair."""
+    plain: IntervalEstimate
+    """As `labels`, from the labels alone."""
+    judge: float
+    """From the judge's grades alone, as if they were people's labels: biased as the judge is."""
+    labels_worth: int | None
+    """Labels that would give an interval as narrow without the judge; None where that is not known."""
+    labels_to_decide: int | None
+    """Further labels after which the interval would leave out 0, if the difference stays what it is; None where it does
+    so already, or where labels of these queries cannot."""
+    queries_to_decide: int | None
+    """Queries, labelled in full, after which it would; None where labels decide."""
+    approximate: bool
+    """The ideal ranking is estimated: unbiased to first order alone."""
+
+
+@dataclass(frozen=True)
+class FewLabels:
+    """Every estimate from one sample of labels."""
+
+    estimates: tuple[FewLabelsEstimate, ...]
+    drawn: str
+    """What was drawn: "pairs" or "queries"."""
+    labelled: int
+    """Labels used."""
+    labelled_queries: int
+    pairs: int
+    """Graded pairs: the pool."""
+    pool_queries: int
+    outside: int
+    """Labels of pairs without a grade: left out."""
+    ungraded: Mapping[str, int]
+    """System -> documents it shows within the deepest cut-off that nobody graded: they count as irrelevant."""
+    left_out: str | None = None
+    """Why there is no nDCG, where none was asked for by name: relevance is too rare."""
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def evaluate_few_labels(
+    runs: Mapping[str, Ranking],
+    grades: Pairs,
+    labels: Pairs,
+    probabilities: Pairs | None = None,
+    metrics: Sequence[str] | None = None,
+    relevant_from: float = 0.5,
+) -> FewLabels:
+    """Estimate metrics that people's labels of every graded pair would give, from labels of a sample.
+
+    The estimate is the judge's value corrected by how far its grades are from the labels, whatever they are worth: see
+    `bixse.judging.few_labels.estimator`. precision@k, and nDCG@k where whole queries were labelled, are unbiased
+    (exactly, where queries were drawn independently of each other); nDCG@k from pairs is so to first order, since the
+    ideal DCG of a query is estimated.
+
+    Args:
+        runs: name -> run; each pair of systems is compared.
+        grades: the judge's relevance in [0, 1] of every pair of the pool, all of whose queries count.
+        labels: people's relevance in [0, 1] of the pairs that were drawn.
+        probabilities: how probable it was that each of these would be drawn; None: all alike.
+        metrics: "ndcg@k" and "precision@k"; None: nDCG@10, where the labels bear it, and precision@10.
+        relevant_from: relevance from which a label counts as relevant for precision.
+
+    Raises:
+        InputError: no run, another metric, a run without a query of the pool, nDCG from pairs with fewer than 4
+            relevant documents per query or fewer than 8 labels of relevant documents, or see
+            `bixse.judging.few_labels.judged_pool.judged_pool`.
+
+    Example:
+        >>> grades = {(f"q{i}", f"d{j}"): float(j < 3) for i in range(9) for j in range(5)}
+        >>> labels = {pair: float(pair[1] < "d2") for place, pair in enumerate(grades) if place % 2}
+        >>> run = {f"q{i}": {f"d{j}": 1 - j / 5 for j in range(5)} for i in range(9)}
+        >>> found = evaluate_few_labels({"bm25": run}, grades, labels, metrics=["precision@3"]).estimates[0]
+        >>> round(found.judge, 2), round(found.queries.value, 2)
+        (1.0, 0.68)
+    """
+    wanted = {name: _parse(name) for name in (FEW_LABELS_METRICS if metrics is None else metrics)}
+    pool = judged_pool(grades, labels, probabilities)
+    rare = _too_rare_for_ndcg(pool)
+    if rare is not None and metrics is None:
+        wanted = {name: parts for name, parts in wanted.items() if parts[0] != "ndcg"}
+    elif rare is not None and any(measure == "ndcg" for measure, _ in wanted.values()):
+        raise InputError(rare)
+    if not 0 < relevant_from <= 1:
+        raise InputError(
+            f"relevant_from: got relevance {relevant_from:g}; expected above 0 and up to 1; fix: name the lowest grade "
+            "that counts as relevant, above the lowest of the scale"
+        )
+    if not runs or not wanted:
+        raise InputError("runs: got no run or no metric; expected at least one of each; fix: name a system")
+    for name, run in runs.items():
+        if not run.keys() & {query for query, _ in pool.pairs}:
+            raise InputError(
+                f"{name}: got no query that the judge graded; expected queries such as {pool.pairs[0][0]!r}; fix: use "
+                "the grades of this collection"
+            )
+    ranks = {name: pool.ranks(run) for name, run in runs.items()}
+    contrasts: list[tuple[str, str | None]] = [*((name, None) for name in runs), *combinations(runs, 2)]
+    found = [
+        _estimate(pool, metric, *wanted[metric], system, baseline, ranks, relevant_from)
+        for metric in wanted
+        for system, baseline in contrasts
+    ]
+    deepest = max(depth for _, depth in wanted.values())
+    asked = {query for query, _ in pool.pairs}
+    shown = {name: sum(min(len(run[query]), deepest) for query in run.keys() & asked) for name, run in runs.items()}
+    return FewLabels(
+        tuple(found),
+        "queries" if pool.whole_queries else "pairs",
+        labelled=len(pool.labels),
+        labelled_queries=len(pool.of_queries.labelled),
+        pairs=len(pool.pairs),
+        pool_queries=pool.sample.queries,
+        outside=pool.outside,
+        ungraded={name: shown[name] - int(((own > 0) & (own <= deepest)).sum()) for name, own in ranks.items()},
+        left_out=rare if metrics is None else None,
+    )
+
+
+def _too_rare_for_ndcg(pool: JudgedPool) -> str | None:
+    """What is missing for nDCG from pairs; None where it holds, as it does from whole queries."""
+    if pool.whole_queries:
+        return None
+    counts, found = 1 / pool.sample.probability, int((pool.labels > 0).sum())
+    per_query = float(counts[pool.labels > 0].sum()) / pool.sample.queries
+    if per_query >= NDCG_RELEVANT and found >= NDCG_LABELS:
+        return None
+    needed = max(NDCG_LABELS, math.ceil(NDCG_RELEVANT * pool.sample.queries * len(counts) / counts.sum()))
+    return (
+        f"ndcg: got {found} labels of relevant documents among {len(counts)}, so about {per_query:.1f} relevant "
+        f"documents per query; expected at least {needed}, so {NDCG_RELEVANT:g} per query, as nDCG from pairs is "
+        "biased where relevance is rarer; fix: label whole queries, or read precision@k"
+    )
+
+
+def _parse(name: str) -> tuple[str, int]:
+    match = re.fullmatch(r"(ndcg|precision)@([1-9][0-9]*)", name)
+    if match is None:
+        raise InputError(f"metric: got {name!r}; expected ndcg@k or precision@k; fix: write a cut-off such as @10")
+    return match[1], int(match[2])
+
+
+def _estimate(
+    pool: JudgedPool,
+    metric: str,
+    measure: str,
+    depth: int,
+    system: str,
+    baseline: str | None,
+    ranks: Mapping[str, Any],
+    relevant_from: float,
+) -> FewLabelsEstimate:
+    weight = _weights(ranks[system], measure, depth)
+    if baseline is not None:
+        weight = weight - _weights(ranks[baseline], measure, depth)
+    if pool.whole_queries:
+        per_unit = len(pool.labels) / len(pool.of_queries.labelled)
+        powered, plain = (_from_queries(pool, weight, measure, depth, relevant_from, judge) for judge in (True, False))
+    else:
+        per_unit = 1.0
+        estimator = _ndcg_from_pairs if measure == "ndcg" else _precision_from_pairs
+        powered, plain = (estimator(pool, weight, depth, relevant_from, judge) for judge in (True, False))
+    growth = plain.growth_to(powered.label_variance())
+    to_decide, queries = _to_decide(powered) if baseline is not None else (None, None)
+    relevance = pool.grades if measure == "ndcg" else (pool.grades >= relevant_from).astype(np.float64)
+    return FewLabelsEstimate(
+        metric=metric,
+        system=system,
+        baseline=baseline,
+        queries=powered.of_queries(),
+        labels=powered.of_labels(),
+        plain=plain.of_labels(),
+        judge=float(_values(pool, relevance, weight, measure, depth).mean()),
+        labels_worth=None if growth is None else round(plain.labels(growth) * per_unit),
+        labels_to_decide=None if to_decide is None else math.ceil((to_decide - powered.labels()) * per_unit),
+        queries_to_decide=queries,
+        approximate=measure == "ndcg" and not pool.whole_queries and len(pool.labels) < len(pool.pairs),
+    )
+
+
+def _weights(ranks: Any, measure: str, depth: int) -> Floats:
+    """(U,) what a relevant document adds at its rank."""
+    shown = (ranks > 0) & (ranks <= depth)
+    worth = 1 / np.log2(np.maximum(ranks, 1) + 1) if measure == "ndcg" else np.full(len(ranks), 1 / depth)
+    found: Floats = np.where(shown, worth, 0.0)
+    return found
+
+
+def _values(pool: JudgedPool, relevance: Floats, weight: Floats, measure: str, depth: int) -> Floats:
+    """(Q,) the metric of (U,) relevances; 0 for a query without a relevant document."""
+    gain = pool.sample.sum_by_query(weight * relevance)
+    return np.nan_to_num(quotient(gain, pool.ideal(relevance, depth))) if measure == "ndcg" else gain
+
+
+def _from_queries(
+    pool: JudgedPool, weight: Floats, measure: str, depth: int, relevant_from: float, judge: bool
+) -> SampledMean:
+    """Of labelled queries the metric is known: the units are queries."""
+    sample, labels = pool.of_queries, np.zeros(len(pool.pairs))
+    labels[pool.sample.labelled] = pool.labels
+    if measure == "precision":
+        labels = (labels >= relevant_from).astype(np.float64)
+    known = _values(pool, labels, weight, measure, depth)[sample.labelled]
+    graded = _values(pool, pool.grades, weight, measure, depth)
+    predicted = sample.predict(known[:, None], graded if judge else None)[:, 0]
+    residual = known - predicted[sample.labelled]
+    per_query = predicted + sample.sum_labelled(residual / sample.probability)
+    return SampledMean(sample, per_query, residual, np.ones(sample.queries))
+
+
+def _precision_from_pairs(
+    pool: JudgedPool, weight: Floats, depth: int, relevant_from: float, judge: bool
+) -> SampledMean:
+    """A sum over documents: each label stands for 1 / probability of them."""
+    sample = pool.sample
+    known = (pool.labels >= relevant_from).astype(np.float64)
+    predicted = sample.predict(known[:, None], pool.grades if judge else None, weight)[:, 0]
+    residual = weight[sample.labelled] * (known - predicted[sample.labelled])
+    per_query = sample.sum_by_query(weight * predicted) + sample.sum_labelled(residual / sample.probability)
+    return SampledMean(sample, per_query, residual, weight)
+
+
+def _ndcg_from_pairs(pool: JudgedPool, weight: Floats, depth: int, relevant_from: float, judge: bool) -> SampledMean:
+    """NDCG of labels where they are known and of drawn ones elsewhere, corrected to first order.
+
+    The ideal DCG needs only how many documents n_j of a query reach each level z_j: it is sum_j (z_j - z_{j-1}) D(n_j),
+    D(n) the DCG of n documents of relevance 1. Levels of documents without a label are drawn from their predicted
+    probabilities and the metric is averaged over the drawings, as PRECISE integrates it over a judge's probabilities
+    (arXiv:2606.05308). Derivatives then carry each label's residual to the documents that were not drawn.
+    """
+    sample = pool.sample
+    levels = np.unique(pool.labels[pool.labels > 0]) if pool.labels.any() else np.ones(1)
+    steps = np.diff(levels, prepend=0.0)
+    reached = pool.labels[:, None] >= levels
+    expected = sample.predict(reached.astype(np.float64), pool.grades if judge else None).clip(0, 1)
+    surprise = reached - expected[sample.labelled]
+    discounts = 1 / np.log2(np.arange(depth) + 2)
+    gains = np.concatenate([[0.0], np.cumsum(discounts)])[np.minimum(np.arange(len(pool.pairs) + 2), depth)]
+    own, query = weight[sample.labelled], sample.query[sample.labelled]
+    per_query, residual = np.zeros(sample.queries), np.zeros(len(pool.labels))
+    generator = np.random.default_rng(0)
+    for _ in range(COMPLETIONS):
+        complete = generator.random((len(pool.pairs), 1)) < expected
+        complete[sample.labelled] = reached
+        counts = np.column_stack([sample.sum_by_query(level) for level in complete.T]).astype(np.int64)
+        ideal = np.maximum(gains[counts] @ steps, levels[0])
+        ndcg = sample.sum_by_query(weight * (complete @ steps)) / ideal
+        slopes = (gains[counts + 1] - gains[np.maximum(counts - 1, 0)]) / 2
+        per_query += ndcg / COMPLETIONS
+        change = own * (surprise @ steps) - (ndcg[query] * ((slopes[query] * surprise) @ steps))
+        residual += change / ideal[query] / COMPLETIONS
+    rest = (1 - sample.probability) / sample.probability
+    per_query += sample.sum_labelled(rest * residual)
+    return SampledMean(sample, per_query, residual, weight)
+
+
+def _to_decide(found: SampledMean) -> tuple[float | None, int | None]:
+    """Labels, or queries, after which the interval leaves out 0, if the value stays what it is."""
+    interval = found.of_queries()
+    if interval.low is None or interval.high is None or interval.side != "across" or not found.value:
+        return None, None
+    half = (interval.high - interval.low) / 2
+    wanted = (found.label_variance() + found.query_variance) * (found.value / half) ** 2
+    growth = found.growth_to(wanted - found.query_variance)
+    if growth is not None:
+        return found.labels(growth), None
+    return None, math.ceil(found.sample.queries * found.query_variance / wanted)

@@ -1,0 +1,318 @@
+"""Whole ledgers, of either kind and any size: what they hold, several made one, their answers as a table, checks."""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+import tempfile
+from collections import Counter
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import islice, starmap
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import pyarrow as pa
+from pydantic import Field, model_validator
+
+from bixse.errors import InputError
+from bixse.files.files import storage_errors
+from bixse.files.parquet import save_table
+from bixse.files.write import write_rows
+from bixse.judging.judge import Usage
+from bixse.judging.ledgers.key_numbers import numbers_of
+from bixse.judging.ledgers.segment_answers import folder_id, make_folder, seal_left, segments_of
+from bixse.judging.ledgers.segments import (
+    GROUP_ROWS,
+    OPEN,
+    SCHEMA,
+    SEALED,
+    open_rows,
+    open_sealed,
+    sealed_rows,
+    sealed_tables,
+    table_of,
+)
+from bixse.judging.ledgers.sqlite_answers import SqliteAnswers
+from bixse.judging.ledgers.stored_row import USABLE, StoredRow
+from bixse.judging.ledgers.writer_files import alone
+from bixse.judging.prices import PriceSettings
+from bixse.settings import Flag
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from typing import Self
+
+    import duckdb
+
+MEMORY_LIMIT = "2GB"
+"""Of DuckDB; what does not fit goes to temporary files."""
+MERGE_LOCK = ".merge.lock"
+"""File in a ledger's folder that a merge locks."""
+_EARLIER = """
+SELECT old.key, coalesce(query_id, ''), coalesce(document_id, ''), coalesce(order_name, ''), coalesce(repeat, 0),
+    json_extract(old.answer, '$.status'), coalesce(mode, ''), old.answer, old.written
+FROM earlier AS old LEFT JOIN answers USING (key)
+"""
+"""Answers of an SQLite file that were replaced, as rows."""
+_FLAT = ("judge", "text", "detail")
+_NUMBERS = ("grade", "low", "high", "seconds")
+_TOKENS = ("prompt", "cached", "completion", "reasoning")
+
+
+class LedgerSettings(PriceSettings):
+    """What is done with ledgers."""
+
+    action: Annotated[Literal["status", "merge", "export", "check"], Flag(positional=True)]
+    """status: answers, tokens and dollars by model; merge: one of several, or one segment of all; export: the answers
+    as a table; check: what cannot be read, and questions with two different grades."""
+    ledger: Annotated[tuple[Path, ...], Field(min_length=1), Flag(metavar="LEDGER", positional=True)]
+    """SQLite files or folders."""
+    to: Annotated[Path | None, Flag(metavar="PATH")] = None
+    """merge: the folder to put answers into (default: the ledger itself); export: .parquet, .jsonl or .csv."""
+    max_usd: Annotated[float | None, Flag(hidden=True)] = None
+
+    @model_validator(mode="after")
+    def _place(self) -> Self:
+        needed = self.action == "export" or (self.action == "merge" and len(self.ledger) > 1)
+        if needed and self.to is None:
+            raise ValueError(f"--to: got none; expected where to {self.action}; fix: add it")
+        if self.to is not None and self.action in ("status", "check"):
+            raise ValueError(f"--to: got it with {self.action}; expected it with merge or export; fix: leave it out")
+        return self
+
+
+@dataclass(frozen=True)
+class LedgerCheck:
+    """What is wrong with ledgers."""
+
+    unreadable: Sequence[str] = ()
+    """What was got, by file."""
+    conflicts: Sequence[str] = ()
+    """Keys of questions with two or more different grades, of which the latest counts; at most `SHOWN`."""
+    conflicting: int = 0
+    """How many such questions there are."""
+    writing: int = 0
+    """Open segments: of processes at work, or killed."""
+
+
+SHOWN = 5
+"""Conflicts that are named."""
+
+
+def answers_by_status(path: Path) -> dict[str, int]:
+    """How many answers of each status a ledger holds; it may be in use, and nothing is written.
+
+    In a folder answers that were replaced count too.
+
+    Raises:
+        InputError: there is no such ledger, or it is damaged.
+
+    Example:
+        >>> from bixse.judging.judge import Answer
+        >>> from bixse.judging.ledger import Ledger
+        >>> with Ledger(Path(tempfile.mkdtemp()) / "ledger.sqlite") as ledger:
+        ...     ledger.write("key of a question", Answer("graded", "verbal", grade=2.0))
+        ...     answers_by_status(ledger.path)
+        {'graded': 1}
+    """
+    if path.is_dir():
+        counts: Counter[str] = Counter()
+        for part in segments_of(path):
+            try:
+                counts.update(_statuses(part))
+            except (FileNotFoundError, InputError):  # it was sealed or merged meanwhile
+                if part.exists():
+                    raise
+        return dict(counts.most_common())
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=5.0)) as file:
+            return dict(file.execute("SELECT status, count(*) FROM answers GROUP BY status ORDER BY 2 DESC").fetchall())
+    except sqlite3.Error as error:
+        raise InputError(f"{path}: got {error}; expected a ledger; fix: check that it is one") from error
+
+
+def ledger_status(ledgers: Sequence[Path], prices: PriceSettings) -> list[dict[str, Any]]:
+    """Answers, tokens and dollars by model and status; answers that were replaced were paid for too, and count.
+
+    Raises:
+        InputError: a path is no ledger, or a segment is damaged.
+    """
+    tokens = ", ".join(f"sum({_token(name)})::BIGINT AS {name}" for name in _TOKENS)
+    with _opened(ledgers) as database:
+        found = database.sql(
+            f"SELECT answer->>'judge' AS model, status, count(*) AS answers, {tokens} FROM stored GROUP BY ALL "
+            "ORDER BY model, answers DESC, status"
+        ).to_arrow_table()
+    rows = [dict(row) for row in found.to_pylist()]
+    for row in rows:
+        usage = Usage(*(row[name] or 0 for name in _TOKENS))
+        row["usd"] = prices.of(row["model"]).usd(usage)
+    return rows
+
+
+def merge_ledgers(ledgers: Sequence[Path], to: Path | None = None) -> tuple[Path, int]:
+    """Put the answers of ledgers into a folder as one sealed segment: the folder, and how many rows that has.
+
+    Without `to` the one ledger, a folder, gets one segment in place of all that are sealed. Nothing else is deleted;
+    rows that are equal are written once. Segments of living processes stay as they are. Of several merges at once each
+    waits for the one before.
+
+    Raises:
+        InputError: a path is no ledger, a segment is damaged, or a file is to be merged into itself.
+        StorageError: the folder cannot be written.
+    """
+    target = to or ledgers[0]
+    make_folder(target)
+    with alone(target / MERGE_LOCK):
+        seal_left(target)
+        old = [path for path in segments_of(target) if path.suffix == SEALED]
+        new = target / f"segment-{secrets.token_hex(8)}{SEALED}"
+        with _opened([path for path in ledgers if path != target], old) as database:
+            reader = database.sql("SELECT DISTINCT * FROM stored ORDER BY key, written").to_arrow_reader(GROUP_ROWS)
+            batches = (batch.cast(SCHEMA) for batch in reader)
+            save_table(pa.RecordBatchReader.from_batches(SCHEMA, batches), new)
+            ((count,),) = database.execute("SELECT count(*) FROM (SELECT DISTINCT * FROM stored)").fetchall()
+        with storage_errors(target):
+            for path in old:
+                path.unlink(missing_ok=True)
+                numbers_of(path).unlink(missing_ok=True)
+    return target, int(count)
+
+
+def export_answers(ledgers: Sequence[Path], to: Path) -> int:
+    """Write the answer that stands for each question as a row of a .parquet, .jsonl or .csv file; gives how many.
+
+    Raises:
+        InputError: a path is no ledger, a segment is damaged, or the suffix names no known format.
+        StorageError: the file cannot be written.
+    """
+    columns = ["key", "query_id", "document_id", "variant", "repeat", "status", "mode"]
+    columns += [f"answer->>'{name}' AS {name}" for name in _FLAT]
+    columns += [f"TRY_CAST(answer->>'{name}' AS DOUBLE) AS {name}" for name in _NUMBERS]
+    columns += ["TRY_CAST(answer->'probabilities' AS DOUBLE[]) AS probabilities", "written"]
+    columns += [f"{_token(name)} AS {name}_tokens" for name in _TOKENS]
+    usable = ", ".join(f"'{status}'" for status in USABLE)
+    with _opened(ledgers) as database:
+        reader = database.sql(
+            f"SELECT {', '.join(columns)} FROM (SELECT DISTINCT ON (key) * FROM stored ORDER BY key, "
+            f"status IN ({usable}) DESC, written DESC) ORDER BY key"
+        ).to_arrow_reader(GROUP_ROWS)
+        count = 0
+
+        def counted() -> Iterator[pa.RecordBatch]:
+            nonlocal count
+            for batch in reader:
+                count += len(batch)
+                yield batch
+
+        write_rows(pa.RecordBatchReader.from_batches(reader.schema, counted()), to)
+    return count
+
+
+def check_ledgers(ledgers: Sequence[Path]) -> LedgerCheck:
+    """Read every row of every segment.
+
+    Raises:
+        InputError: a path is no ledger.
+    """
+    unreadable, readable, writing = [], [], 0
+    for path in _parts(ledgers):
+        writing += path.suffix == OPEN
+        try:
+            for _ in _rows(path):
+                pass
+            readable.append(path)
+        except (InputError, FileNotFoundError) as error:
+            if path.exists():  # else it was sealed or merged meanwhile
+                unreadable.append(str(error))
+    with _opened((), readable) as database:
+        found = database.execute(
+            "SELECT key FROM stored WHERE status = 'graded' GROUP BY key "
+            "HAVING count(DISTINCT answer->>'grade') > 1 ORDER BY key"
+        ).fetchall()
+    return LedgerCheck(unreadable, [key for (key,) in found[:SHOWN]], len(found), writing)
+
+
+def _parts(ledgers: Iterable[Path]) -> list[Path]:
+    """The SQLite files and segments of ledgers."""
+    parts: list[Path] = []
+    for path in ledgers:
+        if not path.exists():
+            raise InputError(f"{path}: got no such file; expected a ledger; fix: check the path")
+        if path.is_dir():
+            folder_id(path)
+            parts += segments_of(path)
+        else:
+            parts.append(path)
+    return parts
+
+
+@contextmanager
+def _opened(ledgers: Sequence[Path], parts: Sequence[Path] = ()) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A database with all rows of ledgers and segments as the view `stored`."""
+    parts = [*_parts(ledgers), *parts]
+    try:
+        with _database(parts) as database:
+            yield database
+    except Exception as error:
+        if all(path.exists() for path in parts):
+            raise
+        raise InputError(
+            f"{', '.join(sorted({str(path.parent) for path in parts if not path.exists()}))}: got segments that were "
+            "sealed or merged while they were read; expected them to stay; fix: the same command again"
+        ) from error
+
+
+@contextmanager
+def _database(parts: Sequence[Path]) -> Iterator[duckdb.DuckDBPyConnection]:
+    import duckdb
+
+    sealed = [path for path in parts if path.suffix == SEALED]
+    for path in sealed:
+        for _ in sealed_tables(path):  # DuckDB holds no page against its checksum
+            pass
+    with tempfile.TemporaryDirectory() as folder, duckdb.connect(Path(folder) / "rows.duckdb") as database:
+        database.execute(f"SET memory_limit = '{MEMORY_LIMIT}'; SET preserve_insertion_order = false")
+        database.execute("SET autoinstall_known_extensions = false")
+        database.register("lines", table_of(()))
+        database.execute("CREATE TABLE others AS SELECT * FROM lines")
+        rows = (row for path in parts if path not in sealed for row in _rows(path))
+        while some := list(islice(rows, GROUP_ROWS)):
+            database.register("lines", table_of(some))
+            database.execute("INSERT INTO others SELECT * FROM lines")
+        names = ", ".join("'" + str(path).replace("'", "''") + "'" for path in sealed)
+        both = f" UNION ALL SELECT * FROM read_parquet([{names}])" if sealed else ""
+        database.execute(f"CREATE VIEW stored AS SELECT * FROM others{both}")
+        yield database
+
+
+def _statuses(segment: Path) -> list[str]:
+    if segment.suffix == OPEN:
+        return [row.status for row in open_rows(segment)]
+    with open_sealed(segment) as file:
+        statuses: list[str] = file.read(["status"])["status"].to_pylist()
+    return statuses
+
+
+def _rows(path: Path) -> Iterator[StoredRow]:
+    if path.suffix in (OPEN, SEALED):
+        return (open_rows if path.suffix == OPEN else sealed_rows)(path)
+    return _sqlite_rows(path)
+
+
+def _sqlite_rows(path: Path) -> Iterator[StoredRow]:
+    """The answers of an SQLite file, then those that were replaced."""
+    SqliteAnswers(path).close()  # refuses what is no ledger
+    try:
+        with closing(sqlite3.connect(path)) as file:
+            yield from starmap(StoredRow, file.execute(f"SELECT * FROM answers UNION ALL {_EARLIER}"))
+    except sqlite3.Error as error:
+        raise InputError(
+            f"{path}: got a damaged ledger ({error}); expected a whole SQLite file; fix: put back a copy, or "
+            "`sqlite3 FILE .recover`"
+        ) from error
+
+
+def _token(name: str) -> str:
+    return f"TRY_CAST(answer->'usage'->>'{name}' AS BIGINT)"

@@ -1,0 +1,199 @@
+"""Segments, the files of a ledger that is a folder: open ones, to which lines are added, and sealed ones."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import contextmanager, suppress
+from itertools import starmap
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from bixse.errors import InputError
+from bixse.files.files import storage_errors
+from bixse.files.parquet import keyed_groups, open_table, save_table
+from bixse.judging.ledgers.stored_row import FORMAT, StoredRow
+from bixse.judging.ledgers.writer_files import WriterFile, writer_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Set as AbstractSet
+    from pathlib import Path
+
+    from pyarrow.parquet import ParquetFile
+
+OPEN, SEALED = ".jsonl", ".parquet"
+"""Suffixes: one JSON list a line after a first line with the format and the writer; sorted by key."""
+SCHEMA = pa.schema(
+    [
+        *((name, pa.string()) for name in ("key", "query_id", "document_id", "variant")),
+        ("repeat", pa.int64()),
+        *((name, pa.string()) for name in ("status", "mode", "answer")),
+        ("written", pa.float64()),
+    ],
+    {"bixse_ledger": str(FORMAT)},
+)
+_FIX = "put back a copy, or move it away (its answers are then asked again); `bixse grade ledger check` looks at all"
+"""What to do about a damaged segment of either kind."""
+GROUP_ROWS = 16_384
+"""Rows of a row group, which is read as a whole where it has an answer that is looked for."""
+_KINDS: tuple[type | tuple[type, ...], ...] = (*[str] * 4, int, *[str] * 3, (float, int))
+
+
+class OpenSegment:
+    """A new segment of this process alone; every line is in the file, beyond this process, once `add` returns.
+
+    Raises:
+        StorageError: the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.writer = WriterFile(folder, "segment-")  # locked before the segment is there for others to see
+        self.path = folder / f"{self.writer.name}{OPEN}"
+        with storage_errors(self.path):
+            self._file = self.path.open("xb", buffering=0)
+            self._put({"bixse_ledger": FORMAT, "owner": self.writer.owner})
+
+    @property
+    def is_there(self) -> bool:
+        """Tell whether the file has a name still."""
+        with suppress(OSError):  # NFS, after another machine deleted the file
+            return os.fstat(self._file.fileno()).st_nlink > 0
+        return False
+
+    def add(self, row: StoredRow) -> None:
+        self._put(row)
+
+    def close(self, rows: Sequence[StoredRow]) -> None:
+        """Seal the segment with the rows that were added; without a row it is deleted."""
+        self._file.close()
+        if rows:
+            seal(rows, self.path.with_suffix(SEALED))
+        self.path.unlink(missing_ok=True)
+        self.writer.close()
+
+    def _put(self, line: Any) -> None:
+        with storage_errors(self.path):
+            rest = memoryview(json.dumps(line, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
+            while rest:
+                rest = rest[self._file.write(rest) :]
+
+
+def table_of(rows: Iterable[StoredRow]) -> pa.Table:
+    """Rows as a table of `SCHEMA`."""
+    columns = list(zip(*rows, strict=True)) or [()] * len(SCHEMA)
+    return pa.table([pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], SCHEMA)
+
+
+def seal(rows: Iterable[StoredRow], path: Path) -> None:
+    """Write a sealed segment, whole or not at all."""
+    save_table(table_of(sorted(rows)), path, GROUP_ROWS)
+
+
+def writer_of(segment: Path) -> Path:
+    """The hidden file that the writer of a segment held or holds."""
+    return writer_path(segment.parent, segment.stem)
+
+
+def new_lines(path: Path, read: dict[Path, int]) -> Iterator[bytes]:
+    """The lines of a file that come after the bytes counted in `read`, which is updated.
+
+    A last line without its end, which is being written or was left by a killed process, does not count.
+    """
+    with path.open("rb") as file:
+        file.seek(read.setdefault(path, 0))
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            read[path] += len(line)
+            yield line
+
+
+def open_rows(
+    path: Path, wanted: AbstractSet[str] | None = None, read: dict[Path, int] | None = None
+) -> Iterator[StoredRow]:
+    """The rows of an open segment that come after the bytes counted in `read`, of the `wanted` keys if given.
+
+    Raises:
+        InputError: a line cannot be read, or the segment is of another version.
+        FileNotFoundError: the segment was sealed or deleted.
+    """
+    read = {} if read is None else read
+    for line in new_lines(path, read):
+        if read[path] == len(line):
+            _check_header(path, line)
+        elif wanted is None or _key(line) in wanted:
+            yield _row(path, read[path], line)
+        elif not line.startswith(b'["'):
+            raise _damaged_line(path, read[path])
+
+
+def sealed_rows(path: Path, wanted: Sequence[str] | None = None) -> Iterator[StoredRow]:
+    """The rows of a sealed segment, of `wanted` keys (sorted) alone where they are given.
+
+    Row groups whose range of keys has none of them are not read, and of the others the keys first.
+
+    Raises:
+        InputError: the segment cannot be read, or is of another version.
+    """
+    for table in sealed_tables(path, wanted):
+        for batch in table.to_batches(1024):
+            yield from starmap(StoredRow, zip(*(column.to_pylist() for column in batch.columns), strict=True))
+
+
+def sealed_tables(path: Path, wanted: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    """The same as tables of `SCHEMA`."""
+    with open_sealed(path) as file:
+        yield from keyed_groups(file, "key", wanted)
+
+
+@contextmanager
+def open_sealed(path: Path) -> Iterator[ParquetFile]:
+    """A sealed segment of this version."""
+    with open_table(path, _FIX) as file:
+        _check_version(path, (file.schema_arrow.metadata or {}).get(b"bixse_ledger", b"").decode())
+        if file.schema_arrow.names != SCHEMA.names:
+            raise _damaged(path, f"the columns {', '.join(file.schema_arrow.names)}")
+        yield file
+
+
+def _check_header(path: Path, line: bytes) -> None:
+    try:
+        version = str(json.loads(line)["bixse_ledger"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise _damaged(path, "a first line that is no segment's") from error
+    _check_version(path, version)
+
+
+def _key(line: bytes) -> str:
+    """The key at the start of a row's line; "" if the line is damaged."""
+    key = line[1 : line.find(b'", ') + 1]
+    with suppress(ValueError):
+        return str(json.loads(key)) if b"\\" in key else key[1:-1].decode()
+    return ""
+
+
+def _row(path: Path, end: int, line: bytes) -> StoredRow:
+    try:
+        values = json.loads(line)
+        if len(values) == len(SCHEMA) and all(map(isinstance, values, _KINDS)):
+            return StoredRow(*values)
+    except (ValueError, TypeError):
+        pass
+    raise _damaged_line(path, end)
+
+
+def _check_version(path: Path, found: str) -> None:
+    if found != str(FORMAT):
+        got = f"a segment of format {found}" if found else "a file that is no segment"
+        raise InputError(f"{path}: got {got}; expected one of format {FORMAT}; fix: a newer bixse, or another --ledger")
+
+
+def _damaged_line(path: Path, end: int) -> InputError:
+    number = path.read_bytes()[:end].count(b"\n")
+    return _damaged(path, f"in line {number} no answer")
+
+
+def _damaged(path: Path, got: str) -> InputError:
+    return InputError(f"{path}: got a damaged segment ({got}); expected it as it was written; fix: {_FIX}")

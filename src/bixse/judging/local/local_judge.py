@@ -1,0 +1,231 @@
+"""A judge that runs here: a causal language model whose probabilities of the option tokens are read directly."""
+
+from __future__ import annotations
+
+import time
+from functools import cached_property
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from bixse.errors import InputError, ModelError
+from bixse.judging.judge import Answer, Usage
+from bixse.judging.local.local_model import LocalModel, longest_input
+from bixse.judging.local.local_prompts import PromptRenderer
+from bixse.judging.local.prompt_reader import PromptReader
+from bixse.judging.reading.expected_grade import OptionProbabilities, expected_grade, spellings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from bixse.judging.judge import Dtype, Question
+    from bixse.judging.local.prompt_reader import Sharing
+    from bixse.judging.rubrics import Rubric
+
+MODE: Final = "token-ids"
+TOKENS_PER_THREAD, TOKENS_ON_DEVICE = 256, 16_384
+"""Positions of one forward pass: of a processor per thread (more only adds padding), and of another device."""
+WINDOW, WINDOW_ON_DEVICE = 512, 2048
+
+
+class LocalJudge:
+    """Reads each question once, and grades by the probabilities of the options as the next token (mode "token-ids").
+
+    Probabilities are from the softmax over the whole vocabulary in float32, and a label has those of all its spellings
+    ("3" and " 3"): nothing is hidden, so the bounds of a grade are the grade. Questions are taken ahead by the window,
+    sorted by length within it, and what their prompts begin with is computed once. The weights are read when the first
+    question comes, so that a run whose questions are all answered needs none.
+
+    Args:
+        model_name_or_path: model folder, GGUF file, package with a GGUF file, or hub name; or a `LocalModel`,
+            whose device and numbers stay as they are.
+        rubric: labels, their grades, and the wording of questions that come without messages.
+        device: "cpu", "cuda", ...; None: the best there is.
+        dtype: of the weights; "auto": as the process is set, see `encoders/loading/precision.py`.
+        tokens_per_batch: most positions computed in one forward pass, which is halved where it does not fit into the
+            memory; None: chosen for the device.
+        window: questions taken ahead; None: chosen for the device.
+        min_mass: the options' probability below which an answer has no grade.
+        revision: branch, tag or commit of a hub name.
+        gguf_file: name of the GGUF file in a folder or on the hub.
+        trust_remote_code: run code that comes with the model; only for sources you trust.
+
+    Raises:
+        ModelError: no such model; with the first question also no causal language model, or weights that are missing.
+        InputError: a label that is no single token of the model, or no such device.
+
+    Example:
+        Grade pairs with an instruct model of the hub::
+
+            with_questions = LocalJudge("Qwen/Qwen2.5-1.5B-Instruct", load_rubric("trec-dl-0-3")).answers(questions)
+    """
+
+    at_once = 1
+
+    def __init__(
+        self,
+        model_name_or_path: str | Path | LocalModel,
+        rubric: Rubric,
+        device: str | None = None,
+        dtype: Dtype = "auto",
+        tokens_per_batch: int | None = None,
+        window: int | None = None,
+        min_mass: float = 0.01,
+        revision: str | None = None,
+        gguf_file: str | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        loaded = (
+            model_name_or_path
+            if isinstance(model_name_or_path, LocalModel)
+            else LocalModel(model_name_or_path, device, dtype, revision, gguf_file, trust_remote_code)
+        )
+        self.rubric, self.min_mass = rubric, min_mass
+        self._loaded = loaded
+        self._renderer = PromptRenderer(loaded.tokenizer)
+        example = [rubric.variants[0].messages("query", "document")]
+        prompt, ids = self._renderer.texts(example)[0], self._renderer.encode(example)[0]
+        self._option_ids = option_token_ids(loaded.tokenizer, rubric.labels, prompt, ids)
+        self.name, self.scale = loaded.name, rubric.scale
+        self.warnings = list(self._renderer.notes)
+        self._own = loaded is not model_name_or_path
+        if loaded.device.startswith("cpu"):
+            passes, ahead = TOKENS_PER_THREAD * max(2, torch.get_num_threads()), WINDOW
+        else:
+            passes, ahead = TOKENS_ON_DEVICE, WINDOW_ON_DEVICE
+        self._tokens_per_batch, self.window = tokens_per_batch or passes, window or ahead
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """All that decides an answer besides the question."""
+        return {
+            "kind": "transformers",
+            "model": self.name,
+            "revision": self._loaded.revision,
+            "mode": MODE,
+            "dtype": self._loaded.dtype,
+            "template": self._renderer.template_hash,
+            "labels": list(self.rubric.labels),
+            "values": list(self.rubric.values),
+            "min_mass": self.min_mass,
+        }
+
+    def count_tokens(self, questions: Sequence[Question]) -> list[int]:
+        return [len(ids) for ids in self._prompts(questions)]
+
+    @cached_property
+    def _reader(self) -> PromptReader:
+        """Made for the first question, since the weights are read for it."""
+        model = self._loaded.model
+        try:
+            return PromptReader(model, self._tokens_per_batch)
+        except Exception as error:
+            raise ModelError(
+                f"judge {self.name!r}: got {type(error).__name__} on a first prompt ({error}); expected a causal "
+                "language model that reads text alone; fix: choose another model"
+            ) from error
+
+    @property
+    def sharing(self) -> Sharing:
+        return self._reader.sharing
+
+    @property
+    def context(self) -> int | None:
+        """Most tokens of a prompt, or None where the model has no such limit."""
+        return longest_input(self._loaded.model.config, self._loaded.tokenizer.model_max_length)
+
+    def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Answer]]:
+        """Window by window; within one in order of length."""
+        source = iter(questions)
+        while taken := list(islice(source, self.window)):
+            started = time.perf_counter()
+            prompts = self._prompts(taken)
+            usable: dict[str, list[int]] = {}
+            for i, ids in enumerate(prompts):
+                if ids and (self.context is None or len(ids) <= self.context):
+                    usable.setdefault(taken[i].variant, []).append(i)
+                else:
+                    yield taken[i], self._without_grade(len(ids), f"the context has {self.context} tokens")
+            for members in usable.values():
+                for batch, logits in self._reader.logits([prompts[i] for i in members]):
+                    chosen = [members[i] for i in batch]
+                    found = self._answers(logits, [len(prompts[i]) for i in chosen], time.perf_counter() - started)
+                    for i, answer in zip(chosen, found, strict=True):
+                        yield taken[i], answer
+                    started = time.perf_counter()
+
+    def close(self) -> None:
+        vars(self).pop("_reader", None)
+        if self._own:
+            self._loaded.free()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _answers(self, logits: Tensor | None, lengths: Sequence[int], seconds: float) -> list[Answer]:
+        """One answer per row of logits (b, V)."""
+        if logits is None:
+            return [self._without_grade(lengths[0], "the memory of the device cannot hold it")]
+        probabilities = torch.softmax(logits, dim=-1)
+        options = torch.stack([probabilities[:, list(ids)].sum(dim=-1) for ids in self._option_ids], dim=-1)
+        written = self._loaded.tokenizer.batch_decode(logits.argmax(dim=-1)[:, None])
+        rows = zip(options.double().tolist(), written, lengths, strict=True)
+        return [self._answer(tuple(row), text, length, seconds / len(lengths)) for row, text, length in rows]
+
+    def _prompts(self, questions: Sequence[Question]) -> list[list[int]]:
+        return self._renderer.encode([self._messages(question) for question in questions])
+
+    def _messages(self, question: Question) -> Sequence[Mapping[str, str]]:
+        """By the rubric where the question comes without messages."""
+        if question.messages:
+            return question.messages
+        variants = {variant.name: variant for variant in self.rubric.variants}
+        return variants.get(question.variant, self.rubric.variants[0]).messages(question.query, question.document)
+
+    def _without_grade(self, tokens: int, detail: str) -> Answer:
+        return Answer(
+            "too-long", MODE, usage=Usage(prompt=tokens), judge=self.name, detail=f"prompt of {tokens} tokens: {detail}"
+        )
+
+    def _answer(self, options: tuple[float, ...], text: str, length: int, seconds: float) -> Answer:
+        common: dict[str, Any] = {"usage": Usage(prompt=length), "seconds": seconds, "judge": self.name}
+        found = OptionProbabilities(options)
+        if not all(0 <= share <= 1.001 for share in options):
+            return Answer("failed", MODE, detail="the model gave no numbers (NaN or infinity)", **common)
+        if found.mass < max(self.min_mass, 1e-30):
+            detail = f"the options have probability {found.mass:.2g} together"
+            return Answer("no-option", MODE, text=text[:200], detail=detail, **common)
+        return Answer("graded", MODE, options, *expected_grade(self.rubric.values, found), text=text[:200], **common)
+
+
+def option_token_ids(
+    tokenizer: Any, labels: Sequence[str], prompt: str = "", prompt_ids: Sequence[int] = ()
+) -> tuple[tuple[int, ...], ...]:
+    """For each label the ids, one or more, of the tokens that spell it, with and without a space before it.
+
+    A label counts as far as one token spells it, alone or as what follows the rendered prompt: SentencePiece writes a
+    label that begins a text in another way than one that goes on from a prompt.
+    """
+    found = tuple(_single_tokens(tokenizer, label, prompt, prompt_ids) for label in labels)
+    for label, ids in zip(labels, found, strict=True):
+        if not ids:
+            tokens = tokenizer.convert_ids_to_tokens(tokenizer.encode(label, add_special_tokens=False))
+            raise InputError(
+                f"label {label!r}: got the tokens {tokens} of the judge; expected a single token that spells it; "
+                "fix: use labels of one digit or letter, as 0, 1, 2, 3 or A, B, C"
+            )
+    return found
+
+
+def _single_tokens(tokenizer: Any, label: str, prompt: str, prompt_ids: Sequence[int]) -> tuple[int, ...]:
+    known = list(prompt_ids)
+    found = set()
+    for spelling in spellings(label):
+        alone = tokenizer.encode(spelling, add_special_tokens=False)
+        following = tokenizer.encode(prompt + spelling, add_special_tokens=False) if prompt else []
+        rest = following[len(known) :] if following[: len(known)] == known else []
+        found |= {ids[0] for ids in (alone, rest) if len(ids) == 1}
+    return tuple(sorted(token for token in found if tokenizer.decode([token]).strip() == label))

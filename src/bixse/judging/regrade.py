@@ -1,0 +1,291 @@
+"""Between epochs: a judge grades the assumed zeros that the encoder believes least, and training goes on with them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+from accelerate.utils import broadcast_object_list, gather_object
+from transformers import TrainerCallback
+
+from bixse.data.graded_pairs import Pair
+from bixse.data.run import RUN_FILE
+from bixse.errors import BixseError, InputError, InterruptedRunError, OutputExistsError, StorageError
+from bixse.files.files import read_text, write_atomically
+from bixse.files.parquet import read_table, save_table
+from bixse.judging.ask import Budget
+from bixse.judging.estimate import Estimate, estimate
+from bixse.judging.grade import LEDGER_NAME, PAIRS_NAME, grade
+from bixse.judging.grade_settings import GradeSettings
+from bixse.judging.open_judge import JudgeConfig
+from bixse.training.distributed import is_main_process, raise_together, world_size
+from bixse.training.loop.suspects import RegradedEpoch, Suspects
+from bixse.training.run_files import REGRADE_FOLDER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+
+    from bixse.data.graded_pairs import GradedPairs
+    from bixse.judging.judge import Judge
+    from bixse.training.config import RegradeConfig
+    from bixse.training.loop.trainer import GradedTrainer
+
+log = logging.getLogger(__name__)
+
+KEPT_FOR_ONE = 8
+"""Suspects that are kept for each that can be asked: some have a grade that the batch is not told of."""
+
+
+class _Grades(NamedTuple):
+    """New grades, by the numbers of groups and documents."""
+
+    groups: NDArray[np.int64]
+    documents: NDArray[np.int64]
+    relevance: NDArray[np.float64]
+
+
+class Regrading(TrainerCallback):
+    """Asks a judge before every epoch but the first, after the checkpoint of the epoch before is written.
+
+    All ranks agree on the pairs; the first one asks, and tells the others what came back. The grades count as the data
+    set's own from then on. A resumed run takes the grades of the epochs behind it from its folder.
+
+    Raises:
+        InputError: no epoch follows another, or the loss takes no ungraded document for irrelevant.
+        BixseError: the judge cannot be opened.
+    """
+
+    def __init__(self, config: RegradeConfig, out: Path, trainer: GradedTrainer, steps: int, per_epoch: int) -> None:
+        self.config, self.folder, self.trainer = config, out / REGRADE_FOLDER, trainer
+        self.steps_per_epoch = per_epoch
+        self.epochs: list[RegradedEpoch] = []
+        if steps <= per_epoch:
+            raise InputError(
+                "regrade: got a run that ends with its first epoch; expected two epochs or more, as grades count from "
+                "the next one on; fix: raise epochs or steps"
+            )
+        if not trainer.loss.assumes_zeros:
+            raise InputError(
+                f"regrade: got {type(trainer.loss).__name__}, for which documents without a grade count neither way; "
+                "expected a loss that takes them for irrelevant; fix: choose another loss, or leave regrade out"
+            )
+        trainer.collect_suspects(KEPT_FOR_ONE * config.budget)
+        if is_main_process():
+            _judging(config).open().close()
+
+    def warnings(self) -> list[str]:
+        """Of epochs whose questions were not all answered."""
+        return [
+            f"regrade: after epoch {epoch.epoch} {epoch.asked - epoch.graded} of {epoch.asked} pairs got no grade "
+            f"({epoch.failure or f'see {self._answers(epoch.epoch)}'}): they stay 0"
+            for epoch in self.epochs
+            if epoch.graded < epoch.asked
+        ]
+
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Take the grades of all epochs behind, and ask for those of the last one where that was not done yet."""
+        assert self.trainer.suspects is not None
+        for epoch in range(len(self.epochs) + 1, state.global_step // self.steps_per_epoch + 1):
+            found = Suspects.joined(gather_object([self.trainer.suspects.found]), self.trainer.suspects.most)
+            told: list[Any] = [None]
+            with raise_together():
+                if is_main_process():
+                    done = self._done(epoch)
+                    told = [(done is None, *(done or self._asked(found, epoch)))]
+            if world_size() > 1:
+                broadcast_object_list(told)
+            asked_now, regraded, grades = told[0]
+            if asked_now:  # else those that a checkpoint brought are of the epoch that goes on
+                self.trainer.suspects.found = Suspects.none()
+            if len(grades.groups):
+                self.trainer.add_grades(*grades)
+            self.epochs.append(regraded)
+            self.trainer.suspects.most += regraded.asked  # what was asked stays among the highest
+
+    def _done(self, epoch: int) -> tuple[RegradedEpoch, _Grades] | None:
+        """What an earlier call of this run came to."""
+        file = self._summary(epoch)
+        if not file.is_file():
+            return None
+        return RegradedEpoch(**json.loads(read_text(file))), self._grades(read_table(self._pairs(epoch)), epoch)
+
+    def _asked(self, found: Suspects, epoch: int) -> tuple[RegradedEpoch, _Grades]:
+        """Choose and ask; a judge that does not answer leaves zeros."""
+        if self._pairs(epoch).is_file():  # chosen by this run, before it was killed
+            asked = read_table(self._pairs(epoch))
+        else:
+            asked = self._table(self._chosen(found, epoch))
+            self.folder.mkdir(parents=True, exist_ok=True)
+            save_table(asked, self._pairs(epoch))
+        failure = self._ask(asked, epoch) if len(asked) else None
+        grades = self._grades(asked, epoch)
+        record = self._answers(epoch) / RUN_FILE
+        usd = json.loads(read_text(record))["results"]["summary"]["usd"] if record.is_file() else 0.0
+        learns_probability = hasattr(self.trainer.loss, "logit_bias")
+        logits = asked["logit"].to_numpy()
+        probability = float((1 / (1 + np.exp(-logits))).mean()) if len(asked) and learns_probability else None
+        relevance = grades.relevance
+        regraded = RegradedEpoch(
+            epoch=epoch,
+            asked=len(asked),
+            graded=len(relevance),
+            relevant=int((relevance >= 0.5).sum()),
+            mean_relevance=float(relevance.mean()) if len(relevance) else None,
+            mean_probability=probability,
+            usd=float(usd),
+            failure=failure,
+        )
+        write_atomically(self._summary(epoch), json.dumps(asdict(regraded)) + "\n")
+        log.info("%s", regraded.line())
+        return regraded, grades
+
+    def _ask(self, asked: pa.Table, epoch: int) -> str | None:
+        """Grade the pairs, as far as the judge answers; why it stopped."""
+        spent = sum(earlier.usd for earlier in self.epochs)
+        limit = _judging(self.config).max_usd
+        budget = Budget(None if limit is None else max(0.0, limit - spent))
+        rows = asked.select(["query_id", "query", "document_id", "document"]).to_pylist()
+        try:
+            with _stopped_by_signals():
+                judge = _judging(self.config).open()
+                try:
+                    asking = _asking(self.config, judge, self.folder)
+                    result = grade([Pair(**row) for row in rows], judge, self._answers(epoch), budget=budget, **asking)
+                finally:
+                    judge.close()
+        except (StorageError, OutputExistsError, InterruptedRunError):
+            raise
+        except (BixseError, torch.OutOfMemoryError) as error:
+            log.warning("regrade: %s; training goes on with the grades that are known", error)
+            return str(error).partition("; ")[0]
+        return result.stopped
+
+    def _pairs(self, epoch: int) -> Path:
+        """Written before the first pair is asked: a run that is killed asks the same ones."""
+        return self.folder / f"epoch-{epoch}.asked.parquet"
+
+    def _answers(self, epoch: int) -> Path:
+        return self.folder / f"epoch-{epoch}"
+
+    def _summary(self, epoch: int) -> Path:
+        """Written when all were asked."""
+        return self.folder / f"epoch-{epoch}.json"
+
+    def _chosen(self, found: Suspects, epoch: int) -> Suspects:
+        """The highest ones that nobody graded, in no batch either, and that were not asked before; no text twice."""
+        known: Any = self.trainer.data_collator
+        places, entries = known.known.of(found.groups)
+        free = np.ones(len(found.groups), dtype=bool)
+        free[places[known.known.documents[entries] == found.documents[places]]] = False
+        query_of = known.known.query_of_group
+        seen = {
+            (query_of[group], document)
+            for earlier in range(1, epoch)
+            for group, document in zip(*_numbers(read_table(self._pairs(earlier))), strict=True)
+        }
+        for place, (group, document) in enumerate(zip(found.groups, found.documents, strict=True)):
+            free[place] &= (query_of[group], document) not in seen
+            seen.add((query_of[group], document))
+        return found.where(free).first(self.config.budget)
+
+    def _table(self, chosen: Suspects) -> pa.Table:
+        pairs = self.trainer.pairs
+        queries, documents = pairs.groups().first_rows[chosen.groups], pairs.distinct("document")[chosen.documents]
+        return pa.table(
+            {
+                "query_id": pa.array([pairs.query_ids[row] for row in queries], pa.string()),
+                "query": pa.array(pairs.texts("query", queries), pa.string()),
+                "document_id": pa.array([pairs.document_ids[row] for row in documents], pa.string()),
+                "document": pa.array(pairs.texts("document", documents), pa.string()),
+                "query_group": chosen.groups,
+                "document_number": chosen.documents,
+                "logit": chosen.logits.astype(np.float64),
+            }
+        )
+
+    def _grades(self, asked: pa.Table, epoch: int) -> _Grades:
+        """What came back of an epoch's questions."""
+        answers = self._answers(epoch) / PAIRS_NAME
+        graded: dict[tuple[str, str], float] = {}
+        if answers.is_file():
+            rows = read_table(answers, ["query_id", "document_id", "relevance"]).to_pylist()
+            graded = {(row["query_id"], row["document_id"]): row["relevance"] for row in rows}
+        keys = zip(asked["query_id"].to_pylist(), asked["document_id"].to_pylist(), strict=True)
+        relevance = np.array([graded.get(key, np.nan) for key in keys], dtype=np.float64)
+        got = ~np.isnan(relevance)
+        groups, documents = _numbers(asked)
+        return _Grades(groups[got], documents[got], relevance[got])
+
+    def to_json(self) -> list[dict[str, Any]]:
+        return [asdict(epoch) for epoch in self.epochs]
+
+    @staticmethod
+    def estimate(config: RegradeConfig, pairs: GradedPairs, rounds: int, scratch: Path) -> Estimate:
+        """What all questions would take, from as many random pairs of the training texts; none of them is asked."""
+        number = config.budget * rounds
+        generator = np.random.default_rng(0)
+        groups, documents = pairs.groups(), pairs.distinct("document")
+        drawn = generator.integers(len(groups), size=number), generator.integers(len(documents), size=number)
+        queries, others = (
+            pairs.texts("query", groups.first_rows[drawn[0]]),
+            pairs.texts("document", documents[drawn[1]]),
+        )
+        asked = [Pair(str(n), query, str(n), text) for n, (query, text) in enumerate(zip(queries, others, strict=True))]
+        judge = _judging(config).open()
+        try:
+            return estimate(asked, judge, scratch, pilot=0, **_asking(config, judge, scratch))
+        finally:
+            judge.close()
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """Ctrl-C and SIGTERM stop the asking at once; training itself ends after its step instead."""
+    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        for one in before:
+            signal.signal(one, stop)
+    except ValueError:  # not in the main thread, where signals are not handled
+        yield
+        return
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+def _numbers(asked: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    return asked["query_group"].to_numpy(), asked["document_number"].to_numpy()
+
+
+def _judging(config: RegradeConfig) -> JudgeConfig:
+    """The settings as those of the verbs that grade."""
+    given = {} if config.rubric is None else {"rubric": config.rubric}
+    given |= config.options | config.prices
+    return JudgeConfig.load(None, {"judge": config.judge, **given})
+
+
+def _asking(config: RegradeConfig, judge: Judge, folder: Path) -> dict[str, Any]:
+    """Arguments of `grade` and `estimate`."""
+    judging = _judging(config)
+    return {
+        "settings": GradeSettings(rubric=judging.asked_rubric()),
+        "ledger": config.ledger or folder / LEDGER_NAME,
+        "prices": judging.of(judging.model or judge.name),
+    }

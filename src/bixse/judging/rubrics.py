@@ -1,0 +1,202 @@
+"""Rubrics as data: what a judge is asked, and which option tokens its answer may be."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import tomllib
+from functools import cache
+from importlib import resources
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from bixse.errors import ConfigError, InputError, did_you_mean, shorten
+from bixse.files.files import read_text
+from bixse.relevance import GradeScale
+
+_FIELDS = re.compile(r"\{(query|document)\}")
+
+
+class PromptVariant(BaseModel):
+    """One way to ask: its system text and the user text with `{query}` and `{document}`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(min_length=1)
+    system: str = ""
+    """System message; empty for none."""
+    user: str
+    """User message; `{query}` and `{document}` stand for the texts, each once."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> PromptVariant:
+        found = sorted(_FIELDS.findall(self.user))
+        if found != ["document", "query"]:
+            raise ValueError(f"user: got the fields {found}; expected {{query}} and {{document}} once each")
+        return self
+
+    def messages(self, query: str, document: str) -> tuple[dict[str, str], ...]:
+        """Chat messages of one pair; texts that contain `{query}` or `{document}` stay as they are."""
+        texts = {"query": query, "document": document}
+        user = _FIELDS.sub(lambda match: texts[match[1]], self.user)
+        system = ({"role": "system", "content": self.system.strip()},) if self.system.strip() else ()
+        return (*system, {"role": "user", "content": user})
+
+
+class Rubric(BaseModel):
+    r"""A question with ordered options, each a token of the judge (BiXSE paper, section 3).
+
+    Example:
+        >>> rubric = load_rubric("trec-dl-0-3")
+        >>> rubric.labels, rubric.scale.to_relevance(1.5)
+        (('0', '1', '2', '3'), 0.5)
+        >>> rubric.variants[0].messages("copy a folder", "shutil.copytree")[1]["content"]
+        'Query: copy a folder\n\nPassage: shutil.copytree'
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    labels: tuple[str, ...] = Field(min_length=2)
+    """What the judge answers with, from irrelevant to perfectly relevant; distinct, without spaces."""
+    values: tuple[float, ...] = ()
+    """Grade of each label, rising; the numbers the labels spell where it is left out."""
+    variants: tuple[PromptVariant, ...] = Field(min_length=1, validation_alias=AliasChoices("variants", "orders"))
+    """Every variant is asked; the relevances are averaged. Files of earlier versions name them `orders`."""
+    summary: str = ""
+    source: str = ""
+    """Where the wording is from."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _values_from_labels(cls, given: Any) -> Any:
+        if isinstance(given, dict) and not given.get("values") and isinstance(given.get("labels"), (list, tuple)):
+            try:
+                return {**given, "values": [float(label) for label in given["labels"]]}
+            except (TypeError, ValueError):
+                raise ValueError("labels: got words; expected `values` too, a number for each label") from None
+        return given
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Rubric:
+        if any(not label.strip() or label != label.strip() for label in self.labels):
+            raise ValueError("labels: expected texts without spaces around them")
+        if len(set(self.labels)) != len(self.labels):
+            raise ValueError("labels: expected each once")
+        rising = all(low < high for low, high in pairwise(self.values))
+        if len(self.values) != len(self.labels) or not rising or not all(map(math.isfinite, self.values)):
+            raise ValueError(
+                f"values: got {list(self.values)}; expected a finite number per label, rising from irrelevant to "
+                "perfectly relevant"
+            )
+        if len({variant.name for variant in self.variants}) != len(self.variants):
+            raise ValueError("variants: expected names of their own")
+        return self
+
+    @property
+    def scale(self) -> GradeScale:
+        return GradeScale(self.values[0], self.values[-1])
+
+    @property
+    def content_hash(self) -> str:
+        """SHA-256 of everything that is asked; a changed word changes it."""
+        asked = self.model_dump(mode="json", exclude={"name", "summary", "source"})
+        asked["orders"] = asked.pop("variants")  # as hashes have it from the first version on
+        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode("utf-8")).hexdigest()
+
+
+def load_rubric(name: str | Path) -> Rubric:
+    """A rubric by its name, or the one a TOML file holds (`FILE` or `FILE:NAME` where it holds several).
+
+    Raises:
+        InputError: no rubric of that name, no such file, or a file with several and none named.
+        ConfigError: the file is no rubric; says which key and what was expected.
+    """
+    text = str(name)
+    shipped = _shipped()
+    if text in shipped:
+        return shipped[text]
+    path, _, wanted = text.partition(".toml:")
+    file = Path(f"{path}.toml") if wanted else Path(text)
+    if file.suffix != ".toml":
+        raise InputError(
+            f"rubric: got {shorten(text)}; expected {', '.join(shipped)} or a TOML file; "
+            f"fix: {did_you_mean(text, shipped)}"
+        )
+    found = _read(read_text(file), str(file))
+    if not wanted and len(found) == 1:
+        return next(iter(found.values()))
+    if wanted not in found:
+        what = f"no rubric {wanted!r}" if wanted else f"{len(found)} rubrics"
+        raise InputError(
+            f"{file}: got {what}; expected one of {', '.join(found)}; fix: name it as {file}:{next(iter(found))}"
+        )
+    return found[wanted]
+
+
+def rubric_names() -> list[str]:
+    """Names of the rubrics that come with the package."""
+    return list(_shipped())
+
+
+def rubric_toml(rubric: Rubric) -> str:
+    """A rubric as the text of a TOML file that `load_rubric` reads as the same one.
+
+    Example:
+        >>> print(rubric_toml(load_rubric("binary-0-1")).splitlines()[0])
+        ["binary-0-1"]
+    """
+    name = _toml_text(rubric.name)
+    told = {"summary": rubric.summary, "source": rubric.source}
+    lines = [f"[{name}]", *(f"{key} = {_toml_text(text)}" for key, text in told.items() if text)]
+    lines.append(f"labels = [{', '.join(map(_toml_text, rubric.labels))}]")
+    lines.append(f"values = [{', '.join(map(repr, rubric.values))}]")
+    for variant in rubric.variants:
+        lines += ["", f"[[{name}.variants]]", f"name = {_toml_text(variant.name)}"]
+        lines += [f"{key} = {_toml_text(text, blocks=True)}" for key, text in
+                  (("system", variant.system), ("user", variant.user)) if text]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _toml_text(text: str, blocks: bool = False) -> str:
+    """A string of TOML: in quotes, or where `blocks` and it has lines, in three quotes with the lines as they are."""
+    lines = blocks and "\n" in text
+    escaped = "".join(
+        f"\\{c}" if c in '"\\' else c if (c >= " " and c != "\x7f") or (c == "\n" and lines) else f"\\u{ord(c):04x}"
+        for c in text
+    )
+    return f'"""\n{escaped}"""' if lines else f'"{escaped}"'
+
+
+@cache
+def _shipped() -> dict[str, Rubric]:
+    text = (resources.files("bixse.judging") / "rubrics.toml").read_text(encoding="utf-8")
+    return _read(text, "rubrics.toml")
+
+
+def _read(text: str, where: str) -> dict[str, Rubric]:
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{where}: got no valid TOML ({error}); expected rubrics; fix: correct it") from error
+    if not tables or not all(isinstance(table, dict) for table in tables.values()):
+        raise ConfigError(
+            f"{where}: got {shorten(tables)}; expected one table per rubric; fix: begin with a line [my-rubric]"
+        )
+    found = {}
+    for name, table in tables.items():
+        try:
+            found[name] = Rubric(name=name, **{key: value for key, value in table.items() if key != "name"})
+        except ValidationError as error:
+            first = min(error.errors(), key=lambda entry: entry["type"] != "extra_forbidden")
+            place = ".".join(str(part) for part in (name, *first["loc"]))
+            raise ConfigError(
+                f"{where}: {place}: {first['msg'].removeprefix('Value error, ')}; "
+                "fix: see the rubrics in docs/grading.md"
+            ) from error
+    return found

@@ -1,0 +1,428 @@
+"""Asking chat servers over HTTP: several endpoints of one model, and a reply or an error of a kind for every request.
+
+aiohttp sends and keeps the connections. Here are the tries, the endpoints, of which one that is away is left out until
+it answers again, and the bridge from plain iterators to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import json
+import logging
+import os
+import queue
+import random
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from bixse.errors import InputError, shorten
+from bixse.judging.grade_settings import ServerSettings
+from bixse.judging.server.endpoints import Address, ServedModel, choose_model, models_in, parse_addresses
+from bixse.judging.server.failure import DETAIL_WIDTH, SHARED, TRANSIENT, RequestError, ServerDownError, refusal
+from bixse.judging.server.reply import Reply, parse_reply
+from bixse.judging.server.secret import Secret
+
+try:
+    import aiohttp
+except ImportError as error:
+    raise InputError(
+        "aiohttp: got no such package; expected it for asking servers; fix: pip install 'bixse[grade]'"
+    ) from error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+TRIES = 6
+"""Tries after which a request is given up; those that found the server busy do not count."""
+AWAY_AFTER = 3
+"""Requests in a row that did not reach an endpoint, after which it is left out."""
+REFUSALS = 5
+"""Requests refused in a row as every request may be, before it is looked whether every request is."""
+FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0
+"""Seconds before the second try, doubled with each further one, where a server does not say how long to wait."""
+LONGEST_BUSY = 3600.0
+"""Seconds after which a request to busy servers is given up."""
+LONGEST_ABSENCE = 30.0
+"""Seconds between two looks at an endpoint that is away."""
+CONNECT_SECONDS = 10.0
+IDLE_SECONDS = 4.0
+"""How long an unused connection is kept: less than servers keep theirs (uvicorn and llama.cpp: 5 s)."""
+POLL_SECONDS = 0.1
+"""How often a request looks whether an endpoint is back, and a caller whether the client still works."""
+MAX_REPLY, MAX_ERROR = 64 * 2**20, 64 * 2**10
+"""Bytes, decompressed, of a reply and of an error that are read; 32,000 tokens with 20 alternatives each are 50 MiB."""
+CLOSING_SECONDS = 10.0
+"""How long closing waits for requests that are being cancelled."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Endpoint:
+    """One address and how it behaves; `missed` and `refusals` (of the kinds in `SHARED`) are counted in a row."""
+
+    address: Address
+    places: asyncio.Semaphore
+    in_flight: int = 0
+    missed: int = 0
+    refusals: int = 0
+    rests_until: float = 0.0
+    """Until this moment of the monotonic clock it asked to be left alone."""
+    watch: asyncio.Task[None] | None = field(default=None, repr=False)
+    """While it is away: looks whether it is back."""
+
+
+class ChatClient:
+    """A client of one or several endpoints that serve the same model."""
+
+    def __init__(self, endpoints: Sequence[str], settings: ServerSettings | None = None) -> None:
+        settings = settings or ServerSettings()
+        self._key_variable = settings.api_key_variable
+        key = os.environ.get(self._key_variable, "").strip()
+        if not (key.isascii() and key.isprintable()) or " " in key:
+            raise InputError(
+                f"{self._key_variable}: got spaces or special characters; expected a key; fix: set the variable anew"
+            )
+        self.endpoints = [
+            Endpoint(address, asyncio.Semaphore(settings.concurrency)) for address in parse_addresses(endpoints)
+        ]
+        self.at_once = settings.concurrency * len(self.endpoints)
+        self._max_downtime = settings.max_downtime
+        self._has_key, self._secret = bool(key), Secret(key)
+        self._silent_since: float | None = None
+        self._answered: Mapping[str, Any] | None = None
+        self._checking = asyncio.Lock()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="bixse-chat-client", daemon=True)
+        self._thread.start()
+        self._session = self.run(_open_session(key, settings.timeout))
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            with contextlib.suppress(concurrent.futures.TimeoutError):
+                self.run(self._cancel_all(), CLOSING_SECONDS)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(CLOSING_SECONDS)
+            self._loop.close()
+
+    # --- from plain code into the event loop ------------------------------------------------------------------------
+
+    def run(self, coroutine: Coroutine[Any, Any, Result], seconds: float | None = None) -> Result:
+        """The result of a coroutine; works inside a running loop too, as in a notebook. Ctrl-C cancels it."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result(seconds)
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stream(
+        self, items: Iterable[Item], handle: Callable[[Item], Coroutine[Any, Any, Result]]
+    ) -> Iterator[tuple[Item, Result]]:
+        """Handle items at the same time and yield each with its result as it comes.
+
+        The next item is taken, in the caller's thread, only while fewer than `at_once` are being handled. An error of
+        one item is raised after the results that are there already. Closing the generator, an error, or Ctrl-C cancels
+        what is under way and waits until it is gone.
+        """
+        done: queue.SimpleQueue[concurrent.futures.Future[Result]] = queue.SimpleQueue()
+        under_way: dict[concurrent.futures.Future[Result], Item] = {}
+        source, more = iter(items), True
+        failure: BaseException | None = None
+        try:
+            while more or under_way:
+                while more and len(under_way) < self.at_once and done.empty():
+                    try:
+                        item = next(source)
+                    except StopIteration:
+                        more = False
+                        break
+                    future = asyncio.run_coroutine_threadsafe(handle(item), self._loop)
+                    under_way[future] = item
+                    future.add_done_callback(done.put)
+                if not under_way:
+                    break
+                future = self._next_of(done)
+                item = under_way.pop(future)
+                if future.cancelled():
+                    raise RuntimeError("the client was closed while it was in use")
+                failure = failure or future.exception()
+                if future.exception() is None:
+                    yield item, future.result()  # paid for, also where another one failed
+                if failure is not None and done.empty():
+                    raise failure
+        finally:
+            for future in list(under_way):
+                future.cancel()
+            if under_way and self._thread.is_alive():
+                with contextlib.suppress(concurrent.futures.TimeoutError):
+                    self.run(_settle(), CLOSING_SECONDS)
+
+    def _next_of(self, done: queue.SimpleQueue[Result]) -> Result:
+        while True:
+            try:
+                return done.get(timeout=POLL_SECONDS)
+            except queue.Empty:
+                if not self._thread.is_alive():
+                    raise RuntimeError("the client was closed while it was in use") from None
+
+    async def _cancel_all(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._session.close()
+        await asyncio.get_running_loop().shutdown_default_executor()
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    async def chat(self, body: Mapping[str, Any], endpoint: Endpoint | None = None) -> Reply:
+        """Ask an endpoint, or any one, for a chat completion until there is a reply or a final failure.
+
+        Raises:
+            RequestError: this request has no reply.
+            InputError: a failure that all requests share (key, account, model).
+            ServerDownError: no endpoint has answered for long.
+        """
+        started, tries, failed = time.monotonic(), 0, 0
+        while True:
+            place = endpoint or await self._free_endpoint()
+            tries += 1
+            try:
+                reply = await self._ask(place, body)
+                return replace(reply, tries=tries, seconds=time.monotonic() - started)
+            except RequestError as error:
+                busy = error.failure == "busy"  # a server that is busy is waited for
+                failed += not busy
+                seconds, now = _pause(error, tries), time.monotonic()
+                late = busy and now + seconds - started > LONGEST_BUSY
+                if seconds > LONGEST_WAIT and place.rests_until < now:
+                    log.warning("%s asks for a pause of %.0f s", place.address.api, seconds)
+                    place.rests_until = now + seconds
+                if error.failure not in TRANSIENT or failed >= TRIES or late:
+                    await self._stop_if_all_fail(error, place, body, endpoint is not None)
+                    raise replace(error, tries=tries, seconds=now - started) from None
+                if not busy:
+                    self._stop_if_down(error.detail)
+                await asyncio.sleep(seconds if endpoint or seconds <= LONGEST_WAIT else 0.0)
+
+    async def _free_endpoint(self) -> Endpoint:
+        """The endpoint with the fewest requests, as soon as one neither is away nor rests."""
+        while True:
+            now = time.monotonic()
+            present = [endpoint for endpoint in self.endpoints if endpoint.watch is None]
+            ready = [endpoint for endpoint in present if endpoint.rests_until <= now]
+            if ready:
+                return min(ready, key=lambda endpoint: endpoint.in_flight)
+            if not present:
+                self._stop_if_down("every endpoint is away")
+            elif (rest := min(endpoint.rests_until for endpoint in present) - now) > LONGEST_BUSY:
+                raise RequestError("busy", f"not asked: the servers ask for a pause of {rest:.0f} s")
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _ask(self, endpoint: Endpoint, body: Mapping[str, Any]) -> Reply:
+        endpoint.in_flight += 1
+        try:
+            async with endpoint.places:
+                content = await self._send(f"{endpoint.address.api}/chat/completions", body)
+        except RequestError as error:
+            silent = error.failure in ("away", "broken")
+            self._silent_since = (self._silent_since or time.monotonic()) if silent else None
+            endpoint.missed = endpoint.missed + 1 if error.failure == "away" else 0
+            if endpoint.missed >= AWAY_AFTER:
+                self._leave_out(endpoint)
+            raise
+        finally:
+            endpoint.in_flight -= 1
+        self._silent_since, endpoint.missed = None, 0
+        try:
+            reply = parse_reply(content, self._secret.keep)
+        except (ValueError, TypeError, OverflowError):
+            said = shorten(self._secret.keep(json.dumps(content)[:80]))
+            raise RequestError("broken", f"no whole reply: {said}") from None
+        self._answered = self._answered or body
+        endpoint.refusals = 0
+        return reply
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """JSON of a path below the root of an endpoint, None where it has no such path."""
+        try:
+            endpoint = await self._free_endpoint()
+            return await self._send_patiently(endpoint.address.root + path, body)
+        except RequestError:
+            return None
+
+    async def _send_patiently(self, url: str, body: Mapping[str, Any] | None = None, tries: int = AWAY_AFTER) -> Any:
+        for made in range(1, tries):
+            try:
+                return await self._send(url, body)
+            except RequestError as error:
+                seconds = _pause(error, made)
+                if error.failure not in TRANSIENT or seconds > LONGEST_BUSY:
+                    raise
+                if error.failure != "busy":
+                    self._stop_if_down(error.detail)
+                await asyncio.sleep(seconds)
+        return await self._send(url, body)
+
+    async def _send(self, url: str, body: Mapping[str, Any] | None = None) -> Any:
+        """JSON of a response, its text where it is none; a GET without a body."""
+        data = None if body is None else json.dumps(body).encode()
+        method = "GET" if body is None else "POST"
+        try:
+            async with self._session.request(method, url, data=data, allow_redirects=False) as response:
+                raw = await _body(response)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            connected = not isinstance(error, (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError))
+            late = connected and isinstance(error, TimeoutError)
+            what = "no reply in time" if late else "the connection broke" if connected else "no connection"
+            detail = self._secret.keep(f"{what} ({type(error).__name__}: {error})"[:DETAIL_WIDTH])
+            broken = late or isinstance(error, aiohttp.ClientPayloadError)
+            raise RequestError("broken" if broken else "away", detail) from None
+        try:
+            content = json.loads(raw)
+        except (ValueError, RecursionError):
+            content = raw.decode("utf-8", "replace")
+        if response.status >= 300:
+            raise refusal(response.status, response.headers, content, self._secret)
+        return content
+
+    # --- which model is served --------------------------------------------------------------------------------------
+
+    async def served_model(self, wanted: str | None = None) -> ServedModel:
+        """The model that all endpoints serve; those that do not answer now are left out until they do."""
+        found: dict[tuple[str, str], tuple[ServedModel, str]] = {}
+        away = []
+        asked = await asyncio.gather(*(self._list_models(endpoint, AWAY_AFTER) for endpoint in self.endpoints))
+        for endpoint, listed in zip(self.endpoints, asked, strict=True):
+            api = endpoint.address.api
+            if isinstance(listed, RequestError) and listed.failure in TRANSIENT:
+                away.append(f"{api}: {listed.detail}")
+                self._leave_out(endpoint)
+            else:
+                self._raise_if_shared(listed, ("key", "quota"))
+                model = choose_model(None if isinstance(listed, RequestError) else listed, wanted, api)
+                found.setdefault(model.key, (model, api))
+        if not found:
+            raise ServerDownError(
+                f"endpoints: got no answer ({'; '.join(away)}); expected a running server; fix: start it, or correct "
+                "the address"
+            )
+        if len(found) > 1:
+            told = ", ".join(f"{model.name} of {model.kind} at {address}" for model, address in found.values())
+            raise InputError(
+                f"endpoints: got different models ({told}); expected the same model everywhere; fix: name it, or "
+                "leave one endpoint out"
+            )
+        return next(model for model, _ in found.values())
+
+    async def _list_models(self, endpoint: Endpoint, tries: int = 1) -> list[ServedModel] | RequestError:
+        try:
+            return models_in(await self._send_patiently(f"{endpoint.address.api}/models", tries=tries))
+        except RequestError as error:
+            return error
+        except ValueError:
+            return RequestError("refused", "no list of models")
+
+    # --- endpoints that are away, and failures that all requests share ----------------------------------------------
+
+    def _stop_if_down(self, detail: str) -> None:
+        now = time.monotonic()
+        silent = now - (self._silent_since or now)
+        if silent > self._max_downtime:
+            names = ", ".join(endpoint.address.api for endpoint in self.endpoints)
+            raise ServerDownError(
+                f"{names}: got no answer for {silent:.0f} s ({detail}); expected an answer "
+                f"within {self._max_downtime:.0f} s; fix: see that the server runs, then give the same command again "
+                "(answers so far are kept)"
+            )
+
+    def _leave_out(self, endpoint: Endpoint) -> None:
+        if endpoint.watch is None:
+            what = "its requests go to the others" if len(self.endpoints) > 1 else "it is asked again in a while"
+            log.warning("%s does not answer; %s", endpoint.address.api, what)
+            endpoint.watch = asyncio.get_running_loop().create_task(self._watch(endpoint))
+
+    async def _watch(self, endpoint: Endpoint) -> None:
+        wait = FIRST_WAIT
+        while True:
+            await asyncio.sleep(wait)
+            listed = await self._list_models(endpoint)
+            if not (isinstance(listed, RequestError) and listed.failure in TRANSIENT):
+                log.warning("%s answers again", endpoint.address.api)
+                endpoint.watch, endpoint.missed = None, 0
+                return
+            wait = min(LONGEST_ABSENCE, 2 * wait)
+
+    async def _stop_if_all_fail(
+        self, error: RequestError, endpoint: Endpoint, body: Mapping[str, Any], named: bool
+    ) -> None:
+        """Raise where an endpoint refuses what it answered before, or a greeting where it has answered nothing yet.
+
+        A request that is refused among answered ones has itself to blame, unless several are refused in a row.
+        """
+        if error.failure not in SHARED:
+            return
+        if named:
+            self._raise_if_shared(error)
+        endpoint.refusals += 1
+        async with self._checking:
+            if self._answered is not None and endpoint.refusals < REFUSALS:
+                return
+            greeting = {"model": body.get("model"), "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
+            try:
+                await self._ask(endpoint, self._answered or greeting)
+            except RequestError as refused:
+                self._raise_if_shared(refused)
+
+    def _raise_if_shared(self, error: object, kinds: Sequence[str] = SHARED) -> None:
+        if not isinstance(error, RequestError) or error.failure not in kinds:
+            return
+        told = {
+            "key": f"got {'an invalid key' if self._has_key else 'no key'} ({error.detail}); expected a key of this "
+            "server in this environment variable; fix: set it, or name another one with --api-key-variable",
+            "quota": f"got an account without quota ({error.detail}); expected one with some left; fix: see the "
+            "provider's billing page, then give the same command again",
+            "model": f"got {error.detail}; expected a model that is served; fix: correct its name or the address",
+        }[error.failure]
+        raise InputError(f"{'endpoint' if error.failure == 'model' else self._key_variable}: {told}") from error
+
+
+def _pause(error: RequestError, tries: int) -> float:
+    """Seconds before the next try: as a busy server says, else longer with each try."""
+    backoff = random.uniform(0.5, 1.0) * min(LONGEST_WAIT, FIRST_WAIT * 2 ** min(tries - 1, 10))
+    return (error.retry_after if error.failure == "busy" else None) or backoff
+
+
+async def _body(response: aiohttp.ClientResponse) -> bytearray:
+    """The body, decompressed; of an error its beginning."""
+    body = bytearray()
+    async for part in response.content.iter_chunked(MAX_ERROR):
+        body += part
+        if response.status >= 300 and len(body) > MAX_ERROR:
+            break
+        if len(body) > MAX_REPLY:
+            raise RequestError("too-large", f"a reply of more than {MAX_REPLY / 2**20:g} MiB")
+    return body
+
+
+async def _open_session(key: str, timeout: float) -> aiohttp.ClientSession:
+    """The connections: no proxies, cookies or redirects that nobody named, and no bound of their own on requests."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
+        timeout=aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_SECONDS),
+        headers={"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})},
+        cookie_jar=aiohttp.DummyCookieJar(),
+    )
+
+
+async def _settle() -> None:
+    cancelled = [task for task in asyncio.all_tasks() if task.cancelling()]
+    await asyncio.gather(*cancelled, return_exceptions=True)

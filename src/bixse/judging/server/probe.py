@@ -1,0 +1,318 @@
+"""Finding out how a server can be asked, with two questions whose answers are known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from bixse.errors import BixseError, InputError, shorten
+from bixse.judging.judge import Answer, model_name, same_model
+from bixse.judging.reading.expected_grade import spellings
+from bixse.judging.server.failure import TRANSIENT, RequestError
+from bixse.judging.server.reply import Reply, answer_place, read_choices, read_position
+from bixse.judging.server.request import (
+    ANSWER_TOKENS,
+    CONSTRAINTS,
+    OWN_CONSTRAINT,
+    TOP_LOGPROBS,
+    WRITTEN,
+    RequestForm,
+    chat_messages,
+    next_logprobs,
+    request_body,
+    simpler_form,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from bixse.judging.grade_settings import JudgeOptions
+    from bixse.judging.rubrics import Rubric
+    from bixse.judging.server.client import ChatClient, Endpoint
+    from bixse.judging.server.endpoints import ServedModel
+
+KNOWN_QUERY = "what is the capital of France"
+KNOWN_DOCUMENTS = ("Paris is the capital of France.", "Bake the bread for forty minutes.")
+"""A document that answers the query, and one that has nothing to do with it."""
+MANY_LOGPROBS = 1000
+"""Alternatives asked for under a constraint where the options are not among the first 20 (llama.cpp gives them)."""
+_ODD_WORD, _ODD_TOKENS = "zebra", 4
+
+OTHER_MODES = (
+    "`--mode sample` (the share of each option in several samples) or `--mode verbal` (the one grade that is written)"
+)
+TOP_TOKENS = "`--mode top-logprobs`, whose probabilities this server gives"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """How a server is asked, and what it said about the relevant and the irrelevant document."""
+
+    form: RequestForm
+    answers: tuple[Answer, Answer]
+
+
+class Probe:
+    """Finds the form of requests that one endpoint understands."""
+
+    def __init__(
+        self, client: ChatClient, endpoint: Endpoint, model: ServedModel, rubric: Rubric, options: JudgeOptions
+    ) -> None:
+        self._client, self._endpoint, self._model, self._rubric = client, endpoint, model, rubric
+        self._wanted, self._max_tokens, self._samples = options.mode, options.max_tokens, options.samples
+        self._seen: set[str] = set()
+        self.other_models: set[str] = set()
+        """Models that answered although they were not asked."""
+
+    async def find(self) -> Finding:
+        """The best form for the mode; "auto": token-ids, else top-logprobs, else constrained where only that answers.
+
+        Raises:
+            InputError: the server cannot be asked in this mode.
+            BixseError: it does not work now.
+        """
+        wanted = self._wanted
+        if wanted in WRITTEN:
+            return await self._finish(await self._written())
+        form = RequestForm(
+            self._model.id, "top-logprobs", self._rubric.labels, max_tokens=self._max_tokens or ANSWER_TOKENS
+        )
+        form, reply = await self._settle(form)
+        while form.logprobs != "none" and not self._has_probabilities(form, reply):
+            form, reply = await self._settle(next_logprobs(form, refused=False))
+        if form.logprobs == "none":
+            raise self._unusable("no usable probabilities of tokens", "a server that gives them (logprobs)")
+        await self._check_labels(form)
+        form, reply = await self._without_thinking(form, reply)
+        answer = self._read(form, reply)
+        if wanted == "constrained" or (wanted == "auto" and answer.status != "graded"):
+            constrained = await self._constrained(form)
+            if constrained is not None:
+                return await self._finish(constrained)
+        if wanted == "constrained":
+            fix = OTHER_MODES if answer.status != "graded" else TOP_TOKENS
+            raise self._unusable("no way to allow only the options", "one of vLLM, SGLang or llama.cpp", fix)
+        if answer.status != "graded":
+            raise self._unanswered(answer)
+        by_id = await self._by_id(form) if wanted != "top-logprobs" else None
+        if wanted == "token-ids" and by_id is None:
+            found, expected = "no probabilities of tokens chosen by id", "vLLM with `logprob_token_ids`"
+            raise self._unusable(found, expected, TOP_TOKENS)
+        one_token = self._place(reply) == 0 and self._max_tokens is None
+        return await self._finish(replace(by_id or form, max_tokens=1) if one_token else by_id or form)
+
+    async def check(self, form: RequestForm) -> None:
+        """Raise where this endpoint gives no grade in the form that another one has."""
+        reply = await self._reply(form, 0)
+        answer = self._read(form, reply) if not isinstance(reply, RequestError) else None
+        if answer is None or answer.status != "graded":
+            found = reply.detail if isinstance(reply, RequestError) else f"{answer and answer.status}"
+            raise InputError(
+                f"{self._endpoint.address.api}: got {found} to a known question; expected an answer in the mode "
+                f"{form.mode} as from the other endpoints; fix: run the same server everywhere"
+            )
+
+    async def _reply(self, form: RequestForm, known: int) -> Reply | RequestError:
+        messages = self._rubric.variants[0].messages(KNOWN_QUERY, KNOWN_DOCUMENTS[known])
+        try:
+            reply = await self._client.chat(request_body(form, messages, seed=0), self._endpoint)
+        except RequestError as error:
+            if error.failure == "away":
+                raise BixseError(
+                    f"{self._endpoint.address.api}: got {error.detail} in {error.tries} tries; expected an answer to a "
+                    "known question; fix: see that the server works, then give the same command again"
+                ) from None
+            return error
+        if not same_model(self._model.id, reply.model):
+            self.other_models.add(model_name(reply.model))
+        self._seen |= {
+            text.strip() for choice in reply.choices for place in choice.positions for text, _ in place.alternatives
+        }
+        return reply
+
+    async def _try(self, form: RequestForm, known: int = 0) -> Reply | None:
+        reply = await self._reply(form, known)
+        return None if isinstance(reply, RequestError) else reply
+
+    async def _settle(self, form: RequestForm) -> tuple[RequestForm, Reply]:
+        """Leave out what the server refuses until it answers."""
+        while True:
+            reply = await self._reply(form, 0)
+            if not isinstance(reply, RequestError):
+                return form, reply
+            simpler = simpler_form(form, reply.detail)
+            if simpler is None:
+                error = BixseError if reply.failure in TRANSIENT else InputError
+                raise error(
+                    f"{self._endpoint.address.api}: got {reply.detail}; expected an answer to a plain chat request; "
+                    "fix: see the server's log"
+                )
+            form = simpler
+
+    def _read(self, form: RequestForm, reply: Reply) -> Answer:
+        return read_choices(reply.choices, form, self._rubric)
+
+    def _place(self, reply: Reply) -> int | None:
+        return answer_place(reply.choices[0], self._rubric.labels)
+
+    def _has_probabilities(self, form: RequestForm, reply: Reply) -> bool:
+        """Whether usable probabilities came: of the answer, or of the first token where there is none."""
+        graded = self._read(form, reply).status == "graded"
+        if graded or self._place(reply) is not None:
+            return graded
+        positions = reply.choices[0].positions
+        first = [text.strip() for text, value in positions[0].alternatives if value] if positions else []
+        return len(first) > 1 and read_position(positions[0], form, first) is not None
+
+    async def _without_thinking(self, form: RequestForm, reply: Reply) -> tuple[RequestForm, Reply]:
+        """Switch reasoning off where the answer is not the first token and comes earlier without."""
+        graded = self._read(form, reply).status == "graded"
+        before = self._place(reply) if graded else None
+        if graded and before in (0, None):
+            return form, reply
+        quiet = replace(form, thinking_off=True)
+        other = await self._try(quiet)
+        helps = other is not None and self._read(quiet, other).status == "graded"
+        if other is not None and helps and (before is None or (self._place(other) or 0) < before):
+            return quiet, other
+        return form, reply
+
+    async def _by_id(self, form: RequestForm) -> RequestForm | None:
+        """Ask for the options' tokens by id, where the server gives exactly those and not others."""
+        ids: tuple[int, ...] = ()
+        for label in self._rubric.labels:
+            cut = [await token_ids(self._client, self._model, spelling) for spelling in spellings(label)]
+            if cut[0] is None or len(cut[0]) != 1:
+                return None
+            ids += tuple(tokens[0] for tokens in cut if tokens is not None and len(tokens) == 1)
+        ids = tuple(dict.fromkeys(ids))
+        trial = await self._try(replace(form, mode="token-ids", token_ids=ids[:1]))
+        positions = trial.choices[0].positions if trial is not None else ()
+        if not positions or len(positions[0].alternatives) > 2:
+            return None  # refused, or ignored: the most probable tokens came instead
+        whole = replace(form, mode="token-ids", token_ids=ids)
+        reply = await self._try(whole)
+        return whole if reply is not None and self._read(whole, reply).status == "graded" else None
+
+    async def _constrained(self, form: RequestForm) -> RequestForm | None:
+        """Allow only the options, where the server can be shown to obey: it writes a word it would not write."""
+        for kind in sorted(CONSTRAINTS, key=lambda kind: kind != OWN_CONSTRAINT.get(self._model.kind)):
+            odd = replace(form, mode="constrained", constraint=kind, labels=(_ODD_WORD,), max_tokens=_ODD_TOKENS)
+            trial = await self._try(odd)
+            wrote = trial.choices[0].text.strip() if trial is not None else ""
+            if not wrote or not _ODD_WORD.startswith(wrote):
+                continue
+            found = replace(odd, labels=self._rubric.labels, max_tokens=self._max_tokens or 1)
+            reply = await self._try(found)
+            if reply is None:
+                continue
+            many = replace(found, top_logprobs=MANY_LOGPROBS)
+            if found.top_logprobs == TOP_LOGPROBS[0] and not self._shows_all(found, reply):
+                wide = await self._try(many)
+                if wide is not None and self._shows_all(many, wide):
+                    return many
+            return found
+        return None
+
+    def _shows_all(self, form: RequestForm, reply: Reply) -> bool:
+        probabilities = self._read(form, reply).probabilities
+        return bool(probabilities) and all(probabilities)
+
+    async def _written(self) -> RequestForm:
+        drawn = self._wanted == "sample"
+        form = RequestForm(
+            self._model.id,
+            "sample" if drawn else "verbal",
+            self._rubric.labels,
+            self._max_tokens or ANSWER_TOKENS,
+            logprobs="none",
+            samples=1 if drawn else 0,
+            seeded=drawn,
+            temperature=1.0 if drawn else 0.0,
+        )
+        form, reply = await self._settle(form)
+        form, reply = await self._without_thinking(form, reply)
+        if drawn and self._samples > 1:
+            together = replace(form, samples=self._samples)
+            several = await self._try(together)
+            if several is not None and len(several.choices) == self._samples:
+                return together
+        answer = self._read(form, reply)
+        if answer.status != "graded" and not drawn:
+            raise self._unanswered(answer)
+        return form
+
+    async def _finish(self, form: RequestForm) -> Finding:
+        """Ask both known questions in the final form; write more than one token where one is not enough."""
+        await self._check_labels(form)
+        relevant, irrelevant = [await self._known(form, known) for known in (0, 1)]
+        if relevant.status == irrelevant.status == "graded":
+            return Finding(form, (relevant, irrelevant))
+        if form.max_tokens == 1 and self._max_tokens is None:
+            return await self._finish(replace(form, max_tokens=ANSWER_TOKENS))
+        if relevant.status != "graded" and form.mode != "sample":
+            raise self._unanswered(relevant)
+        return Finding(form, (relevant, irrelevant))
+
+    async def _known(self, form: RequestForm, known: int) -> Answer:
+        reply = await self._reply(form, known)
+        return reply.answer(form.mode) if isinstance(reply, RequestError) else self._read(form, reply)
+
+    async def _check_labels(self, form: RequestForm) -> None:
+        """Raise where an option of several letters is not known to be one token."""
+        if form.mode in WRITTEN:
+            return
+        for label in self._rubric.labels:
+            if len(label) == 1 or label in self._seen:
+                continue
+            ids = await token_ids(self._client, self._model, label)
+            if ids is None or len(ids) != 1:
+                found = f"{len(ids)} tokens" if ids else "no proof that it is one token"
+                raise InputError(
+                    f"label {label!r}: got {found}; expected options of one token each; fix: take single digits or "
+                    f"letters as labels, or choose {OTHER_MODES}"
+                )
+
+    def _unusable(self, found: str, expected: str, fix: str = OTHER_MODES) -> InputError:
+        return InputError(f"{self._endpoint.address.api}: got {found}; expected {expected}; fix: choose {fix}")
+
+    def _unanswered(self, answer: Answer) -> InputError:
+        return InputError(
+            f"{self._endpoint.address.api}: got {shorten(answer.text.strip())} to a known question ({answer.status}: "
+            f"{answer.detail}); expected one of {', '.join(self._rubric.labels)}; fix: raise --max-tokens if the model "
+            "reasons first, choose another model, or `--mode constrained` where the server can allow only the options"
+        )
+
+
+async def token_ids(client: ChatClient, model: ServedModel, text: str) -> list[int] | None:
+    """Token ids of a text without special tokens; None where a server does not tell (vLLM, SGLang, llama.cpp do)."""
+    return await _tokenize(client, model, {_text_key(model): text, "add_special_tokens": False})
+
+
+async def prompt_tokens(
+    client: ChatClient, model: ServedModel, messages: Sequence[Mapping[str, str]], form: RequestForm
+) -> int | None:
+    """Tokens of a chat prompt as the server renders it; of the texts alone where it does not tell its template."""
+    chat = chat_messages(form, messages)
+    if model.kind == "vllm":
+        body: dict[str, Any] = {"messages": chat, "add_generation_prompt": True}
+        if form.thinking_off:
+            body["chat_template_kwargs"] = {"enable_thinking": False}
+    else:
+        reply = await client.post("/apply-template", {"messages": chat})
+        rendered = reply.get("prompt") if isinstance(reply, dict) else None
+        body = {_text_key(model): rendered or "\n".join(message["content"] for message in chat)}
+        if rendered:
+            body |= {"add_special": True, "parse_special": True}
+    found = await _tokenize(client, model, body)
+    return None if found is None else len(found)
+
+
+def _text_key(model: ServedModel) -> str:
+    return "content" if model.kind == "llama.cpp" else "prompt"
+
+
+async def _tokenize(client: ChatClient, model: ServedModel, body: Mapping[str, Any]) -> list[int] | None:
+    reply = await client.post("/tokenize", {"model": model.id, **body})
+    tokens = reply.get("tokens") if isinstance(reply, dict) else None
+    return tokens if isinstance(tokens, list) else None

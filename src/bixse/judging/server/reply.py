@@ -1,0 +1,211 @@
+"""What a chat server answered, whatever its dialect, and from there to a grade or a status."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bixse.judging.judge import TEXT_WIDTH, Answer, Usage
+from bixse.judging.reading.answer_position import TextAnswer, answer_token, find_answer
+from bixse.judging.reading.expected_grade import (
+    NOT_AVAILABLE,
+    OptionProbabilities,
+    distinct_tokens,
+    expected_grade,
+    option_probabilities,
+)
+from bixse.judging.server.request import WRITTEN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from bixse.judging.rubrics import Rubric
+    from bixse.judging.server.request import RequestForm
+
+
+class Position(NamedTuple):
+    """One token written, with what else could have been written there."""
+
+    token: str
+    alternatives: tuple[tuple[str, float | None], ...]
+    """(token text, natural log-probability) of the tokens returned; the written one is put first if it was not one."""
+
+
+class Choice(NamedTuple):
+    """One answer of a reply."""
+
+    text: str
+    """What was written, without separate reasoning."""
+    finish_reason: str = "stop"
+    """"stop", "length" or "content_filter", whatever the server calls them."""
+    positions: tuple[Position, ...] = ()
+    refusal: str = ""
+    """The server's own text of a refusal."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A whole reply."""
+
+    choices: tuple[Choice, ...]
+    """At least one."""
+    usage: Usage
+    model: str = ""
+    """Model that answered, as the server says."""
+    tries: int = 1
+    seconds: float = 0.0
+    """Wall time from the first wait for a free place to the end."""
+
+
+def parse_reply(content: Any, keep: Callable[[str], str] = str) -> Reply:
+    """Read a reply of any dialect.
+
+    Known are OpenAI's shape of probabilities (also with dictionaries of alternatives) and Together's. `keep` replaces a
+    text that may not be kept or shown (`Secret.keep`). What is no whole reply raises a ValueError.
+
+    Example:
+        >>> reply = parse_reply({"choices": [{"message": {"content": "3"}, "finish_reason": "stop", "logprobs":
+        ...     {"content": [{"token": "3", "logprob": -0.1, "top_logprobs": [{"token": "3", "logprob": -0.1}]}]}}]})
+        >>> reply.choices[0].positions[0].alternatives
+        (('3', -0.1),)
+    """
+    raw = content.get("choices") if isinstance(content, dict) else None
+    if not isinstance(raw, list) or not raw:
+        raise ValueError("no choices")
+    choices = tuple(_choice(choice, keep) for choice in raw)
+    return Reply(choices, _usage(content), keep(str(content.get("model") or "")))
+
+
+def read_choices(choices: Sequence[Choice], form: RequestForm, rubric: Rubric) -> Answer:
+    """Read the answer of a reply, one or all samples, in the mode it was asked in, without tokens, time and model.
+
+    Example:
+        >>> from bixse.judging.rubrics import load_rubric
+        >>> from bixse.judging.server.request import RequestForm
+        >>> samples = [Choice("3"), Choice("2"), Choice("3"), Choice("I see")]
+        >>> read_choices(samples, RequestForm("qwen", "sample", samples=4), load_rubric("trec-dl-0-3")).probabilities
+        (0.0, 0.0, 0.25, 0.5)
+    """
+    labels = rubric.labels
+    text = " | ".join(choice.text for choice in choices)[:TEXT_WIDTH]
+    by_place = form.mode not in WRITTEN
+    found = [find_answer(choice.text, labels, choice.finish_reason, choice.refusal, by_place) for choice in choices]
+    counts = Counter(answer.label for answer in found if answer.status == "graded")
+    if not counts:
+        status, _ = Counter(answer.status for answer in found).most_common(1)[0]
+        several = f"none of {len(found)} samples gives an option"
+        detail = several if form.mode == "sample" else found[0].detail
+        return Answer(status, form.mode, text=text, detail=detail[:TEXT_WIDTH])
+    if by_place:
+        place = _token_of(found[0], choices[0])
+        if place is None:
+            why = "no token is the answer alone" if choices[0].positions else "no tokens came with the answer"
+            return Answer("no-probabilities", form.mode, text=text, detail=why)
+        options = read_position(choices[0].positions[place], form, labels)
+        if options is None:
+            return Answer("no-probabilities", form.mode, text=text, detail="these are no probabilities")
+    else:
+        options = OptionProbabilities(tuple(counts[label] / len(found) for label in labels))
+    return Answer("graded", form.mode, options.probabilities, *expected_grade(rubric.values, options), text)
+
+
+def answer_place(choice: Choice, labels: Sequence[str]) -> int | None:
+    """Index of the token that is a choice's answer."""
+    found = find_answer(choice.text, labels, choice.finish_reason, choice.refusal, place=True)
+    return _token_of(found, choice) if found.status == "graded" else None
+
+
+def _token_of(found: TextAnswer, choice: Choice) -> int | None:
+    return answer_token([position.token for position in choice.positions], choice.text, found)
+
+
+def read_position(position: Position, form: RequestForm, labels: Sequence[str]) -> OptionProbabilities | None:
+    """The options' probabilities at one position, or None where they are none.
+
+    A server that gives one number for the token it wrote and nothing usable for any other (0 and -9999) gives no
+    probabilities, and neither does one that leaves out tokens asked for by id.
+    """
+    usable = [(token, value) for token, value in position.alternatives if value is not None and value > NOT_AVAILABLE]
+    if len({token for token, _ in usable}) < 2:
+        return None
+    by_id = bool(form.token_ids)
+    forced = bool(form.constraint) and form.temperature == 0
+    options = option_probabilities(labels, position.alternatives, by_id, position.token, forced)
+    if options is None or not options.mass > 0:
+        return None
+    counted = sum(token.text.strip() in labels for token in distinct_tokens(usable, by_id)) if by_id else 0
+    return options if counted >= len(form.token_ids) else None
+
+
+def _choice(choice: Any, keep: Callable[[str], str]) -> Choice:
+    if not isinstance(choice, dict) or choice.get("error") or not isinstance(choice.get("message"), dict):
+        raise ValueError("a choice without a message, or with an error")
+    message, finish = choice["message"], str(choice.get("finish_reason") or "stop")
+    text, refusal = _text(message.get("content")), keep(_text(message.get("refusal")))
+    if keep(text) != text:
+        text, refusal = "", keep(text)
+    return Choice(text, "length" if finish == "max_tokens" else finish, _positions(choice.get("logprobs")), refusal)
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, list):
+        return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+    return content if isinstance(content, str) else ""
+
+
+def _positions(logprobs: Any) -> tuple[Position, ...]:
+    if not isinstance(logprobs, dict):
+        return ()
+    if isinstance(logprobs.get("content"), list):
+        return tuple(
+            _position(entry.get("token"), entry.get("logprob"), entry.get("top_logprobs"))
+            for entry in logprobs["content"]
+            if isinstance(entry, dict)
+        )
+    tokens = logprobs.get("tokens")
+    if not isinstance(tokens, list):
+        return ()
+    columns = [logprobs.get(name) for name in ("token_logprobs", "top_logprobs")]
+    values, tops = ([*column] if isinstance(column, list) else [] for column in columns)
+    missing = [None] * len(tokens)
+    return tuple(map(_position, tokens, values + missing, tops + missing))
+
+
+def _position(token: Any, value: Any, top: Any) -> Position:
+    text = _token_text(token)
+    alternatives: Iterable[tuple[str, float | None]] = ()
+    if isinstance(top, dict):
+        alternatives = [(_token_text(key), _number(logprob)) for key, logprob in top.items()]
+    elif isinstance(top, list):
+        alternatives = [
+            (_token_text(entry.get("token")), _number(entry.get("logprob"))) for entry in top if type(entry) is dict
+        ]
+    found = tuple(alternatives)
+    if text not in [known for known, _ in found]:
+        found = ((text, _number(value)), *found)
+    return Position(text, found)
+
+
+def _token_text(token: Any) -> str:
+    """Text of a token; the marks that some servers leave in stand for a space and a newline."""
+    if type(token) is not str:
+        return ""
+    return token if token.isascii() else token.replace("Ġ", " ").replace("▁", " ").replace("Ċ", "\n")
+
+
+def _number(value: Any) -> float | None:
+    if type(value) is float:
+        return value
+    return float(value) if type(value) is int else None
+
+
+def _usage(content: Mapping[str, Any]) -> Usage:
+    usage = content.get("usage")
+    if not isinstance(usage, dict):
+        return Usage()
+    details = [usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")]
+    read, written = (detail if isinstance(detail, dict) else {} for detail in details)
+    cached = read.get("cached_tokens", usage.get("prompt_cache_hit_tokens"))
+    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    return Usage.reported(prompt, cached, completion, written.get("reasoning_tokens"))

@@ -1,0 +1,1 @@
+"""Compare systems: suites, studies of the paper, sweeps and the quick start."""

@@ -1,0 +1,118 @@
+"""Study `rankers`: a judge as zero-shot ranker against encoders, all reordering the same candidates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from bixse.encoders.loading.precision import resolve_precision
+from bixse.errors import IncompleteError, InputError
+from bixse.evaluation.evaluate import evaluate
+from bixse.evaluation.systems import Bm25System, EncoderSystem
+from bixse.judging.grade_settings import RankSettings
+from bixse.judging.open_judge import open_judge, reads_rubric
+from bixse.judging.rank import rank
+from bixse.judging.rubrics import load_rubric
+from bixse.lab.experiments.arms import Arm
+from bixse.lab.findings.contrasts import above
+from bixse.lab.studies.measures import measured, test_task, trained, untrained
+from bixse.lab.studies.study import Study, of_loss
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from bixse.data.graded_pairs import GradedPairs
+    from bixse.evaluation.systems import System
+    from bixse.evaluation.tasks import Task
+    from bixse.lab.experiments.arms import ArmRun, Measured
+    from bixse.lab.findings.contrasts import Contrast
+    from bixse.lab.studies.study import Choices
+    from bixse.lab.studies.study_config import StudyConfig
+    from bixse.lab.studies.study_inputs import StudyInputs
+
+BM25, UNTRAINED = "bm25", "untrained"
+"""Systems that are not trained."""
+
+
+def _arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> list[Arm]:
+    depth = {"depth": values["depth"]}
+    found = [Arm({"system": name}, options=depth) for name in (BM25, UNTRAINED)]
+    found += [Arm({"system": loss}, train=of_loss(config, loss), options=depth) for loss in values["losses"]]
+    for judge in values["judges"]:
+        options = {**depth, "judge": judge, "rubric": values["rubric"]}
+        found.append(Arm({"system": _short(judge)}, options=options, measure=rank_by_judge))
+    return found
+
+
+def _contrasts(values: Choices) -> list[Contrast]:
+    judges = [_short(judge) for judge in values["judges"]]
+    pairs = [(judge, name) for judge in judges for name in (BM25, UNTRAINED, *values["losses"])]
+    pairs += [(loss, UNTRAINED) for loss in values["losses"]]
+    return [above(f"{first} above {second}", {"system": first}, {"system": second}) for first, second in pairs]
+
+
+def rank_by_encoder(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
+    """Score the order in which BM25, the untrained encoder or one trained here puts the candidates of BM25."""
+    ranker: System = Bm25System()
+    if run.arm.trained:
+        ranker = EncoderSystem(trained(run, inputs, own, inputs.pairs), cache="none")
+    elif run.arm.labels["system"] == UNTRAINED:
+        ranker = EncoderSystem(untrained(run, inputs), cache="none")
+    depth = run.arm.options["depth"]
+    found = {name: evaluate(ranker, _of_candidates(inputs, folder, depth)) for name, folder in inputs.tests.items()}
+    return measured(found, resolve_precision())
+
+
+def rank_by_judge(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
+    """Score the order in which a judge puts the candidates that BM25 finds; it must grade all of them."""
+    if inputs.exclude_self:
+        raise InputError(
+            "rankers: got a judge and `exclude_self`; expected one of them, since a judge ranks all that BM25 finds; "
+            "fix: leave the judge out, or take a collection whose queries are no documents"
+        )
+    options, names = run.arm.options, [run.arm.options["judge"]]
+    rubric = load_rubric(options["rubric"])
+    judge = open_judge(names, rubric)
+    found = {}
+    try:
+        for name, folder in inputs.tests.items():
+            settings = RankSettings(
+                collection=folder,
+                rubric=rubric if reads_rubric(names) else None,
+                depth=options["depth"],
+                min_relevant_grade=inputs.min_relevant_grade,
+            )
+            found[name] = rank(judge, settings, own / name)
+            if found[name].warnings:
+                raise IncompleteError(
+                    f"{run.arm.label}: got {found[name].warnings[0]}; expected a grade for each candidate; fix: give "
+                    "the same command again, or another judge"
+                )
+    finally:
+        judge.close()
+    return measured(found, resolve_precision())
+
+
+def _of_candidates(inputs: StudyInputs, folder: Path, depth: int) -> Task:
+    """The test queries with the first documents that BM25 finds as candidates."""
+    task = test_task(inputs, folder)
+    (queries,) = task.query_sets
+    candidates = {query: list(answers) for query, answers in Bm25System().search(task, depth)[queries.name].items()}
+    return replace(task, query_sets=(replace(queries, candidates=candidates),))
+
+
+def _short(judge: str) -> str:
+    return f"judge {judge.rstrip('/').rpartition('/')[2] or judge}"
+
+
+RANKERS = Study(
+    name="rankers",
+    title="A judge as ranker against encoders",
+    paper="Table of rankers: the 32B judge used directly reaches 65.06 (0-3) and 62.86 (0-1) nDCG@10, the best 3B "
+    "encoder 62.06",
+    defaults={"judges": [], "rubric": "trec-dl-0-3", "losses": ["bixse", "infonce"], "depth": 20},
+    arms=_arms,
+    contrasts=_contrasts,
+    measure=rank_by_encoder,
+    notes=("Every system reorders the same candidates, the first that BM25 finds.",),
+)

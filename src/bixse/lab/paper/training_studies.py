@@ -1,0 +1,296 @@
+"""The studies of the paper that train under one varied setting: arms, claims, and what they go through."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from bixse.data.transforms import KeepFrom, transformed
+from bixse.errors import InputError
+from bixse.lab.experiments.arms import Arm
+from bixse.lab.findings.contrasts import Contrast, above, bixse_above_others
+from bixse.lab.studies.measures import score_bm25, score_untrained
+from bixse.lab.studies.study import Study, arms_by, of_loss
+from bixse.lab.studies.study_config import merged, train_config
+
+if TYPE_CHECKING:
+    from bixse.data.graded_pairs import GradedPairs
+    from bixse.lab.experiments.arms import ArmLabels
+    from bixse.lab.studies.study import Choices
+    from bixse.lab.studies.study_config import StudyConfig
+
+KEEPS_GRADES = "bixse"
+"""In `cutoff` the other losses take every pair that is left as a positive, as InfoNCE does in the paper."""
+
+
+def _losses_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> list[Arm]:
+    trained = [Arm({"loss": loss}, train=of_loss(config, loss)) for loss in values["losses"]]
+    return [*trained, Arm({"loss": "untrained"}, measure=score_untrained), Arm({"loss": "bm25"}, measure=score_bm25)]
+
+
+def _losses_contrasts(values: Choices) -> list[Contrast]:
+    others = {"untrained": "the untrained encoder"} | {loss: loss for loss in values["losses"] if loss != "bixse"}
+    claims = [above(f"bixse above {name}", {"loss": "bixse"}, {"loss": other}) for other, name in others.items()]
+    return claims if "bixse" in values["losses"] else []
+
+
+def _noise_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> list[Arm]:
+    kept = values["labels_per_query"]
+    return arms_by(
+        "noise", values["noise"], config, values, lambda _, share: ({}, {"noise": share, "labels_per_query": kept})
+    )
+
+
+def _noise_contrasts(values: Choices) -> list[Contrast]:
+    """What noise costs a loss, on average over p, against what it costs BiXSE."""
+    shares = [share for share in values["noise"] if share > 0]
+    if "bixse" not in values["losses"] or 0 not in values["noise"] or not shares:
+        return []
+    found = []
+    for other in [loss for loss in values["losses"] if loss != "bixse"]:
+        terms: list[tuple[ArmLabels, float]] = []
+        for loss, sign in (("bixse", 1.0), (other, -1.0)):
+            terms += [({"loss": loss, "noise": share}, sign / len(shares)) for share in shares]
+            terms.append(({"loss": loss, "noise": 0}, -sign))
+        found.append(Contrast(f"noise costs bixse less than {other}, mean over p > 0", tuple(terms)))
+        found += bixse_above_others(["bixse", other], "noise", [max(shares)], "at p = {}")
+    return found
+
+
+def _cutoff_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> list[Arm]:
+    size = {}
+    if pairs is not None:
+        sizes = {cutoff: len(transformed(pairs, KeepFrom(cutoff))) for cutoff in values["cutoffs"]}
+        size = {"size": min(sizes.values())}
+        if not size["size"]:
+            empty = min(cutoff for cutoff, count in sizes.items() if not count)
+            raise InputError(
+                f"cutoffs: got {empty}, which no training pair reaches (the highest has relevance "
+                f"{float(pairs.relevance.max())}); expected values that some do; fix: lower it"
+            )
+
+    def settings(loss: str, cutoff: float) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {}, {"cutoff": cutoff, **size, **({} if loss == KEEPS_GRADES else {"binarise": cutoff})}
+
+    return arms_by("cutoff", values["cutoffs"], config, values, settings)
+
+
+def _cutoff_contrasts(values: Choices) -> list[Contrast]:
+    losses, cutoffs = values["losses"], sorted(values["cutoffs"])
+    if KEEPS_GRADES not in losses or len(cutoffs) < 2:
+        return []
+    low, high = cutoffs[0], cutoffs[-1]
+    found = []
+    for other in [loss for loss in losses if loss != KEEPS_GRADES]:
+        found += bixse_above_others([KEEPS_GRADES, other], "cutoff", cutoffs, "at cutoff {}")
+        ends = {"loss": other, "cutoff": high}, {"loss": other, "cutoff": low}
+        found.append(above(f"{other} needs a cutoff: {high} above {low}", *ends))
+    ends = {"loss": KEEPS_GRADES, "cutoff": low}, {"loss": KEEPS_GRADES, "cutoff": high}
+    return [*found, above(f"bixse makes use of weak pairs: {low} above {high}", *ends)]
+
+
+def _batch_size_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> list[Arm]:
+    sizes = values["batch_sizes"]
+    return arms_by("batch_size", sizes, config, values, lambda _, size: ({"optimizer": {"batch_size": size}}, {}))
+
+
+def _batch_size_contrasts(values: Choices) -> list[Contrast]:
+    losses, sizes = values["losses"], sorted(values["batch_sizes"])
+    low, high = sizes[0], sizes[-1]
+    gains = [
+        above(f"{loss} gains from batch {low} to {high}", *({"loss": loss, "batch_size": size} for size in (high, low)))
+        for loss in losses
+        if low < high
+    ]
+    return gains + bixse_above_others(losses, "batch_size", sizes, "at batch {}")
+
+
+def _bias_rate_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> list[Arm]:
+    return [
+        Arm(
+            {"start": start, "multiplier": multiplier},
+            train=merged(
+                of_loss(config, "bixse"),
+                {"loss_options": {"bias": start}, "optimizer": {"bias_lr_multiplier": multiplier}},
+            ),
+        )
+        for start in values["starts"]
+        for multiplier in values["multipliers"]
+    ]
+
+
+def _bias_rate_contrasts(values: Choices) -> list[Contrast]:
+    (slow, *faster), (first, *others) = sorted(values["multipliers"]), values["starts"]
+    rates = [
+        above(
+            f"bias {fast} times as fast above {slow} times, start {start}",
+            {"start": start, "multiplier": fast},
+            {"start": start, "multiplier": slow},
+        )
+        for start in values["starts"]
+        for fast in faster
+    ]
+    starts = [
+        above(
+            f"start {first} above {other} at {multiplier} times",
+            {"start": first, "multiplier": multiplier},
+            {"start": other, "multiplier": multiplier},
+        )
+        for other in others
+        for multiplier in [slow, *faster]
+    ]
+    return rates + starts
+
+
+def _hard_negatives_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> list[Arm]:
+    if pairs is not None:
+        sizes = sorted(len(group.documents) for group in pairs.groups())
+        most, middle = max(values["hard_negatives"]), sizes[len(sizes) // 2]
+        if middle < most + 1:
+            raise InputError(
+                f"hard_negatives: got {most}; expected at most {middle - 1}: half of the queries have no more graded "
+                "documents; fix: lower it, or train on data with more of them"
+            )
+
+    def settings(_: str, negatives: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        batch_size = max(1, values["documents"] // (negatives + 1))
+        return {"optimizer": {"documents_per_query": negatives + 1, "batch_size": batch_size}}, {}
+
+    return arms_by("hard_negatives", values["hard_negatives"], config, values, settings)
+
+
+def _hard_negatives_contrasts(values: Choices) -> list[Contrast]:
+    counts = sorted(values["hard_negatives"])
+    return bixse_above_others(values["losses"], "hard_negatives", counts, "with {} hard negatives")
+
+
+def _annotation_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> list[Arm]:
+    labels = values["labels"] or (len(pairs.groups()) if pairs is not None else 0)
+
+    def settings(loss: str, count: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        own = train_config({**merged(config.train, of_loss(config, loss)), "pairs": "pairs.parquet"}).optimizer
+        passes = math.ceil(labels / values["labels_per_query"][0] / own.batch_size) * own.epochs
+        optimizer = {"documents_per_query": None, "steps": max(1, own.steps or passes)}
+        return {"optimizer": optimizer}, {"labels_per_query": count, "labels": labels}
+
+    return arms_by("labels_per_query", values["labels_per_query"], config, values, settings)
+
+
+def _annotation_contrasts(values: Choices) -> list[Contrast]:
+    losses, counts = values["losses"], sorted(values["labels_per_query"])
+    fewest = {"loss": "bixse", "labels_per_query": counts[0]}
+    spread = [
+        above(
+            f"bixse: {counts[0]} per query above {count} for the same budget",
+            fewest,
+            {**fewest, "labels_per_query": count},
+        )
+        for count in counts[1:]
+        if "bixse" in losses
+    ]
+    return bixse_above_others(losses, "labels_per_query", counts, "with {} labels per query") + spread
+
+
+STUDIES = (
+    Study(
+        name="losses",
+        title="Losses on the same rows",
+        paper="Table 1 and the loss ablation: BiXSE is above InfoNCE, above its own ablations, and level with or above "
+        "the pairwise and listwise losses",
+        defaults={
+            "losses": [
+                "bixse", "bixse-without-bias", "bixse-binarised", "infonce", "infonce-masked", "soft-infonce",
+                "margin-mse", "distill-kl", "pairwise-bce", "lambdaloss-v1", "lambdaloss-v2",
+            ]
+        },
+        arms=_losses_arms,
+        contrasts=_losses_contrasts,
+    ),
+    Study(
+        name="noise",
+        title="Swapped labels",
+        paper="Fig. landmark, right: with swapped labels BiXSE loses less than InfoNCE",
+        defaults={
+            "noise": [0, 0.1, 0.2, 0.3, 0.4, 0.5],
+            "labels_per_query": None,
+            "losses": ["bixse", "infonce"],
+        },
+        arms=_noise_arms,
+        contrasts=_noise_contrasts,
+        axis="noise",
+        notes=(
+            "Two labels of a query are swapped, which is little where it has many; `labels_per_query` keeps so many "
+            "random ones first.",
+        ),
+    ),
+    Study(
+        name="cutoff",
+        title="Relevance cutoff, sizes matched",
+        paper="Fig. data_cutoff: InfoNCE needs a cutoff that removes weakly relevant pairs, BiXSE makes use of them",
+        defaults={"cutoffs": [0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9], "losses": ["bixse", "infonce"]},
+        arms=_cutoff_arms,
+        contrasts=_cutoff_contrasts,
+        axis="cutoff",
+    ),
+    Study(
+        name="batch-size",
+        title="Batch size",
+        paper="Fig. batch_size_and_lr, left: nDCG@10 against the batch size; larger batches bring more negatives per "
+        "query",
+        defaults={"batch_sizes": [4, 8, 16, 32, 64], "losses": ["bixse", "infonce"]},
+        arms=_batch_size_arms,
+        contrasts=_batch_size_contrasts,
+        axis="batch_size",
+        axis_scale="log",
+        notes=(
+            "The passes over the data are the same, so a larger batch makes fewer steps; the learning rate grows with "
+            "the square root of the batch.",
+        ),
+    ),
+    Study(
+        name="bias-rate",
+        title="Rate of the logit bias",
+        paper="Fig. batch_size_and_lr, right: the bias has to learn much faster than the encoder",
+        defaults={"multipliers": [1, 10, 100, 1000], "starts": ["fit", "prior"]},
+        arms=_bias_rate_arms,
+        contrasts=_bias_rate_contrasts,
+        axis="multiplier",
+        axis_scale="log",
+        notes=("On short runs Adam moves the bias by at most its rate times the steps, so its start matters most.",),
+    ),
+    Study(
+        name="hard-negatives",
+        title="Hard negatives against batch size, as many documents per batch",
+        paper="Tables bge_*: 15/16, 7/32, 3/64, 1/128 and 0/256 hard negatives/queries; with several graded documents "
+        "a query LambdaLoss is ahead of BiXSE in the paper's own table",
+        defaults={
+            "hard_negatives": [0, 1, 3, 7],
+            "documents": 64,
+            "losses": ["bixse", "infonce", "soft-infonce", "lambdaloss-v2"],
+        },
+        arms=_hard_negatives_arms,
+        contrasts=_hard_negatives_contrasts,
+        axis="hard_negatives",
+        notes=("Of a query the best document and others drawn anew each pass are in the batch; none is thrown away.",),
+    ),
+    Study(
+        name="annotation",
+        title="A fixed budget of labels",
+        paper="The economic claim: BiXSE learns from a single labelled pair per query, where pairwise and listwise "
+        "losses need several",
+        defaults={
+            "labels_per_query": [1, 2, 3, 6],
+            "labels": None,
+            "losses": ["bixse", "infonce", "pairwise-bce", "lambdaloss-v2"],
+        },
+        arms=_annotation_arms,
+        contrasts=_annotation_contrasts,
+        axis="labels_per_query",
+        notes=(
+            "The budget is one label a training query unless `labels` says otherwise. Documents are drawn before their "
+            "label is known; a query whose label is not relevant gives InfoNCE nothing. All labels of a query are in "
+            "the batch, and all arms make as many steps as the first one does in its passes.",
+        ),
+    ),
+)  # fmt: skip
+"""In the order of the paper."""

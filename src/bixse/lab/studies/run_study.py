@@ -1,0 +1,131 @@
+"""`run_study`: every arm of a study with every seed, resumable run by run, and what they show together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from bixse.data.pairs_files import load_graded_pairs
+from bixse.data.run import RUN_FILE, open_run
+from bixse.encoders.loading.precision import resolve_precision
+from bixse.lab.experiments.arms import ArmRun
+from bixse.lab.experiments.runner import do_runs, opened
+from bixse.lab.findings.contrasts import key_of
+from bixse.lab.findings.outcome import CLAIM_HEADERS, StudyOutcome, outcome_of
+from bixse.lab.findings.write_outcome import write_cards, write_outcome
+from bixse.lab.paper.known_studies import find_study
+from bixse.lab.studies.measures import run_config
+from bixse.lab.studies.study import chosen_values
+from bixse.lab.studies.study_config import OWNED, PYDOCS, merged, train_config
+from bixse.lab.studies.study_inputs import input_hashes, prepare_inputs
+from bixse.report.table import format_table
+from bixse.scale.engines.engine_settings import PlaceSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from bixse.data.run import Run
+    from bixse.lab.studies.study import Study
+    from bixse.lab.studies.study_config import StudyConfig
+    from bixse.lab.studies.study_inputs import StudyInputs
+    from bixse.progress import Step
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """What a study left."""
+
+    outcome: StudyOutcome
+    artifacts: dict[str, str]
+    made: int
+    """Runs that this call did; the others were there."""
+    warnings: list[str] = field(default_factory=list)
+    waiting: int = 0
+    """Runs that other ranks have not done yet: the tables lack them."""
+
+    def text(self) -> str:
+        """The tables of arms and claims, and the verdict."""
+        outcome = self.outcome
+        lines = [f"{outcome.study.title}: {self.made} runs made, {len(outcome.results) - self.made} were there", ""]
+        lines += [format_table(outcome.summary_rows(), outcome.summary_headers()), ""]
+        if outcome.claims:
+            lines += [format_table(outcome.claim_rows(), CLAIM_HEADERS), ""]
+        if outcome.apart:
+            lines += [format_table(outcome.apart_rows(), outcome.apart_headers()), ""]
+        return "\n".join([*lines, f"The paper: {outcome.study.paper}.", outcome.verdict()])
+
+
+def run_study(
+    config: StudyConfig,
+    out: Path,
+    command: str = "",
+    progress: Callable[[str, int], Step] | None = None,
+) -> StudyResult:
+    """Train and measure every arm of a study with every seed, and write tables, findings, plot and page to `out`.
+
+    Called again with the same configuration, runs that are finished are kept, an interrupted one continues from its
+    checkpoint, and a failed one is tried again. The page shows `command`.
+
+    Raises:
+        InputError: the study, its values, pairs or collections cannot be used; nothing was trained.
+        OutputExistsError: `out` holds another study.
+        InterruptedRunError: Ctrl-C; the same call goes on.
+        StorageError: the disk is full.
+
+    Example:
+        ::
+
+            config = StudyConfig.load(None, {"study": "losses", "preset": "smoke"})
+            print(run_study(config, Path("runs/losses")).outcome.verdict())
+    """
+    study = find_study(config.study)
+    values = chosen_values(study, config)
+    record = _open(study, config, values, out)
+    with opened(record, config.engine_of(config.jobs if study.needs_data else 1)) as experiment:
+        with experiment.in_turn():
+            inputs = prepare_inputs(config, out) if study.needs_data else None
+        runs = plan_runs(study, config, values, inputs)
+        done = do_runs(experiment, runs, inputs, config.keep_models, progress)
+        results = list(done.of.values())
+        finished = list(zip(runs, results, strict=True))
+        models = write_cards(study, finished, experiment.folder, command) if config.keep_models else []
+        seedless = {key_of(run.arm.labels) for run in runs if not run.arm.trained}
+        outcome = outcome_of(study, config, values, results, command, models, seedless)
+        artifacts = write_outcome(outcome, out)
+        record.results = {"runs": len(runs), "failed": len(outcome.failed)}
+        record.save(done.status)
+    warnings = list(done.warnings)
+    missing = sum(run.arm.trained and found.status == "finished" for run, found in finished) - len(models)
+    if config.keep_models and missing > 0:
+        warnings.append(f"{missing} runs were finished before models were asked for: theirs are gone")
+    return StudyResult(outcome, {**artifacts, "record": str(out / RUN_FILE)}, done.made, warnings, done.waiting)
+
+
+def plan_runs(study: Study, config: StudyConfig, values: dict[str, Any], inputs: StudyInputs | None) -> list[ArmRun]:
+    """Every arm of a study with every seed, its settings checked; those without training once."""
+    pairs = load_graded_pairs(inputs.pairs) if inputs is not None else None
+    runs: dict[str, ArmRun] = {}
+    for arm in study.arms(config, values, pairs):
+        seeds: Sequence[int] = config.seeds if arm.trained else config.seeds[:1]
+        for seed in seeds:
+            run = ArmRun(arm, seed, arm.measure or study.measure, merged(config.shared, arm.train or {}))
+            runs.setdefault(run.name, run)
+            if arm.trained and inputs is not None:
+                run_config(run, inputs, inputs.pairs)
+    study.contrasts(values)
+    return list(runs.values())
+
+
+def _open(study: Study, config: StudyConfig, values: dict[str, Any], out: Path) -> Run:
+    """The record of a study; where its files lie does not count, what they hold does."""
+    data = config.data
+    apart = {"data", "size", "study", "preset", "jobs", "keep_models", "precision", *PlaceSettings.model_fields}
+    settings = config.model_dump(mode="json", exclude=apart) | data.model_dump(mode="json")
+    defaults = train_config({**config.shared, "pairs": "pairs.parquet"}).model_dump(mode="json", exclude=set(OWNED))
+    settings |= {"values": values, "train": defaults}
+    if study.needs_data:
+        settings["train"]["precision"] = resolve_precision(config.shared.get("precision"))
+    paths = ("pairs", "dev", "test", *(() if data.collection == PYDOCS else ("collection",)))
+    inputs = input_hashes(config) if study.needs_data else {}
+    return open_run(out, f"study {study.name}", settings, inputs, paths)

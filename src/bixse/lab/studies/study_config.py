@@ -1,0 +1,206 @@
+"""`StudyConfig`: what a study runs on, validated once, and the presets that come with bixse."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import yaml
+from pydantic import Field, field_validator, model_validator
+
+from bixse.encoders.loading.precision import Setting
+from bixse.errors import SEEDS, ConfigError, InputError, did_you_mean
+from bixse.files.files import read_settings
+from bixse.lab.studies.model_cost import EncoderSize
+from bixse.losses.catalogue import LOSSES
+from bixse.scale.engines.engine_settings import PlaceSettings
+from bixse.settings import Flag, Settings
+from bixse.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Self
+
+DEFAULT_PRESET = "laptop"
+"""Where neither a preset nor a file is named."""
+PYDOCS = "pydocs"
+"""The word for the sample collection."""
+OWNED = ("pairs", "dev", "dev_split", "model", "seed", "min_relevant_grade", "report_to", "loss")
+"""Settings of training that a study sets itself."""
+
+
+class StudyData(Settings):
+    """What a study trains, chooses and measures on: one collection, or files of pairs and collections beside them."""
+
+    collection: str = PYDOCS
+    """Folder in the BEIR layout, or "pydocs"; gives all that the other keys do not."""
+    splits: tuple[str, str, str] | None = None
+    """Splits of the collection to train, choose and measure on. Null: train, dev and test where the collection has
+    them; else the queries of its only split are divided by `shares`."""
+    shares: tuple[float, float, float] = (0.5, 0.1, 0.4)
+    """Shares of the queries to train, choose and measure on where there is one split, by a hash of the query's text."""
+    scale: tuple[float, float] = (0, 3)
+    """Lowest and highest grade of the collection."""
+    min_relevant_grade: float = Field(default=2, gt=0)
+    """Grade from which a document is relevant for recall and MRR."""
+    exclude_self: bool = False
+    """Leave the document whose id equals the query's id out of its answers, where queries are also documents."""
+    pairs: tuple[Path, ...] = ()
+    """Files of graded pairs to train on, instead of the collection's."""
+    dev: tuple[Path, ...] = ()
+    """Collections to choose the checkpoint on (split dev, else test), in its place; without any the last weights count.
+    """
+    test: tuple[Path, ...] = ()
+    """Collections to measure on (split test), in its place; each counts as much as the others."""
+    beside: tuple[Path, ...] = ()
+    """Collections that are measured too (split test), in one further table: no claim rests on them."""
+
+    @model_validator(mode="after")
+    def _usable(self) -> StudyData:
+        if bool(self.pairs) != bool(self.test) or (self.dev and not self.pairs):
+            raise ValueError("expected pairs and test together, with dev or without, or none of them")
+        if not self.scale[0] < self.scale[1]:
+            raise ValueError("expected scale: [lowest, highest] with lowest below highest")
+        if min(self.shares) <= 0 or sum(self.shares) > 1 + 1e-9:
+            raise ValueError("expected three shares above 0 with a sum of at most 1")
+        return self
+
+
+class StudyConfig(PlaceSettings):
+    """Settings of `bixse study`; also the keys of its YAML file.
+
+    Example:
+        >>> config = StudyConfig.load(None, {"study": "losses", "preset": "smoke", "seeds": [0]})
+        >>> config.model, config.data.collection, config.values
+        ('static', 'pydocs', {'losses': ['bixse', 'infonce']})
+    """
+
+    study: Annotated[str, Flag(positional=True, metavar="STUDY")]
+    """The study; --list shows them."""
+    preset: str | None = None
+    """Settings to start from: those of a file go on top, and those of the command line on top of both. Without preset
+    and file it is "laptop"."""
+    data: Annotated[StudyData, Flag(flat=True)] = Field(default_factory=StudyData)
+    """What is trained, chosen and measured on."""
+    model: str = "demo"
+    """Folder or hub name of the encoder that is trained; "demo", or "static": the demo model's token embeddings."""
+    train: dict[str, Any] = Field(default_factory=dict)
+    """Settings of `TrainConfig` that all arms share."""
+    precision: Setting | None = None
+    """What is computed in, instead of what `train` says: auto, float32 or bfloat16."""
+    per_loss: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Loss -> settings of `TrainConfig` for its arms, on top."""
+    values: dict[str, Any] = Field(default_factory=dict)
+    """What the study goes through, instead of its defaults; `bixse study --list` shows the keys."""
+    seeds: tuple[Annotated[int, Field(ge=0, lt=SEEDS)], ...] = Field(default=(0, 1, 2, 3, 4), min_length=1)
+    """Training seeds; every arm is trained once with each."""
+    jobs: int | None = None
+    """Runs at once, each in a process of its own; null: one per GPU, or one per core; with Ray: as many as fit."""
+    keep_models: bool = False
+    """Leave the trained models in the folders of the runs."""
+    size: Annotated[EncoderSize | None, Flag(hidden=True)] = None
+    """The encoder's size, for `--dry-run` where its files are not there."""
+    note: str = ""
+    """One line for the findings: what this configuration is."""
+
+    @classmethod
+    def load(cls, path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Self:
+        """Settings of a preset, with the keys of a YAML file and dotted overrides on top.
+
+        A preset's `studies` section holds keys for one study alone.
+        """
+        given = dict(overrides or {})
+        file = cls.from_folder(read_settings(path), path.parent) if path is not None else {}
+        preset = given.get("preset", file.get("preset", None if path is not None else DEFAULT_PRESET))
+        if "data.collection" in given and not {"data.scale", "data.min_relevant_grade"} <= set(given):
+            raise InputError(
+                "--collection: got it without --scale or --min-relevant-grade; expected all three, since the grades "
+                "that occur do not show those nobody gave; fix: add for example --scale 0 3 --min-relevant-grade 2"
+            )
+        values: dict[str, Any] = {}
+        if preset is not None:
+            values = _preset(preset, given.get("study", file.get("study", "")))
+        found = super().load(None, {**merged(values, file), **given, "preset": preset})
+        if "data.collection" in given and found.data.pairs:
+            raise InputError(
+                "--collection: got it beside files of pairs in the configuration; expected one of the two; fix: use "
+                "another preset, or name the collections in `data.dev` and `data.test`"
+            )
+        return found
+
+    @classmethod
+    def from_folder(cls, values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+        moved = dict(values)
+        if isinstance(values.get("data"), dict):
+            data = StudyData.from_folder(values["data"], folder)
+            if isinstance(data.get("collection"), str) and data["collection"] != PYDOCS:
+                data["collection"] = str(folder / data["collection"])
+            moved["data"] = data
+        if isinstance(values.get("train"), dict):
+            moved["train"] = TrainConfig.from_folder(values["train"], folder)
+        return moved
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """Settings of `TrainConfig` that all arms share, the precision included."""
+        return self.train if self.precision is None else {**self.train, "precision": self.precision}
+
+    @field_validator("seeds")
+    @classmethod
+    def _different(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(value)) < len(value):
+            raise ValueError("expected different seeds")
+        return value
+
+    @field_validator("per_loss")
+    @classmethod
+    def _known_losses(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for loss in value:
+            if loss not in LOSSES:
+                raise ValueError(f"expected losses as keys, not {loss!r}; fix: {did_you_mean(loss, LOSSES)}")
+        return value
+
+    @field_validator("train", "per_loss")
+    @classmethod
+    def _not_owned(cls, value: dict[str, Any]) -> dict[str, Any]:
+        sections = [value, *(part for part in value.values() if isinstance(part, dict))]
+        owned = sorted({key for section in sections for key in section if key in OWNED})
+        if owned:
+            raise ValueError(f"expected no {', '.join(owned)}, which the study sets; fix: use its own keys")
+        return value
+
+
+def preset_names() -> list[str]:
+    """The presets that come with bixse."""
+    folder = resources.files("bixse.lab").joinpath("presets")
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def _preset(name: str, study: str) -> dict[str, Any]:
+    if name not in preset_names():
+        raise InputError(
+            f"preset: got {name!r}; expected one of {', '.join(preset_names())}; "
+            f"fix: {did_you_mean(name, preset_names())}"
+        )
+    text = resources.files("bixse.lab").joinpath("presets", f"{name}.yaml").read_text(encoding="utf-8")
+    settings: dict[str, Any] = yaml.safe_load(text)
+    own = settings.pop("studies", {}).get(study, {})
+    return merged(settings, own)
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with others on top; mappings are merged key by key."""
+    result = dict(below)
+    for key, value in above.items():
+        known = result.get(key)
+        result[key] = merged(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
+    return result
+
+
+def train_config(settings: Mapping[str, Any]) -> TrainConfig:
+    """An arm's settings, checked; raises ConfigError."""
+    try:
+        return TrainConfig.load(None, settings)
+    except ConfigError as error:
+        raise ConfigError(f"study: the settings of an arm cannot be used\n{error}") from error

@@ -1,0 +1,193 @@
+"""What a study reads, laid out once below its folder: training pairs, dev and test collections, the student."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bixse.data.collection import Collection
+from bixse.data.collection_files import files_of_split, load_collection, save_collection
+from bixse.data.graded_pairs import GradedPairs
+from bixse.data.pairs_files import load_several, save_graded_pairs
+from bixse.data.pydocs.load_pydocs import load_pydocs
+from bixse.data.task_instructions import load_instructions
+from bixse.encoders.identity import model_hashes
+from bixse.errors import InputError
+from bixse.files.files import hash_files
+from bixse.lab.experiments.runner import INPUTS_FOLDER
+from bixse.lab.studies.static_student import save_static_student
+from bixse.lab.studies.study_config import PYDOCS
+from bixse.relevance import GradeScale
+from bixse.training.dev_evaluation import check_not_trained_on
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from bixse.lab.studies.study_config import StudyConfig, StudyData
+    from bixse.relevance import Qrels
+
+log = logging.getLogger(__name__)
+STATIC = "static"
+"""The word for the student of static token embeddings."""
+
+
+@dataclass(frozen=True)
+class StudyInputs:
+    """Where a study's runs find what they read."""
+
+    pairs: Path
+    dev: tuple[Path, ...]
+    """Collections to choose a checkpoint on."""
+    dev_split: str
+    tests: Mapping[str, Path]
+    """Name -> collection to measure on, split test."""
+    model: str
+    min_relevant_grade: float
+    beside: Mapping[str, Path] = field(default_factory=dict)
+    """Name -> collection that is measured too."""
+    exclude_self: bool = False
+    """Whether the document with the query's id is left out of its answers."""
+
+
+def prepare_inputs(config: StudyConfig, out: Path) -> StudyInputs:
+    """Write the pairs and collections of a study below `out/inputs`, or find them there."""
+    folder = out / INPUTS_FOLDER
+    model = config.model
+    if model == STATIC:
+        model = str(folder / STATIC)
+        if not Path(model).is_dir():
+            save_static_student(folder / STATIC)
+    data = config.data
+    tests = _named(data.test) if data.pairs else {_name(data): folder / _name(data)}
+    rest = (data.min_relevant_grade, _named(data.beside, tests), data.exclude_self)
+    if data.pairs:
+        path = folder / "train.parquet"
+        if not path.exists():
+            pairs = load_several(list(data.pairs))
+            _check_not_trained_on({**tests, **rest[1]}, pairs, bool(config.train.get("allow_shared_queries")))
+            save_graded_pairs(pairs, path)
+        return StudyInputs(path, data.dev, _dev_split(data.dev), tests, model, *rest)
+    if not (folder / "train.parquet").exists():
+        collection = divided(_collection(data), data)
+        save_collection(collection, folder / collection.name)
+        pairs = GradedPairs.from_collection(collection, "train", GradeScale(*data.scale))
+        # a judged document without text, as some published collections hold, teaches nothing
+        pairs = GradedPairs.from_rows(row for row in pairs.rows() if row["document"])
+        _check_not_trained_on({**tests, **rest[1]}, pairs, bool(config.train.get("allow_shared_queries")))
+        save_graded_pairs(pairs, folder / "train.parquet")
+    return StudyInputs(folder / "train.parquet", tuple(tests.values()), "dev", tests, model, *rest)
+
+
+def _check_not_trained_on(tests: Mapping[str, Path], pairs: GradedPairs, allowed: bool) -> None:
+    held_out = {}
+    for name, folder in tests.items():
+        found = load_collection(folder, ["test"])
+        held_out[f"test {name}"] = {query: found.queries[query] for query in found.qrels["test"]}
+    for line in check_not_trained_on(held_out, pairs.queries, allowed):
+        log.warning("%s", line)
+
+
+def input_hashes(config: StudyConfig) -> dict[str, str]:
+    """Content hashes of the files that a study reads; of the sample collection its version is in the run's record."""
+    data = config.data
+    files: dict[str, Path] = {f"pairs/{number}": path for number, path in enumerate(data.pairs)}
+    if data.pairs:
+        folders = [("test", folder, "test") for folder in data.test]
+        folders += [("dev", folder, _dev_split(data.dev)) for folder in data.dev]
+    else:
+        folder = Path(data.collection)
+        splits = () if data.collection == PYDOCS else data.splits or _splits_of(folder)
+        folders = [("collection", folder, split) for split in splits]
+    folders += [("beside", folder, "test") for folder in data.beside]
+    for kind, folder, split in folders:
+        files |= {
+            f"{kind}/{folder.resolve().name}/{name}": path for name, path in files_of_split(folder, split).items()
+        }
+    hashes = hash_files(files) | model_hashes(config.model)
+    instructions = config.train.get("instructions")
+    if instructions is not None:
+        hashes["instructions"] = load_instructions(Path(instructions)).content_hash()
+    return hashes
+
+
+def _dev_split(folders: tuple[Path, ...]) -> str:
+    """Dev where every collection has it, else test."""
+    for split in ("dev", "test"):
+        if all((folder / "qrels" / f"{split}.tsv").is_file() for folder in folders):
+            return split
+    lacking = next(folder for folder in folders if not (folder / "qrels" / "test.tsv").is_file())
+    raise InputError(
+        f"{lacking}: got neither qrels/dev.tsv nor qrels/test.tsv; expected one of them, the same in every collection "
+        "of `data.dev`; fix: check the path"
+    )
+
+
+def divided(collection: Collection, data: StudyData) -> Collection:
+    """The collection with the splits train, dev and test, of two queries at least.
+
+    Queries of an only split are divided by a hash of their text, so that one text is never on two sides.
+    """
+    splits = data.splits or (("train", "dev", "test") if {"train", "dev", "test"} <= set(collection.qrels) else None)
+    if splits is None and len(collection.qrels) != 1:
+        raise InputError(
+            f"collection {collection.name!r}: got splits {', '.join(sorted(collection.qrels)) or 'none'}; expected "
+            "train, dev and test, or one split to divide; fix: set `data.splits`"
+        )
+    if splits is not None:
+        qrels = {name: collection.qrels[split] for name, split in zip(("train", "dev", "test"), splits, strict=True)}
+    else:
+        qrels = _by_hash(collection, next(iter(collection.qrels.values())), data.shares)
+    for name, part in qrels.items():
+        if len(part) < 2:
+            raise InputError(
+                f"collection {collection.name!r}: got {len(part)} queries to {name} on; expected at least 2; "
+                "fix: name other `data.splits`, or change `data.shares`"
+            )
+    return Collection(collection.name, collection.corpus, collection.queries, qrels)
+
+
+def _by_hash(collection: Collection, qrels: Qrels, shares: tuple[float, float, float]) -> dict[str, Qrels]:
+    ends = {"train": shares[0], "dev": shares[0] + shares[1], "test": sum(shares)}
+    parts: dict[str, dict[str, Mapping[str, float]]] = {name: {} for name in ends}
+    for query_id, judged in qrels.items():
+        text = " ".join(collection.queries[query_id].casefold().split())
+        place = int(hashlib.sha256(text.encode("utf-8")).hexdigest()[:12], 16) / 16**12
+        name = next((name for name, end in ends.items() if place < end), None)
+        if name is not None:
+            parts[name][query_id] = judged
+    return {name: dict(part) for name, part in parts.items()}
+
+
+def _collection(data: StudyData) -> Collection:
+    if data.collection == PYDOCS:
+        return load_pydocs()
+    folder = Path(data.collection)
+    loaded = load_collection(folder, list(dict.fromkeys(data.splits or _splits_of(folder))))
+    return Collection(_name(data), loaded.corpus, loaded.queries, loaded.qrels)
+
+
+def _splits_of(folder: Path) -> tuple[str, ...]:
+    found = tuple(sorted(path.stem for path in (folder / "qrels").glob("*.tsv")))
+    if not found:
+        raise InputError(
+            f"{folder}: got no qrels/*.tsv; expected a collection folder with judgements; fix: check the path"
+        )
+    return ("train", "dev", "test") if {"train", "dev", "test"} <= set(found) else found
+
+
+def _name(data: StudyData) -> str:
+    return PYDOCS if data.collection == PYDOCS else Path(data.collection).resolve().name
+
+
+def _named(folders: Sequence[Path], taken: Iterable[str] = ()) -> dict[str, Path]:
+    names = [*taken, *(folder.resolve().name for folder in folders)]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InputError(
+            f"data.test, data.beside: got two collections named {twice[0]!r}; expected names of their own; "
+            "fix: rename a folder"
+        )
+    return {folder.resolve().name: folder for folder in folders}

@@ -1,0 +1,177 @@
+"""What a study would cost: runs, steps, memory and GPU hours, before anything is trained."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bixse.errors import InputError
+from bixse.files.parquet import column_names, read_table
+from bixse.lab.paper.known_studies import find_study
+from bixse.lab.studies.model_cost import EncoderSize, operations, state_bytes, weight_bytes
+from bixse.lab.studies.study import chosen_values
+from bixse.lab.studies.study_config import PYDOCS, merged, train_config
+from bixse.report.table import format_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from bixse.lab.experiments.arms import Arm
+    from bixse.lab.studies.study_config import StudyConfig
+
+DEMO = EncoderSize(parameters=22.7e6, layers=6, hidden=384, query_tokens=10, document_tokens=100)
+"""The demo model and the sample collection."""
+STATIC = EncoderSize(parameters=11.7e6, layers=1, hidden=384, query_tokens=10, document_tokens=100)
+"""The static student."""
+
+
+@dataclass(frozen=True)
+class ArmPlan:
+    """What one run of a trained arm takes."""
+
+    name: str
+    rows: int
+    steps: int
+    tokens: float
+    operations: float
+    states: float
+    """Bytes of the states of its largest batch."""
+
+
+@dataclass(frozen=True)
+class StudyPlan:
+    """What a study takes."""
+
+    arms: list[ArmPlan]
+    others: int
+    """Arms without training."""
+    seeds: int
+    missing: list[str]
+    weights_gib: float
+    """Weights, gradients and optimizer of one training, on its device."""
+    activations_gib: float
+    """States kept for the backward pass of the largest batch; `gradient_cache: true` keeps those of one pass alone."""
+    hours: float
+    """Device hours of all training, at the assumed speed."""
+    teraflops: float
+    utilisation: float
+
+    @property
+    def runs(self) -> int:
+        return len(self.arms) * self.seeds + self.others
+
+    def text(self, devices: int = 1) -> str:
+        """What a person reads who has that many devices, a run on each."""
+        lines = []
+        if self.arms:
+            rows: list[list[str | int | float | None]] = [
+                [arm.name, arm.rows, arm.steps, f"{arm.tokens:.3g}"] for arm in self.arms
+            ]
+            lines += [format_table(rows, ["arm", "rows", "steps", "tokens"]), ""]
+        lines.append(f"{len(self.arms)} trained arms x {self.seeds} seeds, {self.others} other arms")
+        if self.arms:
+            side_by_side = f" ({self.hours / devices:,.1f} on {devices})" if devices > 1 else ""
+            lines += [
+                f"memory of a training: {self.weights_gib:.1f} GiB for weights, gradients and optimizer, about "
+                f"{self.activations_gib:.1f} GiB for the states of one batch, nothing for scores (the losses are "
+                "tiled)",
+                f"about {self.hours:,.1f} device hours{side_by_side} at {self.teraflops:g} teraflops and "
+                f"{self.utilisation:.0%} of them used; transforms that drop pairs, and encoding to measure, are not "
+                "counted",
+            ]
+        lines += [f"not there: {name}" for name in self.missing] or ["all files are there"]
+        return "\n".join(lines)
+
+
+def plan_study(config: StudyConfig, teraflops: float = 400.0, utilisation: float = 0.35) -> StudyPlan:
+    """Check every arm's settings and estimate what the study takes; nothing is loaded but small files.
+
+    Args:
+        config: the study; its `size` stands in where the encoder's files are not there.
+        teraflops: peak of one device in the number type of training.
+        utilisation: share of the peak that is reached, in (0, 1].
+    """
+    if not teraflops > 0 or not 0 < utilisation <= 1:
+        raise InputError(
+            f"plan: got {teraflops:g} teraflops, {utilisation:g} of them used; expected numbers above 0; fix: give "
+            "those of your machine"
+        )
+    study = find_study(config.study)
+    size = config.size or (STATIC if config.model == "static" else DEMO)
+    rows, queries, missing = _rows_of(config, size)
+    values = chosen_values(study, config)
+    if "labels" in values:
+        values["labels"] = values["labels"] or int(queries)
+    arms = study.arms(config, values, None)
+    trained = [arm for arm in arms if arm.trained]
+    plans = [_plan(arm, config, size, rows, queries) for arm in trained]
+    if config.model not in ("demo", "static") and not Path(config.model).exists():
+        missing.append(f"{config.model} (fetched from the hub at the first run)")
+    total = sum(plan.operations for plan in plans) * len(config.seeds)
+    return StudyPlan(
+        arms=plans,
+        others=len(arms) - len(trained),
+        seeds=len(config.seeds),
+        missing=missing,
+        weights_gib=weight_bytes(size) / 2**30,
+        activations_gib=max((plan.states for plan in plans), default=0.0) / 2**30,
+        hours=total / (teraflops * 1e12 * utilisation) / 3600,
+        teraflops=teraflops,
+        utilisation=utilisation,
+    )
+
+
+def _plan(arm: Arm, config: StudyConfig, size: EncoderSize, rows: float, queries: float) -> ArmPlan:
+    settings = train_config({**merged(config.shared, arm.train or {}), "pairs": Path("pairs.parquet")})
+    optimizer = settings.optimizer
+    if kept := arm.pairs.get("labels_per_query"):  # what its budget of labels buys
+        rows = arm.pairs.get("labels") or min(rows, queries * kept)
+        queries = min(queries, rows / kept)
+    documents = min(rows / max(queries, 1), optimizer.documents_per_query or math.inf)
+    batch = optimizer.batch_size * optimizer.gradient_accumulation_steps
+    per_epoch = math.ceil(queries / optimizer.batch_size / optimizer.gradient_accumulation_steps)
+    steps = optimizer.steps or per_epoch * optimizer.epochs
+    seen = steps * batch if optimizer.steps else queries * optimizer.epochs
+    longest = min(settings.max_length or math.inf, settings.train_max_length or math.inf)
+    texts = [(min(size.query_tokens, longest), seen), (min(size.document_tokens, longest), seen * documents)]
+    in_batch = optimizer.batch_size * (size.query_tokens + documents * size.document_tokens)
+    return ArmPlan(
+        name=", ".join(map(str, arm.labels.values())),
+        rows=int(rows),
+        steps=int(steps),
+        tokens=sum(length * count for length, count in texts),
+        operations=operations(size, texts, optimizer.gradient_checkpointing),
+        states=state_bytes(size, in_batch, optimizer.gradient_checkpointing),
+    )
+
+
+def _rows_of(config: StudyConfig, size: EncoderSize) -> tuple[float, float, list[str]]:
+    data = config.data
+    missing = _absent(dict.fromkeys([*data.pairs, *data.dev, *data.test, *data.beside]))
+    if data.pairs:
+        there = all(path.suffix == ".parquet" and path.is_file() for path in data.pairs)
+        if not there:
+            return size.training_rows, size.training_rows / 2, missing
+        counted = [_counted(path) for path in data.pairs]
+        return sum(rows for rows, _ in counted), sum(queries for _, queries in counted), missing
+    if data.collection == PYDOCS:
+        return 7961, 679, missing
+    qrels = Path(data.collection) / "qrels"
+    missing += _absent([qrels])
+    found = {path.stem: path.read_text(encoding="utf-8").splitlines()[1:] for path in qrels.glob("*.tsv")}
+    split = data.splits[0] if data.splits else "train" if "train" in found else next(iter(found), "")
+    lines, share = found.get(split, []), 1.0 if len(found) > 1 else data.shares[0]
+    return len(lines) * share, max(1.0, len({line.split("\t")[0] for line in lines}) * share), missing
+
+
+def _counted(path: Path) -> tuple[int, int]:
+    """Rows and queries of a Parquet file of pairs."""
+    name = "query_id" if "query_id" in column_names(path) else "query"
+    column = read_table(path, [name])[name]
+    return len(column), len(column.unique())
+
+
+def _absent(paths: Iterable[Path]) -> list[str]:
+    return [str(path) for path in paths if not path.exists()]

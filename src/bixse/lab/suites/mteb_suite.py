@@ -1,0 +1,361 @@
+"""Run mteb's benchmarks through mteb itself: its tasks, its search, its scores, with our models and results folder."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import datasets
+import huggingface_hub.constants as constants
+import mteb
+from huggingface_hub import snapshot_download
+from mteb.abstasks.retrieval import AbsTaskRetrieval
+from mteb.models import ModelMeta
+from mteb.models.abs_encoder import AbsEncoder, get_prompt_name
+from mteb.models.model_meta import ScoringFunction
+from pydantic import TypeAdapter, ValidationError
+
+from bixse.data.collection import Collection, Document
+from bixse.data.collection_files import save_collection
+from bixse.data.run import open_run
+from bixse.data.task_instructions import RESERVED
+from bixse.encoders.encode import encode_texts
+from bixse.encoders.identity import model_path_settings
+from bixse.encoders.instructions import prompt_for
+from bixse.encoders.loading.precision import autocast
+from bixse.errors import BixseError, InputError, did_you_mean
+from bixse.evaluation.evaluate import PER_QUERY_NAME, Evaluation
+from bixse.evaluation.metrics import PRIMARY_METRIC, evaluate_run
+from bixse.evaluation.systems import Bm25System, EncoderSystem, instructions_of
+from bixse.files.files import read_text, write_atomically
+from bixse.lab.suites.known_suites import INSTRUCTIONS
+from bixse.search.bm25 import BM25
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from mteb.abstasks import AbsTask
+
+    from bixse.data.graded_pairs import Kind
+    from bixse.data.run import Run
+    from bixse.encoders.relevance_model import RelevanceModel
+    from bixse.evaluation.metrics import PerQuery
+    from bixse.evaluation.systems import System
+    from bixse.progress import ProgressBars
+
+CACHE_FOLDER = "mteb"
+"""mteb's own results, inside a system's folder: never shared."""
+PREDICTIONS_FOLDER = "predictions"
+RANKED_BY = "ndcg_at_10"
+"""mteb's name of the metric whose values we have per query."""
+DEFAULT_SUBSET = "default"
+"""mteb's name for the only part of a task that has no parts."""
+
+
+def benchmark_tasks(benchmark: str, names: Sequence[str] | None = None) -> list[AbsTask]:
+    """The tasks of one of mteb's benchmarks, or some of them; raises InputError where it has no such task."""
+    tasks = {task.metadata.name: task for task in mteb.get_benchmark(benchmark).tasks}
+    for name in names or ():
+        if name not in tasks:
+            hint = did_you_mean(name, tasks, "choose some of its tasks")
+            raise InputError(f"task: got {name!r}; expected one of {benchmark}: {', '.join(tasks)}; fix: {hint}")
+    return [task for name, task in tasks.items() if names is None or name in names]
+
+
+def missing_data(tasks: Sequence[AbsTask]) -> list[str]:
+    """What is not in the hub's cache on this machine, with the command that brings it."""
+    missing = []
+    for part in (part for task in tasks for part in parts_of_task(task) if not in_hub_cache(part)):
+        where = part.metadata.dataset
+        revision = f" --revision {where['revision']}" if where.get("revision") else ""
+        command = f"hf download --repo-type dataset {where['path']}{revision}"
+        missing.append(f"{part.metadata.name}: {command}, or --download")
+    return missing
+
+
+def in_hub_cache(task: AbsTask) -> bool:
+    """Whether this machine holds the revision of a task's data set; the network is not asked."""
+    where = task.metadata.dataset
+    try:
+        snapshot_download(where["path"], repo_type="dataset", revision=where.get("revision"), local_files_only=True)
+    except Exception:  # the library has an error of its own for each reason
+        return False
+    return True
+
+
+def download_collection(name: str, folder: Path, splits: Sequence[str]) -> None:
+    """Fetch a retrieval task of mteb from the hub as a collection folder; raises InputError where the hub fails."""
+    task: Any = mteb.get_task(name, eval_splits=list(splits))
+    try:
+        task.load_data()
+    except Exception as error:  # whatever the hub's and the data sets' libraries raise
+        raise InputError(
+            f"{name}: got {_said(error)}; expected its data from the hub; fix: check the network (HF_HUB_OFFLINE must "
+            "not be set), or fetch the data by hand into a folder"
+        ) from error
+    task.convert_v1_dataset_format_to_v2(None)
+    for split in splits:
+        data = task.dataset[DEFAULT_SUBSET][split]
+        corpus = {row["id"]: Document(row.get("title") or "", row["text"]) for row in data["corpus"]}
+        queries = dict(zip(data["queries"]["id"], data["queries"]["text"], strict=True))
+        save_collection(Collection(name, corpus, queries, {split: data["relevant_docs"]}), folder)
+
+
+def run_mteb(
+    system: System,
+    tasks: Sequence[AbsTask],
+    out: Path,
+    settings: Mapping[str, Any],
+    download: bool = False,
+    progress: ProgressBars | None = None,
+) -> tuple[dict[str, Evaluation], dict[str, str]]:
+    """Run a system through mteb, one task after the other; a finished task is read from its folder.
+
+    Gives task -> evaluation, and task -> why it failed, where the others went on.
+    """
+    step = progress(f"{system.label}: tasks", len(tasks)) if progress is not None else None
+    scores: dict[str, Evaluation] = {}
+    failures: dict[str, str] = {}
+    for task in tasks:
+        name = task.metadata.name
+        try:
+            scores[name] = _run_task(system, task, out, settings, download)
+        except (BixseError, MemoryError):
+            raise
+        except Exception as error:  # whatever mteb raises for one task: the others stand
+            failures[name] = _said(error)
+        if step is not None:
+            step(1)
+    return scores, failures
+
+
+def _run_task(system: System, task: AbsTask, out: Path, settings: Mapping[str, Any], download: bool) -> Evaluation:
+    name = task.metadata.name
+    revisions = {part.metadata.name: str(part.metadata.dataset.get("revision")) for part in parts_of_task(task)}
+    record = open_run(
+        out / system.name / name,
+        "evaluate",
+        {**system.settings, "task": name, "mteb": mteb.__version__, **settings},
+        {**revisions, **system.inputs},
+        paths=model_path_settings(system.settings["model"]),
+    )
+    reused = record.status == "finished"
+    if not reused:
+        record.save("running")
+        with _quiet_hub(offline=not download):
+            _evaluate(system, task, record)
+        record.save("finished")
+    try:
+        stored = read_text(record.folder / PER_QUERY_NAME)
+        per_query = TypeAdapter(dict[str, dict[str, float]]).validate_json(stored)
+        metrics, kind, seconds = (record.results[key] for key in ("metrics", "type", "seconds"))
+    except (InputError, ValidationError, KeyError) as error:
+        raise InputError(
+            f"{record.folder}: got missing or damaged results; expected those of a finished task; fix: delete the "
+            "folder and evaluate again"
+        ) from error
+    return Evaluation(name, metrics, per_query, {}, seconds, reused, precision=system.precision, group=kind)
+
+
+def _evaluate(system: System, task: AbsTask, record: Run) -> None:
+    parts = parts_of_task(task)
+    model: Any = mteb_model(system, parts)
+    cache, predictions = mteb.ResultCache(record.folder.parent / CACHE_FOLDER), record.folder / PREDICTIONS_FOLDER
+    started = time.perf_counter()
+    per_query: PerQuery = {}
+    mains = []
+    for part in parts:
+        part.load_data()
+        result = mteb.evaluate(
+            model, part, cache=cache, prediction_folder=predictions, co2_tracker=False, show_progress_bar=False
+        )
+        mains.append(float(result.task_results[0].get_score()))
+        if part.metadata.main_score == RANKED_BY:
+            _add_queries(per_query, part, predictions)
+        part.unload_data()
+    main = sum(mains) / len(mains)
+    record.timings["mteb"] = time.perf_counter() - started
+    write_atomically(record.folder / PER_QUERY_NAME, json.dumps(per_query) + "\n")
+    record.results = {
+        "metrics": {"main": main, **({PRIMARY_METRIC: main} if task.metadata.main_score == RANKED_BY else {})},
+        "main_score": task.metadata.main_score,
+        "type": task.metadata.type,
+        "seconds": record.timings["mteb"],
+        "prompts": getattr(model, "used", {}),
+        "model_name": model.mteb_model_meta.name,
+        "model_revision": model.mteb_model_meta.revision,
+    }
+
+
+def _add_queries(per_query: PerQuery, task: Any, folder: Path) -> None:
+    """From the rankings that mteb wrote; ids of several parts are told apart."""
+    path = folder / task.prediction_file_name
+    if not path.is_file():  # mteb took the score from its cache of an interrupted run that had no rankings yet
+        return
+    predictions = json.loads(read_text(path))
+    for subset in task.hf_subsets:
+        for split in task.eval_splits:
+            qrels, run = task.dataset[subset][split]["relevant_docs"], predictions[subset][split]
+            if task.ignore_identical_ids:
+                run = {query: {name: s for name, s in own.items() if name != query} for query, own in run.items()}
+            for metric, values in evaluate_run(qrels, run).items():
+                place = f"{task.metadata.name} {subset} {split}"
+                per_query.setdefault(metric, {}).update({f"{place} {name}": value for name, value in values.items()})
+
+
+class MtebEncoder(AbsEncoder):
+    """An encoder that mteb can run.
+
+    Texts of retrieval are embedded as everywhere else in bixse, normalised; those of other tasks by
+    sentence-transformers' `encode`, not normalised, as mteb's own wrapper does.
+    """
+
+    def __init__(self, encoder: RelevanceModel, label: str, prompts: Mapping[str, str], revision: str) -> None:
+        self.encoder = encoder
+        self.prompts = dict(prompts)
+        self.mteb_model_meta = model_meta(encoder, label, revision)
+        self.used: dict[str, str | None] = {}
+        """Task and kind of text -> the prompt that was put before it; None: the model's default, if it has one."""
+
+    def encode(
+        self, inputs: Any, *, task_metadata: Any, hf_split: str, hf_subset: str, prompt_type: Any = None, **kwargs: Any
+    ) -> Any:
+        """The (N, D) embeddings of the texts of a loader."""
+        texts = [text for batch in inputs for text in batch["text"]]
+        name = get_prompt_name(self.prompts, task_metadata, prompt_type)
+        prompt = self.prompts[name] if name is not None else None
+        self.used[f"{task_metadata.name} {prompt_type.value if prompt_type else 'text'}"] = prompt
+        if prompt_type is None:
+            with autocast(self.encoder.device):
+                return self.encoder.encode(
+                    texts, prompt=prompt, batch_size=kwargs.get("batch_size", 32), show_progress_bar=False
+                )
+        kind: Kind = "query" if prompt_type.value == "query" else "document"
+        with _prompt(self.encoder, kind, prompt or ""):
+            return encode_texts(self.encoder, texts, kind)
+
+
+class MtebBm25:
+    """BM25 that mteb can run on tasks of retrieval (its `SearchProtocol`)."""
+
+    def __init__(self) -> None:
+        self.mteb_model_meta = ModelMeta.create_empty(overwrites={"name": "bixse/bm25", "revision": "k1-0.9-b-0.4"})
+        self.index_of_corpus: BM25 | None = None
+
+    def index(self, corpus: Any, **_: Any) -> None:
+        texts = [f"{row.get('title') or ''} {row['text']}".strip() for row in corpus]
+        self.index_of_corpus = BM25(list(corpus["id"]), texts)
+
+    def search(self, queries: Any, *, top_k: int, top_ranked: Any = None, **_: Any) -> dict[str, dict[str, float]]:
+        """The best documents per query, or its candidates in order."""
+        index = self.index_of_corpus
+        texts = dict(zip(queries["id"], queries["text"], strict=True))
+        if index is None:
+            return {}
+        if top_ranked is None:
+            return index.search(texts, top_k)
+        found = index.search(texts, len(index.document_ids))
+        return {query: {name: found[query].get(name, 0.0) for name in top_ranked.get(query, ())} for query in texts}
+
+
+def parts_of_task(task: Any) -> list[Any]:
+    """The tasks that a task is the mean of (CQADupStack), or the task itself."""
+    return list(getattr(task, "tasks", None) or [task])
+
+
+def mteb_model(system: System, tasks: Sequence[Any]) -> MtebEncoder | MtebBm25:
+    """A system as mteb takes it; raises InputError where it cannot run the tasks."""
+    if isinstance(system, EncoderSystem):
+        encoder: Any = system.encoder
+        return MtebEncoder(encoder, system.label, mteb_prompts(encoder, tasks, system.task), system.weights)
+    parts = [(task.metadata.name, part) for task in tasks for part in parts_of_task(task)]
+    others = [name for name, part in parts if not isinstance(part, AbsTaskRetrieval)]
+    if others or not isinstance(system, Bm25System):
+        got = f"tasks that are not retrieval, such as {others[0]}" if others else "a system of its own"
+        raise InputError(
+            f"{system.label}: got {got}; expected an encoder for them; fix: leave it out, or name tasks of retrieval "
+            "with --tasks"
+        )
+    return MtebBm25()
+
+
+def model_meta(encoder: RelevanceModel, label: str, revision: str) -> Any:
+    """What mteb files results under: a name that says where the model lies and a hash of all its embeddings depend on.
+
+    mteb calls every model from a folder no_model_name_available at no revision: a second checkpoint would be given the
+    first one's scores.
+    """
+    parts = [part for part in Path(label).parts if part not in ("/", ".", "..")][-2:]
+    return ModelMeta.create_empty(
+        overwrites={
+            "name": "/".join(parts if len(parts) == 2 else ["bixse", *parts]),
+            "revision": revision,
+            "framework": ["Sentence Transformers", "PyTorch"],
+            "similarity_fn_name": ScoringFunction.COSINE,
+            "embed_dim": encoder.get_embedding_dimension(),
+            "max_tokens": encoder.max_seq_length,
+            "n_parameters": sum(parameter.numel() for parameter in encoder.parameters()),
+            "use_instructions": encoder.instructions is not None,
+        }
+    )
+
+
+def mteb_prompts(encoder: RelevanceModel, tasks: Sequence[Any], task: str | None = None) -> dict[str, str]:
+    """The model's prompts under the names by which mteb chooses them, those of each task named by the task.
+
+    mteb takes "<task>-query" and "<task>-document" first, then "<task>", which it puts before documents too. So both
+    are given for each task of retrieval: what the model's table of instructions, or the model, has for it, by mteb's
+    name or that of `task`. A prompt that the model keeps under mteb's own name of the task is left alone. For other
+    tasks a model with a table takes mteb's instruction in the table's template.
+    """
+    table = encoder.instructions
+    kinds: tuple[Kind, ...] = ("query", "document")
+    known = {*RESERVED, *(table.tasks if table is not None else ())}
+    prompts = {name: prompt or "" for name, prompt in (encoder.prompts or {}).items() if name not in known}
+    for each in tasks:
+        name = each.metadata.name
+        if name in prompts:
+            continue
+        if isinstance(each, AbsTaskRetrieval):
+            names = (task,) if task is not None else (name, INSTRUCTIONS.get(name, name))
+            with instructions_of(encoder, names, must=task is not None):
+                own = {f"{name}-{kind}": prompt_for(encoder, kind) or "" for kind in kinds}
+            prompts = {**own, **prompts}
+        elif table is not None:
+            said = each.metadata.prompt if isinstance(each.metadata.prompt, str) else each.abstask_prompt
+            prompts[name] = table.template.replace("{instruction}", said)
+    return prompts
+
+
+@contextmanager
+def _prompt(encoder: RelevanceModel, kind: Kind, prompt: str) -> Iterator[None]:
+    prompts, task = encoder.prompts, encoder.task
+    encoder.prompts = {**(prompts or {}), kind: prompt}
+    encoder.task = task or "chosen by mteb"
+    try:
+        yield
+    finally:
+        encoder.prompts, encoder.task = prompts, task
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+
+
+@contextmanager
+def _quiet_hub(offline: bool) -> Iterator[None]:
+    """No progress bars, and no network where `offline`."""
+    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    bars = not datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        if offline:
+            constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
+        if bars:
+            datasets.enable_progress_bars()

@@ -1,0 +1,162 @@
+"""What a suite gave: figures by system and task, means, comparisons; its file and its tables."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from bixse.evaluation.metrics import PRIMARY_METRIC
+from bixse.files.files import write_atomically
+from bixse.report.table import (
+    format_difference,
+    format_interval,
+    format_number,
+    format_p_value,
+    format_table,
+    format_verdict,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from bixse.evaluation.evaluate import Evaluation
+    from bixse.lab.suites.suite_verdict import SuiteDifference, TestedDifference
+    from bixse.report.table import Cell
+
+RESULTS_FILE = "results.json"
+COLUMNS = ("95 % interval", "p", "p (Holm)", "verdict")
+
+
+@dataclass(frozen=True)
+class SuiteResult:
+    """One suite, several systems."""
+
+    suite: str
+    headline: str
+    """Metric of the table: ndcg@10, or main for mteb's suites."""
+    scores: Mapping[str, Mapping[str, Evaluation]]
+    """System -> task -> evaluation."""
+    means: Mapping[str, Mapping[str, float]]
+    """System -> name of the mean -> mean of the headline, every group of tasks counting as much."""
+    comparisons: Sequence[SuiteDifference] = ()
+    notes: Sequence[str] = ()
+    failures: Mapping[str, str] = field(default_factory=dict)
+    """System and task that could not be run -> why."""
+    precision: str | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """Everything but the values of single queries, as JSON can hold it."""
+        return {
+            "suite": self.suite,
+            "headline": self.headline,
+            "precision": self.precision,
+            "systems": {
+                system: {
+                    "means": dict(self.means[system]),
+                    "tasks": {
+                        task: {**score.metrics, "queries": len(next(iter(score.per_query.values()), {}))}
+                        for task, score in scores.items()
+                    },
+                }
+                for system, scores in self.scores.items()
+            },
+            "comparisons": [
+                {"a": found.a, "b": found.b, **_plain(found), "tasks": {own.task: _plain(own) for own in found.tasks}}
+                for found in self.comparisons
+            ],
+            "notes": list(self.notes),
+            "failures": dict(self.failures),
+        }
+
+    def write(self, folder: Path) -> Path:
+        path = folder / RESULTS_FILE
+        write_atomically(path, json.dumps(self.plain(), indent=2) + "\n")
+        return path
+
+
+def _plain(found: TestedDifference) -> dict[str, Any]:
+    return {
+        "mean": found.difference.mean,
+        "low": found.difference.low,
+        "high": found.difference.high,
+        "bootstrap_p": found.difference.p_value,
+        "randomisation_p": found.randomisation_p,
+        "holm_p": found.holm_p,
+        "verdict": found.verdict,
+    }
+
+
+def metrics_text(found: Evaluation) -> str:
+    """One system on one collection."""
+    rows: list[list[Cell]] = [[name, value] for name, value in found.metrics.items()]
+    return format_table(rows, ["metric", "mean"])
+
+
+def suite_text(result: SuiteResult) -> str:
+    """Tables and notes for a terminal."""
+    parts = [_scores(result)]
+    if result.comparisons:
+        parts.append(_comparisons(result))
+        if len(result.comparisons) == 1 and len(result.comparisons[0].tasks) > 1:
+            parts.append(_by_task(result.comparisons[0]))
+    parts += [f"Precision: {result.precision}."] if result.precision else []
+    parts += [f"Note: {note}." for note in result.notes]
+    parts += [f"Failed: {name}: {why}" for name, why in result.failures.items()]
+    return "\n\n".join(parts)
+
+
+def collection_text(result: SuiteResult) -> str:
+    """Several systems on one collection, all metrics of it."""
+    scores = {system: next(iter(own.values())) for system, own in result.scores.items()}
+    metrics = list(next(iter(scores.values())).metrics)
+    rows: list[list[Cell]] = [[system, *(score.metrics[name] for name in metrics)] for system, score in scores.items()]
+    table = format_table(rows, ["system", *metrics])
+    parts = [table, *([_comparisons(result)] if result.comparisons else [])]
+    return "\n\n".join([*parts, *([f"Precision: {result.precision}."] if result.precision else [])])
+
+
+def _scores(result: SuiteResult) -> str:
+    """Tasks by systems, and the means below."""
+    tasks = list(dict.fromkeys(task for found in result.scores.values() for task in found))
+    rows: list[list[Cell]] = []
+    for task in tasks:
+        found = [own.get(task) for own in result.scores.values()]
+        rows.append([task, *(format_number(score.metrics[result.headline] if score else None) for score in found)])
+    for mean in dict.fromkeys(name for means in result.means.values() for name in means):
+        rows.append([mean, *(format_number(means.get(mean)) for means in result.means.values())])
+    headline = "main score" if result.headline == "main" else result.headline
+    return f"{result.suite}, {headline}\n\n{format_table(rows, ['task', *result.scores])}"
+
+
+def _comparisons(result: SuiteResult) -> str:
+    rows = [[f"{found.a} − {found.b}", *_difference(found)] for found in result.comparisons]
+    table = format_table(rows, ["difference", PRIMARY_METRIC, *COLUMNS])
+    pairs = len(result.comparisons)
+    several = (
+        f" {pairs} pairs are compared: the verdict is that of one pair by itself, p (Holm) allows for all of them."
+        if pairs > 1
+        else ""
+    )
+    how = (
+        "Student's t (few queries)" if any(found.difference.few for found in result.comparisons) else "paired bootstrap"
+    )
+    return f"{table}\n\nIntervals: {how} over queries within tasks; p: randomisation test.{several}"
+
+
+def _by_task(found: SuiteDifference) -> str:
+    rows = [[task.task, *_difference(task)] for task in found.tasks]
+    table = format_table(rows, ["task", f"{found.a} − {found.b}", *COLUMNS])
+    kept = sum(task.holm_p < 0.05 for task in found.tasks)
+    return f"{table}\n\n{len(rows)} tasks are tested: after Holm's correction {kept} of them remain below 0.05."
+
+
+def _difference(found: TestedDifference) -> list[Cell]:
+    return [
+        format_difference(found.difference.mean),
+        format_interval(found.difference.low, found.difference.high, signed=True),
+        format_p_value(found.randomisation_p),
+        format_p_value(found.holm_p),
+        format_verdict(found.difference),
+    ]

@@ -1,0 +1,207 @@
+"""Evaluate systems on a suite: missing data is said first, finished tasks are read, the rest is run and compared."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bixse.data.run import open_run
+from bixse.errors import BixseError, InputError
+from bixse.evaluation.evaluate import evaluate, evaluate_query_sets
+from bixse.evaluation.metrics import PRIMARY_METRIC
+from bixse.evaluation.systems import check_distinct, open_system
+from bixse.lab.suites.known_suites import LOCAL, suite_named
+from bixse.lab.suites.suite_plan import make_plan
+from bixse.lab.suites.suite_result import SuiteResult
+from bixse.lab.suites.suite_verdict import SuiteDifference, compare_systems
+from bixse.lab.suites.trec_dl import WITHOUT, trec_means, trec_notes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sentence_transformers import SentenceTransformer
+
+    from bixse.evaluation.evaluate import Evaluation
+    from bixse.evaluation.systems import System
+    from bixse.evaluation.tasks import Task
+    from bixse.lab.suites.known_suites import Suite
+    from bixse.lab.suites.suite_plan import Plan
+    from bixse.lab.suites.trec_dl import Protocol
+    from bixse.progress import ProgressBars
+
+OUT_FOLDER = Path("runs") / "evaluation"
+"""Where a suite that mteb runs is kept when no folder is given: mteb needs one."""
+ZERO_SHOT_EXCEPT = "MSMARCO"
+"""The task of BEIR that is left out of its zero-shot mean."""
+MTEB_METRIC = "main"
+"""The metric by which mteb ranks a task."""
+
+
+def evaluate_suite(
+    systems: Sequence[str | SentenceTransformer | System],
+    suite: str,
+    data: str | Path | None = None,
+    out: str | Path | None = None,
+    tasks: Sequence[str] | None = None,
+    download: bool = False,
+    protocol: Protocol = "judged",
+    progress: ProgressBars | None = None,
+) -> SuiteResult:
+    """Evaluate systems on a suite, with a verdict for every pair of them.
+
+    Before a model is loaded every missing data set is listed with the command that brings it. With `out`, every
+    finished task is kept: called again, also with more systems, only what is not there is run.
+
+    Args:
+        systems: each as for `bixse.evaluate`.
+        suite: a name in `bixse.SUITES`.
+        data: folder with a collection folder for each task, or with the official TREC files.
+        out: folder for results; None writes nothing (mteb's suites: runs/evaluation/<suite>).
+        tasks: run only these; years for TREC.
+        download: fetch from the hub what `data` lacks.
+        protocol: what is searched in the suite trec-dl.
+        progress: as for `bixse.evaluate`.
+
+    Raises:
+        InputError: no such suite or task, data that are missing or cannot be used, a model twice.
+        ModelError: a model cannot be used.
+        OutputExistsError: `out` holds another evaluation.
+        StorageError: `out` cannot be written.
+
+    Example:
+        All of BEIR, a model against BM25::
+
+            result = evaluate_suite(["runs/quickstart/bixse/model", "bm25"], "beir", "data/beir", "runs/beir")
+            [(found.a, found.b, found.verdict) for found in result.comparisons]
+    """
+    chosen = suite_named(suite)
+    folder = Path(data) if data is not None else None
+    kept = Path(out) if out is not None else (OUT_FOLDER / suite if chosen.engine == "mteb" else None)
+    if not systems:
+        raise InputError("models: got none; expected at least one; fix: name a model folder, a hub name or bm25")
+    protocol = "rerank" if chosen.engine == "trec-dl-rerank" else protocol
+    plan = make_plan(chosen, folder, tasks, download, protocol)
+    settings = {"suite": suite, **({"protocol": protocol} if chosen.engine == "trec-dl" else {})}
+    root = open_run(kept, "evaluate", settings, {}) if kept is not None else None
+    opened = [open_system(system) for system in systems]
+    check_distinct(opened)
+    _check_systems(opened, plan)
+    if root is not None:
+        root.save("running")
+    scores: dict[str, dict[str, Evaluation]] = {}
+    failures: dict[str, str] = {}
+    for system, shown in zip(opened, _shown_names(opened), strict=True):
+        if chosen.engine == "mteb" and kept is not None:
+            from bixse.lab.suites.mteb_suite import run_mteb
+
+            scores[shown], failed = run_mteb(system, plan.tasks, kept, settings, download, progress)
+            failures |= {f"{system.label}: {name}": why for name, why in failed.items()}
+        else:
+            scores[shown] = _run_tasks(system, plan, kept, settings, progress)
+        system.release()
+    notes = [chosen.note] if chosen.note else []
+    if plan.years and folder is not None:
+        notes += trec_notes(folder, plan.years, protocol)
+    comparisons: list[SuiteDifference] = []
+    try:
+        comparisons = _compare(scores, grouped=chosen.engine != "mteb")
+    except BixseError as error:
+        notes.append(f"systems are not compared: {error}")
+    headline = MTEB_METRIC if chosen.engine == "mteb" else PRIMARY_METRIC
+    means = {shown: _means(chosen, found) for shown, found in scores.items()}
+    result = SuiteResult(suite, headline, scores, means, comparisons, notes, failures, _precision(opened))
+    if root is not None:
+        root.results = result.plain()
+        result.write(root.folder)
+        root.save("failed" if failures else "finished")
+    return result
+
+
+def compare_on_task(
+    systems: Sequence[System], task: Task, out: Path | None = None, progress: ProgressBars | None = None
+) -> SuiteResult:
+    """A suite of one task with one query set; each system's files go to <out>/<name and hash of the model>."""
+    check_distinct(systems)
+    scores = {}
+    for system, shown in zip(systems, _shown_names(systems), strict=True):
+        found = evaluate(system, task, out / system.name if out is not None else None, progress)
+        scores[shown] = {task.name: replace(found, run={})}
+        system.release()
+    comparisons = _compare(scores) if len(task.query_sets[0].queries) > 1 else []
+    means = {shown: {PRIMARY_METRIC: own[task.name].metrics[PRIMARY_METRIC]} for shown, own in scores.items()}
+    result = SuiteResult(LOCAL, PRIMARY_METRIC, scores, means, comparisons, precision=_precision(systems))
+    if out is not None:
+        result.write(out)
+    return result
+
+
+def _shown_names(systems: Sequence[System]) -> list[str]:
+    """The label, or where two systems have the same one, the name with the hash."""
+    labels = [system.label for system in systems]
+    return [system.label if labels.count(system.label) == 1 else system.name for system in systems]
+
+
+def _check_systems(systems: Sequence[System], plan: Plan) -> None:
+    """Say what cannot work before the first task is run: wrong models, tasks without instructions."""
+    for system in systems:
+        for source in plan.sources:
+            system.check(source.instructions)
+        if plan.tasks:
+            from bixse.lab.suites.mteb_suite import mteb_model
+
+            mteb_model(system, plan.tasks)
+        if len(systems) > 1:  # one model in memory at a time
+            system.release()
+
+
+def _run_tasks(
+    system: System, plan: Plan, out: Path | None, settings: Mapping[str, Any], progress: ProgressBars | None
+) -> dict[str, Evaluation]:
+    scores: dict[str, Evaluation] = {}
+    for source in plan.sources:
+        task = source.read()
+        task = replace(task, instructions=source.instructions, settings={**task.settings, **settings})
+        folder = out / system.name / task.name if out is not None else None
+        found = evaluate_query_sets(system, task, folder, progress)
+        scores |= {name: replace(evaluation, run={}) for name, evaluation in found.items()}
+    return scores
+
+
+def _means(suite: Suite, scores: Mapping[str, Evaluation]) -> dict[str, float]:
+    if not scores:
+        return {}
+    if suite.engine in ("trec-dl", "trec-dl-rerank"):
+        return trec_means(scores)
+    metric = MTEB_METRIC if suite.engine == "mteb" else PRIMARY_METRIC
+    by_group: dict[str, list[float]] = {}
+    for score in scores.values():
+        by_group.setdefault(score.group, []).append(score.metrics[metric])
+    groups = {group: sum(values) / len(values) for group, values in by_group.items()}
+    over_groups = sum(groups.values()) / len(groups)
+    if suite.engine == "mteb":
+        over_tasks = sum(score.metrics[metric] for score in scores.values()) / len(scores)
+        return {"mean over tasks": over_tasks, "mean over types": over_groups}
+    zero_shot = [value for group, value in groups.items() if group != ZERO_SHOT_EXCEPT]
+    if zero_shot and len(zero_shot) < len(groups):
+        return {"mean over tasks": over_groups, "mean, zero-shot": sum(zero_shot) / len(zero_shot)}
+    return {"mean over tasks": over_groups}
+
+
+def _compare(scores: Mapping[str, Mapping[str, Evaluation]], grouped: bool = True) -> list[SuiteDifference]:
+    """On the tasks that all systems have; groups count as one where the suite's mean does so."""
+    first = next(iter(scores.values()))
+    common = [
+        task
+        for task in first
+        if all(task in own and PRIMARY_METRIC in own[task].per_query for own in scores.values())
+        and not task.endswith(WITHOUT)
+    ]
+    if len(scores) < 2 or not common:
+        return []
+    values = {shown: {task: own[task].per_query[PRIMARY_METRIC] for task in common} for shown, own in scores.items()}
+    return compare_systems(values, {task: first[task].group for task in common} if grouped else None)
+
+
+def _precision(systems: Sequence[System]) -> str | None:
+    return next((system.precision for system in systems if system.precision is not None), None)

@@ -1,0 +1,338 @@
+"""`sweep`: train the arms of a search over settings, resumable run by run, and rank them on dev."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import statistics
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import yaml
+
+from bixse.data.run import open_run
+from bixse.data.task_instructions import load_instructions
+from bixse.encoders.identity import model_hashes, model_path_settings
+from bixse.files.files import hash_files, write_atomically
+from bixse.lab.experiments.arms import ArmRun, Measured, RunStatus, show
+from bixse.lab.experiments.runner import RUNS_FOLDER, TRAIN_FOLDER, clear, do_runs, opened, train_run
+from bixse.lab.sweep.sweep_arms import plan_arms
+from bixse.progress import progress_bar
+from bixse.report.table import format_number, format_table
+from bixse.settings import map_paths, paths_in
+from bixse.training.config import TrainConfig
+from bixse.training.dev_evaluation import dev_figures, split_hashes, watched_splits
+from bixse.training.run_files import MODEL_FOLDER
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from bixse.lab.experiments.arms import Arm, RunResult
+    from bixse.lab.sweep.sweep_config import SweepConfig
+
+TABLE_FILE = "sweep.csv"
+BEST_FILE = "best.yaml"
+
+
+@dataclass(frozen=True)
+class SweepRow:
+    """One arm in the table; figures are of the seeds that finished."""
+
+    arm: int
+    """Its number, from 1 on."""
+    settings: dict[str, Any]
+    """Varied key -> value."""
+    label: str
+    """The varied settings in words."""
+    seeds: list[int]
+    precision: str
+    """What was computed in."""
+    status: RunStatus | Literal["waiting"]
+    """Finished when every seed is."""
+    before: float | None
+    """Mean nDCG@10 on dev before training."""
+    best: float | None
+    """Mean nDCG@10 on dev of the kept models."""
+    spread: float | None
+    """Sample standard deviation of `best` over the seeds; None where fewer than two finished."""
+    best_steps: list[int]
+    """Step of the kept checkpoint of each seed."""
+    seconds: float
+    """Wall time of training, all seeds together."""
+    reason: str
+    """Why it did not finish."""
+    warnings: list[str]
+    best_run: str
+    """Folder of the run whose kept model is the best of the arm."""
+    best_seed: int | None
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """What a sweep left."""
+
+    rows: list[SweepRow]
+    """A row per arm, best first."""
+    table_path: Path
+    best: SweepRow | None
+    """The best arm; None when none finished."""
+    best_path: Path | None
+    """Its settings, for `bixse train --config`."""
+    model_path: Path | None
+    """Its model, of the seed that did best; None where none was kept."""
+    warnings: list[str]
+    reused: bool
+    """Every run had ended before; nothing was trained."""
+    waiting: int = 0
+    """Runs that other ranks have not done yet."""
+
+    @property
+    def failed(self) -> list[SweepRow]:
+        """The arms that did not finish."""
+        return [row for row in self.rows if row.status != "finished"]
+
+
+def sweep(config: SweepConfig, out: Path, progress: bool = True) -> SweepResult:
+    """Train every arm with every seed in a folder of its own below `out/runs` and rank the arms by nDCG@10 on dev.
+
+    After each run `out/sweep.csv` and `out/best.yaml` hold what is known. Called again with the same configuration,
+    finished runs are kept, an interrupted one continues from its checkpoint, and a failed one is tried again. A run
+    that diverged is not: it would only do so again; delete its folder to have it trained anew.
+
+    Args:
+        config: what varies, and around what.
+        out: output folder.
+        progress: show a bar for each run, or one over all where several are at work.
+
+    Raises:
+        InputError: an arm's settings, the pairs or the dev collection cannot be used; nothing was trained.
+        OutputExistsError: `out` holds another sweep, its inputs changed since, or another process is at work in it.
+        StorageError: the disk is full.
+        InterruptedRunError: stopped by Ctrl-C after a checkpoint.
+
+    Example:
+        ::
+
+            base = {"pairs": "pairs.jsonl", "dev": "my-collection", "model": "demo"}
+            vary = {"optimizer.learning_rate": [5e-5, 1e-4], "loss": ["bixse", "infonce"]}
+            result = sweep(SweepConfig(base=base, vary=vary), Path("runs/sweep"))
+            print(result.best.label, result.best.best)
+    """
+    arms = plan_arms(config)
+    first = TrainConfig.load(None, arms[0].train)
+    seeds = config.seeds or (first.seed,)
+    runs = [ArmRun(arm, seed, train_on_dev, {**(arm.train or {}), "seed": seed}) for arm in arms for seed in seeds]
+    paths = ("trials", *TrainConfig.path_settings(), *model_path_settings(first.model))
+    record = open_run(out, "sweep", _identity(config, first, seeds), _input_hashes(config, first), paths)
+    titles = {run.name: f"run {n} of {len(runs)}: {run.arm.label}, seed {run.seed}" for n, run in enumerate(runs, 1)}
+
+    def tables(results: Mapping[str, RunResult]) -> list[SweepRow]:
+        rows = rank_arms(arms, seeds, results)
+        write_table(out / TABLE_FILE, rows)
+        if rows[0].status == "finished":
+            write_best(out / BEST_FILE, rows[0], arms[rows[0].arm - 1], len(arms))
+        _drop_models(config, out, runs, results, rows)
+        return rows
+
+    engine = config.engine_of(config.jobs)
+    with opened(record, engine) as experiment:
+        done = do_runs(
+            experiment,
+            runs,
+            titles if progress and engine.here else {},
+            keep_models=config.keep != "none",
+            progress=progress_bar if progress and not engine.here else None,
+            wanted=lambda run, results: all(
+                results[other.name].status == "finished"
+                for other in runs
+                if other.arm is run.arm and other.name in results
+            ),
+            after_each=tables,
+        )
+        rows = tables(done.of)
+        record.save(done.status)
+    best = rows[0] if rows[0].status == "finished" else None
+    model = out / RUNS_FOLDER / best.best_run / TRAIN_FOLDER / MODEL_FOLDER if best is not None else None
+    return SweepResult(
+        rows=rows,
+        table_path=out / TABLE_FILE,
+        best=best,
+        best_path=out / BEST_FILE if best is not None else None,
+        model_path=model if model is not None and model.is_dir() else None,
+        warnings=[*done.warnings, *_warnings(config, arms, seeds, best)],
+        reused=done.made == 0,
+        waiting=done.waiting,
+    )
+
+
+def train_on_dev(run: ArmRun, titles: Mapping[str, str], own: Path) -> Measured:
+    """Train a run; its figures are nDCG@10 on dev before and after.
+
+    After: of the model that was kept, merged with the base model or the best checkpoint.
+    """
+    config = TrainConfig.load(None, run.settings)
+    result = train_run(config, own, titles.get(run.name))
+    figures = dev_figures(result.history)
+    before, after = figures.get(0), figures.get(result.best_step) if result.best_step is not None else None
+    if result.merge is not None and result.merge.points:
+        before, after = result.merge.dev(0.0), result.merge.dev(result.merge.weight)
+    found = {"before": before, "after": after, "best_step": result.best_step}
+    metrics = {name: value for name, value in found.items() if value is not None}
+    return Measured(metrics, precision=config.precision, warnings=result.warnings)
+
+
+def rank_arms(arms: Sequence[Arm], seeds: Sequence[int], results: Mapping[str, RunResult]) -> list[SweepRow]:
+    """A row per arm, best first: finished ones by their mean on dev, then those that failed or wait.
+
+    An arm of which one seed failed is not ranked by the others: what diverges now and then is not best. `results` is
+    by name of a run; runs that wait have none.
+    """
+    rows = [_row(number, arm, seeds, results) for number, arm in enumerate(arms, start=1)]
+    return sorted(rows, key=lambda row: (row.status != "finished", -(row.best or 0.0), row.arm))
+
+
+def _row(number: int, arm: Arm, seeds: Sequence[int], results: Mapping[str, RunResult]) -> SweepRow:
+    found = [results[name] for seed in seeds if (name := f"{arm.folder}/seed-{seed}") in results]
+    ended = [result for result in found if result.status == "finished"]
+    broken = next((result for result in found if result.status != "finished"), None)
+    scores = {result.seed: result.metrics["after"] for result in ended if "after" in result.metrics}
+    before = [result.metrics["before"] for result in ended if "before" in result.metrics]
+    best = max(scores, key=lambda seed: scores[seed], default=None)
+    reason = "" if broken is None else broken.reason
+    return SweepRow(
+        arm=number,
+        settings=dict(arm.labels),
+        label=arm.label,
+        seeds=list(seeds),
+        precision=(arm.train or {}).get("precision", ""),
+        status=broken.status if broken is not None else "finished" if len(ended) == len(seeds) else "waiting",
+        before=statistics.fmean(before) if before else None,
+        best=statistics.fmean(scores.values()) if scores else None,
+        spread=statistics.stdev(scores.values()) if len(scores) > 1 else None,
+        best_steps=[int(result.metrics["best_step"]) for result in ended if "best_step" in result.metrics],
+        seconds=sum(result.seconds for result in found),
+        reason=f"seed {broken.seed}: {reason}" if broken is not None and len(seeds) > 1 else reason,
+        warnings=list(dict.fromkeys(warning for result in ended for warning in result.warnings)),
+        best_run=f"{arm.folder}/seed-{best}",
+        best_seed=best,
+    )
+
+
+def write_table(path: Path, rows: Sequence[SweepRow]) -> None:
+    """Write the table as CSV."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    measured = ["dev_ndcg@10_before", "dev_ndcg@10", "dev_ndcg@10_spread", "best_step", "seconds", "status", "reason"]
+    writer.writerow(["rank", "arm", *rows[0].settings, "seeds", "precision", *measured])
+    for rank, row in enumerate(rows, start=1):
+        figures = ["" if figure is None else f"{figure:.4f}" for figure in (row.before, row.best, row.spread)]
+        settings = [show(value) for value in row.settings.values()]
+        seeds, steps = (" ".join(map(str, numbers)) for numbers in (row.seeds, row.best_steps))
+        writer.writerow([rank if row.status == "finished" else "", row.arm, *settings, seeds, row.precision, *figures,
+                         steps, f"{row.seconds:.1f}", row.status, row.reason])  # fmt: skip
+    write_atomically(path, text.getvalue())
+
+
+def table_text(rows: Sequence[SweepRow]) -> str:
+    """The rows for a terminal."""
+    several = any(len(row.seeds) > 1 for row in rows)
+    table: list[list[str | int | float | None]] = [
+        [
+            rank if row.status == "finished" else "",
+            row.arm,
+            *map(show, row.settings.values()),
+            format_number(row.before, 4),
+            format_number(row.best, 4),
+            *([format_number(row.spread, 4)] if several else []),
+            " ".join(map(str, row.best_steps)),
+            f"{row.seconds:.0f}",
+            row.status,
+        ]
+        for rank, row in enumerate(rows, start=1)
+    ]
+    spread = ["± over seeds"] if several else []
+    varied = [key.rpartition(".")[2] for key in rows[0].settings]
+    head = ["rank", "arm", *varied, "dev before", "dev nDCG@10", *spread, "best step", "seconds", "status"]
+    return format_table(table, head)
+
+
+def figures_of(row: SweepRow) -> dict[str, Any]:
+    """A row as plain data."""
+    names = {"before": "dev_ndcg@10_before", "best": "dev_ndcg@10", "spread": "dev_ndcg@10_spread"}
+    names["best_steps"] = "best_step"
+    left_out = ("label", "warnings", "best_run", "best_seed")
+    figures = {names.get(key, key): value for key, value in asdict(row).items() if key not in left_out}
+    return {**figures, "settings": json.loads(json.dumps(row.settings, default=str))}
+
+
+def write_best(path: Path, row: SweepRow, arm: Arm, arms: int) -> None:
+    """Write the settings of the best of `arms` arms as a file for `bixse train --config`; its paths are absolute."""
+    values = {**(arm.train or {}), "seed": row.best_seed}
+    values |= {name: map_paths(values[name], Path.absolute) for name in TrainConfig.path_settings()}
+    if Path(values["model"]).is_dir():
+        values["model"] = str(Path(values["model"]).absolute())
+    lines = [
+        f"# The best of {arms} arms on dev: {' '.join(row.label.split())}",
+        f"# dev nDCG@10 {row.best:.4f} ({row.before or 0:.4f} before), which flatters: it was chosen for that figure.",
+        "# Measure it on test, once.",
+    ]
+    write_atomically(path, "\n".join(lines) + "\n" + yaml.safe_dump(values, sort_keys=False))
+
+
+def _identity(config: SweepConfig, first: TrainConfig, seeds: Sequence[int]) -> dict[str, Any]:
+    """What makes two sweeps the same: shared settings with their defaults, and what varies.
+
+    The number of random arms does not count: it may be raised.
+    """
+    settings = first.model_dump(mode="json")
+    for key in (*config.vary, "seed"):
+        *parents, last = key.split(".")
+        section: Any = settings
+        for parent in parents:
+            section = section.get(parent) if isinstance(section, dict) else None
+        if isinstance(section, dict):
+            section.pop(last, None)
+    own = config.model_dump(mode="json", include={"search", "vary", "seed", "keep"})
+    return settings | {"sweep": {**own, "seeds": list(seeds)}, "trials": config.trials}
+
+
+def _input_hashes(config: SweepConfig, first: TrainConfig) -> dict[str, str]:
+    """Content hashes of what the runs read; where a path varies, of each of its values."""
+    hashes = split_hashes(watched_splits(first))
+    for key in ("pairs", "model", "instructions"):
+        for number, value in enumerate(config.vary.get(key, [getattr(first, key)]), start=1):
+            name = f"{key}/{number}"
+            if key == "model":
+                hashes |= {f"{name}/{file}": content for file, content in model_hashes(value).items()}
+            elif key == "pairs":
+                hashes |= hash_files({f"{name}/{path.name}": path for path in paths_in(value)})
+            elif value is not None:
+                hashes[name] = load_instructions(Path(value)).content_hash()
+    return hashes
+
+
+def _drop_models(
+    config: SweepConfig, out: Path, runs: Sequence[ArmRun], results: Mapping[str, RunResult], rows: Sequence[SweepRow]
+) -> None:
+    """With `keep: best`, delete the models of finished runs but the best one.
+
+    Of an arm whose seeds are not all trained, the best model so far stays: the arm may still become the best.
+    """
+    if config.keep != "best":
+        return
+    kept = {row.best_run for row in rows if row.status == "waiting" or row is rows[0]}
+    for run in runs:
+        if run.name in results and run.name not in kept:
+            clear(out / RUNS_FOLDER / run.name, results[run.name], keep_models=False)
+
+
+def _warnings(config: SweepConfig, arms: Sequence[Arm], seeds: Sequence[int], best: SweepRow | None) -> list[str]:
+    """What the user should know before believing the table."""
+    warnings = [] if best is None else [f"best arm: {warning}" for warning in best.warnings]
+    if config.trials is not None and len(arms) < config.trials:
+        warnings.append(f"{config.trials} arms were drawn, {len(arms)} of them different: the others are left out")
+    if len(seeds) == 1 and len(arms) > 1:
+        warnings.append("one seed per arm: nobody knows how much of a difference is chance; list several under `seeds`")
+    return warnings

@@ -1,0 +1,27 @@
+"""What this process may use of its machine, and what a launcher told it."""
+
+from __future__ import annotations
+
+import os
+
+from bixse.errors import InputError
+
+
+def cores() -> int:
+    """Processor cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def launched_number(name: str, least: int) -> int:
+    """Return a whole number that a launcher (torchrun, accelerate launch) sets in the environment; else the least.
+
+    Raises:
+        InputError: the variable holds something else.
+    """
+    text = os.environ.get(name, str(least))
+    if not text.isdecimal() or int(text) < least:
+        raise InputError(
+            f"{name}: got {text!r} in the environment; expected a whole number from {least} on, as torchrun sets it; "
+            f"fix: unset {name}, or let a launcher set it"
+        )
+    return int(text)

@@ -1,0 +1,1 @@
+"""Prepare graded pairs: convert files of other tools, and mine pairs that are worth grading."""

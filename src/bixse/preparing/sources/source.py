@@ -1,0 +1,396 @@
+"""`Source`: a file or folder in one of the formats, read as tables of judgements."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import astuple, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bixse.data.trec import QRELS_HEADER, qrels_rows
+from bixse.errors import InputError, InvalidFileError, shorten
+from bixse.files.files import file_hash, is_unicode, storage_errors
+from bixse.files.read import (
+    LINES_BYTES,
+    files_of,
+    json_object,
+    kind_of,
+    line_blocks,
+    raw_rows,
+    stem_of,
+    text_lines,
+)
+from bixse.preparing.sources.formats import (
+    HUB,
+    SourceOptions,
+    TableColumns,
+    checked_options,
+    file_in_folder,
+    hub_folder,
+    known_files,
+    task_name,
+)
+from bixse.preparing.sources.judgement import Judgement, ungraded
+from bixse.preparing.sources.mapping import RowMapping, json_table
+from bixse.preparing.sources.score_scale import FileScores, check_scores, parse_score_map, summarise_scores
+from bixse.preparing.sources.texts import DOCUMENT, QUERY, texts_in
+from bixse.relevance import GradeScale
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+Reached: TypeAlias = Callable[[Path, int], None]
+"""Is told how many bytes of a file were read."""
+ROWS_AT_ONCE = 40_000
+"""Rows of a file that are mapped together, at most: planning the queries takes as long as some thousand rows."""
+
+
+class Source:
+    r"""Judgements in one of the formats of `formats.toml`.
+
+    A row whose judgement cannot be used comes with a status and no grade. A row that cannot be read is an error; all
+    errors of a file are told together, so nothing made of the rows counts before the last one was taken.
+
+    Args:
+        name: one of `FORMATS`.
+        path: file or folder, or `hub:owner/name` for a data set of the Hugging Face Hub.
+        options: what some formats need.
+        download: whether data may be fetched.
+
+    Raises:
+        InputError: no such format or path, an option that the format does not take, or one that is missing.
+
+    Example:
+        >>> import json
+        >>> path = Path(tempfile.mkdtemp()) / "nq.jsonl"
+        >>> row = {"query": "copy a folder", "pos": ["copytree"], "neg": ["walk"], "pos_scores": [87.5],
+        ...        "neg_scores": [25]}
+        >>> _ = path.write_text(json.dumps(row))
+        >>> source = Source("flagembedding", path, SourceOptions(score_map="percent"))
+        >>> [(row.document, row.relevance, row.task) for row in source.rows()]
+        [('copytree', 0.875, 'nq'), ('walk', 0.25, 'nq')]
+    """
+
+    def __init__(
+        self, name: str, path: str | Path, options: SourceOptions | None = None, download: bool = False
+    ) -> None:
+        self.name, options = name, options or SourceOptions()
+        self.form = checked_options(name, path, options)
+        self.columns = options.columns
+        if self.columns is not None:
+            self.form = self.form.with_columns(self.columns)
+        self.path = hub_folder(name, str(path), download) if str(path).startswith(HUB) else Path(path)
+        self.statuses: Counter[str] = Counter()
+        """Judgements by status, of the reading under way or last done."""
+        self._noted = self._scores_aside = 0
+        self._told: list[str] = []
+        self._find_files(options)
+        self.stated = options.scale is not None
+        self.scale = options.scale or GradeScale(*(self.form.scale or (0, 1)))
+        self.score_map = parse_score_map(options.score_map) if options.score_map is not None else None
+        if self.form.needs_map and self.score_map is None:
+            raise InputError(
+                f"{path}: got no score map; expected prob, percent, logit, platt:SLOPE,INTERCEPT or binary; "
+                f"fix: choose one by what the scores are\n{self._look()}"
+            )
+
+    def _find_files(self, options: SourceOptions) -> None:
+        form = self.form
+        if form.folder:
+            self.files = [file_in_folder(self.path, form.folder["rows"], options.qrels)]
+            self.corpus, self.queries = ([file_in_folder(self.path, form.folder[key])] for key in ("corpus", "queries"))
+        else:
+            self.files = files_of(self.path, form.suffixes, form.files)
+            self.corpus, self.queries = (
+                [] if path is None else files_of(path, what="a file of texts, or a folder of them")
+                for path in (options.corpus, options.queries)
+            )
+        self._file_notes: list[str] = []
+        if form.tasks:
+            self.files, self._file_notes = known_files(form, self.path, self.files)
+
+    @property
+    def split(self) -> str:
+        return self.files[0].stem if self.form.folder else "test"
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What decides the rows besides the content of the files, as plain JSON values."""
+        return {
+            "format": self.name,
+            "scale": [self.scale.minimum, self.scale.maximum],
+            "stated": self.stated,
+            "map": str(self.score_map) if self.score_map else None,
+            "columns": vars(self.columns) if self.columns else None,
+        }
+
+    def inputs(self) -> dict[str, Path]:
+        """Name -> every file that decides the rows."""
+        if self.form.folder:
+            files = (*self.files, *self.corpus, *self.queries)
+            return {str(file.relative_to(self.path)): file for file in files}
+        found = {file.name if file == self.path else str(file.relative_to(self.path)): file for file in self.files}
+        for kind, texts in (("corpus", self.corpus), ("queries", self.queries)):
+            for place, file in enumerate(texts):
+                twice = sum(other.name == file.name for other in texts) > 1
+                found[f"{kind}/{place}/{file.name}" if twice else f"{kind}/{file.name}"] = file
+        return found
+
+    def hashes(self, step: Callable[[int], None] | None = None) -> dict[str, str]:
+        """Name -> SHA-256 of every input; `step` is told how many more bytes were read."""
+        found = {}
+        for name, file in self.inputs().items():
+            try:
+                found[name] = file_hash(file, step)
+            except OSError as error:
+                raise InputError(
+                    f"{file}: got {error.strerror!r}; expected a readable file; fix: check the path, or fetch it again"
+                ) from error
+        return found
+
+    def content_hash(self) -> str:
+        """SHA-256 of the file, or of the names and contents of several."""
+        if self.files == [self.path]:
+            return file_hash(self.path)
+        listed = "".join(f"{name}\0{digest}\0" for name, digest in self.hashes().items())
+        return hashlib.sha256(listed.encode("utf-8", "surrogateescape")).hexdigest()
+
+    def open(
+        self,
+        folder: Path,
+        errors_of: Callable[[Path], InvalidFileError],
+        text_ids: bool = False,
+        reached: Reached | None = None,
+    ) -> RowMapping:
+        """Open a database in a folder, which the caller closes, and read the texts that rows name by id.
+
+        Args:
+            folder: for what does not fit into memory.
+            errors_of: gives the list that takes the errors of a file.
+            text_ids: make ids from the texts.
+            reached: is told how many bytes of which file were read.
+        """
+        self.statuses, self._told = Counter(), list(self._file_notes)
+        self._noted = self._scores_aside = 0
+        with storage_errors(folder):
+            mapping = RowMapping(
+                self.form, self.columns or TableColumns(), self.scale, self.stated, self.score_map, folder,
+                bool(self.corpus), text_ids,
+            )  # fmt: skip
+            for table, files, columns in (("documents", self.corpus, DOCUMENT), ("queries", self.queries, QUERY)):
+                lists = [errors_of(file) for file in files]
+                for place, (file, errors) in enumerate(zip(files, lists, strict=True)):
+                    mapping.add_texts(table, place, texts_in(file, columns, errors, partial(reached or _unheard, file)))
+                for place, row, found in mapping.repeated_texts(table):
+                    fix = "give each text its own id, or drop the repeat"
+                    lists[place].add(row, "id", f"{shorten(found)} again with another text", "one text per id", fix)
+        return mapping
+
+    def read(
+        self,
+        mapping: RowMapping,
+        file: Path,
+        errors: InvalidFileError,
+        limit: int | None = None,
+        reached: Reached | None = None,
+    ) -> Iterator[pa.Table]:
+        """The judgements of a file as tables, counted by status, at most `limit`; `errors` takes what cannot be read.
+
+        Raises InputError where the file cannot be read, or its scores carry no grades.
+        """
+        form, scores = self.form, FileScores()
+        task = {"file": task_name(file), "folder": self.path.resolve().name}.get(form.task_from)
+        judge = form.judge.replace("{file}", file.stem)
+        for rows, position in self._chunks(file, errors, min(limit or ROWS_AT_ONCE, ROWS_AT_ONCE)):
+            (reached or _unheard)(file, position)
+            self._load(mapping, rows, errors)
+            table, found, noted = mapping.judgements(form.tasks.get(task or "", task), judge)
+            for error in found:
+                errors.add(*astuple(error))
+            table = table.slice(0, limit)
+            self.statuses.update(table["status"].to_pylist())
+            self._noted += noted
+            scores.add(table)
+            if self.score_map is not None and self.score_map.kind == "binary" and form.judge == "binary labels":
+                self._scores_aside += table.num_rows - table["score"].null_count
+            yield table
+            limit = None if limit is None else limit - table.num_rows
+            if limit == 0:
+                break
+        self._tell(file, scores, bool(errors.total))
+
+    def _chunks(self, file: Path, errors: InvalidFileError, most: int) -> Iterator[tuple[pa.Table, int]]:
+        """Tables of the numbers of some thousand rows and their JSON, and the bytes read.
+
+        Rows of JSONL are given as they stand, to be checked by the database. Where the lines cannot be read together
+        they are read one by one from there on, which says what is wrong.
+        """
+        done = 0
+        if kind_of(file) == ".jsonl" and not self.form.query_by_id:
+            try:
+                for lines, position in line_blocks(file):
+                    numbers = pa.array(range(done + 1, done + 1 + len(lines)), pa.int64())
+                    done += len(lines)
+                    table = pa.table({"row": numbers, "json": lines})
+                    if pc.min(pc.binary_length(lines)).as_py() == 0:
+                        table = table.filter(pc.not_equal(table["json"], ""))
+                    for start in range(0, len(table), most):
+                        yield _strict(table.slice(start, most), errors), position
+                return
+            except (pa.ArrowException, OSError):
+                pass
+        rows: list[tuple[int, str]] = []
+        size = position = 0
+        for number, line, position in self._json_rows(file, errors, done):
+            rows.append((number, line))
+            size += len(line)
+            if len(rows) == most or size > LINES_BYTES:
+                yield json_table(rows), position
+                rows, size = [], 0
+        if rows:
+            yield json_table(rows), position
+
+    def _json_rows(self, file: Path, errors: InvalidFileError, done: int) -> Iterator[tuple[int, str, int]]:
+        form = self.form
+        rows: Iterator[tuple[int, dict[str, Any], int]]
+        if form.query_by_id:
+            rows = ((row, dict(zip(QRELS_HEADER, found, strict=True)), 0) for row, *found in qrels_rows(file, errors))
+        elif kind_of(file) == ".jsonl":
+            rows = (
+                (number, row, position)
+                for number, line, position in text_lines(file, errors)
+                if number > done and (row := json_object(number, line, errors)) is not None
+            )
+        else:
+            rows = raw_rows(file, errors, form.needed, None if form.optional == ("*",) else form.optional)
+        for number, row, position in rows:
+            if (encoded := _encoded(number, row, errors)) is not None:
+                yield number, encoded, position
+
+    def _load(self, mapping: RowMapping, rows: pa.Table, errors: InvalidFileError) -> None:
+        mended = []
+        for number, line in mapping.load(rows):
+            row = json_object(number, line, errors) if line.strip() else None
+            if row is not None and (encoded := _encoded(number, row, errors)) is not None:
+                mended.append((number, encoded))
+        if mended:
+            mapping.insert(json_table(mended))
+
+    def _tell(self, file: Path, scores: FileScores, invalid: bool) -> None:
+        if not self.form.needs_map:
+            return
+        if self.score_map is not None and self.score_map.kind != "binary":
+            positive, negative = scores.sides()
+            try:
+                told = check_scores(positive, negative, self.score_map, f"scores of {file.name}") if scores.any else []
+            except InputError as error:
+                if not invalid:
+                    raise
+                told = [str(error)]  # rows are missing for their errors: what is left need not be all alike
+            self._told += [f"{file.name}: {warning}" for warning in told]
+            if scores.crossed:
+                self._told.append(f"{file.name}: {scores.crossed} rows score a negative above a positive")
+        if task_name(file) != stem_of(file):
+            self._told.append(
+                f"{file.name}: marked as without in-batch negatives: rows of one file answer each other's queries; "
+                "train these tasks apart, with a loss of a query's own documents"
+            )
+
+    def rows(self) -> Iterator[Judgement]:
+        """The judgements in the order of the files.
+
+        Raises:
+            InputError: a file cannot be read, or there is no row at all.
+            InvalidFileError: after the last row of a file, every row of it that could not be read.
+        """
+        for table in self._tables():
+            yield from (self._judgement(row) for row in table.to_pylist())
+        if not self.statuses:
+            raise InputError(f"{self.path}: got no rows; expected {self.form.files}; fix: check the export")
+
+    def _tables(self) -> Iterator[pa.Table]:
+        with tempfile.TemporaryDirectory() as folder:
+            lists: dict[Path, InvalidFileError] = {}
+            mapping = self.open(Path(folder), lambda path: lists.setdefault(path, InvalidFileError(path)))
+            try:
+                for errors in lists.values():
+                    errors.raise_any()
+                for file in self.files:
+                    errors = InvalidFileError(file)
+                    yield from self.read(mapping, file, errors)
+                    errors.raise_any()
+            finally:
+                mapping.database.close()
+
+    def _judgement(self, row: Mapping[str, Any]) -> Judgement:
+        names = ("query_id", "document_id", "query", "document", "grade", "status", "judge", "task", "text", "detail")
+        orders = json.loads(row["orders"]) if row["orders"] else {}
+        return Judgement(
+            scale=self.scale,
+            row=row["row"],
+            probabilities=tuple(row["probabilities"] or ()),
+            orders=tuple((order, tuple(shares)) for order, shares in orders.items()),
+            **{name: row[name] for name in names},
+        )
+
+    def warnings(self) -> list[str]:
+        name = self.files[0].name if self.form.folder else self.path.name
+        told = ungraded(name, self.statuses)
+        if self._noted:
+            told.append(f"{self.path.name}: {self.form.note['text'].format(count=self._noted)}")
+        if self._scores_aside:
+            told.append(
+                f"{self.path.name}: {self._scores_aside} texts have scores, which the map 'binary' leaves aside"
+            )
+        return [*told, *self._told]
+
+    def _look(self) -> str:
+        scores = FileScores()
+        self.form = replace(self.form, options=())  # nothing need be stated to look
+        for table in self._tables():
+            scores.add(table)
+        if not scores.any:
+            return "no scores in the file: labels alone (binary)"
+        crossed = f"\n{scores.crossed} rows score a negative above a positive" if scores.crossed else ""
+        return summarise_scores(*scores.sides()).describe() + crossed
+
+
+def _unheard(_file: Path, _position: int) -> None:
+    """Nobody wants to know how far the reading has come."""
+
+
+def _strict(rows: pa.Table, errors: InvalidFileError) -> pa.Table:
+    """Rows without those that the database would take: an inner object with a key twice, a comma before a bracket."""
+    suspect = pc.or_(
+        pc.greater(pc.count_substring(rows["json"], "{"), 1), pc.match_substring_regex(rows["json"], r",\s*[\]}]")
+    )
+    lines = zip(*(rows.filter(suspect)[name].to_pylist() for name in ("row", "json")), strict=True)
+    refused = [number for number, line in lines if json_object(number, line, errors) is None]
+    return rows.filter(pc.invert(pc.is_in(rows["row"], pa.array(refused, pa.int64())))) if refused else rows
+
+
+def _encoded(number: int, row: dict[str, Any], errors: InvalidFileError) -> str | None:
+    line = _JSON.encode(row)
+    if is_unicode(line):
+        return line
+    key = next((key for key, value in row.items() if not is_unicode(_JSON.encode(value))), None)
+    shown = shorten(row if key is None else row[key])
+    errors.add(number, key, shown, "text that UTF-8 can write", "drop half a surrogate pair")
+    return None
+
+
+def _not_json(value: object) -> dict[str, str]:
+    """What Parquet can hold and JSON cannot: an object, which is neither text nor number nor id."""
+    return {type(value).__name__: str(value)}
+
+
+_JSON = json.JSONEncoder(ensure_ascii=False, default=_not_json)

@@ -1,1 +1,0 @@
-"""Exact search, BM25, stored embeddings and the index."""

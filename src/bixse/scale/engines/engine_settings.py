@@ -1,0 +1,74 @@
+"""Settings of where work runs, which verbs inherit, and the engine that they name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from bixse.errors import InputError
+from bixse.machine import launched_number
+from bixse.settings import Flag, Settings
+
+if TYPE_CHECKING:
+    from bixse.scale.engines.job import Engine
+
+
+class PlaceSettings(Settings):
+    """Which machines work."""
+
+    engine: Literal["local", "ranks", "ray"] = "local"
+    """local: on this machine; ranks: this process does its share, others (torchrun, a Slurm array) theirs; ray: on a
+    Ray cluster."""
+    ray_address: Annotated[str, Flag(metavar="HOST:PORT")] = "auto"
+    """Of the Ray cluster; auto: the one that this machine belongs to."""
+    num_cpus: int = Field(default=1, ge=1)
+    """With Ray: processor cores of each process."""
+    num_gpus: int = Field(default=0, ge=0)
+    """GPUs of each process; with Ray, 0 computes on the processor."""
+
+    def engine_of(self, processes: int | None) -> Engine:
+        """The engine, with so many processes at once; None: as many as fit.
+
+        Raises:
+            InputError: there is no such place: no rank in the environment, no graphics card, Ray is not installed.
+        """
+        if self.engine != "ranks" and (size := launched_number("WORLD_SIZE", 1)) > 1:
+            raise InputError(
+                f"engine {self.engine}: got WORLD_SIZE={size}, processes of a launcher that would "
+                "all do the same; expected one; fix: --engine ranks, or start it without the launcher"
+            )
+        if self.engine == "ray":
+            from bixse.scale.engines.ray_cluster import RayEngine
+
+            return RayEngine(self.ray_address, processes, self.num_cpus, self.num_gpus)
+        if self.engine == "ranks":
+            from bixse.scale.engines.ranks import RanksEngine
+
+            return RanksEngine(processes, self.num_gpus)
+        from bixse.scale.engines.processes import LocalEngine
+
+        return LocalEngine(processes, self.num_gpus)
+
+
+class EngineSettings(PlaceSettings):
+    """Where work runs that may be cut into any number of parts.
+
+    Example:
+        >>> EngineSettings(engine="local", processes=1).chosen_engine().processes
+        1
+    """
+
+    shards: int | None = Field(default=None, ge=1)
+    """Cut the work into about N parts; null: as few as there may be."""
+    processes: int | None = Field(default=None, ge=1)
+    """Processes at once; null: as many as fit."""
+
+    @property
+    def in_shards(self) -> bool:
+        """Whether anything says that the work is not this process's alone, all at once."""
+        return self.engine != "local" or self.shards is not None or (self.processes or 1) > 1
+
+    def chosen_engine(self, here: bool = False) -> Engine:
+        """The engine; of one machine it works in this process where the job wants to be `here`; see `engine_of`."""
+        return self.engine_of(1 if here and self.engine != "ray" else self.processes)

@@ -1,0 +1,186 @@
+"""The engine `local`: shards over processes of this machine, each with its share of the cores and graphics cards."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from bixse.errors import InputError
+from bixse.machine import cores
+from bixse.scale.engines.job import Ended, Engine, Job, attempt, check_pickles
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from bixse.scale.engines.job import Result, Shard
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
+"""Environment variables that numerical libraries read their number of threads from."""
+PATIENCE = 120.0
+"""Seconds that processes have to write a checkpoint when they are told to stop."""
+MOST_PROCESSES = 8
+"""Processes at once where nobody says how many: each loads the libraries and a model."""
+DIED = "its process died, most likely for want of memory"
+"""Why a shard failed whose process ended without a word."""
+_job: Job[Any, Any]
+"""In a process of the pool: what it does."""
+_kept: list[Any] = []
+"""In a process of the pool: what its setup gave, once it was asked."""
+
+
+class LocalEngine(Engine):
+    """Shards in this process where one is wanted, else over as many others.
+
+    Each process has cores / processes threads and, where there are graphics cards, `num_gpus` of them, one at least.
+    A process that dies (out of memory) takes its shard alone with it. At Ctrl-C the processes are told to stop, and
+    waited for.
+
+    Args:
+        processes: None: one per graphics card, or one per core up to `MOST_PROCESSES`.
+        num_gpus: graphics cards of each process; 0: one where there are any.
+
+    Raises:
+        InputError: more processes or graphics cards than there are.
+    """
+
+    def __init__(self, processes: int | None = None, num_gpus: int = 0) -> None:
+        self._devices = visible_devices() if processes != 1 or num_gpus else []
+        if num_gpus > len(self._devices):
+            raise InputError(
+                f"num_gpus: got {num_gpus}; expected at most {len(self._devices)}, the graphics cards there are; "
+                "fix: leave it out to compute on the processor"
+            )
+        most = max(cores(), len(self._devices))
+        fitting = len(self._devices) // max(1, num_gpus) or min(cores(), MOST_PROCESSES)
+        self.processes = processes if processes is not None else fitting
+        if not 1 <= self.processes <= most:
+            raise InputError(
+                f"processes: got {processes}; expected 1 to {most}, the cores or graphics cards there are; "
+                "fix: more processes only get in each other's way"
+            )
+        self._each = max(1, num_gpus)
+        self.here = self.processes == 1
+
+    def attempts(
+        self, job: Job[Shard, Result], shards: Iterator[Shard], kept: Any, alone: bool
+    ) -> Iterator[Ended[Shard, Result]]:
+        if self.processes > 1:
+            yield from _spread(job, shards, 1 if alone else self.processes, self._devices, self._each)
+            return
+        for shard in shards:
+            kept = job.setup() if kept is None else kept
+            yield attempt(job, shard, kept)
+
+
+def visible_devices() -> list[str]:
+    """Graphics cards as CUDA_VISIBLE_DEVICES names them; none without CUDA."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]
+
+
+class _Worker:
+    """One process that does one shard at a time: a pool of its own, so that its death concerns no other."""
+
+    def __init__(self, job: Job[Any, Any], environment: Mapping[str, str]) -> None:
+        self.environment = environment
+        context = multiprocessing.get_context("spawn")
+        with _environment(environment):
+            self.pool = ProcessPoolExecutor(1, context, _begin, (os.getpid(), job))
+            try:
+                self.process = self.pool.submit(os.getpid).result()
+            except BrokenProcessPool as error:
+                raise InputError(
+                    "processes: got one that died at its start; expected it to work; fix: a script calls this below "
+                    "`if __name__ == '__main__':`, or with one process"
+                ) from error
+
+    def send(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.process, number)
+
+
+def _spread(
+    job: Job[Shard, Result], shards: Iterator[Shard], processes: int, devices: Sequence[str], each: int
+) -> Iterator[Ended[Shard, Result]]:
+    """Shards as they end; after a process that died a new one takes the next shard."""
+    check_pickles(job)
+    threads = dict.fromkeys(THREAD_VARIABLES, str(max(1, cores() // processes)))
+    cards = [",".join(devices[start : start + each]) for start in range(0, len(devices) - each + 1, each)]
+    free: list[Mapping[str, str]] = [
+        threads | ({"CUDA_VISIBLE_DEVICES": cards[n % len(cards)]} if cards else {}) for n in range(processes)
+    ]
+    idle: list[_Worker] = []
+    busy: dict[Future[Ended[Shard, Result]], tuple[_Worker, Shard]] = {}
+    nothing = object()
+    try:
+        while True:
+            while (idle or free) and (shard := next(shards, nothing)) is not nothing:
+                worker = idle.pop() if idle else _Worker(job, free.pop(0))
+                busy[worker.pool.submit(_work, shard)] = worker, shard  # type: ignore[assignment]
+            if not busy:
+                return
+            for future in wait(busy, return_when=FIRST_COMPLETED).done:
+                worker, shard = busy.pop(future)
+                if isinstance(future.exception(), BrokenProcessPool):
+                    free.append(worker.environment)
+                    worker.pool.shutdown()
+                    yield Ended(shard, error=DIED)
+                    continue
+                idle.append(worker)
+                yield future.result()
+    except BaseException:
+        for worker, _ in busy.values():
+            worker.send(signal.SIGINT)
+        wait(busy, timeout=PATIENCE)
+        for future, (worker, _) in busy.items():
+            if not future.done():
+                worker.send(signal.SIGKILL)
+        raise
+    finally:
+        for worker in (*idle, *(worker for worker, _ in busy.values())):
+            worker.pool.shutdown(cancel_futures=True)
+
+
+def _begin(parent: int, job: Job[Any, Any]) -> None:
+    """The start of a process: a session of its own (the parent passes Ctrl-C on), and an end with its parent."""
+    global _job
+    _job = job
+    with suppress(OSError):
+        os.setsid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _work(shard: Any) -> Ended[Any, Any]:
+    if not _kept:
+        _kept.append(_job.setup())
+    return attempt(_job, shard, _kept[0])
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Processes started inside see these environment variables."""
+    before = dict(os.environ)
+    os.environ |= values
+    try:
+        yield
+    finally:
+        for name in values:
+            del os.environ[name]
+        os.environ |= before

@@ -1,0 +1,166 @@
+"""The engine `ray`: shards over the machines of a Ray cluster, one at a time in each of its processes (actors)."""
+
+from __future__ import annotations
+
+import logging
+import re
+import signal
+import socket
+import threading
+from contextlib import contextmanager
+from importlib import import_module
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bixse.errors import BixseError, InputError
+from bixse.scale.engines.job import Ended, Engine, Job, check_pickles
+from bixse.scale.engines.ray_worker import Check, worker_class
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from bixse.scale.engines.job import Result, Shard
+
+PATIENCE = 1800.0
+"""Seconds in which a process must begin, its model loaded, while none is at work."""
+SECONDS_TO_ANSWER = 10.0
+"""Within which the machine of an address must answer."""
+PLACE = re.compile(r"(?:.*://)?(?P<host>.+):(?P<port>\d+)$")
+START_TRIES = 3
+"""Processes that may die while they begin."""
+
+
+class RayEngine(Engine):
+    """Shards over a cluster; a connection to it that this process has already is used.
+
+    Args:
+        address: HOST:PORT, or auto for the cluster that this machine belongs to.
+        processes: at most; None: as many as the cluster has room for.
+        num_cpus: processor cores of each, at least 1.
+        num_gpus: graphics cards of each.
+
+    Raises:
+        InputError: Ray is not installed.
+    """
+
+    def __init__(
+        self, address: str = "auto", processes: int | None = None, num_cpus: int = 1, num_gpus: int = 0
+    ) -> None:
+        try:
+            self._ray: Any = import_module("ray")
+        except ImportError as error:
+            raise InputError(
+                "engine ray: got no Ray; expected it; fix: pip install 'bixse[ray]' on every machine"
+            ) from error
+        self.address, self.processes = address, processes
+        self.num_cpus, self.num_gpus = num_cpus, num_gpus
+
+    def attempts(
+        self, job: Job[Shard, Result], shards: Iterator[Shard], kept: Any, alone: bool
+    ) -> Iterator[Ended[Shard, Result]]:
+        for first in shards:  # none: nothing is connected
+            check_pickles(job)
+            with self._connected(), Check.beside(job.output(first)) as check:
+                head = [first, *islice(shards, self._room(alone) - 1)]
+                yield from self._spread(job, chain(head, shards), len(head), check)
+
+    def _spread(
+        self, job: Job[Shard, Result], shards: Iterator[Shard], number: int, check: Check
+    ) -> Iterator[Ended[Shard, Result]]:
+        ray = self._ray
+        make = ray.remote(num_cpus=self.num_cpus, num_gpus=self.num_gpus, scheduling_strategy="SPREAD")(worker_class())
+        sent, new, tries, at_work = ray.put(job), object(), START_TRIES, 0
+        running: dict[Any, tuple[Any, Any]] = {}
+
+        def start() -> None:
+            actor = make.remote()
+            running[actor.begin.remote(check.version, check.path, str(Path.cwd()), [sent])] = actor, new
+
+        try:
+            for _ in range(number):
+                start()
+            while running:
+                done, _ = ray.wait([*running], timeout=None if at_work else PATIENCE)
+                if not done:
+                    raise _no_start(f"none that began within {PATIENCE:g} s")
+                actor, shard = running.pop(done[0])
+                at_work -= shard is not new
+                try:
+                    found = ray.get(done[0])
+                except ray.exceptions.RayError as error:
+                    said = " ".join(str(error).split())[:300]
+                    if shard is not new:
+                        yield Ended(shard, error=f"its process died: {said}")
+                    elif (tries := tries - 1) < 1 and not running:
+                        raise _no_start(f"{START_TRIES} that died ({said})") from error
+                    if not running:
+                        rest = list(islice(shards, 1))
+                        if not rest and shard is not new:
+                            return
+                        shards = chain(rest, shards)
+                        start()
+                    continue
+                if isinstance(found, BixseError):
+                    raise found
+                if shard is new:
+                    check.hold(found)
+                for following in islice(shards, 1):
+                    running[actor.work.remote(following)] = actor, following
+                    at_work += 1
+                    break
+                else:
+                    ray.kill(actor)  # its place is free for one that waits for it
+                if shard is not new:
+                    yield found
+                if not at_work:
+                    return
+        finally:
+            for actor, _ in running.values():
+                ray.kill(actor)
+
+    @contextmanager
+    def _connected(self) -> Iterator[None]:
+        ray = self._ray
+        if ray.is_initialized():
+            yield
+            return
+        at_sigterm = signal.getsignal(signal.SIGTERM)
+        try:
+            if place := PLACE.search(self.address):  # Ray itself would try for minutes
+                socket.create_connection((place["host"], int(place["port"])), SECONDS_TO_ANSWER).close()
+            ray.init(address=self.address, log_to_driver=False, logging_level=logging.ERROR)
+        except (OSError, OverflowError, ValueError, RuntimeError) as error:
+            said = " ".join(str(error).split())[:200]
+            raise InputError(
+                f"ray_address: got {self.address!r}, where no Ray cluster answers ({said}); expected one; fix: "
+                "`ray start --head` on one machine, `ray start --address HOST:PORT` on the others, then its HOST:PORT"
+            ) from error
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, at_sigterm or signal.SIG_DFL)  # Ray sets its own
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+    def _room(self, alone: bool) -> int:
+        """Processes that fit on the cluster; `alone`: one on each machine."""
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        wanted = {"num_cpus": ("CPU", self.num_cpus), "num_gpus": ("GPU", self.num_gpus)}
+        for name, (resource, number) in wanted.items():
+            most = max((node.get(resource, 0) for node in nodes), default=0)
+            if number > most:
+                raise InputError(
+                    f"{name}: got {number}; expected at most {most:g}, what one machine of the cluster has; fix: a "
+                    "smaller number, or a machine that has more"
+                )
+        fits = [min(node.get(name, 0) // number for name, number in wanted.values() if number) for node in nodes]
+        room = max(1, int(sum(min(fit, 1) if alone else fit for fit in fits)))
+        return min(room, self.processes or room)
+
+
+def _no_start(found: str) -> BixseError:
+    return BixseError(
+        f"engine ray: got no process on the cluster, {found}; expected one that begins; fix: look at `ray status` (is "
+        "there room for num_cpus and num_gpus?)"
+    )

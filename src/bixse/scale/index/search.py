@@ -1,0 +1,259 @@
+"""`open_index`: search a corpus that was encoded once, with probabilities of relevance."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from bixse.data.trec import write_run
+from bixse.encoders.encode import encode_texts
+from bixse.encoders.identity import embeddings_key
+from bixse.encoders.instructions import prompt_for, prompts_hash, use_task
+from bixse.encoders.loading.build import build_encoder
+from bixse.errors import InputError, ModelError, shorten
+from bixse.scale.index.index_files import IndexFiles, open_files
+from bixse.scale.index.manifest import EncoderIdentity
+from bixse.scale.stores.opening import open_store
+from bixse.scale.stores.recall import Rescored
+from bixse.scale.stores.vector_store import is_store
+from bixse.search.hits import Hit, check_queries, check_top, chosen_threshold, hits_of, probable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Self
+
+    import numpy as np
+    import numpy.typing as npt
+    from sentence_transformers import SentenceTransformer
+
+    from bixse.encoders.head import RelevanceHead
+    from bixse.progress import ProgressBars
+    from bixse.scale.index.manifest import Manifest
+    from bixse.scale.stores.vector_store import VectorStore
+
+QUERIES_TOGETHER = 256
+"""Queries of a run that are encoded and answered together."""
+COMPARED = {
+    "dimensions": "embeddings of another size",
+    "document_prompt": "another prompt before documents",
+    "weights": "other weights, modules or tokenizer",
+    "prompts": "other prompts before queries",
+}
+"""What must be the same in the encoder of an index, and what an error says of one that differs."""
+
+
+class SearchIndex:
+    """An index, opened for searching by `open_index`; it stays as it was then, also where it is replaced meanwhile."""
+
+    def __init__(self, files: IndexFiles | VectorStore, model: SentenceTransformer, exact: bool = False) -> None:
+        self.model = model
+        self.manifest: Manifest = files.manifest
+        self._files = files
+        self._approximate: Rescored | None = None
+        if self.manifest.ann is not None and not exact and not isinstance(files, IndexFiles):
+            self._approximate = Rescored(files, files.nearest)
+
+    @property
+    def head(self) -> RelevanceHead | None:
+        """None for a model without relevance head."""
+        return getattr(self.model, "head", None)
+
+    def __len__(self) -> int:
+        return self.manifest.documents
+
+    @overload
+    def search(
+        self, queries: str, top: int = ..., threshold: float | None = ..., at_precision: float | None = ...
+    ) -> list[Hit]: ...
+    @overload
+    def search(
+        self,
+        queries: list[str] | tuple[str, ...],
+        top: int = ...,
+        threshold: float | None = ...,
+        at_precision: float | None = ...,
+    ) -> list[list[Hit]]: ...
+    def search(
+        self,
+        queries: str | list[str] | tuple[str, ...],
+        top: int = 10,
+        threshold: float | None = None,
+        at_precision: float | None = None,
+    ) -> list[Hit] | list[list[Hit]]:
+        """The best documents of a query, or of each of several.
+
+        Args:
+            queries: a text, or a list of texts.
+            top: documents per query, at least 1; fewer when the index holds fewer.
+            threshold: leave out documents less probable to be relevant than this, 0 to 1.
+            at_precision: instead, the threshold that calibration found for this share of relevant documents.
+
+        Returns:
+            Hits, the highest cosine first; for a list of texts a list of them.
+
+        Raises:
+            InputError: an empty query, `top` below 1, a threshold out of range, or one without a relevance head.
+        """
+        texts = [queries] if isinstance(queries, str) else list(queries)
+        least = self._checked(texts, top, threshold, at_precision)
+        if not texts:
+            return []
+        scores, rows = self.search_embeddings(encode_texts(self.model, texts, "query"), top)
+        documents = iter(self._files.documents(rows.ravel().tolist()))
+        found = [hits_of(islice(documents, len(line)), line, self.head, least) for line in scores.tolist()]
+        return found[0] if isinstance(queries, str) else found
+
+    def search_embeddings(
+        self, queries: npt.NDArray[np.float32], top: int
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+        """Inner products and rows of the best documents of (Q, D) embeddings, both (Q, k), the highest first."""
+        return (self._approximate.search if self._approximate is not None else self._files.exact)(queries, top)
+
+    def search_run(
+        self,
+        queries: Mapping[str, str],
+        top: int = 10,
+        threshold: float | None = None,
+        at_precision: float | None = None,
+        progress: ProgressBars | None = None,
+    ) -> dict[str, dict[str, float]]:
+        """The best documents of many queries (query id -> text) as a run: query id -> document id -> cosine.
+
+        Texts of documents are not read. The other arguments are those of `search`.
+        """
+        least = self._checked(list(queries.values()), top, threshold, at_precision)
+        step = progress("search", len(queries)) if progress is not None else None
+        items = iter(queries.items())
+        run: dict[str, dict[str, float]] = {}
+        while block := dict(islice(items, QUERIES_TOGETHER)):
+            scores, rows = self.search_embeddings(encode_texts(self.model, list(block.values()), "query"), top)
+            ids = iter(self._files.ids(rows.ravel().tolist()))
+            for query_id, line in zip(block, scores.tolist(), strict=True):
+                found = zip(islice(ids, len(line)), line, strict=True)
+                run[query_id] = {name: cosine for name, cosine in found if probable(cosine, self.head, least)}
+            if step is not None:
+                step(len(block))
+        return run
+
+    def _checked(self, texts: list[str], top: int, threshold: float | None, at_precision: float | None) -> float | None:
+        check_queries(texts)
+        check_top(top)
+        return chosen_threshold(self.head, self.manifest.encoder.name, threshold, at_precision)
+
+    def check(self) -> None:
+        """Hold every file against its hash, or count a database's documents; raises InputError for what is damaged."""
+        self._files.check()
+
+    def close(self) -> None:
+        self._files.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_index(
+    path: str | Path,
+    model: str | Path | SentenceTransformer | None = None,
+    task: str | None = None,
+    exact: bool = False,
+) -> SearchIndex:
+    """Open an index that `bixse index` made, and load its model.
+
+    Args:
+        path: folder of the index, or a vector database that it was written to: "lancedb:PATH/TABLE" or
+            "qdrant:URL/COLLECTION".
+        model: its model, where that has moved or is loaded; None loads it from where it was.
+        task: task whose instruction stands before the queries; None: that of the index.
+        exact: score every document of a vector database too.
+
+    Raises:
+        InputError: no index, a damaged one, or an unknown task.
+        ModelError: another model than the one the index was made with.
+
+    Example:
+        The three best documents of a query::
+
+            with open_index("runs/index") as index:
+                for hit in index.search("copy a folder", top=3, threshold=0.5):
+                    hit.document_id, hit.probability, hit.title
+    """
+    files = open_store(str(path)) if is_store(str(path)) else open_files(Path(path))
+    try:
+        recorded = files.manifest.encoder
+        encoder, found = load_encoder(recorded.name if model is None else model, recorded.task, recorded.max_length)
+        _check_encoder(recorded, found, path)
+        if task is not None:
+            _use_query_task(encoder, task, recorded)
+        return SearchIndex(files, encoder, exact)
+    except BaseException:
+        files.close()
+        raise
+
+
+def load_encoder(
+    model: str | Path | SentenceTransformer, task: str | None = None, max_length: int | None = None
+) -> tuple[SentenceTransformer, EncoderIdentity]:
+    """Load a model for an index, or take one that is loaded, whose length limit is left as it is."""
+    name = "a model in memory"
+    if isinstance(model, (str, Path)):
+        is_folder = str(model) != "demo" and Path(model).is_dir()
+        name = str(Path(model).resolve()) if is_folder else str(model)
+        model = build_encoder(model, max_length)
+    prompts = prompts_hash(model)
+    use_task(model, task)
+    identity = EncoderIdentity(
+        name=name,
+        weights=embeddings_key(model, portable=True),  # an index may move to another machine
+        prompts=prompts,
+        document_prompt=prompt_for(model, "document"),
+        task=task,
+        max_length=max_length,
+        dimensions=int(model.get_embedding_dimension() or 0),
+    )
+    return model, identity
+
+
+def write_answers(
+    index: SearchIndex,
+    queries: Mapping[str, str],
+    out: Path,
+    limits: Mapping[str, Any],
+    progress: ProgressBars | None = None,
+) -> dict[str, dict[str, float]]:
+    """Answer queries as `SearchIndex.search_run` and write the run as a TREC file, tagged with the model's name."""
+    spaced = [name for name in queries if name.split() != [name]]
+    if spaced:
+        raise InputError(
+            f"queries: got query id {spaced[0]!r}; expected no white space (it separates the columns of a run); "
+            "fix: rename it"
+        )
+    run = index.search_run(queries, progress=progress, **limits)
+    write_run(out, run, tag="-".join(Path(index.manifest.encoder.name).name.split()) or "model")
+    return run
+
+
+def _check_encoder(recorded: EncoderIdentity, found: EncoderIdentity, folder: str | Path) -> None:
+    for field, difference in COMPARED.items():
+        got, expected = getattr(found, field), getattr(recorded, field)
+        if got != expected:
+            raise ModelError(
+                f"{folder}: got model {found.name!r} with {difference} ({shorten(got)}); expected that of the index "
+                f"({shorten(expected)}, then at {recorded.name!r}): scores between two models mean nothing; fix: name "
+                "the model the index was made with (`bixse search` takes --model-at where it has moved), or make the "
+                "index again with `bixse index`"
+            )
+
+
+def _use_query_task(model: SentenceTransformer, task: str, recorded: EncoderIdentity) -> None:
+    use_task(model, task)
+    prompt = prompt_for(model, "document")
+    if prompt != recorded.document_prompt:
+        raise InputError(
+            f"--task: got {task!r}, which puts {shorten(prompt)} before documents; expected "
+            f"{shorten(recorded.document_prompt)}, with which the index was made; fix: make an index for this task "
+            "with `bixse index --task`, or name a task with the same document instruction"
+        )

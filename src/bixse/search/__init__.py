@@ -1,0 +1,1 @@
+"""Search a collection exactly: BM25, cosines, stored embeddings."""

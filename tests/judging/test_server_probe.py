@@ -1,0 +1,266 @@
+"""What the probe finds at servers of every kind, over real sockets."""
+
+import numpy as np
+import pytest
+
+from bixse.errors import BixseError, InputError
+from bixse.judging.grade_settings import JudgeOptions
+from bixse.judging.rubrics import PromptVariant, Rubric
+from bixse.judging.server.server_judge import ServerJudge
+from helpers.chat_server import planted
+from helpers.server_questions import GRADE, RUBRIC, SHARES, ask_all, ask_one, planted_question, question
+
+
+@pytest.mark.parametrize("dialect", ["openai", "dict", "legacy", "together", "marks"])
+def test_every_dialect_gives_the_planted_grade(server, dialect):
+    with ServerJudge([server.scenario(dialect=dialect)], RUBRIC) as judge:
+        assert judge.identity["mode"] == "top-logprobs"
+        assert judge.identity["parameters"]["max_tokens"] == 1
+        assert judge.warnings == []
+        answer = ask_one(judge, planted("a", SHARES))
+    assert (answer.status, answer.mode, answer.text, answer.judge) == ("graded", "top-logprobs", "2", "judge-model")
+    assert answer.grade == pytest.approx(GRADE)
+    assert answer.probabilities == pytest.approx(SHARES)
+    assert (answer.low, answer.high) == pytest.approx((GRADE, GRADE))  # nothing of weight is left out
+    assert (answer.usage.prompt, answer.usage.cached, answer.usage.completion, answer.tries) == (50, 40, 1, 1)
+
+
+@pytest.mark.parametrize("settings", [{"dialect": "ignore"}, {"dialect": "null"}, {"dialect": "zeros"},
+                                      {"dialect": "minus"}, {"no_logprobs": True}, {"gives_top": 1}])  # fmt: skip
+@pytest.mark.parametrize("mode", ["auto", "top-logprobs", "token-ids"])
+def test_without_probabilities_it_says_which_modes_remain(server, settings, mode):
+    with pytest.raises(InputError, match=r"no usable probabilities.*--mode sample.*--mode verbal"):
+        ServerJudge([server.scenario(**settings)], RUBRIC, JudgeOptions(mode=mode))
+
+
+@pytest.mark.parametrize(("most", "found"), [(20, 20), (19, 10), (10, 10), (5, 5)])
+def test_the_most_alternatives_that_are_accepted(server, most, found):
+    with ServerJudge([server.scenario(most_top=most)], RUBRIC) as judge:
+        assert judge.identity["parameters"]["top_logprobs"] == found
+        answer = ask_one(judge, planted("a", [0.02, 0.3, 0.3, 0.3]))
+    true = np.average([0, 1, 2, 3], weights=[0.02, 0.3, 0.3, 0.3])
+    assert answer.low is not None and answer.high is not None
+    assert answer.low <= true <= answer.high
+
+
+def test_too_few_alternatives_to_be_useful(server):
+    with pytest.raises(InputError, match="no usable probabilities"):
+        ServerJudge([server.scenario(most_top=4)], RUBRIC)
+
+
+def test_token_ids_where_they_are_honoured(server):
+    address = server.scenario(token_ids=True, tokenizer=True, owned_by="vllm")
+    with ServerJudge([address], RUBRIC) as judge:
+        assert (judge.identity["mode"], judge.identity["server"]) == ("token-ids", "vllm")
+        answer = ask_one(judge, planted("a", [0.5, 0.0, 0.0, 0.0001]))
+        counts = judge.count_tokens([question("four"), question("fourfour")])
+    assert answer.low == answer.grade == answer.high
+    assert answer.grade == pytest.approx(np.average([0, 1, 2, 3], weights=[0.5, 1.1e-9, 1.1e-9, 0.0001]), abs=1e-6)
+    assert counts is not None and counts[1] - counts[0] == 4
+    assert all(len(body["logprob_token_ids"]) == 8 for body in server.stats(address)["bodies"][-1:])
+
+
+@pytest.mark.parametrize("settings", [{"tokenizer": True}, {"token_ids": True}])
+def test_token_ids_that_are_ignored_are_not_believed(server, settings):
+    with ServerJudge([server.scenario(**settings)], RUBRIC) as judge:
+        assert judge.identity["mode"] == "top-logprobs"
+    with pytest.raises(InputError, match="no probabilities of tokens chosen by id") as caught:
+        ServerJudge([server.scenario(**settings)], RUBRIC, JudgeOptions(mode="token-ids"))
+    assert "--mode top-logprobs" in str(caught.value), "the next best mode works here"
+    assert "--mode sample" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "parameters"),
+    [
+        ({"system": False}, {"system_role": False}),
+        pytest.param({"system": False, "system_status": 500}, {"system_role": False}, marks=pytest.mark.slow),
+        ({"system": False, "system_says": "no"}, {"system_role": False, "top_logprobs": 20}),
+        ({"thinking": "tags"}, {"thinking_off": True, "max_tokens": 1}),
+        ({"thinking": "separate"}, {"thinking_off": True, "max_tokens": 1}),
+        ({"thinking": "tags", "thinking_switch": False}, {"thinking_off": False, "max_tokens": 16}),
+        ({"thinking": "tags", "no_template_kwargs": True}, {"thinking_off": False, "max_tokens": 16}),
+        ({"thinking": "separate", "thinking_switch": False}, {"thinking_off": False, "max_tokens": 16}),
+        ({"prefix": "The answer is "}, {"max_tokens": 16, "thinking_off": False}),
+        ({"prefix": "\n"}, {"max_tokens": 16}),
+        ({"limit_name": True}, {"max_tokens": 1}),
+        ({"no_temperature": True}, {"temperature": None}),
+        ({"most_top": 5, "system": False, "limit_name": True, "no_temperature": True, "dialect": "dict"},
+         {"top_logprobs": 5, "system_role": False, "temperature": None, "max_tokens": 1}),
+        ({"suffix": ". It says so"}, {"max_tokens": 1}),
+    ],
+)  # fmt: skip
+def test_what_it_finds_out(server, settings, parameters):
+    with ServerJudge([server.scenario(**settings)], RUBRIC) as judge:
+        assert parameters.items() <= judge.identity["parameters"].items()
+        if "most_top" not in settings:
+            answer = ask_one(judge, planted("a", SHARES))
+            assert answer.status == "graded"
+            assert "temperature" in parameters or answer.grade == pytest.approx(GRADE)
+
+
+def test_the_limit_of_tokens_can_be_raised(server):
+    settings = {"prefix": "well, " * 20 + "it is clear that the answer is "}
+    with pytest.raises(InputError, match=r"truncated.*--max-tokens"):
+        ServerJudge([server.scenario(**settings)], RUBRIC)
+    with ServerJudge(
+        [server.scenario(prefix="well, " * 20 + "\nAnswer: ")], RUBRIC, JudgeOptions(max_tokens=64)
+    ) as judge:
+        assert judge.identity["parameters"]["max_tokens"] == 64
+        assert ask_one(judge, planted("a", SHARES)).grade == pytest.approx(GRADE)
+
+
+@pytest.mark.parametrize("kind", ["structured_outputs", "guided_choice", "grammar", "regex"])
+def test_constrained_where_only_that_answers(server, kind):
+    with ServerJudge([server.scenario(known_end="none", constraint=kind)], RUBRIC) as judge:
+        assert judge.identity["mode"] == "constrained"
+        assert judge.identity["parameters"]["constraint"] == kind
+        answer = ask_one(judge, planted("a", SHARES, end="none"))
+    assert (answer.status, answer.mode) == ("graded", "constrained")
+    assert answer.grade == pytest.approx(GRADE)
+
+
+def test_constrained_is_believed_only_where_it_is_obeyed(server):
+    with pytest.raises(InputError, match="no way to allow only the options"):
+        ServerJudge([server.scenario()], RUBRIC, JudgeOptions(mode="constrained"))
+    with pytest.raises(InputError, match=r"no-option.*expected one of 0, 1, 2, 3"):
+        ServerJudge([server.scenario(known_end="none")], RUBRIC)
+
+
+@pytest.mark.parametrize("settings", [{}, {"ignores_n": True}, {"most_n": 2}, {"no_seed": True}])
+def test_samples(server, settings):
+    address = server.scenario(no_logprobs=True, **settings)
+    with ServerJudge([address], RUBRIC, JudgeOptions(mode="sample", samples=40)) as judge:
+        assert judge.identity["parameters"]["samples"] == 40
+        answer = ask_one(judge, planted("a", [0.5, 0.0, 0.0, 0.3]))
+        again = ask_one(judge, planted("a", [0.5, 0.0, 0.0, 0.3]), repeat=1)
+    assert (answer.status, answer.mode) == ("graded", "sample")
+    shares = np.array(answer.probabilities)
+    assert np.allclose(shares * 40, np.round(shares * 40))
+    assert shares == pytest.approx([0.5, 0.0, 0.0, 0.3], abs=0.25)
+    assert (again.probabilities == answer.probabilities) == ("no_seed" in settings)  # this server draws by the seed
+    assert answer.grade == pytest.approx(np.average([0, 1, 2, 3], weights=shares))
+    assert answer.low == answer.grade == answer.high
+    assert answer.usage.completion >= 40
+
+
+def test_verbal(server):
+    with ServerJudge([server.scenario(no_logprobs=True)], RUBRIC, JudgeOptions(mode="verbal")) as judge:
+        answer = ask_one(judge, planted("a", [0.1, 0.2, 0.4, 0.3]))
+        assert judge.identity["mode"] == "verbal"
+        assert "last line" in judge.identity["parameters"]["answer_line"]
+    assert (answer.probabilities, answer.grade, answer.mode) == ((0.0, 0.0, 1.0, 0.0), 2.0, "verbal")
+
+
+def wide_rubric(labels):
+    variant = PromptVariant(name="o", user="Query: {query}\n\nPassage: {document}")
+    return Rubric(name="wide", labels=tuple(labels), values=tuple(map(float, range(len(labels)))), variants=(variant,))
+
+
+def test_options_of_several_letters_must_be_single_tokens(server):
+    labels = ["1", "5", "10"]
+    rubric = wide_rubric(labels)
+    with pytest.raises(InputError, match="label '10': got 2 tokens"):
+        ServerJudge([server.scenario(labels=labels, tokenizer=True, split_labels=["10"])], rubric)
+    with pytest.raises(InputError, match="label '10': got no proof"):
+        ServerJudge([server.scenario(labels=["1", "5", "7"])], rubric)
+    with ServerJudge([server.scenario(labels=labels)], rubric) as judge:  # seen whole among the alternatives
+        answer = ask_one(judge, planted("a", [0.1, 0.2, 0.6]), rubric)
+    assert answer.text == "10"
+    assert answer.grade == pytest.approx(np.average([0, 1, 2], weights=[0.1, 0.2, 0.6]))
+    with ServerJudge(
+        [server.scenario(labels=labels, tokenizer=True, split_labels=["10"])], rubric, JudgeOptions(mode="verbal")
+    ):
+        pass  # needs no tokens
+
+
+def test_a_judge_that_knows_nothing_is_named(server):
+    with ServerJudge([server.scenario(known=0.03)], RUBRIC) as judge:
+        assert any("rest on little" in warning for warning in judge.warnings)
+    with ServerJudge([server.scenario(known=0.02)], RUBRIC) as judge:
+        assert any("do not trust" in warning for warning in judge.warnings)
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("none", "truncated"),
+        ("off", "no-option"),
+        ("refuse", "truncated"),
+        ("message-refusal", "refused"),
+        ("filter", "filtered"),
+        ("9999", "no-probabilities"),
+        ("null", "no-probabilities"),
+        ("no-logprobs", "no-probabilities"),
+        ("too-long", "too-long"),
+        ("odd-400", "failed"),
+        ("think", "truncated"),
+    ],
+)
+def test_every_end_without_a_grade_has_its_status(server, end, status):
+    with ServerJudge([server.scenario()], RUBRIC) as judge:
+        answer = ask_one(judge, planted("a", SHARES, end=end))
+    assert (answer.status, answer.grade, answer.probabilities) == (status, None, ())
+    assert answer.detail
+    assert answer.mode == "top-logprobs"  # never changed silently
+
+
+@pytest.mark.parametrize(
+    ("end", "status"), [("none", "no-option"), ("refuse", "refused"), ("ambiguous", "no-option"), ("think", "graded")]
+)
+def test_with_room_to_write_the_text_is_read(server, end, status):
+    with ServerJudge([server.scenario()], RUBRIC, JudgeOptions(max_tokens=32)) as judge:
+        answer = ask_one(judge, planted("a", SHARES, end=end))
+    assert answer.status == status
+    if status == "graded":
+        assert answer.grade == pytest.approx(GRADE)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"models": ["a", "b"]}, r"2 models \(a, b\).*--model"),
+        ({"no_list": True}, "no list of models.*--model"),
+        ({"known_end": "refuse"}, "expected one of 0, 1, 2, 3"),
+        ({"context": 10}, "maximum context length"),
+    ],
+)
+def test_servers_that_cannot_judge(server, settings, message):
+    with pytest.raises(InputError, match=message):
+        ServerJudge([server.scenario(**settings)], RUBRIC)
+
+
+def test_a_model_that_is_not_there(server):
+    with pytest.raises(InputError, match="judge-model, the model it serves"):
+        ServerJudge([server.scenario()], RUBRIC, JudgeOptions(model="judge-mode"))
+    with pytest.raises(InputError, match="The model `c` does not exist"):
+        ServerJudge([server.scenario(models=["a", "b"])], RUBRIC, JudgeOptions(model="c"))
+    with ServerJudge([server.scenario(no_list=True)], RUBRIC, JudgeOptions(model="judge-model")) as judge:
+        assert judge.name == "judge-model"
+
+
+def test_endpoints_must_serve_the_same(server):
+    same = [server.scenario(), server.scenario()]
+    with ServerJudge(same, RUBRIC) as judge:
+        ask_all(judge, [planted_question(str(number)) for number in range(50)])
+    assert all(server.stats(address)["counts"]["chat"] > 5 for address in same)
+    with pytest.raises(InputError, match=r"different models.*judge-model.*other"):
+        ServerJudge([server.scenario(), server.scenario(models=["other"])], RUBRIC)
+    with pytest.raises(InputError, match="the mode top-logprobs as from the other endpoints"):
+        ServerJudge([server.scenario(), server.scenario(dialect="ignore")], RUBRIC)
+
+
+def test_nobody_there():
+    with pytest.raises(BixseError, match=r"no answer.*localhost:1/v1: no connection.*fix: start it"):
+        ServerJudge(["http://localhost:1"], RUBRIC)
+
+
+def test_the_identity_holds_what_decides_and_no_address(server):
+    address = server.scenario()
+    with ServerJudge([address], RUBRIC, JudgeOptions(revision="abc")) as judge:
+        identity = dict(judge.identity)
+    assert identity["revision"] == "abc"
+    assert identity["labels"] == list(RUBRIC.labels)
+    assert "127.0.0.1" not in repr(identity)
+    with ServerJudge([server.scenario()], RUBRIC, JudgeOptions(revision="abc")) as other:
+        assert dict(other.identity) == identity

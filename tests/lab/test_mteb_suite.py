@@ -1,0 +1,305 @@
+"""mteb through its own interface: checkpoints kept apart, our prompts used, figures equal to our evaluator's."""
+
+import json
+import sys
+
+import pytest
+from toy import save_toy
+
+from bixse.data.collection import Collection
+from bixse.data.collection_files import load_collection, save_collection
+from bixse.data.pydocs.load_pydocs import load_pydocs
+from bixse.data.task_instructions import Instructions
+from bixse.encoders.instructions import set_instructions
+from bixse.errors import InputError
+from bixse.evaluation.evaluate import evaluate
+from bixse.evaluation.metrics import mean
+from bixse.evaluation.systems import EncoderSystem
+from bixse.evaluation.tasks import collection_task
+from bixse.lab.suites.suite_run import evaluate_suite
+
+mteb = pytest.importorskip("mteb", reason="needs bixse[mteb]")
+
+from datasets import Dataset  # noqa: E402
+from mteb.abstasks.retrieval import AbsTaskRetrieval  # noqa: E402
+from mteb.abstasks.retrieval_dataset_loaders import RetrievalSplitData  # noqa: E402
+from mteb.abstasks.task_metadata import TaskMetadata  # noqa: E402
+
+from bixse.lab.suites import mteb_suite  # noqa: E402
+from bixse.lab.suites.mteb_suite import (  # noqa: E402
+    benchmark_tasks,
+    download_collection,
+    mteb_model,
+    mteb_prompts,
+)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return save_toy(tmp_path / "toy")
+
+
+def with_data(task, folder):
+    """A task of mteb, in all but its data, which are read from a collection folder."""
+
+    def load_data(self, *_, **__):
+        found = load_collection(folder, ["test"])
+        queries = {query: found.queries[query] for query in found.qrels["test"]}
+        corpus = {"id": list(found.corpus), "text": [document.content for document in found.corpus.values()]}
+        split = RetrievalSplitData(
+            corpus=Dataset.from_dict(corpus),
+            queries=Dataset.from_dict({"id": list(queries), "text": list(queries.values())}),
+            relevant_docs={q: {d: int(g) for d, g in own.items()} for q, own in found.qrels["test"].items()},
+            top_ranked=None,
+        )
+        self.dataset, self.data_loaded = {"default": {"test": split}}, True
+
+    local = type(type(task).__name__, (type(task),), {"load_data": load_data})()
+    local.__dict__.update(task.__dict__)
+    return local
+
+
+def toy_task(folder, exclude_self=False):
+    metadata = TaskMetadata(
+        name="Toy", description="toy", dataset={"path": "local/toy", "revision": "1"}, type="Retrieval",
+        category="t2t", eval_splits=["test"], eval_langs=["eng-Latn"], main_score="ndcg_at_10", is_public=False,
+    )  # fmt: skip
+    kind = type("Toy", (AbsTaskRetrieval,), {"metadata": metadata, "ignore_identical_ids": exclude_self})
+    return with_data(kind(), folder)
+
+
+def run(model, task, folder):
+    """mteb's result of one task, through mteb's own entry."""
+    cache = mteb.ResultCache(folder / "cache")
+    return mteb.evaluate(model, task, cache=cache, co2_tracker=False, show_progress_bar=False).task_results[0]
+
+
+def encoder_of(model, *tasks, label="runs/model"):
+    system = EncoderSystem(model)
+    system.label = label
+    return mteb_model(system, tasks)
+
+
+def shaken(model, seed):
+    """The model with other weights."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.5)
+    return model
+
+
+# --- refused
+
+
+def test_missing_data_is_listed_without_the_network(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
+    with pytest.raises(InputError) as error:
+        evaluate_suite(["no/such/model"], "mteb-eng-v2", out=tmp_path / "o")
+    message = str(error.value)
+    assert message.count("hf download --repo-type dataset ") == 41
+    assert "STS22.v2: hf download --repo-type dataset mteb/sts22-crosslingual-sts --revision" in message
+    assert not (tmp_path / "o").exists()
+
+
+def test_local_data_and_unknown_tasks_are_refused(tmp_path):
+    with pytest.raises(InputError, match="--collection"):
+        evaluate_suite(["bm25"], "mteb-eng-v2", tmp_path)
+    with pytest.raises(InputError, match=r"got 'FiQA'; expected one of MTEB\(eng, v2\): .*did you mean 'FiQA2018'"):
+        benchmark_tasks("MTEB(eng, v2)", ["FiQA"])
+
+
+def test_without_mteb_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mteb", None)
+    monkeypatch.delitem(sys.modules, "bixse.lab.suites.mteb_suite")
+    with pytest.raises(InputError, match=r"pip install 'bixse\[mteb\]'"):
+        evaluate_suite(["bm25"], "mteb-eng-v2")
+
+
+def test_bm25_is_refused_for_tasks_that_are_not_retrieval_and_other_systems_for_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(mteb_suite, "in_hub_cache", lambda task: True)
+    with pytest.raises(InputError, match="such as STS12"):
+        evaluate_suite(["bm25"], "mteb-eng-v2", out=tmp_path / "out", tasks=["FiQA2018", "STS12"])
+    with pytest.raises(InputError, match="mine"):
+        mteb_model(type("Other", (), {"label": "mine"})(), [])
+
+
+# --- checkpoints
+
+
+def test_a_second_checkpoint_is_not_given_the_first_one_s_score(tiny_model, tiny_model_path, folder, tmp_path):
+    """By itself mteb falls into that trap: when the second half fails, `model_meta` is needed no longer."""
+    from sentence_transformers import SentenceTransformer
+
+    scores, theirs = set(), set()
+    for seed in range(3):
+        model = shaken(tiny_model, seed)
+        shared, alone = (
+            run(encoder_of(model, toy_task(folder)), toy_task(folder), tmp_path / name).get_score()
+            for name in ("shared", str(seed))
+        )
+        assert shared == alone
+        scores.add(alone)
+        plain = shaken(SentenceTransformer(str(tiny_model_path), device="cpu"), seed)
+        theirs.add(run(plain, toy_task(folder), tmp_path / "theirs").get_score())
+    assert len(scores) > 1 == len(theirs)
+
+
+def test_name_and_revision_say_which_checkpoint_it_is(tiny_model):
+    first = encoder_of(tiny_model, label="runs/a/model").mteb_model_meta
+    assert first.name == "a/model"
+    assert encoder_of(tiny_model, label="demo").mteb_model_meta.name == "bixse/demo"
+    revisions = [first.revision]
+    assert encoder_of(tiny_model).mteb_model_meta.revision == first.revision
+    tiny_model.prompts = {"query": "find: ", "document": ""}
+    revisions.append(encoder_of(tiny_model).mteb_model_meta.revision)
+    tiny_model.max_seq_length = 16
+    revisions.append(encoder_of(tiny_model).mteb_model_meta.revision)
+    revisions.append(encoder_of(shaken(tiny_model, 0)).mteb_model_meta.revision)
+    assert len(set(revisions)) == 4
+
+
+# --- prompts
+
+
+def spy(model):
+    """What is put before texts from now on."""
+    seen = []
+    before = model.preprocess
+    model.preprocess = lambda texts, **given: seen.append(given.get("prompt")) or before(texts, **given)
+    return seen
+
+
+def test_each_task_has_the_instruction_of_the_model_s_table(tiny_model, folder, tmp_path):
+    table = Instructions(
+        default="default",
+        tasks={
+            "FiQA2018": {"instructions": ["finance"]},
+            "quora_duplicates": {"instructions": ["same"], "symmetric": True},
+        },
+    )
+    set_instructions(tiny_model, table)
+    tasks = [with_data(task, folder) for task in benchmark_tasks("BEIR", ["FiQA2018", "QuoraRetrieval", "SciFact"])]
+    encoder = encoder_of(tiny_model, *tasks)
+    seen = spy(tiny_model)
+    for task in tasks:
+        run(encoder, task, tmp_path)
+    said = {name: f"Instruct: {name}\nQuery:\n" for name in ("finance", "same", "default")}
+    assert encoder.used == {
+        "FiQA2018 query": said["finance"],
+        "FiQA2018 document": "",  # a prompt named by the task alone would stand before documents too
+        "QuoraRetrieval query": said["same"],
+        "QuoraRetrieval document": said["same"],
+        "SciFact query": said["default"],
+        "SciFact document": "",
+    }
+    assert set(seen) == {*said.values(), None}
+    assert (tiny_model.task, tiny_model.instructions) == (None, table)
+
+
+def test_the_model_s_own_prompts_stand_before_queries_and_documents(tiny_model, folder, tmp_path):
+    tiny_model.prompts = {"query": "find: ", "document": "text: "}
+    task = toy_task(folder)
+    encoder = encoder_of(tiny_model, task)
+    run(encoder, task, tmp_path)
+    assert encoder.used == {"Toy query": "find: ", "Toy document": "text: "}
+    assert tiny_model.prompts == {"query": "find: ", "document": "text: "}
+
+
+def test_tasks_that_are_no_retrieval_take_mteb_s_instruction_in_the_model_s_template(tiny_model):
+    tasks = benchmark_tasks("MTEB(eng, v2)", ["Banking77Classification", "STS12"])
+    assert mteb_prompts(tiny_model, tasks) == {}
+    set_instructions(tiny_model, Instructions(default="default", tasks={"a": {"instructions": ["b"]}}))
+    prompts = mteb_prompts(tiny_model, tasks)
+    assert prompts["STS12"].startswith("Instruct: ") and prompts["STS12"].endswith("\nQuery:\n")
+    assert "intent" in prompts["Banking77Classification"]
+
+
+# --- figures
+
+
+def test_ndcg_is_that_of_our_evaluator_on_the_same_embeddings(tiny_model, tmp_path):
+    whole = load_pydocs()
+    qrels = whole.qrels["test"]
+    kept = {document for own in qrels.values() for document in own} | set(list(whole.corpus)[:200])
+    corpus = {document: whole.corpus[document] for document in whole.corpus if document in kept}
+    folder = tmp_path / "pydocs"
+    save_collection(Collection("pydocs", corpus, whole.queries, {"test": qrels}), folder)
+    theirs = run(encoder_of(tiny_model, toy_task(folder)), toy_task(folder), tmp_path)
+    ours = evaluate(tiny_model, folder).metrics["ndcg@10"]
+    assert theirs.get_score() == pytest.approx(ours, abs=0.0005)
+    assert ours > 0
+
+
+# --- the suite
+
+
+@pytest.fixture
+def local(folder, monkeypatch):
+    """FiQA2018 and STS12 of MTEB(eng, v2) count as fetched; the first one's data are the folder's."""
+    monkeypatch.setattr(mteb_suite, "in_hub_cache", lambda task: True)
+    before = mteb_suite.benchmark_tasks
+
+    def tasks(*given):
+        return [with_data(task, folder) if task.metadata.name == "FiQA2018" else task for task in before(*given)]
+
+    monkeypatch.setattr(mteb_suite, "benchmark_tasks", tasks)
+    return folder
+
+
+def test_a_suite_runs_compares_and_is_read_again(tiny_model_path, local, tmp_path, monkeypatch):
+    models, out = [str(tiny_model_path), "bm25"], tmp_path / "out"
+    result = evaluate_suite(models, "mteb-eng-v2", out=out, tasks=["FiQA2018"])
+    for model in models:
+        score = result.scores[model]["FiQA2018"]
+        expected = evaluate(model, collection_task(local, exclude_self=True))
+        assert score.metrics["main"] == pytest.approx(expected.metrics["ndcg@10"], abs=0.0005)
+        assert score.per_query["ndcg@10"].keys() == {f"FiQA2018 default test q{number}" for number in (1, 2, 3)}
+        assert mean(score.per_query)["ndcg@10"] == pytest.approx(score.metrics["main"], abs=0.00001)
+    assert [(found.a, found.b) for found in result.comparisons] == [tuple(models)]
+    assert set(result.means["bm25"]) == {"mean over tasks", "mean over types"}
+    record = json.loads(next(out.glob("model-*/FiQA2018/run.json")).read_text())
+    assert record["results"]["model_name"].endswith("/model")
+    assert record["results"]["prompts"] == {"FiQA2018 query": "", "FiQA2018 document": ""}
+    monkeypatch.setattr(mteb, "evaluate", None)
+    again = evaluate_suite(models, "mteb-eng-v2", out=out, tasks=["FiQA2018"])
+    assert all(score.reused for found in again.scores.values() for score in found.values())
+    assert again.plain() == result.plain()
+
+
+def test_a_task_that_fails_does_not_stop_the_others(tiny_model_path, local, tmp_path):
+    tasks = ["STS12", "FiQA2018"]  # the data of the first are not really there
+    result = evaluate_suite([str(tiny_model_path)], "mteb-eng-v2", out=tmp_path / "out", tasks=tasks)
+    assert list(result.scores[str(tiny_model_path)]) == ["FiQA2018"]
+    assert list(result.failures) == [f"{tiny_model_path}: STS12"]
+
+
+def test_damaged_results_are_refused_in_the_folder_that_is_made_where_none_is_given(local, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    evaluate_suite(["bm25"], "mteb-eng-v2", tasks=["FiQA2018"])
+    folder = tmp_path / "runs" / "evaluation" / "mteb-eng-v2"
+    assert (folder / "results.json").is_file()
+    for content in ("", "[]", '{"ndcg@10": 5}'):
+        (folder / "bm25" / "FiQA2018" / "per_query.json").write_text(content)
+        with pytest.raises(InputError, match="delete the folder"):
+            evaluate_suite(["bm25"], "mteb-eng-v2", tasks=["FiQA2018"])
+
+
+# --- fetching
+
+
+def test_fetched_data_becomes_a_collection_folder(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(mteb, "get_task", lambda name, eval_splits: toy_task(folder))
+    download_collection("Toy", tmp_path / "fetched", ["test"])
+    fetched, original = load_collection(tmp_path / "fetched"), load_collection(folder)
+    texts, theirs = ({name: own.content for name, own in one.corpus.items()} for one in (fetched, original))
+    assert texts == theirs
+    assert (fetched.queries, fetched.qrels) == (original.queries, original.qrels)
+
+
+def test_a_hub_that_does_not_answer(tmp_path):
+    with pytest.raises(InputError, match="expected its data from the hub"):
+        download_collection("NFCorpus", tmp_path / "fetched", ["test"])
+    assert not (tmp_path / "fetched").exists()

@@ -1,0 +1,180 @@
+"""The runner with measures that train nothing: what is kept, what is tried again, what is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import pytest
+
+from bixse.data.run import open_run
+from bixse.errors import DivergedError, InterruptedRunError, InvalidFileError, OutputExistsError, TrainingError
+from bixse.lab.experiments.arms import Arm, ArmRun, Measured
+from bixse.lab.experiments.runner import RESULT_FILE, do_runs, load_result, opened
+from bixse.scale.engines.ranks import RanksEngine
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch names its own."""
+
+
+def count(run, inputs, own):
+    """Notes the run, raises what the inputs hold for it, and measures the number of letters of its label."""
+    inputs["done"].append(run.name)
+    if (error := inputs.get(run.arm.labels["word"])) is not None:
+        raise error
+    return Measured({"letters": len(run.arm.labels["word"])}, warnings=["short"])
+
+
+def runs(words, seeds=(0,)):
+    return [ArmRun(Arm({"word": word}, train={}), seed, count) for word in words for seed in seeds]
+
+
+def do(folder, words, seeds=(0,), **inputs):
+    done = []
+    record = open_run(folder, "count", {}, {})
+    with opened(record) as experiment:
+        found = do_runs(experiment, runs(words, seeds), {"done": done, **inputs})
+    return found, done
+
+
+def statuses(found):
+    return [result.status for result in found.of.values()]
+
+
+def test_an_error_fails_its_run_alone_which_is_tried_again(tmp_path):
+    found, _ = do(tmp_path / "out", ["one", "two", "three"], two=KeyError("vocabulary"))
+    assert statuses(found) == ["finished", "failed", "finished"]
+    assert [result.reason for result in found.of.values()] == ["", "KeyError: 'vocabulary'", ""]
+    assert found.status == "failed"
+    again, done = do(tmp_path / "out", ["one", "two", "three"])
+    assert (statuses(again), done, again.made, again.status) == (["finished"] * 3, ["word=two/seed-0"], 1, "finished")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "again"),
+    [
+        (DivergedError("training: got loss nan"), "diverged", 0),
+        (TrainingError("training: got a damaged checkpoint"), "failed", 1),
+        (OutOfMemoryError("CUDA"), "failed", 1),
+        (MemoryError(), "failed", 1),
+    ],
+)
+def test_only_what_would_end_alike_stands(tmp_path, error, status, again):
+    found, _ = do(tmp_path / "out", ["one"], one=error)
+    assert statuses(found) == [status]
+    assert found.of["word=one/seed-0"].reason.startswith(("training: got", "got no more memory"))
+    assert do(tmp_path / "out", ["one"])[0].made == again
+    shutil.rmtree(tmp_path / "out" / "runs" / "word=one")
+    assert statuses(do(tmp_path / "out", ["one"])[0]) == ["finished"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), InterruptedRunError("after step 2")])
+def test_ctrl_c_keeps_what_is_finished(tmp_path, error):
+    out = tmp_path / "out"
+    with pytest.raises(InterruptedRunError, match="after 1 of 3 runs"):
+        do(out, ["one", "two", "three"], two=error)
+    assert json.loads((out / "run.json").read_text())["status"] == "interrupted"
+    path = out / "runs" / "word=two" / "seed-0" / RESULT_FILE
+    stopped = json.loads(path.read_text())
+    assert stopped["status"] == "interrupted"
+    path.write_text(json.dumps({**stopped, "seconds": 1000.0}))
+    found, done = do(out, ["one", "two", "three"])
+    assert done == ["word=two/seed-0", "word=three/seed-0"]
+    assert found.of["word=two/seed-0"].seconds > 1000
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"labels": {}, "seed": 0, "metrics": {}}', '{"surplus": 1}'])
+def test_a_result_that_is_not_of_this_run_does_not_count(tmp_path, text):
+    do(tmp_path / "out", ["one", "two"])
+    (run, _) = runs(["one", "two"])
+    (tmp_path / "out" / "runs" / run.name / RESULT_FILE).write_text(text)
+    assert load_result(run, tmp_path / "out" / "runs") is None
+    assert do(tmp_path / "out", ["one", "two"])[1] == [run.name]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_refused_experiment_leaves_no_folder_unless_it_has_results(tmp_path, first):
+    words = ["bad", "good"] if first else ["good", "bad"]
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".hidden").touch()
+    with pytest.raises(InvalidFileError):
+        do(tmp_path / "out", words, bad=InvalidFileError("pairs.csv", []))
+    assert {path.name for path in (tmp_path / "out").iterdir()} == (
+        {".hidden"} if first else {".hidden", ".lock", "run.json", "runs"}
+    )
+
+
+def test_two_processes_in_one_folder(tmp_path):
+    record = open_run(tmp_path / "out", "count", {}, {})
+    with opened(record), pytest.raises(OutputExistsError, match="another process"), opened(record):
+        pass
+
+
+def test_results_of_several_versions_are_told(tmp_path):
+    do(tmp_path / "out", ["one", "two"])
+    path = tmp_path / "out" / "runs" / "word=two" / "seed-0" / RESULT_FILE
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": "0.0.1"}))
+    assert "0.0.1" in do(tmp_path / "out", ["one", "two"])[0].warnings[0]
+
+
+def test_a_run_is_one_of_its_arm_and_seed_wherever_its_inputs_lie():
+    here, there = (
+        ArmRun(Arm({"a": 1}, train={"pairs": f"{place}/p.csv", "scale": 5}), 0, count) for place in ("x", "y")
+    )
+    assert here.fingerprint == there.fingerprint
+    others = [
+        ArmRun(Arm({"a": 1}, train={"scale": 6}), 0, count),
+        ArmRun(here.arm, 1, count),
+        ArmRun(here.arm, 0, runs),
+    ]
+    assert len({here.fingerprint, *(other.fingerprint for other in others)}) == 4
+
+
+class TestRanks:
+    @pytest.fixture(autouse=True)
+    def two_ranks(self, monkeypatch):
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        self.turn = lambda rank: monkeypatch.setenv("RANK", str(rank))
+
+    def do(self, folder, rank, words, seeds=(0,), wanted=lambda run, results: True, **inputs):
+        self.turn(rank)
+        done = []
+        with opened(open_run(folder, "count", {}, {}), RanksEngine()) as experiment:
+            found = do_runs(experiment, runs(words, seeds), {"done": done, **inputs}, wanted=wanted)
+            experiment.record.save(found.status)
+        return found, [name.partition("/")[0].removeprefix("word=") for name in done]
+
+    def test_each_does_its_share_and_the_last_one_has_all(self, tmp_path):
+        words = ["one", "two", "three", "four"]
+        first, done = self.do(tmp_path / "out", 1, words, four=KeyError("x"))
+        assert (done, first.waiting, first.status) == (["two", "four"], 2, "running")
+        assert statuses(first) == ["interrupted", "finished", "interrupted", "failed"]
+        last, done = self.do(tmp_path / "out", 0, words)
+        assert (done, last.waiting, last.status) == (["one", "three"], 0, "failed")
+        assert statuses(last) == ["finished", "finished", "finished", "failed"]
+        again, done = self.do(tmp_path / "out", 1, words)
+        assert (done, again.made, again.status) == (["four"], 1, "finished")
+        assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "finished"
+
+    def test_what_is_not_wanted_is_not_waited_for(self, tmp_path):
+        def wanted(run, results):
+            return all(found.status == "finished" for found in results.values())
+
+        words = ["bad", "one", "two", "three"]
+        assert self.do(tmp_path / "out", 1, words, wanted=wanted)[0].waiting == 2
+        found, done = self.do(tmp_path / "out", 0, words, wanted=wanted, bad=DivergedError("nan"))
+        assert (done, found.waiting) == (["bad"], 0)
+
+    def test_a_run_takes_itself_for_one_process(self, tmp_path):
+        self.turn(0)
+        lone = ArmRun(Arm({"word": "one"}, train={}), 0, launched)
+        with opened(open_run(tmp_path / "out", "launched", {}, {}), RanksEngine()) as experiment:
+            found = do_runs(experiment, [lone], {})
+        assert found.of[lone.name].metrics == {"variables": 0}
+        assert os.environ["WORLD_SIZE"] == "2"
+
+
+def launched(run, inputs, own):
+    return Measured({"variables": len({"RANK", "WORLD_SIZE"} & set(os.environ))})

@@ -1,0 +1,252 @@
+"""Suites run by our own evaluator: what lacks is said first, finished tasks are read, systems are compared."""
+
+import json
+from itertools import combinations
+
+import pytest
+from toy import save_toy
+
+from bixse.data.task_instructions import Instructions
+from bixse.data.trec import read_run
+from bixse.encoders.instructions import set_instructions
+from bixse.errors import InputError, ModelError, OutputExistsError
+from bixse.evaluation import block_search, systems
+from bixse.evaluation.evaluate import evaluate
+from bixse.evaluation.systems import EncoderSystem, instructions_of
+from bixse.evaluation.tasks import collection_task
+from bixse.lab.suites.suite_run import evaluate_suite
+
+TASKS = ["NFCorpus", "FiQA2018"]
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Two tasks of BEIR, one under mteb's name and one under BEIR's; the first query is a document too."""
+    for name in ("NFCorpus", "fiqa"):
+        save_toy(tmp_path / "beir" / name)
+    return tmp_path / "beir"
+
+
+@pytest.fixture
+def other_model_path(tiny_model, tmp_path):
+    """Another checkpoint."""
+    import torch
+
+    with torch.no_grad():
+        for parameter in tiny_model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    tiny_model.save_pretrained(str(tmp_path / "other" / "model"), create_model_card=False)
+    return tmp_path / "other" / "model"
+
+
+def count_searches(monkeypatch):
+    """The tasks that are searched from now on."""
+    searched: list[str] = []
+    for kind in (systems.EncoderSystem, systems.Bm25System):
+        before = kind.search
+
+        def search(self, task, *rest, before=before):
+            searched.append(f"{self.label} {task.name}")
+            return before(self, task, *rest)
+
+        monkeypatch.setattr(kind, "search", search)
+    return searched
+
+
+# --- refused before anything is loaded
+
+
+def test_all_missing_data_is_listed_before_a_model_is_loaded(data, tmp_path):
+    (data / "fiqa" / "qrels" / "test.tsv").unlink()
+    with pytest.raises(InputError) as error:
+        evaluate_suite(["no/such/model"], "beir", data, tmp_path / "out")
+    message = str(error.value)
+    assert "NFCorpus" not in message
+    for name in ("fiqa", "trec-covid", "webis-touche2020", "cqadupstack", "dbpedia-entity", "msmarco"):
+        assert f"/{name}.zip && unzip {name}.zip" in message
+    assert message.count("cqadupstack.zip &&") == 1
+    assert "bioasq" not in message  # nobody misses what a licence forbids
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"suite": "bier"}, "did you mean 'beir'"),
+        ({"tasks": ["FiQA"]}, "got 'FiQA'; expected one of beir: .*did you mean 'FiQA2018'"),
+        ({"data": None}, "suite beir: got no --data"),
+        ({"systems": []}, "models: got none"),
+        ({"systems": ["bm25", "bm25"]}, "'bm25' and 'bm25', which are the same checkpoint"),
+        ({"download": True}, "got HF_HUB_OFFLINE set"),
+    ],
+)
+def test_wrong_arguments(data, options, said):
+    given = {"systems": ["bm25"], "suite": "beir", "data": data, "tasks": TASKS, **options}
+    with pytest.raises(InputError, match=said):
+        evaluate_suite(**given)
+
+
+def test_a_wrong_second_model_is_said_before_the_first_one_works(data, tmp_path, monkeypatch):
+    searched = count_searches(monkeypatch)
+    with pytest.raises(ModelError, match="got no such folder"):
+        evaluate_suite(["bm25", "./no/such"], "beir", data, tmp_path / "out", TASKS)
+    assert searched == []
+    assert not (tmp_path / "out").exists()
+
+
+# --- figures
+
+
+def test_figures_are_those_of_evaluate_without_self_matches_where_mteb_leaves_them_out(data, tiny_model_path, tmp_path):
+    result = evaluate_suite([str(tiny_model_path), "bm25"], "beir", data, tmp_path / "out", TASKS)
+    for model, scores in result.scores.items():
+        alone = evaluate(model, collection_task(data / "fiqa", exclude_self=True))
+        assert scores["FiQA2018"].metrics == pytest.approx(alone.metrics)
+        assert scores["FiQA2018"].per_query["mrr@10"]["q1"] == 1.0
+        assert scores["NFCorpus"].per_query["mrr@10"]["q1"] == 0.5
+    for path in (tmp_path / "out").glob("*/FiQA2018/*.trec"):
+        assert "q1" not in read_run(path)["q1"]
+
+
+def test_means_over_groups_and_over_zero_shot_tasks(data):
+    for number, forum in enumerate(("android", "tex")):
+        save_toy(data / "cqadupstack" / forum, {"q2": {"d3" if number else "q1": 1}})  # found at once, and never
+    save_toy(data / "msmarco", {"q2": {"d4": 1}}, "dev")
+    save_toy(data / "bioasq", {"q2": {"d3": 1}})
+    forums = ["CQADupstackAndroidRetrieval", "CQADupstackTexRetrieval"]
+    result = evaluate_suite(["bm25"], "beir", data, tasks=[*forums, "MSMARCO", "BioASQ"])
+    scores = [score.metrics["ndcg@10"] for score in result.scores["bm25"].values()]
+    assert scores == [0.0, 1.0, 0.0, 1.0]
+    assert result.means["bm25"] == {"mean over tasks": 0.5, "mean, zero-shot": 0.75}
+    assert list(evaluate_suite(["bm25"], "beir", data, tasks=["BioASQ"]).means["bm25"]) == ["mean over tasks"]
+
+
+def test_the_short_suite_keeps_its_lists(data):
+    result = evaluate_suite(["bm25"], "beir-short", data, tasks=["FiQA2018"])
+    assert (data / "beir-short" / "FiQA2018-seed0.json").is_file()
+    assert "selection leak" in result.notes[0]
+
+
+def test_every_pair_gets_a_verdict(data, tiny_model_path, other_model_path, tmp_path):
+    models = [str(tiny_model_path), str(other_model_path), "bm25"]
+    result = evaluate_suite(models, "beir", data, tmp_path / "out", TASKS)
+    assert [(found.a, found.b) for found in result.comparisons] == list(combinations(models, 2))
+    written = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert written == json.loads(json.dumps(result.plain()))
+    assert {pair["verdict"] for pair in written["comparisons"]} <= {"better", "no difference", "worse"}
+    assert written["systems"]["bm25"]["tasks"]["NFCorpus"]["queries"] == 3
+
+
+# --- instructions
+
+
+def test_each_task_gets_its_instructions_and_the_model_stays_as_it_was(tiny_model, data, tmp_path):
+    table = Instructions(
+        default="find it", tasks={"fiqa2018": {"instructions": ["answer it"]}, "nf": {"instructions": ["same"]}}
+    )
+    set_instructions(tiny_model, table)
+    with instructions_of(tiny_model, ("FiQA2018", "fiqa")) as chosen:
+        assert chosen == "fiqa2018"
+        assert tiny_model.prompts["query"].startswith("Instruct: answer it")
+    assert tiny_model.prompts["query"].startswith("Instruct: find it")
+    assert tiny_model.task is None
+    with instructions_of(tiny_model, ("Unknown",)) as chosen:
+        assert chosen is None
+    with pytest.raises(InputError, match="task 'b'"), instructions_of(_without_default(tiny_model), ("b",), must=True):
+        pass
+    tiny_model.instructions = table
+    tiny_model.save_pretrained(str(tmp_path / "model"), create_model_card=False)
+    seen = []
+    system = EncoderSystem(str(tmp_path / "model"))
+    before = system.encoder.preprocess
+    system.encoder.preprocess = lambda texts, **given: seen.append(given.get("prompt")) or before(texts, **given)
+    evaluate_suite([system], "beir", data, tasks=["FiQA2018"])
+    assert set(seen) == {"Instruct: answer it\nQuery:\n", None}
+
+
+def _without_default(model):
+    model.instructions = Instructions(tasks={"a": {"instructions": ["x"]}, "c": {"instructions": ["y"]}})
+    return model
+
+
+def test_a_model_without_an_instruction_for_a_task_is_refused_before_work(tiny_model, data, tmp_path, monkeypatch):
+    set_instructions(
+        tiny_model, Instructions(tasks={"FiQA2018": {"instructions": ["a"]}, "b": {"instructions": ["b"]}})
+    )
+    tiny_model.save_pretrained(str(tmp_path / "model"), create_model_card=False)
+    searched = count_searches(monkeypatch)
+    with pytest.raises(InputError, match="instructions: got no task; expected one of FiQA2018, b"):
+        evaluate_suite([str(tmp_path / "model")], "beir", data, tasks=TASKS)
+    assert searched == []
+    assert evaluate_suite([str(tmp_path / "model")], "beir", data, tasks=["FiQA2018"]).scores
+    assert evaluate_suite([EncoderSystem(tmp_path / "model", task="b")], "beir", data, tasks=TASKS).scores
+
+
+# --- going on
+
+
+def test_finished_tasks_are_read_and_more_models_join(data, tiny_model_path, tmp_path, monkeypatch):
+    searched = count_searches(monkeypatch)
+    out = tmp_path / "out"
+    first = evaluate_suite(["bm25"], "beir", data, out, ["NFCorpus"])
+    evaluate_suite(["bm25"], "beir", data, out, TASKS)
+    assert searched == ["bm25 NFCorpus", "bm25 FiQA2018"]
+    both = evaluate_suite(["bm25", str(tiny_model_path)], "beir", data, out, TASKS)
+    assert searched[2:] == [f"{tiny_model_path} {task}" for task in ("NFCorpus", "FiQA2018")]
+    assert both.scores["bm25"]["NFCorpus"].reused
+    assert both.scores["bm25"]["NFCorpus"].per_query == first.scores["bm25"]["NFCorpus"].per_query
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "model").symlink_to(tiny_model_path)
+    evaluate_suite(["bm25", str(tmp_path / "elsewhere" / "model")], "beir", data, out, TASKS)
+    assert len(searched) == 4
+
+
+def test_another_checkpoint_in_the_same_place_is_another_system(data, tiny_model_path, other_model_path, tmp_path):
+    out, place = tmp_path / "out", tmp_path / "model"
+    for path in (tiny_model_path, other_model_path):
+        place.unlink(missing_ok=True)
+        place.symlink_to(path)
+        found = evaluate_suite([str(place)], "beir", data, out, TASKS)
+        assert not any(score.reused for score in found.scores[str(place)].values())
+    assert len(list(out.glob("model-*"))) == 2
+    with pytest.raises(InputError, match="which are the same checkpoint"):
+        evaluate_suite([str(place), str(other_model_path)], "beir", data, tasks=TASKS)
+
+
+def test_other_settings_and_changed_data_are_refused(data, tmp_path):
+    out = tmp_path / "out"
+    evaluate_suite(["bm25"], "beir", data, out, ["NFCorpus"])
+    with pytest.raises(OutputExistsError, match="suite"):
+        evaluate_suite(["bm25"], "beir-short", data, out, ["FiQA2018"])
+    with (data / "NFCorpus" / "corpus.jsonl").open("a") as file:
+        file.write('{"_id": "d9", "text": "new"}\n')
+    with pytest.raises(OutputExistsError, match=r"corpus\.jsonl"):
+        evaluate_suite(["bm25"], "beir", data, out, ["NFCorpus"])
+
+
+def test_an_interrupted_suite_goes_on_inside_its_task(data, tiny_model_path, tmp_path, monkeypatch):
+    monkeypatch.setattr(block_search, "DOCUMENTS_PER_BLOCK", 1)
+    monkeypatch.setattr(block_search, "SAVE_SECONDS", 0.0)
+    monkeypatch.setenv("BIXSE_CACHE_DIR", "none")
+    whole = evaluate_suite([str(tiny_model_path)], "beir", data, tasks=TASKS)
+    done: list[str] = []
+
+    def stops_in_the_second_task(title: str, total: int):
+        def step(number: int):
+            done.append(title.rpartition(" ")[2])
+            if done.count("FiQA2018") == 3 and number == 1:
+                raise KeyboardInterrupt
+
+        return step
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_suite([str(tiny_model_path)], "beir", data, tmp_path / "out", TASKS, progress=stops_in_the_second_task)
+    searched = count_searches(monkeypatch)
+    steps: list[int] = []
+    result = evaluate_suite(
+        [str(tiny_model_path)], "beir", data, tmp_path / "out", TASKS, progress=lambda *_: steps.append
+    )
+    assert [line.rpartition(" ")[2] for line in searched] == ["FiQA2018"]
+    assert steps == [2, 1, 1]  # two documents were done before
+    for task in TASKS:
+        assert result.scores[str(tiny_model_path)][task].per_query == whole.scores[str(tiny_model_path)][task].per_query

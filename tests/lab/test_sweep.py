@@ -1,0 +1,248 @@
+"""Sweeps that really train: ranking, what is kept, what is refused, and how they go on."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import signal
+import statistics
+from dataclasses import replace
+
+import pytest
+
+from bixse.errors import ConfigError, InputError, InterruptedRunError, InvalidFileError, OutputExistsError
+from bixse.lab.sweep.sweep import sweep
+from bixse.lab.sweep.sweep_config import SweepConfig
+from bixse.training.config import TrainConfig
+from bixse.training.loop.trainer import GradedTrainer
+from bixse.training.recipe import train
+
+GRID = {"loss": ["bixse", "infonce"], "optimizer.learning_rate": [1e-3, 3e-3]}
+
+
+@pytest.fixture
+def settings(actions, student):
+    """Makes the configuration of a sweep; keywords replace its settings."""
+
+    def make(base=None, **changes):
+        shared = {
+            "pairs": actions.parent / "pairs.jsonl",
+            "dev": actions,
+            "model": str(student),
+            "optimizer": {"epochs": 1, "batch_size": 8, "documents_per_query": 3},
+        }
+        return SweepConfig(**{"base": {**shared, **(base or {})}, "vary": GRID, **changes})
+
+    return make
+
+
+def table(out):
+    with (out / "sweep.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def written(folder):
+    """When each file below a folder was written."""
+    return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def at_step(monkeypatch):
+    """Has a function called with the trainer before each step; gives the steps that were made."""
+
+    def watch(act=lambda trainer, steps: None):
+        step, steps = GradedTrainer.training_step, []
+
+        def watched(self, *given, **named):
+            steps.append(self.state.global_step)
+            act(self, steps)
+            return step(self, *given, **named)
+
+        monkeypatch.setattr(GradedTrainer, "training_step", watched)
+        return steps
+
+    return watch
+
+
+class TestUnhappyPaths:
+    def test_nothing_is_trained_or_written_for_settings_that_cannot_be_used(self, settings, tmp_path, at_step):
+        steps, out = at_step(), tmp_path / "out"
+        (tmp_path / "pairs.csv").write_text("query,document,relevance\ncopy,move,3\n")
+        for base, vary, error in (
+            ({}, {"optimizer.learning_rat": [1e-3]}, ConfigError),
+            ({}, {"scale": [10.0, -1.0]}, ConfigError),
+            ({"dev": None}, GRID, InputError),
+            ({"pairs": "none.jsonl"}, GRID, InputError),
+            ({"dev_split": "x"}, GRID, InputError),
+            ({"pairs": tmp_path / "pairs.csv"}, GRID, InvalidFileError),
+        ):
+            with pytest.raises(error):
+                sweep(settings(base, vary=vary), out, progress=False)
+            assert not out.exists()
+        assert steps == []
+
+    def test_an_arm_that_diverges_stands_and_is_not_ranked(self, settings, tiny_model_path, tmp_path, at_step):
+        base = {"model": str(tiny_model_path), "max_length": 16}
+        out, config = tmp_path / "out", settings(base, vary={"optimizer.learning_rate": [1e30, 1e-3]})
+        result = sweep(config, out, progress=False)
+        assert [(row.arm, row.status) for row in result.rows] == [(2, "finished"), (1, "diverged")]
+        assert result.rows[1].best is None
+        assert [(row["rank"], row["status"]) for row in table(out)] == [("1", "finished"), ("", "diverged")]
+        assert table(out)[1]["reason"] == result.rows[1].reason
+        assert not list(out.glob("runs/*/*/train/checkpoints"))
+        steps = at_step()
+        again = sweep(config, out, progress=False)
+        assert (again.reused, again.rows, steps) == (True, result.rows, [])
+
+    def test_an_arm_of_which_a_seed_fails_is_not_ranked_by_the_others(self, settings, tmp_path, at_step):
+        seen = []
+
+        def spoil(trainer, steps):
+            seen.append((trainer.args.learning_rate > 1.5e-3, trainer.args.seed))
+            if seen[-1] == (True, 2):
+                next(trainer.model.parameters()).data.fill_(float("nan"))
+
+        at_step(spoil)
+        config = settings(vary={"optimizer.learning_rate": [3e-3, 1e-5]}, seeds=(1, 2, 3))
+        result = sweep(config, tmp_path / "out", progress=False)
+        assert list(dict.fromkeys(seen)) == [(True, 1), (True, 2), (False, 1), (False, 2), (False, 3)]
+        assert [(row.arm, row.status) for row in result.rows] == [(2, "finished"), (1, "diverged")]
+        assert result.rows[1].reason.startswith("seed 2: training: got ")
+        assert list((tmp_path / "out").glob("runs/*/*/train/model")) == [result.model_path]
+
+    def test_another_sweep_or_other_inputs_are_refused(self, settings, actions, tmp_path):
+        out, pairs = tmp_path / "out", shutil.copy(actions.parent / "pairs.jsonl", tmp_path / "pairs.jsonl")
+        config = settings({"pairs": pairs}, vary={"scale": [5]})
+        sweep(config, out, progress=False)
+        before = written(out / "runs")
+        for base, changes, said in (
+            ({}, {"vary": {"scale": [20]}}, "sweep.vary.scale"),
+            ({"max_length": 12}, {"vary": {"scale": [5]}}, "max_length"),
+            ({}, {"vary": {"scale": [5]}, "seeds": (1,)}, "sweep.seeds"),
+        ):
+            with pytest.raises(OutputExistsError, match=said):
+                sweep(settings({"pairs": pairs, **base}, **changes), out, progress=False)
+        with pytest.raises(OutputExistsError):
+            train(TrainConfig(**config.base), out, progress=False)
+        lines = pairs.read_text().splitlines()
+        pairs.write_text("\n".join(lines[:-1]) + "\n")
+        with pytest.raises(OutputExistsError, match="pairs"):
+            sweep(config, out, progress=False)
+        assert written(out / "runs") == before
+
+
+def test_a_grid_ends_in_a_ranked_table(settings, tmp_path, at_step):
+    out = tmp_path / "out"
+    result = sweep(settings(), out, progress=False)
+    figures = [row.best for row in result.rows]
+    assert figures == sorted(figures, reverse=True)
+    rows = table(out)
+    assert [row["rank"] for row in rows] == ["1", "2", "3", "4"]
+    assert {(row["loss"], row["optimizer.learning_rate"]) for row in rows} == {
+        (loss, rate) for loss in ("bixse", "infonce") for rate in ("0.001", "0.003")
+    }
+    assert [row["dev_ndcg@10"] for row in rows] == [f"{figure:.4f}" for figure in figures]
+    assert all(float(row["seconds"]) > 0 and row["dev_ndcg@10_spread"] == "" for row in rows)
+    for row in result.rows:  # what stands in the records of the trainings
+        record = json.loads((out / "runs" / row.best_run / "train" / "run.json").read_text())
+        merged = record["results"]["merge"]
+        on_dev = {point["weight"]: point["scores"]["actions"] for point in merged["points"]}
+        assert (row.before, row.best) == (on_dev[0.0], on_dev[merged["weight"]])
+    assert result.model_path == out / "runs" / result.best.best_run / "train" / "model"
+    assert list(out.glob("runs/*/*/train/model")) == [result.model_path]
+    assert any("one seed per arm" in warning for warning in result.warnings)
+    before, steps = written(out / "runs"), at_step()
+    out.rename(tmp_path / "moved")
+    again = sweep(settings(), tmp_path / "moved", progress=False)
+    assert (again.reused, again.rows, steps, written(tmp_path / "moved" / "runs")) == (True, result.rows, [], before)
+
+
+def test_the_best_settings_train_the_same_model_again(settings, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    base = settings().base
+    shutil.copytree(base["model"], tmp_path / "base-model")
+    shutil.copytree(base["dev"], tmp_path / "actions")
+    shutil.copy(base["pairs"], tmp_path / "pairs.jsonl")
+    relative = {"pairs": "pairs.jsonl", "dev": "actions", "model": "base-model"}
+    result = sweep(settings(relative, vary={"scale": [5]}), tmp_path / "out", progress=False)
+    monkeypatch.chdir("/")
+    again = train(TrainConfig.load(result.best_path), tmp_path / "again", progress=False)
+    weights = [next(folder.rglob("model.safetensors")) for folder in (again.model_path, result.model_path)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_ctrl_c_within_a_run_continues_from_its_checkpoint(settings, tmp_path, at_step):
+    out, config = tmp_path / "out", settings(vary={"scale": [5, 10]}, keep="all")
+
+    def stop(trainer, steps):
+        if len(steps) == 6:  # the second step of the second arm
+            os.kill(os.getpid(), signal.SIGINT)
+
+    steps = at_step(stop)
+    with pytest.raises(InterruptedRunError, match="after 1 of 2 runs"):
+        sweep(config, out, progress=False)
+    assert json.loads((out / "run.json").read_text())["status"] == "interrupted"
+    assert [row["status"] for row in table(out)] == ["finished", "waiting"]
+    assert (out / "best.yaml").is_file()
+    before = written(out / "runs" / "scale=5")
+    result = sweep(config, out, progress=False)
+    assert len(steps) == 8
+    assert written(out / "runs" / "scale=5") == before
+    whole = sweep(config, tmp_path / "whole", progress=False)
+    assert [(row.label, row.best) for row in whole.rows] == [(row.label, row.best) for row in result.rows]
+    models = sorted(path.relative_to(out) for path in out.rglob("model.safetensors"))
+    assert len(models) == 2
+    assert all((out / model).read_bytes() == (tmp_path / "whole" / model).read_bytes() for model in models)
+
+
+def test_seeds_are_ranked_by_their_mean(settings, tmp_path):
+    out, config = tmp_path / "out", settings(vary={"optimizer.learning_rate": [1e-3, 5e-3]}, seeds=(3, 4))
+    result = sweep(config, out, progress=False)
+    folder = out / "runs" / f"learning_rate={result.best.settings['optimizer.learning_rate']}"
+    figures = {}
+    for seed in (3, 4):
+        merged = json.loads((folder / f"seed-{seed}" / "train" / "run.json").read_text())["results"]["merge"]
+        figures[seed] = {point["weight"]: point["scores"]["actions"] for point in merged["points"]}[merged["weight"]]
+    assert result.best.best == pytest.approx(statistics.mean(figures.values()))
+    assert result.best.spread == pytest.approx(statistics.stdev(figures.values()))
+    assert result.best.best >= result.rows[1].best
+    assert (table(out)[0]["seeds"], result.warnings) == ("3 4", [])
+    best_seed = max(figures, key=lambda seed: figures[seed])
+    assert TrainConfig.load(result.best_path).seed == best_seed
+    assert list(out.rglob("model")) == [folder / f"seed-{best_seed}" / "train" / "model"]
+
+
+def test_without_models_nothing_is_trained_again(settings, tmp_path, at_step):
+    config = settings(vary={"scale": [5]}, keep="none")
+    result = sweep(config, tmp_path / "out", progress=False)
+    assert not list((tmp_path / "out").glob("runs/*/*/train/model"))
+    assert result.model_path is None
+    steps = at_step()
+    assert sweep(config, tmp_path / "out", progress=False).rows == result.rows
+    assert steps == []
+
+
+@pytest.mark.slow
+def test_random_arms_can_be_added_later_by_another_process(settings, tmp_path):
+    vary = {"optimizer.learning_rate": {"low": 1e-4, "high": 1e-2, "log": True}}
+    one = sweep(settings(vary=vary, search="random", trials=1), tmp_path / "out", progress=False)
+    more = settings(vary=vary, search="random", trials=2, jobs=min(2, os.cpu_count() or 1))
+    two = sweep(more, tmp_path / "out", progress=False)
+    assert {row.arm: row.best for row in one.rows}.items() <= {row.arm: row.best for row in two.rows}.items()
+    assert [row.status for row in two.rows] == ["finished"] * 2
+
+
+@pytest.mark.slow
+def test_two_ranks_leave_the_table_and_the_model_of_one_process(settings, tmp_path, monkeypatch):
+    whole = sweep(settings(seeds=(1, 2)), tmp_path / "whole", progress=False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, waiting in (("1", 4), ("0", 0)):
+        monkeypatch.setenv("RANK", rank)
+        result = sweep(settings(seeds=(1, 2), engine="ranks"), tmp_path / "out", progress=False)
+        assert result.waiting == waiting
+    assert [replace(row, seconds=0) for row in result.rows] == [replace(row, seconds=0) for row in whole.rows]
+    assert list((tmp_path / "out").glob("runs/*/*/train/model")) == [result.model_path]
+    files = [found.model_path / "model.safetensors" for found in (result, whole)]
+    assert files[0].read_bytes() == files[1].read_bytes()

@@ -1,0 +1,178 @@
+"""TREC Deep Learning: files, protocols, duplicates, and figures equal to pytrec_eval's."""
+
+import gzip
+import json
+
+import pytest
+from trec_fixture import TEXTS, write_duplicates, write_trec_folder
+
+from bixse.errors import InputError, InvalidFileError
+from bixse.lab.suites.suite_run import evaluate_suite
+from bixse.lab.suites.trec_dl import (
+    candidate_lists,
+    chosen_years,
+    collapse_duplicates,
+    judged_pool,
+    look_up_passages,
+    missing_files,
+    read_columns,
+    read_duplicates,
+)
+
+
+@pytest.fixture
+def data(tmp_path):
+    write_trec_folder(tmp_path / "trec")
+    return tmp_path / "trec"
+
+
+# --- files
+
+
+@pytest.mark.parametrize("protocol", ["judged", "full", "rerank"])
+def test_everything_that_lacks_is_listed_with_its_command(tmp_path, protocol):
+    lacking = "\n".join(missing_files(tmp_path, chosen_years(None), protocol))
+    for name in ("2019qrels-pass.txt", "2021.qrels.pass.final.txt", "2022_queries.tsv"):
+        assert f"{name}: curl -LO https://" in lacking
+    assert "msmarco_v2_passage.tar && tar xf" in lacking
+    assert ("collection.tar.gz" in lacking) == (protocol != "rerank")
+    assert ("2023_passage_top100.txt: curl" in lacking) == (protocol == "rerank")
+
+
+def test_only_the_files_of_a_corpus_that_are_needed_are_missed(data):
+    years = chosen_years(None)
+    assert missing_files(data, years, "judged") == []
+    assert missing_files(data, years, "rerank") == []
+    (data / "msmarco_v2_passage" / "msmarco_passage_20.gz").unlink()
+    (line,) = missing_files(data, years, "judged")
+    assert "numbers 20:" in line
+    assert len(missing_files(data, years, "full")) == 1  # the 68 others were never there
+
+
+def test_passages_that_were_looked_up_replace_the_corpora(data):
+    judged_pool(data, chosen_years(None))
+    for path in (data / "collection.tsv", *(data / "msmarco_v2_passage").iterdir()):
+        path.unlink()
+    assert missing_files(data, chosen_years(None), "judged") == []
+    task = judged_pool(data, chosen_years(None))
+    assert dict(task.documents())["0"] == TEXTS[0]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_passage_is_found_by_the_place_in_its_id(data, packed):
+    path = data / "msmarco_v2_passage" / "msmarco_passage_20.gz"
+    content = gzip.decompress(path.read_bytes())
+    if not packed:
+        path.with_suffix("").write_bytes(content)
+        path.unlink()
+    texts = {row["pid"]: row["passage"] for row in map(json.loads, content.splitlines())}
+    assert look_up_passages(data, {2: set(texts)}) == texts
+
+
+@pytest.mark.parametrize("name", ["msmarco_passage_20_1", "123"])
+def test_ids_that_no_passage_has(data, name):
+    with pytest.raises(InputError, match=f"'{name}'"):
+        look_up_passages(data, {2: {name}})
+
+
+def test_damaged_files(data):
+    (data / "x.tsv").write_text("1\tone\ntwo\n")
+    with pytest.raises(InvalidFileError, match="row 2"):
+        list(read_columns(data / "x.tsv", ("id", "text")))
+    (data / "msmarco_v2_passage" / "msmarco_passage_20.gz").write_bytes(b"no gzip")
+    with pytest.raises(InputError, match="fetch it again"):
+        look_up_passages(data, {2: {"msmarco_passage_20_0"}})
+    (data / "passages.jsonl").write_text('{"_id": "1"}\n')
+    with pytest.raises(InvalidFileError, match=r"column 'text'"):
+        look_up_passages(data, {1: {"1"}})
+
+
+def test_years_and_queries_that_there_are_not(data):
+    with pytest.raises(InputError, match="got '2018'; expected one of 2019"):
+        chosen_years(["2018"])
+    (data / "2021_queries.tsv").write_text("20211\topen a file\n")
+    with pytest.raises(InputError, match="got no text of 1 judged queries, such as '20212'"):
+        judged_pool(data, chosen_years(["2021"]))
+
+
+# --- judged passages
+
+
+def test_the_pool_is_the_union_of_judged_passages(data):
+    task = judged_pool(data, chosen_years(None))
+    ids = dict(task.documents())
+    assert len(ids) == task.count == 4 + 4
+    assert [judged.name for judged in task.query_sets] == ["2019", "2020", "2021", "2022", "2023"]
+    assert task.min_relevant_grade == 2
+    assert "never judged" not in task.query_sets[0].queries.values()
+
+
+def test_propagated_duplicates_are_taken_back_where_the_classes_are_known(data):
+    ids = write_trec_folder(data)
+    write_duplicates(data, ids)
+    task = judged_pool(data, chosen_years(None))
+    sets = {judged.name: judged for judged in task.query_sets}
+    assert list(sets)[5:] == ["2022 without duplicates", "2023 without duplicates"]
+    without = sets["2022 without duplicates"]
+    assert without.left_out == {ids["1"]}
+    assert without.qrels["20221"] == {ids["0"]: 2.0, ids["5"]: 1.0}
+    assert sets["2022"].qrels["20221"].keys() == {ids["0"], ids["1"], ids["5"]}
+
+
+def test_the_one_that_stays_is_in_the_pool(tmp_path):
+    (tmp_path / "classes.txt").write_text("outside a\noutside b\nc c text here\n")
+    assert read_duplicates(tmp_path / "classes.txt", frozenset("abc")) == {"a": "outside", "b": "outside"}
+    assert collapse_duplicates({"q": {"a": 1.0, "b": 3.0, "c": 0.0}}, {"b": "a"}) == {"q": {"a": 3.0, "c": 0.0}}
+
+
+def test_a_suite_of_years(data, tmp_path):
+    write_duplicates(data, write_trec_folder(data))
+    result = evaluate_suite(["bm25"], "trec-dl", data, tmp_path / "out")
+    scores = result.scores["bm25"]
+    assert list(scores) == ["2019", "2020", "2021", "2022", "2023", *(f"{y} without duplicates" for y in (2022, 2023))]
+    means = result.means["bm25"]
+    years = [scores[str(year)].metrics["ndcg@10"] for year in range(2019, 2024)]
+    assert means["mean over years"] == pytest.approx(sum(years) / 5)
+    values = [value for year in range(2019, 2024) for value in scores[str(year)].per_query["ndcg@10"].values()]
+    assert means["mean over queries"] == pytest.approx(sum(values) / len(values))
+    without = [*years[:3], *(scores[f"{year} without duplicates"].metrics["ndcg@10"] for year in (2022, 2023))]
+    assert means["mean over years without duplicates"] == pytest.approx(sum(without) / 5)
+    assert any("got 2 judged queries in 2019qrels-pass.txt; the official file has 43" in note for note in result.notes)
+
+
+# --- candidate lists
+
+
+def test_lists_of_the_first_corpus_hold_their_passages(data):
+    task = candidate_lists(data, *chosen_years(["2020"]))
+    assert task.query_sets[0].candidates == {"20201": ["0", "2"], "20202": ["3"]}
+    assert dict(task.documents()) == {"0": TEXTS[0], "2": TEXTS[2], "3": TEXTS[3]}
+
+
+def test_only_candidates_are_ranked_and_missed_passages_count(data):
+    result = evaluate_suite(["bm25"], "trec-dl-rerank", data)
+    scores = result.scores["bm25"]
+    assert list(scores) == ["2019", "2020", "2021", "2022", "2023"]
+    assert scores["2021"].per_query["recall@100"] == {"20211": 0.5, "20212": 1.0}  # one of two relevant ones is listed
+    assert set(result.means["bm25"]) == {"mean over years", "mean over queries"}
+
+
+def test_a_file_of_other_queries_is_refused(data):
+    with gzip.open(data / "2021_passage_top100.txt.gz", "wt") as file:
+        file.write("other Q0 msmarco_passage_03_0 1 9.5 first\n")
+    with pytest.raises(InputError, match="got no list for any judged query of 2021"):
+        evaluate_suite(["bm25"], "trec-dl-rerank", data, tasks=["2021"])
+
+
+# --- full corpora
+
+
+def test_full_corpora_are_searched_once_for_all_their_years(data, tiny_model_path):
+    for shard in range(70):
+        path = data / "msmarco_v2_passage" / f"msmarco_passage_{shard:02d}.gz"
+        if not path.exists():
+            with gzip.open(path, "wt") as file:
+                line = {"pid": f"msmarco_passage_{shard:02d}_0", "passage": f"lock number {shard}"}
+                file.write(json.dumps(line) + "\n")
+    result = evaluate_suite([str(tiny_model_path)], "trec-dl", data, protocol="full")
+    assert list(next(iter(result.scores.values()))) == ["2019", "2020", "2021", "2022", "2023"]

@@ -1,0 +1,327 @@
+"""`bixse grade` through every engine: the same bytes, and nothing that was answered is asked again."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bixse.data.pairs_files import load_graded_pairs
+from bixse.errors import InputError, InvalidFileError, ModelError
+from bixse.judging.audit.labels import read_labels
+from bixse.judging.grade import grade
+from bixse.judging.ledgers.ledger_files import ledger_status
+from bixse.judging.open_judge import GradeConfig
+from bixse.judging.prices import PriceSettings
+from bixse.judging.shards import grade_shards as module
+from bixse.judging.shards.grade_shards import grade_shards
+from helpers.chat_server import chat_server, planted
+from helpers.command import call, ended, refused, start
+from helpers.scripted_judge import ScriptedJudge
+
+SHARES = [[0.9, 0.05, 0.03, 0.01], [0.1, 0.2, 0.3, 0.3], [0.01, 0.02, 0.05, 0.9]]
+
+
+@pytest.fixture(scope="module")
+def server():
+    with chat_server() as running:
+        yield running
+
+
+def rows(count, errors=lambda number: [], end=lambda number: ""):
+    """Pairs whose answers are planted, four documents a query."""
+    numbers = range(count)
+    return pa.table(
+        {
+            "query_id": [f"q{number // 4}" for number in numbers],
+            "query": [f"query {number // 4}" for number in numbers],
+            "document_id": [f"d{number}" for number in numbers],
+            "document": [planted(f"p{n}", SHARES[n % 3], errors(n), end(n)) for n in numbers],
+        }
+    )
+
+
+def files(folder, *names):
+    """Name -> content of the parts of the tables."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for name in names or ("pairs.parquet",)
+        for path in sorted((folder / name).iterdir())
+    }
+
+
+def answered(stats, count):
+    """How often each pair was answered, beyond its planted errors."""
+    return [stats["tries"].get(f"p{number}", 0) for number in range(count)]
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    """120 pairs, of which every tenth breaks once, in row groups that are no shards."""
+    path = tmp_path / "pairs.parquet"
+    pq.write_table(rows(120, lambda number: ["500"] if number % 10 == 0 else []), path, row_group_size=50)
+    return path
+
+
+@pytest.fixture
+def words(server, pairs):
+    address = server.scenario()
+    return server, address, ("grade", "--pairs", pairs, "--judge", address, "--shards", "6")
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_ledger_in_one_file_is_not_shared_by_machines(capsys, words, tmp_path, monkeypatch, there):
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
+    ledger = tmp_path / ("notes" if there else "my.sqlite")
+    if there:
+        ledger.write_text("")
+    message = refused(capsys, *words[2], "--engine", "ranks", "--ledger", ledger, "--out", tmp_path / "out")
+    assert "bixse grade ledger merge" in message
+    assert not (tmp_path / "out" / "pairs.parquet").exists()
+
+
+def test_processes_of_a_launcher_that_would_all_do_the_same(capsys, words, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    for flags in (words[2], words[2][:-2]):
+        assert "--engine ranks" in refused(capsys, *flags, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_pairs_that_cannot_be_used(capsys, words, tmp_path):
+    _, address, _ = words
+    base = ("grade", "--judge", address, "--shards", "2", "--out", tmp_path / "out")
+    refused(capsys, *base)
+    refused(capsys, *base, "--pairs", tmp_path / "none.parquet")
+    pq.write_table(rows(0), tmp_path / "empty.parquet")
+    refused(capsys, *base, "--pairs", tmp_path / "empty.parquet")
+    (tmp_path / "text.parquet").write_text("this is no Parquet at all")
+    refused(capsys, *base, "--pairs", tmp_path / "text.parquet")
+    (tmp_path / "folder").mkdir()
+    refused(capsys, *base, "--pairs", tmp_path / "folder")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_bad_row_is_named_by_its_number_and_what_is_done_stays(tmp_path):
+    table = rows(40).set_column(3, "document", pa.array(["x"] * 30 + [" "] + ["y"] * 9))
+    pq.write_table(table, tmp_path / "bad.parquet")
+    config = GradeConfig(judge="scripted", pairs=tmp_path / "bad.parquet", shards=4)
+    with pytest.raises(InvalidFileError) as error:
+        grade_shards(config, tmp_path / "out", ScriptedJudge())
+    assert [found.row for found in error.value.errors] == [31]
+    assert len(files(tmp_path / "out")) == 3
+
+
+@pytest.fixture
+def job(words, tmp_path):
+    _, address, _ = words
+    config = GradeConfig(judge=address, pairs=words[2][2], shards=2, ledger=tmp_path / "ledger")
+    judge = config.open()
+    found, _ = module._opened(config, tmp_path / "out", judge)
+    judge.close()
+    return replace(found, ledger_id=module.make_folder(found.ledger))
+
+
+def test_a_machine_that_is_set_up_otherwise(job, words, pairs, tmp_path):
+    job.setup().judge.close()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for ledger in (elsewhere, tmp_path / "nothing"):
+        with pytest.raises(InputError, match=r"no such ledger.*fix"):
+            replace(job, ledger=ledger).setup()
+    with pytest.raises(ModelError, match=r"another one.*fix"):
+        replace(job, identity={**job.identity, "model": "another"}).setup()
+    pq.write_table(rows(119), pairs)
+    with pytest.raises(InputError, match=r"other pairs.*fix"):
+        job.setup()
+
+
+def test_the_folder_of_a_run_that_was_cut_otherwise(capsys, words, tmp_path):
+    assert call(capsys, *words[2], "--out", tmp_path / "out")[0] == 0
+    refused(capsys, *words[2][:-1], "7", "--out", tmp_path / "out")
+    refused(capsys, *words[2][:-2], "--out", tmp_path / "out")
+
+
+# --- the same result
+
+
+def test_shards_are_the_table_of_one_run_in_parts(capsys, words, tmp_path):
+    server, address, flags = words
+    assert call(capsys, *flags[:-2], "--out", tmp_path / "whole")[0] == 0
+    code, found = call(capsys, *flags, "--out", tmp_path / "parts", "--ledger", tmp_path / "whole" / "ledger.sqlite")
+    assert (code, found["metrics"]["asked"], found["metrics"]["reused"]) == (0, 0, 120)
+    whole = load_graded_pairs(tmp_path / "whole" / "pairs.parquet")
+    assert len(files(tmp_path / "parts")) == 6
+    assert load_graded_pairs(tmp_path / "parts" / "pairs.parquet").table.equals(whole.table)
+    labels = [read_labels(tmp_path / name / "judgements.parquet") for name in ("whole", "parts")]
+    assert labels[0].grades == labels[1].grades
+    one = json.loads((tmp_path / "whole" / "run.json").read_text())["results"]["summary"]
+    for name, value in one.items():
+        if name not in ("asked", "reused", "usd_of_this_run"):
+            assert found["metrics"][name] == pytest.approx(value), name
+    assert sum(answered(server.stats(address), 120)) == 120 + 12
+
+
+@pytest.mark.parametrize("kind", ["csv", "folder"])
+def test_other_files_of_pairs(capsys, words, tmp_path, kind):
+    _, address, flags = words
+    table = pq.read_table(flags[2])
+    source = tmp_path / f"source.{kind}"
+    if kind == "csv":
+        table.to_pandas().to_csv(source, index=False)
+    else:
+        source.mkdir()
+        for number, start in enumerate(range(0, 120, 37)):
+            pq.write_table(table.slice(start, 37), source / f"{number}.parquet")
+    ledger = ("--ledger", tmp_path / "ledger")
+    assert call(capsys, *flags, *ledger, "--out", tmp_path / "one")[0] == 0
+    code, found = call(
+        capsys, "grade", "--pairs", source, "--judge", address, "--shards", "6", *ledger, "--out", tmp_path / "two"
+    )
+    assert (code, found["metrics"]["asked"]) == (0, 0)
+    assert files(tmp_path / "two", "pairs.parquet", "judgements.parquet") == files(
+        tmp_path / "one", "pairs.parquet", "judgements.parquet"
+    )
+
+
+@pytest.mark.slow
+def test_processes_of_this_machine(words, tmp_path):
+    _, _, flags = words
+    code, found = ended(start(*flags, "--processes", "2", "--out", tmp_path / "two"))
+    assert (code, found["asked"]) == (0, 120)
+    assert ended(start(*flags, "--out", tmp_path / "one"))[0] == 0
+    assert files(tmp_path / "two") == files(tmp_path / "one")
+
+
+@pytest.mark.slow
+def test_ranks_of_which_one_is_killed_and_started_again(server, tmp_path):
+    """Only what was in flight may be paid for twice."""
+    count, flight = 240, 4
+    pq.write_table(rows(count, lambda number: ["500", "reset"] if number % 24 == 0 else []), tmp_path / "p.parquet")
+    address, other = server.scenario(delay=0.04), server.scenario()
+    flags = ("grade", "--pairs", tmp_path / "p.parquet", "--shards", "6", "--concurrency", flight, "--judge")
+    ranked, out = (*flags, address, "--engine", "ranks"), tmp_path / "out"
+    ranks = [start(*ranked, "--out", out, RANK=str(rank), WORLD_SIZE="2") for rank in (0, 1)]
+    until = time.monotonic() + 100
+    while time.monotonic() < until and ranks[1].poll() is None:
+        if any(f"/{ranks[1].pid}/" in lines[0] and len(lines) > 12 for lines in open_segments(out / "ledger")):
+            break
+        time.sleep(0.01)
+    ranks[1].send_signal(signal.SIGKILL)
+    ranks[1].communicate()
+    code, first = ended(ranks[0])
+    assert (code, first["waiting"] > 0) == (0, True), first
+    code, last = ended(start(*ranked, "--out", out, SLURM_ARRAY_TASK_ID="1", SLURM_ARRAY_TASK_COUNT="2"))
+    assert (code, last["pairs"], last["statuses"], last.get("waiting")) == (0, count, {"graded": count}, None)
+    assert last["reused"] >= 10
+    times = [tries - 2 * (n % 24 == 0) for n, tries in enumerate(answered(server.stats(address), count))]
+    assert min(times) == 1
+    assert count <= sum(times) <= count + flight
+    assert sum(row["answers"] for row in ledger_status([out / "ledger"], PriceSettings())) == count
+    assert ended(start(*flags, other, "--out", tmp_path / "local"))[0] == 0
+    assert files(out) == files(tmp_path / "local")
+    assert json.loads((out / "run.json").read_text())["status"] == "finished"
+
+
+def test_a_rank_for_which_there_is_no_shard(capsys, words, tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "7")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "8")
+    code, found = call(capsys, *words[2], "--engine", "ranks", "--out", tmp_path / "out")
+    assert (code, found["metrics"]["waiting"], found["metrics"]["pairs"]) == (0, 6, 0)
+
+
+def open_segments(ledger):
+    found = []
+    for path in ledger.glob("*.jsonl") if ledger.exists() else ():
+        try:
+            found.append(path.read_text().split("\n"))
+        except FileNotFoundError:
+            continue
+    return [lines for lines in found if lines]
+
+
+# --- what is done again
+
+
+def test_only_shards_with_something_to_ask_are_done_again(capsys, server, tmp_path):
+    ends = {7: "403", 25: "message-refusal"}
+    pq.write_table(rows(40, end=lambda number: ends.get(number, "")), tmp_path / "p.parquet")
+    address = server.scenario()
+    flags = ("grade", "--pairs", tmp_path / "p.parquet", "--judge", address, "--shards", "4", "--out", tmp_path / "out")
+    code, found = call(capsys, *flags)
+    assert (code, found["metrics"]["statuses"]) == (3, {"graded": 38, "refused": 1, "failed": 1})
+    assert len(list((tmp_path / "out" / "shards").glob("*.complete"))) == 3
+    code, found = call(capsys, *flags)
+    assert (code, found["metrics"]["asked"], found["metrics"]["reused"]) == (3, 1, 9), "the failed one alone"
+    code, found = call(capsys, *flags, "--retry-failed")
+    assert (code, found["metrics"]["asked"], found["metrics"]["pairs"]) == (3, 2, 40)
+    (tmp_path / "out" / "pairs.parquet" / "00003.parquet").unlink()
+    code, found = call(capsys, *flags)
+    assert (found["metrics"]["asked"], len(files(tmp_path / "out"))) == (1, 4), "a lost part is written again"
+
+
+def test_a_limit_is_shared_by_the_shards(capsys, words, tmp_path):
+    flags = (*words[2], "--out", tmp_path / "out")
+    code, found = call(capsys, *flags, "--max-pairs", "33")
+    assert (code, found["metrics"]["asked"], found["metrics"]["not_asked"]) == (3, 33, 87)
+    assert "33" in json.dumps(found["metrics"]["stopped"]) or found["metrics"]["stopped"]
+    code, found = call(capsys, *flags)
+    assert (code, found["metrics"]["asked"], found["metrics"]["pairs"]) == (0, 87, 120)
+    prices = ("--price-in", "10", "--price-out", "10")
+    _, found = call(capsys, *words[2], "--out", tmp_path / "paid", *prices, "--max-usd", "0.03", "--concurrency", "1")
+    assert 0.02 < found["metrics"]["usd"] <= 0.03
+
+
+def test_a_dry_run_looks_at_the_first_shard(capsys, words, tmp_path):
+    flags = (*words[2], "--out", tmp_path / "out")
+    code, found = call(capsys, *flags, "--dry-run")
+    assert (code, found["metrics"]["pairs"], found["metrics"]["pilot"]) == (0, 20, 16)
+    assert found["metrics"]["times_as_many_rows"] == 6
+    assert call(capsys, *flags)[1]["metrics"]["reused"] == 16
+
+
+def test_pairs_that_are_asked_twice(tmp_path):
+    pq.write_table(rows(60), tmp_path / "p.parquet")
+    config = GradeConfig(judge="scripted", pairs=tmp_path / "p.parquet", shards=3, ask_twice=0.5)
+    found = grade_shards(config, tmp_path / "parts", ScriptedJudge()).summary
+    from bixse.data.pairs_files import load_pairs
+
+    whole = grade(load_pairs(config.pairs), ScriptedJudge(), tmp_path / "whole", config).summary
+    assert found["repeats"] == whole["repeats"] > 0
+    assert {name: value for name, value in found.items() if value != pytest.approx(whole[name])} == {}
+
+
+# --- a cluster
+
+
+@pytest.mark.slow
+def test_a_cluster_of_which_a_node_goes(cluster, server, tmp_path):
+    """10,000 pairs; in a process of its own, as `bixse index` is tested."""
+    count = 10_000
+    pq.write_table(rows(count, lambda number: ["500"] if number % 100 == 0 else []), tmp_path / "p.parquet")
+    address, other = server.scenario(), server.scenario()
+    flags = ("grade", "--pairs", tmp_path / "p.parquet", "--shards", "20", "--concurrency", "16", "--judge")
+    node = cluster.add_node(num_cpus=2)
+    engine = ("--engine", "ray", "--ray-address", cluster.address)
+    process = start(*flags, address, *engine, "--out", tmp_path / "out")
+    shards = tmp_path / "out" / "shards"
+    until = time.monotonic() + 200
+    while len(list(shards.glob("*.complete")) if shards.exists() else ()) < 4 and time.monotonic() < until:
+        time.sleep(0.05)
+    cluster.remove_node(node, allow_graceful=False)
+    code, found = ended(process)
+    assert (code, found["pairs"], found["statuses"]) == (0, count, {"graded": count}), found
+    assert found["reused"] > 0, "of shards that the node took along"
+    times = [tries - (n % 100 == 0) for n, tries in enumerate(answered(server.stats(address), count))]
+    assert min(times) == 1
+    assert sum(times) <= count + 2 * 16, "the requests in flight of two processes"
+    assert ended(start(*flags, other, "--out", tmp_path / "local"))[0] == 0
+    assert files(tmp_path / "out") == files(tmp_path / "local")

@@ -1,0 +1,110 @@
+import math
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from bixse.errors import InputError
+from bixse.search.bm25 import BM25
+
+TEXTS = {
+    "d1": "the cat sat on a mat and the cat slept",
+    "d2": "dogs chase cats",
+    "d3": "a treatise on quantum field theory with very many words about fields and fields again",
+    "d4": "C and R are languages",
+    "d5": "",
+}
+
+
+def naive_bm25(texts, query, k1, b):
+    """Lucene's formula in plain loops over lower-cased words, without stemming."""
+    words = {name: re.findall(r"\w+", text.lower()) for name, text in texts.items()}
+    average = sum(map(len, words.values())) / len(words)
+    scores = {}
+    for name, own in words.items():
+        total = 0.0
+        for term in re.findall(r"\w+", query.lower()):
+            frequency, containing = own.count(term), sum(term in other for other in words.values())
+            idf = math.log(1 + (len(words) - containing + 0.5) / (containing + 0.5))
+            if not frequency:
+                continue
+            total += idf * frequency / (frequency + k1 * (1 - b + b * len(own) / average))
+        if total > 0:
+            scores[name] = total
+    return scores
+
+
+@pytest.mark.parametrize(("k1", "b"), [(0.9, 0.4), (0.0, 0.0), (2.0, 1.0)])
+@pytest.mark.parametrize("query", ["cats", "the cat on a mat", "fields and the cat cat", "C", "unknown", ""])
+def test_scores_equal_the_formula(query, k1, b):
+    index = BM25(list(TEXTS), list(TEXTS.values()), k1=k1, b=b, stemmer=None)
+    assert index.search({"q": query}, top_k=10)["q"] == pytest.approx(naive_bm25(TEXTS, query, k1, b), rel=1e-5)
+
+
+def test_stemming_joins_word_forms_and_none_does_not():
+    stemmed = BM25(list(TEXTS), list(TEXTS.values())).search({"q": "Cat"}, top_k=10)["q"]
+    assert set(stemmed) == {"d1", "d2"}
+    assert set(BM25(list(TEXTS), list(TEXTS.values()), stemmer=None).search({"q": "cats"}, 10)["q"]) == {"d2"}
+    german = BM25(["d"], ["die Häuser der Stadt"], stemmer="german")
+    assert set(german.search({"q": "Haus", "r": "häuser"}, 1)["r"]) == {"d"}
+
+
+def test_stop_words_alone_find_nothing_in_english():
+    assert BM25(["d"], ["the and of"]).search({"q": "the and of"}, 5) == {"q": {}}
+    assert BM25(["d"], ["the and of"], stemmer=None).search({"q": "the"}, 5)["q"].keys() == {"d"}
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 3, 100])
+def test_ties_go_to_the_higher_document_id_also_at_the_cut(top_k):
+    ids = ["b", "d", "a", "c"]
+    assert list(BM25(ids, ["same text"] * 4).search({"q": "text"}, top_k)["q"]) == ["d", "c", "b", "a"][:top_k]
+
+
+def test_self_matches_can_be_left_out_before_the_cut():
+    index = BM25(["a", "b"], ["copy files", "copy files fast"])
+    assert list(index.search({"a": "copy files"}, 1)["a"]) == ["a"]
+    assert list(index.search({"a": "copy files"}, 1, exclude_self=True)["a"]) == ["b"]
+
+
+@pytest.mark.parametrize(("ids", "texts"), [([], []), (["d"], [""]), (["d", "e"], ["", "!?"])])
+def test_corpus_without_words(ids, texts):
+    assert BM25(ids, texts).search({"q": "copy"}, 5) == {"q": {}}
+
+
+PROGRAM = """
+import sys
+from bixse.search.bm25 import BM25
+assert "bm25s" not in sys.modules
+texts = [" ".join(f"w{n * k % 17}" for k in range(9)) for n in range(50)]
+found = BM25([f"d{n}" for n in range(50)], texts).search({"q": "w1 w3 w5 w7 w16"}, 20)
+sys.stdout.write(repr(found))
+"""
+
+
+def test_silent_and_the_same_in_every_process():
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", PROGRAM], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+        )
+        for seed in ("1", "2")
+    ]
+    assert runs[0].stdout == runs[1].stdout
+    assert runs[0].stdout.startswith(b"{'q': {'d")
+    assert runs[0].stderr == runs[1].stderr == b""
+
+
+@pytest.mark.parametrize(
+    ("ids", "texts", "options", "message"),
+    [
+        (["d"], ["a", "b"], {}, "1 document ids, 2 texts"),
+        (["d"], ["a"], {"b": 1.1}, "b=1.1"),
+        (["d"], ["a"], {"k1": math.nan}, "k1=nan"),
+        (["d"], ["a"], {"stemmer": "klingon"}, "stemmer: got 'klingon'"),
+        (["d"], ["a"], {}, "top_k: got 0"),
+    ],
+)
+def test_unusable_input_is_refused(ids, texts, options, message):
+    with pytest.raises(InputError, match=message):
+        BM25(ids, texts, **options).search({"q": "a"}, top_k=0)

@@ -1,0 +1,146 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bixse.errors import InputError
+from bixse.search.exact import QUERY_BLOCK, TopK, exact_search, merge_best, to_run
+
+
+def integers(seed, rows, size=4, reach=3):
+    """Small whole numbers: their products are exact, so ties are real and orders can be compared."""
+    return np.random.default_rng(seed).integers(-reach, reach + 1, size=(rows, size)).astype(np.float32)
+
+
+def naive(queries, documents, top_k):
+    """Score every pair and sort by (score descending, position ascending)."""
+    scores = queries @ documents.T
+    indices = np.array([sorted(range(len(documents)), key=lambda j: (-row[j], j))[:top_k] for row in scores])
+    return np.take_along_axis(scores, indices, axis=1), indices
+
+
+@pytest.mark.parametrize("chunk_size", [1, 7, 50, 1000])
+@pytest.mark.parametrize("top_k", [1, 5, 50, 99])
+def test_equals_a_plain_sort_with_ties_whatever_the_chunks(chunk_size, top_k):
+    queries, documents = integers(0, 9), integers(1, 50)
+    scores, indices = exact_search(queries, documents, top_k, chunk_size)
+    expected_scores, expected_indices = naive(queries, documents, top_k)
+    assert scores.dtype == np.float32
+    assert indices.dtype == np.int64
+    np.testing.assert_array_equal(indices, expected_indices)
+    np.testing.assert_array_equal(scores, expected_scores)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 60), st.integers(1, 12), st.integers(1, 25))
+def test_ties_at_the_cut_go_to_the_earlier_document_whatever_the_chunks(seed, count, top_k, chunk_size):
+    queries, documents = integers(seed, 3, 2, reach=1), integers(seed + 1, count, 2, reach=1)  # five scores at most
+    scores, indices = exact_search(queries, documents, top_k, chunk_size)
+    expected_scores, expected_indices = naive(queries, documents, top_k)
+    np.testing.assert_array_equal(indices, expected_indices)
+    np.testing.assert_array_equal(scores, expected_scores)
+
+
+def test_more_queries_than_a_block():
+    queries, documents = integers(2, 2 * QUERY_BLOCK + 3), integers(3, 20)
+    scores, indices = exact_search(queries, documents, 4, chunk_size=6)
+    expected_scores, expected_indices = naive(queries, documents, 4)
+    np.testing.assert_array_equal(indices, expected_indices)
+    np.testing.assert_array_equal(scores, expected_scores)
+
+
+def test_scores_keep_their_bits():
+    documents = np.array([[value] for value in (-0.0, 1e-45, -1e-45, 3e38, -3e38, 1.5, -1.5)], dtype=np.float32)
+    scores, indices = exact_search(np.ones((1, 1)), documents, 7)
+    assert indices.tolist() == [[3, 5, 1, 0, 2, 6, 4]]
+    np.testing.assert_array_equal(scores, documents[indices[0], 0][None])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_torch_tensors_of_other_precision(dtype):
+    queries, documents = integers(4, 3), integers(5, 11)
+    scores, indices = exact_search(torch.tensor(queries, dtype=dtype), torch.tensor(documents, dtype=dtype), 5)
+    np.testing.assert_array_equal(indices, naive(queries, documents, 5)[1])
+    assert scores.dtype == np.float32
+
+
+@pytest.mark.filterwarnings("error")
+def test_read_only_memory_map(tmp_path):
+    documents = integers(6, 30)
+    documents.tofile(tmp_path / "documents.f32")
+    mapped = np.memmap(tmp_path / "documents.f32", dtype=np.float32, mode="r", shape=(30, 4))
+    queries = integers(7, 2)
+    np.testing.assert_array_equal(exact_search(queries, mapped, 3, 8)[1], naive(queries, documents, 3)[1])
+
+
+@pytest.mark.parametrize(("queries", "documents", "shape"), [(0, 5, (0, 2)), (3, 0, (3, 0)), (0, 0, (0, 0))])
+def test_nothing_to_search(queries, documents, shape):
+    scores, indices = exact_search(np.zeros((queries, 4)), np.zeros((documents, 4)), 2)
+    assert scores.shape == indices.shape == shape
+    assert (scores.dtype, indices.dtype) == (np.float32, np.int64)
+
+
+@pytest.mark.gpu
+def test_device_gives_the_same_answer():
+    queries, documents = integers(8, 300), integers(9, 400)
+    scores, indices = exact_search(queries, documents, 7, 64, device="cuda")
+    expected_scores, expected_indices = naive(queries, documents, 7)
+    np.testing.assert_array_equal(indices, expected_indices)
+    np.testing.assert_array_equal(scores, expected_scores)
+
+
+@pytest.mark.parametrize(
+    ("queries", "documents", "options", "message"),
+    [
+        (np.ones((1, 3)), np.ones((2, 4)), {}, "one D"),
+        (np.ones(3), np.ones((2, 3)), {}, r"got queries \(3,\)"),
+        (np.ones((1, 3)), np.ones((2, 3)), {"top_k": 0}, "top_k: got 0"),
+        (np.ones((1, 3)), np.ones((2, 3)), {"chunk_size": 0}, "chunk_size: got 0"),
+        (np.full((1, 3), np.nan), np.ones((2, 3)), {}, "query embeddings: got NaN"),
+        (np.ones((1, 3)), np.full((2, 3), np.inf), {}, "document embeddings: got NaN or infinity"),
+        (np.full((1, 2), 3e38), np.array([[1e3, -1e3], [0, 0]]), {}, "inner products beyond float32"),
+    ],
+)
+def test_unusable_input_is_refused(queries, documents, options, message):
+    with pytest.raises(InputError, match=message):
+        exact_search(queries, documents, **{"top_k": 1, **options})
+
+
+def test_embeddings_whose_sum_is_beyond_float32_are_not():
+    documents = np.full((8, 8), 1e38, dtype=np.float32)
+    assert exact_search(np.full((1, 8), 1e-38), documents, 1)[1].tolist() == [[0]]
+
+
+def test_run_names_queries_and_documents_and_can_exclude_self():
+    scores, indices = np.array([[0.9, 0.5], [0.8, 0.1]], dtype=np.float32), np.array([[0, 2], [1, 0]])
+    run = to_run(["a", "q"], ["a", "b", "c"], scores, indices)
+    assert run == {
+        "a": {"a": float(np.float32(0.9)), "c": 0.5},
+        "q": {"b": float(scores[1, 0]), "a": float(scores[1, 1])},
+    }
+    assert list(to_run(["a", "q"], ["a", "b", "c"], scores, indices, exclude_self=True)["a"]) == ["c"]
+    assert all(type(score) is float for found in run.values() for score in found.values())
+
+
+def test_run_of_empty_results():
+    assert to_run(["q"], [], np.zeros((1, 0)), np.zeros((1, 0), dtype=np.int64)) == {"q": {}}
+    assert to_run([], ["d"], np.zeros((0, 1)), np.zeros((0, 1), dtype=np.int64)) == {}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10_000), st.lists(st.integers(0, 30), min_size=1, max_size=5), st.integers(1, 12))
+def test_the_best_of_parts_are_the_best_of_all(seed, sizes, top_k):
+    """Also of parts that hold fewer documents than are wanted, or none."""
+    documents = integers(seed + 1, sum(sizes) + 1, 2, reach=1)
+    queries, parts, start = integers(seed, 3, 2, reach=1), [], 0
+    for end in [*np.cumsum(sizes).tolist(), len(documents)]:
+        best = TopK(queries, top_k)
+        best.add(documents[start:end])
+        scores, positions = best.result()
+        parts.append((scores, positions + start))
+        start = end
+    scores, indices = merge_best(parts, top_k)
+    expected_scores, expected_indices = naive(queries, documents, top_k)
+    np.testing.assert_array_equal(indices, expected_indices)
+    np.testing.assert_array_equal(scores, expected_scores)

@@ -1,0 +1,313 @@
+"""Making, opening and searching an index; unhappy paths first."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import suppress
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from filelock import FileLock
+from safetensors.numpy import load_file
+
+from bixse.encoders import encode
+from bixse.encoders.head import RelevanceHead
+from bixse.errors import InputError, InvalidFileError, ModelError, OutputExistsError
+from bixse.files.cache import cache_folder
+from bixse.files.files import LOCK_FILE
+from bixse.scale.index import index_files
+from bixse.scale.index import make_index as index_module
+from bixse.scale.index import search as search_module
+from bixse.scale.index.make_index import BUILD_FOLDER, make_index
+from bixse.scale.index.manifest import MANIFEST_FILE, StoredFile, read_manifest
+from bixse.scale.index.search import open_index
+
+pytestmark = [pytest.mark.usefixtures("small_shards"), pytest.mark.precision("float32")]
+QUERIES = ["copy a file", "delete tree", "sort", "how do i find the path"]
+
+
+@pytest.fixture
+def folder(tiny_model, corpus, tmp_path):
+    make_index(tiny_model, corpus, tmp_path / "index")
+    return tmp_path / "index"
+
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """The documents that were encoded."""
+    found, encode_here = [], encode.encode_here
+
+    def record(model, texts, kind, *rest):
+        found.extend(texts if kind == "document" else [])
+        return encode_here(model, texts, kind, *rest)
+
+    monkeypatch.setattr(encode, "encode_here", record)
+    return found
+
+
+def expected(model, documents, query, top):
+    """The best documents and their cosines, by a plain product over all of them in float64."""
+    texts = [f"{title} {text}".strip() for title, text in documents.values()]
+    vectors = model.encode([query, *texts], normalize_embeddings=True).astype(np.float64)
+    cosines = vectors[1:] @ vectors[0]
+    order = np.argsort(-np.round(cosines, 7), kind="stable")[:top]
+    return [list(documents)[place] for place in order], cosines[order]
+
+
+# --- no index, or a damaged one
+
+
+def test_what_is_no_index(tiny_model, tmp_path, corpus):
+    for path, found in (("none", "no such folder"), ("corpus", "without an index")):
+        with pytest.raises(InputError, match=found):
+            open_index(tmp_path / path, tiny_model)
+
+
+def test_a_manifest_that_cannot_be_read(tiny_model, folder):
+    outside = json.loads((folder / MANIFEST_FILE).read_text())
+    outside["texts"]["name"] = "../corpus/corpus.jsonl"
+    for content in ("", "[]", '{"format": 2}', "[" * 100_000, json.dumps(outside)):
+        (folder / MANIFEST_FILE).write_text(content)
+        with pytest.raises(InputError, match="damaged"):
+            open_index(folder, tiny_model)
+
+
+@pytest.mark.parametrize("kind", ["embeddings", "documents"])
+@pytest.mark.parametrize("how", ["cut", "missing"])
+def test_a_file_that_is_not_whole(tiny_model, folder, kind, how):
+    path = next(folder.glob(f"{kind}-*"))
+    path.write_bytes(path.read_bytes()[:-1]) if how == "cut" else path.unlink()
+    with pytest.raises(InputError, match=path.name):
+        open_index(folder, tiny_model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"), [("embeddings", 0.02), ("embeddings", 0.5), ("documents", 0.02), ("documents", 0.3)]
+)
+def test_a_byte_that_changed(tiny_model, folder, kind, place):
+    """It is found before its content is used, and whenever all files are checked."""
+    path = next(folder.glob(f"{kind}-*"))
+    content = bytearray(path.read_bytes())
+    content[int(len(content) * place)] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=path.name), open_index(folder, tiny_model) as index:
+        index.search(QUERIES[0], top=100)
+    with suppress(InputError), open_index(folder, tiny_model) as index, pytest.raises(InputError, match=path.name):
+        index.check()
+
+
+# --- large row groups
+
+
+@pytest.mark.parametrize(("documents", "together"), [(0, 1), (1, 1), (2**18, 1), (2**18 + 1, 2), (10**9, 16)])
+def test_row_groups_grow_with_the_corpus(monkeypatch, documents, together):
+    """So that their number stays in what Parquet can open; 10**9 documents are beyond 256 a group."""
+    monkeypatch.setattr(index_files, "GROUP_ROWS", 256)
+    assert index_files.group_rows(256 * documents if documents < 10**9 else documents) == 256 * together
+    assert -(-documents // index_files.group_rows(documents)) <= index_files.MOST_GROUPS
+
+
+def test_an_index_with_row_groups_larger_than_its_parts(tiny_model, folder, corpus, tmp_path, monkeypatch):
+    """The same embeddings, and the same answers with their texts."""
+    monkeypatch.setattr(index_files, "MOST_GROUPS", 2)
+    make_index(tiny_model, corpus, tmp_path / "large", cache="none")
+    one, large = (read_manifest(path) for path in (folder, tmp_path / "large"))
+    assert one.embeddings == large.embeddings
+    sizes = [
+        [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+        for file in (
+            pq.ParquetFile(path / found.texts.name) for path, found in ((folder, one), (tmp_path / "large", large))
+        )
+    ]
+    assert sizes[0][0] == 8 and sizes[1][0] > 32 and len(sizes[1]) == 2
+    with open_index(folder, tiny_model) as before, open_index(tmp_path / "large", tiny_model) as after:
+        assert before.search(QUERIES, top=100) == after.search(QUERIES, top=100)
+
+
+# --- another model
+
+
+def test_another_model_is_refused(tiny_model, folder, corpus):
+    for change, said in (
+        (lambda: setattr(tiny_model, "truncate_dim", 16), "another size"),
+        (lambda: setattr(tiny_model, "prompts", {"document": "passage: "}), "prompt before documents"),
+        (lambda: setattr(tiny_model, "prompts", {"query": "find: "}), "prompts before queries"),
+        (lambda: next(tiny_model.parameters()).data.add_(1e-3), "other weights"),
+    ):
+        before = tiny_model.truncate_dim, tiny_model.prompts
+        change()
+        with pytest.raises(ModelError, match=said):
+            open_index(folder, tiny_model)
+        with pytest.raises(OutputExistsError):
+            make_index(tiny_model, corpus, folder)
+        tiny_model.truncate_dim, tiny_model.prompts = before
+
+
+# --- what cannot be indexed
+
+
+def test_all_errors_of_a_corpus_together(tiny_model, corpus, tmp_path):
+    rows = ['{"_id": "a", "text": "x"}', '{"_id": "a", "text": "y"}', "{"]
+    for content, kind in (("\n".join(rows), InvalidFileError), ('{"_id": 1, "text": " "}', InputError)):
+        (corpus / "corpus.jsonl").write_text(content)
+        with pytest.raises(kind) as caught:
+            make_index(tiny_model, corpus, tmp_path / "index")
+        assert kind is InputError or len(caught.value.errors) == 2
+        assert not (tmp_path / "index").exists(), "what is refused leaves nothing behind"
+
+
+def test_unusable_settings(tiny_model, corpus, tmp_path):
+    for wrong in ({"dtype": "int8"}, {"task": "none"}):
+        with pytest.raises(InputError):
+            make_index(tiny_model, corpus, tmp_path / "index", **wrong)
+    assert not (tmp_path / "index").exists()
+
+
+def test_a_folder_with_something_else(tiny_model, corpus, folder, tmp_path, encoded):
+    before = sorted(folder.iterdir())
+    (tmp_path / "file").write_text("a file")
+    for path in (tmp_path / "file", corpus, folder):
+        with pytest.raises(OutputExistsError):
+            make_index(tiny_model, corpus, path, dtype="float16")
+    assert encoded == []
+    assert sorted(folder.iterdir()) == before
+
+
+def test_a_second_writer_is_refused(tiny_model, folder, write_corpus, documents):
+    write_corpus({"d0": documents["d0"]})
+    with FileLock(folder / LOCK_FILE), pytest.raises(OutputExistsError, match="another process"):
+        make_index(tiny_model, folder.parent / "corpus", folder)
+    assert read_manifest(folder).documents == 100
+
+
+def test_what_cannot_be_asked(tiny_model, folder):
+    with open_index(folder, tiny_model) as index:
+        for query in ("", "  ", "caf\udce9", ["of", ""]):
+            with pytest.raises(InputError):
+                index.search(query)
+        with pytest.raises(InputError):
+            index.search("of", top=0)
+        with pytest.raises(InputError, match="bixse calibrate"):
+            index.search("of", threshold=0.5)
+        tiny_model.head = RelevanceHead(10.0, -5.0)
+        for wrong in ({"threshold": -0.1}, {"threshold": float("nan")}, {"threshold": 0.5, "at_precision": 0.9}):
+            with pytest.raises(InputError):
+                index.search("of", **wrong)
+
+
+# --- searching
+
+
+@pytest.mark.parametrize("top", [1, 7, 1000])
+def test_the_best_are_those_of_a_product_over_all(tiny_model, folder, documents, top):
+    with open_index(folder, tiny_model) as index:
+        for query, hits in zip(QUERIES, index.search(QUERIES, top=top), strict=True):
+            names, cosines = expected(tiny_model, documents, query, top)
+            assert [hit.cosine for hit in hits] == pytest.approx(cosines.tolist(), abs=1e-6)
+            assert top == 1000 or [hit.document_id for hit in hits] == names
+            assert {hit.document_id: (hit.title, hit.text) for hit in hits}.items() <= documents.items()
+        assert index.search([]) == []
+
+
+def test_equal_texts_stand_in_the_order_of_the_corpus(tiny_model, write_corpus, tmp_path):
+    corpus = write_corpus({f"d{n}": ("", "the same") for n in range(100, 0, -1)})
+    make_index(tiny_model, corpus, tmp_path / "index")
+    with open_index(tmp_path / "index", tiny_model) as index:
+        assert [hit.document_id for hit in index.search("same", top=50)] == [f"d{n}" for n in range(100, 50, -1)]
+
+
+def test_a_threshold_keeps_the_probable(tiny_model, folder, monkeypatch):
+    tiny_model.head = RelevanceHead(10.0, -5.0)
+    with open_index(folder, tiny_model) as index:
+        every = index.search(QUERIES[0], top=50)
+        assert every[0].probability == pytest.approx(1 / (1 + np.exp(5 - 10 * every[0].cosine)))
+        least = every[20].probability
+        kept = [hit for hit in every if hit.probability >= least]
+        assert index.search(QUERIES[0], top=50, threshold=least) == kept
+        monkeypatch.setattr(search_module, "QUERIES_TOGETHER", 1)
+        run = index.search_run({"q": QUERIES[0], "r": QUERIES[1]}, top=50, threshold=least)
+        assert run["q"] == {hit.document_id: pytest.approx(hit.cosine, abs=1e-6) for hit in kept}
+        assert list(run) == ["q", "r"]
+
+
+def test_half_precision_takes_half_the_disk(tiny_model, corpus, tmp_path, folder):
+    make_index(tiny_model, corpus, tmp_path / "half", dtype="float16")
+    sizes = [sum(file.size for file in read_manifest(where).embeddings) for where in (folder, tmp_path / "half")]
+    assert 100 * 32 * 2 <= sizes[1] < sizes[0] / 2 + 500
+    with open_index(tmp_path / "half", tiny_model) as half, open_index(folder, tiny_model) as whole:
+        one, other = ({hit.document_id: hit.cosine for hit in i.search("copy", top=100)} for i in (half, whole))
+    assert 0 < max(abs(one[name] - other[name]) for name in other) < 1e-3
+
+
+def test_what_lies_on_the_disk(tiny_model, corpus, documents, folder):
+    manifest = read_manifest(folder)
+    shards = [load_file(folder / file.name)["documents"] for file in manifest.embeddings]
+    assert [len(shard) for shard in shards] == [32, 32, 32, 4]
+    texts = [f"{title} {text}" for title, text in documents.values()]
+    np.testing.assert_allclose(np.concatenate(shards), tiny_model.encode(texts, normalize_embeddings=True), atol=1e-6)
+    assert {path.name for path in folder.iterdir()} == {MANIFEST_FILE, LOCK_FILE, *(f.name for f in manifest.files)}
+    shutil.rmtree(corpus)
+    with open_index(folder, tiny_model) as index:
+        index.check()
+        assert index.search("move folder", top=1)[0].title in {title for title, _ in documents.values()}
+
+
+def test_the_number_of_a_file_may_have_six_digits(tmp_path):
+    path = tmp_path / "embeddings-100000.safetensors"
+    path.write_bytes(b"content")
+    assert StoredFile.of(path).name.startswith("embeddings-100000-")
+
+
+# --- again, and of a changed corpus
+
+
+def test_the_same_index_is_not_made_twice(tiny_model, corpus, folder, encoded):
+    before = (folder / MANIFEST_FILE).read_bytes()
+    assert make_index(tiny_model, corpus, folder).reused
+    assert (encoded, (folder / MANIFEST_FILE).read_bytes()) == ([], before)
+
+
+def test_of_a_changed_corpus_new_texts_alone_are_encoded(tiny_model, folder, write_corpus, documents, encoded):
+    changed = {name: found for name, found in documents.items() if name != "d3"}
+    changed |= {"d5": ("", "wait in a thread"), "new": ("", "sleep")}
+    with open_index(folder, tiny_model) as before:
+        report = make_index(tiny_model, write_corpus(changed), folder)
+        assert (report.encoded, sorted(encoded)) == (2, ["sleep", "wait in a thread"])
+        assert len(before.search("copy", top=1000)) == 100, "one that is open stays as it was"
+    with open_index(folder, tiny_model) as index:
+        hits = index.search(QUERIES[0], top=1000)
+    assert {hit.document_id: (hit.title, hit.text) for hit in hits} == changed
+    named = {file.name for file in report.manifest.files}
+    assert {path.name for path in folder.iterdir()} == {MANIFEST_FILE, LOCK_FILE, *named}
+
+
+def test_a_stopped_index_leaves_the_former_one(tiny_model, folder, write_corpus, documents, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    one = write_corpus({"d0": documents["d0"]})
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(index_module, "_publish", stop)
+        make_index(tiny_model, one, folder)
+    with open_index(folder, tiny_model) as index:
+        index.check()
+        assert len(index) == 100
+    shutil.rmtree(cache_folder())
+    report = make_index(tiny_model, one, folder)
+    assert (report.encoded, report.manifest.documents) == (0, 1), "what was complete is there"
+    assert not (folder / BUILD_FOLDER).exists()
+
+
+def test_an_index_that_is_replaced_while_it_is_opened(tiny_model, folder, write_corpus, documents, monkeypatch):
+    """Its manifest was read, its files are gone: the new one is opened."""
+    opened = index_files.IndexFiles.__init__
+
+    def replace_first(self, where, manifest):
+        if manifest.documents == 100:
+            make_index(tiny_model, write_corpus({"d0": documents["d0"]}), folder)
+        opened(self, where, manifest)
+
+    monkeypatch.setattr(index_files.IndexFiles, "__init__", replace_first)
+    assert index_files.open_files(folder).manifest.documents == 1

@@ -1,0 +1,84 @@
+"""Processes that are killed while they make an index: what was encoded stays, and so does the former index."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from bixse.scale.index.make_index import BUILD_FOLDER, make_index
+from bixse.scale.index.manifest import read_manifest
+from bixse.scale.index.search import open_index
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork")]
+
+SCRIPT = """
+import sys, time
+from bixse.encoders import encode
+from bixse.search import store
+from bixse.scale.index.make_index import make_index
+store.SAVED_TOGETHER = 4
+encode_here = encode.encode_here
+def slow(*arguments):
+    time.sleep(0.05)
+    return encode_here(*arguments)
+encode.encode_here = slow
+print("ready", flush=True)
+make_index(*sys.argv[1:])
+"""
+
+
+def start(*words):
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, *map(str, words)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def test_an_index_that_is_killed_again_and_again_is_made_in_the_end(
+    tiny_model_path, tiny_model, write_corpus, documents, tmp_path
+):
+    words = (tiny_model_path, write_corpus(dict(list(documents.items())[:20])), tmp_path / "index")
+    make_index(*words)
+    write_corpus(documents)
+    for seconds in (0.3, 0.6, 0.9):
+        process = start(*words)
+        time.sleep(seconds)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        if process.returncode != -signal.SIGKILL:
+            break
+        with open_index(words[-1], tiny_model) as index:
+            index.check()
+            assert len(index) in (20, len(documents)), "the old one or the new one, whole"
+    report = make_index(*words)
+    assert report.encoded < 80, "what the killed processes encoded is stored"
+    with open_index(words[-1], tiny_model) as index:
+        index.check()
+        assert {hit.document_id for hit in index.search("copy", top=1000)} == set(documents)
+    assert not (words[-1] / BUILD_FOLDER).exists()
+
+
+def test_readers_see_whole_indexes_while_a_process_replaces_them(tiny_model, write_corpus, documents, tmp_path):
+    """Each state has texts of one version; a mixture would show two."""
+    folder = tmp_path / "index"
+    make_index(tiny_model, write_corpus(documents), folder)
+    child = os.fork()
+    if child == 0:
+        for version in range(20):
+            changed = {name: (title, f"{text} {version}") for name, (title, text) in documents.items()}
+            make_index(tiny_model, write_corpus(changed), folder)
+        os._exit(0)
+    seen = set()
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        with open_index(folder, tiny_model) as index:
+            versions = {hit.text.rpartition(" ")[2] for hit in index.search("copy", top=100)}
+        digits = {version for version in versions if version.isdigit()}
+        assert len(digits) <= 1
+        assert not digits or versions == digits
+        seen |= digits
+    assert len(seen) > 2
+    assert read_manifest(folder).documents == 100

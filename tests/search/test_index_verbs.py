@@ -1,0 +1,203 @@
+"""`bixse index` and `bixse search INDEX` with a real, tiny model: what a user reads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pyarrow as pa
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from bixse.data.task_instructions import Instructions
+from bixse.data.trec import read_run
+from bixse.encoders.instructions import set_instructions
+from bixse.files.write import write_rows
+from bixse.scale.index.manifest import read_manifest
+from bixse.search.hits import read_queries
+from helpers.command import call, refused, result_of
+
+DOCUMENTS = {
+    "d1": ("copy", "copy a file to a folder"),
+    "d2": ("move", "move a file"),
+    "d3": ("sleep", "wait in a thread"),
+    "d4": ("", "sort a list of words"),
+}
+
+
+@pytest.fixture
+def model(tmp_path, tiny_model_path):
+    shutil.copytree(tiny_model_path, tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def collection(write_corpus):
+    return write_corpus(DOCUMENTS)
+
+
+@pytest.fixture
+def index(tmp_path, model, collection, capsys):
+    assert call(capsys, "index", model, "--collection", collection, "--out", tmp_path / "index")[0] == 0
+    return tmp_path / "index"
+
+
+# --- unhappy
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "model: got nothing"),
+        (["demo"], "collection: got nothing"),
+        (["demo", "--collection", "c", "--out", "o", "--check"], "--check"),
+        (["--describe", "nowhere"], "no such folder"),
+        (["demo", "--collection", "c", "--out", "o"], "corpus.jsonl"),
+    ],
+)
+def test_wrong_usage(capsys, tmp_path, monkeypatch, words, said):
+    monkeypatch.chdir(tmp_path)
+    assert said in refused(capsys, "index", *words)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["copy", "--collection", "c"], "--collection"),
+        (["copy", "--processes", "2"], "--processes"),
+        (["copy", "--queries", "q.txt"], "query and queries"),
+        (["copy", "--out", "run"], "--out"),
+        (["--queries", "-", "--out", "run"], "--out"),
+        (["--queries", "none.txt"], "none.txt"),
+        ([" "], "empty query"),
+        (["copy", "--task", "find"], "without task instructions"),
+    ],
+)
+def test_what_cannot_be_searched(capsys, index, words, said):
+    assert said in refused(capsys, "search", index, *words)
+
+
+def test_neither_index_nor_collection(capsys, collection, model):
+    assert "--collection" in refused(capsys, "search", collection, "copy")
+    for words in (["--queries", "-"], ["--exact", "copy"]):
+        assert words[0] in refused(capsys, "search", model, "--collection", collection, *words)
+
+
+def test_a_model_that_was_trained_on_or_has_moved(capsys, index, model, tmp_path):
+    found = call(capsys, "search", index, "copy")[1]["metrics"]["results"]
+    model.rename(tmp_path / "moved")
+    refused(capsys, "search", index, "copy")
+    words = ("search", index, "copy", "--model-at", tmp_path / "moved")
+    assert call(capsys, *words)[1]["metrics"]["results"] == found
+    weights = load_file(tmp_path / "moved" / "model.safetensors")
+    name = next(name for name in weights if name.endswith("weight"))
+    save_file({**weights, name: weights[name] + 0.01}, tmp_path / "moved" / "model.safetensors", {"format": "pt"})
+    assert "other weights" in refused(capsys, *words)
+
+
+# --- made, described, searched
+
+
+def test_what_is_said_of_a_new_index(capsys, tmp_path, model, collection):
+    words = ("index", model, "--collection", collection, "--out", tmp_path / "index")
+    text = result_of(*words).text
+    assert "4 texts were encoded" in text
+    stored = f"{read_manifest(tmp_path / 'index').size / 1000:.1f} kB"
+    assert f"{tmp_path / 'index'}: 4 documents, exact, float32, {stored}" in text.splitlines()
+    assert f"model: {model}, 32 dimensions" in text.splitlines()
+    code, envelope = call(capsys, *words)
+    assert (code, envelope["metrics"]["reused"], envelope["metrics"]["encoded"]) == (0, True, 0)
+    code, envelope = call(capsys, "index", "--describe", tmp_path / "index", "--check")
+    assert (code, envelope["metrics"]["documents"], envelope["metrics"]["dtype"]) == (0, 4, "float32")
+
+
+def test_an_index_answers_as_its_collection(index, model, collection):
+    for query in ("copy a file", "sort"):
+        alone, indexed = (
+            result_of("search", model, query, "--collection", collection),
+            result_of("search", index, query),
+        )
+        assert (indexed.text, indexed.metrics) == (alone.text, alone.metrics)
+
+
+# --- many queries
+
+
+@pytest.mark.parametrize("name", ["queries.jsonl", "queries.jsonl.gz", "queries.csv", "queries.parquet"])
+def test_a_table_of_queries_is_read_as_one(tmp_path, name):
+    write_rows(pa.table({"_id": ["q1", "q2"], "text": ["copy a file", "sort"]}), tmp_path / name)
+    assert read_queries(tmp_path / name) == {"q1": "copy a file", "q2": "sort"}
+
+
+def test_a_file_of_queries_becomes_a_run(capsys, index):
+    queries = index.parent / "queries.jsonl"
+    queries.write_text('{"_id": "q1", "text": "copy a file"}\n{"_id": "q2", "text": "sort"}\n')
+    run = index.parent / "runs" / "out.trec"
+    text = result_of("search", index, "--queries", queries, "--out", run, "--top", "3").text
+    assert text == f"wrote 6 documents of 2 queries to {run}"
+    answers = call(capsys, "search", index, "--queries", queries, "--top", "3")[1]["metrics"]["answers"]
+    assert read_run(run) == {
+        answer["query_id"]: pytest.approx({hit["document_id"]: hit["cosine"] for hit in answer["results"]}, abs=1e-4)
+        for answer in answers
+    }
+    assert result_of("search", index, "--queries", queries).text.startswith("q1: copy a file\n  1. cos=")
+
+
+@pytest.mark.slow
+def test_queries_line_by_line(index):
+    """Each line is answered at once, before the next one is read; a pipe that closes ends it."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bixse", "search", str(index), "--queries", "-", "--top", "2", "--json"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    for query, best in (("copy a file to a folder", "d1"), ("  ", None), ("wait in a thread", "d3")):
+        process.stdin.write(query + "\n")
+        process.stdin.flush()
+        if best is not None:
+            answer = json.loads(process.stdout.readline())
+            assert answer["query"] == query
+            assert (len(answer["results"]), answer["results"][0]["document_id"]) == (2, best)
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert json.loads(rest)["metrics"] == {"queries": 2}
+    piped = subprocess.run(
+        f"yes 'copy a file' | {sys.executable} -m bixse search {index} --queries - --top 1 | head -n 2",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert piped.stdout.splitlines() == ["copy a file", "  1. cos=" + piped.stdout.splitlines()[1].split("cos=")[1]]
+    assert "Traceback" not in piped.stderr
+    assert "error" not in piped.stderr
+
+
+# --- tasks
+
+
+def test_tasks_with_the_same_document_instruction_share_an_index(capsys, tmp_path, tiny_model, collection):
+    table = Instructions(
+        template="{instruction} of\n",
+        tasks={
+            "find": {"instructions": ["find the file"]},
+            "sort": {"instructions": ["sort the list"]},
+            "match": {"instructions": ["match text"], "symmetric": True},
+        },
+    )
+    set_instructions(tiny_model, table)
+    tiny_model.save_pretrained(str(tmp_path / "tasks"), create_model_card=False)
+    words = ("index", tmp_path / "tasks", "--collection", collection, "--out", tmp_path / "index")
+    assert "got no task" in refused(capsys, *words)
+    assert call(capsys, *words, "--task", "find")[0] == 0
+    cosines = [
+        call(capsys, "search", tmp_path / "index", "copy", *task)[1]["metrics"]["results"][0]["cosine"]
+        for task in ((), ("--task", "find"), ("--task", "sort"))
+    ]
+    assert cosines[0] == cosines[1] != cosines[2]
+    message = refused(capsys, "search", tmp_path / "index", "copy", "--task", "match")
+    assert "which puts 'match text of\\n' before documents" in message

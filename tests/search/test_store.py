@@ -1,0 +1,84 @@
+"""Embeddings by model and text: what is damaged, locked or full only costs encoding again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bixse.encoders import encode
+from bixse.encoders.encode import encode_texts
+from bixse.search import store as store_module
+from bixse.search.store import EmbeddingStore
+
+TEXTS = ["copy a file", "move a folder", "sort", "copy a file", ""]
+
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """The texts that were encoded."""
+    found, encode_here = [], encode.encode_here
+
+    def count(model, texts, *rest):
+        found.extend(texts)
+        return encode_here(model, texts, *rest)
+
+    monkeypatch.setattr(encode, "encode_here", count)
+    return found
+
+
+@pytest.mark.parametrize("content", [b"x" * 5000, b"SQLite format 3\0" + b"x" * 5000])
+def test_a_damaged_file_means_encoding_again(tiny_model, encoded, content):
+    store = EmbeddingStore(tiny_model)
+    found = store.encode(TEXTS)
+    store.path.write_bytes(content)
+    for _ in range(2):
+        np.testing.assert_array_equal(store.encode(TEXTS), found)
+    assert len(encoded) == 2 * 4
+
+
+def test_what_cannot_be_kept_is_encoded_all_the_same(tiny_model, tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    store = EmbeddingStore(tiny_model, tmp_path / "file" / "cache")
+    np.testing.assert_array_equal(store.encode(TEXTS), encode_texts(tiny_model, TEXTS, "document"))
+    assert str(tmp_path) in store.failure
+
+
+def test_nothing_is_kept_where_nothing_shall_be(tiny_model, cache_path, encoded):
+    for _ in range(2):
+        EmbeddingStore(tiny_model, "none").encode(TEXTS)
+    assert len(encoded) == 2 * 4
+    assert not cache_path.exists()
+
+
+def test_each_text_is_encoded_once_and_only_new_ones_later(tiny_model, encoded):
+    steps = []
+    first = EmbeddingStore(tiny_model).encode(TEXTS, steps.append)
+    np.testing.assert_array_equal(first, encode_texts(tiny_model, TEXTS, "document"))
+    assert sum(steps) == len(TEXTS)
+    del encoded[:]
+    found = EmbeddingStore(tiny_model).encode(["list", *reversed(TEXTS)])
+    assert encoded == ["list"]
+    np.testing.assert_array_equal(found[1:], first[::-1])
+
+
+def test_another_model_has_embeddings_of_its_own(tiny_model, encoded):
+    EmbeddingStore(tiny_model).encode(TEXTS)
+    tiny_model.max_seq_length = 4
+    EmbeddingStore(tiny_model).encode(TEXTS)
+    assert len(encoded) == 2 * 4
+
+
+def test_a_killed_process_loses_what_it_was_encoding_alone(tiny_model, encoded, monkeypatch):
+    monkeypatch.setattr(store_module, "SAVED_TOGETHER", 2)
+
+    def stop(count):
+        if len(encoded) == 4:
+            raise KeyboardInterrupt
+
+    texts = ["copy", "copy a", "copy a file", "copy a file to", "copy a file to a folder"]
+    with pytest.raises(KeyboardInterrupt):
+        EmbeddingStore(tiny_model).encode(texts, stop)
+    del encoded[:]
+    found = EmbeddingStore(tiny_model).encode(texts)
+    assert encoded == texts[2:]
+    np.testing.assert_allclose(found, encode_texts(tiny_model, texts, "document"), atol=1e-6)
