@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from bixse.judging.grade_settings import JudgeOptions
 from bixse.judging.judge import Question
 from bixse.judging.rubrics import load_rubric
-from bixse.judging.server.request import request_body
+from bixse.judging.server.dialects import request_body
 from bixse.judging.server.server_judge import ServerJudge
 from measuring import in_turn, make_parser, middle, ratio_with_ends, show
 

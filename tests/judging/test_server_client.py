@@ -18,8 +18,7 @@ from bixse.judging.grade_settings import JudgeOptions, ServerSettings
 from bixse.judging.judge import Question
 from bixse.judging.server import client as client_module
 from bixse.judging.server.client import ChatClient
-from bixse.judging.server.failure import ServerDownError
-from bixse.judging.server.secret import STAND_IN
+from bixse.judging.server.endpoints import STAND_IN, ServerDownError
 from bixse.judging.server.server_judge import ServerJudge, ServerTextModel
 from helpers.chat_server import planted
 from helpers.server_questions import GRADE, RUBRIC, SHARES, ask_all, planted_question

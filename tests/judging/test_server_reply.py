@@ -7,8 +7,16 @@ import pytest
 
 from bixse.judging.judge import Usage
 from bixse.judging.rubrics import load_rubric
-from bixse.judging.server.reply import Choice, parse_reply, read_choices, read_position
-from bixse.judging.server.request import RequestForm, next_logprobs, request_body, simpler_form
+from bixse.judging.server.dialects import (
+    Choice,
+    RequestForm,
+    next_logprobs,
+    parse_reply,
+    read_choices,
+    read_position,
+    request_body,
+    simpler_form,
+)
 
 RUBRIC = load_rubric("trec-dl-0-3")
 LABELS = RUBRIC.labels

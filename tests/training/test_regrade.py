@@ -25,7 +25,7 @@ from bixse.judging.ledger import Ledger
 from bixse.judging.local.replay_judge import open_replay
 from bixse.judging.open_judge import open_judge
 from bixse.judging.rubrics import load_rubric
-from bixse.judging.server.failure import ServerDownError
+from bixse.judging.server.endpoints import ServerDownError
 from bixse.losses import BiXSELoss, GradedTargets, InfoNCELoss
 from bixse.relevance import GradeScale
 from bixse.training.config import TrainConfig

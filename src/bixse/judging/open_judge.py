@@ -120,7 +120,7 @@ def open_judge(names: Sequence[str], rubric: Rubric, options: JudgeOptions | Non
         scale = None if options.scale is None else GradeScale(*options.scale)
         return open_replay(name, options.texts, options.score_map, scale)
     if name.startswith(CROSS_ENCODER):
-        from bixse.judging.local.cross_encoder_judge import CrossEncoderJudge
+        from bixse.judging.local.score_judges import CrossEncoderJudge
 
         return CrossEncoderJudge(
             name.removeprefix(CROSS_ENCODER),
@@ -130,7 +130,7 @@ def open_judge(names: Sequence[str], rubric: Rubric, options: JudgeOptions | Non
             revision=options.revision,
         )
     if name.startswith(ENCODER):
-        from bixse.judging.local.encoder_judge import EncoderJudge
+        from bixse.judging.local.score_judges import EncoderJudge
 
         return EncoderJudge(name.removeprefix(ENCODER), options.score_map, options.device, options.dtype)
     from bixse.judging.local.local_judge import LocalJudge

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib.util
+import inspect
 import json
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -19,7 +21,12 @@ from bixse.errors import InputError, ModelError
 from bixse.files.files import file_hash
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import Tensor
+
     from bixse.judging.judge import Dtype
+
 
 UNLIMITED = 10**9
 """Tokenizers without a length of their own write a larger one."""
@@ -170,3 +177,154 @@ def longest_input(config: Any, *limits: int | None) -> int | None:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or ["no message"])[0][:200]
+
+
+Sharing: TypeAlias = Literal["prefix", "none", "alone"]
+"""What all prompts begin with is computed once (prefix), prompts are read whole in batches (none), or by themselves
+(alone), for models that give other answers in padded batches.
+"""
+LEAST_SHARED = 8
+"""Tokens from which a common beginning is worth a pass of its own."""
+ROWS_PER_BATCH = 256
+"""Most prompts of a batch."""
+KEPT_FACTOR = 8
+"""Kept positions of a batch may be this many times its budget of positions to compute."""
+_TOLERANCE, _HALF_TOLERANCE = 1e-2, 0.25
+"""How far logits of two ways to read may differ, in standard deviations of the logits; of 16-bit numbers more."""
+
+
+class PromptReader:
+    """Reads prompts up to the logits after the last token of each.
+
+    `model` is a causal language model of transformers in evaluation mode; `tokens_per_batch` bounds the positions
+    computed in one forward pass, padding included. Without `sharing` the most that gives the same logits on a few short
+    probes is taken.
+    """
+
+    def __init__(self, model: Any, tokens_per_batch: int, sharing: Sharing | None = None) -> None:
+        self.model = model
+        self.tokens_per_batch = tokens_per_batch
+        self._head = model.get_output_embeddings()
+        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        self._stretched_from = stretched_from(model)
+        self.sharing: Sharing = self._tried_sharing() if sharing is None else sharing
+
+    def logits(self, prompts: Sequence[list[int]]) -> Iterator[tuple[list[int], Tensor | None]]:
+        """Indices of b prompts of token ids and their logits (b, V), float32, in batches of like length.
+
+        Of one prompt that does not fit into the memory by itself: its index and None.
+        """
+        most = self._stretched_from
+        rest = [i for i, prompt in enumerate(prompts) if most is None or len(prompt) <= most]
+        for i in set(range(len(prompts))) - set(rest):  # its length decides how every prompt of its batch would be read
+            yield from self._batches(prompts, [i], None, 0)
+        start = shared_length([prompts[i] for i in rest]) if self.sharing == "prefix" and len(rest) > 1 else 0
+        kept = self._read_if_it_fits([prompts[rest[0]][:start]], keep=True) if start >= LEAST_SHARED else None
+        yield from self._batches(prompts, rest, *((kept[1], start) if kept is not None else (None, 0)))
+
+    def _batches(
+        self, prompts: Sequence[list[int]], indices: Sequence[int], prefix: Any, start: int
+    ) -> Iterator[tuple[list[int], Tensor | None]]:
+        """From position `start` on, the longest first; a batch that does not fit into the memory is halved."""
+        left = sorted(indices, key=lambda i: -len(prompts[i]))
+        while left:
+            width = len(prompts[left[0]]) - start
+            rows = min(self.tokens_per_batch // max(width, (width + start) // KEPT_FACTOR), ROWS_PER_BATCH)
+            batch = left[: 1 if self.sharing == "alone" else max(1, rows)]
+            found = self._read_if_it_fits([prompts[i][start:] for i in batch], prefix, start)
+            if found is None and len(batch) > 1:
+                self.tokens_per_batch = max(1, min(self.tokens_per_batch, len(batch) * width) // 2)
+                continue
+            yield batch, None if found is None else found[0]
+            left = left[len(batch) :]
+
+    def _read_if_it_fits(self, *arguments: Any, **named: Any) -> tuple[Tensor, Any] | None:
+        try:
+            return self.read(*arguments, **named)
+        except RuntimeError as error:
+            if not (isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)):
+                raise
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return None
+
+    @torch.inference_mode()
+    def read(
+        self, sequences: Sequence[list[int]], prefix: Any = None, start: int = 0, keep: bool = False
+    ) -> tuple[Tensor, Any]:
+        """One forward pass over B sequences of token ids, each at least one.
+
+        `prefix` is the cache of one row of `start` tokens that stand before all of them; it stays as it is. Gives the
+        logits after each one's last token (B, V), float32, and with `keep` the cache.
+        """
+        device = self.model.device
+        width = max(map(len, sequences))
+        ids = torch.tensor([[*sequence, *[0] * (width - len(sequence))] for sequence in sequences], device=device)
+        last = torch.tensor([len(sequence) - 1 for sequence in sequences], device=device)
+        steps = torch.arange(width, device=device)
+        mask = (steps <= last[:, None]).long()
+        named: dict[str, Any] = {}
+        if prefix is not None:
+            mask = torch.cat([mask.new_ones(len(sequences), start), mask], dim=1)
+            named["past_key_values"] = copy.deepcopy(prefix)
+            named["past_key_values"].batch_repeat_interleave(len(sequences))
+        if self._takes_positions:  # those of padding are held back: a table of positions may end with the prompt
+            named["position_ids"] = start + torch.minimum(steps, last[:, None])
+        hook = None if self._head is None else self._head.register_forward_pre_hook(_only_last(last, ids.shape))
+        try:
+            output = self.model(input_ids=ids, attention_mask=mask, use_cache=keep or prefix is not None, **named)
+        finally:
+            if hook is not None:
+                hook.remove()
+        logits = output.logits
+        if logits.shape[1] > 1:  # the head saw all positions
+            logits = logits[torch.arange(len(last), device=device), last][:, None]
+        return logits[:, 0].float(), output.past_key_values if keep else None
+
+    def _tried_sharing(self) -> Sharing:
+        """The most sharing that gives the logits of prompts read one by one, on short made-up prompts."""
+        vocabulary = self.model.get_input_embeddings().weight.shape[0]
+        sizes = ((31, 9), (17, 3), (13, 5), (22, 2), (30, 4))
+        head, *tails = [[(7 + step * i) % vocabulary for i in range(size)] for step, size in sizes]
+        expected = torch.cat([self.read([head + tail])[0] for tail in tails])
+        allowed = (_HALF_TOLERANCE if torch.finfo(self.model.dtype).bits < 32 else _TOLERANCE) * expected.std()
+
+        def agree(found: Tensor) -> bool:
+            return bool((found - expected).abs().max() <= allowed)
+
+        if not agree(self.read([head + tail for tail in tails])[0]):
+            return "alone"
+        try:
+            prefix = self.read([head], keep=True)[1]
+            return "prefix" if agree(self.read(tails, prefix, len(head))[0]) else "none"
+        except (AttributeError, IndexError, TypeError, ValueError, NotImplementedError, RuntimeError):
+            return "none"  # a cache of another kind
+
+
+def shared_length(sequences: Sequence[list[int]]) -> int:
+    """How many first tokens all sequences share; at least one token of each is left over."""
+    most = min(len(sequence) for sequence in sequences) - 1
+    columns = zip(*(sequence[:most] for sequence in (min(sequences), max(sequences))), strict=True)
+    return next((i for i, (first, last) in enumerate(columns) if first != last), max(0, most))
+
+
+def stretched_from(model: Any) -> int | None:
+    """Prompts longer than this turn the rotary positions of their whole batch into others (longrope)."""
+    config = model.config.get_text_config()
+    rotary = getattr(config, "rope_parameters", None) or {}
+    if rotary.get("rope_type") != "longrope":
+        return None
+    return int(rotary.get("original_max_position_embeddings") or config.max_position_embeddings)
+
+
+def _only_last(last: Tensor, shape: Sequence[int]) -> Callable[[Any, tuple[Any, ...]], tuple[Any, ...] | None]:
+    """A hook that gives the output layer the state of each row's last token alone: (B, 1, D) of (B, T, D)."""
+
+    def chosen(module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        states = inputs[0]
+        if tuple(states.shape[:-1]) != tuple(shape):
+            return None
+        rows = torch.arange(len(last), device=states.device)
+        return (states[rows, last.to(states.device)][:, None], *inputs[1:])
+
+    return chosen

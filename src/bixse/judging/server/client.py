@@ -21,10 +21,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bixse.errors import InputError, shorten
 from bixse.judging.grade_settings import ServerSettings
-from bixse.judging.server.endpoints import Address, ServedModel, choose_model, models_in, parse_addresses
-from bixse.judging.server.failure import DETAIL_WIDTH, SHARED, TRANSIENT, RequestError, ServerDownError, refusal
-from bixse.judging.server.reply import Reply, parse_reply
-from bixse.judging.server.secret import Secret
+from bixse.judging.server.dialects import Reply, parse_reply
+from bixse.judging.server.endpoints import (
+    DETAIL_WIDTH,
+    SHARED,
+    TRANSIENT,
+    Address,
+    RequestError,
+    Secret,
+    ServedModel,
+    ServerDownError,
+    choose_model,
+    models_in,
+    parse_addresses,
+    refusal,
+)
 
 try:
     import aiohttp

@@ -7,21 +7,24 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.errors import BixseError, InputError, shorten
 from bixse.judging.judge import Answer, model_name, same_model
-from bixse.judging.reading.expected_grade import spellings
-from bixse.judging.server.failure import TRANSIENT, RequestError
-from bixse.judging.server.reply import Reply, answer_place, read_choices, read_position
-from bixse.judging.server.request import (
+from bixse.judging.reading import spellings
+from bixse.judging.server.dialects import (
     ANSWER_TOKENS,
     CONSTRAINTS,
     OWN_CONSTRAINT,
     TOP_LOGPROBS,
     WRITTEN,
+    Reply,
     RequestForm,
+    answer_place,
     chat_messages,
     next_logprobs,
+    read_choices,
+    read_position,
     request_body,
     simpler_form,
 )
+from bixse.judging.server.endpoints import TRANSIENT, RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

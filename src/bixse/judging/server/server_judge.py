@@ -10,10 +10,9 @@ from bixse.errors import InputError
 from bixse.judging.grade_settings import JudgeOptions, ServerSettings
 from bixse.judging.judge import Answer, Completion, CompletionStatus, Question, Usage, model_name, same_model
 from bixse.judging.server.client import ChatClient
-from bixse.judging.server.failure import RequestError
+from bixse.judging.server.dialects import RequestForm, read_choices, request_body
+from bixse.judging.server.endpoints import RequestError
 from bixse.judging.server.probe import Finding, Probe, prompt_tokens
-from bixse.judging.server.reply import read_choices
-from bixse.judging.server.request import RequestForm, request_body
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

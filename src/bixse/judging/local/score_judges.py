@@ -1,0 +1,303 @@
+"""A judge whose answer is a score: what it says becomes relevance through a map that is stated."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from sentence_transformers import CrossEncoder
+from torch import nn
+
+from bixse.encoders.encode import encode_texts
+from bixse.encoders.instructions import prompt_for
+from bixse.encoders.loading.build import build_encoder, quiet_loading
+from bixse.errors import InputError, ModelError
+from bixse.judging.judge import Answer, Usage
+from bixse.judging.local.local_model import content_hash, judge_device, longest_input, unusable, weights_dtype
+from bixse.preparing.sources.score_scale import ScoreMap, map_scores, parse_score_map
+from bixse.relevance import GradeScale
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    import torch
+    from numpy.typing import NDArray
+
+    from bixse.encoders.head import RelevanceHead
+    from bixse.judging.judge import Dtype, Question
+
+
+MODE: Final = "score"
+WINDOW = 512
+_ALIKE = 1e-6
+"""Scores that differ less, relative to their size, are the same."""
+_FEW = 16
+"""Texts from which equal scores are no chance."""
+
+
+class ScoreJudge(ABC):
+    """Grades by a model's score of a pair, mapped to relevance once (mode "score").
+
+    The rubric is not read; grades are relevance, 0 to 1. A pair that is longer than the model reads is answered
+    "too-long", never cut.
+
+    Args:
+        kind: in messages and in `identity`.
+        name: of the model, in every answer.
+        score_map: from score to relevance: "logit" (a sigmoid); "prob" for scores in [0, 1]; "platt:SLOPE,INTERCEPT",
+            fitted on pairs with human labels.
+        longest: tokens that the model reads of what `_lengths` counts; None: no limit.
+        identity: what the answers depend on beside the texts.
+
+    Raises:
+        InputError: no such map, or a model that scores three different pairs alike.
+    """
+
+    at_once = 1
+
+    def __init__(self, kind: str, name: str, score_map: str, longest: int | None, identity: Mapping[str, Any]) -> None:
+        self._kind = kind
+        self._map = score_map_of(score_map)
+        self._longest = longest
+        self.name = name
+        self.scale = GradeScale(0.0, 1.0)
+        self.identity: Mapping[str, Any] = {
+            "kind": kind, "model": name, "mode": MODE, **identity, "map": str(self._map)
+        }  # fmt: skip
+        self.warnings: list[str] = []
+        """Grows while questions are answered."""
+        self._check_contrast(
+            self._scores([("copy a file", "shutil.copy copies a file."), ("copy a file", "Rain falls."), ("a", "b")]),
+            "three different pairs",
+        )
+
+    @abstractmethod
+    def _scores(self, pairs: Sequence[tuple[str, str]]) -> NDArray[np.float64]:
+        """Scores (N,) of N pairs of query and document."""
+
+    @abstractmethod
+    def _lengths(self, questions: Sequence[Question]) -> list[int]:
+        """Tokens of each question that `longest` limits."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def count_tokens(self, questions: Sequence[Question]) -> list[int]:
+        return self._lengths(questions) if questions else []
+
+    def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Answer]]:
+        source = iter(questions)
+        while taken := list(islice(source, WINDOW)):
+            started = time.perf_counter()
+            lengths = self._lengths(taken)
+            fits = [self._longest is None or length <= self._longest for length in lengths]
+            pairs = [(q.query, q.document) for q, fit in zip(taken, fits, strict=True) if fit]
+            scores = self._scores(pairs) if pairs else np.zeros(0)
+            if len({document for _, document in pairs}) >= _FEW:
+                self._check_window(scores)
+            seconds = (time.perf_counter() - started) / len(taken)
+            left = iter(scores.tolist())
+            for question, length, fit in zip(taken, lengths, fits, strict=True):
+                yield question, self._answer(next(left) if fit else None, length, seconds)
+
+    def _answer(self, score: float | None, length: int, seconds: float) -> Answer:
+        common: dict[str, Any] = {"usage": Usage(prompt=length), "seconds": seconds, "judge": self.name}
+        if score is None:
+            detail = f"a pair of {length} tokens: the model reads {self._longest}"
+            return Answer("too-long", MODE, detail=detail, **common)
+        if not np.isfinite(score):
+            return Answer("failed", MODE, detail=f"the model gave the score {score}", **common)
+        lowest, highest = self._map.range
+        if not lowest <= score <= highest:
+            detail = f"score {score:.4g}: the map {self._map} takes {lowest:g} to {highest:g}"
+            return Answer("off-scale", MODE, text=f"{score:.6g}", detail=detail, **common)
+        z = float(map_scores(np.array([score]), self._map)[0])
+        return Answer("graded", MODE, (1.0 - z, z), z, z, z, text=f"{score:.6g}", **common)
+
+    def _check_contrast(self, scores: NDArray[np.float64], pairs: str) -> None:
+        if np.ptp(scores) <= _ALIKE * max(1e-6, float(np.abs(scores).max())):
+            raise InputError(
+                f"{self._kind} {self.name!r}: got the score {scores[0]:.6g} for {pairs}; expected scores that differ; "
+                "fix: choose another model (this one is not trained or not loaded whole), or look at the texts"
+            )
+
+    def _check_window(self, scores: NDArray[np.float64]) -> None:
+        """Warn of scores that look like probabilities already."""
+        if self._map.kind == "logit" and not self.warnings and scores.min() >= 0 and scores.max() <= 1:
+            self.warnings.append(
+                f"{self._kind} {self.name!r}: all raw scores lie in [0, 1] and pass a sigmoid; where they are "
+                "probabilities already, use the map 'prob'"
+            )
+        self._check_contrast(scores, f"all of {len(scores)} pairs")
+
+
+def score_map_of(text: str) -> ScoreMap:
+    """A map of scores by its name; raises InputError for one of whole grades."""
+    found = parse_score_map("logit" if text == "sigmoid" else text)
+    if found.kind == "binary":
+        fix = "use logit, prob, percent or platt:SLOPE,INTERCEPT"
+        raise InputError(f"score map: got 'binary'; expected a map of scores; fix: {fix}")
+    return found
+
+
+class EncoderJudge(ScoreJudge):
+    """Grades by an embedding model: the log-odds of its relevance head, or the cosine where it has none.
+
+    The relevance of a model without a head has to come from a map: `platt:20,-10` is sigma(20 cos - 10). Queries and
+    documents are embedded with the model's own prompts. Arguments as for `CrossEncoderJudge`; see `ScoreJudge`.
+
+    Raises:
+        ModelError: no such model, or one that is no encoder.
+        InputError: no map for a model without a head, or weights asked for in another number type than float32 and
+            bfloat16.
+
+    Example:
+        Grade pairs with a large embedding model that a small one is to learn from::
+
+            answers = EncoderJudge("BAAI/bge-large-en-v1.5", "platt:20,-14").answers(questions)
+    """
+
+    def __init__(
+        self, model: str | Path, score_map: str | None = None, device: str | None = None, dtype: Dtype = "auto"
+    ) -> None:
+        if score_map is not None:
+            score_map_of(score_map)  # before the model is loaded
+        place = judge_device(device)
+        self._precision = str(weights_dtype(dtype, place)).removeprefix("torch.")
+        if self._precision not in ("float32", "bfloat16"):
+            raise InputError(
+                f"dtype: got {self._precision} for the encoder {str(model)!r}; expected float32 or bfloat16; "
+                "fix: leave it out"
+            )
+        self._encoder: Any = build_encoder(model, device=str(place))
+        head = self._encoder.head
+        if head is None and score_map is None:
+            raise InputError(
+                f"encoder {str(model)!r}: got a model without a relevance head and no map of its cosines; expected one "
+                "of both; fix: add --score-map platt:SLOPE,INTERCEPT (20,-10 is sigma(20 cos - 10)), or run "
+                "`bixse calibrate` first"
+            )
+        local = Path(model).is_dir()
+        super().__init__(
+            "encoder",
+            Path(model).name if local else str(model),
+            score_map or "logit",
+            self._encoder.max_seq_length,
+            {
+                "revision": content_hash(Path(model)) if local else "main",
+                "head": None if head is None else asdict(head),
+                "dtype": self._precision,
+            },
+        )
+
+    def close(self) -> None:
+        self._encoder = None
+
+    def _lengths(self, questions: Sequence[Question]) -> list[int]:
+        """Of the longer one of query and document, as each is read by itself."""
+        before = [prompt_for(self._encoder, kind) or "" for kind in ("query", "document")]
+        texts = [before[i] + text for q in questions for i, text in enumerate((q.query, q.document))]
+        counts = [len(ids) for ids in self._encoder.tokenizer(texts, truncation=False, verbose=False)["input_ids"]]
+        return [max(pair) for pair in zip(counts[::2], counts[1::2], strict=True)]
+
+    def _scores(self, pairs: Sequence[tuple[str, str]]) -> NDArray[np.float64]:
+        queries, documents = zip(*pairs, strict=True)
+        cosines: NDArray[np.float64] = np.einsum(
+            "nd,nd->n",
+            encode_texts(self._encoder, queries, "query", self._precision),
+            encode_texts(self._encoder, documents, "document", self._precision),
+            dtype=np.float64,
+        )
+        head: RelevanceHead | None = self._encoder.head
+        return cosines if head is None else head.logit(cosines)
+
+
+class CrossEncoderJudge(ScoreJudge):
+    """Grades by the raw score of a sentence-transformers CrossEncoder; see `ScoreJudge`.
+
+    The activation that a model brings along is set aside, since it differs between models and a second sigmoid on top
+    of it squeezes all relevance into 0.5 to 0.73 without a word. Other arguments as for `LocalJudge`.
+
+    Raises:
+        ModelError: no such model, or one without a trained head.
+        InputError: a model with several scores per pair, one that gives all pairs the same, or no such map.
+
+    Example:
+        Grade pairs with a reranker::
+
+            answers = CrossEncoderJudge("cross-encoder/ms-marco-MiniLM-L6-v2").answers(questions)
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        score_map: str = "logit",
+        device: str | None = None,
+        batch_size: int = 32,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+        dtype: Dtype = "auto",
+    ) -> None:
+        score_map_of(score_map)  # before the model is loaded
+        place = judge_device(device)
+        number = weights_dtype(dtype, place)
+        self._encoder = _load(str(model), place, number, revision, trust_remote_code)
+        self.batch_size = batch_size
+        local = Path(model).is_dir()
+        commit = getattr(self._encoder.config, "_commit_hash", None) or revision or "main"
+        super().__init__(
+            "cross-encoder",
+            Path(model).name if local else str(model),
+            score_map,
+            longest_input(self._encoder.config, getattr(self._encoder, "max_length", None)),
+            {
+                "revision": content_hash(Path(model)) if local else str(commit),
+                "dtype": str(number).removeprefix("torch."),
+            },
+        )
+
+    def close(self) -> None:
+        self._encoder = None
+
+    def _lengths(self, questions: Sequence[Question]) -> list[int]:
+        pairs = ([q.query for q in questions], [q.document for q in questions])
+        return [len(ids) for ids in self._encoder.tokenizer(*pairs, truncation=False, verbose=False)["input_ids"]]
+
+    def _scores(self, pairs: Sequence[tuple[str, str]]) -> NDArray[np.float64]:
+        """Raw scores (N,), without the activation that the model brings along."""
+        found = self._encoder.predict(
+            list(pairs), batch_size=self.batch_size, show_progress_bar=False, activation_fn=nn.Identity()
+        )
+        return np.asarray(found, dtype=np.float64)
+
+
+def _load(name: str, device: torch.device, dtype: torch.dtype, revision: str | None, trust_remote_code: bool) -> Any:
+    try:
+        with quiet_loading():
+            encoder = CrossEncoder(
+                name,
+                device=str(device),
+                revision=revision,
+                trust_remote_code=trust_remote_code,
+                model_kwargs={"dtype": dtype},
+            )
+    except Exception as error:
+        raise unusable(name, error, "a CrossEncoder of sentence-transformers") from error
+    kinds = encoder.config.architectures or []
+    trained = any(kind.endswith(("ForSequenceClassification", "ForCausalLM")) for kind in kinds)
+    if len(encoder) == 1 and not trained:  # a head among further modules is stored with them
+        raise ModelError(
+            f"cross-encoder {name!r}: got the architecture {', '.join(kinds) or 'none'}; expected one with a trained "
+            "head for pairs (...ForSequenceClassification); fix: choose a reranker, an encoder has no such head"
+        )
+    if encoder.num_labels != 1:
+        raise InputError(
+            f"cross-encoder {name!r}: got {encoder.num_labels} scores per pair; expected one; "
+            "fix: choose a reranker (one label), not a classifier"
+        )
+    return encoder
