@@ -11,8 +11,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 from bixse.encoders.loading.precision import use_precision
 from bixse.errors import InputError, ModelError
 from bixse.judging.judge import Question
-from bixse.judging.local import score_judges
-from bixse.judging.local.score_judges import CrossEncoderJudge
+from bixse.judging.judges import score_judges
+from bixse.judging.judges.score_judges import CrossEncoderJudge
 
 TEXTS = [
     ("copy a file", "copy the file"),

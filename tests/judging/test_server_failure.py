@@ -5,7 +5,7 @@ from email.utils import formatdate
 
 import pytest
 
-from bixse.judging.server.endpoints import STAND_IN, Secret, error_message, refusal
+from bixse.judging.judges.endpoints import STAND_IN, Secret, error_message, refusal
 
 KEY = "sk-very-secret-0123456789"
 

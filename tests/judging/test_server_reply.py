@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from bixse.judging.judge import Usage
-from bixse.judging.rubrics import load_rubric
-from bixse.judging.server.dialects import (
+from bixse.judging.judges.dialects import (
     Choice,
     RequestForm,
     next_logprobs,
@@ -17,6 +16,7 @@ from bixse.judging.server.dialects import (
     request_body,
     simpler_form,
 )
+from bixse.judging.rubrics import load_rubric
 
 RUBRIC = load_rubric("trec-dl-0-3")
 LABELS = RUBRIC.labels

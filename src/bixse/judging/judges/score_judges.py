@@ -18,7 +18,7 @@ from bixse.encoders.instructions import prompt_for
 from bixse.encoders.loading.build import build_encoder, quiet_loading
 from bixse.errors import InputError, ModelError
 from bixse.judging.judge import Answer, Usage
-from bixse.judging.local.local_model import content_hash, judge_device, longest_input, unusable, weights_dtype
+from bixse.judging.judges.local_model import content_hash, judge_device, longest_input, unusable, weights_dtype
 from bixse.preparing.sources.score_scale import ScoreMap, map_scores, parse_score_map
 from bixse.relevance import GradeScale
 

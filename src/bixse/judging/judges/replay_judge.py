@@ -15,7 +15,7 @@ from bixse.data.trec import read_qrels
 from bixse.errors import InputError, InvalidFileError, did_you_mean, shorten
 from bixse.files.files import file_hash
 from bixse.judging.judge import Answer
-from bixse.judging.reading import OptionProbabilities, expected_grade
+from bixse.judging.judges.reading import OptionProbabilities, expected_grade
 from bixse.preparing.sources.formats import SourceOptions
 from bixse.preparing.sources.judgement import Judgement, JudgementRows, on_scale
 from bixse.preparing.sources.source import Source

@@ -13,8 +13,8 @@ import torch
 
 from bixse.errors import InputError, ModelError
 from bixse.judging.judge import Answer, Usage
-from bixse.judging.local.local_model import LocalModel, PromptReader, longest_input
-from bixse.judging.reading import OptionProbabilities, expected_grade, spellings
+from bixse.judging.judges.local_model import LocalModel, PromptReader, longest_input
+from bixse.judging.judges.reading import OptionProbabilities, expected_grade, spellings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bixse.judging.judge import Dtype, Question
-    from bixse.judging.local.local_model import Sharing
+    from bixse.judging.judges.local_model import Sharing
     from bixse.judging.rubrics import Rubric
 
     Messages = Sequence[Mapping[str, str]]

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bixse.errors import InputError, shorten
 from bixse.judging.grade_settings import ServerSettings
-from bixse.judging.server.dialects import Reply, parse_reply
-from bixse.judging.server.endpoints import (
+from bixse.judging.judges.dialects import Reply, parse_reply
+from bixse.judging.judges.endpoints import (
     DETAIL_WIDTH,
     SHARED,
     TRANSIENT,

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Self
 from bixse.errors import InputError
 from bixse.judging.grade_settings import JudgeOptions, ServerSettings
 from bixse.judging.judge import Answer, Completion, CompletionStatus, Question, Usage, model_name, same_model
-from bixse.judging.server.client import ChatClient
-from bixse.judging.server.dialects import RequestForm, read_choices, request_body
-from bixse.judging.server.endpoints import RequestError
-from bixse.judging.server.probe import Finding, Probe, prompt_tokens
+from bixse.judging.judges.client import ChatClient
+from bixse.judging.judges.dialects import RequestForm, read_choices, request_body
+from bixse.judging.judges.endpoints import RequestError
+from bixse.judging.judges.probe import Finding, Probe, prompt_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.errors import BixseError, InputError, shorten
 from bixse.judging.judge import Answer, model_name, same_model
-from bixse.judging.reading import spellings
-from bixse.judging.server.dialects import (
+from bixse.judging.judges.dialects import (
     ANSWER_TOKENS,
     CONSTRAINTS,
     OWN_CONSTRAINT,
@@ -24,15 +23,16 @@ from bixse.judging.server.dialects import (
     request_body,
     simpler_form,
 )
-from bixse.judging.server.endpoints import TRANSIENT, RequestError
+from bixse.judging.judges.endpoints import TRANSIENT, RequestError
+from bixse.judging.judges.reading import spellings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from bixse.judging.grade_settings import JudgeOptions
+    from bixse.judging.judges.client import ChatClient, Endpoint
+    from bixse.judging.judges.endpoints import ServedModel
     from bixse.judging.rubrics import Rubric
-    from bixse.judging.server.client import ChatClient, Endpoint
-    from bixse.judging.server.endpoints import ServedModel
 
 KNOWN_QUERY = "what is the capital of France"
 KNOWN_DOCUMENTS = ("Paris is the capital of France.", "Bake the bread for forty minutes.")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bixse.judging.judge import TEXT_WIDTH, Answer, Usage
-from bixse.judging.reading import (
+from bixse.judging.judges.reading import (
     NOT_AVAILABLE,
     OptionProbabilities,
     TextAnswer,
@@ -244,7 +244,7 @@ def read_choices(choices: Sequence[Choice], form: RequestForm, rubric: Rubric) -
 
     Example:
         >>> from bixse.judging.rubrics import load_rubric
-        >>> from bixse.judging.server.dialects import RequestForm
+        >>> from bixse.judging.judges.dialects import RequestForm
         >>> samples = [Choice("3"), Choice("2"), Choice("3"), Choice("I see")]
         >>> read_choices(samples, RequestForm("qwen", "sample", samples=4), load_rubric("trec-dl-0-3")).probabilities
         (0.0, 0.0, 0.25, 0.5)
