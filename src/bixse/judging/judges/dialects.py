@@ -1,4 +1,4 @@
-"""How a request to a chat server is formed, and what to leave out when a server refuses a part of it."""
+"""Requests to chat servers and their replies in every dialect, and the step from a reply to a grade or a status."""
 
 from __future__ import annotations
 
@@ -28,28 +28,27 @@ if TYPE_CHECKING:
 
 
 ANSWER_TOKENS = 16
-"""Tokens a judge may write where its first one is not the answer and nothing else is asked for."""
+"""Default limit of tokens where the first one is not the answer."""
 TOP_LOGPROBS = (20, 10, 5)
-"""How many alternatives are asked for per position: the most that a server accepts."""
+"""Numbers of alternatives per position, tried from the highest down until a server accepts one."""
 WRITTEN: tuple[Mode, ...] = ("sample", "verbal")
-"""Modes whose grade is the option that is written, and not the probability of its token."""
+"""Modes whose grade is the written option, not the probability of its token."""
 CONSTRAINTS = ("structured_outputs", "guided_choice", "grammar", "regex")
-"""Names under which servers take a fixed set of answers: vLLM, vLLM before 0.12, llama.cpp, SGLang."""
+"""Names of the parameter for a fixed set of answers: vLLM, vLLM before 0.12, llama.cpp, SGLang."""
 OWN_CONSTRAINT = {"vllm": "structured_outputs", "llama.cpp": "grammar", "sglang": "regex"}
-"""Kind of server -> the name it takes now."""
+"""Kind of server -> its current name."""
 
 Logprobs = Literal["flag", "number", "none"]
-"""How probabilities are asked for: OpenAI's `logprobs: true`, Together's number, not at all."""
+"""The request for probabilities: OpenAI's `logprobs: true`, Together's number, or none."""
 
 
 @dataclass(frozen=True)
 class RequestForm:
-    """What every request of a judge has in common."""
+    """The common part of all requests of a judge."""
 
     model: str
     mode: Mode
     labels: tuple[str, ...] = ()
-    """For a constraint, and for `answer_line`."""
     max_tokens: int = ANSWER_TOKENS
     logprobs: Logprobs = "flag"
     top_logprobs: int = TOP_LOGPROBS[0]
@@ -57,25 +56,24 @@ class RequestForm:
     constraint: str = ""
     """One of `CONSTRAINTS`, or empty."""
     samples: int = 0
-    """Answers asked for in one request; 0 for one without sampling."""
+    """Answers per request; 0 for one without sampling."""
     temperature: float | None = 0.0
-    """None where the server takes none."""
+    """None for servers that accept none."""
     seeded: bool = False
     system_role: bool = True
-    """False: the system text stands before the user's."""
+    """False puts the system text before the user's."""
     thinking_off: bool = False
-    """Ask the chat template to leave out reasoning."""
     limit_name: str = "max_tokens"
 
     @property
     def answer_line(self) -> str:
-        """Our words after the rubric's, in which an answer is asked for that can be read; empty where none is read."""
+        """The words after the rubric's that ask for a readable answer; empty where no text is read."""
         words = f"Write your answer alone on the last line: one of {', '.join(self.labels)}."
         return words if self.mode in WRITTEN else ""
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What decides an answer besides the model, as plain JSON values."""
+        """The settings that decide an answer besides the model, as plain JSON values."""
         return {
             "temperature": self.temperature,
             "top_logprobs": self.top_logprobs if self.logprobs != "none" else None,
@@ -89,7 +87,7 @@ class RequestForm:
 
 
 def chat_messages(form: RequestForm, messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """The messages as the server takes them: system texts merged into the user's where it has no such role."""
+    """Return the messages for the server; without a system role, system texts lead the user's."""
     asked = [dict(message) for message in messages]
     if asked and form.answer_line:
         asked[-1]["content"] += f"\n\n{form.answer_line}"
@@ -103,9 +101,9 @@ def chat_messages(form: RequestForm, messages: Sequence[Mapping[str, str]]) -> l
 
 
 def request_body(form: RequestForm, messages: Sequence[Mapping[str, str]], seed: int | None = None) -> dict[str, Any]:
-    """The JSON body of one chat request.
+    """Return the JSON body of one chat request.
 
-    The seed is sent where the form says so: no cache between here and the model may then give one sample several times.
+    A seeded form sends the seed, so that no cache before the model gives one sample several times.
 
     Example:
         >>> form = RequestForm("qwen", "top-logprobs", max_tokens=1)
@@ -148,7 +146,7 @@ def _constraint(kind: str, labels: Sequence[str]) -> Any:
 
 
 def next_logprobs(form: RequestForm, refused: bool) -> RequestForm:
-    """The next way to ask; fewer alternatives may help where a server refused, not where it gave none."""
+    """Return the next way to ask; fewer alternatives may help where a server refused, not where it gave none."""
     fewer = [count for count in TOP_LOGPROBS if count < form.top_logprobs]
     if refused and fewer and form.logprobs != "none":
         return replace(form, top_logprobs=fewer[0])
@@ -158,25 +156,26 @@ def next_logprobs(form: RequestForm, refused: bool) -> RequestForm:
 
 
 def simpler_form(form: RequestForm, refusal: str) -> RequestForm | None:
-    """The same request without what the server refused, as its message says, or None where nothing is left to drop.
+    """Return the request without the part that the server's message refuses; None if nothing is left to drop.
 
     Example:
         >>> form = RequestForm("gemma", "verbal", logprobs="none")
         >>> simpler_form(form, "System role not supported").system_role
         False
     """
-    said = refusal.lower()
-    if "max_completion_tokens" in said and form.limit_name == "max_tokens":
+    message = refusal.lower()
+    if "max_completion_tokens" in message and form.limit_name == "max_tokens":
         return replace(form, limit_name="max_completion_tokens")
-    if form.thinking_off and ("chat_template" in said or "thinking" in said):
+    if form.thinking_off and ("chat_template" in message or "thinking" in message):
         return replace(form, thinking_off=False)
-    if form.token_ids and "logprob_token_ids" in said:
+    if form.token_ids and "logprob_token_ids" in message:
         return replace(form, token_ids=())
-    if form.temperature is not None and "temperature" in said:
+    if form.temperature is not None and "temperature" in message:
         return replace(form, temperature=None)
-    if form.seeded and "seed" in said:
+    if form.seeded and "seed" in message:
         return replace(form, seeded=False)
-    if form.system_role and ("system role" in said or "system message" in said or "roles must alternate" in said):
+    about_roles = ("system role", "system message", "roles must alternate")
+    if form.system_role and any(words in message for words in about_roles):
         return replace(form, system_role=False)
     if form.logprobs != "none":
         return next_logprobs(form, refused=True)
@@ -187,20 +186,20 @@ def simpler_form(form: RequestForm, refusal: str) -> RequestForm | None:
 
 
 class Position(NamedTuple):
-    """One token written, with what else could have been written there."""
+    """One written token and its alternatives."""
 
     token: str
     alternatives: tuple[tuple[str, float | None], ...]
-    """(token text, natural log-probability) of the tokens returned; the written one is put first if it was not one."""
+    """(token text, natural log-probability) of the returned tokens; the written one leads if it was not returned."""
 
 
 class Choice(NamedTuple):
     """One answer of a reply."""
 
     text: str
-    """What was written, without separate reasoning."""
+    """The written text without separate reasoning."""
     finish_reason: str = "stop"
-    """"stop", "length" or "content_filter", whatever the server calls them."""
+    """"stop", "length" or "content_filter"."""
     positions: tuple[Position, ...] = ()
     refusal: str = ""
     """The server's own text of a refusal."""
@@ -208,23 +207,21 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Reply:
-    """A whole reply."""
+    """A complete reply."""
 
     choices: tuple[Choice, ...]
-    """At least one."""
     usage: Usage
     model: str = ""
-    """Model that answered, as the server says."""
+    """The model that the server names."""
     tries: int = 1
     seconds: float = 0.0
-    """Wall time from the first wait for a free place to the end."""
+    """Wall time, including the wait for a free endpoint."""
 
 
 def parse_reply(content: Any, keep: Callable[[str], str] = str) -> Reply:
-    """Read a reply of any dialect.
+    """Read a reply with probabilities as OpenAI, also with dictionaries of alternatives, or Together gives them.
 
-    Known are OpenAI's shape of probabilities (also with dictionaries of alternatives) and Together's. `keep` replaces a
-    text that may not be kept or shown (`Secret.keep`). What is no whole reply raises a ValueError.
+    `keep` replaces a text that may not be kept or shown (`Secret.keep`). An incomplete reply raises a ValueError.
 
     Example:
         >>> reply = parse_reply({"choices": [{"message": {"content": "3"}, "finish_reason": "stop", "logprobs":
@@ -240,11 +237,10 @@ def parse_reply(content: Any, keep: Callable[[str], str] = str) -> Reply:
 
 
 def read_choices(choices: Sequence[Choice], form: RequestForm, rubric: Rubric) -> Answer:
-    """Read the answer of a reply, one or all samples, in the mode it was asked in, without tokens, time and model.
+    """Return the answer of one or several samples in the form's mode, without tokens, time and model.
 
     Example:
         >>> from bixse.judging.rubrics import load_rubric
-        >>> from bixse.judging.judges.dialects import RequestForm
         >>> samples = [Choice("3"), Choice("2"), Choice("3"), Choice("I see")]
         >>> read_choices(samples, RequestForm("qwen", "sample", samples=4), load_rubric("trec-dl-0-3")).probabilities
         (0.0, 0.0, 0.25, 0.5)
@@ -273,7 +269,7 @@ def read_choices(choices: Sequence[Choice], form: RequestForm, rubric: Rubric) -
 
 
 def answer_place(choice: Choice, labels: Sequence[str]) -> int | None:
-    """Index of the token that is a choice's answer."""
+    """Return the index of the token that is a choice's answer."""
     found = find_answer(choice.text, labels, choice.finish_reason, choice.refusal, place=True)
     return _token_of(found, choice) if found.status == "graded" else None
 
@@ -283,10 +279,9 @@ def _token_of(found: TextAnswer, choice: Choice) -> int | None:
 
 
 def read_position(position: Position, form: RequestForm, labels: Sequence[str]) -> OptionProbabilities | None:
-    """The options' probabilities at one position, or None where they are none.
+    """Return the options' probabilities at one position, or None.
 
-    A server that gives one number for the token it wrote and nothing usable for any other (0 and -9999) gives no
-    probabilities, and neither does one that leaves out tokens asked for by id.
+    A server gives none if only the written token has a usable number (others 0 or -9999), or if a requested id lacks.
     """
     usable = [(token, value) for token, value in position.alternatives if value is not None and value > NOT_AVAILABLE]
     if len({token for token, _ in usable}) < 2:
@@ -336,30 +331,26 @@ def _positions(logprobs: Any) -> tuple[Position, ...]:
 
 def _position(token: Any, value: Any, top: Any) -> Position:
     text = _token_text(token)
-    alternatives: Iterable[tuple[str, float | None]] = ()
+    entries: Iterable[tuple[Any, Any]] = ()
     if isinstance(top, dict):
-        alternatives = [(_token_text(key), _number(logprob)) for key, logprob in top.items()]
+        entries = top.items()
     elif isinstance(top, list):
-        alternatives = [
-            (_token_text(entry.get("token")), _number(entry.get("logprob"))) for entry in top if type(entry) is dict
-        ]
-    found = tuple(alternatives)
-    if text not in [known for known, _ in found]:
-        found = ((text, _number(value)), *found)
-    return Position(text, found)
+        entries = ((entry.get("token"), entry.get("logprob")) for entry in top if type(entry) is dict)
+    alternatives = tuple((_token_text(name), _number(logprob)) for name, logprob in entries)
+    if text not in [name for name, _ in alternatives]:
+        alternatives = ((text, _number(value)), *alternatives)
+    return Position(text, alternatives)
 
 
 def _token_text(token: Any) -> str:
-    """Text of a token; the marks that some servers leave in stand for a space and a newline."""
+    """Return the text of a token; some servers leave in marks for a space and a newline."""
     if type(token) is not str:
         return ""
     return token if token.isascii() else token.replace("Ġ", " ").replace("▁", " ").replace("Ċ", "\n")
 
 
 def _number(value: Any) -> float | None:
-    if type(value) is float:
-        return value
-    return float(value) if type(value) is int else None
+    return float(value) if type(value) in (int, float) else None
 
 
 def _usage(content: Mapping[str, Any]) -> Usage:

@@ -1,4 +1,4 @@
-"""What stands behind an address: where it answers, which models it lists, and what kind of server it is."""
+"""The server behind an address: its models, why it gave no reply, and the key that it must not repeat."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 _VERSION = re.compile(r"v\d+(?:(?:alpha|beta)\d*)?", re.ASCII)
 _KINDS = {"vllm": "vllm", "llamacpp": "llama.cpp", "sglang": "sglang", "library": "ollama"}
-"""How servers call themselves in `owned_by`."""
+"""`owned_by` of a model -> kind of server."""
 UNKNOWN_KIND = "openai-compatible"
 
 
 class Address(NamedTuple):
-    """Where a server answers: `/chat/completions` follows `api`, `/tokenize` follows `root`."""
+    """The parts of an address: `/chat/completions` follows `api`, `/tokenize` follows `root`."""
 
     api: str
     root: str
 
 
 def parse_address(text: str) -> Address:
-    """An address with or without `/v1`; a password or a query, which could hold a key, is refused.
+    """Read an address with or without `/v1`; refuse a password or a query, which could hold a key.
 
     Example:
         >>> parse_address("http://localhost:8000")
@@ -45,10 +45,10 @@ def parse_address(text: str) -> Address:
         )
     try:
         parts = urlsplit(text.strip())
-        whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        whole = False
-    if not whole:
+        usable = False
+    if not usable:
         raise InputError(
             f"endpoint: got {shorten(text)}; expected an address like http://localhost:8000/v1; "
             "fix: begin with http:// or https://"
@@ -63,12 +63,12 @@ def parse_address(text: str) -> Address:
 
 
 def parse_addresses(texts: Sequence[str]) -> list[Address]:
-    """One or more addresses, each once."""
-    found = [parse_address(text) for text in texts]
-    if not found or len(set(found)) != len(found):
-        what = "one twice" if found else "none"
-        raise InputError(f"endpoints: got {what}; expected one or more, each once; fix: correct the list")
-    return found
+    """Read one or more addresses, each given once."""
+    addresses = [parse_address(text) for text in texts]
+    if not addresses or len(set(addresses)) != len(addresses):
+        got = "one twice" if addresses else "none"
+        raise InputError(f"endpoints: got {got}; expected one or more, each once; fix: correct the list")
+    return addresses
 
 
 class ServedModel(NamedTuple):
@@ -76,7 +76,7 @@ class ServedModel(NamedTuple):
 
     id: str
     kind: str
-    """Of server: "vllm", "llama.cpp", "sglang", "ollama" or "openai-compatible"."""
+    """The server's: "vllm", "llama.cpp", "sglang", "ollama" or "openai-compatible"."""
     aliases: tuple[str, ...] = ()
 
     @property
@@ -85,12 +85,12 @@ class ServedModel(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str]:
-        """Equal where two servers serve the same; llama.cpp does not read the model of a request."""
+        """Equal for two servers of the same model; llama.cpp does not read the model of a request."""
         return (self.name if self.kind == "llama.cpp" else self.id, self.kind)
 
 
 def models_in(content: Any) -> list[ServedModel]:
-    """The models that `/models` lists; raises ValueError where it lists none."""
+    """Return the models that `/models` lists; raise ValueError where it lists none."""
     listed = content.get("data") if isinstance(content, dict) else content
     if not isinstance(listed, list):
         raise ValueError("no list of models")
@@ -104,11 +104,7 @@ def models_in(content: Any) -> list[ServedModel]:
 
 
 def choose_model(listed: Sequence[ServedModel] | None, wanted: str | None, address: str) -> ServedModel:
-    """The model to ask for: the one that is wanted, or the only one there is.
-
-    A model that is wanted and not in a list of several is asked for all the same: hosted services have names that they
-    do not list, and refuse one that is wrong.
-    """
+    """Return the model to ask for: the wanted one, or the only one."""
     models = listed or ()
     if wanted is None:
         if len(models) == 1:
@@ -124,6 +120,7 @@ def choose_model(listed: Sequence[ServedModel] | None, wanted: str | None, addre
             f"{address}: got {shorten(wanted)}; expected {models[0].name}, the model it serves; fix: "
             f"{did_you_mean(wanted, [models[0].name], 'leave the name out')}"
         )
+    # hosted services have names that they do not list, and refuse a wrong one
     return ServedModel(wanted, models[0].kind if models else UNKNOWN_KIND)
 
 
@@ -133,10 +130,10 @@ STAND_IN = "[not kept: it holds a part of the key]"
 
 
 class Secret:
-    """A key, ASCII, that must not be kept or shown.
+    """An ASCII key that must not be kept or shown.
 
-    Known are these forms of `RUN` characters of it, in upper and lower case: plain, quoted for addresses, escaped for
-    JSON, in hexadecimal digits, and in base64, also as a part of a longer text ("user:key").
+    It is found by runs of `RUN` characters, in upper and lower case: plain, quoted for addresses, escaped for JSON, in
+    hexadecimal digits, and in base64, also as a part of a longer text ("user:key").
 
     Example:
         >>> Secret("sk-very-secret").keep("the key SK-VERY-SECRET is wrong")
@@ -148,19 +145,19 @@ class Secret:
         self._forms = {form.lower() for run in runs for form in _forms(run)}
 
     def keep(self, text: str) -> str:
-        """The text, or in its place `STAND_IN` where it holds a run of the key."""
+        """Return the text, or `STAND_IN` where it holds a run of the key."""
         lowered = text.lower()
         return STAND_IN if any(form in lowered for form in self._forms) else text
 
 
 def _forms(run: str) -> list[str]:
-    """A run of the key as servers repeat it; of base64 the letters that depend on the run alone."""
+    """Spell a run of the key as servers repeat it; in base64 only the letters that depend on the run alone."""
     codes = [f"{ord(letter):02x}" for letter in run]
     forms = [run, quote(run, safe=""), json.dumps(run)[1:-1], json.dumps(run)[1:-1].replace("/", "\\/"), "".join(codes)]
     forms += [mark + mark.join(codes) for mark in ("%", "\\u00")]
     for before in range(3):
-        whole = base64.b64encode(b"\0" * before + run.encode("ascii")).decode("ascii")
-        letters = whole[-(-8 * before // 6) : 8 * (before + len(run)) // 6]
+        encoded = base64.b64encode(b"\0" * before + run.encode("ascii")).decode("ascii")
+        letters = encoded[-(-8 * before // 6) : 8 * (before + len(run)) // 6]
         forms += [letters, letters.replace("+", "-").replace("/", "_")]
     return forms
 
@@ -168,17 +165,16 @@ def _forms(run: str) -> list[str]:
 Failure = Literal[
     "busy", "away", "broken", "key", "quota", "model", "too-long", "too-large", "filtered", "no-logprobs", "refused"
 ]
-"""busy: ask later (429, or a 503 that says when); away: no connection, or a gateway that finds nobody; broken: an error
-of the server, half a reply, a time-out; key, quota, model: an invalid key, an account without quota, a model that is
-not there; too-large: a reply beyond the limit; the others are about this request alone."""
+"""busy: ask later (429, or a 503 that says when); away: no connection, or a gateway without a server; broken: an error
+of the server, half a reply, a time-out; key, quota, model: an invalid key, an account without quota, a missing model;
+too-large: a reply beyond the limit; the rest concern this request alone."""
 TRANSIENT: tuple[Failure, ...] = ("busy", "away", "broken")
-"""Failures after which another try makes sense."""
 SHARED: tuple[Failure, ...] = ("key", "quota", "model")
-"""Failures that every further request may share, or that one request has for its own text (a web firewall's 403)."""
+"""Failures of every further request, or of one request for its own text (a web firewall's 403)."""
 DETAIL_WIDTH = 200
-"""Characters of a server's message that are kept."""
+"""Characters kept of a server's message."""
 _READ_WIDTH = 20_000
-"""Characters of a message in which the kind of failure is looked for."""
+"""Characters of a message that decide the kind of failure."""
 _TOO_LONG = re.compile(
     r"context.{0,12}(?:length|size|window)|maximum.{0,20}(?:input|prompt|sequence) length|too many (?:input )?tokens"
     r"|prompt is too long|exceed_context|(?:string|input is) too long|longer than the (?:model|maximum)",
@@ -198,9 +194,9 @@ class RequestError(Exception):
 
     failure: Failure
     detail: str
-    """What the server said, for people; holds no key."""
+    """The server's message; it holds no key."""
     retry_after: float | None = None
-    """Seconds the server asked to wait, where it did."""
+    """Seconds that the server asked to wait."""
     tries: int = 1
     seconds: float = 0.0
 
@@ -215,10 +211,7 @@ class RequestError(Exception):
 
 
 def refusal(status: int, headers: Mapping[str, str], content: Any, secret: Secret) -> RequestError:
-    """What an HTTP status other than success means for the request and its endpoint.
-
-    `content` is the parsed JSON of the body, or its text.
-    """
+    """Return the error of an HTTP status; `content` is the parsed JSON of the body, or its text."""
     message = error_message(content)[:_READ_WIDTH]
     inner = content.get("error") if isinstance(content, dict) else None
     code = inner.get("code") if isinstance(inner, dict) else None
@@ -229,7 +222,7 @@ def refusal(status: int, headers: Mapping[str, str], content: Any, secret: Secre
 
 
 def error_message(content: Any) -> str:
-    """The message of an error body, whatever its shape; the text itself where it is no JSON.
+    """Return the message of an error body of any shape, or its text.
 
     Example:
         >>> error_message({"error": {"message": "no such model"}}), error_message("<html>"), error_message(None)
@@ -243,7 +236,7 @@ def error_message(content: Any) -> str:
 
 
 def _kind(status: int, code: object, message: str, wait: float | None) -> Failure:
-    """The kind of failure; servers that give no code of their own are known by their message."""
+    """Return the kind of failure, by the message where a server gives no code of its own."""
     if status == 429:
         return "quota" if code == "insufficient_quota" and wait is None else "busy"
     if status >= 500 or status in (408, 409, 425):
@@ -260,13 +253,13 @@ def _kind(status: int, code: object, message: str, wait: float | None) -> Failur
     return shared.get(status, "refused")
 
 
-def _seconds_to_wait(told: str) -> float | None:
-    """What a Retry-After header says, a number or a date; None where it is neither."""
+def _seconds_to_wait(header: str) -> float | None:
+    """Read a Retry-After header, a number or a date; None for neither."""
     try:
-        seconds = float(told)
+        seconds = float(header)
     except ValueError:
         try:
-            seconds = parsedate_to_datetime(told).timestamp() - time.time()
+            seconds = parsedate_to_datetime(header).timestamp() - time.time()
         except ValueError:
             return None
     return max(0.0, seconds) if seconds == seconds else None  # NaN is no number of seconds
