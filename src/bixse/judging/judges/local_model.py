@@ -1,4 +1,7 @@
-"""Load a causal language model and its tokenizer from a folder, a package, a GGUF file or the hub."""
+"""A causal language model of this process: its files, its device, and the logits after many prompts.
+
+Prompts are padded on the right: no token sees later ones, so padding changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +36,9 @@ UNLIMITED = 10**9
 
 
 class LocalModel:
-    """A judge's model: its tokenizer is loaded at once, its weights when they are used for the first time.
+    """A judge's model: a folder, a GGUF file, a package with a GGUF file, or a hub name.
 
-    Arguments as for `LocalJudge`. Quantised weights of a GGUF file are expanded. Raises InputError for no such device,
-    and ModelError for no such model or tokenizer.
+    Its tokenizer is loaded at once, its weights for their first use. Quantised weights of a GGUF file are expanded.
     """
 
     def __init__(
@@ -45,15 +47,13 @@ class LocalModel:
         device: str | None = None,
         dtype: Dtype = "auto",
         revision: str | None = None,
-        gguf_file: str | None = None,
-        trust_remote_code: bool = False,
     ) -> None:
         self.given = name_or_path
-        self.source, file = _resolve(name_or_path, gguf_file)
-        """The folder, or the name on the hub."""
+        self.source, file = _resolve(name_or_path)
         self._place = judge_device(device)
         self._dtype = weights_dtype(dtype, self._place)
-        self._settings: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": trust_remote_code}
+        # None in place of False would ask in the terminal whether to run the model's code
+        self._settings: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": False}
         if file is not None:
             self._settings["gguf_file"] = file
         local = Path(self.source).is_dir()
@@ -67,12 +67,12 @@ class LocalModel:
         if config is None:
             self.name, self.revision = file or Path(self.source).name, content_hash(Path(self.source), file)
         else:
-            self.name = "/".join(part for part in (self.source, file) if part)
+            self.name = self.source
             self.revision = str(config._commit_hash or revision or "main")
 
     @cached_property
     def model(self) -> Any:
-        """In evaluation mode; raises ModelError for what is no whole causal language model or finds no room."""
+        """The weights in evaluation mode; ModelError without all of a causal language model, or without memory."""
         try:
             with quiet_loading():
                 loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -101,14 +101,14 @@ class LocalModel:
             ) from error
 
     def free(self) -> None:
-        """The weights are read again when they are used again."""
+        """Free the weights; a later use reads them again."""
         vars(self).pop("model", None)
 
 
 def unusable(
     name_or_path: str | Path, error: Exception, expected: str = "a causal language model of transformers"
 ) -> ModelError:
-    """The error of a model that cannot be loaded."""
+    """Return the error of a model that cannot be loaded."""
     return ModelError(
         f"judge {str(name_or_path)!r}: got {type(error).__name__}: {_first_line(error)}; expected {expected}; "
         "fix: check the name, that the folder holds config.json, the weights and the tokenizer, and that a hub name "
@@ -116,8 +116,8 @@ def unusable(
     )
 
 
-def _resolve(name_or_path: str | Path, gguf_file: str | None) -> tuple[str, str | None]:
-    """Folder or hub name, and the GGUF file in it."""
+def _resolve(name_or_path: str | Path) -> tuple[str, str | None]:
+    """Return the folder or hub name, and the GGUF file in the folder."""
     path = Path(name_or_path)
     if path.is_file() and path.suffix == ".gguf":
         return str(path.parent), path.name
@@ -128,15 +128,14 @@ def _resolve(name_or_path: str | Path, gguf_file: str | None) -> tuple[str, str 
             path = Path(next(iter(found.submodule_search_locations)))
     if path.is_dir():
         files = sorted(file.name for file in path.glob("*.gguf"))
-        if gguf_file is None and not (path / "config.json").is_file() and len(files) == 1:
+        if (path / "config.json").is_file():
+            return str(path), None
+        if len(files) == 1:
             return str(path), files[0]
-        wanted = gguf_file or "config.json"
-        if not (path / wanted).is_file():
-            raise ModelError(
-                f"judge {text!r}: got a folder without {wanted}; expected a model; fix: "
-                + (f"name one of its files: {', '.join(files)}" if files else "name the folder that holds it")
-            )
-        return str(path), gguf_file
+        raise ModelError(
+            f"judge {text!r}: got a folder without config.json; expected a model; fix: "
+            + (f"name one of its files: {', '.join(files)}" if files else "name the folder that holds it")
+        )
     is_no_hub_name = path.suffix == ".gguf" or text.count("/") > 1 or text.startswith((".", "/", "~")) or "\\" in text
     if path.exists() or is_no_hub_name:
         what = "a file" if path.exists() else "no such file or folder"
@@ -144,11 +143,11 @@ def _resolve(name_or_path: str | Path, gguf_file: str | None) -> tuple[str, str 
             f"judge {text!r}: got {what}; expected a model folder, a .gguf file or a hub name (owner/name); "
             "fix: check the path"
         )
-    return text, gguf_file
+    return text, None
 
 
 def judge_device(name: str | None) -> torch.device:
-    """Where a judge computes; None: the best device there is."""
+    """Return a judge's device; by default the best one."""
     best = "mps" if torch.backends.mps.is_available() else default_device()
     try:
         return torch.device(name or best)
@@ -157,20 +156,20 @@ def judge_device(name: str | None) -> torch.device:
 
 
 def weights_dtype(name: Dtype, device: torch.device) -> torch.dtype:
-    """The number type of a judge's weights."""
-    found: torch.dtype = getattr(torch, resolve_precision(device=device) if name == "auto" else name)
-    return found
+    """Return the dtype of a judge's weights."""
+    dtype: torch.dtype = getattr(torch, resolve_precision(device=device) if name == "auto" else name)
+    return dtype
 
 
 def content_hash(folder: Path, gguf_file: str | None = None) -> str:
-    """SHA-256 over the contents of a model's files."""
+    """Return the SHA-256 over the contents of a model's files."""
     if gguf_file is not None:
         return file_hash(folder / gguf_file)
     return hashlib.sha256(json.dumps(model_hashes(folder), sort_keys=True).encode("utf-8")).hexdigest()
 
 
 def longest_input(config: Any, *limits: int | None) -> int | None:
-    """Most tokens that a model reads by its table of positions and these limits; None where nothing limits it."""
+    """Return the most tokens by a model's table of positions and these limits; None without a limit."""
     limits = (*limits, getattr(config.get_text_config(), "max_position_embeddings", None))
     return min((int(limit) for limit in limits if limit and 0 < limit < UNLIMITED), default=None)
 
@@ -180,25 +179,24 @@ def _first_line(error: Exception) -> str:
 
 
 Sharing: TypeAlias = Literal["prefix", "none", "alone"]
-"""What all prompts begin with is computed once (prefix), prompts are read whole in batches (none), or by themselves
-(alone), for models that give other answers in padded batches.
+"""Compute the common beginning of all prompts once (prefix), read complete prompts in batches (none), or one by one
+(alone), for models that answer differently in padded batches.
 """
 LEAST_SHARED = 8
-"""Tokens from which a common beginning is worth a pass of its own."""
+"""Tokens from which a common beginning deserves a pass of its own."""
 ROWS_PER_BATCH = 256
 """Most prompts of a batch."""
 KEPT_FACTOR = 8
-"""Kept positions of a batch may be this many times its budget of positions to compute."""
+"""Most cached positions of a batch, as a multiple of its budget of positions to compute."""
 _TOLERANCE, _HALF_TOLERANCE = 1e-2, 0.25
-"""How far logits of two ways to read may differ, in standard deviations of the logits; of 16-bit numbers more."""
+"""Most difference of two ways to read, in standard deviations of the logits; 16-bit numbers differ more."""
 
 
 class PromptReader:
-    """Reads prompts up to the logits after the last token of each.
+    """A reader of prompts up to the logits after the last token of each.
 
-    `model` is a causal language model of transformers in evaluation mode; `tokens_per_batch` bounds the positions
-    computed in one forward pass, padding included. Without `sharing` the most that gives the same logits on a few short
-    probes is taken.
+    `tokens_per_batch` bounds the positions of one forward pass, padding included. Without `sharing`, the reader takes
+    the most that gives the same logits on a few short probes.
     """
 
     def __init__(self, model: Any, tokens_per_batch: int, sharing: Sharing | None = None) -> None:
@@ -210,9 +208,9 @@ class PromptReader:
         self.sharing: Sharing = self._tried_sharing() if sharing is None else sharing
 
     def logits(self, prompts: Sequence[list[int]]) -> Iterator[tuple[list[int], Tensor | None]]:
-        """Indices of b prompts of token ids and their logits (b, V), float32, in batches of like length.
+        """Yield indices of b prompts of token ids and their logits (b, V), float32, in batches of similar length.
 
-        Of one prompt that does not fit into the memory by itself: its index and None.
+        A prompt that alone does not fit into memory gets None.
         """
         most = self._stretched_from
         rest = [i for i, prompt in enumerate(prompts) if most is None or len(prompt) <= most]
@@ -225,7 +223,7 @@ class PromptReader:
     def _batches(
         self, prompts: Sequence[list[int]], indices: Sequence[int], prefix: Any, start: int
     ) -> Iterator[tuple[list[int], Tensor | None]]:
-        """From position `start` on, the longest first; a batch that does not fit into the memory is halved."""
+        """Read from position `start` on, the longest first; halve a batch that does not fit into memory."""
         left = sorted(indices, key=lambda i: -len(prompts[i]))
         while left:
             width = len(prompts[left[0]]) - start
@@ -252,10 +250,10 @@ class PromptReader:
     def read(
         self, sequences: Sequence[list[int]], prefix: Any = None, start: int = 0, keep: bool = False
     ) -> tuple[Tensor, Any]:
-        """One forward pass over B sequences of token ids, each at least one.
+        """Run one forward pass over B non-empty sequences of token ids.
 
-        `prefix` is the cache of one row of `start` tokens that stand before all of them; it stays as it is. Gives the
-        logits after each one's last token (B, V), float32, and with `keep` the cache.
+        `prefix` is the cache of one row of `start` tokens before all of them; it stays unchanged. Return the logits
+        after each sequence (B, V), float32, and with `keep` the cache.
         """
         device = self.model.device
         width = max(map(len, sequences))
@@ -268,7 +266,7 @@ class PromptReader:
             mask = torch.cat([mask.new_ones(len(sequences), start), mask], dim=1)
             named["past_key_values"] = copy.deepcopy(prefix)
             named["past_key_values"].batch_repeat_interleave(len(sequences))
-        if self._takes_positions:  # those of padding are held back: a table of positions may end with the prompt
+        if self._takes_positions:  # padding repeats the last position: a table of positions may end with the prompt
             named["position_ids"] = start + torch.minimum(steps, last[:, None])
         hook = None if self._head is None else self._head.register_forward_pre_hook(_only_last(last, ids.shape))
         try:
@@ -282,7 +280,7 @@ class PromptReader:
         return logits[:, 0].float(), output.past_key_values if keep else None
 
     def _tried_sharing(self) -> Sharing:
-        """The most sharing that gives the logits of prompts read one by one, on short made-up prompts."""
+        """Return the most sharing that reproduces the logits of short made-up prompts read one by one."""
         vocabulary = self.model.get_input_embeddings().weight.shape[0]
         sizes = ((31, 9), (17, 3), (13, 5), (22, 2), (30, 4))
         head, *tails = [[(7 + step * i) % vocabulary for i in range(size)] for step, size in sizes]
@@ -302,14 +300,14 @@ class PromptReader:
 
 
 def shared_length(sequences: Sequence[list[int]]) -> int:
-    """How many first tokens all sequences share; at least one token of each is left over."""
+    """Count the first tokens that all sequences share, with at least one token of each left over."""
     most = min(len(sequence) for sequence in sequences) - 1
     columns = zip(*(sequence[:most] for sequence in (min(sequences), max(sequences))), strict=True)
     return next((i for i, (first, last) in enumerate(columns) if first != last), max(0, most))
 
 
 def stretched_from(model: Any) -> int | None:
-    """Prompts longer than this turn the rotary positions of their whole batch into others (longrope)."""
+    """Return the length beyond which a prompt changes the rotary positions of its batch (longrope), or None."""
     config = model.config.get_text_config()
     rotary = getattr(config, "rope_parameters", None) or {}
     if rotary.get("rope_type") != "longrope":
@@ -318,7 +316,7 @@ def stretched_from(model: Any) -> int | None:
 
 
 def _only_last(last: Tensor, shape: Sequence[int]) -> Callable[[Any, tuple[Any, ...]], tuple[Any, ...] | None]:
-    """A hook that gives the output layer the state of each row's last token alone: (B, 1, D) of (B, T, D)."""
+    """Return a hook that cuts the states before the output layer to each row's last token: (B, 1, D) of (B, T, D)."""
 
     def chosen(module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
         states = inputs[0]

@@ -1,4 +1,4 @@
-"""From the probabilities of option tokens to an expected grade with bounds (BiXSE paper, section 3)."""
+"""From a judge's text or option probabilities to an option, or to an expected grade (BiXSE paper, section 3)."""
 
 from __future__ import annotations
 
@@ -17,60 +17,59 @@ if TYPE_CHECKING:
 
 
 NOT_AVAILABLE = -9000.0
-"""Log-probabilities at or below this (servers write -9999) say "not available", not "impossible"."""
+"""Log-probabilities up to this (servers write -9999) mean "not available", not "impossible"."""
 SAME = 0.05
-"""How far two log-probabilities of one token may lie apart: rounding, or a second pass of the model."""
+"""Most difference of two log-probabilities of one token: rounding, or a second pass of the model."""
 _ROUNDING = 0.02
-"""How far a sum of returned probabilities may pass 1 before they are no probabilities."""
+"""Most excess over 1 of a sum of returned probabilities."""
 
 
 @dataclass(frozen=True)
 class OptionProbabilities:
-    """Probabilities of the options at the answer position, as far as the judge gave them."""
+    """Returned probabilities of the options at the answer position."""
 
     probabilities: tuple[float, ...]
-    """Raw probability of each label, summed over its spellings ("3" and " 3"), from 0 to 1."""
+    """Raw probability of each label, summed over its spellings ("3" and " 3")."""
     hidden: tuple[float, ...] = ()
-    """For each label the most that can come to it (spellings not returned, names of one token that may be two); empty:
-    nothing is hidden."""
+    """Most that can come to each label (spellings not returned, names of one token that may be two); empty for none."""
     unseen: float = 0.0
-    """Probability of everything that was not counted, shared by all that is hidden."""
+    """Probability of everything not counted, shared by all that is hidden."""
 
     @property
     def mass(self) -> float:
-        """Probability that the answer is one of the options, as far as returned."""
+        """Returned probability that the answer is one of the options."""
         return min(1.0, sum(self.probabilities))
 
 
 def spellings(label: str) -> tuple[str, str]:
-    """The token texts that count as one option: with and without the space that stands before a word."""
+    """Return the token texts of one option, with and without a leading space."""
     return label, f" {label}"
 
 
 @dataclass
 class SeenToken:
-    """One token of those returned, which may have been named several times."""
+    """A returned token, perhaps named several times."""
 
     text: str
     top: float
-    """Highest natural log-probability that it was given."""
+    """Its highest natural log-probability."""
     least: float
-    """Lowest probability."""
+    """Its lowest probability."""
     more: float = 0.0
-    """Probability of the tokens that its other names may be."""
+    """Probability of its other names, should they be other tokens."""
 
     @property
     def hidden(self) -> float:
-        """What may come to the lowest probability."""
+        """Most that may come to the lowest probability."""
         return math.exp(self.top) - self.least + self.more
 
 
 def distinct_tokens(returned: Sequence[tuple[str, float]], by_id: bool = False) -> list[SeenToken]:
-    """The tokens that a list of names and values tells of: a name that comes again is counted once.
+    """Count repeated names in a list of tokens and values once.
 
-    A token is known by its text. The same text is the same token, and so is a text that differs in white space alone
-    where the values agree (`SAME`): "3" and the same token's "▁3". Where they may be two after all, `more` says so. By
-    id, each token comes once, so that only what has both the same text and the same value is a repetition.
+    The same text is the same token, and so is a text that differs in white space alone if the values agree (`SAME`):
+    "3" and its "▁3". `more` allows for two tokens after all. By id, each token comes once, so that only an entry with
+    both the same text and the same value is a repetition.
     """
     found: dict[str, list[SeenToken]] = {}
     for text, value in sorted(returned, key=lambda entry: -entry[1]):
@@ -95,24 +94,16 @@ def option_probabilities(
     written: str | None = None,
     forced: bool = False,
 ) -> OptionProbabilities | None:
-    """Collect the options' probabilities from the alternatives a judge returned for one position.
+    """Collect the options' probabilities from a judge's alternatives (token text, natural log-probability).
 
-    A token counts as an option when it spells the label apart from white space. What was not returned cannot be more
-    probable than the least probable token that was, the written one apart, which may have been added to the most
-    probable ones; nor all of it together than the rest up to 1. A token that was returned without a usable value can
-    have all of that rest.
+    A token counts as an option if it spells the label apart from white space. A missing token cannot be more probable
+    than the least probable returned token, except the `written` one, which the server may have added to the most
+    probable ones; all missing tokens share the rest up to 1. A token without a usable value can have all of that rest.
+    `complete`: every spelling of every option was returned or requested by id, so nothing is hidden. `forced`: the
+    written token was the most probable label under a constraint, whatever else is more probable.
 
-    Args:
-        labels: of the L options.
-        alternatives: (token text, natural log-probability) of the tokens returned.
-        complete: every spelling of every option was returned (or asked for by its id): nothing is hidden.
-        written: the token that the judge wrote, one of those returned; None where it is not known.
-        forced: it was the most probable one of the labels as they stand, whatever else is more probable.
-
-    Returns:
-        None where these are no probabilities: none returned, no usable value ("not available", NaN, none) of the
-        written token or of one asked for by id, NaN anywhere, positive log-probabilities, or a sum above 1 (servers
-        that accept the request and answer 0 for every token).
+    Return None for no probabilities: no entries, no usable value of the written token or of a requested id, NaN,
+    positive log-probabilities, or a sum above 1 (some servers accept the request and answer 0 for every token).
 
     Example:
         >>> returned = [("1", math.log(0.6)), (" 1", math.log(0.1)), ("No", math.log(0.05))]
@@ -148,17 +139,11 @@ def option_probabilities(
 
 
 def expected_grade(values: Sequence[float], options: OptionProbabilities) -> tuple[float, float, float]:
-    """The expected grade sum s p(s) / sum p(s) over the options returned, and the least and most it can be.
+    """Return the expected grade sum s p(s) / sum p(s) over the returned options, and its lowest and highest value.
 
-    The highest mean that hidden probability allows takes hidden spellings from the highest value down, as long as
-    they lie above the mean and there is unseen probability left; the lowest one the other way round.
-
-    Args:
-        values: L grades, rising.
-        options: of the L labels.
-
-    Raises:
-        InputError: no option has any probability.
+    The highest mean takes hidden spellings from the highest value down, as long as they lie above the mean and unseen
+    probability is left; the lowest mean likewise from the lowest value up. `values` are L rising grades. Raise
+    InputError if no option has any probability.
 
     Example:
         >>> expected_grade([0, 1, 2, 3], OptionProbabilities((0.0, 0.1, 0.2, 0.2)))
@@ -196,7 +181,7 @@ _REFUSAL = re.compile(
 
 
 def is_refusal(text: str) -> bool:
-    """Return True where a text begins with one of the forms that docs/mining.md lists.
+    """Return True for a text that declines to answer in a form that docs/mining.md lists.
 
     Example:
         >>> is_refusal("I'm sorry, but I can't help with that."), is_refusal("I can't open a file in Python")
@@ -216,7 +201,7 @@ _REASONING_START = re.compile(
 )
 _END_TOKENS = re.compile(r"(?:\s|<[^<>]*>|\[/?[A-Z_]+\])*")
 _MARKUP = re.compile(r"<\|[^|<>]*\|>|<(?:/?s|eos|end_of_turn)>|```\w*")
-"""Special tokens that a server leaves in its text, and fences of code: as good as the end of a line."""
+"""Special tokens that a server leaves in its text, and code fences: they count as the end of a line."""
 
 # Repetitions are possessive (`*+`) where two could match the same characters: hostile texts take linear time.
 _OPENING = r"""(?:[^\S\n]|["'\u201c\u2018`*_\#(\[{$|]|-[^\S\n]|\\boxed|\\text)*+"""
@@ -226,7 +211,7 @@ _NAME = rf"(?i:(?:(?:the|my|final|overall)[ _]++)*+{_KIND}(?:[ _]++{_KIND})?)"
 _LABEL = rf"{_NAME}{_CLOSING}*+[^\S\n]*+(?:is\b|[:=]|[-–—][^\S\n]){_OPENING}"
 _BEFORE = rf"{_OPENING}(?:{_LABEL}|<{_NAME}>\s*+)?"
 _LAST_KEY = rf"""\{{[^\n]*,\s*+["']{_LABEL}"""
-"""The last key of an object of JSON on one line; one with a single key, or with a line for each, fits `_BEFORE`."""
+"""The last key of a one-line JSON object; an object with a single key, or one key per line, fits `_BEFORE`."""
 _AFTER = rf"(?:{_CLOSING}|\s|</{_NAME}>)*+[.!]?(?:{_CLOSING}|\s)*+\Z"
 _LEFT_ALONE = rf"(?![.,]\d)(?={_CLOSING}*+[^\S\n]*+(?:[.,:;!(<\n]|[-–—]\s|\Z))"
 _NUMBER = r"(?<![\w.])[-−+]?\d+(?:[.,]\d+)*+(?![\w%])"
@@ -234,30 +219,28 @@ _NUMBER = r"(?<![\w.])[-−+]?\d+(?:[.,]\d+)*+(?![\w%])"
 
 @dataclass(frozen=True)
 class TextAnswer:
-    """The option that a judge's text answers with, or why there is none."""
+    """The option in a judge's text, or the reason for none."""
 
     status: Status
-    """"graded" where exactly one option is answered."""
     label: str = ""
     start: int = -1
     """Position of the option in the text, in characters."""
     detail: str = ""
-    """Why there is none, for people."""
 
 
 class _Patterns(NamedTuple):
-    """Compiled for the options of one rubric."""
+    """Patterns of the options of one rubric."""
 
     last_line: re.Pattern[str]
     """The option alone at the end of the text."""
     first_line: re.Pattern[str]
-    """The option at the beginning, followed by a mark or the end of the line."""
+    """The option at the beginning, before a punctuation mark or the end of the line."""
     after_first: re.Pattern[str]
-    """What follows on that line, and beginnings of later lines: another option there makes it a list."""
+    """The rest of that line, and beginnings of later lines: another option there makes it a list."""
     ratings: re.Pattern[str]
     """Stretches of text in which a number is a rating."""
     number: re.Pattern[str]
-    """Every number, so that 10, 3.5 and -1 are not taken for 1; the options where they are words."""
+    """Every number, so that 10, 3.5 and -1 are not read as 1; or the options, if they are words."""
 
     def numbers_in(self, stretches: re.Pattern[str], text: str) -> set[str]:
         return {number for found in stretches.finditer(text) for number in self.number.findall(found[0])}
@@ -266,20 +249,14 @@ class _Patterns(NamedTuple):
 def find_answer(
     text: str, labels: Sequence[str], finish_reason: str = "stop", refusal: str = "", place: bool = False
 ) -> TextAnswer:
-    r"""Read the option of a text that answers in the form that was asked for.
+    r"""Read the option of a text in the requested form.
 
     The form is the option alone on the last line, perhaps in quotes or marks of emphasis, behind a name ("Score: 2"),
-    in a tag (`<score>2</score>`) or as the last key of an object of JSON (`{"score": 2}`). No other number may stand on
-    a line of its own, in a tag, right after a colon, or behind "score", "rating" or "grade" in a line. Reasoning is
-    skipped. A text that was cut off has no answer.
-
-    Args:
-        text: what the judge wrote, without separate reasoning.
-        labels: options, the highest last.
-        finish_reason: "stop", "length" or "content_filter".
-        refusal: the server's own text of a refusal.
-        place: look only for the position of the option, whose probabilities are the grade. Then an option that the text
-            begins with counts too, whatever comes after it ("2. The passage is"), unless its line names another one.
+    in a tag (`<score>2</score>`) or as the last key of a JSON object (`{"score": 2}`). No other number may have a line
+    of its own, or come in a tag, right after a colon, or behind "score", "rating" or "grade" in a line. Reasoning is
+    skipped. A truncated text has no answer. With `place`, only the position counts, since its probabilities are the
+    grade: then an option at the beginning counts too, whatever follows ("2. The passage is"), unless its line names
+    another one. `finish_reason` is "stop", "length" or "content_filter", `refusal` the server's own text.
 
     Example:
         >>> options = ["0", "1", "2", "3"]
@@ -318,7 +295,7 @@ def find_answer(
 
 
 def answer_token(tokens: Sequence[str], text: str, answer: TextAnswer) -> int | None:
-    r"""Index of the token that is the answer; None where none spells it alone or they do not end with the text.
+    r"""Return the index of the token that is the answer; None if none spells it alone or they do not end with the text.
 
     The tokens may hold reasoning before the text and end tokens after it.
 
@@ -340,7 +317,7 @@ def answer_token(tokens: Sequence[str], text: str, answer: TextAnswer) -> int | 
 
 
 def _after_reasoning(text: str) -> int | None:
-    """Where the reasoning ends; None where it has no end."""
+    """Return the end of the reasoning; None if it has no end."""
     begin = 0
     for match in _REASONING_END.finditer(text):
         begin = match.end()

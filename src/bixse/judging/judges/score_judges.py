@@ -1,4 +1,4 @@
-"""A judge whose answer is a score: what it says becomes relevance through a map that is stated."""
+"""Judges that score a pair, an embedding model or a reranker; a stated map turns the score into relevance."""
 
 from __future__ import annotations
 
@@ -37,40 +37,42 @@ WINDOW = 512
 _ALIKE = 1e-6
 """Scores that differ less, relative to their size, are the same."""
 _FEW = 16
-"""Texts from which equal scores are no chance."""
+"""Texts from which equal scores are no coincidence."""
 
 
 class ScoreJudge(ABC):
-    """Grades by a model's score of a pair, mapped to relevance once (mode "score").
+    """A judge by a model's score of a pair, mapped to relevance once (mode "score").
 
-    The rubric is not read; grades are relevance, 0 to 1. A pair that is longer than the model reads is answered
-    "too-long", never cut.
-
-    Args:
-        kind: in messages and in `identity`.
-        name: of the model, in every answer.
-        score_map: from score to relevance: "logit" (a sigmoid); "prob" for scores in [0, 1]; "platt:SLOPE,INTERCEPT",
-            fitted on pairs with human labels.
-        longest: tokens that the model reads of what `_lengths` counts; None: no limit.
-        identity: what the answers depend on beside the texts.
-
-    Raises:
-        InputError: no such map, or a model that scores three different pairs alike.
+    The rubric is not read; grades are relevance, 0 to 1. A pair longer than the model reads is answered "too-long",
+    never cut. Maps are "logit" (a sigmoid), "prob" for scores in [0, 1], and "platt:SLOPE,INTERCEPT". Raise InputError
+    for another map, or for a model that scores three different pairs alike.
     """
 
     at_once = 1
+    scale = GradeScale(0.0, 1.0)
 
-    def __init__(self, kind: str, name: str, score_map: str, longest: int | None, identity: Mapping[str, Any]) -> None:
-        self._kind = kind
-        self._map = score_map_of(score_map)
-        self._longest = longest
-        self.name = name
-        self.scale = GradeScale(0.0, 1.0)
+    def __init__(
+        self,
+        kind: str,
+        model: str | Path,
+        encoder: Any,
+        score_map: str,
+        longest: int | None,
+        commit: str,
+        settings: Mapping[str, Any],
+    ) -> None:
+        self._kind, self._encoder, self._map, self._longest = kind, encoder, score_map_of(score_map), longest
+        local = Path(model).is_dir()
+        self.name = Path(model).name if local else str(model)
         self.identity: Mapping[str, Any] = {
-            "kind": kind, "model": name, "mode": MODE, **identity, "map": str(self._map)
-        }  # fmt: skip
+            "kind": kind,
+            "model": self.name,
+            "mode": MODE,
+            "revision": content_hash(Path(model)) if local else commit,
+            **settings,
+            "map": str(self._map),
+        }
         self.warnings: list[str] = []
-        """Grows while questions are answered."""
         self._check_contrast(
             self._scores([("copy a file", "shutil.copy copies a file."), ("copy a file", "Rain falls."), ("a", "b")]),
             "three different pairs",
@@ -78,14 +80,14 @@ class ScoreJudge(ABC):
 
     @abstractmethod
     def _scores(self, pairs: Sequence[tuple[str, str]]) -> NDArray[np.float64]:
-        """Scores (N,) of N pairs of query and document."""
+        """Return the scores (N,) of N pairs of query and document."""
 
     @abstractmethod
     def _lengths(self, questions: Sequence[Question]) -> list[int]:
-        """Tokens of each question that `longest` limits."""
+        """Return the tokens of each question that `longest` limits."""
 
-    @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self._encoder = None
 
     def count_tokens(self, questions: Sequence[Question]) -> list[int]:
         return self._lengths(questions) if questions else []
@@ -127,7 +129,7 @@ class ScoreJudge(ABC):
             )
 
     def _check_window(self, scores: NDArray[np.float64]) -> None:
-        """Warn of scores that look like probabilities already."""
+        """Warn about scores that look like probabilities."""
         if self._map.kind == "logit" and not self.warnings and scores.min() >= 0 and scores.max() <= 1:
             self.warnings.append(
                 f"{self._kind} {self.name!r}: all raw scores lie in [0, 1] and pass a sigmoid; where they are "
@@ -137,7 +139,7 @@ class ScoreJudge(ABC):
 
 
 def score_map_of(text: str) -> ScoreMap:
-    """A map of scores by its name; raises InputError for one of whole grades."""
+    """Return a map of scores by its name; raise InputError for one of whole grades."""
     found = parse_score_map("logit" if text == "sigmoid" else text)
     if found.kind == "binary":
         fix = "use logit, prob, percent or platt:SLOPE,INTERCEPT"
@@ -146,20 +148,9 @@ def score_map_of(text: str) -> ScoreMap:
 
 
 class EncoderJudge(ScoreJudge):
-    """Grades by an embedding model: the log-odds of its relevance head, or the cosine where it has none.
+    """A judge by the log-odds of an embedding model's relevance head, or by its cosine.
 
-    The relevance of a model without a head has to come from a map: `platt:20,-10` is sigma(20 cos - 10). Queries and
-    documents are embedded with the model's own prompts. Arguments as for `CrossEncoderJudge`; see `ScoreJudge`.
-
-    Raises:
-        ModelError: no such model, or one that is no encoder.
-        InputError: no map for a model without a head, or weights asked for in another number type than float32 and
-            bfloat16.
-
-    Example:
-        Grade pairs with a large embedding model that a small one is to learn from::
-
-            answers = EncoderJudge("BAAI/bge-large-en-v1.5", "platt:20,-14").answers(questions)
+    A model without a head needs a map: `platt:20,-10` is sigma(20 cos - 10). Texts get the model's own prompts.
     """
 
     def __init__(
@@ -174,32 +165,20 @@ class EncoderJudge(ScoreJudge):
                 f"dtype: got {self._precision} for the encoder {str(model)!r}; expected float32 or bfloat16; "
                 "fix: leave it out"
             )
-        self._encoder: Any = build_encoder(model, device=str(place))
-        head = self._encoder.head
+        encoder: Any = build_encoder(model, device=str(place))
+        head = encoder.head
         if head is None and score_map is None:
             raise InputError(
                 f"encoder {str(model)!r}: got a model without a relevance head and no map of its cosines; expected one "
                 "of both; fix: add --score-map platt:SLOPE,INTERCEPT (20,-10 is sigma(20 cos - 10)), or run "
                 "`bixse calibrate` first"
             )
-        local = Path(model).is_dir()
-        super().__init__(
-            "encoder",
-            Path(model).name if local else str(model),
-            score_map or "logit",
-            self._encoder.max_seq_length,
-            {
-                "revision": content_hash(Path(model)) if local else "main",
-                "head": None if head is None else asdict(head),
-                "dtype": self._precision,
-            },
-        )
-
-    def close(self) -> None:
-        self._encoder = None
+        settings = {"head": None if head is None else asdict(head), "dtype": self._precision}
+        longest = encoder.max_seq_length
+        super().__init__("encoder", model, encoder, score_map or "logit", longest, "main", settings)
 
     def _lengths(self, questions: Sequence[Question]) -> list[int]:
-        """Of the longer one of query and document, as each is read by itself."""
+        """Count the longer text of each pair, since each is read by itself."""
         before = [prompt_for(self._encoder, kind) or "" for kind in ("query", "document")]
         texts = [before[i] + text for q in questions for i, text in enumerate((q.query, q.document))]
         counts = [len(ids) for ids in self._encoder.tokenizer(texts, truncation=False, verbose=False)["input_ids"]]
@@ -218,20 +197,7 @@ class EncoderJudge(ScoreJudge):
 
 
 class CrossEncoderJudge(ScoreJudge):
-    """Grades by the raw score of a sentence-transformers CrossEncoder; see `ScoreJudge`.
-
-    The activation that a model brings along is set aside, since it differs between models and a second sigmoid on top
-    of it squeezes all relevance into 0.5 to 0.73 without a word. Other arguments as for `LocalJudge`.
-
-    Raises:
-        ModelError: no such model, or one without a trained head.
-        InputError: a model with several scores per pair, one that gives all pairs the same, or no such map.
-
-    Example:
-        Grade pairs with a reranker::
-
-            answers = CrossEncoderJudge("cross-encoder/ms-marco-MiniLM-L6-v2").answers(questions)
-    """
+    """A judge by the raw score of a sentence-transformers CrossEncoder."""
 
     def __init__(
         self,
@@ -240,52 +206,34 @@ class CrossEncoderJudge(ScoreJudge):
         device: str | None = None,
         batch_size: int = 32,
         revision: str | None = None,
-        trust_remote_code: bool = False,
         dtype: Dtype = "auto",
     ) -> None:
         score_map_of(score_map)  # before the model is loaded
         place = judge_device(device)
-        number = weights_dtype(dtype, place)
-        self._encoder = _load(str(model), place, number, revision, trust_remote_code)
+        weights = weights_dtype(dtype, place)
+        encoder = _load(str(model), place, weights, revision)
         self.batch_size = batch_size
-        local = Path(model).is_dir()
-        commit = getattr(self._encoder.config, "_commit_hash", None) or revision or "main"
-        super().__init__(
-            "cross-encoder",
-            Path(model).name if local else str(model),
-            score_map,
-            longest_input(self._encoder.config, getattr(self._encoder, "max_length", None)),
-            {
-                "revision": content_hash(Path(model)) if local else str(commit),
-                "dtype": str(number).removeprefix("torch."),
-            },
-        )
-
-    def close(self) -> None:
-        self._encoder = None
+        longest = longest_input(encoder.config, getattr(encoder, "max_length", None))
+        commit = str(getattr(encoder.config, "_commit_hash", None) or revision or "main")
+        settings = {"dtype": str(weights).removeprefix("torch.")}
+        super().__init__("cross-encoder", model, encoder, score_map, longest, commit, settings)
 
     def _lengths(self, questions: Sequence[Question]) -> list[int]:
         pairs = ([q.query for q in questions], [q.document for q in questions])
         return [len(ids) for ids in self._encoder.tokenizer(*pairs, truncation=False, verbose=False)["input_ids"]]
 
     def _scores(self, pairs: Sequence[tuple[str, str]]) -> NDArray[np.float64]:
-        """Raw scores (N,), without the activation that the model brings along."""
-        found = self._encoder.predict(
+        # a model's own activation is set aside: a second sigmoid would squeeze relevance into 0.5 to 0.73
+        scores = self._encoder.predict(
             list(pairs), batch_size=self.batch_size, show_progress_bar=False, activation_fn=nn.Identity()
         )
-        return np.asarray(found, dtype=np.float64)
+        return np.asarray(scores, dtype=np.float64)
 
 
-def _load(name: str, device: torch.device, dtype: torch.dtype, revision: str | None, trust_remote_code: bool) -> Any:
+def _load(name: str, device: torch.device, dtype: torch.dtype, revision: str | None) -> Any:
     try:
         with quiet_loading():
-            encoder = CrossEncoder(
-                name,
-                device=str(device),
-                revision=revision,
-                trust_remote_code=trust_remote_code,
-                model_kwargs={"dtype": dtype},
-            )
+            encoder = CrossEncoder(name, device=str(device), revision=revision, model_kwargs={"dtype": dtype})
     except Exception as error:
         raise unusable(name, error, "a CrossEncoder of sentence-transformers") from error
     kinds = encoder.config.architectures or []
