@@ -12,7 +12,7 @@ options.
   token is the least it can be asked for.
 - `generate, 8 tokens`: the same with room for an answer in words, out of which a number is read; greedy.
 - `forward, batches of 8`: `model(...)` over padded batches in the order given, logits of all positions.
-- `bixse`: `bixse.judging.local.local_judge.LocalJudge` as it comes;
+- `bixse`: `bixse.judging.judges.local_judge.LocalJudge` as it comes;
 - `bare products`: the matrix products of bixse's passes and nothing else, which bounds it.
 
 Timed is everything from texts to grades; loading is not. All methods run in one process, after a pair that is not
@@ -46,8 +46,8 @@ import torch
 
 from bixse.data.pydocs.load_pydocs import load_pydocs
 from bixse.judging.judge import Question
-from bixse.judging.local.local_judge import LocalJudge
-from bixse.judging.local.local_model import LocalModel
+from bixse.judging.judges.local_judge import LocalJudge
+from bixse.judging.judges.local_model import LocalModel
 from bixse.judging.rubrics import load_rubric, rubric_names
 from measuring import Timed, bare_products, linear_shapes, make_parser, middle, ratio, ratio_with_ends, show, timed
 

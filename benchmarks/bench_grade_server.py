@@ -5,7 +5,7 @@
 A server in a process of its own has a number of places (`slots`) and takes `milliseconds` for an answer, as an
 inference server does whose graphics card is busy; it answers with real log-probabilities of 20 tokens. Its own limit is
 slots / time. `bare` keeps 64 requests in flight with aiohttp and reads the JSON, no more; `bixse` is
-`bixse.judging.server.server_judge.ServerJudge`, from rendered questions to grades. Both ask the same server the same
+`bixse.judging.judges.server_judge.ServerJudge`, from rendered questions to grades. Both ask the same server the same
 questions in turn, each round in the other order; the ratio is the median over rounds of the ratio within the round.
 
 Columns: `slots`, `milliseconds`, `limit_per_second`: of the server; `questions`, `rounds`; `bare_per_second`,
@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.judging.grade_settings import JudgeOptions
 from bixse.judging.judge import Question
+from bixse.judging.judges.dialects import request_body
+from bixse.judging.judges.server_judge import ServerJudge
 from bixse.judging.rubrics import load_rubric
-from bixse.judging.server.request import request_body
-from bixse.judging.server.server_judge import ServerJudge
 from measuring import in_turn, make_parser, middle, ratio_with_ends, show
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from .evaluation.evaluate import Evaluation as Evaluation
 from .evaluation.evaluate import evaluate as evaluate
 from .evaluation.systems import EncoderSystem as EncoderSystem
 from .evaluation.tasks import collection_task as collection_task
-from .judging.audit.audit_judges import audit_judges as audit_judges
+from .judging.audit.audit import audit_judges as audit_judges
 from .judging.audit.audit_settings import AuditSettings as AuditSettings
 from .judging.audit.audit_settings import GradeMapSettings as GradeMapSettings
 from .judging.audit.calibrate_grades import calibrate_grades as calibrate_grades
-from .judging.few_labels.evaluate_few_labels import evaluate_few_labels as evaluate_few_labels
+from .judging.audit.few_labels import evaluate_few_labels as evaluate_few_labels
 from .judging.grade import grade as grade
 from .judging.grade_settings import GradeSettings as GradeSettings
 from .judging.open_judge import open_judge as open_judge

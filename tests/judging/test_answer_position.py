@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bixse.judging.reading.answer_position import answer_token, find_answer
+from bixse.judging.judges.reading import answer_token, find_answer
 
 DIGITS = ("0", "1", "2", "3")
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from bixse.data.trec import read_run
-from bixse.judging.audit.audit import audit
-from bixse.judging.audit.audit_judges import render_audit
+from bixse.judging.audit.audit import audit, render_audit
 from bixse.judging.audit.labels import ImpossibleLabel, read_labels
 from bixse.relevance import GradeScale
 from bixse.results import IntervalEstimate

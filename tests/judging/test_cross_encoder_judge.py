@@ -11,8 +11,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 from bixse.encoders.loading.precision import use_precision
 from bixse.errors import InputError, ModelError
 from bixse.judging.judge import Question
-from bixse.judging.local import score_judge
-from bixse.judging.local.cross_encoder_judge import CrossEncoderJudge
+from bixse.judging.judges import score_judges
+from bixse.judging.judges.score_judges import CrossEncoderJudge
 
 TEXTS = [
     ("copy a file", "copy the file"),
@@ -115,7 +115,7 @@ class TestGrades:
         assert answer.usage.prompt == judge.count_tokens(QUESTIONS)[0] == 3 + 3 + 3
 
     def test_a_fitted_map_in_batches_and_windows_of_any_size(self, reranker, raw, monkeypatch):
-        monkeypatch.setattr(score_judge, "WINDOW", 3)
+        monkeypatch.setattr(score_judges, "WINDOW", 3)
         expected = 1 / (1 + np.exp(-(0.5 * raw - 1.0)))
         for batch_size in (1, 32):
             judge = CrossEncoderJudge(reranker, "platt:0.5,-1", "cpu", batch_size)
@@ -138,7 +138,7 @@ class TestGrades:
 
     @pytest.mark.parametrize(("score_map", "warned"), [("sigmoid", True), ("prob", False), ("platt:4,-2", False)])
     def test_scores_that_are_probabilities_already_are_said(self, reranker, monkeypatch, score_map, warned):
-        monkeypatch.setattr(score_judge, "WINDOW", 20)
+        monkeypatch.setattr(score_judges, "WINDOW", 20)
         judge = CrossEncoderJudge(reranker, score_map, "cpu")
         monkeypatch.setattr(judge, "_scores", lambda pairs: np.linspace(0.01, 0.99, len(pairs)))
         many = [Question("q", str(i), "copy", f"file {i}") for i in range(40)]

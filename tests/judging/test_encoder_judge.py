@@ -9,7 +9,7 @@ from bixse.encoders.relevance_model import RelevanceModel
 from bixse.errors import InputError, ModelError
 from bixse.judging.grade_settings import JudgeOptions
 from bixse.judging.judge import Question
-from bixse.judging.local.encoder_judge import EncoderJudge
+from bixse.judging.judges.score_judges import EncoderJudge
 from bixse.judging.open_judge import open_judge, reads_rubric
 from bixse.judging.rubrics import load_rubric
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bixse.errors import InputError
-from bixse.judging.reading.expected_grade import OptionProbabilities, expected_grade, option_probabilities
+from bixse.judging.judges.reading import OptionProbabilities, expected_grade, option_probabilities
 
 LABELS = ("0", "1", "2", "3")
 VALUES = (0.0, 1.0, 2.0, 3.0)

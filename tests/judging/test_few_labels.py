@@ -10,7 +10,7 @@ from scipy import stats
 from bixse import evaluate_few_labels
 from bixse.errors import InputError
 from bixse.evaluation.metrics import evaluate_run
-from bixse.judging.few_labels.few_labels_text import few_labels_text
+from bixse.judging.audit.few_labels import few_labels_text
 
 PRECISION = ["precision@2"]
 

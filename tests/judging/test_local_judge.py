@@ -14,9 +14,8 @@ from bixse.data.pydocs.load_pydocs import load_pydocs
 from bixse.encoders.loading.precision import use_precision
 from bixse.errors import InputError, ModelError
 from bixse.judging.judge import Question
-from bixse.judging.local.local_judge import LocalJudge
-from bixse.judging.local.local_model import LocalModel
-from bixse.judging.local.prompt_reader import PromptReader
+from bixse.judging.judges.local_judge import LocalJudge
+from bixse.judging.judges.local_model import LocalModel, PromptReader
 from bixse.judging.rubrics import load_rubric
 from helpers.tiny_judges import (
     questions_of,

@@ -3,7 +3,7 @@
 import pytest
 
 from bixse.errors import ModelError
-from bixse.judging.local.local_prompts import PromptRenderer
+from bixse.judging.judges.local_judge import PromptRenderer
 from helpers.tiny_judges import TEMPLATE, tiny_tokenizer
 
 ASKED = ({"role": "system", "content": "Rate it."}, {"role": "user", "content": "Query: x"})

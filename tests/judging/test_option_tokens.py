@@ -5,7 +5,7 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from bixse.errors import InputError
-from bixse.judging.local.local_judge import option_token_ids
+from bixse.judging.judges.local_judge import option_token_ids
 from helpers.tiny_judges import tiny_tokenizer
 
 

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from bixse.judging.local.prompt_reader import PromptReader
+from bixse.judging.judges.local_model import PromptReader
 from helpers.tiny_judges import ARCHITECTURES, tiny_model
 
 

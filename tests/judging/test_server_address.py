@@ -3,7 +3,7 @@
 import pytest
 
 from bixse.errors import InputError
-from bixse.judging.server.endpoints import choose_model, models_in, parse_address, parse_addresses
+from bixse.judging.judges.endpoints import choose_model, models_in, parse_address, parse_addresses
 
 
 @pytest.mark.parametrize(

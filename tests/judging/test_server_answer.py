@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from bixse.judging.reading.expected_grade import expected_grade, spellings
+from bixse.judging.judges.dialects import RequestForm, answer_place, parse_reply, read_choices, read_position
+from bixse.judging.judges.reading import expected_grade, spellings
 from bixse.judging.rubrics import load_rubric
-from bixse.judging.server.reply import answer_place, parse_reply, read_choices, read_position
-from bixse.judging.server.request import RequestForm
 
 RUBRIC = load_rubric("trec-dl-0-3")
 LABELS = RUBRIC.labels

@@ -16,11 +16,10 @@ import pytest
 from bixse.errors import InputError
 from bixse.judging.grade_settings import JudgeOptions, ServerSettings
 from bixse.judging.judge import Question
-from bixse.judging.server import client as client_module
-from bixse.judging.server.client import ChatClient
-from bixse.judging.server.failure import ServerDownError
-from bixse.judging.server.secret import STAND_IN
-from bixse.judging.server.server_judge import ServerJudge, ServerTextModel
+from bixse.judging.judges import client as client_module
+from bixse.judging.judges.client import ChatClient
+from bixse.judging.judges.endpoints import STAND_IN, ServerDownError
+from bixse.judging.judges.server_judge import ServerJudge, ServerTextModel
 from helpers.chat_server import planted
 from helpers.server_questions import GRADE, RUBRIC, SHARES, ask_all, planted_question
 
@@ -378,7 +377,7 @@ def test_without_aiohttp_it_says_what_to_install():
     program = (
         "import sys; sys.modules['aiohttp'] = None\n"
         "from bixse.errors import InputError\n"
-        "try:\n    import bixse.judging.server.client\n"
+        "try:\n    import bixse.judging.judges.client\n"
         "except InputError as error:\n    print(error)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -5,8 +5,7 @@ from email.utils import formatdate
 
 import pytest
 
-from bixse.judging.server.failure import error_message, refusal
-from bixse.judging.server.secret import STAND_IN, Secret
+from bixse.judging.judges.endpoints import STAND_IN, Secret, error_message, refusal
 
 KEY = "sk-very-secret-0123456789"
 

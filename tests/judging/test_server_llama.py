@@ -11,8 +11,8 @@ import pytest
 from bixse.errors import InputError
 from bixse.judging.grade_settings import JudgeOptions, ServerSettings
 from bixse.judging.judge import Question
+from bixse.judging.judges.server_judge import ServerJudge, ServerTextModel
 from bixse.judging.rubrics import load_rubric
-from bixse.judging.server.server_judge import ServerJudge, ServerTextModel
 from helpers.llama_server import CONTEXT, llama_server, missing, model_file, wait_until_healthy
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing() or "can run")]
@@ -106,7 +106,7 @@ def test_plain_texts(address):
 def test_the_local_judge_on_the_same_weights_agrees(address, capsys):
     """llama.cpp computes with the 4-bit weights as they are, transformers expands them to float32: nearly the same."""
     from bixse.data.pydocs.load_pydocs import load_pydocs
-    from bixse.judging.local.local_judge import LocalJudge
+    from bixse.judging.judges.local_judge import LocalJudge
 
     rubric, collection = load_rubric("trec-dl-0-3"), load_pydocs()
     judged = [(query, name) for query, found in sorted(collection.qrels["dev"].items())[:6] for name in sorted(found)]

@@ -5,8 +5,8 @@ import pytest
 
 from bixse.errors import BixseError, InputError
 from bixse.judging.grade_settings import JudgeOptions
+from bixse.judging.judges.server_judge import ServerJudge
 from bixse.judging.rubrics import PromptVariant, Rubric
-from bixse.judging.server.server_judge import ServerJudge
 from helpers.chat_server import planted
 from helpers.server_questions import GRADE, RUBRIC, SHARES, ask_all, ask_one, planted_question, question
 

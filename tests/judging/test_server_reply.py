@@ -6,9 +6,17 @@ from dataclasses import replace
 import pytest
 
 from bixse.judging.judge import Usage
+from bixse.judging.judges.dialects import (
+    Choice,
+    RequestForm,
+    next_logprobs,
+    parse_reply,
+    read_choices,
+    read_position,
+    request_body,
+    simpler_form,
+)
 from bixse.judging.rubrics import load_rubric
-from bixse.judging.server.reply import Choice, parse_reply, read_choices, read_position
-from bixse.judging.server.request import RequestForm, next_logprobs, request_body, simpler_form
 
 RUBRIC = load_rubric("trec-dl-0-3")
 LABELS = RUBRIC.labels

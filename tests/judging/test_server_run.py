@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bixse.cli.main import main
+from bixse.judging.judges.client import REFUSALS
+from bixse.judging.judges.endpoints import RUN, STAND_IN, Secret
 from bixse.judging.ledger import Ledger
-from bixse.judging.server.client import REFUSALS
-from bixse.judging.server.secret import RUN, STAND_IN, Secret
 from helpers.chat_server import planted, spellings_of, urlsafe_b64
 from helpers.key_search import holds_key
 from helpers.server_questions import SHARES

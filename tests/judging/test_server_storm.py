@@ -8,7 +8,7 @@ import pytest
 
 from bixse.judging.grade_settings import JudgeOptions
 from bixse.judging.judge import Usage, same_model
-from bixse.judging.server.server_judge import ServerJudge
+from bixse.judging.judges.server_judge import ServerJudge
 from helpers.chat_server import chat_server
 from helpers.key_search import holds_key
 from helpers.server_questions import RUBRIC, ask_all, planted_question

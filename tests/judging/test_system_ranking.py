@@ -5,7 +5,7 @@ import pytest
 import scipy.stats
 
 from bixse.errors import InputError
-from bixse.judging.audit.system_ranking import _tau_b, rank_systems, tau_ap
+from bixse.judging.audit.agreement import _tau_b, rank_systems, tau_ap
 
 HUMAN = {("q1", "a"): 1.0, ("q1", "b"): 0.0, ("q2", "a"): 0.0, ("q2", "b"): 1 / 3, ("q3", "a"): 0.0}
 GOOD = {"q1": {"a": 2.0, "b": 1.0}, "q2": {"b": 2.0, "a": 1.0}}

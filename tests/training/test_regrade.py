@@ -21,11 +21,11 @@ from bixse.files.parquet import read_table
 from bixse.judging import regrade
 from bixse.judging.grade import grade
 from bixse.judging.grade_settings import GradeSettings
+from bixse.judging.judges.endpoints import ServerDownError
+from bixse.judging.judges.replay_judge import open_replay
 from bixse.judging.ledger import Ledger
-from bixse.judging.local.replay_judge import open_replay
 from bixse.judging.open_judge import open_judge
 from bixse.judging.rubrics import load_rubric
-from bixse.judging.server.failure import ServerDownError
 from bixse.losses import BiXSELoss, GradedTargets, InfoNCELoss
 from bixse.relevance import GradeScale
 from bixse.training.config import TrainConfig

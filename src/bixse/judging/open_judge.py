@@ -104,7 +104,7 @@ def open_judge(names: Sequence[str], rubric: Rubric, options: JudgeOptions | Non
             )
     servers = [name for name in names if name.startswith(("http://", "https://"))]
     if servers and len(servers) == len(names):
-        from bixse.judging.server.server_judge import ServerJudge
+        from bixse.judging.judges.server_judge import ServerJudge
 
         return ServerJudge(servers, rubric, options)
     if len(names) != 1 or not names[0].strip():
@@ -115,12 +115,12 @@ def open_judge(names: Sequence[str], rubric: Rubric, options: JudgeOptions | Non
         )
     name = names[0]
     if name.startswith(REPLAY):
-        from bixse.judging.local.replay_judge import open_replay
+        from bixse.judging.judges.replay_judge import open_replay
 
         scale = None if options.scale is None else GradeScale(*options.scale)
         return open_replay(name, options.texts, options.score_map, scale)
     if name.startswith(CROSS_ENCODER):
-        from bixse.judging.local.cross_encoder_judge import CrossEncoderJudge
+        from bixse.judging.judges.score_judges import CrossEncoderJudge
 
         return CrossEncoderJudge(
             name.removeprefix(CROSS_ENCODER),
@@ -130,10 +130,10 @@ def open_judge(names: Sequence[str], rubric: Rubric, options: JudgeOptions | Non
             revision=options.revision,
         )
     if name.startswith(ENCODER):
-        from bixse.judging.local.encoder_judge import EncoderJudge
+        from bixse.judging.judges.score_judges import EncoderJudge
 
         return EncoderJudge(name.removeprefix(ENCODER), options.score_map, options.device, options.dtype)
-    from bixse.judging.local.local_judge import LocalJudge
+    from bixse.judging.judges.local_judge import LocalJudge
 
     return LocalJudge(
         name,

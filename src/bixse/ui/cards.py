@@ -12,7 +12,7 @@ from bixse.errors import InputError, shorten
 from bixse.ui.label_log import LabelEvent
 
 if TYPE_CHECKING:
-    from bixse.judging.audit.label_events import LabelStatus
+    from bixse.judging.audit.labels import LabelStatus
     from bixse.ui.ui_page import Visit
     from bixse.ui.workspace import Workspace
 

@@ -14,7 +14,7 @@ from bixse.errors import InputError, InvalidFileError
 from bixse.files.files import alone_in, append_line, storage_errors
 from bixse.files.read import read_rows
 from bixse.files.values import FileColumn
-from bixse.judging.audit.label_events import LABELS, LabelStatus, agreed_grade, standing_words
+from bixse.judging.audit.labels import LABELS, LabelStatus, agreed_grade, standing_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

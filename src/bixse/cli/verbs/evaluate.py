@@ -180,9 +180,8 @@ def _from_few_labels(settings: EvaluateSettings, systems: Sequence[System], out:
     from bixse.evaluation.systems import RunFileSystem, check_distinct
     from bixse.evaluation.tasks import graded_task
     from bixse.files.files import write_atomically
+    from bixse.judging.audit.few_labels import evaluate_few_labels, few_labels_text
     from bixse.judging.audit.labels import impossible_lines, read_labels
-    from bixse.judging.few_labels.evaluate_few_labels import evaluate_few_labels
-    from bixse.judging.few_labels.few_labels_text import few_labels_text
     from bixse.progress import progress_bar
     from bixse.relevance import GradeScale
 

@@ -12,8 +12,8 @@ from bixse.results import FEW_QUERIES
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from bixse.judging.audit.agreement import SystemRanking
     from bixse.judging.audit.labels import ImpossibleLabel
-    from bixse.judging.audit.system_ranking import SystemRanking
     from bixse.results import CalibrationReport, IntervalEstimate
 
 MEASURES = {

@@ -6,7 +6,8 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from statistics import median_low
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -15,7 +16,6 @@ from bixse.data.trec import qrels_rows
 from bixse.errors import InputError, InvalidFileError
 from bixse.files.read import FORMATS, files_of, kind_of, read_rows, text_lines
 from bixse.files.values import FileColumn
-from bixse.judging.audit.label_events import LABELS, agreed_grade, standing_words
 from bixse.judging.rubrics import load_rubric
 from bixse.relevance import GradeScale
 
@@ -23,6 +23,63 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from bixse.judging.audit.audit_settings import LabelSettings
+
+
+LabelStatus: TypeAlias = Literal["graded", "final", "cannot-tell", "skipped", "undone"]
+"""graded: a person's grade; final: the grade that was settled where people differ; the others are no labels."""
+LABELS: tuple[LabelStatus, ...] = ("graded", "final")
+
+
+class Word(Protocol):
+    """What an event says, apart from its words."""
+
+    @property
+    def event(self) -> str | None: ...
+    @property
+    def person(self) -> str | None: ...
+    @property
+    def pair(self) -> tuple[str, str]: ...
+    @property
+    def status(self) -> str | None: ...
+    @property
+    def grade(self) -> float | None: ...
+    @property
+    def undoes(self) -> str | None: ...
+    @property
+    def seen(self) -> str | None: ...
+
+
+WordType = TypeVar("WordType", bound=Word)
+
+
+def standing_words(events: Iterable[WordType]) -> dict[tuple[str, str], dict[str, WordType]]:
+    """Pair -> person -> the last event of that person that was not undone, in the order of the pairs' first events.
+
+    A settled grade is that of the person "" (whoever settled it), so that it replaces nobody's own.
+    """
+    events = list(events)
+    undone = {event.undoes for event in events if event.undoes}
+    found: dict[tuple[str, str], dict[str, WordType]] = {}
+    for event in events:
+        if event.status != "undone" and (event.event is None or event.event not in undone):
+            words = found.setdefault(event.pair, {})
+            person = "" if event.status == "final" else event.person or ""
+            words.pop(person, None)
+            words[person] = event
+    return found
+
+
+def agreed_grade(words: Mapping[str, Word]) -> float | None:
+    """One grade for a pair: the settled one, else the median of people's, of the middle two the lower; None without.
+
+    The lower one, since "relevant" is the stronger claim, and a mean is no grade of an ordinal scale.
+    """
+    final = words.get("")
+    if final is not None and final.status == "final":
+        return final.grade
+    grades = [word.grade for word in words.values() if word.status == "graded" and word.grade is not None]
+    return median_low(grades) if grades else None
+
 
 PairIds: TypeAlias = tuple[str, str]
 COLUMNS = (
@@ -142,7 +199,7 @@ def read_labels(
     A table (.parquet, .jsonl, .csv, .tsv) has the columns `query_id`, `document_id` and `grade` or `relevance`;
     `status` (only "graded" rows count), `judge` and `repeat` are read where they are there, and ids are made from the
     texts `query` and `document` where they are not. Where rows name a `person`, as the labels of `bixse ui` do, the
-    last word of each counts, and several people's grades become one (`bixse.judging.audit.label_events`).
+    last word of each counts, and several people's grades become one (`bixse.judging.audit.labels`).
 
     Without a `scale` that by which the file's relevance follows from its grades is taken, else `otherwise`, else the
     lowest to the highest label found.

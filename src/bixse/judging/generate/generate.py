@@ -84,7 +84,7 @@ def generate(
 
     Args:
         config: documents and numbers.
-        writer: such as `bixse.judging.server.server_judge.ServerTextModel`; not closed here.
+        writer: such as `bixse.judging.judges.server_judge.ServerTextModel`; not closed here.
         prompt: instructions and examples.
         out: output folder.
         ledger: texts shared with other runs, in a file or a folder that is there; None: that of `out`, or

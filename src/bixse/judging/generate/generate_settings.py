@@ -19,7 +19,7 @@ from bixse.settings import Flag, Settings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from bixse.judging.server.server_judge import ServerTextModel
+    from bixse.judging.judges.server_judge import ServerTextModel
 
 FIELD = "{document}"
 """Stands for the text of a document in `QueryPrompt.user`."""
@@ -59,7 +59,7 @@ class WriterConfig(PriceSettings, ServerSettings, GenerateConfig, EngineSettings
 
     def open(self) -> ServerTextModel:
         """The model that writes."""
-        from bixse.judging.server.server_judge import ServerTextModel
+        from bixse.judging.judges.server_judge import ServerTextModel
 
         return ServerTextModel(self.server, self, self.temperature, self.max_tokens)
 

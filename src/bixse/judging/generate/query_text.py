@@ -7,7 +7,7 @@ from typing import Literal
 
 import Stemmer
 
-from bixse.judging.reading.refusals import is_refusal
+from bixse.judging.judges.reading import is_refusal
 
 LONGEST = 40
 """Words beyond which a text is no query."""

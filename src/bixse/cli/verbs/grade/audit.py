@@ -18,7 +18,7 @@ class AuditOptions(Options):
 
 def run(settings: AuditSettings, options: AuditOptions) -> CommandResult:
     """Read, join, measure, write the page."""
-    from bixse.judging.audit.audit_judges import audit_judges
+    from bixse.judging.audit.audit import audit_judges
 
     result = audit_judges(settings, options.out)
     text = f"{result.report.text()}\n\npage: {result.artifacts['page']}"

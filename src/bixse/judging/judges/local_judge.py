@@ -1,7 +1,9 @@
-"""A judge that runs here: a causal language model whose probabilities of the option tokens are read directly."""
+"""A judge in this process: a causal language model, its prompts, and its probabilities of the option tokens."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from functools import cached_property
 from itertools import islice
@@ -11,10 +13,8 @@ import torch
 
 from bixse.errors import InputError, ModelError
 from bixse.judging.judge import Answer, Usage
-from bixse.judging.local.local_model import LocalModel, longest_input
-from bixse.judging.local.local_prompts import PromptRenderer
-from bixse.judging.local.prompt_reader import PromptReader
-from bixse.judging.reading.expected_grade import OptionProbabilities, expected_grade, spellings
+from bixse.judging.judges.local_model import LocalModel, PromptReader, longest_input
+from bixse.judging.judges.reading import OptionProbabilities, expected_grade, spellings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,45 +23,25 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bixse.judging.judge import Dtype, Question
-    from bixse.judging.local.prompt_reader import Sharing
+    from bixse.judging.judges.local_model import Sharing
     from bixse.judging.rubrics import Rubric
+
+    Messages = Sequence[Mapping[str, str]]
+
 
 MODE: Final = "token-ids"
 TOKENS_PER_THREAD, TOKENS_ON_DEVICE = 256, 16_384
-"""Positions of one forward pass: of a processor per thread (more only adds padding), and of another device."""
+"""Positions per forward pass: per thread of a CPU (more only adds padding), and of another device."""
 WINDOW, WINDOW_ON_DEVICE = 512, 2048
 
 
 class LocalJudge:
-    """Reads each question once, and grades by the probabilities of the options as the next token (mode "token-ids").
+    """A judge by the probabilities of the options as the next token after one pass over a question (mode "token-ids").
 
     Probabilities are from the softmax over the whole vocabulary in float32, and a label has those of all its spellings
-    ("3" and " 3"): nothing is hidden, so the bounds of a grade are the grade. Questions are taken ahead by the window,
-    sorted by length within it, and what their prompts begin with is computed once. The weights are read when the first
-    question comes, so that a run whose questions are all answered needs none.
-
-    Args:
-        model_name_or_path: model folder, GGUF file, package with a GGUF file, or hub name; or a `LocalModel`,
-            whose device and numbers stay as they are.
-        rubric: labels, their grades, and the wording of questions that come without messages.
-        device: "cpu", "cuda", ...; None: the best there is.
-        dtype: of the weights; "auto": as the process is set, see `encoders/loading/precision.py`.
-        tokens_per_batch: most positions computed in one forward pass, which is halved where it does not fit into the
-            memory; None: chosen for the device.
-        window: questions taken ahead; None: chosen for the device.
-        min_mass: the options' probability below which an answer has no grade.
-        revision: branch, tag or commit of a hub name.
-        gguf_file: name of the GGUF file in a folder or on the hub.
-        trust_remote_code: run code that comes with the model; only for sources you trust.
-
-    Raises:
-        ModelError: no such model; with the first question also no causal language model, or weights that are missing.
-        InputError: a label that is no single token of the model, or no such device.
-
-    Example:
-        Grade pairs with an instruct model of the hub::
-
-            with_questions = LocalJudge("Qwen/Qwen2.5-1.5B-Instruct", load_rubric("trec-dl-0-3")).answers(questions)
+    ("3" and " 3"): nothing is hidden, so the bounds of a grade are the grade. A `window` of questions is sorted by
+    length, and a common beginning of their prompts is computed once. The weights are read for the first question, so
+    that a run without open questions needs none. An answer with less than `min_mass` on the options has no grade.
     """
 
     at_once = 1
@@ -76,23 +56,20 @@ class LocalJudge:
         window: int | None = None,
         min_mass: float = 0.01,
         revision: str | None = None,
-        gguf_file: str | None = None,
-        trust_remote_code: bool = False,
     ) -> None:
-        loaded = (
+        self._own = not isinstance(model_name_or_path, LocalModel)
+        loaded = self._loaded = (
             model_name_or_path
             if isinstance(model_name_or_path, LocalModel)
-            else LocalModel(model_name_or_path, device, dtype, revision, gguf_file, trust_remote_code)
+            else LocalModel(model_name_or_path, device, dtype, revision)
         )
         self.rubric, self.min_mass = rubric, min_mass
-        self._loaded = loaded
         self._renderer = PromptRenderer(loaded.tokenizer)
         example = [rubric.variants[0].messages("query", "document")]
         prompt, ids = self._renderer.texts(example)[0], self._renderer.encode(example)[0]
         self._option_ids = option_token_ids(loaded.tokenizer, rubric.labels, prompt, ids)
         self.name, self.scale = loaded.name, rubric.scale
         self.warnings = list(self._renderer.notes)
-        self._own = loaded is not model_name_or_path
         if loaded.device.startswith("cpu"):
             passes, ahead = TOKENS_PER_THREAD * max(2, torch.get_num_threads()), WINDOW
         else:
@@ -101,7 +78,6 @@ class LocalJudge:
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """All that decides an answer besides the question."""
         return {
             "kind": "transformers",
             "model": self.name,
@@ -119,7 +95,7 @@ class LocalJudge:
 
     @cached_property
     def _reader(self) -> PromptReader:
-        """Made for the first question, since the weights are read for it."""
+        """The reader, made for the first question, since it reads the weights."""
         model = self._loaded.model
         try:
             return PromptReader(model, self._tokens_per_batch)
@@ -135,11 +111,10 @@ class LocalJudge:
 
     @property
     def context(self) -> int | None:
-        """Most tokens of a prompt, or None where the model has no such limit."""
+        """Most tokens of a prompt; None without a limit."""
         return longest_input(self._loaded.model.config, self._loaded.tokenizer.model_max_length)
 
     def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Answer]]:
-        """Window by window; within one in order of length."""
         source = iter(questions)
         while taken := list(islice(source, self.window)):
             started = time.perf_counter()
@@ -166,7 +141,7 @@ class LocalJudge:
             torch.cuda.empty_cache()
 
     def _answers(self, logits: Tensor | None, lengths: Sequence[int], seconds: float) -> list[Answer]:
-        """One answer per row of logits (b, V)."""
+        """Return one answer per row of logits (b, V)."""
         if logits is None:
             return [self._without_grade(lengths[0], "the memory of the device cannot hold it")]
         probabilities = torch.softmax(logits, dim=-1)
@@ -179,7 +154,7 @@ class LocalJudge:
         return self._renderer.encode([self._messages(question) for question in questions])
 
     def _messages(self, question: Question) -> Sequence[Mapping[str, str]]:
-        """By the rubric where the question comes without messages."""
+        """Return a question's messages, or those of the rubric."""
         if question.messages:
             return question.messages
         variants = {variant.name: variant for variant in self.rubric.variants}
@@ -204,10 +179,9 @@ class LocalJudge:
 def option_token_ids(
     tokenizer: Any, labels: Sequence[str], prompt: str = "", prompt_ids: Sequence[int] = ()
 ) -> tuple[tuple[int, ...], ...]:
-    """For each label the ids, one or more, of the tokens that spell it, with and without a space before it.
+    """Return, for each label, the ids of the single tokens that spell it, with and without a space before it.
 
-    A label counts as far as one token spells it, alone or as what follows the rendered prompt: SentencePiece writes a
-    label that begins a text in another way than one that goes on from a prompt.
+    The label is tokenised alone and after the rendered prompt: SentencePiece spells the start of a text differently.
     """
     found = tuple(_single_tokens(tokenizer, label, prompt, prompt_ids) for label in labels)
     for label, ids in zip(labels, found, strict=True):
@@ -229,3 +203,110 @@ def _single_tokens(tokenizer: Any, label: str, prompt: str, prompt_ids: Sequence
         rest = following[len(known) :] if following[: len(known)] == known else []
         found |= {ids[0] for ids in (alone, rest) if len(ids) == 1}
     return tuple(sorted(token for token in found if tokenizer.decode([token]).strip() == label))
+
+
+_PROBE = "bixse-probe"
+_REASONING = "<think>"
+
+
+class PromptRenderer:
+    """A renderer of messages by a tokenizer's chat template, up to the beginning of the answer.
+
+    Reasoning is switched off (`enable_thinking=False`); if a template begins it all the same, it is closed at once.
+    A template that refuses or drops the system message gets its text at the head of the user message. A tokenizer
+    without template gets plain text. A space breaks control tokens inside a text, which could otherwise end its message
+    and answer for the judge. Raise ModelError for a template that does not render a user message.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.template = getattr(tokenizer, "chat_template", None)
+        self.notes: list[str] = []
+        self._merges_system = False
+        self._control_tokens = self._find_control_tokens()
+        if self.template is None:
+            self.notes.append("the judge has no chat template: it is asked in plain text (an instruct model has one)")
+        else:
+            self._try_template()
+
+    @property
+    def template_hash(self) -> str:
+        """SHA-256; "plain" without a template."""
+        if self.template is None:
+            return "plain"
+        return hashlib.sha256(json.dumps(self.template, sort_keys=True).encode("utf-8")).hexdigest()
+
+    def texts(self, conversations: Sequence[Messages]) -> list[str]:
+        prepared = [self._prepared(messages) for messages in conversations]
+        if self.template is None:
+            return ["\n\n".join(message["content"] for message in messages) + "\n" for messages in prepared]
+        return [_closed(text) for text in self._render(prepared)]
+
+    def encode(self, conversations: Sequence[Messages]) -> list[list[int]]:
+        """Return the uncut prompts as token ids."""
+        if not conversations:
+            return []
+        plain = self.template is None  # a template writes the special tokens itself
+        encoded = self.tokenizer(self.texts(conversations), add_special_tokens=plain, verbose=False)
+        return [list(ids) for ids in encoded["input_ids"]]
+
+    def _prepared(self, messages: Messages) -> list[dict[str, str]]:
+        safe = [{"role": message["role"], "content": self._broken(message["content"])} for message in messages]
+        if self._merges_system and len(safe) > 1 and safe[0]["role"] == "system":
+            system, user, *rest = safe
+            return [{"role": user["role"], "content": f"{system['content']}\n\n{user['content']}"}, *rest]
+        return safe
+
+    def _broken(self, text: str) -> str:
+        for token in self._control_tokens:
+            if token in text:
+                text = text.replace(token, f"{token[0]} {token[1:]}")
+        return text
+
+    def _find_control_tokens(self) -> list[str]:
+        """Return special tokens, and tokens of the template itself, for example those around reasoning."""
+        template = json.dumps(self.template, ensure_ascii=False)
+        added = self.tokenizer.added_tokens_decoder.values()
+        in_template = {token.content for token in added if self.template is not None and token.content in template}
+        tokens = in_template | {token.content for token in added if token.special}
+        return sorted((token for token in tokens if len(token) > 1 and not token.isspace()), key=len, reverse=True)
+
+    def _render(self, conversations: Sequence[Sequence[Mapping[str, str]]]) -> list[str]:
+        rendered: list[str] = self.tokenizer.apply_chat_template(
+            [list(messages) for messages in conversations],
+            add_generation_prompt=True,
+            tokenize=False,
+            enable_thinking=False,
+        )
+        return rendered
+
+    def _try_template(self) -> None:
+        """Find out whether the template shows a system message and whether it begins reasoning."""
+        import jinja2
+
+        user = {"role": "user", "content": "question"}
+        try:
+            shown = self._render([[{"role": "system", "content": _PROBE}, user]])[0]
+        except (jinja2.TemplateError, TypeError, ValueError):
+            shown = ""
+        self._merges_system = _PROBE not in shown
+        try:
+            text = self._render([[user]])[0]
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            raise ModelError(
+                f"chat template: got {type(error).__name__}: {error}; expected one that renders a user message; "
+                "fix: choose another model, or correct its chat_template"
+            ) from error
+        if "question" not in text:
+            raise ModelError(
+                "chat template: got a prompt without the user message; expected its text; "
+                "fix: choose another model, or correct its chat_template"
+            )
+        if self._merges_system:
+            self.notes.append("the chat template takes no system message: its text leads the user message")
+        if _closed(text) != text:
+            self.notes.append("the chat template begins reasoning that cannot be switched off: it is closed at once")
+
+
+def _closed(text: str) -> str:
+    return f"{text.rstrip()}\n\n</think>\n\n" if text.rstrip().endswith(_REASONING) else text

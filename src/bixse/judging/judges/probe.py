@@ -1,4 +1,4 @@
-"""Finding out how a server can be asked, with two questions whose answers are known."""
+"""Probe a server with two questions of known answers for the form of requests that it understands."""
 
 from __future__ import annotations
 
@@ -7,35 +7,38 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.errors import BixseError, InputError, shorten
 from bixse.judging.judge import Answer, model_name, same_model
-from bixse.judging.reading.expected_grade import spellings
-from bixse.judging.server.failure import TRANSIENT, RequestError
-from bixse.judging.server.reply import Reply, answer_place, read_choices, read_position
-from bixse.judging.server.request import (
+from bixse.judging.judges.dialects import (
     ANSWER_TOKENS,
     CONSTRAINTS,
     OWN_CONSTRAINT,
     TOP_LOGPROBS,
     WRITTEN,
+    Reply,
     RequestForm,
+    answer_place,
     chat_messages,
     next_logprobs,
+    read_choices,
+    read_position,
     request_body,
     simpler_form,
 )
+from bixse.judging.judges.endpoints import TRANSIENT, RequestError
+from bixse.judging.judges.reading import spellings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from bixse.judging.grade_settings import JudgeOptions
+    from bixse.judging.judges.client import ChatClient, Endpoint
+    from bixse.judging.judges.endpoints import ServedModel
     from bixse.judging.rubrics import Rubric
-    from bixse.judging.server.client import ChatClient, Endpoint
-    from bixse.judging.server.endpoints import ServedModel
 
 KNOWN_QUERY = "what is the capital of France"
 KNOWN_DOCUMENTS = ("Paris is the capital of France.", "Bake the bread for forty minutes.")
-"""A document that answers the query, and one that has nothing to do with it."""
+"""A relevant and an irrelevant document."""
 MANY_LOGPROBS = 1000
-"""Alternatives asked for under a constraint where the options are not among the first 20 (llama.cpp gives them)."""
+"""Alternatives requested under a constraint if the options are not among the first 20 (llama.cpp gives them)."""
 _ODD_WORD, _ODD_TOKENS = "zebra", 4
 
 OTHER_MODES = (
@@ -46,14 +49,14 @@ TOP_TOKENS = "`--mode top-logprobs`, whose probabilities this server gives"
 
 @dataclass(frozen=True)
 class Finding:
-    """How a server is asked, and what it said about the relevant and the irrelevant document."""
+    """The form of requests, and the answers about the relevant and the irrelevant document."""
 
     form: RequestForm
     answers: tuple[Answer, Answer]
 
 
 class Probe:
-    """Finds the form of requests that one endpoint understands."""
+    """The search for the form of requests that one endpoint understands."""
 
     def __init__(
         self, client: ChatClient, endpoint: Endpoint, model: ServedModel, rubric: Rubric, options: JudgeOptions
@@ -62,14 +65,12 @@ class Probe:
         self._wanted, self._max_tokens, self._samples = options.mode, options.max_tokens, options.samples
         self._seen: set[str] = set()
         self.other_models: set[str] = set()
-        """Models that answered although they were not asked."""
+        """Other models that answered in place of the requested one."""
 
     async def find(self) -> Finding:
-        """The best form for the mode; "auto": token-ids, else top-logprobs, else constrained where only that answers.
+        """Return the best form for the mode; "auto" is token-ids, else top-logprobs, else constrained.
 
-        Raises:
-            InputError: the server cannot be asked in this mode.
-            BixseError: it does not work now.
+        Raise InputError if the server cannot be asked in this mode, BixseError if it does not work now.
         """
         wanted = self._wanted
         if wanted in WRITTEN:
@@ -102,7 +103,7 @@ class Probe:
         return await self._finish(replace(by_id or form, max_tokens=1) if one_token else by_id or form)
 
     async def check(self, form: RequestForm) -> None:
-        """Raise where this endpoint gives no grade in the form that another one has."""
+        """Raise InputError if this endpoint gives no grade in the form of another one."""
         reply = await self._reply(form, 0)
         answer = self._read(form, reply) if not isinstance(reply, RequestError) else None
         if answer is None or answer.status != "graded":
@@ -130,12 +131,12 @@ class Probe:
         }
         return reply
 
-    async def _try(self, form: RequestForm, known: int = 0) -> Reply | None:
-        reply = await self._reply(form, known)
+    async def _try(self, form: RequestForm) -> Reply | None:
+        reply = await self._reply(form, 0)
         return None if isinstance(reply, RequestError) else reply
 
     async def _settle(self, form: RequestForm) -> tuple[RequestForm, Reply]:
-        """Leave out what the server refuses until it answers."""
+        """Simplify the form until the server answers."""
         while True:
             reply = await self._reply(form, 0)
             if not isinstance(reply, RequestError):
@@ -156,7 +157,7 @@ class Probe:
         return answer_place(reply.choices[0], self._rubric.labels)
 
     def _has_probabilities(self, form: RequestForm, reply: Reply) -> bool:
-        """Whether usable probabilities came: of the answer, or of the first token where there is none."""
+        """Return True for usable probabilities of the answer, or of the first token if there is no answer."""
         graded = self._read(form, reply).status == "graded"
         if graded or self._place(reply) is not None:
             return graded
@@ -165,7 +166,7 @@ class Probe:
         return len(first) > 1 and read_position(positions[0], form, first) is not None
 
     async def _without_thinking(self, form: RequestForm, reply: Reply) -> tuple[RequestForm, Reply]:
-        """Switch reasoning off where the answer is not the first token and comes earlier without."""
+        """Switch reasoning off if the answer is not the first token and comes earlier without it."""
         graded = self._read(form, reply).status == "graded"
         before = self._place(reply) if graded else None
         if graded and before in (0, None):
@@ -178,7 +179,7 @@ class Probe:
         return form, reply
 
     async def _by_id(self, form: RequestForm) -> RequestForm | None:
-        """Ask for the options' tokens by id, where the server gives exactly those and not others."""
+        """Ask for the options' tokens by id, if the server gives exactly these."""
         ids: tuple[int, ...] = ()
         for label in self._rubric.labels:
             cut = [await token_ids(self._client, self._model, spelling) for spelling in spellings(label)]
@@ -189,13 +190,13 @@ class Probe:
         trial = await self._try(replace(form, mode="token-ids", token_ids=ids[:1]))
         positions = trial.choices[0].positions if trial is not None else ()
         if not positions or len(positions[0].alternatives) > 2:
-            return None  # refused, or ignored: the most probable tokens came instead
+            return None  # refused, or ignored in favour of the most probable tokens
         whole = replace(form, mode="token-ids", token_ids=ids)
         reply = await self._try(whole)
         return whole if reply is not None and self._read(whole, reply).status == "graded" else None
 
     async def _constrained(self, form: RequestForm) -> RequestForm | None:
-        """Allow only the options, where the server can be shown to obey: it writes a word it would not write."""
+        """Allow only the options, if the server obeys: under a constraint it writes an odd word."""
         for kind in sorted(CONSTRAINTS, key=lambda kind: kind != OWN_CONSTRAINT.get(self._model.kind)):
             odd = replace(form, mode="constrained", constraint=kind, labels=(_ODD_WORD,), max_tokens=_ODD_TOKENS)
             trial = await self._try(odd)
@@ -243,7 +244,7 @@ class Probe:
         return form
 
     async def _finish(self, form: RequestForm) -> Finding:
-        """Ask both known questions in the final form; write more than one token where one is not enough."""
+        """Ask both known questions in the final form; allow more tokens if one is not enough."""
         await self._check_labels(form)
         relevant, irrelevant = [await self._known(form, known) for known in (0, 1)]
         if relevant.status == irrelevant.status == "graded":
@@ -259,7 +260,7 @@ class Probe:
         return reply.answer(form.mode) if isinstance(reply, RequestError) else self._read(form, reply)
 
     async def _check_labels(self, form: RequestForm) -> None:
-        """Raise where an option of several letters is not known to be one token."""
+        """Raise InputError if an option of several letters may be several tokens."""
         if form.mode in WRITTEN:
             return
         for label in self._rubric.labels:
@@ -285,14 +286,14 @@ class Probe:
 
 
 async def token_ids(client: ChatClient, model: ServedModel, text: str) -> list[int] | None:
-    """Token ids of a text without special tokens; None where a server does not tell (vLLM, SGLang, llama.cpp do)."""
+    """Return token ids of a text without special tokens; None unless the server is vLLM, SGLang or llama.cpp."""
     return await _tokenize(client, model, {_text_key(model): text, "add_special_tokens": False})
 
 
 async def prompt_tokens(
     client: ChatClient, model: ServedModel, messages: Sequence[Mapping[str, str]], form: RequestForm
 ) -> int | None:
-    """Tokens of a chat prompt as the server renders it; of the texts alone where it does not tell its template."""
+    """Count tokens of a chat prompt as the server renders it, or of the texts alone."""
     chat = chat_messages(form, messages)
     if model.kind == "vllm":
         body: dict[str, Any] = {"messages": chat, "add_generation_prompt": True}

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, Self
 from bixse.errors import InputError
 from bixse.judging.grade_settings import JudgeOptions, ServerSettings
 from bixse.judging.judge import Answer, Completion, CompletionStatus, Question, Usage, model_name, same_model
-from bixse.judging.server.client import ChatClient
-from bixse.judging.server.failure import RequestError
-from bixse.judging.server.probe import Finding, Probe, prompt_tokens
-from bixse.judging.server.reply import read_choices
-from bixse.judging.server.request import RequestForm, request_body
+from bixse.judging.judges.client import ChatClient
+from bixse.judging.judges.dialects import RequestForm, read_choices, request_body
+from bixse.judging.judges.endpoints import RequestError
+from bixse.judging.judges.probe import Finding, Probe, prompt_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,15 +21,13 @@ if TYPE_CHECKING:
     from bixse.relevance import GradeScale
 
 LITTLE_MASS = 0.5
-"""Below this probability of the options together, on a clear question, a warning is due."""
+"""Warn below this total probability of the options on a clear question."""
 
 
 class ServerModel:
     """A model behind one or several servers that speak OpenAI's chat interface and share the work.
 
-    Raises:
-        InputError: addresses (with or without `/v1`), model or key that cannot be used.
-        ServerDownError: no endpoint answers.
+    Raise InputError for unusable addresses, model or key, ServerDownError if no endpoint answers.
     """
 
     def __init__(self, endpoints: Sequence[str], settings: ServerSettings) -> None:
@@ -57,14 +54,7 @@ class ServerModel:
 
 
 class ServerJudge(ServerModel):
-    """Asks servers for grades; probes them first with questions whose answers are known.
-
-    Example:
-        >>> judge = ServerJudge(["http://localhost:8000"], rubric)                              # doctest: +SKIP
-        >>> for question, answer in judge.answers(questions):                                   # doctest: +SKIP
-        ...     answer.status, answer.grade, answer.mode
-        ('graded', 2.61, 'token-ids')
-    """
+    """A judge that asks servers, which it first probes with questions of known answers."""
 
     def __init__(self, endpoints: Sequence[str], rubric: Rubric, options: JudgeOptions | None = None) -> None:
         options = options or JudgeOptions()
@@ -134,16 +124,10 @@ class ServerJudge(ServerModel):
         return found
 
     def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Answer]]:
-        """Answer questions as they come, many at once; closing the generator cancels what is under way.
-
-        Raises:
-            InputError: a failure that all questions would share (an invalid key, a model that went away).
-            ServerDownError: no endpoint has answered for long.
-        """
         return self._client.stream(questions, self._answer)
 
     def count_tokens(self, questions: Sequence[Question]) -> list[int] | None:
-        """Prompt tokens of each question by the server's tokenizer, or None where it has none to ask."""
+        """Count prompt tokens with the server's tokenizer; None without one."""
 
         async def count(numbered: tuple[int, Question]) -> int | None:
             return await prompt_tokens(self._client, self._model, numbered[1].messages, self.form)
@@ -182,7 +166,7 @@ class ServerJudge(ServerModel):
         )
 
     async def _probe(self, options: JudgeOptions) -> tuple[Finding, set[str]]:
-        """Find the form with the first endpoint that answers, and see that the others understand it."""
+        """Find the form with the first present endpoint, and check it with the others."""
         probes = [
             Probe(self._client, endpoint, self._model, self._rubric, options)
             for endpoint in self._client.endpoints
@@ -194,7 +178,7 @@ class ServerJudge(ServerModel):
 
 
 class ServerTextModel(ServerModel):
-    """A `TextModel` behind servers; at temperature 0 it writes the most probable text."""
+    """A `TextModel` behind servers."""
 
     def __init__(
         self,

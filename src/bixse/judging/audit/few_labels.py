@@ -12,16 +12,18 @@ import numpy as np
 
 from bixse.errors import InputError
 from bixse.evaluation.statistics import quotient
-from bixse.judging.few_labels.estimator import SampledMean
-from bixse.judging.few_labels.judged_pool import judged_pool
+from bixse.judging.audit.labelled_sample import SampledMean, judged_pool
+from bixse.report.table import VERDICT_WORDS, format_difference, format_interval, format_number, format_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from bixse.evaluation.statistics import Floats
-    from bixse.judging.few_labels.judged_pool import JudgedPool, Pairs
+    from bixse.judging.audit.labelled_sample import JudgedPool, Pairs
     from bixse.relevance import Ranking
+    from bixse.report.table import Cell
     from bixse.results import IntervalEstimate
+
 
 FEW_LABELS_METRICS = ("ndcg@10", "precision@10")
 COMPLETIONS = 20
@@ -95,7 +97,7 @@ def evaluate_few_labels(
     """Estimate metrics that people's labels of every graded pair would give, from labels of a sample.
 
     The estimate is the judge's value corrected by how far its grades are from the labels, whatever they are worth: see
-    `bixse.judging.few_labels.estimator`. precision@k, and nDCG@k where whole queries were labelled, are unbiased
+    `bixse.judging.audit.labelled_sample`. precision@k, and nDCG@k where whole queries were labelled, are unbiased
     (exactly, where queries were drawn independently of each other); nDCG@k from pairs is so to first order, since the
     ideal DCG of a query is estimated.
 
@@ -110,7 +112,7 @@ def evaluate_few_labels(
     Raises:
         InputError: no run, another metric, a run without a query of the pool, nDCG from pairs with fewer than 4
             relevant documents per query or fewer than 8 labels of relevant documents, or see
-            `bixse.judging.few_labels.judged_pool.judged_pool`.
+            `bixse.judging.audit.labelled_sample.judged_pool`.
 
     Example:
         >>> grades = {(f"q{i}", f"d{j}"): float(j < 3) for i in range(9) for j in range(5)}
@@ -311,3 +313,55 @@ def _to_decide(found: SampledMean) -> tuple[float | None, int | None]:
     if growth is not None:
         return found.labels(growth), None
     return None, math.ceil(found.sample.queries * found.query_variance / wanted)
+
+
+HEADERS = ("metric", "system", "judge alone", "estimate", "these queries", "queries like these", "labels worth")
+_WORDS = {"above": "better", "below": "worse", "across": "no difference"}
+
+
+def few_labels_text(found: FewLabels) -> str:
+    """A table, what each difference comes to, and what was left out."""
+    lines = [
+        f"{found.labelled} labels of {found.labelled_queries} queries ({found.drawn} were drawn); {found.pairs} graded "
+        f"pairs of {found.pool_queries} queries",
+        "",
+        format_table([_row(own) for own in found.estimates], HEADERS),
+        "",
+        *(_verdict(own) for own in found.estimates if own.baseline is not None),
+    ]
+    if any(own.approximate for own in found.estimates):
+        lines.append("~: the ideal ranking is estimated, which biases nDCG; label whole queries to be free of that")
+    if found.left_out is not None:
+        lines.append(f"left out: {found.left_out}")
+    if found.outside:
+        lines.append(f"{found.outside} labels are of pairs without a grade: left out")
+    lines += [
+        f"{name}: {count} documents it shows have no grade: they count as irrelevant"
+        for name, count in found.ungraded.items()
+        if count
+    ]
+    return "\n".join(lines)
+
+
+def _row(own: FewLabelsEstimate) -> list[Cell]:
+    signed = own.baseline is not None
+    write = format_difference if signed else format_number
+    return [
+        own.metric + ("~" if own.approximate else ""),
+        own.system if own.baseline is None else f"{own.system} - {own.baseline}",
+        write(own.judge),
+        write(own.queries.value or 0.0),
+        format_interval(own.labels.low, own.labels.high, signed) or "too few labels",
+        format_interval(own.queries.low, own.queries.high, signed),
+        own.labels_worth,
+    ]
+
+
+def _verdict(own: FewLabelsEstimate) -> str:
+    verdict = VERDICT_WORDS[_WORDS[own.queries.side]]  # type: ignore[index]
+    more = ""
+    if own.labels_to_decide is not None:
+        more = f"; about {own.labels_to_decide} more labels would show it, if it is as large as it looks"
+    elif own.queries_to_decide is not None:
+        more = f"; labels of these queries cannot show it: about {own.queries_to_decide} queries could"
+    return f"{own.metric}, {own.system} against {own.baseline}: {verdict}{more}"

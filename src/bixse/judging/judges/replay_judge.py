@@ -1,4 +1,4 @@
-"""A judge that answers from existing judgements: grades somebody paid for before, asked like any other judge's."""
+"""A judge that answers from existing judgements."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bixse.data.trec import read_qrels
 from bixse.errors import InputError, InvalidFileError, did_you_mean, shorten
 from bixse.files.files import file_hash
 from bixse.judging.judge import Answer
-from bixse.judging.reading.expected_grade import OptionProbabilities, expected_grade
+from bixse.judging.judges.reading import OptionProbabilities, expected_grade
 from bixse.preparing.sources.formats import SourceOptions
 from bixse.preparing.sources.judgement import Judgement, JudgementRows, on_scale
 from bixse.preparing.sources.source import Source
@@ -29,19 +29,15 @@ if TYPE_CHECKING:
 
 REPLAYED = ("flagembedding", "lightblue", "qrels", "umbrela")
 _JITTER = 0.01
-"""Two grades of one pair nearer than this share of the scale are the same; the first is kept."""
+"""Two grades of one pair closer than this share of the scale are the same; the first counts."""
 
 
 class ReplayJudge:
-    """Answers questions from judgements that exist (mode "replay"); `scale` is the one expected, None takes theirs.
+    """A judge that answers from existing judgements (mode "replay"), on the expected `scale` or their own.
 
-    A pair is found by its two texts, or by its two ids where the judgements have no texts; the same ids with other
-    texts are another pair. A pair that is not there is answered "failed". Two equal texts with two different grades,
-    under whatever ids, are answered "ambiguous": a grade belongs to the texts.
-
-    Raises:
-        InputError: the judgements cannot be read or are on another scale.
-        InvalidFileError: ids that stand for different texts in different rows.
+    A pair is found by its two texts, or by its two ids in judgements without texts; the same ids with other texts are
+    another pair. A missing pair is answered "failed". Equal texts with different grades are answered "ambiguous", under
+    whatever ids: a grade belongs to the texts.
     """
 
     at_once = 1
@@ -64,7 +60,7 @@ class ReplayJudge:
         self.warnings = [*self.source.warnings(), *repeats]
 
     def _read_judgements(self) -> list[str]:
-        """Gives what was found twice as warnings."""
+        """Return warnings about repeated judgements."""
         errors = InvalidFileError(self.source.path)
         repeated = contradictory = 0
         for judgement in self.source.rows():
@@ -89,7 +85,7 @@ class ReplayJudge:
         return [f"{words}; {contradictory} pairs have two different grades, and get none"]
 
     def pairs(self) -> Iterator[Pair]:
-        """Each pair once, in the file's order; InputError where they have no texts."""
+        """Yield each pair once, in the file's order; raise InputError without texts."""
         seen: set[bytes] = set()
         for judgement in self.source.rows():
             pair, ids = judgement.pair, _ids_key(judgement)
@@ -118,7 +114,6 @@ class ReplayJudge:
         return Answer("failed", "replay", judge=self.name, detail=detail)
 
     def count_tokens(self, questions: Sequence[Question]) -> list[int] | None:
-        """Nothing is sent anywhere."""
         return None
 
     def close(self) -> None:
@@ -128,11 +123,10 @@ class ReplayJudge:
 def open_replay(
     spec: str, collection: Path | None = None, score_map: str | None = None, scale: GradeScale | None = None
 ) -> ReplayJudge:
-    """The judge that `replay:FORMAT:PATH` stands for, a format of `REPLAYED`.
+    """Open the judge `replay:FORMAT:PATH` with a format of `REPLAYED`.
 
-    `collection` is a folder in the BEIR layout with the texts of qrels, `score_map` of FlagEmbedding's scores (see
-    `bixse.preparing.sources.score_scale.MAPS`). `scale` is needed for qrels; elsewhere it is checked against that of
-    the format.
+    `collection` is a BEIR folder with the texts of qrels, `score_map` a map of FlagEmbedding's scores (see
+    `bixse.preparing.sources.score_scale.MAPS`). Qrels need a `scale`; other formats have their own, which must agree.
     """
     word, _, rest = spec.partition(":")
     name, _, path = rest.partition(":")
@@ -180,11 +174,10 @@ def _qrels(path: Path, scale: GradeScale | None, collection: Path | None) -> Jud
 
 
 def answer_of(judgement: Judgement, order: str = "") -> Answer:
-    """The answer that a judgement stands for, alone in its `order` of a rubric, else the mean of all its orders.
+    """Return the answer of a judgement in one `order` of a rubric, else the mean of all its orders.
 
-    Where its probabilities are known, the expected grade has the bounds of what the judge did not return: a grade
-    without probability can have at most that of the least probable grade that has some, and all such grades at most
-    what the others leave of 1.
+    Known probabilities bound the expected grade: a grade without probability has at most that of the least probable
+    returned grade, and all such grades share what the others leave of 1.
     """
     status = cast("Status", judgement.status)
     answer = Answer(status, "replay", text=judgement.text, judge=judgement.judge, detail=judgement.detail)
@@ -212,7 +205,7 @@ def _bounded(probabilities: Sequence[float]) -> OptionProbabilities:
 
 
 def _merged(old: Judgement, new: Judgement) -> Judgement:
-    """A grade takes the place of none, two different grades leave none."""
+    """Replace a missing grade; two different grades leave none."""
     if old.status == "ambiguous" or new.grade is None:
         return old
     if old.grade is None:
@@ -233,6 +226,6 @@ def _texts_key(pair: Judgement | Question) -> bytes | None:
 
 
 def _digest(kind: str, first: str, second: str) -> bytes:
-    """16 bytes for two texts; the length of the first keeps ("a", "bc") and ("ab", "c") apart."""
+    """Hash two texts to 16 bytes; the length of the first separates ("a", "bc") from ("ab", "c")."""
     content = f"{kind} {len(first)} {first}{second}".encode("utf-8", "surrogatepass")
     return hashlib.sha256(content).digest()[:16]

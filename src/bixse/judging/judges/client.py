@@ -1,8 +1,4 @@
-"""Asking chat servers over HTTP: several endpoints of one model, and a reply or an error of a kind for every request.
-
-aiohttp sends and keeps the connections. Here are the tries, the endpoints, of which one that is away is left out until
-it answers again, and the bridge from plain iterators to the event loop.
-"""
+"""A client of chat servers: retries, several endpoints of one model, and a bridge from iterators to the event loop."""
 
 from __future__ import annotations
 
@@ -21,10 +17,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bixse.errors import InputError, shorten
 from bixse.judging.grade_settings import ServerSettings
-from bixse.judging.server.endpoints import Address, ServedModel, choose_model, models_in, parse_addresses
-from bixse.judging.server.failure import DETAIL_WIDTH, SHARED, TRANSIENT, RequestError, ServerDownError, refusal
-from bixse.judging.server.reply import Reply, parse_reply
-from bixse.judging.server.secret import Secret
+from bixse.judging.judges.dialects import Reply, parse_reply
+from bixse.judging.judges.endpoints import (
+    DETAIL_WIDTH,
+    SHARED,
+    TRANSIENT,
+    Address,
+    RequestError,
+    Secret,
+    ServedModel,
+    ServerDownError,
+    choose_model,
+    models_in,
+    parse_addresses,
+    refusal,
+)
 
 try:
     import aiohttp
@@ -40,33 +47,31 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 TRIES = 6
-"""Tries after which a request is given up; those that found the server busy do not count."""
+"""Tries per request; tries on a busy server do not count."""
 AWAY_AFTER = 3
-"""Requests in a row that did not reach an endpoint, after which it is left out."""
+"""Requests in a row that do not reach an endpoint before it is left out."""
 REFUSALS = 5
-"""Requests refused in a row as every request may be, before it is looked whether every request is."""
+"""Refusals in a row, of kinds in `SHARED`, before a check whether every request is refused."""
 FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0
-"""Seconds before the second try, doubled with each further one, where a server does not say how long to wait."""
+"""Seconds before the second try, doubled with each further one, unless the server names a time."""
 LONGEST_BUSY = 3600.0
-"""Seconds after which a request to busy servers is given up."""
+"""Seconds that a request waits for busy servers."""
 LONGEST_ABSENCE = 30.0
-"""Seconds between two looks at an endpoint that is away."""
+"""Most seconds between two checks of an endpoint that is away."""
 CONNECT_SECONDS = 10.0
 IDLE_SECONDS = 4.0
-"""How long an unused connection is kept: less than servers keep theirs (uvicorn and llama.cpp: 5 s)."""
+"""Lifetime of an unused connection: shorter than the servers' own (uvicorn and llama.cpp: 5 s)."""
 POLL_SECONDS = 0.1
-"""How often a request looks whether an endpoint is back, and a caller whether the client still works."""
 MAX_REPLY, MAX_ERROR = 64 * 2**20, 64 * 2**10
-"""Bytes, decompressed, of a reply and of an error that are read; 32,000 tokens with 20 alternatives each are 50 MiB."""
+"""Decompressed bytes that are read; a reply of 32,000 tokens with 20 alternatives each has 50 MiB."""
 CLOSING_SECONDS = 10.0
-"""How long closing waits for requests that are being cancelled."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class Endpoint:
-    """One address and how it behaves; `missed` and `refusals` (of the kinds in `SHARED`) are counted in a row."""
+    """One address and its state; `missed` and `refusals` (of kinds in `SHARED`) count in a row."""
 
     address: Address
     places: asyncio.Semaphore
@@ -74,13 +79,13 @@ class Endpoint:
     missed: int = 0
     refusals: int = 0
     rests_until: float = 0.0
-    """Until this moment of the monotonic clock it asked to be left alone."""
+    """End of the pause that it asked for, on the monotonic clock."""
     watch: asyncio.Task[None] | None = field(default=None, repr=False)
-    """While it is away: looks whether it is back."""
+    """The task that checks whether it is back; None while it is present."""
 
 
 class ChatClient:
-    """A client of one or several endpoints that serve the same model."""
+    """Ask one or several endpoints that serve the same model."""
 
     def __init__(self, endpoints: Sequence[str], settings: ServerSettings | None = None) -> None:
         settings = settings or ServerSettings()
@@ -112,10 +117,8 @@ class ChatClient:
             self._thread.join(CLOSING_SECONDS)
             self._loop.close()
 
-    # --- from plain code into the event loop ------------------------------------------------------------------------
-
     def run(self, coroutine: Coroutine[Any, Any, Result], seconds: float | None = None) -> Result:
-        """The result of a coroutine; works inside a running loop too, as in a notebook. Ctrl-C cancels it."""
+        """Return the result of a coroutine, also inside a running loop, as in a notebook. Ctrl-C cancels it."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result(seconds)
@@ -126,11 +129,10 @@ class ChatClient:
     def stream(
         self, items: Iterable[Item], handle: Callable[[Item], Coroutine[Any, Any, Result]]
     ) -> Iterator[tuple[Item, Result]]:
-        """Handle items at the same time and yield each with its result as it comes.
+        """Handle up to `at_once` items at the same time and yield each with its result as it comes.
 
-        The next item is taken, in the caller's thread, only while fewer than `at_once` are being handled. An error of
-        one item is raised after the results that are there already. Closing the generator, an error, or Ctrl-C cancels
-        what is under way and waits until it is gone.
+        Items are taken in the caller's thread. An error of one item is raised after the results that are there already.
+        Closing the generator, an error, or Ctrl-C cancels the pending requests and waits for their end.
         """
         done: queue.SimpleQueue[concurrent.futures.Future[Result]] = queue.SimpleQueue()
         under_way: dict[concurrent.futures.Future[Result], Item] = {}
@@ -181,15 +183,10 @@ class ChatClient:
         await self._session.close()
         await asyncio.get_running_loop().shutdown_default_executor()
 
-    # --- requests ---------------------------------------------------------------------------------------------------
-
     async def chat(self, body: Mapping[str, Any], endpoint: Endpoint | None = None) -> Reply:
         """Ask an endpoint, or any one, for a chat completion until there is a reply or a final failure.
 
-        Raises:
-            RequestError: this request has no reply.
-            InputError: a failure that all requests share (key, account, model).
-            ServerDownError: no endpoint has answered for long.
+        RequestError concerns this request alone, InputError every request, ServerDownError every endpoint.
         """
         started, tries, failed = time.monotonic(), 0, 0
         while True:
@@ -214,7 +211,7 @@ class ChatClient:
                 await asyncio.sleep(seconds if endpoint or seconds <= LONGEST_WAIT else 0.0)
 
     async def _free_endpoint(self) -> Endpoint:
-        """The endpoint with the fewest requests, as soon as one neither is away nor rests."""
+        """Wait for endpoints that are neither away nor resting; return the one with the fewest requests."""
         while True:
             now = time.monotonic()
             present = [endpoint for endpoint in self.endpoints if endpoint.watch is None]
@@ -252,7 +249,7 @@ class ChatClient:
         return reply
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """JSON of a path below the root of an endpoint, None where it has no such path."""
+        """Return the JSON of a path below the root of an endpoint; None if there is no such path."""
         try:
             endpoint = await self._free_endpoint()
             return await self._send_patiently(endpoint.address.root + path, body)
@@ -273,7 +270,7 @@ class ChatClient:
         return await self._send(url, body)
 
     async def _send(self, url: str, body: Mapping[str, Any] | None = None) -> Any:
-        """JSON of a response, its text where it is none; a GET without a body."""
+        """Return the JSON of a response, or its text; without a body, send a GET."""
         data = None if body is None else json.dumps(body).encode()
         method = "GET" if body is None else "POST"
         try:
@@ -294,10 +291,8 @@ class ChatClient:
             raise refusal(response.status, response.headers, content, self._secret)
         return content
 
-    # --- which model is served --------------------------------------------------------------------------------------
-
     async def served_model(self, wanted: str | None = None) -> ServedModel:
-        """The model that all endpoints serve; those that do not answer now are left out until they do."""
+        """Return the model that all endpoints serve; leave out endpoints until they answer."""
         found: dict[tuple[str, str], tuple[ServedModel, str]] = {}
         away = []
         asked = await asyncio.gather(*(self._list_models(endpoint, AWAY_AFTER) for endpoint in self.endpoints))
@@ -331,8 +326,6 @@ class ChatClient:
         except ValueError:
             return RequestError("refused", "no list of models")
 
-    # --- endpoints that are away, and failures that all requests share ----------------------------------------------
-
     def _stop_if_down(self, detail: str) -> None:
         now = time.monotonic()
         silent = now - (self._silent_since or now)
@@ -364,9 +357,9 @@ class ChatClient:
     async def _stop_if_all_fail(
         self, error: RequestError, endpoint: Endpoint, body: Mapping[str, Any], named: bool
     ) -> None:
-        """Raise where an endpoint refuses what it answered before, or a greeting where it has answered nothing yet.
+        """Raise if an endpoint refuses a request that it answered before, or a greeting where it answered none.
 
-        A request that is refused among answered ones has itself to blame, unless several are refused in a row.
+        A refused request among answered ones is itself at fault, unless several are refused in a row.
         """
         if error.failure not in SHARED:
             return
@@ -396,13 +389,13 @@ class ChatClient:
 
 
 def _pause(error: RequestError, tries: int) -> float:
-    """Seconds before the next try: as a busy server says, else longer with each try."""
+    """Return seconds before the next try: those of a busy server, else more with each try."""
     backoff = random.uniform(0.5, 1.0) * min(LONGEST_WAIT, FIRST_WAIT * 2 ** min(tries - 1, 10))
     return (error.retry_after if error.failure == "busy" else None) or backoff
 
 
 async def _body(response: aiohttp.ClientResponse) -> bytearray:
-    """The body, decompressed; of an error its beginning."""
+    """Return the decompressed body; of an error, its beginning."""
     body = bytearray()
     async for part in response.content.iter_chunked(MAX_ERROR):
         body += part
@@ -414,7 +407,7 @@ async def _body(response: aiohttp.ClientResponse) -> bytearray:
 
 
 async def _open_session(key: str, timeout: float) -> aiohttp.ClientSession:
-    """The connections: no proxies, cookies or redirects that nobody named, and no bound of their own on requests."""
+    """Open connections without proxies or cookies, and without a limit of their own."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
         timeout=aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_SECONDS),

@@ -1,0 +1,1 @@
+"""Kinds of judges, behind servers and in this process, and how their answers are read."""

@@ -1,0 +1,364 @@
+"""Requests to chat servers and their replies in every dialect, and the step from a reply to a grade or a status."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from bixse.judging.judge import TEXT_WIDTH, Answer, Usage
+from bixse.judging.judges.reading import (
+    NOT_AVAILABLE,
+    OptionProbabilities,
+    TextAnswer,
+    answer_token,
+    distinct_tokens,
+    expected_grade,
+    find_answer,
+    option_probabilities,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from bixse.judging.judge import Mode
+    from bixse.judging.rubrics import Rubric
+
+
+ANSWER_TOKENS = 16
+"""Default limit of tokens where the first one is not the answer."""
+TOP_LOGPROBS = (20, 10, 5)
+"""Numbers of alternatives per position, tried from the highest down until a server accepts one."""
+WRITTEN: tuple[Mode, ...] = ("sample", "verbal")
+"""Modes whose grade is the written option, not the probability of its token."""
+CONSTRAINTS = ("structured_outputs", "guided_choice", "grammar", "regex")
+"""Names of the parameter for a fixed set of answers: vLLM, vLLM before 0.12, llama.cpp, SGLang."""
+OWN_CONSTRAINT = {"vllm": "structured_outputs", "llama.cpp": "grammar", "sglang": "regex"}
+"""Kind of server -> its current name."""
+
+Logprobs = Literal["flag", "number", "none"]
+"""The request for probabilities: OpenAI's `logprobs: true`, Together's number, or none."""
+
+
+@dataclass(frozen=True)
+class RequestForm:
+    """The common part of all requests of a judge."""
+
+    model: str
+    mode: Mode
+    labels: tuple[str, ...] = ()
+    max_tokens: int = ANSWER_TOKENS
+    logprobs: Logprobs = "flag"
+    top_logprobs: int = TOP_LOGPROBS[0]
+    token_ids: tuple[int, ...] = ()
+    constraint: str = ""
+    """One of `CONSTRAINTS`, or empty."""
+    samples: int = 0
+    """Answers per request; 0 for one without sampling."""
+    temperature: float | None = 0.0
+    """None for servers that accept none."""
+    seeded: bool = False
+    system_role: bool = True
+    """False puts the system text before the user's."""
+    thinking_off: bool = False
+    limit_name: str = "max_tokens"
+
+    @property
+    def answer_line(self) -> str:
+        """The words after the rubric's that ask for a readable answer; empty where no text is read."""
+        words = f"Write your answer alone on the last line: one of {', '.join(self.labels)}."
+        return words if self.mode in WRITTEN else ""
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The settings that decide an answer besides the model, as plain JSON values."""
+        return {
+            "temperature": self.temperature,
+            "top_logprobs": self.top_logprobs if self.logprobs != "none" else None,
+            "max_tokens": self.max_tokens,
+            "samples": self.samples or None,
+            "constraint": self.constraint or None,
+            "system_role": self.system_role,
+            "thinking_off": self.thinking_off,
+            **({"answer_line": self.answer_line} if self.answer_line else {}),
+        }
+
+
+def chat_messages(form: RequestForm, messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Return the messages for the server; without a system role, system texts lead the user's."""
+    asked = [dict(message) for message in messages]
+    if asked and form.answer_line:
+        asked[-1]["content"] += f"\n\n{form.answer_line}"
+    if form.system_role:
+        return asked
+    system = [message["content"] for message in asked if message["role"] == "system"]
+    others = [message for message in asked if message["role"] != "system"]
+    if others and system:
+        others[0]["content"] = "\n\n".join([*system, others[0]["content"]])
+    return others
+
+
+def request_body(form: RequestForm, messages: Sequence[Mapping[str, str]], seed: int | None = None) -> dict[str, Any]:
+    """Return the JSON body of one chat request.
+
+    A seeded form sends the seed, so that no cache before the model gives one sample several times.
+
+    Example:
+        >>> form = RequestForm("qwen", "top-logprobs", max_tokens=1)
+        >>> body = request_body(form, [{"role": "user", "content": "hello"}])
+        >>> body["logprobs"], body["top_logprobs"], body["max_tokens"]
+        (True, 20, 1)
+    """
+    body: dict[str, Any] = {
+        "model": form.model,
+        "messages": chat_messages(form, messages),
+        form.limit_name: form.max_tokens,
+    }
+    if form.temperature is not None:
+        body["temperature"] = form.temperature
+    if form.logprobs == "flag":
+        body |= {"logprobs": True, "top_logprobs": form.top_logprobs}
+    elif form.logprobs == "number":
+        body["logprobs"] = form.top_logprobs
+    if form.token_ids:
+        body["logprob_token_ids"] = list(form.token_ids)
+    if form.constraint:
+        body[form.constraint] = _constraint(form.constraint, form.labels)
+    if form.samples > 1:
+        body["n"] = form.samples
+    if form.seeded and seed is not None:
+        body["seed"] = seed
+    if form.thinking_off:
+        body["chat_template_kwargs"] = {"enable_thinking": False}
+    return body
+
+
+def _constraint(kind: str, labels: Sequence[str]) -> Any:
+    if kind == "structured_outputs":
+        return {"choice": list(labels)}
+    if kind == "guided_choice":
+        return list(labels)
+    if kind == "grammar":
+        return "root ::= " + " | ".join(json.dumps(label, ensure_ascii=False) for label in labels)
+    return "(" + "|".join(re.escape(label) for label in labels) + ")"
+
+
+def next_logprobs(form: RequestForm, refused: bool) -> RequestForm:
+    """Return the next way to ask; fewer alternatives may help where a server refused, not where it gave none."""
+    fewer = [count for count in TOP_LOGPROBS if count < form.top_logprobs]
+    if refused and fewer and form.logprobs != "none":
+        return replace(form, top_logprobs=fewer[0])
+    order: tuple[Logprobs, ...] = ("flag", "number", "none")
+    following = order[order.index(form.logprobs) + 1]
+    return replace(form, logprobs=following, top_logprobs=TOP_LOGPROBS[0])
+
+
+def simpler_form(form: RequestForm, refusal: str) -> RequestForm | None:
+    """Return the request without the part that the server's message refuses; None if nothing is left to drop.
+
+    Example:
+        >>> form = RequestForm("gemma", "verbal", logprobs="none")
+        >>> simpler_form(form, "System role not supported").system_role
+        False
+    """
+    message = refusal.lower()
+    if "max_completion_tokens" in message and form.limit_name == "max_tokens":
+        return replace(form, limit_name="max_completion_tokens")
+    if form.thinking_off and ("chat_template" in message or "thinking" in message):
+        return replace(form, thinking_off=False)
+    if form.token_ids and "logprob_token_ids" in message:
+        return replace(form, token_ids=())
+    if form.temperature is not None and "temperature" in message:
+        return replace(form, temperature=None)
+    if form.seeded and "seed" in message:
+        return replace(form, seeded=False)
+    about_roles = ("system role", "system message", "roles must alternate")
+    if form.system_role and any(words in message for words in about_roles):
+        return replace(form, system_role=False)
+    if form.logprobs != "none":
+        return next_logprobs(form, refused=True)
+    if form.system_role:
+        asks: Logprobs = "none" if form.mode in WRITTEN else "flag"
+        return replace(form, system_role=False, logprobs=asks)  # the system text was in the way, so begin again
+    return None
+
+
+class Position(NamedTuple):
+    """One written token and its alternatives."""
+
+    token: str
+    alternatives: tuple[tuple[str, float | None], ...]
+    """(token text, natural log-probability) of the returned tokens; the written one leads if it was not returned."""
+
+
+class Choice(NamedTuple):
+    """One answer of a reply."""
+
+    text: str
+    """The written text without separate reasoning."""
+    finish_reason: str = "stop"
+    """"stop", "length" or "content_filter"."""
+    positions: tuple[Position, ...] = ()
+    refusal: str = ""
+    """The server's own text of a refusal."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A complete reply."""
+
+    choices: tuple[Choice, ...]
+    usage: Usage
+    model: str = ""
+    """The model that the server names."""
+    tries: int = 1
+    seconds: float = 0.0
+    """Wall time, including the wait for a free endpoint."""
+
+
+def parse_reply(content: Any, keep: Callable[[str], str] = str) -> Reply:
+    """Read a reply with probabilities as OpenAI, also with dictionaries of alternatives, or Together gives them.
+
+    `keep` replaces a text that may not be kept or shown (`Secret.keep`). An incomplete reply raises a ValueError.
+
+    Example:
+        >>> reply = parse_reply({"choices": [{"message": {"content": "3"}, "finish_reason": "stop", "logprobs":
+        ...     {"content": [{"token": "3", "logprob": -0.1, "top_logprobs": [{"token": "3", "logprob": -0.1}]}]}}]})
+        >>> reply.choices[0].positions[0].alternatives
+        (('3', -0.1),)
+    """
+    raw = content.get("choices") if isinstance(content, dict) else None
+    if not isinstance(raw, list) or not raw:
+        raise ValueError("no choices")
+    choices = tuple(_choice(choice, keep) for choice in raw)
+    return Reply(choices, _usage(content), keep(str(content.get("model") or "")))
+
+
+def read_choices(choices: Sequence[Choice], form: RequestForm, rubric: Rubric) -> Answer:
+    """Return the answer of one or several samples in the form's mode, without tokens, time and model.
+
+    Example:
+        >>> from bixse.judging.rubrics import load_rubric
+        >>> samples = [Choice("3"), Choice("2"), Choice("3"), Choice("I see")]
+        >>> read_choices(samples, RequestForm("qwen", "sample", samples=4), load_rubric("trec-dl-0-3")).probabilities
+        (0.0, 0.0, 0.25, 0.5)
+    """
+    labels = rubric.labels
+    text = " | ".join(choice.text for choice in choices)[:TEXT_WIDTH]
+    by_place = form.mode not in WRITTEN
+    found = [find_answer(choice.text, labels, choice.finish_reason, choice.refusal, by_place) for choice in choices]
+    counts = Counter(answer.label for answer in found if answer.status == "graded")
+    if not counts:
+        status, _ = Counter(answer.status for answer in found).most_common(1)[0]
+        several = f"none of {len(found)} samples gives an option"
+        detail = several if form.mode == "sample" else found[0].detail
+        return Answer(status, form.mode, text=text, detail=detail[:TEXT_WIDTH])
+    if by_place:
+        place = _token_of(found[0], choices[0])
+        if place is None:
+            why = "no token is the answer alone" if choices[0].positions else "no tokens came with the answer"
+            return Answer("no-probabilities", form.mode, text=text, detail=why)
+        options = read_position(choices[0].positions[place], form, labels)
+        if options is None:
+            return Answer("no-probabilities", form.mode, text=text, detail="these are no probabilities")
+    else:
+        options = OptionProbabilities(tuple(counts[label] / len(found) for label in labels))
+    return Answer("graded", form.mode, options.probabilities, *expected_grade(rubric.values, options), text)
+
+
+def answer_place(choice: Choice, labels: Sequence[str]) -> int | None:
+    """Return the index of the token that is a choice's answer."""
+    found = find_answer(choice.text, labels, choice.finish_reason, choice.refusal, place=True)
+    return _token_of(found, choice) if found.status == "graded" else None
+
+
+def _token_of(found: TextAnswer, choice: Choice) -> int | None:
+    return answer_token([position.token for position in choice.positions], choice.text, found)
+
+
+def read_position(position: Position, form: RequestForm, labels: Sequence[str]) -> OptionProbabilities | None:
+    """Return the options' probabilities at one position, or None.
+
+    A server gives none if only the written token has a usable number (others 0 or -9999), or if a requested id lacks.
+    """
+    usable = [(token, value) for token, value in position.alternatives if value is not None and value > NOT_AVAILABLE]
+    if len({token for token, _ in usable}) < 2:
+        return None
+    by_id = bool(form.token_ids)
+    forced = bool(form.constraint) and form.temperature == 0
+    options = option_probabilities(labels, position.alternatives, by_id, position.token, forced)
+    if options is None or not options.mass > 0:
+        return None
+    counted = sum(token.text.strip() in labels for token in distinct_tokens(usable, by_id)) if by_id else 0
+    return options if counted >= len(form.token_ids) else None
+
+
+def _choice(choice: Any, keep: Callable[[str], str]) -> Choice:
+    if not isinstance(choice, dict) or choice.get("error") or not isinstance(choice.get("message"), dict):
+        raise ValueError("a choice without a message, or with an error")
+    message, finish = choice["message"], str(choice.get("finish_reason") or "stop")
+    text, refusal = _text(message.get("content")), keep(_text(message.get("refusal")))
+    if keep(text) != text:
+        text, refusal = "", keep(text)
+    return Choice(text, "length" if finish == "max_tokens" else finish, _positions(choice.get("logprobs")), refusal)
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, list):
+        return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+    return content if isinstance(content, str) else ""
+
+
+def _positions(logprobs: Any) -> tuple[Position, ...]:
+    if not isinstance(logprobs, dict):
+        return ()
+    if isinstance(logprobs.get("content"), list):
+        return tuple(
+            _position(entry.get("token"), entry.get("logprob"), entry.get("top_logprobs"))
+            for entry in logprobs["content"]
+            if isinstance(entry, dict)
+        )
+    tokens = logprobs.get("tokens")
+    if not isinstance(tokens, list):
+        return ()
+    columns = [logprobs.get(name) for name in ("token_logprobs", "top_logprobs")]
+    values, tops = ([*column] if isinstance(column, list) else [] for column in columns)
+    missing = [None] * len(tokens)
+    return tuple(map(_position, tokens, values + missing, tops + missing))
+
+
+def _position(token: Any, value: Any, top: Any) -> Position:
+    text = _token_text(token)
+    entries: Iterable[tuple[Any, Any]] = ()
+    if isinstance(top, dict):
+        entries = top.items()
+    elif isinstance(top, list):
+        entries = ((entry.get("token"), entry.get("logprob")) for entry in top if type(entry) is dict)
+    alternatives = tuple((_token_text(name), _number(logprob)) for name, logprob in entries)
+    if text not in [name for name, _ in alternatives]:
+        alternatives = ((text, _number(value)), *alternatives)
+    return Position(text, alternatives)
+
+
+def _token_text(token: Any) -> str:
+    """Return the text of a token; some servers leave in marks for a space and a newline."""
+    if type(token) is not str:
+        return ""
+    return token if token.isascii() else token.replace("Ġ", " ").replace("▁", " ").replace("Ċ", "\n")
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if type(value) in (int, float) else None
+
+
+def _usage(content: Mapping[str, Any]) -> Usage:
+    usage = content.get("usage")
+    if not isinstance(usage, dict):
+        return Usage()
+    details = [usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")]
+    read, written = (detail if isinstance(detail, dict) else {} for detail in details)
+    cached = read.get("cached_tokens", usage.get("prompt_cache_hit_tokens"))
+    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    return Usage.reported(prompt, cached, completion, written.get("reasoning_tokens"))

@@ -1,0 +1,265 @@
+"""The server behind an address: its models, why it gave no reply, and the key that it must not repeat."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import time
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from urllib.parse import quote, urlsplit
+
+from bixse.errors import BixseError, InputError, did_you_mean, shorten
+from bixse.judging.judge import TEXT_WIDTH, Answer, Mode, Status, model_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+_VERSION = re.compile(r"v\d+(?:(?:alpha|beta)\d*)?", re.ASCII)
+_KINDS = {"vllm": "vllm", "llamacpp": "llama.cpp", "sglang": "sglang", "library": "ollama"}
+"""`owned_by` of a model -> kind of server."""
+UNKNOWN_KIND = "openai-compatible"
+
+
+class Address(NamedTuple):
+    """The parts of an address: `/chat/completions` follows `api`, `/tokenize` follows `root`."""
+
+    api: str
+    root: str
+
+
+def parse_address(text: str) -> Address:
+    """Read an address with or without `/v1`; refuse a password or a query, which could hold a key.
+
+    Example:
+        >>> parse_address("http://localhost:8000")
+        Address(api='http://localhost:8000/v1', root='http://localhost:8000')
+    """
+    if "@" in text or "?" in text or "#" in text:
+        raise InputError(
+            "endpoint: got an address with a user, a password or a query; expected a bare one like "
+            "http://localhost:8000/v1; fix: give keys in an environment variable"
+        )
+    try:
+        parts = urlsplit(text.strip())
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise InputError(
+            f"endpoint: got {shorten(text)}; expected an address like http://localhost:8000/v1; "
+            "fix: begin with http:// or https://"
+        )
+    segments = [segment for segment in parts.path.split("/") if segment]
+    for ending in ("completions", "chat"):
+        if segments[-1:] == [ending]:
+            segments.pop()
+    version = next((index for index, segment in enumerate(segments) if _VERSION.fullmatch(segment)), None)
+    root = "/".join([f"{parts.scheme}://{parts.netloc}", *segments[:version]])
+    return Address("/".join([root, *(segments[version:] if version is not None else ["v1"])]), root)
+
+
+def parse_addresses(texts: Sequence[str]) -> list[Address]:
+    """Read one or more addresses, each given once."""
+    addresses = [parse_address(text) for text in texts]
+    if not addresses or len(set(addresses)) != len(addresses):
+        got = "one twice" if addresses else "none"
+        raise InputError(f"endpoints: got {got}; expected one or more, each once; fix: correct the list")
+    return addresses
+
+
+class ServedModel(NamedTuple):
+    """A model as a server lists it."""
+
+    id: str
+    kind: str
+    """The server's: "vllm", "llama.cpp", "sglang", "ollama" or "openai-compatible"."""
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return model_name(self.id)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Equal for two servers of the same model; llama.cpp does not read the model of a request."""
+        return (self.name if self.kind == "llama.cpp" else self.id, self.kind)
+
+
+def models_in(content: Any) -> list[ServedModel]:
+    """Return the models that `/models` lists; raise ValueError where it lists none."""
+    listed = content.get("data") if isinstance(content, dict) else content
+    if not isinstance(listed, list):
+        raise ValueError("no list of models")
+    found = []
+    for entry in listed:
+        if isinstance(entry, dict) and isinstance(entry.get("id"), str):
+            aliases = entry.get("aliases")
+            kind = _KINDS.get(str(entry.get("owned_by")), UNKNOWN_KIND)
+            found.append(ServedModel(entry["id"], kind, tuple(map(str, aliases)) if isinstance(aliases, list) else ()))
+    return found
+
+
+def choose_model(listed: Sequence[ServedModel] | None, wanted: str | None, address: str) -> ServedModel:
+    """Return the model to ask for: the wanted one, or the only one."""
+    models = listed or ()
+    if wanted is None:
+        if len(models) == 1:
+            return models[0]
+        names = ", ".join(model.name for model in models[:20])
+        found = f"{len(models)} models ({names})" if models else "no list of models"
+        raise InputError(f"{address}: got {found}; expected the name of one; fix: say which with --model")
+    for model in models:
+        if wanted in (model.id, model.name, *model.aliases):
+            return model
+    if len(models) == 1:
+        raise InputError(
+            f"{address}: got {shorten(wanted)}; expected {models[0].name}, the model it serves; fix: "
+            f"{did_you_mean(wanted, [models[0].name], 'leave the name out')}"
+        )
+    # hosted services have names that they do not list, and refuse a wrong one
+    return ServedModel(wanted, models[0].kind if models else UNKNOWN_KIND)
+
+
+RUN = 12
+"""Characters of the key in a row that a text may not hold; shorter keys ("EMPTY") are placeholders, not secrets."""
+STAND_IN = "[not kept: it holds a part of the key]"
+
+
+class Secret:
+    """An ASCII key that must not be kept or shown.
+
+    It is found by runs of `RUN` characters, in upper and lower case: plain, quoted for addresses, escaped for JSON, in
+    hexadecimal digits, and in base64, also as a part of a longer text ("user:key").
+
+    Example:
+        >>> Secret("sk-very-secret").keep("the key SK-VERY-SECRET is wrong")
+        '[not kept: it holds a part of the key]'
+    """
+
+    def __init__(self, key: str) -> None:
+        runs = (key[start : start + RUN] for start in range(len(key) - RUN + 1))
+        self._forms = {form.lower() for run in runs for form in _forms(run)}
+
+    def keep(self, text: str) -> str:
+        """Return the text, or `STAND_IN` where it holds a run of the key."""
+        lowered = text.lower()
+        return STAND_IN if any(form in lowered for form in self._forms) else text
+
+
+def _forms(run: str) -> list[str]:
+    """Spell a run of the key as servers repeat it; in base64 only the letters that depend on the run alone."""
+    codes = [f"{ord(letter):02x}" for letter in run]
+    forms = [run, quote(run, safe=""), json.dumps(run)[1:-1], json.dumps(run)[1:-1].replace("/", "\\/"), "".join(codes)]
+    forms += [mark + mark.join(codes) for mark in ("%", "\\u00")]
+    for before in range(3):
+        encoded = base64.b64encode(b"\0" * before + run.encode("ascii")).decode("ascii")
+        letters = encoded[-(-8 * before // 6) : 8 * (before + len(run)) // 6]
+        forms += [letters, letters.replace("+", "-").replace("/", "_")]
+    return forms
+
+
+Failure = Literal[
+    "busy", "away", "broken", "key", "quota", "model", "too-long", "too-large", "filtered", "no-logprobs", "refused"
+]
+"""busy: ask later (429, or a 503 that says when); away: no connection, or a gateway without a server; broken: an error
+of the server, half a reply, a time-out; key, quota, model: an invalid key, an account without quota, a missing model;
+too-large: a reply beyond the limit; the rest concern this request alone."""
+TRANSIENT: tuple[Failure, ...] = ("busy", "away", "broken")
+SHARED: tuple[Failure, ...] = ("key", "quota", "model")
+"""Failures of every further request, or of one request for its own text (a web firewall's 403)."""
+DETAIL_WIDTH = 200
+"""Characters kept of a server's message."""
+_READ_WIDTH = 20_000
+"""Characters of a message that decide the kind of failure."""
+_TOO_LONG = re.compile(
+    r"context.{0,12}(?:length|size|window)|maximum.{0,20}(?:input|prompt|sequence) length|too many (?:input )?tokens"
+    r"|prompt is too long|exceed_context|(?:string|input is) too long|longer than the (?:model|maximum)",
+    re.IGNORECASE,
+)
+_NO_LOGPROBS = re.compile(r"log_?probs?\b|n_probs", re.IGNORECASE)
+_FILTERED = re.compile(r"content.?(?:filter|management|policy)|moderation|flagged|safety", re.IGNORECASE)
+
+
+class ServerDownError(BixseError):
+    """No endpoint has answered for long; answers that came before are kept."""
+
+
+@dataclass
+class RequestError(Exception):
+    """No reply after all tries."""
+
+    failure: Failure
+    detail: str
+    """The server's message; it holds no key."""
+    retry_after: float | None = None
+    """Seconds that the server asked to wait."""
+    tries: int = 1
+    seconds: float = 0.0
+
+    def answer(self, mode: Mode) -> Answer:
+        known: dict[Failure, Status] = {
+            "too-long": "too-long",
+            "filtered": "filtered",
+            "no-logprobs": "no-probabilities",
+        }
+        status = known.get(self.failure, "failed")
+        return Answer(status, mode, detail=self.detail[:TEXT_WIDTH], seconds=self.seconds, tries=self.tries)
+
+
+def refusal(status: int, headers: Mapping[str, str], content: Any, secret: Secret) -> RequestError:
+    """Return the error of an HTTP status; `content` is the parsed JSON of the body, or its text."""
+    message = error_message(content)[:_READ_WIDTH]
+    inner = content.get("error") if isinstance(content, dict) else None
+    code = inner.get("code") if isinstance(inner, dict) else None
+    wait = _seconds_to_wait(headers.get("retry-after", ""))
+    shown = f"{code}: {message}" if isinstance(code, str) and code else message
+    detail = f"HTTP {status}: {secret.keep(shown[:DETAIL_WIDTH])}"
+    return RequestError(_kind(status, code, message, wait), detail, wait)
+
+
+def error_message(content: Any) -> str:
+    """Return the message of an error body of any shape, or its text.
+
+    Example:
+        >>> error_message({"error": {"message": "no such model"}}), error_message("<html>"), error_message(None)
+        ('no such model', '<html>', '')
+    """
+    if isinstance(content, dict):
+        for key in ("error", "detail", "message"):
+            if content.get(key):
+                return error_message(content[key]) if isinstance(content[key], dict) else str(content[key])
+    return str(content or "")
+
+
+def _kind(status: int, code: object, message: str, wait: float | None) -> Failure:
+    """Return the kind of failure, by the message where a server gives no code of its own."""
+    if status == 429:
+        return "quota" if code == "insufficient_quota" and wait is None else "busy"
+    if status >= 500 or status in (408, 409, 425):
+        busy = status == 529 or (status == 503 and wait is not None)
+        return "busy" if busy else "away" if status in (502, 503, 504, 521, 522, 523) else "broken"
+    if status in (400, 403, 413, 422):
+        if status == 413 or code == "context_length_exceeded" or _TOO_LONG.search(message):
+            return "too-long"
+        if _NO_LOGPROBS.search(message):
+            return "no-logprobs"
+        if code == "content_filter" or _FILTERED.search(message):
+            return "filtered"
+    shared: dict[int, Failure] = {401: "key", 402: "quota", 403: "key", 404: "model"}
+    return shared.get(status, "refused")
+
+
+def _seconds_to_wait(header: str) -> float | None:
+    """Read a Retry-After header, a number or a date; None for neither."""
+    try:
+        seconds = float(header)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(header).timestamp() - time.time()
+        except ValueError:
+            return None
+    return max(0.0, seconds) if seconds == seconds else None  # NaN is no number of seconds

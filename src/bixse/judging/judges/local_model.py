@@ -1,0 +1,328 @@
+"""A causal language model of this process: its files, its device, and the logits after many prompts.
+
+Prompts are padded on the right: no token sees later ones, so padding changes nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import importlib.util
+import inspect
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from bixse.encoders.identity import model_hashes
+from bixse.encoders.loading.build import quiet_loading
+from bixse.encoders.loading.precision import default_device, resolve_precision
+from bixse.errors import InputError, ModelError
+from bixse.files.files import file_hash
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import Tensor
+
+    from bixse.judging.judge import Dtype
+
+
+UNLIMITED = 10**9
+"""Tokenizers without a length of their own write a larger one."""
+
+
+class LocalModel:
+    """A judge's model: a folder, a GGUF file, a package with a GGUF file, or a hub name.
+
+    Its tokenizer is loaded at once, its weights for their first use. Quantised weights of a GGUF file are expanded.
+    """
+
+    def __init__(
+        self,
+        name_or_path: str | Path,
+        device: str | None = None,
+        dtype: Dtype = "auto",
+        revision: str | None = None,
+    ) -> None:
+        self.given = name_or_path
+        self.source, file = _resolve(name_or_path)
+        self._place = judge_device(device)
+        self._dtype = weights_dtype(dtype, self._place)
+        # None in place of False would ask in the terminal whether to run the model's code
+        self._settings: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": False}
+        if file is not None:
+            self._settings["gguf_file"] = file
+        local = Path(self.source).is_dir()
+        try:
+            with quiet_loading():
+                self.tokenizer: Any = AutoTokenizer.from_pretrained(self.source, **self._settings)
+                config = None if local else AutoConfig.from_pretrained(self.source, **self._settings)
+        except Exception as error:
+            raise unusable(name_or_path, error) from error
+        self.device, self.dtype = str(self._place), str(self._dtype).removeprefix("torch.")
+        if config is None:
+            self.name, self.revision = file or Path(self.source).name, content_hash(Path(self.source), file)
+        else:
+            self.name = self.source
+            self.revision = str(config._commit_hash or revision or "main")
+
+    @cached_property
+    def model(self) -> Any:
+        """The weights in evaluation mode; ModelError without all of a causal language model, or without memory."""
+        try:
+            with quiet_loading():
+                loaded: Any = AutoModelForCausalLM.from_pretrained(
+                    self.source, dtype=self._dtype, output_loading_info=True, **self._settings
+                )
+        except Exception as error:
+            raise unusable(self.given, error) from error
+        model, loading = loaded
+        if missing := sorted(loading["missing_keys"]):
+            raise ModelError(
+                f"judge {str(self.given)!r}: got no weights for {len(missing)} of its parameters "
+                f"({', '.join(missing[:3])}); expected all of a causal language model; "
+                "fix: name a model that writes text, not an encoder or a part of one"
+            )
+        try:
+            return model.to(self._place).eval()
+        except torch.OutOfMemoryError as error:
+            raise ModelError(
+                f"judge {str(self.given)!r}: got no room for its weights on {self.device}; expected a device with more "
+                "memory; fix: choose a smaller model, or --device cpu"
+            ) from error
+        except (RuntimeError, AssertionError) as error:
+            raise InputError(
+                f"device: got {self.device!r} ({_first_line(error)}); expected one that this PyTorch has; "
+                "fix: leave it out"
+            ) from error
+
+    def free(self) -> None:
+        """Free the weights; a later use reads them again."""
+        vars(self).pop("model", None)
+
+
+def unusable(
+    name_or_path: str | Path, error: Exception, expected: str = "a causal language model of transformers"
+) -> ModelError:
+    """Return the error of a model that cannot be loaded."""
+    return ModelError(
+        f"judge {str(name_or_path)!r}: got {type(error).__name__}: {_first_line(error)}; expected {expected}; "
+        "fix: check the name, that the folder holds config.json, the weights and the tokenizer, and that a hub name "
+        "can be reached"
+    )
+
+
+def _resolve(name_or_path: str | Path) -> tuple[str, str | None]:
+    """Return the folder or hub name, and the GGUF file in the folder."""
+    path = Path(name_or_path)
+    if path.is_file() and path.suffix == ".gguf":
+        return str(path.parent), path.name
+    text = str(name_or_path)
+    if not path.is_dir() and text.isidentifier():
+        found = importlib.util.find_spec(text)
+        if found is not None and found.submodule_search_locations:
+            path = Path(next(iter(found.submodule_search_locations)))
+    if path.is_dir():
+        files = sorted(file.name for file in path.glob("*.gguf"))
+        if (path / "config.json").is_file():
+            return str(path), None
+        if len(files) == 1:
+            return str(path), files[0]
+        raise ModelError(
+            f"judge {text!r}: got a folder without config.json; expected a model; fix: "
+            + (f"name one of its files: {', '.join(files)}" if files else "name the folder that holds it")
+        )
+    is_no_hub_name = path.suffix == ".gguf" or text.count("/") > 1 or text.startswith((".", "/", "~")) or "\\" in text
+    if path.exists() or is_no_hub_name:
+        what = "a file" if path.exists() else "no such file or folder"
+        raise ModelError(
+            f"judge {text!r}: got {what}; expected a model folder, a .gguf file or a hub name (owner/name); "
+            "fix: check the path"
+        )
+    return text, None
+
+
+def judge_device(name: str | None) -> torch.device:
+    """Return a judge's device; by default the best one."""
+    best = "mps" if torch.backends.mps.is_available() else default_device()
+    try:
+        return torch.device(name or best)
+    except RuntimeError as error:
+        raise InputError(f"device: got {name!r}; expected cpu, cuda, cuda:0 or mps; fix: leave it out") from error
+
+
+def weights_dtype(name: Dtype, device: torch.device) -> torch.dtype:
+    """Return the dtype of a judge's weights."""
+    dtype: torch.dtype = getattr(torch, resolve_precision(device=device) if name == "auto" else name)
+    return dtype
+
+
+def content_hash(folder: Path, gguf_file: str | None = None) -> str:
+    """Return the SHA-256 over the contents of a model's files."""
+    if gguf_file is not None:
+        return file_hash(folder / gguf_file)
+    return hashlib.sha256(json.dumps(model_hashes(folder), sort_keys=True).encode("utf-8")).hexdigest()
+
+
+def longest_input(config: Any, *limits: int | None) -> int | None:
+    """Return the most tokens by a model's table of positions and these limits; None without a limit."""
+    limits = (*limits, getattr(config.get_text_config(), "max_position_embeddings", None))
+    return min((int(limit) for limit in limits if limit and 0 < limit < UNLIMITED), default=None)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or ["no message"])[0][:200]
+
+
+Sharing: TypeAlias = Literal["prefix", "none", "alone"]
+"""Compute the common beginning of all prompts once (prefix), read complete prompts in batches (none), or one by one
+(alone), for models that answer differently in padded batches.
+"""
+LEAST_SHARED = 8
+"""Tokens from which a common beginning deserves a pass of its own."""
+ROWS_PER_BATCH = 256
+"""Most prompts of a batch."""
+KEPT_FACTOR = 8
+"""Most cached positions of a batch, as a multiple of its budget of positions to compute."""
+_TOLERANCE, _HALF_TOLERANCE = 1e-2, 0.25
+"""Most difference of two ways to read, in standard deviations of the logits; 16-bit numbers differ more."""
+
+
+class PromptReader:
+    """A reader of prompts up to the logits after the last token of each.
+
+    `tokens_per_batch` bounds the positions of one forward pass, padding included. Without `sharing`, the reader takes
+    the most that gives the same logits on a few short probes.
+    """
+
+    def __init__(self, model: Any, tokens_per_batch: int, sharing: Sharing | None = None) -> None:
+        self.model = model
+        self.tokens_per_batch = tokens_per_batch
+        self._head = model.get_output_embeddings()
+        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        self._stretched_from = stretched_from(model)
+        self.sharing: Sharing = self._tried_sharing() if sharing is None else sharing
+
+    def logits(self, prompts: Sequence[list[int]]) -> Iterator[tuple[list[int], Tensor | None]]:
+        """Yield indices of b prompts of token ids and their logits (b, V), float32, in batches of similar length.
+
+        A prompt that alone does not fit into memory gets None.
+        """
+        most = self._stretched_from
+        rest = [i for i, prompt in enumerate(prompts) if most is None or len(prompt) <= most]
+        for i in set(range(len(prompts))) - set(rest):  # its length decides how every prompt of its batch would be read
+            yield from self._batches(prompts, [i], None, 0)
+        start = shared_length([prompts[i] for i in rest]) if self.sharing == "prefix" and len(rest) > 1 else 0
+        kept = self._read_if_it_fits([prompts[rest[0]][:start]], keep=True) if start >= LEAST_SHARED else None
+        yield from self._batches(prompts, rest, *((kept[1], start) if kept is not None else (None, 0)))
+
+    def _batches(
+        self, prompts: Sequence[list[int]], indices: Sequence[int], prefix: Any, start: int
+    ) -> Iterator[tuple[list[int], Tensor | None]]:
+        """Read from position `start` on, the longest first; halve a batch that does not fit into memory."""
+        left = sorted(indices, key=lambda i: -len(prompts[i]))
+        while left:
+            width = len(prompts[left[0]]) - start
+            rows = min(self.tokens_per_batch // max(width, (width + start) // KEPT_FACTOR), ROWS_PER_BATCH)
+            batch = left[: 1 if self.sharing == "alone" else max(1, rows)]
+            found = self._read_if_it_fits([prompts[i][start:] for i in batch], prefix, start)
+            if found is None and len(batch) > 1:
+                self.tokens_per_batch = max(1, min(self.tokens_per_batch, len(batch) * width) // 2)
+                continue
+            yield batch, None if found is None else found[0]
+            left = left[len(batch) :]
+
+    def _read_if_it_fits(self, *arguments: Any, **named: Any) -> tuple[Tensor, Any] | None:
+        try:
+            return self.read(*arguments, **named)
+        except RuntimeError as error:
+            if not (isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)):
+                raise
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return None
+
+    @torch.inference_mode()
+    def read(
+        self, sequences: Sequence[list[int]], prefix: Any = None, start: int = 0, keep: bool = False
+    ) -> tuple[Tensor, Any]:
+        """Run one forward pass over B non-empty sequences of token ids.
+
+        `prefix` is the cache of one row of `start` tokens before all of them; it stays unchanged. Return the logits
+        after each sequence (B, V), float32, and with `keep` the cache.
+        """
+        device = self.model.device
+        width = max(map(len, sequences))
+        ids = torch.tensor([[*sequence, *[0] * (width - len(sequence))] for sequence in sequences], device=device)
+        last = torch.tensor([len(sequence) - 1 for sequence in sequences], device=device)
+        steps = torch.arange(width, device=device)
+        mask = (steps <= last[:, None]).long()
+        named: dict[str, Any] = {}
+        if prefix is not None:
+            mask = torch.cat([mask.new_ones(len(sequences), start), mask], dim=1)
+            named["past_key_values"] = copy.deepcopy(prefix)
+            named["past_key_values"].batch_repeat_interleave(len(sequences))
+        if self._takes_positions:  # padding repeats the last position: a table of positions may end with the prompt
+            named["position_ids"] = start + torch.minimum(steps, last[:, None])
+        hook = None if self._head is None else self._head.register_forward_pre_hook(_only_last(last, ids.shape))
+        try:
+            output = self.model(input_ids=ids, attention_mask=mask, use_cache=keep or prefix is not None, **named)
+        finally:
+            if hook is not None:
+                hook.remove()
+        logits = output.logits
+        if logits.shape[1] > 1:  # the head saw all positions
+            logits = logits[torch.arange(len(last), device=device), last][:, None]
+        return logits[:, 0].float(), output.past_key_values if keep else None
+
+    def _tried_sharing(self) -> Sharing:
+        """Return the most sharing that reproduces the logits of short made-up prompts read one by one."""
+        vocabulary = self.model.get_input_embeddings().weight.shape[0]
+        sizes = ((31, 9), (17, 3), (13, 5), (22, 2), (30, 4))
+        head, *tails = [[(7 + step * i) % vocabulary for i in range(size)] for step, size in sizes]
+        expected = torch.cat([self.read([head + tail])[0] for tail in tails])
+        allowed = (_HALF_TOLERANCE if torch.finfo(self.model.dtype).bits < 32 else _TOLERANCE) * expected.std()
+
+        def agree(found: Tensor) -> bool:
+            return bool((found - expected).abs().max() <= allowed)
+
+        if not agree(self.read([head + tail for tail in tails])[0]):
+            return "alone"
+        try:
+            prefix = self.read([head], keep=True)[1]
+            return "prefix" if agree(self.read(tails, prefix, len(head))[0]) else "none"
+        except (AttributeError, IndexError, TypeError, ValueError, NotImplementedError, RuntimeError):
+            return "none"  # a cache of another kind
+
+
+def shared_length(sequences: Sequence[list[int]]) -> int:
+    """Count the first tokens that all sequences share, with at least one token of each left over."""
+    most = min(len(sequence) for sequence in sequences) - 1
+    columns = zip(*(sequence[:most] for sequence in (min(sequences), max(sequences))), strict=True)
+    return next((i for i, (first, last) in enumerate(columns) if first != last), max(0, most))
+
+
+def stretched_from(model: Any) -> int | None:
+    """Return the length beyond which a prompt changes the rotary positions of its batch (longrope), or None."""
+    config = model.config.get_text_config()
+    rotary = getattr(config, "rope_parameters", None) or {}
+    if rotary.get("rope_type") != "longrope":
+        return None
+    return int(rotary.get("original_max_position_embeddings") or config.max_position_embeddings)
+
+
+def _only_last(last: Tensor, shape: Sequence[int]) -> Callable[[Any, tuple[Any, ...]], tuple[Any, ...] | None]:
+    """Return a hook that cuts the states before the output layer to each row's last token: (B, 1, D) of (B, T, D)."""
+
+    def chosen(module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        states = inputs[0]
+        if tuple(states.shape[:-1]) != tuple(shape):
+            return None
+        rows = torch.arange(len(last), device=states.device)
+        return (states[rows, last.to(states.device)][:, None], *inputs[1:])
+
+    return chosen

@@ -1,0 +1,341 @@
+"""From a judge's text or option probabilities to an option, or to an expected grade (BiXSE paper, section 3)."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from bixse.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bixse.judging.judge import Status
+
+
+NOT_AVAILABLE = -9000.0
+"""Log-probabilities up to this (servers write -9999) mean "not available", not "impossible"."""
+SAME = 0.05
+"""Most difference of two log-probabilities of one token: rounding, or a second pass of the model."""
+_ROUNDING = 0.02
+"""Most excess over 1 of a sum of returned probabilities."""
+
+
+@dataclass(frozen=True)
+class OptionProbabilities:
+    """Returned probabilities of the options at the answer position."""
+
+    probabilities: tuple[float, ...]
+    """Raw probability of each label, summed over its spellings ("3" and " 3")."""
+    hidden: tuple[float, ...] = ()
+    """Most that can come to each label (spellings not returned, names of one token that may be two); empty for none."""
+    unseen: float = 0.0
+    """Probability of everything not counted, shared by all that is hidden."""
+
+    @property
+    def mass(self) -> float:
+        """Returned probability that the answer is one of the options."""
+        return min(1.0, sum(self.probabilities))
+
+
+def spellings(label: str) -> tuple[str, str]:
+    """Return the token texts of one option, with and without a leading space."""
+    return label, f" {label}"
+
+
+@dataclass
+class SeenToken:
+    """A returned token, perhaps named several times."""
+
+    text: str
+    top: float
+    """Its highest natural log-probability."""
+    least: float
+    """Its lowest probability."""
+    more: float = 0.0
+    """Probability of its other names, should they be other tokens."""
+
+    @property
+    def hidden(self) -> float:
+        """Most that may come to the lowest probability."""
+        return math.exp(self.top) - self.least + self.more
+
+
+def distinct_tokens(returned: Sequence[tuple[str, float]], by_id: bool = False) -> list[SeenToken]:
+    """Count repeated names in a list of tokens and values once.
+
+    The same text is the same token, and so is a text that differs in white space alone if the values agree (`SAME`):
+    "3" and its "▁3". `more` allows for two tokens after all. By id, each token comes once, so that only an entry with
+    both the same text and the same value is a repetition.
+    """
+    found: dict[str, list[SeenToken]] = {}
+    for text, value in sorted(returned, key=lambda entry: -entry[1]):
+        alike, share = found.setdefault(text.strip(), []), math.exp(value)
+        for token in alike:
+            same = token.top - value <= SAME
+            if (token.text == text or not by_id) and same:
+                token.least, token.more = share, token.more + share * (token.text != text)
+                break
+            if token.text == text and not by_id:
+                token.more += share
+                break
+        else:
+            alike.append(SeenToken(text, value, share))
+    return [token for alike in found.values() for token in alike]
+
+
+def option_probabilities(
+    labels: Sequence[str],
+    alternatives: Sequence[tuple[str, float | None]],
+    complete: bool = False,
+    written: str | None = None,
+    forced: bool = False,
+) -> OptionProbabilities | None:
+    """Collect the options' probabilities from a judge's alternatives (token text, natural log-probability).
+
+    A token counts as an option if it spells the label apart from white space. A missing token cannot be more probable
+    than the least probable returned token, except the `written` one, which the server may have added to the most
+    probable ones; all missing tokens share the rest up to 1. A token without a usable value can have all of that rest.
+    `complete`: every spelling of every option was returned or requested by id, so nothing is hidden. `forced`: the
+    written token was the most probable label under a constraint, whatever else is more probable.
+
+    Return None for no probabilities: no entries, no usable value of the written token or of a requested id, NaN,
+    positive log-probabilities, or a sum above 1 (some servers accept the request and answer 0 for every token).
+
+    Example:
+        >>> returned = [("1", math.log(0.6)), (" 1", math.log(0.1)), ("No", math.log(0.05))]
+        >>> found = option_probabilities(["0", "1"], returned)
+        >>> [round(p, 3) for p in found.probabilities], [round(p, 3) for p in found.hidden]
+        ([0.0, 0.7], [0.1, 0.0])
+    """
+    usable = [(token, value) for token, value in alternatives if value is not None and not value <= NOT_AVAILABLE]
+    unusable = {token for token, value in alternatives if value is None or value <= NOT_AVAILABLE}
+    if not usable or any(math.isnan(value) or value > 1e-3 for _, value in usable):
+        return None
+    if unusable and (complete or written in unusable):
+        return None
+    tokens = distinct_tokens(usable, by_id=complete)
+    total = math.fsum(token.least for token in tokens)
+    if total > 1 + _ROUNDING:
+        return None
+    unseen = max(0.0, 1.0 - total)
+    others = [token.top for token in tokens if token.text != written] or [token.top for token in tokens]
+    most = math.exp(min(others))
+    under = min([math.exp(token.top) for token in tokens if forced and token.text == written] + [most])
+    named = {token for token, _ in alternatives}
+    raw, hidden = [], []
+    for label in labels:
+        own = [token for token in tokens if token.text.strip() == label]
+        missing = [under if text == label else most for text in spellings(label) if text not in named]
+        more = math.fsum([*(token.hidden for token in own), *(() if complete else missing)])
+        raw.append(math.fsum(token.least for token in own))
+        hidden.append(min(unseen, more) if label not in {text.strip() for text in unusable} else unseen)
+    if unseen <= 1e-9 or not any(hidden):
+        return OptionProbabilities(tuple(raw))
+    return OptionProbabilities(tuple(raw), tuple(hidden), unseen)
+
+
+def expected_grade(values: Sequence[float], options: OptionProbabilities) -> tuple[float, float, float]:
+    """Return the expected grade sum s p(s) / sum p(s) over the returned options, and its lowest and highest value.
+
+    The highest mean takes hidden spellings from the highest value down, as long as they lie above the mean and unseen
+    probability is left; the lowest mean likewise from the lowest value up. `values` are L rising grades. Raise
+    InputError if no option has any probability.
+
+    Example:
+        >>> expected_grade([0, 1, 2, 3], OptionProbabilities((0.0, 0.1, 0.2, 0.2)))
+        (2.2, 2.2, 2.2)
+    """
+    total = math.fsum(options.probabilities)
+    if not total > 0:
+        raise InputError("expected grade: got no probability on any option; expected some; fix: check the status")
+    weighted = math.fsum(value * share for value, share in zip(values, options.probabilities, strict=True))
+    grade = weighted / total
+    if not options.hidden:
+        return grade, grade, grade
+    bounds = []
+    for sign in (-1.0, 1.0):
+        mass, top, left = total, weighted, options.unseen
+        for value, most in sorted(zip(values, options.hidden, strict=True), reverse=sign > 0):
+            take = min(most, left)
+            if sign * (value - top / mass) <= 0:
+                break
+            mass, top, left = mass + take, top + take * value, left - take
+        bounds.append(top / mass)
+    return grade, min(bounds[0], grade), max(bounds[1], grade)
+
+
+_TASKS = "help|assist|answer|provide|comply|judge|rate|grade|score|write|create|generate|produce|fulfill?|do that"
+_REFUSAL = re.compile(
+    r"\W*(?:unfortunately\W+)?(?:"
+    r"I(?:['\u2019]m|\s+am)\s+(?:very\s+|so\s+)?sorry\b\s*(?:[^\w\s]|but\b|I\b|\Z)"
+    r"|(?:I\s+apologi[sz]e|sorry)\W+(?:but\s+)?I\b"
+    r"|as\s+an?\s+(?:AI|(?:large\s+)?language\s+model)\b"
+    r"|I(?:['\u2019]m|\s+am|\s+must)?\s+(?:can['\u2019]?t|cannot|won['\u2019]?t|(?:unable|not\s+able|decline)\s+to)\s+"
+    rf"(?:{_TASKS})\b)",
+    re.IGNORECASE,
+)
+
+
+def is_refusal(text: str) -> bool:
+    """Return True for a text that declines to answer in a form that docs/mining.md lists.
+
+    Example:
+        >>> is_refusal("I'm sorry, but I can't help with that."), is_refusal("I can't open a file in Python")
+        (True, False)
+    """
+    return _REFUSAL.match(text) is not None
+
+
+_TAGS = "think|thinking|thoughts?|reason|reasoning|reflection|analysis|scratchpad|seed:think"
+_REASONING_END = re.compile(
+    rf"</(?:{_TAGS})>|\[/THINK\]|\u25c1/think\u25b7|<\|(?:END_THINKING|end_of_thought)\|>|<\|channel\|>final<\|message\|>",
+    re.IGNORECASE,
+)
+_REASONING_START = re.compile(
+    rf"<(?:{_TAGS})>|\[THINK\]|\u25c1think\u25b7|<\|(?:START_THINKING|begin_of_thought)\|>|<\|channel\|>analysis",
+    re.IGNORECASE,
+)
+_END_TOKENS = re.compile(r"(?:\s|<[^<>]*>|\[/?[A-Z_]+\])*")
+_MARKUP = re.compile(r"<\|[^|<>]*\|>|<(?:/?s|eos|end_of_turn)>|```\w*")
+"""Special tokens that a server leaves in its text, and code fences: they count as the end of a line."""
+
+# Repetitions are possessive (`*+`) where two could match the same characters: hostile texts take linear time.
+_OPENING = r"""(?:[^\S\n]|["'\u201c\u2018`*_\#(\[{$|]|-[^\S\n]|\\boxed|\\text)*+"""
+_CLOSING = r"""["'\u201d\u2019`*_)\]}|$]"""
+_KIND = r"(?:answer|rating|score|grade|relevance|relatedness|label|judge?ment|level|output|response|result)"
+_NAME = rf"(?i:(?:(?:the|my|final|overall)[ _]++)*+{_KIND}(?:[ _]++{_KIND})?)"
+_LABEL = rf"{_NAME}{_CLOSING}*+[^\S\n]*+(?:is\b|[:=]|[-–—][^\S\n]){_OPENING}"
+_BEFORE = rf"{_OPENING}(?:{_LABEL}|<{_NAME}>\s*+)?"
+_LAST_KEY = rf"""\{{[^\n]*,\s*+["']{_LABEL}"""
+"""The last key of a one-line JSON object; an object with a single key, or one key per line, fits `_BEFORE`."""
+_AFTER = rf"(?:{_CLOSING}|\s|</{_NAME}>)*+[.!]?(?:{_CLOSING}|\s)*+\Z"
+_LEFT_ALONE = rf"(?![.,]\d)(?={_CLOSING}*+[^\S\n]*+(?:[.,:;!(<\n]|[-–—]\s|\Z))"
+_NUMBER = r"(?<![\w.])[-−+]?\d+(?:[.,]\d+)*+(?![\w%])"
+
+
+@dataclass(frozen=True)
+class TextAnswer:
+    """The option in a judge's text, or the reason for none."""
+
+    status: Status
+    label: str = ""
+    start: int = -1
+    """Position of the option in the text, in characters."""
+    detail: str = ""
+
+
+class _Patterns(NamedTuple):
+    """Patterns of the options of one rubric."""
+
+    last_line: re.Pattern[str]
+    """The option alone at the end of the text."""
+    first_line: re.Pattern[str]
+    """The option at the beginning, before a punctuation mark or the end of the line."""
+    after_first: re.Pattern[str]
+    """The rest of that line, and beginnings of later lines: another option there makes it a list."""
+    ratings: re.Pattern[str]
+    """Stretches of text in which a number is a rating."""
+    number: re.Pattern[str]
+    """Every number, so that 10, 3.5 and -1 are not read as 1; or the options, if they are words."""
+
+    def numbers_in(self, stretches: re.Pattern[str], text: str) -> set[str]:
+        return {number for found in stretches.finditer(text) for number in self.number.findall(found[0])}
+
+
+def find_answer(
+    text: str, labels: Sequence[str], finish_reason: str = "stop", refusal: str = "", place: bool = False
+) -> TextAnswer:
+    r"""Read the option of a text in the requested form.
+
+    The form is the option alone on the last line, perhaps in quotes or marks of emphasis, behind a name ("Score: 2"),
+    in a tag (`<score>2</score>`) or as the last key of a JSON object (`{"score": 2}`). No other number may have a line
+    of its own, or come in a tag, right after a colon, or behind "score", "rating" or "grade" in a line. Reasoning is
+    skipped. A truncated text has no answer. With `place`, only the position counts, since its probabilities are the
+    grade: then an option at the beginning counts too, whatever follows ("2. The passage is"), unless its line names
+    another one. `finish_reason` is "stop", "length" or "content_filter", `refusal` the server's own text.
+
+    Example:
+        >>> options = ["0", "1", "2", "3"]
+        >>> find_answer("It names Paris.\n**Score: 2**", options).label
+        '2'
+        >>> find_answer("Score: 3\nAdjusted score: 1", options).status
+        'no-option'
+        >>> find_answer("3\n\nToo high.", options).status
+        'no-option'
+    """
+    if finish_reason == "content_filter":
+        return TextAnswer("filtered", detail="the server's content filter stopped the answer")
+    if refusal:
+        return TextAnswer("refused", detail=refusal)
+    begin = _after_reasoning(text)
+    if begin is None:
+        return TextAnswer("truncated", detail="the reasoning has no end")
+    visible = "\n" * begin + _MARKUP.sub(lambda match: "\n" * len(match[0]), text[begin:])  # positions stay the same
+    patterns, cut = _patterns(tuple(labels)), finish_reason == "length"
+    match = patterns.first_line.match(visible, len(visible) - len(visible.lstrip())) if place else None
+    if match is not None:
+        others = patterns.numbers_in(patterns.after_first, visible[match.end() :]) - {match["option"]}
+        match = None if others & set(labels) else match
+    if match is None and not cut:
+        match = patterns.last_line.search(visible)
+    if match is not None:
+        rated = patterns.numbers_in(patterns.ratings, visible)
+        if rated <= {match["option"]}:
+            return TextAnswer("graded", match["option"], match.start("option"))
+        return TextAnswer("no-option", detail=f"several numbers stand as ratings: {', '.join(sorted(rated))}")
+    if cut:
+        return TextAnswer("truncated", detail="the length limit came before the end; --max-tokens raises it")
+    if is_refusal(visible):
+        return TextAnswer("refused", detail="the judge declined")
+    return TextAnswer("no-option", detail=f"the last line is not one of {', '.join(labels)} alone")
+
+
+def answer_token(tokens: Sequence[str], text: str, answer: TextAnswer) -> int | None:
+    r"""Return the index of the token that is the answer; None if none spells it alone or they do not end with the text.
+
+    The tokens may hold reasoning before the text and end tokens after it.
+
+    Example:
+        >>> answer_token(["<think>", "3", "</think>", "\n", "2"], "2", find_answer("2", ["2", "3"]))
+        4
+    """
+    joined, core = "".join(tokens), text.strip()
+    shift = joined.rfind(core)
+    if shift < 0 or not _END_TOKENS.fullmatch(joined, shift + len(core)):
+        return None
+    place = shift + answer.start - (len(text) - len(text.lstrip()))
+    end = 0
+    for index, token in enumerate(tokens):
+        end += len(token)
+        if end > place:
+            return index if token.strip() == answer.label else None
+    return None
+
+
+def _after_reasoning(text: str) -> int | None:
+    """Return the end of the reasoning; None if it has no end."""
+    begin = 0
+    for match in _REASONING_END.finditer(text):
+        begin = match.end()
+    return None if _REASONING_START.search(text, begin) else begin
+
+
+@lru_cache(maxsize=64)
+def _patterns(labels: tuple[str, ...]) -> _Patterns:
+    options = "|".join(re.escape(label) for label in sorted(labels, key=len, reverse=True))
+    numbers = all(re.fullmatch(_NUMBER, label) for label in labels)
+    number = _NUMBER if numbers else rf"(?<![\w-])(?:{options})(?![\w-])"
+    line_begin = rf"^[^\w\n]*+{number}"
+    behind_word = r"(?i:(?<![a-z])(?:scor|rat|grad)(?:e|ing)[^\n]*)"
+    at_mark = rf"(?:>\s*+|[:=<{{])[^\w\n:=<>{{]*+{number}|{number}\s*+<"
+    return _Patterns(
+        re.compile(rf"^(?:{_BEFORE}|{_LAST_KEY})(?P<option>{options}){_AFTER}", re.MULTILINE),
+        re.compile(rf"{_BEFORE}(?P<option>{options}){_LEFT_ALONE}"),
+        re.compile(rf"\A[^\n]*|{line_begin}", re.MULTILINE),
+        re.compile(rf"{line_begin}[^\w\n]*+$|{behind_word}|{at_mark}", re.MULTILINE),
+        re.compile(number),
+    )

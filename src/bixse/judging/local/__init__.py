@@ -1,1 +1,0 @@
-"""Judges that run in this process."""

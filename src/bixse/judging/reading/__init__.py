@@ -1,1 +1,0 @@
-"""From option-token probabilities to an expected grade."""

@@ -1,1 +1,0 @@
-"""Judges behind an OpenAI-compatible server."""
