@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, normalize
 
-from bixse.lab.paper.memory import peak_beyond_gradients
+from bixse.lab.studies.memory import peak_beyond_gradients
 from bixse.losses.engines.graded_bce import graded_bce
 from bixse.losses.engines.products import TILE_SIDE
 from bixse.losses.targets import GradedTargets

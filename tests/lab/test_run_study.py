@@ -23,10 +23,10 @@ from bixse.data.collection_files import save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.errors import ConfigError, InputError, OutputExistsError
-from bixse.lab.paper.known_studies import STUDIES, find_study
+from bixse.lab.lab_config import StudyConfig, preset_names
+from bixse.lab.studies.paper import STUDIES, find_study
 from bixse.lab.studies.run_study import run_study
 from bixse.lab.studies.study import chosen_values
-from bixse.lab.studies.study_config import StudyConfig, preset_names
 from bixse.lab.studies.study_plan import plan_study
 from bixse.relevance import GradeScale
 from bixse.scale.engines.processes import cores

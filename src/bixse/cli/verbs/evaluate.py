@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from bixse.cli.result import CommandResult, waits
-from bixse.cli.verb import Folder, Options, Verb
+from bixse.cli.verb import CommandResult, Folder, Options, Verb, waits
 from bixse.data.collection import MissingDocuments
 from bixse.errors import InputError
 from bixse.lab.suites.known_suites import LOCAL, SUITES

@@ -8,15 +8,12 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run import RUN_FILE, open_run
 from bixse.encoders.loading.precision import resolve_precision
-from bixse.lab.experiments.arms import ArmRun
-from bixse.lab.experiments.runner import do_runs, opened
-from bixse.lab.findings.contrasts import key_of
-from bixse.lab.findings.outcome import CLAIM_HEADERS, StudyOutcome, outcome_of
-from bixse.lab.findings.write_outcome import write_cards, write_outcome
-from bixse.lab.paper.known_studies import find_study
+from bixse.lab.experiments import ArmRun, do_runs, opened
+from bixse.lab.lab_config import OWNED, PYDOCS, merged, train_config
 from bixse.lab.studies.measures import run_config
-from bixse.lab.studies.study import chosen_values
-from bixse.lab.studies.study_config import OWNED, PYDOCS, merged, train_config
+from bixse.lab.studies.outcome import CLAIM_HEADERS, StudyOutcome, outcome_of, write_cards, write_outcome
+from bixse.lab.studies.paper import find_study
+from bixse.lab.studies.study import chosen_values, key_of
 from bixse.lab.studies.study_inputs import input_hashes, prepare_inputs
 from bixse.report.table import format_table
 from bixse.scale.engines.engine_settings import PlaceSettings
@@ -26,8 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bixse.data.run import Run
+    from bixse.lab.lab_config import StudyConfig
     from bixse.lab.studies.study import Study
-    from bixse.lab.studies.study_config import StudyConfig
     from bixse.lab.studies.study_inputs import StudyInputs
     from bixse.progress import Step
 

@@ -24,7 +24,7 @@ from bixse.evaluation.metrics import PRIMARY_METRIC
 from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import collection_task
 from bixse.files.files import write_atomically
-from bixse.lab.quickstart.comparison import Comparer, ReportedSystem, merge_curve
+from bixse.lab.comparison import Comparer, ReportedSystem, merge_curve
 from bixse.report.page import write_report
 from bixse.report.schema import load_report_data, save_report_data
 from bixse.report.training_log import training_curve
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bixse.data.collection import Collection
-    from bixse.lab.quickstart.quickstart_config import QuickstartConfig
+    from bixse.lab.lab_config import QuickstartConfig
     from bixse.progress import ProgressBars
     from bixse.report.schema import ReportData
 

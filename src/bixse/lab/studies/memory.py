@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, normalize
 
 from bixse.errors import InputError
-from bixse.lab.experiments.arms import Arm, Measured
+from bixse.lab.experiments import Arm, Measured
 from bixse.lab.studies.study import Study
 from bixse.losses.catalogue import build_loss
 from bixse.losses.targets import GradedTargets
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bixse.data.graded_pairs import GradedPairs
-    from bixse.lab.experiments.arms import ArmRun
+    from bixse.lab.experiments import ArmRun
+    from bixse.lab.lab_config import StudyConfig
     from bixse.lab.studies.study import Choices
-    from bixse.lab.studies.study_config import StudyConfig
 
 CLEAR_PEAK = Path("/proc/self/clear_refs")
 """Where Linux is told to count the peak of resident memory anew."""
@@ -70,7 +70,7 @@ def measure_memory(run: ArmRun, inputs: None, own: Path) -> Measured:
             "memory: got a system without /proc/self/clear_refs; expected Linux; fix: run this study there"
         )
     loss, batch_size = run.arm.labels["loss"], run.arm.labels["batch_size"]
-    command = [sys.executable, "-m", "bixse.lab.paper.memory", loss, str(batch_size), str(run.arm.options["dim"])]
+    command = [sys.executable, "-m", "bixse.lab.studies.memory", loss, str(batch_size), str(run.arm.options["dim"])]
     done = subprocess.run(command, capture_output=True, text=True, env=freed_at_once(), check=False)
     if done.returncode:
         said = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
@@ -144,5 +144,5 @@ MEMORY = Study(
     notes=("One pass in a fresh process, in float32 on the processor; peak resident memory as Linux counts it.",),
 )
 
-if __name__ == "__main__":  # python -m bixse.lab.paper.memory LOSS BATCH DIM
+if __name__ == "__main__":  # python -m bixse.lab.studies.memory LOSS BATCH DIM
     sys.stdout.write(json.dumps(_measure_here(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))
