@@ -1,4 +1,4 @@
-"""What a study's arms show together: means, intervals and tested claims, as data and as rows of tables."""
+"""The outcome of a study: means, intervals and tested claims, as data, tables, files, a page and model cards."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import statistics
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from bixse.evaluation.metrics import PRIMARY_METRIC
 from bixse.evaluation.statistics import holm
 from bixse.files.files import read_text, write_atomically
 from bixse.lab.experiments import TRAIN_FOLDER, show
@@ -36,13 +37,13 @@ class SummaryRow:
 
     labels: ArmLabels
     seeds: int
-    """Seeds that finished."""
+    """Number of seeds that finished."""
     figures: Mapping[str, float]
     """Metric -> mean over the seeds."""
     interval: Difference | None
-    """The headline metric's interval over seeds and queries; None for a study without queries."""
+    """nDCG@10 with its interval over seeds and queries; None for a study without queries."""
     spread: float | None
-    """Standard deviation over the seeds; None for one."""
+    """Standard deviation of nDCG@10 over the seeds; None for one seed."""
     seconds: float
     rows: int | None
 
@@ -53,11 +54,11 @@ class ApartRow:
 
     labels: ArmLabels
     name: str
-    """Of the collection, and whether the model was merged."""
+    """The collection, and whether the model was merged."""
     figure: Difference
-    """The headline metric with its interval over seeds and queries."""
+    """nDCG@10 with its interval over seeds and queries."""
     gain: Difference | None
-    """Against the untrained encoder; None without it, or of itself."""
+    """The difference from the untrained encoder; None without that encoder, and for itself."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class StudyOutcome:
     claims: Sequence[ClaimResult]
     command: str = ""
     models: Sequence[str] = ()
-    """Folders of the models that were kept."""
+    """Folders of the kept models."""
     apart: Sequence[ApartRow] = ()
 
     @property
@@ -87,15 +88,11 @@ class StudyOutcome:
         return f"Of {len(self.claims)} claims: {', '.join(said)}."
 
     def about(self) -> list[str]:
-        config, study = self.config, self.study
-        lines = []
-        if study.needs_data:
-            queries = next((found.interval.queries for found in self.summary if found.interval), 0)
-            collection = ", ".join(folder.name for folder in config.data.test) or _last(config.data.collection)
-            lines.append(
-                f"Encoder {config.model}, collection {collection}, {queries} test queries, "
-                f"{len(config.seeds)} seed{'s' if len(config.seeds) != 1 else ''}."
-            )
+        config = self.config
+        queries = next((found.interval.queries for found in self.summary if found.interval), 0)
+        collection = ", ".join(folder.name for folder in config.data.test) or _last(config.data.collection)
+        seeds = f"{len(config.seeds)} seed{'s' if len(config.seeds) != 1 else ''}"
+        lines = [f"Encoder {config.model}, collection {collection}, {queries} test queries, {seeds}."]
         computed = sorted({found.precision for found in self.results if found.precision})
         if computed:
             lines.append(f"Computed in {' and '.join(computed)}.")
@@ -114,45 +111,37 @@ class StudyOutcome:
         return ["measured on", *labels, "nDCG@10", "difference from untrained", "95 % interval", "p"]
 
     def apart_rows(self) -> list[list[Cell]]:
-        return [
-            [
-                row.name,
-                *map(show, row.labels.values()),
-                format_number(row.figure.mean),
-                *_difference_entries(row.gain, row.gain.p_value if row.gain else None),
-            ]
-            for row in self.apart
-        ]
+        rows: list[list[Cell]] = []
+        for row in self.apart:
+            gain = _difference_entries(row.gain, row.gain.p_value if row.gain else None)
+            rows.append([row.name, *map(show, row.labels.values()), format_number(row.figure.mean), *gain])
+        return rows
 
     def summary_headers(self) -> list[str]:
         labels = [label.replace("_", " ") for label in self.summary[0].labels] if self.summary else []
-        if not self.study.needs_data:
-            return [*labels, "extra MiB", "seconds per pass"]
         return [*labels, "nDCG@10", "95 % interval", "± over seeds", "recall@100", "MRR@10", "pairs", "seconds"]
 
     def summary_rows(self) -> list[list[Cell]]:
         rows: list[list[Cell]] = []
         for row in self.summary:
             labels = [value if isinstance(value, str) else f"{value:g}" for value in row.labels.values()]
-            figures = row.figures
-            if not self.study.needs_data:
-                extra, seconds = figures.get("extra_mib"), figures.get("pass_seconds")
-                rows.append([*labels, format_number(extra, 0), format_number(seconds, 2)])
-                continue
-            ends = (row.interval.low, row.interval.high) if row.interval else (None, None)
-            shown = [format_number(figures.get(metric)) for metric in ("recall@100", "mrr@10")]
-            rows.append(
-                [
-                    *labels,
-                    format_number(figures.get("ndcg@10")),
-                    format_interval(*ends),
-                    format_number(row.spread),
-                    *shown,
-                    row.rows,
-                    f"{row.seconds:.0f}",
-                ]
+            ndcg, *others = (
+                format_number(row.figures.get(metric)) for metric in (PRIMARY_METRIC, "recall@100", "mrr@10")
             )
+            interval = format_interval(*((row.interval.low, row.interval.high) if row.interval else (None, None)))
+            seconds = f"{row.seconds:.0f}"
+            rows.append([*labels, ndcg, interval, format_number(row.spread), *others, row.rows, seconds])
         return rows
+
+    def tables(self) -> dict[str, tuple[Sequence[str], list[list[Cell]]]]:
+        """Title -> headers and rows of each table that has rows."""
+        claims = {"Claims": (CLAIM_HEADERS, self.claim_rows())} if self.claims else {}
+        arms = {"Arms": (self.summary_headers(), self.summary_rows())}
+        return {
+            **claims,
+            **arms,
+            **({"Measured beside": (self.apart_headers(), self.apart_rows())} if self.apart else {}),
+        }
 
 
 UNTRAINED: ArmLabels = {"loss": "untrained"}
@@ -178,7 +167,7 @@ def outcome_of(
             finished[key_of(found.labels)].append(found)
     figures = {key: {found.seed: found.per_query for found in group if found.per_query}
                for key, group in finished.items()}  # fmt: skip
-    summary = [_summary(study, group, figures[key]) for key, group in finished.items() if group]
+    summary = [_summary(group, figures[key]) for key, group in finished.items() if group]
     claims = [measure(contrast, figures, seedless) for contrast in study.contrasts(values)]
     corrected = holm([1.0 if found.difference is None else found.difference.p_value for found in claims])
     claims = [replace(found, adjusted=p_value) for found, p_value in zip(claims, corrected, strict=True)]
@@ -211,10 +200,10 @@ def _apart(results: Sequence[RunResult], seedless: Collection[Any]) -> list[Apar
     return rows
 
 
-def _summary(study: Study, group: Sequence[RunResult], figures: Mapping[int, Mapping[str, float]]) -> SummaryRow:
+def _summary(group: Sequence[RunResult], figures: Mapping[int, Mapping[str, float]]) -> SummaryRow:
     metrics = list(group[0].metrics)
     means = {metric: statistics.fmean(found.metrics[metric] for found in group) for metric in metrics}
-    headline = [found.metrics[study.metric] for found in group]
+    headline = [found.metrics[PRIMARY_METRIC] for found in group]
     return SummaryRow(
         labels=group[0].labels,
         seeds=len(group),
@@ -250,7 +239,7 @@ FILES = {
 CARD = "README.md"
 """The model card in a model folder."""
 _BEGIN, _END = "<!-- bixse study -->", "<!-- end of bixse study -->"
-WORDS = {"ndcg@10": "nDCG@10", "extra_mib": "extra memory, MiB", "batch_size": "queries per batch",
+WORDS = {"ndcg@10": "nDCG@10", "batch_size": "queries per batch",
          "hard_negatives": "hard negatives per query", "labels_per_query": "labels per query",
          "noise": "probability of swapped labels", "cutoff": "relevance cutoff",
          "multiplier": "rate of the bias over the encoder's"}  # fmt: skip
@@ -259,25 +248,23 @@ WORDS = {"ndcg@10": "nDCG@10", "extra_mib": "extra memory, MiB", "batch_size": "
 
 def write_outcome(outcome: StudyOutcome, out: Path) -> dict[str, str]:
     """Write tables, plot, findings and page; gives name -> file."""
-    write_atomically(out / FILES["runs"], _runs_csv(outcome))
-    write_atomically(out / FILES["summary"], _summary_csv(outcome))
-    write_atomically(out / FILES["claims"], _claims_csv(outcome))
-    write_atomically(out / FILES["apart"], _apart_csv(outcome))
-    write_atomically(out / FILES["findings"], markdown(outcome))
     plot = plot_of(outcome)
     save_plot(plot, out / FILES["plot"])
-    write_atomically(out / FILES["page"], render_page("study.html.j2", **page_content(outcome, plot)))
+    texts = {
+        "runs": _runs_csv(outcome),
+        "summary": _summary_csv(outcome),
+        "claims": _claims_csv(outcome),
+        "apart": _apart_csv(outcome),
+        "findings": markdown(outcome),
+        "page": render_page("study.html.j2", **page_content(outcome, plot)),
+    }
+    for name, text in texts.items():
+        write_atomically(out / FILES[name], text)
     return {name: str(out / file) for name, file in FILES.items()}
 
 
 def page_content(outcome: StudyOutcome, plot: Plot) -> dict[str, Any]:
-    """What the page shows, as plain data."""
-    tables = []
-    if outcome.claims:
-        tables.append({"title": "Claims", "headers": CLAIM_HEADERS, "rows": outcome.claim_rows()})
-    tables.append({"title": "Arms", "headers": outcome.summary_headers(), "rows": outcome.summary_rows()})
-    if outcome.apart:
-        tables.append({"title": "Measured beside", "headers": outcome.apart_headers(), "rows": outcome.apart_rows()})
+    """The content of the page as plain data."""
     return {
         "title": outcome.study.title,
         "command": outcome.command,
@@ -285,7 +272,9 @@ def page_content(outcome: StudyOutcome, plot: Plot) -> dict[str, Any]:
         "paper": outcome.study.paper,
         "verdict": outcome.verdict(),
         "plot": plot,
-        "tables": tables,
+        "tables": [
+            {"title": title, "headers": headers, "rows": rows} for title, (headers, rows) in outcome.tables().items()
+        ],
         "notes": [
             *outcome.study.notes,
             *(f"{found.labels}: {found.reason}" for found in outcome.failed),
@@ -297,20 +286,20 @@ def page_content(outcome: StudyOutcome, plot: Plot) -> dict[str, Any]:
 def plot_of(outcome: StudyOutcome) -> Plot:
     """Lines over the study's axis with intervals, or a row per arm where it has none."""
     study = outcome.study
-    metric = WORDS.get(study.metric, study.metric)
+    metric = WORDS[PRIMARY_METRIC]
     if study.axis is None:
-        points = [(_name(row), _point(outcome, row, 0.0)) for row in outcome.summary]
+        points = [(_name(row), _point(row, 0.0)) for row in outcome.summary]
         return row_plot(study.title, metric, points)
     series: dict[str, list[Point]] = {}
     for row in outcome.summary:
         rest = [str(value) for label, value in row.labels.items() if label != study.axis]
-        series.setdefault(", ".join(rest) or metric, []).append(_point(outcome, row, float(row.labels[study.axis])))
+        series.setdefault(", ".join(rest) or metric, []).append(_point(row, float(row.labels[study.axis])))
     label = WORDS.get(study.axis, study.axis.replace("_", " "))
-    return line_plot(study.title, label, metric, series, study.axis_scale, study.metric == "extra_mib")
+    return line_plot(study.title, label, metric, series, study.axis_scale)
 
 
-def _point(outcome: StudyOutcome, row: SummaryRow, x: float) -> Point:
-    value = row.figures[outcome.study.metric]
+def _point(row: SummaryRow, x: float) -> Point:
+    value = row.figures[PRIMARY_METRIC]
     ends = (row.interval.low, row.interval.high) if row.interval is not None else (value, value)
     return Point(x, value, *ends)
 
@@ -322,26 +311,14 @@ def _name(row: SummaryRow) -> str:
 def markdown(outcome: StudyOutcome) -> str:
     """The findings as Markdown: what ran, the paper's claim, the verdict, both tables."""
     study = outcome.study
-    command = [f"`{outcome.command}`", ""] if outcome.command else []
-    lines = [
-        f"# {study.title}",
-        "",
-        *command,
-        "\n\n".join(outcome.about()),
-        "",
-        f"The paper: {study.paper}.",
-        "",
-        outcome.verdict(),
-        "",
-    ]
-    if outcome.claims:
-        lines += [format_markdown(outcome.claim_rows(), CLAIM_HEADERS), ""]
-    lines += [format_markdown(outcome.summary_rows(), outcome.summary_headers()), ""]
-    if outcome.apart:
-        lines += ["Measured beside:", "", format_markdown(outcome.apart_rows(), outcome.apart_headers()), ""]
-    lines += [*study.notes, ""] if study.notes else []
-    lines += [f"{len(outcome.failed)} runs failed: {outcome.failed[0].reason}", ""] if outcome.failed else []
-    return "\n".join(lines)
+    command = [f"`{outcome.command}`"] if outcome.command else []
+    parts = [f"# {study.title}", *command, *outcome.about(), f"The paper: {study.paper}.", outcome.verdict()]
+    for title, (headers, rows) in outcome.tables().items():
+        parts += ["Measured beside:"] if title == "Measured beside" else []
+        parts.append(format_markdown(rows, headers))
+    parts += ["\n".join(study.notes)] if study.notes else []
+    parts += [f"{len(outcome.failed)} runs failed: {outcome.failed[0].reason}"] if outcome.failed else []
+    return "\n\n".join(parts) + "\n"
 
 
 def _runs_csv(outcome: StudyOutcome) -> str:
@@ -420,10 +397,6 @@ def write_cards(study: Study, runs: Iterable[tuple[ArmRun, RunResult]], folder: 
 def _section(study: Study, run: ArmRun, result: RunResult, command: str) -> str:
     labels = ", ".join(f"{label.replace('_', ' ')} {value}" for label, value in run.arm.labels.items())
     figures = ", ".join(f"{metric} {value:.4f}" for metric, value in result.metrics.items())
-    lines = [_BEGIN, "## Study", "", f"Arm of the study `{study.name}` ({study.title}): {labels}, seed {run.seed}."]
-    lines += [
-        f"On the test queries, in {result.precision}: {figures}.",
-        f"Command: `{command}`" if command else "",
-        _END,
-    ]
-    return "\n".join(line for line in lines if line or line == "")
+    arm = f"Arm of the study `{study.name}` ({study.title}): {labels}, seed {run.seed}."
+    measured = f"On the test queries, in {result.precision}: {figures}."
+    return "\n".join([_BEGIN, "## Study", "", arm, measured, f"Command: `{command}`" if command else "", _END])

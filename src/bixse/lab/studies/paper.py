@@ -10,7 +10,6 @@ from bixse.errors import InputError, did_you_mean
 from bixse.lab.experiments import Arm
 from bixse.lab.lab_config import merged, train_config
 from bixse.lab.studies.measures import score_bm25, score_untrained
-from bixse.lab.studies.memory import MEMORY
 from bixse.lab.studies.rankers import RANKERS
 from bixse.lab.studies.study import Contrast, Study, above, arms_by, bixse_above_others, of_loss
 
@@ -298,7 +297,7 @@ TRAINING_STUDIES = (
 """In the order of the paper."""
 
 
-STUDIES = {study.name: study for study in (*TRAINING_STUDIES, RANKERS, MEMORY)}
+STUDIES = {study.name: study for study in (*TRAINING_STUDIES, RANKERS)}
 """Name -> study, in the order of the paper."""
 
 

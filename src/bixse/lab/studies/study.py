@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard
 import numpy as np
 
 from bixse.errors import ConfigError, InputError, did_you_mean
-from bixse.evaluation.metrics import PRIMARY_METRIC
 from bixse.evaluation.statistics import interval_bounds
 from bixse.lab.experiments import Arm
 from bixse.lab.lab_config import merged
@@ -46,7 +45,7 @@ def _is_count(value: object) -> bool:
 VALUES: Mapping[str, tuple[Callable[[object], bool], str]] = {
     **dict.fromkeys(("noise", "cutoffs"), (_is_share, "numbers from 0 to 1")),
     **dict.fromkeys(
-        ("batch_sizes", "dim", "documents", "labels", "labels_per_query", "depth"), (_is_count, "integers above 0")
+        ("batch_sizes", "documents", "labels", "labels_per_query", "depth"), (_is_count, "integers above 0")
     ),
     "hard_negatives": (lambda value: value == 0 or _is_count(value), "integers from 0"),
     "multipliers": (lambda value: _is_number(value) and value > 0, "numbers above 0"),
@@ -74,10 +73,6 @@ class Study:
     """Label on the horizontal axis of the plot; None: one row per arm."""
     axis_scale: str = "linear"
     """Or "log"."""
-    metric: str = PRIMARY_METRIC
-    """What the plot and the table show."""
-    needs_data: bool = True
-    """Whether it reads pairs and collections."""
     notes: Sequence[str] = ()
     """What to know before reading its table."""
 
