@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 OUT_FOLDER = Path("runs") / "evaluation"
-"""Where a suite that mteb runs is kept when no folder is given: mteb needs one."""
+"""The folder of a suite that mteb runs, if none is given: mteb needs one."""
 ZERO_SHOT_EXCEPT = "MSMARCO"
 """The task of BEIR that is left out of its zero-shot mean."""
 MTEB_METRIC = "main"
@@ -97,9 +97,7 @@ def evaluate_suite(
     failures: dict[str, str] = {}
     for system, shown in zip(opened, _shown_names(opened), strict=True):
         if chosen.engine == "mteb" and kept is not None:
-            from bixse.lab.suites.mteb_suite import run_mteb
-
-            scores[shown], failed = run_mteb(system, plan.tasks, kept, settings, download, progress)
+            scores[shown], failed = _mteb_suite().run_mteb(system, plan.tasks, kept, settings, download, progress)
             failures |= {f"{system.label}: {name}": why for name, why in failed.items()}
         else:
             scores[shown] = _run_tasks(system, plan, kept, settings, progress)
@@ -125,36 +123,35 @@ def evaluate_suite(
 def compare_on_task(
     systems: Sequence[System], task: Task, out: Path | None = None, progress: ProgressBars | None = None
 ) -> SuiteResult:
-    """A suite of one task with one query set; each system's files go to <out>/<name and hash of the model>."""
+    """Evaluate systems on one task; of several, each one's files go to <out>/<name and hash of the model>."""
     check_distinct(systems)
     scores = {}
     for system, shown in zip(systems, _shown_names(systems), strict=True):
-        found = evaluate(system, task, out / system.name if out is not None else None, progress)
+        folder = out / system.name if out is not None and len(systems) > 1 else out
+        found = evaluate(system, task, folder, progress)
         scores[shown] = {task.name: replace(found, run={})}
         system.release()
     comparisons = _compare(scores) if len(task.query_sets[0].queries) > 1 else []
     means = {shown: {PRIMARY_METRIC: own[task.name].metrics[PRIMARY_METRIC]} for shown, own in scores.items()}
     result = SuiteResult(LOCAL, PRIMARY_METRIC, scores, means, comparisons, precision=_precision(systems))
-    if out is not None:
+    if out is not None and len(systems) > 1:
         result.write(out)
     return result
 
 
 def _shown_names(systems: Sequence[System]) -> list[str]:
-    """The label, or where two systems have the same one, the name with the hash."""
+    """Return each system's label, or its name with the hash where two labels are equal."""
     labels = [system.label for system in systems]
     return [system.label if labels.count(system.label) == 1 else system.name for system in systems]
 
 
 def _check_systems(systems: Sequence[System], plan: Plan) -> None:
-    """Say what cannot work before the first task is run: wrong models, tasks without instructions."""
+    """Refuse wrong models and tasks without instructions before the first task is run."""
     for system in systems:
         for source in plan.sources:
             system.check(source.instructions)
         if plan.tasks:
-            from bixse.lab.suites.mteb_suite import mteb_model
-
-            mteb_model(system, plan.tasks)
+            _mteb_suite().mteb_model(system, plan.tasks)
         if len(systems) > 1:  # one model in memory at a time
             system.release()
 
@@ -193,14 +190,10 @@ def _means(suite: Suite, scores: Mapping[str, Evaluation]) -> dict[str, float]:
 
 
 def _compare(scores: Mapping[str, Mapping[str, Evaluation]], grouped: bool = True) -> list[SuiteDifference]:
-    """On the tasks that all systems have; groups count as one where the suite's mean does so."""
+    """Compare on the tasks that all systems have; groups count as one where the suite's mean does so."""
     first = next(iter(scores.values()))
-    common = [
-        task
-        for task in first
-        if all(task in own and PRIMARY_METRIC in own[task].per_query for own in scores.values())
-        and not task.endswith(WITHOUT)
-    ]
+    shared = [task for task in first if all(task in own for own in scores.values()) and not task.endswith(WITHOUT)]
+    common = [task for task in shared if all(PRIMARY_METRIC in own[task].per_query for own in scores.values())]
     if len(scores) < 2 or not common:
         return []
     values = {shown: {task: own[task].per_query[PRIMARY_METRIC] for task in common} for shown, own in scores.items()}
@@ -217,9 +210,8 @@ class Plan:
 
     sources: Sequence[TaskSource] = ()
     tasks: Sequence[Any] = ()
-    """Tasks that mteb runs; all others are `sources`."""
+    """The tasks that mteb runs; all others are `sources`."""
     years: Sequence[Year] = ()
-    """Years of TREC."""
 
 
 def make_plan(suite: Suite, data: Path | None, names: Sequence[str] | None, download: bool, protocol: Protocol) -> Plan:
@@ -279,26 +271,24 @@ def _mteb_suite() -> ModuleType:
 
 
 def _find(task: SuiteTask, data: Path) -> tuple[Path, str] | None:
-    """None where a file is missing."""
-    for folder in (data / name for name in task.folders):
-        for split in task.splits:
-            if all(path.is_file() for path in files_of_split(folder, split).values()):
-                return folder, split
-    return None
+    """Return the folder and split of a task; None if a file is missing."""
+    places = [(data / name, split) for name in task.folders for split in task.splits]
+    return next((place for place in places if all(p.is_file() for p in files_of_split(*place).values())), None)
 
 
 def _chosen_tasks(suite: Suite, data: Path, names: Sequence[str] | None) -> list[SuiteTask]:
-    """Those named (a group by its name too), or all with the optional ones that are there."""
+    """Return the named tasks (a group by its name too), or all with the optional ones that are there."""
+    tasks = (*suite.tasks, *suite.optional)
     if names is None:
-        return [*suite.tasks, *(task for task in suite.optional if _find(task, data) is not None)]
-    known = {name for task in (*suite.tasks, *suite.optional) for name in (task.name, task.group) if name is not None}
+        return [task for task in tasks if task in suite.tasks or _find(task, data) is not None]
+    known = {name for task in tasks for name in (task.name, task.group) if name is not None}
     for name in names:
         if name not in known:
             raise InputError(
                 f"task: got {name!r}; expected one of {suite.name}: {', '.join(sorted(known))}; "
                 f"fix: {did_you_mean(name, known)}"
             )
-    return [task for task in (*suite.tasks, *suite.optional) if task.name in names or task.group in names]
+    return [task for task in tasks if task.name in names or task.group in names]
 
 
 def _refuse_missing(suite: Suite, where: str, missing: Sequence[str]) -> None:
