@@ -31,9 +31,9 @@ import numpy as np
 import torch
 
 from bixse.evaluation.metrics import METRICS, evaluate_run, mean
-from bixse.lab.paper.memory import peak_beyond_gradients
 from bixse.search.exact import exact_search, to_run
 from measuring import in_a_process_of_its_own, in_turn, make_parser, middle, ratio, ratio_with_ends, show
+from memory import peak_beyond_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

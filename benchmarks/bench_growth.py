@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, logsigmoid
 
-from bixse.lab.paper.memory import Problem, peak_beyond_gradients
 from bixse.losses.catalogue import LOSSES, build_loss
 from measuring import exponent, in_a_process_of_its_own, make_parser, middle, show, timed
+from memory import Problem, peak_beyond_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, normalize
 
-from bixse.lab.paper.memory import peak_beyond_gradients
 from bixse.losses.engines.graded_bce import graded_bce
 from bixse.losses.engines.products import TILE_SIDE
 from bixse.losses.targets import GradedTargets
 from measuring import in_a_process_of_its_own, in_turn, make_parser, middle, ratio, show
+from memory import peak_beyond_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

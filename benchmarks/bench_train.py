@@ -67,7 +67,6 @@ from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.pydocs.load_pydocs import PYDOCS_SCALE, load_pydocs
 from bixse.encoders.loading.build import demo_model_path, quiet_loading
 from bixse.encoders.loading.precision import bf16_is_fast, resolve_precision
-from bixse.lab.paper.memory import peak_beyond_gradients
 from bixse.training.config import OptimizerConfig, TrainConfig
 from bixse.training.recipe import train
 from measuring import (
@@ -82,6 +81,7 @@ from measuring import (
     show,
     timed,
 )
+from memory import peak_beyond_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

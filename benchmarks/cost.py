@@ -11,7 +11,8 @@ import argparse
 from typing import TYPE_CHECKING, NamedTuple
 
 from bixse.judging.shards.row_shards import ROWS
-from bixse.lab.studies.model_cost import EncoderSize, operations, weight_bytes
+from bixse.lab.lab_config import EncoderSize
+from bixse.lab.studies.study_plan import operations, weight_bytes
 from bixse.scale.index.index_files import group_rows, shard_rows
 from bixse.search.exact import DEPTH
 from scaling import ACHIEVED, ENCODERS, GATHER_BYTES, GB, TEXTS_PER_PASS, device_bytes, step_seconds, with_adapters

@@ -112,7 +112,7 @@ def bare_products(shapes: Shapes, precision: str, backward: bool = False) -> Non
 
 def in_a_process_of_its_own(script: str, *arguments: object) -> float:
     """The number that a script prints when called so, rounded; NaN on a system without /proc."""
-    from bixse.lab.paper.memory import CLEAR_PEAK, freed_at_once  # with PyTorch, which not every script needs
+    from memory import CLEAR_PEAK, freed_at_once  # with PyTorch, which not every script needs
 
     if not CLEAR_PEAK.exists():
         return math.nan

@@ -30,9 +30,9 @@ from bixse.data.graded_pairs import text_id
 from bixse.data.trec import read_qrels, read_run
 from bixse.encoders.loading.precision import use_precision
 from bixse.evaluation.metrics import evaluate_run
-from bixse.lab.findings.contrasts import crossed_interval
-from bixse.lab.paper.known_studies import STUDIES, find_study
-from bixse.lab.quickstart.quickstart import compared
+from bixse.lab.quickstart import compared
+from bixse.lab.studies.paper import STUDIES, find_study
+from bixse.lab.studies.study import crossed_interval
 from bixse.report.schema import load_report_data
 from bixse.report.table import format_difference, format_interval, format_markdown, format_number, format_p_value
 

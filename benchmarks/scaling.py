@@ -4,7 +4,7 @@
 
 One row an encoder and batch: one graded document a query, trained weights in float32 (frozen ones in bf16), bf16
 autocast, gradient checkpointing, and `gradient_cache: true` with mini-batches of 32 texts. Bytes are of one device; a
-step is the computation alone, without input or output. What an encoder takes is `bixse.lab.studies.model_cost`'s.
+step is the computation alone, without input or output. What an encoder takes is `bixse.lab.studies.study_plan`'s.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from bixse.lab.studies.model_cost import EncoderSize, operations, state_bytes, weight_bytes
+from bixse.lab.lab_config import EncoderSize
+from bixse.lab.studies.study_plan import operations, state_bytes, weight_bytes
 from bixse.losses.engines.products import DEVICE_TILE_BYTES
 
 if TYPE_CHECKING:

@@ -70,7 +70,7 @@ def test_a_room_imports_only_rooms_above_it(path):
         ("from ..losses.base import GradedLoss", {"losses"}),
         ("from . import trec", {"data"}),
         ("def f():\n    from bixse.report.page import write_report", {"report"}),
-        ("if TYPE_CHECKING:\n    from bixse.lab.quickstart.quickstart import x", {"lab"}),
+        ("if TYPE_CHECKING:\n    from bixse.lab.quickstart import x", {"lab"}),
         ("import_module('bixse.losses')", {"losses"}),
         ("import numpy, json", set()),
     ],

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from numpy import array
 
 from bixse.evaluation.statistics import holm
-from bixse.lab.findings.contrasts import crossed_interval
+from bixse.lab.studies.study import crossed_interval
 
 if TYPE_CHECKING:
     from numpy import float64

@@ -15,7 +15,7 @@ from pathlib import Path
 from numpy import array
 
 from bixse.evaluation.metrics import PRIMARY_METRIC
-from bixse.lab.findings.contrasts import crossed_interval
+from bixse.lab.studies.study import crossed_interval
 
 
 def scores(path: Path) -> dict[str, float]:

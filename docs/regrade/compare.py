@@ -29,7 +29,7 @@ from bixse.evaluation.metrics import PRIMARY_METRIC
 from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import collection_task
 from bixse.files.parquet import read_table
-from bixse.lab.findings.contrasts import crossed_interval
+from bixse.lab.studies.study import crossed_interval
 from bixse.training.config import TrainConfig
 from bixse.training.recipe import train
 

@@ -1,6 +1,7 @@
 """Flags, YAML files and Python set the same settings: one default, one range, one error."""
 
 import inspect
+import re
 from pathlib import Path
 
 import pydantic_core
@@ -8,7 +9,7 @@ import pytest
 
 import bixse
 from bixse.cli.flags import settings_from
-from bixse.cli.main import VERBS, parse
+from bixse.cli.main import VERBS, parse, verb_parser
 from bixse.errors import ConfigError, InputError
 from bixse.search.retrieval_settings import EncodingSettings
 from bixse.settings import section_of
@@ -103,6 +104,19 @@ def test_devices_stand_in_one_place():
         EncodingSettings(processes=2, devices=["cpu"])
     assert EncodingSettings(processes=2).chosen_devices()[0] == ["cpu", "cpu"]
     assert EncodingSettings().chosen_devices() == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("verb", "group"), [("train", "optimizer"), ("grade", "How a chat server is asked, for every verb that asks one")]
+)
+def test_help_begins_with_what_everyone_needs_and_then_shows_groups(verb, group):
+    verb_data = parse([verb])[1]
+    text = verb_parser(verb, verb_data).format_help()
+    flags = re.findall(r"^  (?:-h, )?(--[a-z][\w.-]*)", text, re.MULTILINE)
+    assert len(flags) == len(set(flags))
+    needed = ["--" + key.rpartition(".")[2].replace("_", "-") for key in verb_data.first]
+    assert flags[: len(needed) + 1] == ["--help", *needed]
+    assert text.index(needed[-1]) < text.index("--out") < text.index("further settings:") < text.index(f"{group}:")
 
 
 # --- files

@@ -8,8 +8,7 @@ import pytest
 
 import bixse
 import bixse.cli.main as command
-from bixse.cli.result import CommandResult
-from bixse.cli.verb import Options, Verb
+from bixse.cli.verb import CommandResult, Options, Verb
 from bixse.errors import InputError, InterruptedRunError, StorageError
 from bixse.settings import Settings
 
@@ -182,7 +181,7 @@ for words in [["--version"], ["--help"], *([*name.split(), "--help"] for name in
 def test_a_reader_that_stops_early():
     code = """
 import sys, bixse.cli.main as command
-from bixse.cli.result import CommandResult
+from bixse.cli.verb import CommandResult
 from bixse.cli.verb import Options, Settings, Verb
 from types import SimpleNamespace
 result = CommandResult("line\\n" * 100_000)
@@ -202,7 +201,7 @@ sys.exit(command.main(["doctor"]))
 def test_a_terminal_that_is_not_utf8():
     code = """
 import sys, bixse.cli.main as command
-from bixse.cli.result import CommandResult
+from bixse.cli.verb import CommandResult
 from bixse.cli.verb import Options, Settings, Verb
 from types import SimpleNamespace
 result = CommandResult("caf\\u00e9 \\u2192 x", warnings=["\\u2192"])

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from bixse.errors import InputError
-from bixse.lab.findings.contrasts import ClaimResult, Contrast, above, crossed_interval, key_of, measure
+from bixse.lab.studies.study import ClaimResult, Contrast, above, crossed_interval, key_of, measure
 
 
 def table(seeds, queries, shift=0.0, seed=0):

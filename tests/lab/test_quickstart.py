@@ -11,8 +11,8 @@ from bixse.data.trec import read_run
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import OutputExistsError
-from bixse.lab.quickstart import quickstart as module
-from bixse.lab.quickstart.quickstart_config import QuickstartConfig
+from bixse.lab import quickstart as module
+from bixse.lab.lab_config import QuickstartConfig
 from bixse.training.config import TrainConfig
 
 SETTINGS = QuickstartConfig(fast=True, compare=("infonce",))

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from xml.etree import ElementTree
 
 import psutil
@@ -23,17 +22,17 @@ from bixse.data.collection_files import save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.errors import ConfigError, InputError, OutputExistsError
-from bixse.lab.paper.known_studies import STUDIES, find_study
+from bixse.lab.lab_config import StudyConfig, preset_names
+from bixse.lab.studies.paper import STUDIES, find_study
 from bixse.lab.studies.run_study import run_study
 from bixse.lab.studies.study import chosen_values
-from bixse.lab.studies.study_config import StudyConfig, preset_names
 from bixse.lab.studies.study_plan import plan_study
 from bixse.relevance import GradeScale
 from bixse.scale.engines.processes import cores
 from helpers.actions import action_collection
 
 QUICK = ("cutoff", "rankers")
-"""Studies that are run by default beside losses and memory; the others are slow tests."""
+"""Studies that are run by default besides losses; the others are slow tests."""
 needs_two_cores = pytest.mark.skipif(cores() < 2, reason="needs two cores")
 
 
@@ -176,11 +175,7 @@ def test_a_failed_run_is_told_and_tried_again(study, tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
-        for name in STUDIES
-        if name not in ("losses", "memory")
-    ],
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in STUDIES if name != "losses"],
 )
 def test_every_study_runs(name, study, tmp_path):
     small = {
@@ -196,15 +191,6 @@ def test_every_study_runs(name, study, tmp_path):
     assert not found.outcome.failed
     assert found.outcome.claims
     assert all(claim.finding != "no figures" for claim in found.outcome.claims)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
-def test_the_memory_study_measures_in_fresh_processes(tmp_path):
-    values = {"losses": ["bixse", "bixse, whole matrix"], "batch_sizes": [4096], "dim": 16}
-    found = run_study(StudyConfig(study="memory", values=values), tmp_path / "study")
-    extra = {row.labels["loss"]: row.metrics["extra_mib"] for row in found.outcome.results}
-    assert extra["bixse"] < 48 < extra["bixse, whole matrix"]  # one 4,096 x 4,096 float32 matrix is 64 MiB
 
 
 def test_an_only_split_is_divided_by_query_text(study, tmp_path):
@@ -272,7 +258,7 @@ class TestUnhappyPaths:
             ("hard-negatives", {"documents": None}),
             ("annotation", {"labels_per_query": [0]}),
             ("annotation", {"labels": -4}),
-            ("memory", {"dim": "x"}),
+            ("hard-negatives", {"documents": "x"}),
             ("rankers", {"depth": 0}),
             ("losses", {"losses": [3]}),
         ],
@@ -367,7 +353,7 @@ class TestCommand:
         assert all(name in said for name in [*STUDIES, *preset_names()])
 
     @pytest.mark.parametrize("preset", [name for name in preset_names() if name.startswith("paper")])
-    @pytest.mark.parametrize("study", [name for name in STUDIES if name != "memory"])
+    @pytest.mark.parametrize("study", STUDIES)
     def test_the_papers_settings_are_checked_without_their_data(self, preset, study, capsys):
         assert main(["study", study, "--preset", preset, "--dry-run", "--devices", "8", "--json"]) == 0
         figures = json.loads(capsys.readouterr().out)["metrics"]

@@ -10,8 +10,7 @@ import pytest
 
 from bixse.data.run import open_run
 from bixse.errors import DivergedError, InterruptedRunError, InvalidFileError, OutputExistsError, TrainingError
-from bixse.lab.experiments.arms import Arm, ArmRun, Measured
-from bixse.lab.experiments.runner import RESULT_FILE, do_runs, load_result, opened
+from bixse.lab.experiments import RESULT_FILE, Arm, ArmRun, Measured, do_runs, load_result, opened
 from bixse.scale.engines.ranks import RanksEngine
 
 

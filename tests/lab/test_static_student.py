@@ -7,7 +7,7 @@ from sentence_transformers import SentenceTransformer
 
 from bixse.encoders.embedding import identical_texts, number_of_texts, tokens_without_padding
 from bixse.errors import ModelError
-from bixse.lab.studies.static_student import save_static_student
+from bixse.lab.studies.study_inputs import save_static_student
 
 
 @pytest.fixture(scope="module")

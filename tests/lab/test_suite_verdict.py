@@ -8,7 +8,7 @@ import pytest
 from bixse.errors import InputError
 from bixse.evaluation.significance import paired_bootstrap, randomisation_test
 from bixse.evaluation.statistics import holm
-from bixse.lab.suites.suite_verdict import compare_systems
+from bixse.lab.suites.suite_result import compare_systems
 
 
 def values(seed, shift=0.0, tasks=(40, 15)):

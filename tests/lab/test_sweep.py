@@ -13,8 +13,8 @@ from dataclasses import replace
 import pytest
 
 from bixse.errors import ConfigError, InputError, InterruptedRunError, InvalidFileError, OutputExistsError
-from bixse.lab.sweep.sweep import sweep
-from bixse.lab.sweep.sweep_config import SweepConfig
+from bixse.lab.lab_config import SweepConfig
+from bixse.lab.sweep import sweep
 from bixse.training.config import TrainConfig
 from bixse.training.loop.trainer import GradedTrainer
 from bixse.training.recipe import train

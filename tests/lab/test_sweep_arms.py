@@ -6,8 +6,8 @@ from typing import ClassVar
 import pytest
 
 from bixse.errors import ConfigError, InputError
-from bixse.lab.sweep.sweep_arms import plan_arms
-from bixse.lab.sweep.sweep_config import Range, SweepConfig
+from bixse.lab.lab_config import Range, SweepConfig
+from bixse.lab.sweep import plan_arms
 
 BASE = {"pairs": "pairs.jsonl", "dev": "collection"}
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 from bixse.settings import Flag, Settings, known_keys, section_of, types_in
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import TypeVar
 
     from pydantic.fields import FieldInfo
@@ -18,9 +19,11 @@ if TYPE_CHECKING:
 
 METAVARS = {int: "N", float: "X", str: "NAME", Path: "PATH"}
 """Type of a setting -> the word for its value."""
+MORE = "further settings"
+"""Title of the verb's own settings that its help does not begin with."""
 
 
-def add_settings(parser: argparse.ArgumentParser, kind: type[Settings]) -> None:
+def add_settings(parser: argparse.ArgumentParser, kind: type[Settings], first: Sequence[str] = ()) -> None:
     """One flag per setting.
 
     The settings of a section are named `--section.setting`, or `--setting` where the section is flat. A section that
@@ -28,8 +31,12 @@ def add_settings(parser: argparse.ArgumentParser, kind: type[Settings]) -> None:
     `Flag` has a metavar, for a validator of the settings to read; else in YAML and Python alone. Settings without a
     flag name are optional for argparse and may stand anywhere (`parse_intermixed_args`); what is missing, validation
     says.
+
+    The help begins with the settings whose keys `first` names; without names, with all that are no section's. The
+    others of the class, those of each class that it shares with other verbs, and those of each section follow, each as
+    a group with a title.
     """
-    _add(parser, parser, kind, "", "--")
+    _add(parser, None if first else parser, kind, "", "--", first)
 
 
 def settings_from(args: argparse.Namespace, kind: type[Kind], file: Path | None = None) -> Kind:
@@ -38,25 +45,40 @@ def settings_from(args: argparse.Namespace, kind: type[Kind], file: Path | None 
     return kind.load(file, {key: None if value == "null" else value for key, value in given.items()})
 
 
-def _add(parser: argparse.ArgumentParser, into: Any, kind: type[Settings], keys: str, words: str) -> None:
-    """Add the settings of `kind` to a parser or a group; `keys` and `words` begin their keys and flags.
+def _add(
+    parser: argparse.ArgumentParser, into: Any, kind: type[Settings], keys: str, words: str, first: Sequence[str]
+) -> None:
+    """Add the settings of `kind` to `into`; where it is None, each to the group of the class that defines it.
 
-    Those that are needed come first, then the verb's own, then what it shares with other verbs.
+    `keys` and `words` begin their keys and flags.
+    Settings of `first` come first, then those that are needed, the verb's own, those shared with other verbs, sections.
     """
     own = get_annotations(kind)
-    fields = sorted(kind.model_fields.items(), key=lambda item: (not item[1].is_required(), item[0] not in own))
-    for name, field in fields:
+    rank = {key: number for number, key in enumerate(first)}
+
+    def order(item: tuple[str, FieldInfo]) -> tuple[int, bool, bool, bool]:
+        name, field = item
+        position = rank.get(f"{keys}{name}", len(rank))
+        return position, section_of(field) is not None, not field.is_required(), name not in own
+
+    groups: dict[type, Any] = {}
+    for name, field in sorted(kind.model_fields.items(), key=order):
         flag = next((entry for entry in field.metadata if isinstance(entry, Flag)), Flag())
-        word, section = f"{words}{flag.name or name}".replace("_", "-"), section_of(field)
+        key, word, section = f"{keys}{name}", f"{words}{flag.name or name}".replace("_", "-"), section_of(field)
         if flag.hidden:
             continue
         if section is not None:
             group = parser.add_argument_group(name, _help(field))
             if type(None) in types_in(field.annotation) and not flag.flat:
-                _add_switch(group, f"{keys}{name}", word, field, on={})
-            _add(parser, group, section, f"{keys}{name}.", words if flag.flat else f"{word}.")
+                _add_switch(group, key, word, field, on={})
+            _add(parser, group, section, f"{key}.", words if flag.flat else f"{word}.", first)
+        elif key in rank or into is not None:
+            _add_setting(parser if key in rank else into, key, word, field, flag)
         else:
-            _add_setting(into, f"{keys}{name}", word, field, flag)
+            home = next(base for base in kind.__mro__ if name in get_annotations(base))
+            title = MORE if home is kind else (home.__doc__ or "").splitlines()[0].rstrip(".")
+            groups[home] = groups.get(home) or parser.add_argument_group(title)
+            _add_setting(groups[home], key, word, field, flag)
 
 
 def _add_switch(into: Any, key: str, word: str, field: FieldInfo, on: Any = True) -> None:

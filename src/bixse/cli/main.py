@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from bixse.cli.flags import add_settings
-from bixse.cli.result import CommandResult
+from bixse.cli.verb import CommandResult
 from bixse.errors import BixseError, InputError, InterruptedRunError, did_you_mean, printable
 from bixse.scale.engines.engine_settings import PlaceSettings
 from bixse.training.distributed import is_main_process, rank, world_size
@@ -70,7 +70,7 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=_Help, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        known = set(re.findall(r"--[a-z][\w.-]*", self.format_usage()))
+        known = set(re.findall(r"^  (?:-h, )?(--[a-z][\w.-]*)", self.format_help(), re.MULTILINE))
         flags = [word.partition("=")[0].rstrip(":") for word in message.split() if word.startswith("-")]
         close = [match for flag in flags if flag not in known for match in difflib.get_close_matches(flag, known, n=1)]
         hint = f"did you mean {close[0]!r}? See" if close else "see"
@@ -96,8 +96,9 @@ class _Once(argparse.Action):
 def verb_parser(name: str, verb: Verb[Any, Any]) -> argparse.ArgumentParser:
     """The parser of one verb's words, to be used by `parse_intermixed_args`."""
     summary = VERBS[name][1]
-    parser = _Parser(prog=f"bixse {name}", description=summary[0].upper() + summary[1:] + ".")
-    add_settings(parser, verb.settings)
+    usage = "%(prog)s [options]" if verb.first else None  # the list of all would stand before the first ones
+    parser = _Parser(prog=f"bixse {name}", usage=usage, description=summary[0].upper() + summary[1:] + ".")
+    add_settings(parser, verb.settings, verb.first)
     add_settings(parser, verb.options)
     if verb.settings.model_fields:
         file_help = "YAML file of these settings; flags override it"

@@ -12,9 +12,42 @@ from bixse.settings import Flag, Settings
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    from bixse.cli.result import CommandResult
+
+@dataclass(frozen=True)
+class CommandResult:
+    """Outcome of one command."""
+
+    text: str
+    metrics: dict[str, Any] = field(default_factory=dict)
+    artifacts: dict[str, str] = field(default_factory=dict)
+    """Name -> path of what was made."""
+    warnings: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    exit_code: int = 0
+    """0 ok, 1 failed, 2 wrong usage or input, 3 done with some items failed, 130 interrupted."""
+
+    def envelope(self) -> dict[str, Any]:
+        """The JSON object of `--json`."""
+        status = {0: "ok", 3: "partial", 130: "interrupted"}.get(self.exit_code, "failed")
+        return {
+            "status": status,
+            "artifacts": self.artifacts,
+            "metrics": self.metrics,
+            "warnings": self.warnings,
+            "errors": self.errors,
+        }
+
+
+def waits(number: int, warnings: Sequence[str] = (), **metrics: Any) -> CommandResult:
+    """The result of a rank that has done its parts of the work while `number` parts of other ranks are pending."""
+    text = (
+        f"this rank's parts are done; {number} of other ranks are not: the last one goes on with the results, or the "
+        "same command again"
+    )
+    return CommandResult(text, {**metrics, "waiting": number}, {}, list(warnings))
+
 
 Folder: TypeAlias = Annotated[Path, Flag(metavar="DIR")]
 """An option that names a folder."""
@@ -53,6 +86,8 @@ class Verb(Generic[SettingsType, OptionsType]):
     """Calls the verb's public function and says what came of it."""
     instead: Mapping[str, Callable[[OptionsType], CommandResult]] = field(default_factory=dict)
     """Option -> what is done where it is given, without settings."""
+    first: tuple[str, ...] = ()
+    """Settings that the help begins with; the others follow in groups. Empty: the help begins with all of them."""
 
     def call(self, args: argparse.Namespace, words: tuple[str, ...]) -> CommandResult:
         """Do what the parsed `words` ask for."""

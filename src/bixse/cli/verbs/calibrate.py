@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from bixse.calibration.calibrate_settings import CalibrateSettings
-from bixse.cli.result import CommandResult
-from bixse.cli.verb import FINISHED_BEFORE, ComputingOptions, Folder, Verb
+from bixse.cli.verb import FINISHED_BEFORE, CommandResult, ComputingOptions, Folder, Verb
 
 
 class CalibrateOptions(ComputingOptions):

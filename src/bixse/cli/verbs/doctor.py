@@ -11,8 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
-from bixse.cli.result import CommandResult
-from bixse.cli.verb import ComputingOptions, Verb
+from bixse.cli.verb import CommandResult, ComputingOptions, Verb
 from bixse.errors import BixseError, InputError
 from bixse.files.cache import CACHE_VARIABLE, NO_CACHE, cache_folder, cached_files, clear_cache
 from bixse.settings import Flag, Settings

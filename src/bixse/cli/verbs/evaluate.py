@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from bixse.cli.result import CommandResult, waits
-from bixse.cli.verb import Folder, Options, Verb
+from bixse.cli.verb import CommandResult, Folder, Options, Verb, waits
 from bixse.data.collection import MissingDocuments
 from bixse.errors import InputError
 from bixse.lab.suites.known_suites import LOCAL, SUITES
@@ -156,23 +155,19 @@ def _on_collection(settings: EvaluateSettings, systems: Sequence[System], out: P
 
 
 def _on_task(settings: EvaluateSettings, systems: Sequence[System], task: Task, out: Path | None) -> CommandResult:
-    from bixse.evaluation.evaluate import evaluate
-    from bixse.lab.suites.suite_result import collection_text, metrics_text
     from bixse.lab.suites.suite_run import compare_on_task
     from bixse.progress import progress_bar
 
-    where = f"{settings.collection} ({settings.split}, {len(task.query_sets[0].queries)} queries"
-    if len(systems) > 1:
-        result = compare_on_task(systems, task, out, progress_bar)
-        artifacts = {"results": str(out / "results.json")} if out else {}
-        text = f"{where})\n\n{collection_text(result)}"
-        return CommandResult(text, result.plain(), artifacts, list(task.warnings))
-    found = evaluate(systems[0], task, out, progress_bar)
-    precision = {"precision": found.precision} if found.precision else {}
-    artifacts = {"run": str(out / "run.trec"), "record": str(out / "run.json")} if out else {}
-    heading = f"{systems[0].label} on {where}{''.join(f', {name}' for name in precision.values())})"
-    text = f"{heading}\n\n{metrics_text(found)}"
-    return CommandResult(text, {**found.metrics, **precision}, artifacts, list(task.warnings))
+    result = compare_on_task(systems, task, out, progress_bar)
+    heading = f"{settings.collection} ({settings.split}, {len(task.query_sets[0].queries)} queries"
+    metrics, names = result.plain(), {"results": "results.json"}
+    if len(systems) == 1:
+        precision = {"precision": result.precision} if result.precision else {}
+        heading = f"{systems[0].label} on {heading}{''.join(f', {name}' for name in precision.values())}"
+        metrics = {**result.scores[systems[0].label][task.name].metrics, **precision}
+        names = {"run": "run.trec", "record": "run.json"}
+    artifacts = {name: str(out / file) for name, file in names.items()} if out else {}
+    return CommandResult(f"{heading})\n\n{result.collection_text()}", metrics, artifacts, list(task.warnings))
 
 
 def _from_few_labels(settings: EvaluateSettings, systems: Sequence[System], out: Path | None) -> CommandResult:
@@ -217,7 +212,6 @@ def _from_few_labels(settings: EvaluateSettings, systems: Sequence[System], out:
 
 
 def _on_suite(settings: EvaluateSettings, systems: Sequence[System], out: Path | None) -> CommandResult:
-    from bixse.lab.suites.suite_result import suite_text
     from bixse.lab.suites.suite_run import OUT_FOLDER, evaluate_suite
     from bixse.progress import progress_bar
 
@@ -226,7 +220,7 @@ def _on_suite(settings: EvaluateSettings, systems: Sequence[System], out: Path |
     kept = out or (OUT_FOLDER / settings.suite if SUITES[settings.suite].engine == "mteb" else None)
     artifacts = {"results": str(kept / "results.json"), "record": str(kept / "run.json")} if kept else {}
     code = 3 if result.failures else 0
-    return CommandResult(suite_text(result), result.plain(), artifacts, list(result.notes), exit_code=code)
+    return CommandResult(result.text(), result.plain(), artifacts, list(result.notes), exit_code=code)
 
 
 VERB = Verb(EvaluateSettings, EvaluateOptions, run)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import model_validator
 
-from bixse.cli.result import CommandResult, waits
-from bixse.cli.verb import Options, Verb
+from bixse.cli.verb import CommandResult, Options, Verb, waits
 from bixse.scale.engines.engine_settings import EngineSettings
 from bixse.scale.index.index_settings import IndexSettings
 from bixse.settings import Flag

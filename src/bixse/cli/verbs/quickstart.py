@@ -6,9 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bixse.cli.result import CommandResult
-from bixse.cli.verb import FINISHED_BEFORE, ComputingOptions, Folder, Verb
-from bixse.lab.quickstart.quickstart_config import QuickstartConfig
+from bixse.cli.verb import FINISHED_BEFORE, CommandResult, ComputingOptions, Folder, Verb
+from bixse.lab.lab_config import QuickstartConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +24,7 @@ class QuickstartOptions(ComputingOptions):
 
 def run(settings: QuickstartConfig, options: QuickstartOptions) -> CommandResult:
     """Run it and print the table, the verdict, the report's path and what to do next."""
-    from bixse.lab.quickstart.quickstart import quickstart
+    from bixse.lab.quickstart import quickstart
     from bixse.progress import progress_bar
     from bixse.report.table import format_table
 

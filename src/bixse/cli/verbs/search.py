@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from bixse.cli.result import CommandResult
-from bixse.cli.verb import Options, Verb
+from bixse.cli.verb import CommandResult, Options, Verb
 from bixse.errors import InputError, printable
 from bixse.search.retrieval_settings import STDIN, SearchSettings
 from bixse.settings import Flag

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from bixse.cli.result import CommandResult, waits
-from bixse.cli.verb import Folder, Options, Verb
-from bixse.lab.studies.study_config import StudyConfig, preset_names
+from bixse.cli.verb import CommandResult, Folder, Options, Verb, waits
+from bixse.lab.lab_config import StudyConfig, preset_names
 from bixse.scale.engines.engine_settings import PlaceSettings
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def _plan(config: StudyConfig, options: StudyOptions) -> CommandResult:
 
 
 def _known(options: StudyOptions) -> CommandResult:
-    from bixse.lab.paper.known_studies import describe_studies
+    from bixse.lab.studies.paper import describe_studies
 
     return CommandResult(f"{describe_studies()}\n\npresets: {', '.join(preset_names())}")
 

@@ -6,12 +6,11 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bixse.cli.result import CommandResult, waits
-from bixse.cli.verb import Folder, Options, Verb
-from bixse.lab.sweep.sweep_config import SweepConfig
+from bixse.cli.verb import CommandResult, Folder, Options, Verb, waits
+from bixse.lab.lab_config import SweepConfig
 
 if TYPE_CHECKING:
-    from bixse.lab.sweep.sweep import SweepResult
+    from bixse.lab.sweep import SweepResult
 
 ROWS_SHOWN = 30
 """Arms that the table on the terminal shows; the file holds all."""
@@ -26,7 +25,7 @@ class SweepOptions(Options):
 
 def run(config: SweepConfig, options: SweepOptions) -> CommandResult:
     """Train what is not trained yet, and print the table."""
-    from bixse.lab.sweep.sweep import figures_of, sweep
+    from bixse.lab.sweep import figures_of, sweep
 
     result = sweep(config, options.out)
     if result.waiting:
@@ -46,7 +45,7 @@ def run(config: SweepConfig, options: SweepOptions) -> CommandResult:
 
 
 def _text(result: SweepResult, out: Path) -> str:
-    from bixse.lab.sweep.sweep import table_text
+    from bixse.lab.sweep import table_text
 
     lines = [table_text(result.rows[:ROWS_SHOWN]), ""]
     if len(result.rows) > ROWS_SHOWN:

@@ -6,8 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bixse.cli.result import CommandResult
-from bixse.cli.verb import Folder, Options, Verb
+from bixse.cli.verb import CommandResult, Folder, Options, Verb
 from bixse.training.config import OptimizerConfig, TrainConfig
 
 
@@ -86,4 +85,5 @@ def _rate(optimizer: OptimizerConfig, rate: float) -> str:
     return text
 
 
-VERB = Verb(TrainConfig, TrainOptions, run)
+FIRST = ("pairs", "model", "dev", "loss", "optimizer.epochs", "optimizer.batch_size", "optimizer.learning_rate")
+VERB = Verb(TrainConfig, TrainOptions, run, first=FIRST)

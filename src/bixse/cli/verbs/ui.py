@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from bixse.cli.result import CommandResult
-from bixse.cli.verb import Options, Verb
+from bixse.cli.verb import CommandResult, Options, Verb
 from bixse.errors import InputError
 from bixse.ui.ui_settings import UiSettings
 

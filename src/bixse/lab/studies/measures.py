@@ -19,9 +19,8 @@ from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC
 from bixse.evaluation.systems import Bm25System, EncoderSystem
 from bixse.evaluation.tasks import collection_task
-from bixse.lab.experiments.arms import Measured
-from bixse.lab.experiments.runner import PAIRS_FILE, TRAIN_FOLDER, train_run
-from bixse.lab.studies.study_config import train_config
+from bixse.lab.experiments import PAIRS_FILE, TRAIN_FOLDER, Measured, train_run
+from bixse.lab.lab_config import train_config
 from bixse.training.run_files import MODEL_FOLDER, TUNED_FOLDER
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from bixse.evaluation.systems import System
     from bixse.evaluation.tasks import Task
     from bixse.judging.rank import JudgeRanking
-    from bixse.lab.experiments.arms import ArmRun
+    from bixse.lab.experiments import ArmRun
     from bixse.lab.studies.study_inputs import StudyInputs
     from bixse.training.config import TrainConfig
 

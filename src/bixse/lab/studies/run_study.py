@@ -8,15 +8,12 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run import RUN_FILE, open_run
 from bixse.encoders.loading.precision import resolve_precision
-from bixse.lab.experiments.arms import ArmRun
-from bixse.lab.experiments.runner import do_runs, opened
-from bixse.lab.findings.contrasts import key_of
-from bixse.lab.findings.outcome import CLAIM_HEADERS, StudyOutcome, outcome_of
-from bixse.lab.findings.write_outcome import write_cards, write_outcome
-from bixse.lab.paper.known_studies import find_study
+from bixse.lab.experiments import ArmRun, do_runs, opened
+from bixse.lab.lab_config import OWNED, PYDOCS, merged, train_config
 from bixse.lab.studies.measures import run_config
-from bixse.lab.studies.study import chosen_values
-from bixse.lab.studies.study_config import OWNED, PYDOCS, merged, train_config
+from bixse.lab.studies.outcome import CLAIM_HEADERS, StudyOutcome, outcome_of, write_cards, write_outcome
+from bixse.lab.studies.paper import find_study
+from bixse.lab.studies.study import chosen_values, key_of
 from bixse.lab.studies.study_inputs import input_hashes, prepare_inputs
 from bixse.report.table import format_table
 from bixse.scale.engines.engine_settings import PlaceSettings
@@ -26,8 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bixse.data.run import Run
+    from bixse.lab.lab_config import StudyConfig
     from bixse.lab.studies.study import Study
-    from bixse.lab.studies.study_config import StudyConfig
     from bixse.lab.studies.study_inputs import StudyInputs
     from bixse.progress import Step
 
@@ -82,9 +79,9 @@ def run_study(
     study = find_study(config.study)
     values = chosen_values(study, config)
     record = _open(study, config, values, out)
-    with opened(record, config.engine_of(config.jobs if study.needs_data else 1)) as experiment:
+    with opened(record, config.engine_of(config.jobs)) as experiment:
         with experiment.in_turn():
-            inputs = prepare_inputs(config, out) if study.needs_data else None
+            inputs = prepare_inputs(config, out)
         runs = plan_runs(study, config, values, inputs)
         done = do_runs(experiment, runs, inputs, config.keep_models, progress)
         results = list(done.of.values())
@@ -102,16 +99,16 @@ def run_study(
     return StudyResult(outcome, {**artifacts, "record": str(out / RUN_FILE)}, done.made, warnings, done.waiting)
 
 
-def plan_runs(study: Study, config: StudyConfig, values: dict[str, Any], inputs: StudyInputs | None) -> list[ArmRun]:
+def plan_runs(study: Study, config: StudyConfig, values: dict[str, Any], inputs: StudyInputs) -> list[ArmRun]:
     """Every arm of a study with every seed, its settings checked; those without training once."""
-    pairs = load_graded_pairs(inputs.pairs) if inputs is not None else None
+    pairs = load_graded_pairs(inputs.pairs)
     runs: dict[str, ArmRun] = {}
     for arm in study.arms(config, values, pairs):
         seeds: Sequence[int] = config.seeds if arm.trained else config.seeds[:1]
         for seed in seeds:
             run = ArmRun(arm, seed, arm.measure or study.measure, merged(config.shared, arm.train or {}))
             runs.setdefault(run.name, run)
-            if arm.trained and inputs is not None:
+            if arm.trained:
                 run_config(run, inputs, inputs.pairs)
     study.contrasts(values)
     return list(runs.values())
@@ -124,8 +121,6 @@ def _open(study: Study, config: StudyConfig, values: dict[str, Any], out: Path) 
     settings = config.model_dump(mode="json", exclude=apart) | data.model_dump(mode="json")
     defaults = train_config({**config.shared, "pairs": "pairs.parquet"}).model_dump(mode="json", exclude=set(OWNED))
     settings |= {"values": values, "train": defaults}
-    if study.needs_data:
-        settings["train"]["precision"] = resolve_precision(config.shared.get("precision"))
+    settings["train"]["precision"] = resolve_precision(config.shared.get("precision"))
     paths = ("pairs", "dev", "test", *(() if data.collection == PYDOCS else ("collection",)))
-    inputs = input_hashes(config) if study.needs_data else {}
-    return open_run(out, f"study {study.name}", settings, inputs, paths)
+    return open_run(out, f"study {study.name}", settings, input_hashes(config), paths)

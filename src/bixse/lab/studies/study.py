@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard
 
-from bixse.errors import ConfigError, did_you_mean
-from bixse.evaluation.metrics import PRIMARY_METRIC
-from bixse.lab.experiments.arms import Arm
+import numpy as np
+
+from bixse.errors import ConfigError, InputError, did_you_mean
+from bixse.evaluation.statistics import interval_bounds
+from bixse.lab.experiments import Arm
+from bixse.lab.lab_config import merged
 from bixse.lab.studies.measures import train_and_score
-from bixse.lab.studies.study_config import merged
+from bixse.results import Difference
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+
+    from numpy.typing import NDArray
+
     from bixse.data.graded_pairs import GradedPairs
-    from bixse.lab.experiments.arms import Measure
-    from bixse.lab.findings.contrasts import Contrast
-    from bixse.lab.studies.study_config import StudyConfig
+    from bixse.lab.experiments import ArmLabels, Measure
+    from bixse.lab.lab_config import StudyConfig
+
 
 Choices: TypeAlias = Mapping[str, Any]
 """What a study goes through: key -> list of values, or one value."""
@@ -37,7 +45,7 @@ def _is_count(value: object) -> bool:
 VALUES: Mapping[str, tuple[Callable[[object], bool], str]] = {
     **dict.fromkeys(("noise", "cutoffs"), (_is_share, "numbers from 0 to 1")),
     **dict.fromkeys(
-        ("batch_sizes", "dim", "documents", "labels", "labels_per_query", "depth"), (_is_count, "integers above 0")
+        ("batch_sizes", "documents", "labels", "labels_per_query", "depth"), (_is_count, "integers above 0")
     ),
     "hard_negatives": (lambda value: value == 0 or _is_count(value), "integers from 0"),
     "multipliers": (lambda value: _is_number(value) and value > 0, "numbers above 0"),
@@ -65,10 +73,6 @@ class Study:
     """Label on the horizontal axis of the plot; None: one row per arm."""
     axis_scale: str = "linear"
     """Or "log"."""
-    metric: str = PRIMARY_METRIC
-    """What the plot and the table show."""
-    needs_data: bool = True
-    """Whether it reads pairs and collections."""
     notes: Sequence[str] = ()
     """What to know before reading its table."""
 
@@ -121,3 +125,171 @@ def arms_by(
             train, pairs = settings(loss, value)
             found.append(Arm({"loss": loss, label: value}, train=merged(of_loss(config, loss), train), pairs=pairs))
     return found
+
+
+PerSeed: TypeAlias = "Mapping[int, Mapping[str, float]]"
+"""Seed -> `collection/query` -> value of the metric."""
+LEVEL = 0.05
+"""Chance of a false finding among all claims of a study."""
+FEWEST_SEEDS = 3
+"""Seeds of trained arms below which nothing is said of a claim: intervals from two cover too little."""
+ClaimVerdict: TypeAlias = Literal["reproduced", "not shown", "contradicted", "no figures"]
+"""What a contrast says of a claim that it is above 0."""
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A weighted sum of arms that a claim says is above 0."""
+
+    claim: str
+    """What is claimed, in words; true when the sum is above 0."""
+    terms: tuple[tuple[ArmLabels, float], ...]
+    """Arms by their labels, each with its weight."""
+
+
+@dataclass(frozen=True)
+class ClaimResult:
+    """A contrast with its figures."""
+
+    claim: str
+    difference: Difference | None
+    """The weighted sum with its interval; None where an arm has no figures."""
+    seeds: int
+    """Training seeds that all its trained arms share; 0: none of its arms is trained."""
+    adjusted: float | None = None
+    """Holm's p-value among all claims of a study; None: the difference's own."""
+
+    @property
+    def finding(self) -> ClaimVerdict:
+        """What the figures say of the claim, at 5 % over all claims of the study together."""
+        if self.difference is None:
+            return "no figures"
+        if 0 < self.seeds < FEWEST_SEEDS:  # too few to know what another training would have given
+            return "not shown"
+        if (self.difference.p_value if self.adjusted is None else self.adjusted) >= LEVEL:
+            return "not shown"
+        return "reproduced" if self.difference.mean > 0 else "contradicted"
+
+
+def above(claim: str, first: ArmLabels, second: ArmLabels) -> Contrast:
+    """The claim that one arm is above another."""
+    return Contrast(claim, ((first, 1.0), (second, -1.0)))
+
+
+def bixse_above_others(losses: Sequence[str], label: str, values: Sequence[float], words: str) -> list[Contrast]:
+    """The claims that BiXSE is above every other loss at each value of a label; none where it was not trained.
+
+    `words` say how a claim names a value, with {} in its place.
+    """
+    others = [loss for loss in losses if loss != "bixse"] if "bixse" in losses else []
+    return [
+        above(
+            f"bixse above {other} {words.format(value)}", {"loss": "bixse", label: value}, {"loss": other, label: value}
+        )
+        for other in others
+        for value in values
+    ]
+
+
+def key_of(labels: ArmLabels) -> tuple[tuple[str, str | float], ...]:
+    """Labels as something that can be a key; their order does not count."""
+    return tuple(sorted(labels.items()))
+
+
+def measure(contrast: Contrast, arms: Mapping[Any, PerSeed], seedless: Collection[Any] = ()) -> ClaimResult:
+    """A contrast's mean and interval over seeds and queries.
+
+    Only seeds that all its trained arms have count. A system without training (an untrained encoder, BM25) has one row
+    of figures, which stands beside every seed; `seedless` are the keys of those.
+    """
+    found = [(key_of(labels), weight) for labels, weight in contrast.terms]
+    trained = [set(arms.get(key, ())) for key, _ in found if key not in seedless]
+    seeds = sorted(set.intersection(*trained)) if trained else [0]
+    if not seeds or not all(arms.get(key) for key, _ in found):
+        return ClaimResult(contrast.claim, None, 0)
+    queries = sorted(next(iter(arms[found[0][0]].values())))
+    total = np.zeros((len(seeds), len(queries)))
+    for key, weight in found:
+        figures = arms[key]
+        rows = [next(iter(figures.values())) if key in seedless else figures[seed] for seed in seeds]
+        for row in rows:
+            if row.keys() != set(queries):
+                raise InputError(
+                    f"contrast {contrast.claim!r}: got arms measured on {len(queries)} and {len(row)} queries; "
+                    "expected the same queries; fix: delete the study's folder and run it again"
+                )
+        total += weight * np.array([[row[query] for query in queries] for row in rows])
+    difference = crossed_interval(total, _strata(queries))
+    return ClaimResult(contrast.claim, difference, len(seeds) if trained else 0)
+
+
+def interval_of(figures: PerSeed) -> Difference:
+    """An arm's own mean with its interval over seeds and queries."""
+    queries = sorted(next(iter(figures.values())))
+    values = np.array([[row[query] for query in queries] for row in figures.values()])
+    return crossed_interval(values, _strata(queries))
+
+
+def crossed_interval(values: NDArray[np.float64], strata: Sequence[int], confidence: float = 0.95) -> Difference:
+    """Mean of a seeds x queries table (S, Q) with an interval that covers the chance in both.
+
+    Seeds and queries are crossed random effects: the variance of the mean is that of the seeds' means plus that of the
+    queries' means less what both count, each with its degrees of freedom, and Student's t has those of the sum
+    (Satterthwaite 1946, doi:10.2307/3002019). So two or three seeds give a wide interval, as they must. `strata` holds
+    the collection of each query, at least 2 queries each, and each collection counts as much as the others. With one
+    seed the interval covers the queries alone.
+
+    Example:
+        >>> found = crossed_interval(np.array([[0.5, 0.6, 0.7], [0.4, 0.6, 0.8]]), [0, 0, 0])
+        >>> round(found.mean, 3), found.low < 0.6 < found.high, found.queries
+        (0.6, True, 3)
+    """
+    table = np.asarray(values, dtype=np.float64)
+    _, member = np.unique(np.asarray(strata), return_inverse=True)
+    sizes = np.bincount(member) if len(member) else np.zeros(1)
+    if table.ndim != 2 or not table.shape[0] or sizes.min() < 2 or not np.isfinite(table).all():
+        raise InputError(
+            f"interval: got a table of shape {table.shape}; expected finite figures of at least 1 seed and 2 queries "
+            "a collection; fix: evaluate on more queries"
+        )
+    _, high = interval_bounds(confidence)
+    seeds = table.shape[0]
+    weight = (1 / len(sizes) / sizes)[member]  # (Q,), sums to 1
+    mean = float((table.mean(axis=0) * weight).sum())
+    parts = [_query_parts(table[:, member == number], len(sizes)) for number in range(len(sizes))]
+    by_query = sum(variance for variance, _, _ in parts)
+    spread = sum(variance**2 / freedom for variance, _, freedom in parts)
+    if seeds == 1:
+        variance = by_query
+    else:
+        by_seed = float(np.var(table @ weight, ddof=1)) / seeds
+        both = sum(shared for _, shared, _ in parts)
+        variance = max(by_seed + by_query - both, by_seed, by_query)
+        spread += by_seed**2 / (seeds - 1) + sum(shared**2 / (freedom * (seeds - 1)) for _, shared, freedom in parts)
+    error = math.sqrt(variance)
+    if error <= 1e-12 * max(1.0, abs(mean)):
+        p_value = 1.0 if abs(mean) <= 1e-12 else 0.0
+        return Difference(mean, mean, mean, p_value, table.shape[1], confidence)
+    from scipy.stats import t
+
+    freedom = variance**2 / spread
+    reach = float(t.ppf(high, freedom)) * error
+    p_value = float(2 * t.sf(abs(mean) / error, freedom))
+    return Difference(mean, mean - reach, mean + reach, p_value, table.shape[1], confidence)
+
+
+def _query_parts(table: NDArray[np.float64], collections: int) -> tuple[float, float, int]:
+    """A collection's share of the mean's variance: from its queries, from seed and query together, and its freedom."""
+    seeds, queries = table.shape
+    by_query = float(np.var(table.mean(axis=0), ddof=1)) / queries
+    shared = 0.0
+    if seeds > 1:
+        rest = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + table.mean()
+        shared = float((rest**2).sum()) / ((seeds - 1) * (queries - 1)) / (seeds * queries)
+    return by_query / collections**2, shared / collections**2, queries - 1
+
+
+def _strata(queries: Sequence[str]) -> list[int]:
+    names = [query.partition("/")[0] for query in queries]
+    number = {name: index for index, name in enumerate(dict.fromkeys(names))}
+    return [number[name] for name in names]

@@ -9,17 +9,63 @@ from typing import TYPE_CHECKING
 
 from bixse.errors import InputError
 from bixse.files.parquet import column_names, read_table
-from bixse.lab.paper.known_studies import find_study
-from bixse.lab.studies.model_cost import EncoderSize, operations, state_bytes, weight_bytes
+from bixse.lab.lab_config import PYDOCS, EncoderSize, merged, train_config
+from bixse.lab.studies.paper import find_study
 from bixse.lab.studies.study import chosen_values
-from bixse.lab.studies.study_config import PYDOCS, merged, train_config
 from bixse.report.table import format_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-    from bixse.lab.experiments.arms import Arm
-    from bixse.lab.studies.study_config import StudyConfig
+    from bixse.lab.experiments import Arm
+    from bixse.lab.lab_config import StudyConfig
+
+
+BYTES_PER_TRAINED = 16
+"""A float32 weight, its gradient, and Adam's two moments."""
+BYTES_PER_FROZEN = 2
+"""A weight in bf16."""
+LAYER_STATES = 34
+"""Bytes a token and hidden unit that one layer keeps for its backward pass in bf16 (Korthikanti et al. 2022,
+arXiv:2205.05198, without dropout and attention matrices)."""
+
+
+def weight_bytes(size: EncoderSize) -> float:
+    """Bytes of weights, gradients and optimizer; frozen weights lie in bf16.
+
+    Example:
+        >>> weight_bytes(EncoderSize(parameters=100, trained=10, layers=1, hidden=8))
+        340.0
+    """
+    trained = size.trained or size.parameters
+    return trained * BYTES_PER_TRAINED + (size.parameters - trained) * BYTES_PER_FROZEN
+
+
+def state_bytes(size: EncoderSize, tokens: float, checkpointing: bool) -> float:
+    """Bytes of the states that a pass over some tokens keeps for its backward pass, in bf16.
+
+    With gradient checkpointing it is the input of every layer, and what one layer keeps; else what all layers keep.
+    """
+    whole_layers = 1 if checkpointing else size.layers
+    return tokens * size.hidden * (2 * size.layers * checkpointing + LAYER_STATES * whole_layers)
+
+
+def operations(
+    size: EncoderSize, texts: Sequence[tuple[float, float]], checkpointing: bool, gradient_cache: bool = False
+) -> float:
+    """Floating point operations of training on texts once.
+
+    A forward and backward pass takes 6 operations a weight and token (Kaplan et al. 2020, arXiv:2001.08361), 2 more
+    with gradient checkpointing and 2 more with `gradient_cache: true`, which both go forward again; attention takes
+    12 * layers * width * tokens^2 a text on top.
+
+    `texts` are lengths in tokens, each with the number of such texts.
+    """
+    each = 6 + 2 * checkpointing + 2 * gradient_cache
+    tokens = sum(length * count for length, count in texts)
+    squares = sum(length**2 * count for length, count in texts)
+    return each * (size.multiplied or size.parameters) * tokens + 12 * size.layers * size.hidden * squares
+
 
 DEMO = EncoderSize(parameters=22.7e6, layers=6, hidden=384, query_tokens=10, document_tokens=100)
 """The demo model and the sample collection."""

@@ -1,12 +1,18 @@
-"""What a suite gave: figures by system and task, means, comparisons; its file and its tables."""
+"""The result of a suite: figures by system and task, means, comparisons of every pair; its file and its tables."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
 
 from bixse.evaluation.metrics import PRIMARY_METRIC
+from bixse.evaluation.significance import bootstrap_mean, paired_differences, sign_flip_test
+from bixse.evaluation.statistics import holm
 from bixse.files.files import write_atomically
 from bixse.report.table import (
     format_difference,
@@ -21,12 +27,89 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
     from bixse.evaluation.evaluate import Evaluation
-    from bixse.lab.suites.suite_verdict import SuiteDifference, TestedDifference
     from bixse.report.table import Cell
+    from bixse.results import Difference, Verdict
+
+
+Values: TypeAlias = "Mapping[str, Mapping[str, float]]"
+"""Task -> query id -> value of one metric."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TestedDifference:
+    """Two systems, the first minus the second."""
+
+    difference: Difference
+    """Mean of a - b, with interval and p-value of the paired bootstrap over queries."""
+    randomisation_p: float
+    """The p-value of Fisher's randomisation test."""
+    holm_p: float = 1.0
+    """The same p-value after Holm's correction over the rows of its table."""
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.difference.verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskDifference(TestedDifference):
+    """Two systems on one task; `holm_p` is corrected over all tasks and pairs."""
+
+    task: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteDifference(TestedDifference):
+    """The system `a` less `b` over a suite, each query counting as much as it does in the mean over tasks."""
+
+    a: str
+    b: str
+    tasks: tuple[TaskDifference, ...]
+    """Those with at least two queries."""
+
+
+def compare_systems(values: Mapping[str, Values], group_of: Mapping[str, str] | None = None) -> list[SuiteDifference]:
+    """Compare every pair of systems, the first named one as a; queries are resampled within tasks.
+
+    The intervals cover the choice of queries, not that of tasks. `values` is system -> task -> query id -> value, with
+    the same queries for all; the tasks of one group in `group_of` together count as one.
+    """
+    found = [_compare(a, b, values[a], values[b], group_of or {}) for a, b in combinations(values, 2)]
+    whole = holm([pair.randomisation_p for pair in found])
+    by_task = iter(holm([task.randomisation_p for pair in found for task in pair.tasks]))
+    return [
+        replace(pair, holm_p=p_value, tasks=tuple(replace(task, holm_p=next(by_task)) for task in pair.tasks))
+        for pair, p_value in zip(found, whole, strict=True)
+    ]
+
+
+def _compare(a: str, b: str, first: Values, second: Values, group_of: Mapping[str, str]) -> SuiteDifference:
+    """Compare two systems, without correction of the p-values."""
+    differences = {task: paired_differences(first[task], second[task]) for task in first}
+    group = {task: group_of.get(task, task) for task in sorted(first)}
+    sizes = Counter(group.values())
+    weights = {task: 1 / (len(sizes) * sizes[own]) for task, own in group.items()}
+    total = sum(map(len, differences.values()))
+    counted = [differences[task] * (total * weight / len(differences[task])) for task, weight in weights.items()]
+    return SuiteDifference(
+        a=a,
+        b=b,
+        difference=bootstrap_mean([differences[task] for task in weights], list(weights.values())),
+        randomisation_p=sign_flip_test(np.concatenate(counted)),
+        tasks=tuple(_on_task(task, values) for task, values in differences.items() if len(values) > 1),
+    )
+
 
 RESULTS_FILE = "results.json"
 COLUMNS = ("95 % interval", "p", "p (Holm)", "verdict")
+
+
+def _on_task(task: str, values: NDArray[np.float64]) -> TaskDifference:
+    difference = bootstrap_mean([values], [1.0])
+    return TaskDifference(task=task, difference=difference, randomisation_p=sign_flip_test(values))
 
 
 @dataclass(frozen=True)
@@ -75,6 +158,32 @@ class SuiteResult:
         write_atomically(path, json.dumps(self.plain(), indent=2) + "\n")
         return path
 
+    def text(self) -> str:
+        """Tables and notes for a terminal."""
+        parts = [_scores(self)]
+        if self.comparisons:
+            parts.append(_comparisons(self))
+            if len(self.comparisons) == 1 and len(self.comparisons[0].tasks) > 1:
+                parts.append(_by_task(self.comparisons[0]))
+        parts += [f"Precision: {self.precision}."] if self.precision else []
+        parts += [f"Note: {note}." for note in self.notes]
+        parts += [f"Failed: {name}: {why}" for name, why in self.failures.items()]
+        return "\n\n".join(parts)
+
+    def collection_text(self) -> str:
+        """The tables of one system or several on one collection, with all metrics."""
+        scores = {system: next(iter(own.values())) for system, own in self.scores.items()}
+        metrics = list(next(iter(scores.values())).metrics)
+        if len(scores) == 1:
+            return format_table(
+                [list(row) for score in scores.values() for row in score.metrics.items()], ["metric", "mean"]
+            )
+        rows: list[list[Cell]] = [
+            [system, *(score.metrics[name] for name in metrics)] for system, score in scores.items()
+        ]
+        parts = [format_table(rows, ["system", *metrics]), *([_comparisons(self)] if self.comparisons else [])]
+        return "\n\n".join([*parts, *([f"Precision: {self.precision}."] if self.precision else [])])
+
 
 def _plain(found: TestedDifference) -> dict[str, Any]:
     return {
@@ -86,35 +195,6 @@ def _plain(found: TestedDifference) -> dict[str, Any]:
         "holm_p": found.holm_p,
         "verdict": found.verdict,
     }
-
-
-def metrics_text(found: Evaluation) -> str:
-    """One system on one collection."""
-    rows: list[list[Cell]] = [[name, value] for name, value in found.metrics.items()]
-    return format_table(rows, ["metric", "mean"])
-
-
-def suite_text(result: SuiteResult) -> str:
-    """Tables and notes for a terminal."""
-    parts = [_scores(result)]
-    if result.comparisons:
-        parts.append(_comparisons(result))
-        if len(result.comparisons) == 1 and len(result.comparisons[0].tasks) > 1:
-            parts.append(_by_task(result.comparisons[0]))
-    parts += [f"Precision: {result.precision}."] if result.precision else []
-    parts += [f"Note: {note}." for note in result.notes]
-    parts += [f"Failed: {name}: {why}" for name, why in result.failures.items()]
-    return "\n\n".join(parts)
-
-
-def collection_text(result: SuiteResult) -> str:
-    """Several systems on one collection, all metrics of it."""
-    scores = {system: next(iter(own.values())) for system, own in result.scores.items()}
-    metrics = list(next(iter(scores.values())).metrics)
-    rows: list[list[Cell]] = [[system, *(score.metrics[name] for name in metrics)] for system, score in scores.items()]
-    table = format_table(rows, ["system", *metrics])
-    parts = [table, *([_comparisons(result)] if result.comparisons else [])]
-    return "\n\n".join([*parts, *([f"Precision: {result.precision}."] if result.precision else [])])
 
 
 def _scores(result: SuiteResult) -> str:
@@ -136,13 +216,11 @@ def _comparisons(result: SuiteResult) -> str:
     pairs = len(result.comparisons)
     several = (
         f" {pairs} pairs are compared: the verdict is that of one pair by itself, p (Holm) allows for all of them."
-        if pairs > 1
-        else ""
     )
-    how = (
-        "Student's t (few queries)" if any(found.difference.few for found in result.comparisons) else "paired bootstrap"
-    )
-    return f"{table}\n\nIntervals: {how} over queries within tasks; p: randomisation test.{several}"
+    few = any(found.difference.few for found in result.comparisons)
+    how = "Student's t (few queries)" if few else "paired bootstrap"
+    end = several if pairs > 1 else ""
+    return f"{table}\n\nIntervals: {how} over queries within tasks; p: randomisation test.{end}"
 
 
 def _by_task(found: SuiteDifference) -> str:

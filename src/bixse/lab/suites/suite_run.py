@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
+from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bixse.data.collection_files import files_of_split
 from bixse.data.run import open_run
-from bixse.errors import BixseError, InputError
+from bixse.errors import BixseError, InputError, did_you_mean
+from bixse.evaluation.beir_short import short_task
 from bixse.evaluation.evaluate import evaluate, evaluate_query_sets
 from bixse.evaluation.metrics import PRIMARY_METRIC
 from bixse.evaluation.systems import check_distinct, open_system
+from bixse.evaluation.tasks import Task, TaskSource, collection_task
 from bixse.lab.suites.known_suites import LOCAL, suite_named
-from bixse.lab.suites.suite_plan import make_plan
-from bixse.lab.suites.suite_result import SuiteResult
-from bixse.lab.suites.suite_verdict import SuiteDifference, compare_systems
-from bixse.lab.suites.trec_dl import WITHOUT, trec_means, trec_notes
+from bixse.lab.suites.suite_result import SuiteDifference, SuiteResult, compare_systems
+from bixse.lab.suites.trec_dl import WITHOUT, chosen_years, missing_files, trec_means, trec_notes, trec_sources
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from types import ModuleType
 
     from sentence_transformers import SentenceTransformer
 
     from bixse.evaluation.evaluate import Evaluation
     from bixse.evaluation.systems import System
     from bixse.evaluation.tasks import Task
-    from bixse.lab.suites.known_suites import Suite
-    from bixse.lab.suites.suite_plan import Plan
-    from bixse.lab.suites.trec_dl import Protocol
+    from bixse.lab.suites.known_suites import Suite, SuiteTask
+    from bixse.lab.suites.trec_dl import Protocol, Year
     from bixse.progress import ProgressBars
 
+
 OUT_FOLDER = Path("runs") / "evaluation"
-"""Where a suite that mteb runs is kept when no folder is given: mteb needs one."""
+"""The folder of a suite that mteb runs, if none is given: mteb needs one."""
 ZERO_SHOT_EXCEPT = "MSMARCO"
 """The task of BEIR that is left out of its zero-shot mean."""
 MTEB_METRIC = "main"
@@ -93,9 +97,7 @@ def evaluate_suite(
     failures: dict[str, str] = {}
     for system, shown in zip(opened, _shown_names(opened), strict=True):
         if chosen.engine == "mteb" and kept is not None:
-            from bixse.lab.suites.mteb_suite import run_mteb
-
-            scores[shown], failed = run_mteb(system, plan.tasks, kept, settings, download, progress)
+            scores[shown], failed = _mteb_suite().run_mteb(system, plan.tasks, kept, settings, download, progress)
             failures |= {f"{system.label}: {name}": why for name, why in failed.items()}
         else:
             scores[shown] = _run_tasks(system, plan, kept, settings, progress)
@@ -121,36 +123,35 @@ def evaluate_suite(
 def compare_on_task(
     systems: Sequence[System], task: Task, out: Path | None = None, progress: ProgressBars | None = None
 ) -> SuiteResult:
-    """A suite of one task with one query set; each system's files go to <out>/<name and hash of the model>."""
+    """Evaluate systems on one task; of several, each one's files go to <out>/<name and hash of the model>."""
     check_distinct(systems)
     scores = {}
     for system, shown in zip(systems, _shown_names(systems), strict=True):
-        found = evaluate(system, task, out / system.name if out is not None else None, progress)
+        folder = out / system.name if out is not None and len(systems) > 1 else out
+        found = evaluate(system, task, folder, progress)
         scores[shown] = {task.name: replace(found, run={})}
         system.release()
     comparisons = _compare(scores) if len(task.query_sets[0].queries) > 1 else []
     means = {shown: {PRIMARY_METRIC: own[task.name].metrics[PRIMARY_METRIC]} for shown, own in scores.items()}
     result = SuiteResult(LOCAL, PRIMARY_METRIC, scores, means, comparisons, precision=_precision(systems))
-    if out is not None:
+    if out is not None and len(systems) > 1:
         result.write(out)
     return result
 
 
 def _shown_names(systems: Sequence[System]) -> list[str]:
-    """The label, or where two systems have the same one, the name with the hash."""
+    """Return each system's label, or its name with the hash where two labels are equal."""
     labels = [system.label for system in systems]
     return [system.label if labels.count(system.label) == 1 else system.name for system in systems]
 
 
 def _check_systems(systems: Sequence[System], plan: Plan) -> None:
-    """Say what cannot work before the first task is run: wrong models, tasks without instructions."""
+    """Refuse wrong models and tasks without instructions before the first task is run."""
     for system in systems:
         for source in plan.sources:
             system.check(source.instructions)
         if plan.tasks:
-            from bixse.lab.suites.mteb_suite import mteb_model
-
-            mteb_model(system, plan.tasks)
+            _mteb_suite().mteb_model(system, plan.tasks)
         if len(systems) > 1:  # one model in memory at a time
             system.release()
 
@@ -189,14 +190,10 @@ def _means(suite: Suite, scores: Mapping[str, Evaluation]) -> dict[str, float]:
 
 
 def _compare(scores: Mapping[str, Mapping[str, Evaluation]], grouped: bool = True) -> list[SuiteDifference]:
-    """On the tasks that all systems have; groups count as one where the suite's mean does so."""
+    """Compare on the tasks that all systems have; groups count as one where the suite's mean does so."""
     first = next(iter(scores.values()))
-    common = [
-        task
-        for task in first
-        if all(task in own and PRIMARY_METRIC in own[task].per_query for own in scores.values())
-        and not task.endswith(WITHOUT)
-    ]
+    shared = [task for task in first if all(task in own for own in scores.values()) and not task.endswith(WITHOUT)]
+    common = [task for task in shared if all(PRIMARY_METRIC in own[task].per_query for own in scores.values())]
     if len(scores) < 2 or not common:
         return []
     values = {shown: {task: own[task].per_query[PRIMARY_METRIC] for task in common} for shown, own in scores.items()}
@@ -205,3 +202,114 @@ def _compare(scores: Mapping[str, Mapping[str, Evaluation]], grouped: bool = Tru
 
 def _precision(systems: Sequence[System]) -> str | None:
     return next((system.precision for system in systems if system.precision is not None), None)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The tasks of a suite, all of whose data are there."""
+
+    sources: Sequence[TaskSource] = ()
+    tasks: Sequence[Any] = ()
+    """The tasks that mteb runs; all others are `sources`."""
+    years: Sequence[Year] = ()
+
+
+def make_plan(suite: Suite, data: Path | None, names: Sequence[str] | None, download: bool, protocol: Protocol) -> Plan:
+    """Find the data of a suite; all missing data are listed in one InputError with the command that brings them."""
+    if download and os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        raise InputError(
+            "--download: got HF_HUB_OFFLINE set, which forbids it; expected it unset; fix: unset it, or fetch the "
+            "data by hand"
+        )
+    if suite.engine == "mteb":
+        if data is not None:
+            raise InputError(
+                f"--data: got {data} for {suite.name}, which mteb reads from the hub's cache; expected none; fix: "
+                "leave it out, and evaluate collection folders with --collection or --suite beir"
+            )
+        mteb_suite = _mteb_suite()
+        found = mteb_suite.benchmark_tasks(suite.benchmark or "", names)
+        if not download:
+            _refuse_missing(suite, "in the hub's cache on this machine", mteb_suite.missing_data(found))
+        return Plan(tasks=found)
+    if data is None:
+        raise InputError(
+            f"suite {suite.name}: got no --data; expected the folder that holds its data; fix: --data DIR (a new "
+            "folder lists what is needed)"
+        )
+    if suite.engine in ("trec-dl", "trec-dl-rerank"):
+        if download:
+            raise InputError(
+                f"--download: got it for {suite.name}, whose files are not on the hub; expected the official files; "
+                "fix: leave it out, what is missing is then listed with its address"
+            )
+        years = chosen_years(names)
+        _refuse_missing(suite, f"below {data}", missing_files(data, years, protocol))
+        return Plan(trec_sources(data, years, protocol), years=years)
+    wanted = _chosen_tasks(suite, data, names)
+    missing = [task for task in wanted if _find(task, data) is None]
+    if download:
+        for task in missing:
+            if task.hub is not None:
+                _mteb_suite().download_collection(task.name, data / task.name, task.splits[:1])
+        missing = [task for task in missing if task.hub is None]
+    commands: dict[str, list[str]] = {}
+    for task in missing:
+        commands.setdefault(task.fetch, []).append(" or ".join(task.folders))
+    _refuse_missing(suite, f"below {data}", [f"{', '.join(names)}: {fetch}" for fetch, names in commands.items()])
+    return Plan([_source(suite, task, data) for task in wanted])
+
+
+def _mteb_suite() -> ModuleType:
+    try:
+        return import_module("bixse.lab.suites.mteb_suite")
+    except ImportError as error:
+        raise InputError(
+            f"mteb: got no usable package ({error}); expected mteb, which runs this suite; fix: "
+            "pip install 'bixse[mteb]'"
+        ) from error
+
+
+def _find(task: SuiteTask, data: Path) -> tuple[Path, str] | None:
+    """Return the folder and split of a task; None if a file is missing."""
+    places = [(data / name, split) for name in task.folders for split in task.splits]
+    return next((place for place in places if all(p.is_file() for p in files_of_split(*place).values())), None)
+
+
+def _chosen_tasks(suite: Suite, data: Path, names: Sequence[str] | None) -> list[SuiteTask]:
+    """Return the named tasks (a group by its name too), or all with the optional ones that are there."""
+    tasks = (*suite.tasks, *suite.optional)
+    if names is None:
+        return [task for task in tasks if task in suite.tasks or _find(task, data) is not None]
+    known = {name for task in tasks for name in (task.name, task.group) if name is not None}
+    for name in names:
+        if name not in known:
+            raise InputError(
+                f"task: got {name!r}; expected one of {suite.name}: {', '.join(sorted(known))}; "
+                f"fix: {did_you_mean(name, known)}"
+            )
+    return [task for task in tasks if task.name in names or task.group in names]
+
+
+def _refuse_missing(suite: Suite, where: str, missing: Sequence[str]) -> None:
+    if missing:
+        lines = "\n".join(f"  {line}" for line in missing)
+        raise InputError(
+            f"suite {suite.name}: got none of these data {where}; expected all of the suite:\n{lines}\n"
+            "fix: fetch them there, or name with --tasks those you have"
+        )
+
+
+def _source(suite: Suite, task: SuiteTask, data: Path) -> TaskSource:
+    def read() -> Task:
+        place = _find(task, data)
+        if place is None:
+            raise InputError(f"{data / task.name}: got no data; expected those that were just there; fix: try again")
+        found = collection_task(*place, exclude_self=task.exclude_self)
+        if suite.engine == "short":
+            found = short_task(found, task.name, data)
+        (queries,) = found.query_sets
+        named = replace(queries, name=task.name, group=task.group)
+        return replace(found, name=task.name, query_sets=(named,), settings={"task": task.name}, warnings=())
+
+    return TaskSource(read, task.instructions)

@@ -32,23 +32,21 @@ official candidate lists."""
 TREC_MIN_RELEVANT_GRADE = 2.0
 """Grade 1 means "on topic, does not answer": the binary metrics of the track count from 2 on."""
 WITHOUT = " without duplicates"
-"""Ends the name of a year whose propagated judgements are taken back."""
+"""The end of the name of a year whose propagated judgements are taken back."""
 INSTRUCTION_NAMES = ("TREC-DL", "msmarco_passage")
-"""Names of the task in a model's table of instructions."""
 NIST = "https://trec.nist.gov/data/deep"
 MSMARCO = "https://msmarco.z22.web.core.windows.net/msmarcoranking"
 CORPUS_V1 = "collection.tsv"
-"""Of 2019 and 2020: id, tab, passage."""
+"""The corpus of 2019 and 2020: id, tab, passage."""
 CORPUS_V2_FOLDER = "msmarco_v2_passage"
-"""Of 2021 to 2023: 70 files msmarco_passage_00 to 69, one JSON object {pid, passage, ...} a line."""
+"""The corpus of 2021 to 2023: 70 files msmarco_passage_00 to 69, one JSON object {pid, passage, ...} per line."""
 SHARDS_V2 = 70
 PASSAGES_FILE = "passages.jsonl"
-"""Passages that were looked up already, {_id, text} a line: with it, the corpora need not be there."""
+"""Passages that were looked up before, {_id, text} per line: with it, the corpora need not be there."""
 DUPLICATES_FILE = "msmarco-v2-passage-neardupes.txt"
 """Classes of near-duplicates of the second corpus: class, passage, beginning of its text."""
 DUPLICATES_URL = f"https://ir.nist.gov/{DUPLICATES_FILE}.gz"
 CORPUS_SIZES = {1: 8_841_823, 2: 138_364_198}
-"""Version of the corpus -> passages."""
 
 
 @dataclass(frozen=True)
@@ -138,14 +136,7 @@ def judged_pool(data: Path, years: Sequence[Year]) -> Task:
             queries, qrels = judged[name]
             alone = collapse_duplicates(qrels, stands_for)
             sets.append(QuerySet(name + WITHOUT, queries, alone, frozenset(stands_for)))
-    return Task(
-        "judged-passages",
-        lambda: iter(passages.items()),
-        len(passages),
-        tuple(sets),
-        min_relevant_grade=TREC_MIN_RELEVANT_GRADE,
-        inputs=_hashes(data, files, passages),
-    )
+    return _pool_task("judged-passages", data, sets, files, passages)
 
 
 def full_corpus(data: Path, years: Sequence[Year], version: int) -> Task:
@@ -172,41 +163,48 @@ def candidate_lists(data: Path, year: Year) -> Task:
         )
     if not passages:
         passages = look_up_passages(data, {year.corpus: {name for names in candidates.values() for name in names}})
+    sets = [QuerySet(year.year, queries, qrels, candidates=candidates)]
+    return _pool_task(f"{year.year}-candidates", data, sets, [year.queries, year.qrels, year.candidates], passages)
+
+
+def _pool_task(
+    name: str, data: Path, sets: Sequence[QuerySet], files: Sequence[str], passages: Mapping[str, str]
+) -> Task:
+    """A task whose corpus is few enough passages to hold and to hash."""
+    content = hashlib.sha256(repr(list(passages.items())).encode("utf-8", "replace")).hexdigest()
     return Task(
-        f"{year.year}-candidates",
+        name,
         lambda: iter(passages.items()),
         len(passages),
-        (QuerySet(year.year, queries, qrels, candidates=candidates),),
+        tuple(sets),
         min_relevant_grade=TREC_MIN_RELEVANT_GRADE,
-        inputs=_hashes(data, [year.queries, year.qrels, year.candidates], passages),
+        inputs={**_hashes(data, files), "passages": content},
     )
 
 
 def collapse_duplicates(qrels: Qrels, stands_for: Mapping[str, str]) -> dict[str, dict[str, float]]:
     """Judgements with one passage per class of duplicates, the one it `stands_for`, at the class's highest grade."""
-    collapsed: dict[str, dict[str, float]] = {}
+    collapsed: dict[str, dict[str, float]] = {query_id: {} for query_id in qrels}
     for query_id, judged in qrels.items():
-        found: dict[str, float] = {}
         for name, grade in judged.items():
             stays = stands_for.get(name, name)
-            found[stays] = max(grade, found.get(stays, grade))
-        collapsed[query_id] = found
+            collapsed[query_id][stays] = max(grade, collapsed[query_id].get(stays, grade))
     return collapsed
 
 
-def trec_means(scores: Mapping[str, Evaluation], metric: str = PRIMARY_METRIC) -> dict[str, float]:
+def trec_means(scores: Mapping[str, Evaluation]) -> dict[str, float]:
     """Means over years, over all queries, and over years without duplicates.
 
     The mean over queries is what evaluating all years' judgements as one file gives, as in the BiXSE paper.
     """
     years = [score for name, score in scores.items() if not name.endswith(WITHOUT)]
-    values = [value for score in years for value in score.per_query[metric].values()]
+    values = [value for score in years for value in score.per_query[PRIMARY_METRIC].values()]
     means = {
-        "mean over years": sum(score.metrics[metric] for score in years) / len(years),
+        "mean over years": sum(score.metrics[PRIMARY_METRIC] for score in years) / len(years),
         "mean over queries": sum(values) / len(values),
     }
     if len(years) < len(scores):
-        without = [scores.get(score.task + WITHOUT, score).metrics[metric] for score in years]
+        without = [scores.get(score.task + WITHOUT, score).metrics[PRIMARY_METRIC] for score in years]
         means["mean over years" + WITHOUT] = sum(without) / len(without)
     return means
 
@@ -234,9 +232,7 @@ def _versions(years: Sequence[Year]) -> list[int]:
 
 def _judged(data: Path, year: Year) -> tuple[dict[str, str], Qrels]:
     qrels = read_qrels(data / year.qrels)
-    path = _find_file(data, year.queries)
-    rows = read_columns(path, ("query id", "query")) if path is not None else ()
-    texts = {fields[0]: fields[1] for fields in rows}
+    texts = {fields[0]: fields[1] for fields in read_columns(_find_file(data, year.queries), ("query id", "query"))}
     missing = [query_id for query_id in qrels if query_id not in texts]
     if missing:
         raise InputError(
@@ -251,8 +247,6 @@ def _candidates(data: Path, year: Year, qrels: Qrels) -> tuple[dict[str, list[st
     path = _find_file(data, year.candidates)
     found: dict[str, list[str]] = {}
     passages: dict[str, str] = {}
-    if path is None:
-        return found, passages
     if year.corpus == 1:
         for query_id, name, _, text in read_columns(path, ("query id", "passage id", "query", "passage")):
             if query_id in qrels:
@@ -286,12 +280,8 @@ def _stands_for(passages: Mapping[str, str], classes: Mapping[str, str]) -> dict
     }
 
 
-def _hashes(data: Path, names: Sequence[str], passages: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Of the files by name, and of the texts that are searched where these are few enough to be at hand."""
-    hashes = {name: file_hash(path) for name in names if (path := _find_file(data, name)) is not None}
-    if passages is not None:
-        hashes["passages"] = hashlib.sha256(repr(list(passages.items())).encode("utf-8", "replace")).hexdigest()
-    return hashes
+def _hashes(data: Path, names: Sequence[str]) -> dict[str, str]:
+    return {name: file_hash(path) for name in names if (path := _find_file(data, name)) is not None}
 
 
 def _find_file(data: Path, name: str) -> Path | None:
@@ -299,18 +289,21 @@ def _find_file(data: Path, name: str) -> Path | None:
     return next((path for path in (data / name, data / f"{name}.gz") if path.is_file()), None)
 
 
-def _read_lines(path: Path) -> Iterator[str]:
-    with _opened(path) as file:
-        for line in file:
-            yield line.decode("utf-8").rstrip("\r\n")
+def _read_lines(path: Path | None) -> Iterator[str]:
+    """Read the lines of a file; none where it is missing, which `missing_files` has said."""
+    if path is not None:
+        with _opened(path) as file:
+            for line in file:
+                yield line.decode("utf-8").rstrip("\r\n")
 
 
-def read_columns(path: Path, names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """The tab-separated columns of each line that is not blank."""
+def read_columns(path: Path | None, names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Read the tab-separated columns of each line that is not blank."""
     for number, line in enumerate(_read_lines(path), start=1):
         if line.strip():
             fields = tuple(line.split("\t", len(names) - 1))
             if len(fields) != len(names):
+                assert path is not None  # it has lines
                 error = InvalidFileError(path)
                 expected = f"{', '.join(names)}, tab-separated"
                 error.add(number, None, shorten(line), expected, "fetch the file again")
@@ -320,26 +313,19 @@ def read_columns(path: Path, names: tuple[str, ...]) -> Iterator[tuple[str, ...]
 
 def read_duplicates(path: Path, wanted: frozenset[str]) -> dict[str, str]:
     """Wanted passage -> the passage that stands for its class, where that is another one."""
-    stands_for: dict[str, str] = {}
-    for line in _read_lines(path):
-        fields = line.split(maxsplit=2)
-        if len(fields) >= 2 and fields[0] != fields[1] and fields[1] in wanted:
-            stands_for[fields[1]] = fields[0]
-    return stands_for
+    rows = (line.split(maxsplit=2) for line in _read_lines(path))
+    return {row[1]: row[0] for row in rows if len(row) >= 2 and row[0] != row[1] and row[1] in wanted}
 
 
 def _stream_corpus(data: Path, version: int) -> Iterator[tuple[str, str]]:
     if version == 1:
-        path = _find_file(data, CORPUS_V1)
-        if path is not None:
-            yield from ((name, text) for name, text in read_columns(path, ("passage id", "passage")))
+        rows = read_columns(_find_file(data, CORPUS_V1), ("passage id", "passage"))
+        yield from ((name, text) for name, text in rows)
         return
     for shard in range(SHARDS_V2):
-        path = _find_shard(data, shard)
-        if path is not None:
-            for line in _read_lines(path):
-                row = json.loads(line)
-                yield row["pid"], row["passage"]
+        for line in _read_lines(_find_shard(data, shard)):
+            row = json.loads(line)
+            yield row["pid"], row["passage"]
 
 
 def _missing_corpus(data: Path, version: int, wanted: Iterable[str] | None = None) -> list[str]:
@@ -375,8 +361,7 @@ def look_up_passages(data: Path, wanted: dict[int, set[str]]) -> dict[str, str]:
         shard, offset = _place(name)
         by_shard.setdefault(shard, {})[offset] = name
     for shard, by_offset in by_shard.items():
-        path = _find_shard(data, shard)
-        if path is not None:
+        if (path := _find_shard(data, shard)) is not None:
             known.update(_passages_of_shard(path, by_offset))
     absent = sorted(name for ids in wanted.values() for name in ids if name not in known)
     if absent:

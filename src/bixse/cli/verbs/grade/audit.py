@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bixse.cli.result import CommandResult
-from bixse.cli.verb import Folder, Options, Verb
+from bixse.cli.verb import CommandResult, Folder, Options, Verb
 from bixse.judging.audit.audit_settings import AuditSettings
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bixse.cli.result import CommandResult
-from bixse.cli.verb import Folder, Options, Verb
+from bixse.cli.verb import CommandResult, Folder, Options, Verb
 from bixse.judging.audit.audit_settings import GradeMapSettings
 
 

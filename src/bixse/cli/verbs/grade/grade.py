@@ -6,8 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bixse.cli.result import CommandResult, waits
-from bixse.cli.verb import ComputingOptions, Folder, Verb
+from bixse.cli.verb import CommandResult, ComputingOptions, Folder, Verb, waits
 from bixse.errors import InputError
 from bixse.judging.open_judge import GradeConfig
 from bixse.judging.prices import Prices
@@ -121,4 +120,4 @@ def _result(result: GradeResult, judge: Judge, priced: bool, told: Sequence[str]
     return CommandResult("\n".join(lines), dict(result.summary), dict(result.artifacts), warnings, [], code)
 
 
-VERB = Verb(GradeConfig, GradeOptions, run)
+VERB = Verb(GradeConfig, GradeOptions, run, first=("judge", "pairs", "rubric", "model", "max_usd"))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bixse.cli.result import CommandResult
-from bixse.cli.verb import Options, Verb
+from bixse.cli.verb import CommandResult, Options, Verb
 from bixse.judging.ledgers.ledger_files import LedgerSettings
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bixse.cli.result import CommandResult
-from bixse.cli.verb import ComputingOptions, Folder, Verb
+from bixse.cli.verb import CommandResult, ComputingOptions, Folder, Verb
 from bixse.judging.open_judge import RankConfig
 
 

@@ -6,8 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bixse.cli.result import CommandResult
-from bixse.cli.verb import FINISHED_BEFORE, Folder, Options, Verb
+from bixse.cli.verb import FINISHED_BEFORE, CommandResult, Folder, Options, Verb
 from bixse.preparing.convert.convert_settings import ConvertSettings
 
 if TYPE_CHECKING:

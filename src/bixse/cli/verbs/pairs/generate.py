@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from bixse.cli.result import CommandResult, waits
-from bixse.cli.verb import Folder, Options, Verb
+from bixse.cli.verb import CommandResult, Folder, Options, Verb, waits
 from bixse.judging.generate.generate_settings import WriterConfig, load_query_prompt
 
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import model_validator
 
-from bixse.cli.result import CommandResult, waits
-from bixse.cli.verb import FINISHED_BEFORE, Folder, Options, Verb
+from bixse.cli.verb import FINISHED_BEFORE, CommandResult, Folder, Options, Verb, waits
 from bixse.preparing.mine.mine_settings import MineConfig
 from bixse.settings import Flag
 

@@ -13,10 +13,9 @@ from bixse.judging.grade_settings import RankSettings
 from bixse.judging.open_judge import open_judge, reads_rubric
 from bixse.judging.rank import rank
 from bixse.judging.rubrics import load_rubric
-from bixse.lab.experiments.arms import Arm
-from bixse.lab.findings.contrasts import above
+from bixse.lab.experiments import Arm
 from bixse.lab.studies.measures import measured, test_task, trained, untrained
-from bixse.lab.studies.study import Study, of_loss
+from bixse.lab.studies.study import Study, above, of_loss
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,10 +23,9 @@ if TYPE_CHECKING:
     from bixse.data.graded_pairs import GradedPairs
     from bixse.evaluation.systems import System
     from bixse.evaluation.tasks import Task
-    from bixse.lab.experiments.arms import ArmRun, Measured
-    from bixse.lab.findings.contrasts import Contrast
-    from bixse.lab.studies.study import Choices
-    from bixse.lab.studies.study_config import StudyConfig
+    from bixse.lab.experiments import ArmRun, Measured
+    from bixse.lab.lab_config import StudyConfig
+    from bixse.lab.studies.study import Choices, Contrast
     from bixse.lab.studies.study_inputs import StudyInputs
 
 BM25, UNTRAINED = "bm25", "untrained"

@@ -10,7 +10,8 @@ import numpy as np
 
 from bixse.calibration.calibrate_head import fit_head
 from bixse.calibration.reliability import calibration_report
-from bixse.data.trec import ranked
+from bixse.data.trec import ranked, write_run
+from bixse.encoders.loading.build import build_encoder
 from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC
 from bixse.evaluation.significance import paired_bootstrap
 from bixse.report.schema import (
@@ -23,22 +24,25 @@ from bixse.report.schema import (
     SystemScores,
 )
 from bixse.results import Comparison
+from bixse.search.search_collection import encode_collection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from bixse.data.collection import Collection
     from bixse.encoders.head import RelevanceHead
     from bixse.evaluation.evaluate import Evaluation
+    from bixse.progress import ProgressBars
     from bixse.relevance import GradeScale
     from bixse.results import CalibrationReport, Difference
     from bixse.search.search_collection import EncodedCollection
     from bixse.training.merging.merge import MergeResult
 
 SIDE_BY_SIDE = 3
-"""Queries shown in full for the largest gains, and as many for the largest losses."""
+"""Number of queries shown in full for the largest gains, and for the largest losses."""
 SHOWN_DOCUMENTS = 5
-"""Documents of a ranking that are shown."""
+"""Number of documents shown of a ranking."""
 
 
 class ReportedSystem(NamedTuple):
@@ -49,7 +53,7 @@ class ReportedSystem(NamedTuple):
 
 
 class Comparer:
-    """Collects the answers of several systems on one held-out split and turns them into a report."""
+    """The answers of several systems on one held-out split, and the report of them."""
 
     def __init__(self, collection: Collection, split: str, scale: GradeScale, seed: int = 0) -> None:
         self.collection = collection
@@ -63,13 +67,13 @@ class Comparer:
         self.calibrations: dict[str, CalibrationReport] = {}
 
     def add(self, system: ReportedSystem, found: Evaluation) -> float:
-        """Add what a system reached; returns its primary metric."""
+        """Add the evaluation of a system, and return its primary metric."""
         self.systems.append(system)
         self.found[system.name] = found
         return found.metrics[PRIMARY_METRIC]
 
     def compare(self, system: str, baseline: str, metrics: Sequence[str] = METRICS) -> None:
-        """The difference of two systems on each metric, with its 95 % interval (paired bootstrap over queries)."""
+        """Measure the difference of two systems on each metric, by the paired bootstrap over queries."""
         for metric in metrics:
             difference = paired_bootstrap(
                 self.found[system].per_query[metric], self.found[baseline].per_query[metric], seed=self.seed
@@ -77,20 +81,19 @@ class Comparer:
             self.comparisons.append(Comparison(system, baseline, metric, difference))
 
     def calibrate(
-        self, label: str, encoded: EncodedCollection, head: RelevanceHead | None, fit_split: str
+        self, label: str, model: str | Path, head: RelevanceHead | None, progress: ProgressBars | None
     ) -> RelevanceHead:
-        """Fit the head on one split's pairs and measure its probabilities on the held-out pairs, before and after.
-
-        `fit_split` is never the held-out one, and a model without a head has None. Gives the calibrated head.
-        """
-        fit_cosines, fit_relevance, fit_queries = self._pairs(encoded, fit_split)
+        """Fit a model's head on the pairs of dev; return it, with its probabilities measured on the held-out pairs."""
+        judged = [query for split in ("dev", self.split) for query in self.collection.qrels[split]]
+        encoded = encode_collection(build_encoder(model), self.collection, judged, progress)
+        fit_cosines, fit_relevance, fit_queries = self._pairs(encoded, "dev")
         cosines, relevance, queries = self._pairs(encoded, self.split)
-        fitted_on = f"{len(fit_queries)} pairs of split {fit_split!r} of {self.collection.name}"
+        fitted_on = f"{len(fit_queries)} pairs of split 'dev' of {self.collection.name}"
         fitted = fit_head(head, fit_cosines, fit_relevance, fitted_on)
         if head is not None:
             report = calibration_report(head.probability(cosines), relevance, queries, seed=self.seed)
             self.calibrations[f"{label}, as trained"] = report
-        self.calibrations[f"{label}, calibrated on {fit_split}"] = calibration_report(
+        self.calibrations[f"{label}, calibrated on dev"] = calibration_report(
             fitted.probability(cosines), relevance, queries, seed=self.seed
         )
         return fitted
@@ -98,7 +101,6 @@ class Comparer:
     def _pairs(
         self, encoded: EncodedCollection, split: str
     ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], list[str]]:
-        """Cosine, relevance and query id of every judged pair of a split."""
         judged = [(q, d, grade) for q, grades in self.collection.qrels[split].items() for d, grade in grades.items()]
         cosines = encoded.cosines([(query, document) for query, document, _ in judged])
         relevance = np.array([self.scale.to_relevance(grade) for _, _, grade in judged])
@@ -109,8 +111,8 @@ class Comparer:
         return next(c.difference for c in self.comparisons if (c.system, c.baseline, c.metric) == wanted)
 
     def verdict_line(self, system: str, baseline: str, queries: str = "held-out queries") -> str:
-        """One plain sentence: better, no difference or worse, with the interval."""
-        labels = {entry.name: entry.label for entry in self.systems}
+        """Say better, no difference or worse, with the interval."""
+        labels = dict(self.systems)
         found = self._verdict(system, baseline)
         few = ", few" if found.few else ""
         return (
@@ -119,14 +121,12 @@ class Comparer:
         )
 
     def _summary(self, system: str, against: Sequence[str]) -> str:
-        """One sentence: what the verdicts say, without figures."""
-        labels = {entry.name: entry.label for entry in self.systems}
+        labels = dict(self.systems)
         words = {"better": "better than", "worse": "worse than", "no difference": "not shown to differ from"}
         parts = [f"{words[self._verdict(system, other).verdict]} {labels[other]}" for other in against]
         return f"{labels[system]} is {' and '.join(parts)} on the held-out queries."
 
     def _changes(self, system: str, baseline: str, kinds: Mapping[str, str]) -> list[QueryChange]:
-        """Every query's primary metric under both systems."""
         after, before = (self.found[name].per_query[PRIMARY_METRIC] for name in (system, baseline))
         return [
             QueryChange(
@@ -174,8 +174,6 @@ class Comparer:
 
     def report(
         self,
-        title: str,
-        description: str,
         system: str,
         baseline: str,
         against: Sequence[str],
@@ -183,23 +181,13 @@ class Comparer:
         kinds: Mapping[str, str],
         **rest: Any,
     ) -> ReportData:
-        """Everything as plain data.
+        """Return the report's data: `system` beside `baseline`, a summary `against` others, and `rest` as it is.
 
-        Args:
-            title: head line.
-            description: one sentence below it.
-            system: the system in question.
-            baseline: the one its rankings are shown beside.
-            against: the baselines the summary names, in order.
-            head: gives the system's probabilities in the rankings.
-            kinds: query id -> kind, may be empty.
-            rest: other parts of the report.
+        `head` gives the probabilities in the rankings, and `kinds` the kind of each query.
         """
         changes = self._changes(system, baseline, kinds)
         return ReportData(
-            title=title,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
-            description=description,
             verdicts=[self._summary(system, against)],
             systems=[
                 SystemScores(name=entry.name, label=entry.label, metrics=dict(self.found[entry.name].metrics))
@@ -215,9 +203,13 @@ class Comparer:
             **rest,
         )
 
+    def write_runs(self, folder: Path) -> None:
+        for name, found in self.found.items():
+            write_run(folder / f"{name}.trec", found.run, name)
+
 
 def merge_curve(system: str, merged: MergeResult) -> MergeCurve:
-    """What was scored when a model was merged, as the report's curve."""
+    """Return the scores of a merge as the report's curve."""
     return MergeCurve(
         system=system,
         weight=merged.weight,

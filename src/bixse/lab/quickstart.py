@@ -16,19 +16,17 @@ from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.pydocs.load_pydocs import PYDOCS_PYTHON, PYDOCS_SCALE, load_pydocs, query_kinds
 from bixse.data.run import open_run
-from bixse.data.trec import write_run
 from bixse.encoders.head import RelevanceHead
-from bixse.encoders.loading.build import build_encoder, demo_model_path
+from bixse.encoders.loading.build import demo_model_path
 from bixse.evaluation.evaluate import evaluate, evaluate_query_sets
 from bixse.evaluation.metrics import PRIMARY_METRIC
 from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import collection_task
 from bixse.files.files import write_atomically
-from bixse.lab.quickstart.comparison import Comparer, ReportedSystem, merge_curve
+from bixse.lab.comparison import Comparer, ReportedSystem, merge_curve
 from bixse.report.page import write_report
 from bixse.report.schema import load_report_data, save_report_data
 from bixse.report.training_log import training_curve
-from bixse.search.search_collection import encode_collection
 from bixse.training.config import MergeConfig, OptimizerConfig, TrainConfig
 from bixse.training.recipe import TrainResult, train
 from bixse.training.run_files import TUNED_FOLDER
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bixse.data.collection import Collection
-    from bixse.lab.quickstart.quickstart_config import QuickstartConfig
+    from bixse.lab.lab_config import QuickstartConfig
     from bixse.progress import ProgressBars
     from bixse.report.schema import ReportData
 
@@ -46,16 +44,12 @@ MODEL = "demo"
 """all-MiniLM-L6-v2, carried by the extra `bixse[demo]`."""
 LABELS = {"bixse": "BiXSE", "infonce": "InfoNCE"}
 """Loss -> its name in tables; other losses keep the word of the catalogue."""
+# one pass, short texts and few merge weights: the main job has to end in minutes on two cores
 PASSES = 1
-"""Passes over the queries: the main job has to end in minutes on two cores."""
-DOCUMENTS_PER_QUERY = 3
-"""Documents of a query in a batch, for the same reason."""
-TRAIN_LENGTH = 64
-"""Tokens of a text that are read while training, for the same reason. Every other text is read whole."""
-FAST_DOCUMENTS, FAST_TRAIN_LENGTH = 2, 32
-"""The same with `--fast`."""
+DOCUMENTS_PER_QUERY, FAST_DOCUMENTS = 3, 2
+TRAIN_LENGTH, FAST_TRAIN_LENGTH = 64, 32
+"""Tokens of a text that are read while training, without and with `--fast`. Every other text is read whole."""
 MERGE = MergeConfig(weights=(0.3, 0.5, 1.0), keep_tuned=True)
-"""Fewer weights than by default, for the same reason."""
 NOTES = [
     "Every system reads texts up to the model's own limit. Training alone reads the first 64 tokens (32 with --fast), "
     "so that this ends in minutes.",
@@ -70,7 +64,7 @@ NOTES = [
 
 @dataclass(frozen=True)
 class QuickstartResult:
-    """What quickstart leaves."""
+    """The result of a quick start."""
 
     report: ReportData
     verdicts: list[str]
@@ -78,20 +72,19 @@ class QuickstartResult:
     artifacts: dict[str, str]
     warnings: list[str]
     reused: bool = False
-    """The run was finished before; nothing was trained."""
+    """True if the run was finished before."""
 
 
 @dataclass
 class Stages:
-    """Says what is being done and how long it took."""
+    """The stages of a run: each is announced, timed and added to `timings`."""
 
     say: Callable[[str], None]
     timings: dict[str, float]
-    """Stage -> seconds, filled in."""
 
     @contextmanager
     def stage(self, name: str) -> Iterator[list[str]]:
-        """Time a block; what it appends to the list is said when it is done."""
+        """Time a block, and say the notes that it appended to the list."""
         started, notes = time.perf_counter(), list[str]()
         self.say(f"{name} ...")
         yield notes
@@ -150,11 +143,6 @@ def quickstart(
             notes.append(f"nDCG@10 {comparer.add(shown, found['test']):.3f}")
             notes.append(f"guard {guard.add(shown, found['guard']):.3f}")
 
-    def calibrate(label: str, model: str | Path, head: RelevanceHead | None) -> RelevanceHead:
-        judged = [query for split in ("dev", "test") for query in collection.qrels[split]]
-        encoded = encode_collection(build_encoder(model), collection, judged, progress)
-        return comparer.calibrate(label, encoded, head, "dev")
-
     with stages.stage("search with BM25") as notes:
         notes.append(f"nDCG@10 {comparer.add(ReportedSystem('bm25', 'BM25'), evaluate('bm25', tests)):.3f}")
     search(ReportedSystem("base", "base model"), config.model)
@@ -175,11 +163,11 @@ def quickstart(
         trained_head = RelevanceHead.load(trained["bixse"].model_path)
         if trained_head is not None:
             trained_head = replace(trained_head, slope=1.0, intercept=0.0, calibrated_on=None)
-        head = calibrate("BiXSE", trained["bixse"].model_path, trained_head)
+        head = comparer.calibrate("BiXSE", trained["bixse"].model_path, trained_head, progress)
         head.save(trained["bixse"].model_path)
         for loss in losses:
-            calibrate(LABELS.get(loss, loss), trained[loss].model_path, None)
-        calibrate("base model", config.model, None)
+            comparer.calibrate(LABELS.get(loss, loss), trained[loss].model_path, None, progress)
+        comparer.calibrate("base model", config.model, None, progress)
         warnings = [f"{name}: {warning}" for name, result in trained.items() for warning in result.warnings]
         report = comparer.report(
             title="bixse quickstart: search over Python's documentation",
@@ -198,9 +186,8 @@ def quickstart(
             commands=next_commands(out),
             notes=[*NOTES, *warnings],
         )
-        for folder, evaluations in ((out / "runs", comparer.found), (out / "runs" / "guard", guard.found)):
-            for name, found in evaluations.items():
-                write_run(folder / f"{name}.trec", found.run, name)
+        comparer.write_runs(out / "runs")
+        guard.write_runs(out / "runs" / "guard")
         save_report_data(report, out / "results.json")
         write_report(report, out / "report.html")
     record.results = {
@@ -216,7 +203,7 @@ def quickstart(
 
 
 def train_settings(out: Path, fast: bool, seed: int) -> TrainConfig:
-    """Settings of the BiXSE run: the defaults of `TrainConfig`, chosen on dev (docs/search), made to end in minutes."""
+    """Return the settings of the BiXSE run: the defaults of `TrainConfig`, made to end in minutes."""
     return TrainConfig(
         pairs=out / "train.jsonl",
         dev=out / "collection",
@@ -246,7 +233,7 @@ def compared(losses: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def user_config(config: TrainConfig) -> str:
-    """A YAML file that repeats this run and says which lines to change for one's own data."""
+    """Return a YAML file that repeats this run and says which lines to change for one's own data."""
     values = config.model_dump(mode="json")
     paths = {"pairs": "train.jsonl", "dev": "collection", "guard": "collection"}
     lines = ["# Settings for `bixse train --config`. Paths are taken from this file's folder.",
@@ -258,7 +245,7 @@ def user_config(config: TrainConfig) -> str:
 
 
 def next_commands(out: Path) -> list[str]:
-    """Two commands to go on with."""
+    """Return two commands to go on with."""
     model, collection = out / "bixse" / "model", out / "collection"
     return [
         f'bixse search {shlex.quote(str(model))} --collection {shlex.quote(str(collection))} "copy a folder"',

@@ -6,18 +6,19 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.transforms import KeepFrom, transformed
-from bixse.errors import InputError
-from bixse.lab.experiments.arms import Arm
-from bixse.lab.findings.contrasts import Contrast, above, bixse_above_others
+from bixse.errors import InputError, did_you_mean
+from bixse.lab.experiments import Arm
+from bixse.lab.lab_config import merged, train_config
 from bixse.lab.studies.measures import score_bm25, score_untrained
-from bixse.lab.studies.study import Study, arms_by, of_loss
-from bixse.lab.studies.study_config import merged, train_config
+from bixse.lab.studies.rankers import RANKERS
+from bixse.lab.studies.study import Contrast, Study, above, arms_by, bixse_above_others, of_loss
 
 if TYPE_CHECKING:
     from bixse.data.graded_pairs import GradedPairs
-    from bixse.lab.experiments.arms import ArmLabels
+    from bixse.lab.experiments import ArmLabels
+    from bixse.lab.lab_config import StudyConfig
     from bixse.lab.studies.study import Choices
-    from bixse.lab.studies.study_config import StudyConfig
+
 
 KEEPS_GRADES = "bixse"
 """In `cutoff` the other losses take every pair that is left as a positive, as InfoNCE does in the paper."""
@@ -191,7 +192,7 @@ def _annotation_contrasts(values: Choices) -> list[Contrast]:
     return bixse_above_others(losses, "labels_per_query", counts, "with {} labels per query") + spread
 
 
-STUDIES = (
+TRAINING_STUDIES = (
     Study(
         name="losses",
         title="Losses on the same rows",
@@ -294,3 +295,25 @@ STUDIES = (
     ),
 )  # fmt: skip
 """In the order of the paper."""
+
+
+STUDIES = {study.name: study for study in (*TRAINING_STUDIES, RANKERS)}
+"""Name -> study, in the order of the paper."""
+
+
+def describe_studies() -> str:
+    """What each study asks, what the paper found, and what it goes through."""
+    lines = []
+    for study in STUDIES.values():
+        lines += [f"{study.name}: {study.title}", f"  the paper: {study.paper}"]
+        lines += [f"  {key}: {value}" for key, value in study.defaults.items()]
+    return "\n".join(lines)
+
+
+def find_study(name: str) -> Study:
+    """A study by its name; raises InputError with the closest one."""
+    if name not in STUDIES:
+        raise InputError(
+            f"study: got {name!r}; expected one of {', '.join(STUDIES)}; fix: {did_you_mean(name, STUDIES)}"
+        )
+    return STUDIES[name]

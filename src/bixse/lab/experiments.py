@@ -1,15 +1,19 @@
-"""The one runner of experiments: each run has a folder and leaves one result; a second call does what is missing."""
+"""The one runner of experiments: arms with seeds, each run in a folder with one result; a second call does the rest."""
 
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
+import re
 import shutil
 import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from bixse.data.run import RUN_FILE
 from bixse.encoders.loading.precision import use_precision
@@ -23,38 +27,158 @@ from bixse.errors import (
     StorageError,
 )
 from bixse.files.files import LOCK_FILE, alone_in, read_text, storage_errors, write_atomically
-from bixse.lab.experiments.arms import RunResult
 from bixse.scale.engines.job import Job
 from bixse.scale.engines.processes import LocalEngine
 from bixse.scale.engines.ranks import without_launcher
 from bixse.training import recipe
+from bixse.training.config import TrainConfig
 from bixse.training.run_files import ADAPTER_FOLDER, CHECKPOINT_FOLDER, MODEL_FOLDER, TUNED_FOLDER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from bixse.data.run import Run, Status
-    from bixse.lab.experiments.arms import ArmRun
     from bixse.progress import Step
     from bixse.scale.engines.job import Engine
-    from bixse.training.config import TrainConfig
+
+
+ArmLabels: TypeAlias = Mapping[str, Any]
+"""What distinguishes the arms of an experiment: label -> value."""
+Measure: TypeAlias = "Callable[[ArmRun, Any, Path], Measured]"
+"""Does a run, a function of a module: (the run, what all runs read, the run's own folder) -> its figures."""
+RunStatus: TypeAlias = Literal["finished", "diverged", "failed", "interrupted"]
+"""`diverged` would only diverge again and stands; `failed` and `interrupted` are taken up again by the next call."""
+PATHS = ("model", *TrainConfig.path_settings())
+"""Settings of training that say where an input lies."""
+NAME_LENGTH = 80
+"""Maximum number of characters in the name of an arm's folder."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to train or to measure, which is run with every seed.
+
+    Example:
+        >>> arm = Arm({"loss": "bixse", "optimizer.learning_rate": 1e-4}, train={"loss": "bixse"})
+        >>> arm.label, arm.folder, arm.trained
+        ('loss=bixse, learning_rate=0.0001', 'loss=bixse,learning_rate=0.0001', True)
+    """
+
+    labels: ArmLabels
+    train: Mapping[str, Any] | None = None
+    """Settings of `TrainConfig` on top of those that all arms share; None: nothing is trained, seeds do not matter."""
+    pairs: Mapping[str, Any] = field(default_factory=dict)
+    """Transforms of the training pairs: name -> argument."""
+    measure: Measure | None = None
+    """The function that does its runs; None: that of the experiment."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further input of `measure`."""
+
+    @property
+    def trained(self) -> bool:
+        return self.train is not None
+
+    @property
+    def label(self) -> str:
+        """The labels in words; a dotted one without its section where that leaves it distinct."""
+        short = [key.rpartition(".")[2] for key in self.labels]
+        names = [name if short.count(name) == 1 else key for key, name in zip(self.labels, short, strict=True)]
+        return ", ".join(f"{name}={show(value)}" for name, value in zip(names, self.labels.values(), strict=True))
+
+    @property
+    def folder(self) -> str:
+        """Name of its folder: readable, and a hash where that is too long or holds signs no folder may."""
+        plain = self.label.replace(", ", ",")
+        name = re.sub(r"[^\w.+=,-]", "_", plain, flags=re.ASCII)
+        if name == plain and len(name) <= NAME_LENGTH:
+            return name
+        return f"{name[: NAME_LENGTH - 9]}-{hashlib.sha256(plain.encode('utf-8', 'replace')).hexdigest()[:8]}"
+
+
+@dataclass(frozen=True)
+class ArmRun:
+    """An arm with one training seed."""
+
+    arm: Arm
+    seed: int
+    measure: Measure
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of training: those that all arms share, with the arm's own on top."""
+
+    @property
+    def name(self) -> str:
+        """The folder of the run below that of all runs."""
+        return f"{self.arm.folder}/seed-{self.seed}"
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of what the run is among those of its experiment; where its inputs lie does not count."""
+        own = {key: value for key, value in (self.arm.train or {}).items() if key not in PATHS}
+        known = [self.arm.labels, own, self.arm.pairs, self.measure.__name__, self.arm.options, self.seed]
+        return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The figures of a run."""
+
+    metrics: Mapping[str, float]
+    """Metric -> mean over queries; of several collections the mean of their means."""
+    per_query: Mapping[str, float] = field(default_factory=dict)
+    """`collection/query` -> the primary metric."""
+    apart: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Figures that no claim rests on (other collections, the model before merging): name -> as `per_query`."""
+    rows: int | None = None
+    precision: str = ""
+    warnings: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class RunResult(Measured):
+    """The result of a run, as its `result.json` holds it."""
+
+    labels: ArmLabels = field(default_factory=dict)
+    seed: int = 0
+    status: RunStatus = "finished"
+    reason: str = ""
+    """Why it did not finish, in one line."""
+    seconds: float = 0.0
+    """Wall time of training and measuring, including earlier calls of an interrupted run."""
+    fingerprint: str = ""
+    version: str = ""
+
+    @property
+    def label(self) -> str:
+        return f"{Arm(self.labels).label}, seed {self.seed}"
+
+    @property
+    def stands(self) -> bool:
+        """True if another call would give the same result."""
+        return self.status in ("finished", "diverged")
+
+
+def show(value: Any) -> str:
+    """Return a setting's value as tables, labels and names show it."""
+    if isinstance(value, (str, Path)):
+        return str(value)
+    if isinstance(value, float):
+        return repr(value).removesuffix(".0")
+    return json.dumps(value, default=str)
+
 
 RUNS_FOLDER = "runs"
-"""Where an experiment keeps its runs: `runs/ARM/seed-N`, each with `result.json` and what it trained in `train`."""
+"""The folder of the runs: `runs/ARM/seed-N`, each with `result.json` and what it trained in `train`."""
 RESULT_FILE = "result.json"
 TRAIN_FOLDER = "train"
 INPUTS_FOLDER = "inputs"
-"""Where an experiment lays out what its runs read."""
 PAIRS_FILE = "pairs.parquet"
 """The transformed training pairs of a run, until it has ended."""
 ELSEWHERE = "another rank has not done it yet"
-"""What is said of a run of another rank."""
 FIX = "tried twice; fix: fewer jobs, or smaller batches"
-"""What is said of a run that ended without a word of its own, such as by the death of its process."""
+"""The reason of a run that ended without an error of its own, for example because its process died."""
 PARTS = (MODEL_FOLDER, ADAPTER_FOLDER, TUNED_FOLDER, CHECKPOINT_FOLDER)
-"""Large parts of a training."""
+"""The large folders of a training."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +188,13 @@ class Results:
     of: dict[str, RunResult]
     """Name of a run -> its result, in the order of the runs."""
     made: int
-    """Runs that this call did; the others were there."""
+    """Number of runs that this call did; the others were there."""
     warnings: list[str]
     waiting: int = 0
-    """Runs that other ranks have not done yet; they stand among the results as interrupted."""
+    """Number of runs that other ranks have not done yet; the results hold them as interrupted."""
 
     @property
     def status(self) -> Status:
-        """For the record: finished when every run is."""
         if self.waiting:
             return "running"
         return "finished" if all(found.status == "finished" for found in self.of.values()) else "failed"
@@ -83,26 +206,24 @@ class Experiment:
 
     record: Run
     engine: Engine
-    """What does the runs."""
     end: ExitStack
     """Closed with the folder."""
 
     @property
     def folder(self) -> Path:
-        """That of all runs."""
+        """The folder of all runs."""
         return self.record.folder / RUNS_FOLDER
 
     def in_turn(self) -> AbstractContextManager[None]:
-        """Of several ranks, one at a time inside the block."""
+        """Let one rank at a time into the block."""
         return alone_in(self.record.folder, wait=True) if self.engine.shared else nullcontext()
 
 
 @contextmanager
 def opened(record: Run, engine: Engine | None = None) -> Iterator[Experiment]:
-    """The folder of an experiment, for this process alone; one refused before its first result leaves no folder.
+    """Open an experiment's folder for this process alone; one refused before its first result leaves no folder.
 
-    Without an engine the runs are done here, one after the other. Ranks are in the folder together, and do each of
-    their runs as if they were alone.
+    Without an engine the runs are done here, one after the other. Ranks share the folder.
     """
     out, engine = record.folder, engine or LocalEngine(1)
     with ExitStack() as end, without_launcher() if engine.shared else alone_in(out):
@@ -131,20 +252,12 @@ def do_runs(
     wanted: Callable[[ArmRun, dict[str, RunResult]], bool] = lambda run, results: True,
     after_each: Callable[[dict[str, RunResult]], object] = lambda results: None,
 ) -> Results:
-    """Do every run that has no result; those that are finished are kept, and so are diverged ones.
+    """Do every run that has no result; finished and diverged runs are kept.
 
-    An interrupted run continues from its checkpoint, a failed one is tried again, and to have any other done anew its
-    folder is deleted. What all runs share and cannot be used ends all, and so do a full disk and Ctrl-C. Of several
-    ranks each does its share, and is alone in the folder from then on until it is closed.
-
-    Args:
-        experiment: as `opened` gives it; its record is saved as running, and as interrupted by Ctrl-C.
-        runs: what to do, in this order.
-        inputs: what their `measure` reads; it is sent to other processes.
-        keep_models: leave what is trained in the folders of the runs.
-        progress: makes a progress callback from a title and a total.
-        wanted: whether a run is still wanted, given the results so far.
-        after_each: called with all results after each run.
+    An interrupted run continues from its checkpoint and a failed one is tried again; to do another one anew, delete its
+    folder. An error that concerns all runs, a full disk and Ctrl-C end all. Each of several ranks does its share and is
+    then alone in the folder until it is closed. `inputs` go to `measure`, also in other processes; `wanted` says, given
+    the results so far, whether to do a run at all.
     """
     record, engine, folder = experiment.record, experiment.engine, experiment.folder
     if not engine.shared:
@@ -192,7 +305,7 @@ def do_runs(
 
 @dataclass(frozen=True)
 class RunJob(Job["ArmRun", RunResult]):
-    """Runs as shards; which are complete, their results say."""
+    """Runs as shards; a shard is complete where its result is final."""
 
     inputs: Any
     folder: Path
@@ -213,7 +326,7 @@ class RunJob(Job["ArmRun", RunResult]):
 
 
 def execute(run: ArmRun, inputs: Any, folder: Path, keep_models: bool = False) -> RunResult:
-    """Do one run and write its result to its folder; whatever a library raises fails this run alone."""
+    """Do one run and write its result to its folder; an exception of a library fails this run alone."""
     own = folder / run.name
     with storage_errors(own):
         own.mkdir(parents=True, exist_ok=True)
@@ -240,7 +353,7 @@ def execute(run: ArmRun, inputs: Any, folder: Path, keep_models: bool = False) -
 
 
 def load_result(run: ArmRun, folder: Path) -> RunResult | None:
-    """The result in a run's folder; None where there is none, or that of another run."""
+    """Return the result in a run's folder; None if there is none, or that of another run."""
     try:
         found = RunResult(**json.loads(read_text(folder / run.name / RESULT_FILE)))
     except (BixseError, OSError, ValueError, TypeError):
@@ -257,7 +370,7 @@ def train_run(config: TrainConfig, own: Path, title: str | None = None) -> recip
 
 
 def clear(own: Path, result: RunResult, keep_models: bool) -> None:
-    """Delete what a run that has ended does not need any more; its log and record stay."""
+    """Delete what an ended run no longer needs; its log and record stay."""
     if not result.stands:
         return
     (own / PAIRS_FILE).unlink(missing_ok=True)
@@ -268,7 +381,7 @@ def clear(own: Path, result: RunResult, keep_models: bool) -> None:
 
 
 def _standing(runs: Sequence[ArmRun], folder: Path) -> dict[str, RunResult]:
-    """Name of a run -> its result, of those that need not be done again."""
+    """Name of a run -> its result, of the runs that need not be done again."""
     known = {run.name: load_result(run, folder) for run in runs}
     return {name: found for name, found in known.items() if found is not None and found.stands}
 
@@ -291,7 +404,7 @@ def _reason(error: Exception) -> str:
 
 
 def _free_memory() -> None:
-    """Give back what a run held: the next one measures what is free before it begins."""
+    """Release memory: the next run measures what is free before it begins."""
     import torch
 
     gc.collect()

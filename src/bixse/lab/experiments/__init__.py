@@ -1,1 +1,0 @@
-"""Training runs that belong together: several arms with several seeds, resumable one by one."""

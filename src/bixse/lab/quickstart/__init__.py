@@ -1,1 +1,0 @@
-"""The quick start: several systems on the same data."""

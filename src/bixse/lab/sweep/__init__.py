@@ -1,1 +1,0 @@
-"""Searching training settings."""
