@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from bixse.data.columns import first_rows, numbered, numbered_texts
+from bixse.data.columns import SCHEMA, first_rows, numbered, numbered_texts
 from bixse.data.graded_pairs import GradedPairs, Pair
-from bixse.data.pair_schema import SCHEMA
 from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.files.parquet import save_table
-from bixse.files.read import checked_format, read_blocks, stem_of
+from bixse.files.rows import checked_format, read_blocks, stem_of, write_rows
 from bixse.files.values import FileColumn
-from bixse.files.write import write_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -11,7 +11,7 @@ import numpy as np
 
 from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.files.files import write_atomically
-from bixse.files.read import text_lines
+from bixse.files.rows import text_lines
 from bixse.files.values import FileColumn, InvalidValueError, number_of
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy as np
 
 from bixse.encoders.encode import by_length, encode_texts
 from bixse.encoders.identity import embeddings_key
-from bixse.files.cache import EMBEDDINGS_FOLDER, cache_folder
+from bixse.machine import EMBEDDINGS_FOLDER, cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +38,7 @@ class EmbeddingStore:
 
     Args:
         model: its weights, prompts and settings must not change while the store is used.
-        cache: folder that the embeddings are kept below, or "none"; None: see `bixse.files.cache.cache_folder`.
+        cache: folder that the embeddings are kept below, or "none"; None: see `bixse.machine.cache_folder`.
 
     Example:
         Only new texts are encoded the second time::

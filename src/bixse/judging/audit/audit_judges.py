@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bixse.data.collection_files import load_collection
+from bixse.data.collection import load_collection
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run import open_run
 from bixse.data.trec import read_run

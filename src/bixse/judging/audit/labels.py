@@ -13,7 +13,7 @@ import numpy as np
 from bixse.data.graded_pairs import text_id
 from bixse.data.trec import qrels_rows
 from bixse.errors import InputError, InvalidFileError
-from bixse.files.read import FORMATS, files_of, kind_of, read_rows, text_lines
+from bixse.files.rows import FORMATS, files_of, kind_of, read_rows, text_lines
 from bixse.files.values import FileColumn
 from bixse.judging.audit.label_events import LABELS, agreed_grade, standing_words
 from bixse.judging.rubrics import load_rubric

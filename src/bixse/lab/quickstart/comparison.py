@@ -12,7 +12,7 @@ from bixse.calibration.calibrate_head import fit_head
 from bixse.calibration.reliability import calibration_report
 from bixse.data.trec import ranked
 from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC
-from bixse.evaluation.significance import paired_bootstrap
+from bixse.evaluation.statistics import paired_bootstrap
 from bixse.report.schema import (
     MergeCurve,
     MergeScore,

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bixse.data.collection import Collection
-from bixse.data.collection_files import files_of_split, load_collection, save_collection
+from bixse.data.collection import Collection, files_of_split, load_collection, save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import load_several, save_graded_pairs
 from bixse.data.pydocs.load_pydocs import load_pydocs

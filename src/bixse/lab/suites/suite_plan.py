@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.collection_files import files_of_split
+from bixse.data.collection import files_of_split
 from bixse.errors import InputError, did_you_mean
-from bixse.evaluation.beir_short import short_task
-from bixse.evaluation.tasks import Task, TaskSource, collection_task
+from bixse.evaluation.tasks import Task, TaskSource, collection_task, short_task
 from bixse.lab.suites.trec_dl import chosen_years, missing_files, trec_sources
 
 if TYPE_CHECKING:

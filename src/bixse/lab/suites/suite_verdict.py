@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from bixse.evaluation.significance import bootstrap_mean, paired_differences, sign_flip_test
-from bixse.evaluation.statistics import holm
+from bixse.evaluation.statistics import bootstrap_mean, holm, paired_differences, sign_flip_test
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bixse.data.collection_files import stream_documents
+from bixse.data.collection import stream_documents
 from bixse.data.run import RUN_FILE, open_run
 from bixse.encoders.identity import model_path_settings
 from bixse.encoders.loading.precision import resolve_precision, use_precision
