@@ -15,11 +15,7 @@ def cores() -> int:
 
 
 def launched_number(name: str, least: int) -> int:
-    """Return a whole number that a launcher (torchrun, accelerate launch) sets in the environment; else the least.
-
-    Raises:
-        InputError: the variable holds something else.
-    """
+    """Return a whole number that a launcher (torchrun, accelerate launch) sets in the environment; else the least."""
     text = os.environ.get(name, str(least))
     if not text.isdecimal() or int(text) < least:
         raise InputError(
@@ -41,13 +37,6 @@ KEPT_SUFFIXES = (".sqlite", ".sqlite-journal", ".safetensors")
 
 def cache_folder(choice: str | Path | None = None) -> Path | None:
     """The cache folder; it need not exist.
-
-    Args:
-        choice: a folder, or "none"; None takes the environment variable BIXSE_CACHE_DIR (likewise a folder or "none"),
-            else the user's cache folder as the operating system has it (~/.cache/bixse on Linux).
-
-    Returns:
-        The folder, or None where nothing is to be kept.
 
     Example:
         >>> cache_folder("none") is None
@@ -72,11 +61,7 @@ def cached_files(folder: Path) -> list[Path]:
 
 
 def clear_cache(folder: Path) -> int:
-    """Delete the files that bixse keeps in a cache folder.
-
-    Returns:
-        The bytes that were freed.
-    """
+    """Delete the files that bixse keeps in a cache folder."""
     freed = 0
     for path in cached_files(folder):
         with contextlib.suppress(FileNotFoundError):  # another process was faster

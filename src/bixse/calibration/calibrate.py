@@ -287,9 +287,6 @@ class CosineCut:
 def cuts_of(head: RelevanceHead, probabilities: Sequence[float]) -> list[CosineCut]:
     """Cuts at probabilities between 0 and 1 and at the thresholds of a head, the highest cosine first.
 
-    Raises:
-        InputError: a probability that is not between 0 and 1, or a head whose slope is 0.
-
     Example:
         >>> from bixse.encoders.head import RelevanceHead
         >>> [round(cut.cosine, 3) for cut in cuts_of(RelevanceHead(20.0, -10.0), [0.5, 0.9])]

@@ -101,9 +101,6 @@ def operating_point(
 
     Where no pair reaches it the precision is NaN.
 
-    Raises:
-        InputError: all pairs are of one kind, or labels are not 0 or 1.
-
     Example:
         >>> found = operating_point([0.9, 0.8, 0.7, 0.2], [1, 1, 0, 1], ["a", "b", "a", "b"], 0.75)
         >>> found.precision, round(found.recall, 3), found.pairs

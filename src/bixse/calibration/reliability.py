@@ -100,18 +100,6 @@ def calibration_report(
     "Bootstrap Methods and their Application", section 5.2), because the calibration error is biased upwards, more so
     when resampled: the percentile interval would miss the truth (`docs/evaluation.md`).
 
-    Args:
-        p: predictions in [0, 1], shape (N,).
-        z: observed relevance in [0, 1], shape (N,); may be graded: 0.7 is right when such documents average 0.7.
-        query_ids: query of each pair; at least 2 distinct.
-        bins: of equal width, for the calibration error.
-        samples: resamples, at least 1.
-        seed: of the resampling.
-        weights: how much each pair counts, shape (N,), 0 and up; None: all alike.
-
-    Raises:
-        InputError: arguments that do not match or lie outside their range, or fewer than 2 queries.
-
     Example:
         >>> report = calibration_report([0.2, 0.3, 0.9], [0, 0, 1], ["q1", "q1", "q2"], samples=100)
         >>> report.brier < report.base_rate_brier, [round(end, 4) for end in report.brier_interval]

@@ -200,11 +200,7 @@ def drop_missing(qrels: Qrels, missing: Container[str]) -> tuple[dict[str, dict[
 
 
 def save_collection(collection: Collection, folder: str | Path) -> None:
-    """Write a collection folder in the BEIR layout; each file appears whole or not at all.
-
-    Raises:
-        StorageError: the disk is full or the folder cannot be written.
-    """
+    """Write a collection folder in the BEIR layout; each file appears whole or not at all."""
     folder = Path(folder)
     documents = [(name, *document) for name, document in collection.corpus.items()]
     write_rows(_table(("_id", "title", "text"), documents), folder / "corpus.jsonl")

@@ -70,12 +70,7 @@ def checked_batches(source: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch
 
 
 def checked(table: pa.Table, rows_before: int = 0) -> pa.Table:
-    """The columns of `SCHEMA` that a table has, in its types.
-
-    Args:
-        table: from outside.
-        rows_before: rows of earlier batches, for messages.
-    """
+    """The columns of `SCHEMA` that a table has, in its types."""
     given = {"relevance": "label"} if "relevance" not in table.column_names else {}
     sources = {name: given.get(name, name) for name in SCHEMA.names if given.get(name, name) in table.column_names}
     for name in REQUIRED_COLUMNS:
@@ -211,12 +206,7 @@ def first_rows(numbers: NDArray[np.int32]) -> NDArray[np.intp]:
 
 
 def numbered_texts(column: pa.ChunkedArray, release: Callable[[], None]) -> NDArray[np.int32]:
-    """(M,) numbers of texts, equal texts having the same one: by Python's 64-bit hash, a block of rows at a time.
-
-    Args:
-        column: M texts.
-        release: called after each block, see `Spool.release`.
-    """
+    """(M,) numbers of texts, equal texts having the same one: by Python's 64-bit hash, a block of rows at a time."""
     hashes = np.empty(len(column), dtype=np.int64)
     row = 0
     for block in blocks(column):

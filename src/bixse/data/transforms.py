@@ -141,9 +141,6 @@ class Transform(Protocol):
 def transformed(pairs: GradedPairs, transform: Transform, record: list[TransformReport] | None = None) -> GradedPairs:
     """A table after a transform; what was done goes to `record`, where a list is given.
 
-    Raises:
-        InputError: there are fewer rows than a sample is to have.
-
     Example:
         >>> from bixse.data.graded_pairs import GradedPairs
         >>> pairs = GradedPairs.from_rows(
@@ -344,9 +341,6 @@ class SplitByQuery:
 def split_by_query(pairs: GradedPairs, shares: Mapping[str, float], seed: int = 0) -> dict[str, GradedPairs]:
     """Parts of a table such that no query text stands in two of them, see `SplitByQuery`.
 
-    Raises:
-        InputError: no part, a share outside (0, 1], shares that do not add up to 1, or a seed out of its range.
-
     Example:
         >>> from bixse.data.graded_pairs import GradedPairs
         >>> pairs = GradedPairs.from_rows(
@@ -402,18 +396,6 @@ def with_random_negatives(pairs: GradedPairs, collection: Collection, number: in
     Never one that is judged for the query: by a pair (same id, or same text) or by a split of the collection (same
     query id, or same text of the query). What is drawn for a query depends on seed, query id and corpus alone, not on
     the other queries. A document that nobody judged may still be relevant; of a large corpus few are.
-
-    Args:
-        pairs: judged pairs.
-        collection: documents to draw from, and its judgements of all splits.
-        number: documents per query, 1 and up.
-        seed: of the draws.
-
-    Returns:
-        The pairs, then the added ones by query.
-
-    Raises:
-        InputError: a number below 1, or fewer documents left for a query than wanted.
 
     Example:
         >>> from bixse.data.collection import Collection, Document

@@ -149,9 +149,6 @@ def paired_bootstrap(
 
     `a` and `b` are query id -> value for the same queries; `confidence` lies between 0 and 1.
 
-    Raises:
-        InputError: different queries, fewer than 2, a value that is not finite, or arguments out of range.
-
     Example:
         >>> a, b = {"q1": 0.9, "q2": 0.8, "q3": 0.7}, {"q1": 0.5, "q2": 0.5, "q3": 0.5}
         >>> difference = paired_bootstrap(a, b)

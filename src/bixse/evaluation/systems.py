@@ -373,11 +373,7 @@ class RunFileSystem(System):
     def search(
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
     ) -> dict[str, Ranking]:
-        """The best documents of the task's queries.
-
-        Raises:
-            InputError: the run answers none of them.
-        """
+        """The best documents of the task's queries."""
         run = read_run(self.path)
         runs: dict[str, Ranking] = {}
         for own in task.query_sets:

@@ -136,12 +136,7 @@ def collection_task(
 def graded_task(
     qrels: Qrels, graded: str | Path, collection: str | Path | None = None, exclude_self: bool = False
 ) -> Task:
-    """The queries of a judge's graded pairs, read from the file `graded`; without a collection for run files alone.
-
-    Raises:
-        InputError: no grade above 0, or the collection cannot be used.
-        InvalidFileError: graded queries or documents that the collection lacks.
-    """
+    """The queries of a judge's graded pairs, read from the file `graded`; without a collection for run files alone."""
     graded = Path(graded)
     inputs = {"grades": graded}
     if collection is None:

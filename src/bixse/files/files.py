@@ -33,12 +33,7 @@ PACKED = {
 
 
 class RepeatedKeyError(ValueError):
-    """An object has a key twice.
-
-    Args:
-        key: the key.
-        line: line of its second place, from 1, or None.
-    """
+    """An object has a key twice."""
 
     def __init__(self, key: str, line: int | None = None) -> None:
         self.key = key
@@ -129,12 +124,7 @@ def not_text(start: bytes) -> str | None:
 
 
 def read_text(path: Path, keep_line_ends: bool = False) -> str:
-    """The UTF-8 text of a file; a byte order mark is dropped and line ends become newlines.
-
-    Args:
-        path: the file.
-        keep_line_ends: leave carriage returns as they are (inside a quoted CSV field they are part of the text).
-    """
+    """The UTF-8 text of a file; a byte order mark is dropped and line ends become newlines."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -279,10 +269,6 @@ def alone_in(
     """Make a folder and hold a lock in it; the operating system releases the lock of a process that is killed.
 
     With `wait` the lock of another process is waited for; else the error says that the `fix` is to be done.
-
-    Raises:
-        OutputExistsError: another process holds it.
-        StorageError: the folder cannot be written.
     """
     from filelock import FileLock, Timeout
 

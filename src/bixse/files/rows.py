@@ -72,16 +72,7 @@ def read_blocks(
     errors: InvalidFileError | None = None,
     rows: range | None = None,
 ) -> Iterator[Block]:
-    """Read the rows of a file in blocks of bounded size; rows with errors are left out.
-
-    Args:
-        path: .jsonl, .csv, .tsv (each may have .gz behind it) or .parquet, or a folder of Parquet files, whose rows
-            are numbered through in the order of their names.
-        columns: the columns to read; others are ignored.
-        errors: takes the errors, for a caller that has checks of its own to add, or that goes on without invalid rows.
-            None raises them all when the file has been read.
-        rows: of Parquet only these, counted from 0; nothing else is read.
-    """
+    """Read the rows of a file in blocks of bounded size; rows with errors are left out."""
     path = Path(path)
     found = errors if errors is not None else InvalidFileError(path)
     again = partial(_values_of, path, columns, rows)

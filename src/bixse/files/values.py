@@ -183,9 +183,6 @@ class FirstRows:
     hash that comes again, which may stand for two values, makes the column be read from its beginning; from then on
     values and rows are kept themselves.
 
-    Args:
-        read_again: gives value and row of the column from its beginning, to the last row added or beyond.
-
     Example:
         >>> column = [("a", 1), ("b", 2), ("a", 3), ("b", 4)]
         >>> first = FirstRows(lambda: column)
@@ -276,12 +273,6 @@ def column_hint(column: str, names: Sequence[object], otherwise: str) -> str:
 @lru_cache
 def missing_column_hint(path: Path, column: str, names: tuple[str, ...], needed: tuple[str, ...]) -> str:
     """How to get a column that is missing: as `column_hint`, or by a command that maps the columns of graded pairs.
-
-    Args:
-        path: the file.
-        column: the missing column.
-        names: the columns, or the keys of a row, that are there.
-        needed: the columns that have to be.
 
     Example:
         >>> from pathlib import Path

@@ -36,10 +36,6 @@ class EmbeddingStore:
 
     What cannot be read is encoded again; where the folder cannot be written, nothing is kept.
 
-    Args:
-        model: its weights, prompts and settings must not change while the store is used.
-        cache: folder that the embeddings are kept below, or "none"; None: see `bixse.machine.cache_folder`.
-
     Example:
         Only new texts are encoded the second time::
 
