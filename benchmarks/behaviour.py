@@ -37,10 +37,10 @@ PLACES = {
     "build_loss": "bixse.losses.catalogue",
     "evaluate_run": "bixse.evaluation.metrics",
     "mean": "bixse.evaluation.metrics",
-    "paired_bootstrap": "bixse.evaluation.significance",
-    "randomisation_test": "bixse.evaluation.significance",
+    "paired_bootstrap": "bixse.evaluation.statistics",
+    "randomisation_test": "bixse.evaluation.statistics",
     "load_pydocs": "bixse.data.pydocs.load_pydocs",
-    "save_collection": "bixse.data.collection_files",
+    "save_collection": "bixse.data.collection",
 }
 """Name -> inner module: all that this file takes from inside bixse."""
 FILES = {

@@ -41,7 +41,7 @@ from bixse.encoders.encode import TEXTS_PER_BLOCK, EncodePool, by_length, encode
 from bixse.encoders.loading.build import build_encoder, no_library_bars
 from bixse.encoders.loading.precision import autocast, resolve_precision, use_precision
 from bixse.evaluation.evaluate import Evaluation, evaluate
-from bixse.evaluation.significance import paired_bootstrap
+from bixse.evaluation.statistics import paired_bootstrap
 from measuring import bare_products, in_turn, linear_shapes, make_parser, middle, ratio_with_ends, show, timed
 
 if TYPE_CHECKING:

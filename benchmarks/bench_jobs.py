@@ -98,7 +98,7 @@ def write_pairs(
     """Pairs in a file whose name says the format."""
     import pyarrow as pa
 
-    from bixse.files.write import write_rows
+    from bixse.files.rows import write_rows
 
     schema = pa.RecordBatch.from_pydict(rows([0])).schema
     batches = (pa.RecordBatch.from_pydict(rows(numbers), schema) for numbers in blocks_of(size))

@@ -25,8 +25,7 @@ import numpy as np
 import pyarrow as pa
 from safetensors import safe_open
 
-from bixse.data.collection import Collection, Document
-from bixse.data.collection_files import save_collection
+from bixse.data.collection import Collection, Document, save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.files.parquet import table_writer

@@ -20,8 +20,7 @@ import pyarrow as pa
 from anyio.from_thread import start_blocking_portal
 from starlette.testclient import TestClient
 
-from bixse.data.collection import Collection, Document
-from bixse.data.collection_files import save_collection
+from bixse.data.collection import Collection, Document, save_collection
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import load_relevance_model
 from bixse.evaluation.metrics import METRICS

@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 from typing import get_args
 
-from bixse.data.collection_files import save_collection
+from bixse.data.collection import save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.pydocs.load_pydocs import PYDOCS_RELEVANT_GRADE, PYDOCS_SCALE, load_pydocs

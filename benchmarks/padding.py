@@ -15,8 +15,7 @@ from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pydocs.load_pydocs import PYDOCS_SCALE, load_pydocs
 from bixse.encoders.embedding import positions_computed
 from bixse.encoders.loading.build import build_encoder
-from bixse.training.loop.batches import BatchPlan, GradedCollator, GroupDataset
-from bixse.training.loop.trainer import shortened_preprocess
+from bixse.training.loop.batches import BatchPlan, GradedCollator, GroupDataset, shortened_preprocess
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,10 +19,10 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-from bixse.data.collection_files import load_collection
+from bixse.data.collection import load_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
-from bixse.data.random_negatives import with_random_negatives
+from bixse.data.transforms import with_random_negatives
 from bixse.relevance import GradeScale
 
 DESKTOP = {"width": 1280, "height": 900}

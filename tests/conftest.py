@@ -147,7 +147,7 @@ def decoder_path(tiny_model_path, tmp_path_factory):
 @pytest.fixture(scope="session")
 def actions(tmp_path_factory):
     """Folder of a collection of actions with the splits train, dev and test, and beside it its training pairs."""
-    from bixse.data.collection_files import save_collection
+    from bixse.data.collection import save_collection
     from bixse.data.graded_pairs import GradedPairs
     from bixse.data.pairs_files import save_graded_pairs
     from bixse.relevance import GradeScale

@@ -20,8 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bixse.data.collection import Collection
-from bixse.data.collection_files import load_collection, save_collection
+from bixse.data.collection import Collection, load_collection, save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.pydocs.load_pydocs import load_pydocs

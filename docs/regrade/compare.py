@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bixse.data.collection import Collection
-from bixse.data.collection_files import save_collection
+from bixse.data.collection import Collection, save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
 from bixse.data.pydocs.load_pydocs import PYDOCS_SCALE, load_pydocs

@@ -14,9 +14,10 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bixse.lab.findings.contrasts import crossed_interval
 from measure import MEASURED_ON
 from numpy import array
+
+from bixse.lab.studies.study import crossed_interval
 
 if TYPE_CHECKING:
     from numpy import float64

@@ -2,7 +2,7 @@
 
 from .calibration.calibrate import calibrate as calibrate
 from .calibration.calibrate_settings import CalibrateSettings as CalibrateSettings
-from .data.collection_files import load_collection as load_collection
+from .data.collection import load_collection as load_collection
 from .data.graded_pairs import GradedPairs as GradedPairs
 from .data.pairs_files import load_graded_pairs as load_graded_pairs
 from .data.pairs_files import load_pairs as load_pairs

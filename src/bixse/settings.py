@@ -68,11 +68,6 @@ class Settings(BaseModel):
         """Settings from a YAML file and overrides on top, whose dotted keys reach into sections.
 
         Relative paths in the file are taken from the file's own folder.
-
-        Raises:
-            InputError: the file is missing, unreadable, or not UTF-8.
-            ConfigError: the file is not a YAML mapping, a key is unknown (with the closest known one), or a value is
-                outside its range; all errors together.
         """
         values = cls.from_folder(read_settings(path), path.parent) if path is not None else {}
         for key, value in (overrides or {}).items():

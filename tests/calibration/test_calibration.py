@@ -8,11 +8,11 @@ from sklearn.calibration import calibration_curve
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import brier_score_loss
 
-from bixse.calibration.platt import fit_platt
 from bixse.calibration.reliability import (
     brier,
     calibration_report,
     expected_calibration_error,
+    fit_platt,
     reliability_curve,
 )
 from bixse.errors import InputError

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bixse.calibration.export import CUTS_FILE, STORES, cuts_of, write_export
+from bixse.calibration.calibrate import CUTS_FILE, STORES, cuts_of, write_export
 from bixse.encoders.head import RelevanceHead, Threshold
 from bixse.errors import InputError
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import precision_recall_curve
 
-from bixse.calibration.thresholds import operating_point, threshold_at_precision
+from bixse.calibration.calibrate_head import operating_point, threshold_at_precision
 from bixse.errors import InputError
 from bixse.evaluation.statistics import wilson_interval
 

@@ -6,11 +6,10 @@ import platformdirs
 import pytest
 
 from bixse.cli.main import main
-from bixse.data.collection import Collection, Document
-from bixse.data.collection_files import save_collection
+from bixse.data.collection import Collection, Document, save_collection
 from bixse.encoders import encode
 from bixse.errors import InputError
-from bixse.files.cache import cache_folder
+from bixse.machine import cache_folder
 from bixse.preparing.mine.mine import mine
 from bixse.preparing.mine.mine_settings import MineConfig
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bixse.data.collection import Collection, Document
-from bixse.data.collection_files import save_collection
+from bixse.data.collection import Collection, Document, save_collection
 from bixse.data.trec import read_qrels
 from bixse.errors import InputError
 from helpers.command import refused, result_of

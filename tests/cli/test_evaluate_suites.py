@@ -5,8 +5,7 @@ import json
 import pytest
 
 from bixse.cli.main import main
-from bixse.data.collection import Collection, Document
-from bixse.data.collection_files import save_collection
+from bixse.data.collection import Collection, Document, save_collection
 from helpers.command import call, refused
 
 CORPUS = {

@@ -7,8 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bixse.data.collection import Collection, Document
-from bixse.data.collection_files import save_collection
+from bixse.data.collection import Collection, Document, save_collection
 from bixse.errors import InputError, InvalidFileError, OutputExistsError
 from helpers.command import result_of
 

@@ -6,8 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bixse.cli.main import main
-from bixse.data.collection import Collection, Document
-from bixse.data.collection_files import save_collection
+from bixse.data.collection import Collection, Document, save_collection
 from bixse.data.pairs_files import load_graded_pairs
 from helpers.command import call
 

@@ -16,8 +16,7 @@ from contextlib import suppress
 import pyarrow.parquet as pq
 import pytest
 
-from bixse.data.collection import Collection, Document
-from bixse.data.collection_files import save_collection
+from bixse.data.collection import Collection, Document, save_collection
 from helpers.chat_server import chat_server, planted
 
 WORDS = "copy move delete open read write list file folder tree disk path name text byte line".split()  # noqa: SIM905

@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from bixse.cli.main import main
-from bixse.data.collection import Collection, Document
-from bixse.data.collection_files import save_collection
+from bixse.data.collection import Collection, Document, save_collection
 from bixse.encoders.loading.precision import PRECISION_VARIABLE
 from helpers.command import call, refused
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from bixse.data.collection import Collection, Document
-from bixse.data.collection_files import save_collection
+from bixse.data.collection import Collection, Document, save_collection
 from bixse.encoders.encode import EncodePool
 from bixse.scale.index.search import open_index
 from helpers.command import call

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bixse.data.collection import Collection, Document
-from bixse.data.collection_files import load_collection, load_corpus, save_collection, warn_of_empty
+from bixse.data.collection import Collection, Document, load_collection, load_corpus, save_collection, warn_of_empty
 from bixse.errors import InputError, InvalidFileError
 
 CORPUS = [{"_id": "d1", "title": "copy", "text": "copies"}, {"_id": "d2", "title": "", "text": "moves"}]

@@ -6,9 +6,10 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from bixse.data.collection import Collection, Document
-from bixse.data.graded_pairs import GradedPairs, text_id
+from bixse.data.columns import text_id
+from bixse.data.graded_pairs import GradedPairs
 from bixse.errors import InputError
-from bixse.files import arrow
+from bixse.files import parquet
 from bixse.relevance import GradeScale
 
 ROWS = [
@@ -145,7 +146,7 @@ def test_ids_that_some_rows_lack_are_those_of_their_texts():
 def test_texts_on_disk_are_the_texts_that_were_given(monkeypatch, cache_path):
     rows = [{**row, "document": f"{row['document']} {number}"} for number in range(500) for row in ROWS]
     in_memory = GradedPairs.from_rows(rows)
-    monkeypatch.setattr(arrow, "BYTES_IN_MEMORY", 1000)
+    monkeypatch.setattr(parquet, "BYTES_IN_MEMORY", 1000)
     table = in_memory.to_arrow()
     on_disk = GradedPairs.from_arrow(table.to_batches(max_chunksize=7))
     assert on_disk.content_hash() == in_memory.content_hash()

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from bixse.errors import StorageError
-from bixse.files.hashes import HASHES_FILE, damage, drop_hashes, write_hashes, write_with_hash
+from bixse.files.files import HASHES_FILE, damage, drop_hashes, write_hashes, write_with_hash
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_a_file_is_replaced_with_its_hash(folder):
 
 
 def test_a_stop_at_any_moment_of_a_replacement_leaves_a_folder_that_is_read(folder, monkeypatch):
-    import bixse.files.hashes as module
+    import bixse.files.files as module
 
     for last in (1, 2, 3):
         done = []

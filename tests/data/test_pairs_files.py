@@ -8,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bixse.data.graded_pairs import GradedPairs, text_id
+from bixse.data.columns import text_id
+from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import load_graded_pairs, load_pairs, load_several, save_graded_pairs
 from bixse.errors import InputError, InvalidFileError
 

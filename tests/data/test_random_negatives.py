@@ -4,7 +4,7 @@ import pytest
 
 from bixse.data.collection import Collection, Document
 from bixse.data.graded_pairs import GradedPairs
-from bixse.data.random_negatives import with_random_negatives
+from bixse.data.transforms import with_random_negatives
 from bixse.errors import InputError
 
 CORPUS = {f"d{n}": Document("title" if n % 2 else "", f"text {n}") for n in range(200)}

@@ -17,10 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bixse.errors import InputError, InvalidFileError, StorageError
-from bixse.files import read
-from bixse.files.read import FORMATS, read_blocks, read_rows, text_lines
+from bixse.files import rows as reading
+from bixse.files.rows import FORMATS, read_blocks, read_rows, text_lines, write_rows
 from bixse.files.values import FileColumn
-from bixse.files.write import write_rows
 
 TEXT, ID, NUMBER = FileColumn("text"), FileColumn("id", "id"), FileColumn("number", "number", low=0, high=1)
 NAMES = [*FORMATS, ".jsonl.gz", ".csv.gz", ".tsv.gz"]
@@ -156,7 +155,7 @@ def test_lines_that_are_no_objects(tmp_path):
 
 
 def test_a_line_without_end_does_not_fill_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(read, "LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr(reading, "LONGEST_LINE", 1 << 20)
     long = "x" * (3 << 20)
     row = json.dumps({"text": long})
     assert places(put(tmp_path, "rows.jsonl", f'{{"text": "a"}}\n{row}\n{row}'), TEXT) == [(2, None), (3, None)]
@@ -168,7 +167,7 @@ def test_memory_is_bounded(tmp_path):
     write_rows(pa.table({"text": [text] * 20_000}), tmp_path / "rows.jsonl")
     tracemalloc.start()
     sizes = [len(block) for block in read_blocks(tmp_path / "rows.jsonl", [TEXT])]
-    assert (sum(sizes), max(sizes)) == (20_000, read.BLOCK_ROWS)
+    assert (sum(sizes), max(sizes)) == (20_000, reading.BLOCK_ROWS)
     assert tracemalloc.get_traced_memory()[1] < 8e6
     tracemalloc.stop()
 
@@ -266,7 +265,7 @@ def test_values_that_have_to_be_unique(tmp_path):
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.tsv", "rows.jsonl", "rows.jsonl.gz"])
 def test_repeats_are_found_blocks_apart_with_the_row_they_repeat(tmp_path, name):
-    values = [f"d{number}" for number in range(5 * read.BLOCK_ROWS)]
+    values = [f"d{number}" for number in range(5 * reading.BLOCK_ROWS)]
     values[4000], values[4500], values[4501] = values[3], values[3999], values[3]
     write_rows(pa.table({"value": values}), tmp_path / name)
     with pytest.raises(InvalidFileError) as caught:

@@ -6,8 +6,7 @@ import pytest
 import yaml
 
 from bixse.errors import ConfigError
-from bixse.files.files import read_settings
-from bixse.files.strict import parse_json, parse_yaml
+from bixse.files.files import parse_json, parse_yaml, read_settings
 
 
 @pytest.mark.parametrize("inner", ['{"a": 1, "b": 2, "a": 3}', '[{"a": 1, "a": 1}]', '{"b": {"a": null, "a": null}}'])

@@ -17,7 +17,7 @@ from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.relevance_model import RelevanceModel
 from bixse.encoders.serving import NEW_TYPE, READERS, ModelFiles, add_older_settings, older_settings
 from bixse.errors import ModelError
-from bixse.files.hashes import damage, write_hashes
+from bixse.files.files import damage, write_hashes
 from helpers.command import call, refused
 from helpers.server_readers import (
     RefusedError,

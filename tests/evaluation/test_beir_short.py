@@ -4,11 +4,9 @@ import json
 
 import pytest
 
-from bixse.data.collection import Collection, Document
-from bixse.data.collection_files import save_collection
+from bixse.data.collection import Collection, Document, save_collection
 from bixse.errors import InputError
-from bixse.evaluation.beir_short import FOLDER, cut_collection, short_task
-from bixse.evaluation.tasks import collection_task
+from bixse.evaluation.tasks import FOLDER, collection_task, cut_collection, short_task
 
 CORPUS = [f"d{number}" for number in range(200)]
 QRELS = {f"q{number}": {f"d{number}": 1.0, f"d{number + 50}": 0.0} for number in range(40)}

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from bixse import EncoderSystem, collection_task, evaluate
-from bixse.data.collection import Collection, Document
-from bixse.data.collection_files import save_collection
+from bixse.data.collection import Collection, Document, save_collection
 from bixse.data.trec import read_run, write_run
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError, InvalidFileError, OutputExistsError

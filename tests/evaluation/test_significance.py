@@ -3,8 +3,14 @@ import pytest
 import scipy.stats
 
 from bixse.errors import InputError
-from bixse.evaluation.significance import bootstrap_mean, paired_bootstrap, randomisation_test
-from bixse.evaluation.statistics import holm, query_draws, wilson_interval
+from bixse.evaluation.statistics import (
+    bootstrap_mean,
+    holm,
+    paired_bootstrap,
+    query_draws,
+    randomisation_test,
+    wilson_interval,
+)
 from bixse.report.table import format_verdict
 from bixse.results import Difference
 

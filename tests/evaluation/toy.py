@@ -1,7 +1,6 @@
 """A collection of four documents, the first of which is a query too."""
 
-from bixse.data.collection import Collection, Document
-from bixse.data.collection_files import save_collection
+from bixse.data.collection import Collection, Document, save_collection
 
 CORPUS = {
     "q1": Document("", "copy a file to a folder"),

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bixse.data.graded_pairs import text_id
+from bixse.data.columns import text_id
 from bixse.errors import InputError, InvalidFileError
 from bixse.judging.audit.labels import read_labels
 from bixse.relevance import GradeScale

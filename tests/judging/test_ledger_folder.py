@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bixse.errors import InputError, StorageError
-from bixse.files.read import read_rows
+from bixse.files.rows import read_rows
 from bixse.files.values import FileColumn
 from bixse.judging.grade import grade
 from bixse.judging.judge import Answer, Usage

@@ -3,8 +3,7 @@ import json
 import pyarrow.parquet as pq
 import pytest
 
-from bixse.data.collection import Collection, Document
-from bixse.data.collection_files import save_collection
+from bixse.data.collection import Collection, Document, save_collection
 from bixse.errors import InputError, InvalidFileError
 from bixse.judging.grade import grade
 from bixse.judging.grade_settings import GradeSettings

@@ -6,8 +6,7 @@ import sys
 import pytest
 from toy import save_toy
 
-from bixse.data.collection import Collection
-from bixse.data.collection_files import load_collection, save_collection
+from bixse.data.collection import Collection, load_collection, save_collection
 from bixse.data.pydocs.load_pydocs import load_pydocs
 from bixse.data.task_instructions import Instructions
 from bixse.encoders.instructions import set_instructions

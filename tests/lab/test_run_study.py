@@ -17,8 +17,7 @@ import psutil
 import pytest
 
 from bixse.cli.main import main
-from bixse.data.collection import Collection, Document
-from bixse.data.collection_files import save_collection
+from bixse.data.collection import Collection, Document, save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.errors import ConfigError, InputError, OutputExistsError
@@ -27,8 +26,8 @@ from bixse.lab.studies.paper import STUDIES, find_study
 from bixse.lab.studies.run_study import run_study
 from bixse.lab.studies.study import chosen_values
 from bixse.lab.studies.study_plan import plan_study
+from bixse.machine import cores
 from bixse.relevance import GradeScale
-from bixse.scale.engines.processes import cores
 from helpers.actions import action_collection
 
 QUICK = ("cutoff", "rankers")

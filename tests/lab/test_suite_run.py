@@ -10,7 +10,7 @@ from bixse.data.task_instructions import Instructions
 from bixse.data.trec import read_run
 from bixse.encoders.instructions import set_instructions
 from bixse.errors import InputError, ModelError, OutputExistsError
-from bixse.evaluation import block_search, systems
+from bixse.evaluation import systems
 from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.systems import EncoderSystem, instructions_of
 from bixse.evaluation.tasks import collection_task
@@ -225,8 +225,8 @@ def test_other_settings_and_changed_data_are_refused(data, tmp_path):
 
 
 def test_an_interrupted_suite_goes_on_inside_its_task(data, tiny_model_path, tmp_path, monkeypatch):
-    monkeypatch.setattr(block_search, "DOCUMENTS_PER_BLOCK", 1)
-    monkeypatch.setattr(block_search, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(systems, "DOCUMENTS_PER_BLOCK", 1)
+    monkeypatch.setattr(systems, "SAVE_SECONDS", 0.0)
     monkeypatch.setenv("BIXSE_CACHE_DIR", "none")
     whole = evaluate_suite([str(tiny_model_path)], "beir", data, tasks=TASKS)
     done: list[str] = []

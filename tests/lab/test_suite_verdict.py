@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from bixse.errors import InputError
-from bixse.evaluation.significance import paired_bootstrap, randomisation_test
-from bixse.evaluation.statistics import holm
+from bixse.evaluation.statistics import holm, paired_bootstrap, randomisation_test
 from bixse.lab.suites.suite_result import compare_systems
 
 

@@ -10,7 +10,7 @@ import source_files as files
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bixse.data.graded_pairs import text_id
+from bixse.data.columns import text_id
 from bixse.data.task_instructions import load_instructions
 from bixse.errors import BixseError, InputError, InvalidFileError
 from bixse.files.files import is_unicode

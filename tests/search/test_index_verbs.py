@@ -14,9 +14,9 @@ from safetensors.numpy import load_file, save_file
 from bixse.data.task_instructions import Instructions
 from bixse.data.trec import read_run
 from bixse.encoders.instructions import set_instructions
-from bixse.files.write import write_rows
+from bixse.files.rows import write_rows
 from bixse.scale.index.manifest import read_manifest
-from bixse.search.hits import read_queries
+from bixse.search.search_collection import read_queries
 from helpers.command import call, refused, result_of
 
 DOCUMENTS = {

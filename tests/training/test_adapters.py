@@ -11,8 +11,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel
 
-from bixse.data.collection import Collection
-from bixse.data.collection_files import save_collection
+from bixse.data.collection import Collection, save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.pydocs.load_pydocs import PYDOCS_SCALE, load_pydocs

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from bixse.calibration.platt import fit_platt
+from bixse.calibration.reliability import fit_platt
 from bixse.data.graded_pairs import GradedPairs
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.loading.build import build_encoder

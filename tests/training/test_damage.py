@@ -10,7 +10,7 @@ import pytest
 from bixse.cli.main import main
 from bixse.encoders.loading.build import build_encoder, load_relevance_model
 from bixse.errors import ModelError, TrainingError
-from bixse.files.hashes import HASHES_FILE, damage, write_with_hash
+from bixse.files.files import HASHES_FILE, damage, write_with_hash
 from bixse.training.loop.checkpoints import STATE_FILE
 from bixse.training.recipe import train
 from helpers.modes import odd_modes

@@ -12,8 +12,7 @@ import torch
 from launch import TRAIN_ALL, finish, start
 from safetensors.torch import load_file
 
-from bixse.data.collection import Collection, Document
-from bixse.data.collection_files import save_collection
+from bixse.data.collection import Collection, Document, save_collection
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.identity import embeddings_key
 from bixse.encoders.interpolation import interpolate, trained_weights

@@ -12,7 +12,7 @@ from collections import namedtuple
 import pytest
 
 from bixse.cli.main import main
-from bixse.data.collection_files import load_collection
+from bixse.data.collection import load_collection
 from bixse.encoders.head import HEAD_FILE, RelevanceHead
 from bixse.encoders.loading.build import build_encoder, load_relevance_model
 from bixse.errors import (
@@ -227,7 +227,7 @@ def test_every_folder_that_is_saved_is_read_alike_by_older_servers(tiny_model_pa
     from sentence_transformers import SentenceTransformer
 
     from bixse.encoders.serving import ModelFiles, older_settings
-    from bixse.files.hashes import damage
+    from bixse.files.files import damage
     from bixse.losses import BiXSELoss
     from bixse.training.config import MergeModelsConfig
     from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments

@@ -8,8 +8,7 @@ import pytest
 
 from bixse.calibration.calibrate import calibrate
 from bixse.calibration.calibrate_settings import CalibrateSettings
-from bixse.data.collection import Collection, Document
-from bixse.data.collection_files import save_collection
+from bixse.data.collection import Collection, Document, save_collection
 from bixse.data.trec import write_run
 from bixse.errors import ConfigError, InputError
 from bixse.judging.audit.labels import read_labels

@@ -9,8 +9,7 @@ import pytest
 
 from bixse.calibration.calibrate import calibrate
 from bixse.calibration.calibrate_settings import CalibrateSettings
-from bixse.data.collection import Collection, Document
-from bixse.data.collection_files import save_collection
+from bixse.data.collection import Collection, Document, save_collection
 from bixse.files.parquet import save_table
 from helpers.actions import action_collection
 from helpers.ui_browser import faults, needs_axe, needs_chromium, running, tab

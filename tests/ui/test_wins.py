@@ -7,7 +7,7 @@ import pytest
 
 from bixse.data.trec import write_run
 from bixse.evaluation.evaluate import evaluate
-from bixse.evaluation.significance import paired_bootstrap
+from bixse.evaluation.statistics import paired_bootstrap
 from bixse.evaluation.tasks import collection_task
 from helpers.ui_server import Browser
 

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+from dataclasses import asdict, dataclass, replace
+from importlib import resources
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import TypeAdapter
 
-from bixse.calibration.calibrate_head import HeldOutCheck, choose_thresholds, fit_head, held_out_check
-from bixse.calibration.export import CosineCut, cuts_of, cuts_text, write_export
-from bixse.calibration.thresholds import OperatingPoint  # noqa: TC001 pydantic reads it
-from bixse.data.collection_files import load_collection
+from bixse.calibration.calibrate_head import (
+    HeldOutCheck,
+    OperatingPoint,
+    choose_thresholds,
+    fit_head,
+    held_out_check,
+)
+from bixse.data.collection import load_collection
 from bixse.data.pairs_files import load_graded_pairs
-from bixse.data.random_negatives import with_random_negatives
 from bixse.data.run import open_run
+from bixse.data.transforms import with_random_negatives
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import HEAD_FILE, RelevanceHead
 from bixse.encoders.identity import model_hashes, model_path_settings
@@ -24,11 +31,13 @@ from bixse.encoders.loading.build import build_encoder, quiet_loading
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.encoders.relevance_model import RelevanceModel, save_whole
 from bixse.errors import InputError
-from bixse.files.files import file_hash
+from bixse.files.files import file_hash, storage_errors, write_atomically
 from bixse.report.plots import reliability_diagram, save_plot
 from bixse.report.table import format_interval, format_number, format_table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from bixse.calibration.calibrate_settings import CalibrateSettings
@@ -36,6 +45,7 @@ if TYPE_CHECKING:
     from bixse.data.run import Run
     from bixse.progress import ProgressBars
     from bixse.results import CalibrationReport
+
 
 DIAGRAM = "reliability.svg"
 EXPORT_FOLDER = "export"
@@ -256,3 +266,58 @@ def calibration_warnings(result: CalibrateResult) -> list[str]:
         for point in result.points
         if point.is_reached and point.interval is not None and point.interval[0] < point.wanted
     ]
+
+
+CUTS_FILE = "cuts.json"
+STORES = ("langchain", "llama_index", "haystack", "qdrant", "elasticsearch", "opensearch", "pgvector")
+"""What there is a snippet for; `snippets/` holds them."""
+
+
+@dataclass(frozen=True)
+class CosineCut:
+    """A place to cut a ranking by cosine."""
+
+    probability: float
+    cosine: float
+    """(logit(p) - intercept) / slope, less beta, over alpha; outside [-1, 1] where no cosine reaches it, or all do."""
+    precision: float | None = None
+    """What was asked for where the probability is the threshold of a precision."""
+
+
+def cuts_of(head: RelevanceHead, probabilities: Sequence[float]) -> list[CosineCut]:
+    """Cuts at probabilities between 0 and 1 and at the thresholds of a head, the highest cosine first.
+
+    Example:
+        >>> from bixse.encoders.head import RelevanceHead
+        >>> [round(cut.cosine, 3) for cut in cuts_of(RelevanceHead(20.0, -10.0), [0.5, 0.9])]
+        [0.61, 0.5]
+    """
+    found = [CosineCut(probability, head.cosine_at(probability)) for probability in probabilities]
+    found += [
+        CosineCut(threshold.probability, head.cosine_at(threshold.probability), threshold.precision)
+        for threshold in head.thresholds
+        if 0 < threshold.probability < 1
+    ]
+    return sorted(found, key=lambda cut: -cut.cosine)
+
+
+def write_export(cuts: Sequence[CosineCut], model: str, folder: Path) -> dict[str, str]:
+    """Write `cuts.json`, and a snippet for every store with the first cut; gives name -> path."""
+    files = {"cuts": folder / CUTS_FILE, **{store: folder / f"{store}.py" for store in STORES}}
+    shown = {"probability": f"{cuts[0].probability:g}", "cosine": f"{cuts[0].cosine:.6f}", "model": model}
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(files["cuts"], json.dumps([asdict(cut) for cut in cuts], indent=2) + "\n")
+        for store in STORES:
+            text = resources.files(__package__).joinpath("snippets", f"{store}.py.txt").read_text(encoding="utf-8")
+            write_atomically(files[store], Template(text).substitute(shown))
+    return {name: str(path) for name, path in files.items()}
+
+
+def cuts_text(cuts: Sequence[CosineCut]) -> str:
+    """A table for a terminal."""
+    rows = [
+        [f"{cut.probability:.4g}", f"{cut.cosine:.4f}", "–" if cut.precision is None else f"{cut.precision:g}"]
+        for cut in cuts
+    ]
+    return format_table(rows, ["probability", "cut at cosine", "of precision"])

@@ -100,18 +100,6 @@ def calibration_report(
     "Bootstrap Methods and their Application", section 5.2), because the calibration error is biased upwards, more so
     when resampled: the percentile interval would miss the truth (`docs/evaluation.md`).
 
-    Args:
-        p: predictions in [0, 1], shape (N,).
-        z: observed relevance in [0, 1], shape (N,); may be graded: 0.7 is right when such documents average 0.7.
-        query_ids: query of each pair; at least 2 distinct.
-        bins: of equal width, for the calibration error.
-        samples: resamples, at least 1.
-        seed: of the resampling.
-        weights: how much each pair counts, shape (N,), 0 and up; None: all alike.
-
-    Raises:
-        InputError: arguments that do not match or lie outside their range, or fewer than 2 queries.
-
     Example:
         >>> report = calibration_report([0.2, 0.3, 0.9], [0, 0, 1], ["q1", "q1", "q2"], samples=100)
         >>> report.brier < report.base_rate_brier, [round(end, 4) for end in report.brier_interval]
@@ -198,3 +186,65 @@ def _bin_of(predicted: Floats, bins: int) -> npt.NDArray[np.int64]:
     if bins < 1:
         raise InputError(f"bins: got {bins}; expected at least 1; fix: use 10")
     return np.minimum((predicted * bins).astype(np.int64), bins - 1)
+
+
+_NEWTON_STEPS = 100
+
+
+def fit_platt(logits: npt.ArrayLike, z: npt.ArrayLike) -> tuple[float, float]:
+    """Slope a >= 0 and intercept c of sigma(a * logit + c), fitted to relevance by binary cross-entropy.
+
+    Platt scaling (Platt 1999, "Probabilistic outputs for support vector machines") with soft targets, by Newton's
+    method with step halving in float64. A slope of 0 means that the logits do not rise with relevance. The targets are
+    pulled in as Platt does: relevance 1 becomes (n1 + 1) / (n1 + 2) and relevance 0 becomes 1 / (n0 + 2), where n1 =
+    sum z and n0 = sum (1 - z), and graded targets lie between. It keeps the answer finite when the logits separate the
+    relevances or these are all 0 or 1, and hardly matters with many pairs.
+
+    Both `logits`, finite, and `z` in [0, 1] have shape (N,); raises InputError where they do not.
+
+    Example:
+        >>> slope, intercept = fit_platt([-2.0, -1.0, 1.0, 2.0], [0.0, 0.4, 0.6, 1.0])
+        >>> slope > 0, abs(intercept) < 1e-9
+        (True, True)
+    """
+    scores = np.asarray(logits, dtype=np.float64)
+    _, observed, _ = checked(np.zeros(scores.shape), z)
+    if not np.isfinite(scores).all():
+        raise InputError("logits: got NaN or infinity; expected finite numbers; fix: check the model")
+    top, bottom = (observed.sum() + 1) / (observed.sum() + 2), 1 / ((1 - observed).sum() + 2)
+    targets = bottom + (top - bottom) * observed
+    mean = float(targets.mean())
+    constant = (0.0, float(np.log(mean / (1 - mean))))
+    spread = float(scores.std())
+    if spread <= 1e-12 * max(1.0, float(np.abs(scores).max())):
+        return constant
+    center = float(scores.mean())
+    slope, intercept = _newton((scores - center) / spread, targets, constant[1])
+    if slope <= 0:
+        return constant
+    return slope / spread, intercept - slope * center / spread
+
+
+def _newton(x: Floats, targets: Floats, intercept: float) -> tuple[float, float]:
+    """Minimise mean softplus(a x + c) - targets (a x + c), which is convex in (a, c), from a = 0."""
+    design = np.stack([x, np.ones_like(x)], axis=1)
+    weights = np.array([0.0, intercept])
+
+    def loss(candidate: Floats) -> float:
+        logits = design @ candidate
+        return float(np.mean(np.logaddexp(0.0, logits) - targets * logits))
+
+    for _ in range(_NEWTON_STEPS):
+        probabilities = 0.5 * (1 + np.tanh(0.5 * (design @ weights)))
+        gradient = design.T @ (probabilities - targets) / len(x)
+        if np.abs(gradient).max() < 1e-12:
+            break
+        curvature = (design * (probabilities * (1 - probabilities))[:, None]).T @ design / len(x)
+        step = np.linalg.solve(curvature + 1e-12 * np.eye(2), gradient)
+        scale = 1.0
+        while scale > 1e-9 and loss(weights - scale * step) > loss(weights):
+            scale /= 2
+        if scale <= 1e-9:
+            break
+        weights = weights - scale * step
+    return float(weights[0]), float(weights[1])

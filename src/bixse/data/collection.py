@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
+import pyarrow as pa
+
+from bixse.data.columns import normal_form
+from bixse.data.trec import read_qrels, write_qrels
+from bixse.errors import InputError, InvalidFileError, shorten
+from bixse.files.rows import read_blocks, write_rows
+from bixse.files.values import FileColumn
+from bixse.relevance import MIN_RELEVANT_GRADE
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
     from bixse.relevance import Qrels
+
 
 MissingDocuments: TypeAlias = Literal["refuse", "drop"]
 """What is done with judgements that name a document which the corpus lacks."""
@@ -49,3 +60,287 @@ class Collection:
     """Split -> query id -> document id -> grade, judged zeros included."""
     missing: Mapping[str, int] = field(default_factory=dict)
     """Split -> judgements left out since the corpus lacks their document."""
+
+
+DOCUMENT_COLUMNS = (
+    FileColumn("_id", "id", unique=True),
+    FileColumn("title", needed=False),
+    FileColumn("text", may_be_empty=True),
+)
+"""Columns of a corpus. A document without title and text is no error: published corpora hold some, even judged ones."""
+QUERY_COLUMNS = (FileColumn("_id", "id", unique=True), FileColumn("text"))
+"""Columns of queries."""
+
+
+def load_collection(
+    folder: str | Path, splits: list[str] | None = None, missing_documents: MissingDocuments = "refuse"
+) -> Collection:
+    """Read a collection folder and check that its qrels name only documents and queries it holds.
+
+    Args:
+        folder: holds `corpus.jsonl` ({_id, title, text}), `queries.jsonl` ({_id, text}) and `qrels/<split>.tsv`.
+        splits: the splits to read; None reads every qrels file.
+        missing_documents: of judgements that name a document which the corpus lacks: "refuse" raises, "drop" leaves
+            them out and counts them in `Collection.missing`. Figures are then not those of the whole collection: the
+            ideal ranking lacks these documents too.
+
+    Raises:
+        InputError: a file or split is missing, or a split has no judged query.
+        InvalidFileError: every error of a file together.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> toy = Collection("toy", {"d1": Document("", "copies a file")}, {"q1": "copy"}, {"test": {"q1": {"d1": 2}}})
+        >>> save_collection(toy, folder)
+        >>> load_collection(folder).qrels["test"]
+        {'q1': {'d1': 2.0}}
+    """
+    folder = Path(folder)
+    corpus = load_corpus(folder)
+    queries = read_queries(folder / "queries.jsonl")
+    qrels: dict[str, Qrels] = {}
+    missing: dict[str, int] = {}
+    for split in splits if splits is not None else _splits(folder):
+        path = judgements_of(folder, split)
+        judged = read_qrels(path)
+        absent = {document_id for own in judged.values() for document_id in own if document_id not in corpus}
+        if missing_documents == "drop":
+            judged, missing[split] = drop_missing(judged, absent)
+            absent = set()
+        check_qrels(path, judged, queries, absent)
+        qrels[split] = judged
+    return Collection(folder.resolve().name, corpus, queries, qrels, missing)
+
+
+def files_of_split(folder: Path, split: str) -> dict[str, Path]:
+    """The files that one split of a collection folder needs: name below the folder -> path."""
+    return {name: folder / name for name in ("corpus.jsonl", "queries.jsonl", f"qrels/{split}.tsv")}
+
+
+def judgements_of(folder: Path, split: str) -> Path:
+    """The qrels file of a split of a collection folder."""
+    check_split(folder, split)
+    return folder / "qrels" / f"{split}.tsv"
+
+
+def check_split(folder: Path, split: str) -> None:
+    """Refuse a folder that is no collection, or has no judgements of the split."""
+    _check_folder(folder)
+    if split not in _splits(folder):
+        raise InputError(
+            f"{folder / 'qrels'}: got split {split!r}; expected one of {_splits(folder) or 'qrels/<split>.tsv'}; "
+            "fix: name a split that has a qrels file"
+        )
+
+
+def load_corpus(folder: str | Path) -> dict[str, Document]:
+    """Read only the documents of a collection folder: document id -> document."""
+    folder = Path(folder)
+    _check_folder(folder)
+    return read_corpus(folder / "corpus.jsonl")
+
+
+def read_corpus(path: Path) -> dict[str, Document]:
+    """Read a file of documents (`DOCUMENT_COLUMNS`): document id -> document."""
+    corpus = dict(stream_documents(path))
+    _refuse_all_empty(path, len(corpus), sum(not document.content for document in corpus.values()))
+    return corpus
+
+
+def stream_documents(path: Path) -> Iterator[tuple[str, Document]]:
+    """The documents of a file one by one, in file order, never all in memory."""
+    for block in read_blocks(path, DOCUMENT_COLUMNS):
+        for name, title, text in zip(*block.columns.values(), strict=True):
+            yield name, Document(title or "", text)
+
+
+def read_queries(path: Path) -> dict[str, str]:
+    """Read a file of queries (`QUERY_COLUMNS`): query id -> text, in file order."""
+    queries: dict[str, str] = {}
+    for block in read_blocks(path, QUERY_COLUMNS):
+        queries.update(zip(block.columns["_id"], block.columns["text"], strict=True))
+    return queries
+
+
+@dataclass
+class CorpusCheck:
+    """What one reading of a corpus found: ids and exceptions alone."""
+
+    count: int = 0
+    empty: list[str] = field(default_factory=list)
+    """Ids of the documents without title and text."""
+    named_as_queries: dict[str, Document] = field(default_factory=dict)
+    """Documents with the id of a judged query."""
+    missing: set[str] = field(default_factory=set)
+    """Judged documents that the corpus lacks."""
+
+
+def check_corpus(path: Path, qrels: Qrels, see: Callable[[str, Document], object] | None = None) -> CorpusCheck:
+    """Read a corpus of any size once, and look for the documents that are judged; `see` is told of every document."""
+    found = CorpusCheck(missing={document_id for judged in qrels.values() for document_id in judged})
+    for name, document in stream_documents(path):
+        found.count += 1
+        found.missing.discard(name)
+        if see is not None:
+            see(name, document)
+        if not document.content:
+            found.empty.append(name)
+        if name in qrels:
+            found.named_as_queries[name] = document
+    _refuse_all_empty(path, found.count, len(found.empty))
+    return found
+
+
+def drop_missing(qrels: Qrels, missing: Container[str]) -> tuple[dict[str, dict[str, float]], int]:
+    """The judgements of documents that are there, and how many were left out; a query without any goes."""
+    kept = {query_id: {d: g for d, g in own.items() if d not in missing} for query_id, own in qrels.items()}
+    number = sum(map(len, qrels.values())) - sum(map(len, kept.values()))
+    return {query_id: own for query_id, own in kept.items() if own}, number
+
+
+def save_collection(collection: Collection, folder: str | Path) -> None:
+    """Write a collection folder in the BEIR layout; each file appears whole or not at all."""
+    folder = Path(folder)
+    documents = [(name, *document) for name, document in collection.corpus.items()]
+    write_rows(_table(("_id", "title", "text"), documents), folder / "corpus.jsonl")
+    write_rows(_table(("_id", "text"), list(collection.queries.items())), folder / "queries.jsonl")
+    for split, qrels in collection.qrels.items():
+        write_qrels(folder / "qrels" / f"{split}.tsv", qrels)
+
+
+def check_qrels(path: Path, qrels: Qrels, queries: Mapping[str, str], missing: Container[str]) -> None:
+    """Refuse the judgements of a file with ids that the collection lacks, or without a relevant document."""
+    errors = InvalidFileError(path)
+    for query_id, judged in qrels.items():
+        if query_id not in queries:
+            fix = "add the query or drop its rows"
+            errors.add(None, "query-id", shorten(query_id), "an id of queries.jsonl", fix)
+        for document_id in judged:
+            if document_id in missing:
+                got = f"{shorten(document_id)} (judged for query {query_id!r})"
+                fix = "add the document or drop the row (bixse evaluate and train: --missing-documents drop)"
+                errors.add(None, "corpus-id", got, "an id of corpus.jsonl", fix)
+    errors.raise_any()
+    if not any(grade > 0 for judged in qrels.values() for grade in judged.values()):
+        raise InputError(
+            f"{path}: got no judgement above 0; expected at least one relevant document; "
+            "fix: choose a split with judged queries"
+        )
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise InputError(
+            f"{folder}: got {'a file' if folder.exists() else 'no such folder'}; expected a collection folder with "
+            "corpus.jsonl, queries.jsonl and qrels/<split>.tsv; fix: check the path"
+        )
+
+
+def _splits(folder: Path) -> list[str]:
+    return sorted(path.stem for path in (folder / "qrels").glob("*.tsv"))
+
+
+def _refuse_all_empty(path: Path, count: int, empty: int) -> None:
+    if count == empty:
+        raise InputError(
+            f"{path}: got {count} documents, none of them with a title or a text; expected texts; fix: check the export"
+        )
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> pa.Table:
+    columns = zip(*rows, strict=True) if rows else [[] for _ in names]
+    return pa.table([pa.array(column, pa.string()) for column in columns], names)
+
+
+def warn_of_collection(
+    corpus: CorpusCheck,
+    missing: int,
+    split: str,
+    queries: Mapping[str, str],
+    qrels: Qrels,
+    min_relevant_grade: float,
+    exclude_self: bool,
+) -> list[str]:
+    """Documents without text or missing, grades below the lowest relevant one, queries that are documents.
+
+    `missing` judgements of the split were left out since the corpus lacks their document.
+    """
+    return [
+        *warn_of_empty(corpus.empty, corpus.count),
+        *warn_of_missing(missing, qrels, split),
+        *_warn_of_grades(qrels, min_relevant_grade),
+        *_warn_of_self_matches(queries, corpus.named_as_queries, exclude_self),
+    ]
+
+
+def warn_of_empty(empty: Sequence[str], count: int) -> list[str]:
+    """One line that counts the documents without title and text, or none.
+
+    Published collections hold some, even judged ones (Cranfield two of 1,400). They are kept: without them the figures
+    would be those of another collection.
+
+    Example:
+        >>> warn_of_empty(["d2"], 2)
+        ["1 of 2 documents has neither title nor text ('d2'): it is kept as it is"]
+    """
+    if not empty:
+        return []
+    has, it = ("has", "it is kept as it is") if len(empty) == 1 else ("have", "they are kept as they are")
+    return [f"{len(empty)} of {count} documents {has} neither title nor text ({empty[0]!r}): {it}"]
+
+
+def warn_of_missing(missing: int, qrels: Qrels, split: str) -> list[str]:
+    """One line that counts the judgements left out beside `qrels` since the corpus lacks their document, or none."""
+    if not missing:
+        return []
+    total = missing + sum(map(len, qrels.values()))
+    return [
+        f"{missing:,} of {total:,} judgements of split {split!r} name a document that the corpus lacks and are left "
+        "out: figures are not those of the whole collection"
+    ]
+
+
+def _warn_of_grades(qrels: Qrels, lowest: float) -> list[str]:
+    grades = [grade for judged in qrels.values() for grade in judged.values() if grade > 0]
+    below = [grade for grade in grades if grade < lowest]
+    effect = "irrelevant for recall, MRR and MAP; nDCG takes every grade as it is"
+    if below and len(below) == len(grades):
+        return [
+            f"no grade reaches the lowest relevant grade {lowest:g} (the highest is {max(grades):g}): all documents "
+            f"are {effect}; fix: --min-relevant-grade {max(grades):g} or lower"
+        ]
+    fractional = [grade for grade in below if grade != int(grade)]
+    if fractional and lowest == MIN_RELEVANT_GRADE:
+        return [
+            f"{len(fractional):,} of {len(grades):,} grades above 0 are fractions below the lowest relevant grade "
+            f"{lowest:g}: these documents are {effect}; fix: --min-relevant-grade GRADE where they are relevant"
+        ]
+    return []
+
+
+def _warn_of_self_matches(
+    queries: Mapping[str, str], named_as_queries: Mapping[str, Document], exclude_self: bool
+) -> list[str]:
+    """Queries that are documents, by id and text, or that lose a document which only has the same id."""
+    both = {name: named_as_queries[name] for name in queries if name in named_as_queries}
+    same = [name for name, document in both.items() if _is_document(queries[name], document)]
+    others = [name for name in both if name not in set(same)]
+    if exclude_self and others:
+        number = "1 query" if len(others) == 1 else f"{len(others):,} queries"
+        return [
+            f"--exclude-self leaves a document out of the answers to {number} that has the query's id and another "
+            f"text ({others[0]!r}); fix: leave the flag out where ids are equal by accident"
+        ]
+    if exclude_self or not same:
+        return []
+    found = "1 query is a document too" if len(same) == 1 else f"{len(same):,} queries are documents too"
+    accident = f" ({len(others):,} others share an id with another text, and would lose a document)" if others else ""
+    return [
+        f"{found}, with the same id and the same text ({same[0]!r}), and will find themselves; fix: --exclude-self "
+        f"leaves the document with the query's id out of its answers{accident}"
+    ]
+
+
+def _is_document(query: str, document: Document) -> bool:
+    return normal_form(query) in (normal_form(document.text), normal_form(document.content))

@@ -13,20 +13,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bixse.data.columns import Column, first_rows, numbered, numbered_texts
-from bixse.data.pair_schema import OPTIONAL_COLUMNS as OPTIONAL_COLUMNS
-from bixse.data.pair_schema import (
+from bixse.data.columns import OPTIONAL_COLUMNS as OPTIONAL_COLUMNS
+from bixse.data.columns import (
     REQUIRED_COLUMNS,
     SCHEMA,
+    Column,
     checked,
     checked_batches,
+    first_rows,
     needs_ids,
+    numbered,
+    numbered_texts,
     with_ids,
     without_empty_columns,
 )
-from bixse.data.pair_schema import text_id as text_id
+from bixse.data.columns import text_id as text_id
 from bixse.errors import InputError
-from bixse.files.arrow import ROWS_PER_BLOCK, Spool, spool
+from bixse.files.parquet import ROWS_PER_BLOCK, Spool, spool
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from bixse.data.columns import first_rows, numbered, numbered_texts
+from bixse.data.columns import SCHEMA, first_rows, numbered, numbered_texts
 from bixse.data.graded_pairs import GradedPairs, Pair
-from bixse.data.pair_schema import SCHEMA
 from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.files.parquet import save_table
-from bixse.files.read import checked_format, read_blocks, stem_of
+from bixse.files.rows import checked_format, read_blocks, stem_of, write_rows
 from bixse.files.values import FileColumn
-from bixse.files.write import write_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -91,12 +89,7 @@ def load_pairs(path: str | Path, rows: range | None = None) -> list[Pair]:
 
 
 def pairs_to_parquet(path: Path, target: Path) -> None:
-    """Copy pairs that are still to be graded into a Parquet file, a block of rows at a time.
-
-    Raises:
-        InputError, InvalidFileError: as `load_pairs`, but for what only rows together show.
-        StorageError: the disk is full or the folder cannot be written.
-    """
+    """Copy pairs that are still to be graded into a Parquet file, a block of rows at a time."""
     errors = InvalidFileError(path)
     blocks = _batches(path, PAIR_COLUMNS, errors, array("q"), None)
     first = next(blocks, None)
@@ -122,9 +115,6 @@ def load_several(paths: Sequence[str | Path]) -> GradedPairs:
     """Read graded pairs from one file, or from several as one table (see `GradedPairs.joined`; named by their files).
 
     The order of the files does not matter; white space in their names becomes _, as ids have none.
-
-    Raises:
-        InputError: as `load_graded_pairs`; or two files have the same name.
     """
     if len(paths) == 1:
         return load_graded_pairs(paths[0])
@@ -139,12 +129,7 @@ def load_several(paths: Sequence[str | Path]) -> GradedPairs:
 
 
 def save_graded_pairs(pairs: GradedPairs, path: str | Path) -> None:
-    """Write graded pairs to .parquet, .jsonl, .csv or .tsv (text also with .gz), whole or not at all.
-
-    Raises:
-        InputError: the suffix names no known format, or there is no pair to write.
-        StorageError: the disk is full or the folder cannot be written.
-    """
+    """Write graded pairs to .parquet, .jsonl, .csv or .tsv (text also with .gz), whole or not at all."""
     checked_format(Path(path))
     if len(pairs) == 0:
         raise InputError(f"{path}: got no pairs; expected at least one; fix: check what was selected")

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from bixse.errors import InputError, OutputExistsError, shorten
 from bixse.files.files import read_text, storage_errors, write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection, Iterable
     from pathlib import Path
 
 RUN_FILE = "run.json"
@@ -26,6 +26,7 @@ RUN_FILE = "run.json"
 PACKAGES = ("bixse", "torch", "sentence-transformers", "transformers", "numpy", "bm25s")
 """Packages whose versions are recorded."""
 
+T = TypeVar("T")
 Status = Literal["running", "interrupted", "failed", "finished"]
 
 
@@ -55,6 +56,20 @@ class Run:
         content = json.dumps([self.command, _identity(self.config, self.inputs, self.paths)], sort_keys=True)
         return hashlib.sha256(content.encode("utf-8")).hexdigest()
 
+    def result(self, kind: Callable[..., T], needed: Callable[[T], Iterable[str]]) -> T:
+        """Return the results of a finished run with `reused` set; refuse them without the files that are `needed`."""
+        try:
+            found = kind(**{**self.results, "reused": True})
+            missing = [name for name in needed(found) if not (self.folder / name).is_file()]
+        except TypeError:
+            missing = ["its results in run.json"]
+        if missing:
+            raise InputError(
+                f"{self.folder}: got missing or damaged results, a finished run without {', '.join(missing)}; expected "
+                f"what it wrote; fix: delete the folder and run `bixse {self.command}` again"
+            )
+        return found
+
     def save(self, status: Status | None = None) -> None:
         """Write run.json, with a new status when given."""
         self.status = status or self.status
@@ -76,25 +91,11 @@ class Run:
 def open_run(
     folder: Path, command: str, config: Mapping[str, Any], inputs: Mapping[str, str], paths: Collection[str] = ()
 ) -> Run:
-    """Look at an output folder: new, to continue, or finished already; never another run's.
+    """Look at an output folder: new, to continue ("running"), or "finished" already; refuse that of another run.
 
-    Nothing is written yet: call `save` on the record when the inputs are checked and the work begins, so that a
-    command refused for its input leaves no folder behind.
-
-    Args:
-        folder: the output folder.
-        command: the verb.
-        config: every setting, defaults resolved. 1 and 1.0 are the same.
-        inputs: input name -> hash of its content.
-        paths: names of settings that are paths of what `inputs` holds the hashes of; they do not count.
-
-    Returns:
-        A record whose status is "running" (new or to continue) or "finished" (the same run is done; reuse it).
-
-    Raises:
-        OutputExistsError: the folder holds another run, or files that no run left there.
-        InputError: run.json is damaged.
-        StorageError: the folder cannot be read.
+    Nothing is written yet: call `save` when the inputs are checked and the work begins, so that a command refused for
+    its input leaves no folder behind. 1 and 1.0 are the same setting; the settings named by `paths` are not compared,
+    since `inputs` holds a hash of the file that each one names.
     """
     record = Run(folder, command, config, inputs, paths=paths)
     with storage_errors(folder):

@@ -136,10 +136,6 @@ class Instructions(BaseModel):
 def load_instructions(source: str | Path) -> Instructions:
     """A table of task instructions from a TOML file, or the BiXSE paper's own for the word "paper".
 
-    Raises:
-        InputError: the file is missing or not UTF-8.
-        ConfigError: it is no TOML, a key is unknown, or a template cannot be used; all errors together.
-
     Example:
         >>> load_instructions("paper").prompt("nq", "query").splitlines()[0]
         'Instruct: Given a question, retrieve Wikipedia passages that answer the question'

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import math
-import unicodedata
+import random
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 
+from bixse.data.columns import normal_form
+from bixse.data.graded_pairs import GradedPairs
 from bixse.errors import SEEDS, InputError
 
 if TYPE_CHECKING:
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from bixse.data.graded_pairs import GradedPairs
+    from bixse.data.collection import Collection
+
 
 Key: TypeAlias = Literal["query_id", "document_id", "task", "query", "document"]
 """What a row is compared by: ids and task as they are written, texts in their normal form (`normal_form`)."""
@@ -32,17 +35,6 @@ ROUNDING = 1e-9
 """How far below a cutoff a relevance may lie by rounding: grade 4.6 on 1 to 5 is 0.8999999999999999."""
 BINS = 10
 """Levels of relevance that a sample keeps in proportion."""
-
-
-def normal_form(text: str) -> str:
-    r"""A text as it is compared: NFKC, case folded, white space as one space.
-
-    Example:
-        >>> normal_form("  Copy\n a FOLDER "), normal_form(chr(0xFB01) + "le")
-        ('copy a folder', 'file')
-    """
-    folded = text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).casefold()
-    return " ".join(folded.split())
 
 
 @lru_cache(maxsize=256)
@@ -148,9 +140,6 @@ class Transform(Protocol):
 
 def transformed(pairs: GradedPairs, transform: Transform, record: list[TransformReport] | None = None) -> GradedPairs:
     """A table after a transform; what was done goes to `record`, where a list is given.
-
-    Raises:
-        InputError: there are fewer rows than a sample is to have.
 
     Example:
         >>> from bixse.data.graded_pairs import GradedPairs
@@ -352,9 +341,6 @@ class SplitByQuery:
 def split_by_query(pairs: GradedPairs, shares: Mapping[str, float], seed: int = 0) -> dict[str, GradedPairs]:
     """Parts of a table such that no query text stands in two of them, see `SplitByQuery`.
 
-    Raises:
-        InputError: no part, a share outside (0, 1], shares that do not add up to 1, or a seed out of its range.
-
     Example:
         >>> from bixse.data.graded_pairs import GradedPairs
         >>> pairs = GradedPairs.from_rows(
@@ -402,3 +388,48 @@ def _check_share(what: str, value: float) -> None:
 def _check_seed(seed: int) -> None:
     if not 0 <= seed < SEEDS:
         raise InputError(f"seed: got {seed}; expected 0 to {SEEDS - 1}; fix: leave it out for 0")
+
+
+def with_random_negatives(pairs: GradedPairs, collection: Collection, number: int, seed: int = 0) -> GradedPairs:
+    """Add documents of a corpus, drawn at random for each query, as pairs of relevance 0.
+
+    Never one that is judged for the query: by a pair (same id, or same text) or by a split of the collection (same
+    query id, or same text of the query). What is drawn for a query depends on seed, query id and corpus alone, not on
+    the other queries. A document that nobody judged may still be relevant; of a large corpus few are.
+
+    Example:
+        >>> from bixse.data.collection import Collection, Document
+        >>> row = {"query_id": "q", "query": "copy", "document_id": "d1", "document": "copies a file", "relevance": 1.0}
+        >>> texts = {"d1": "copies a file", "d2": "waits", "d3": "sorts"}
+        >>> toy = Collection("toy", {name: Document("", text) for name, text in texts.items()}, {})
+        >>> sorted(with_random_negatives(GradedPairs.from_rows([row]), toy, 2).document_ids)
+        ['d1', 'd2', 'd3']
+    """
+    if number < 1:
+        raise InputError(f"--negatives: got {number}; expected 1 or more; fix: leave it out for none")
+    names = [name for name, document in collection.corpus.items() if document.content]
+    by_text: dict[str, set[str]] = {}
+    wanted = set(pairs.documents)
+    for name in names:
+        document = collection.corpus[name]
+        for text in {document.content, document.text} & wanted:
+            by_text.setdefault(text, set()).add(name)
+    ids_of_query: dict[str, set[str]] = {}
+    for query_id, text in collection.queries.items():
+        ids_of_query.setdefault(text, set()).add(query_id)
+    added: list[dict[str, Any]] = []
+    for group in pairs.groups():
+        judged = set(group.document_ids).union(*(by_text.get(text, ()) for text in group.documents))
+        for query_id in {group.query_id} | ids_of_query.get(group.query, set()):
+            judged |= {name for qrels in collection.qrels.values() for name in qrels.get(query_id, ())}
+        draw = random.Random(f"{seed} {group.query_id}")
+        drawn = draw.sample(names, min(len(names), number + len(judged)))
+        chosen = [name for name in drawn if name not in judged][:number]
+        if len(chosen) < number:
+            raise InputError(
+                f"--negatives: got {len(chosen)} documents that are not judged for query {group.query_id!r}, of "
+                f"{len(names)} in the corpus; expected at least {number}; fix: ask for fewer, or name a larger corpus"
+            )
+        about = {"query_id": group.query_id, "query": group.query, "task": group.task, "relevance": 0.0}
+        added += [{**about, "document_id": name, "document": collection.corpus[name].content} for name in chosen]
+    return GradedPairs.from_rows([*pairs.rows(), *added])

@@ -11,7 +11,7 @@ import numpy as np
 
 from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.files.files import write_atomically
-from bixse.files.read import text_lines
+from bixse.files.rows import text_lines
 from bixse.files.values import FileColumn, InvalidValueError, number_of
 
 if TYPE_CHECKING:
@@ -34,9 +34,6 @@ def ranked(scores: Mapping[str, float]) -> list[str]:
 
     trec_eval keeps scores as C floats and ignores the order and the ranks of a run (`form_res_rels.c`), so two
     scores that differ only beyond float32 are a tie.
-
-    Raises:
-        InputError: a score is not a number.
 
     Example:
         >>> ranked({"a": 1.0, "b": 2.0, "c": 1.0 + 1e-12})
@@ -65,13 +62,6 @@ def read_run(path: str | Path) -> dict[str, dict[str, float]]:
     """Read a TREC run file: lines of query id, Q0, document id, rank, score, tag.
 
     The rank is ignored, as trec_eval does: scores and document ids make the order.
-
-    Returns:
-        Query id -> document id -> score, in file order.
-
-    Raises:
-        InputError: the file is missing, not UTF-8, or holds no line.
-        InvalidFileError: every invalid line: wrong number of columns, a score that is no number, a repeated document.
 
     Example:
         >>> import tempfile
@@ -110,10 +100,6 @@ def write_run(path: str | Path, run: Ranking, tag: str) -> None:
 
     Scores are written with every digit, so that a run read again evaluates to the same numbers. A query without
     documents has no line: read again it is missing, which evaluates alike.
-
-    Raises:
-        InputError: an id or the tag is empty or holds white space, a score is not a number, or nothing to write.
-        StorageError: the disk is full or the folder cannot be written.
     """
     path = Path(path)
     lines = list(run_lines(run, tag))
@@ -140,13 +126,6 @@ def read_qrels(path: str | Path) -> dict[str, dict[str, float]]:
     BEIR: tab-separated with the header `query-id corpus-id score`. TREC: no header and four columns separated by
     white space: query id, iteration (ignored), document id, grade. A judgement given twice is kept once.
 
-    Returns:
-        Query id -> document id -> grade, judged zeros included.
-
-    Raises:
-        InputError: the file is missing, not UTF-8, or holds no judgement.
-        InvalidFileError: every invalid row: wrong columns, a grade that is no finite number, one pair with two grades.
-
     Example:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "qrels.txt"
@@ -164,12 +143,7 @@ def read_qrels(path: str | Path) -> dict[str, dict[str, float]]:
 
 
 def qrels_rows(path: Path, errors: InvalidFileError) -> Iterator[tuple[int, str, str, float]]:
-    """The judgements of a file one by one: row, query id, document id, grade; see `read_qrels`.
-
-    Args:
-        path: the file; .gz is unpacked.
-        errors: takes what is wrong with rows; these are left out.
-    """
+    """The judgements of a file one by one: row, query id, document id, grade; see `read_qrels`."""
     is_beir: bool | None = None
     first: dict[tuple[str, str], tuple[int, float]] = {}
     count = 0
@@ -214,12 +188,7 @@ def is_qrels_header(line: str) -> bool:
 
 
 def write_qrels(path: str | Path, qrels: Qrels) -> None:
-    """Write judgements as BEIR TSV with its header; the file appears whole or not at all.
-
-    Raises:
-        InputError: an id is empty or holds white space, a grade is not finite, or nothing to write.
-        StorageError: the disk is full or the folder cannot be written.
-    """
+    """Write judgements as BEIR TSV with its header; the file appears whole or not at all."""
     path = Path(path)
     lines = [BEIR_HEADER + "\n"]
     for query_id, judged in qrels.items():

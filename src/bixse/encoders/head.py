@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 from pydantic import Field, TypeAdapter
 
 from bixse.errors import InputError, ModelError, first_fault
-from bixse.files.hashes import write_with_hash
+from bixse.files.files import write_with_hash
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,8 +17,7 @@ from bixse.encoders.instructions import INSTRUCTIONS_FILE, read_instructions, sa
 from bixse.encoders.loading.attention import BidirectionalTransformer
 from bixse.encoders.serving import add_older_settings
 from bixse.errors import InputError, ModelError, shorten
-from bixse.files.files import storage_errors, usual_modes, write_atomically
-from bixse.files.hashes import drop_hashes, write_hashes
+from bixse.files.files import drop_hashes, storage_errors, usual_modes, write_atomically, write_hashes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bixse.errors import ModelError, shorten
-from bixse.files.hashes import write_with_hash
+from bixse.files.files import write_with_hash
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

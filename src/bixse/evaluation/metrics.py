@@ -53,10 +53,6 @@ def evaluate_run(
     default leave it out of the mean (their option -c counts it). One without a document at `min_relevant_grade` scores
     0 in the binary metrics, as in trec_eval. Queries of the run without judgements are ignored.
 
-    Raises:
-        InputError: an unknown metric, a `min_relevant_grade` of 0 or below, no query with a grade above 0, a grade or
-            score that is not a number, or a run that shares no query with the judgements.
-
     Example:
         >>> evaluate_run({"q1": {"d1": 3, "d2": 1}}, {"q1": {"d2": 0.9, "d1": 0.8}}, ["ndcg@10", "mrr@10"])
         {'ndcg@10': {'q1': 0.7967...}, 'mrr@10': {'q1': 1.0}}

@@ -3,31 +3,161 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import time
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+
 from bixse.data.trec import ranked, read_run
-from bixse.encoders.encode import encode_on
+from bixse.encoders.encode import encode_on, encode_texts
 from bixse.encoders.identity import embeddings_key, model_hashes
 from bixse.encoders.instructions import prompt_for, prompts_hash, use_task
 from bixse.encoders.loading.build import build_encoder, demo_model_path
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError
-from bixse.evaluation.block_search import search_blocks
 from bixse.extensions import extension
-from bixse.files.files import file_hash
+from bixse.files.files import file_hash, read_text, write_atomically
 from bixse.search.bm25 import BM25, BM25_NAME
+from bixse.search.exact import TopK
 from bixse.search.store import EmbeddingStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from numpy.typing import NDArray
     from sentence_transformers import SentenceTransformer
 
-    from bixse.evaluation.tasks import Task
+    from bixse.evaluation.tasks import QuerySet, Task
     from bixse.relevance import Ranking
+
+
+DOCUMENTS_PER_BLOCK = 16_384
+"""At 1,024 dimensions their embeddings take 67 MB."""
+SAVE_SECONDS = 60.0
+"""The best so far are written after a block when those on disk are this old."""
+
+
+class _Search:
+    def __init__(self, query_set: QuerySet, embeddings: NDArray[np.float32], depth: int) -> None:
+        self.query_set = query_set
+        self.best = TopK(embeddings, depth)
+        self.names: dict[int, str] = {}
+        """Position in the corpus -> id of the best documents."""
+
+    def add(self, ids: list[str], documents: NDArray[np.float32]) -> None:
+        """At equal scores the earlier document stays ahead."""
+        rows = [row for row, name in enumerate(ids) if name not in self.query_set.left_out]
+        start = self.best.seen
+        self.best.add(documents if len(rows) == len(ids) else documents[rows])
+        kept = np.unique(self.best.result()[1]).tolist()
+        self.names = {place: self.names[place] if place < start else ids[rows[place - start]] for place in kept}
+
+    def run(self) -> dict[str, dict[str, float]]:
+        scores, positions = (found.tolist() for found in self.best.result())
+        return {
+            query_id: {self.names[place]: score for place, score in zip(places, own, strict=True)}
+            for query_id, places, own in zip(self.query_set.queries, positions, scores, strict=True)
+        }
+
+    def state(self) -> dict[str, Any]:
+        return {"keys": self.best.keys.tolist(), "seen": self.best.seen, "names": self.names}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.best.keys = torch.tensor(state["keys"], dtype=torch.int64).reshape(len(self.query_set.queries), -1)
+        self.best.seen = int(state["seen"])
+        self.names = {int(place): str(name) for place, name in state["names"].items()}
+
+
+class _Reranking:
+    def __init__(self, query_set: QuerySet, embeddings: NDArray[np.float32]) -> None:
+        self.query_set = query_set
+        self.embeddings = embeddings
+        self.candidates = [(query, (query_set.candidates or {}).get(query, ())) for query in query_set.queries]
+        self.found: dict[str, dict[str, float]] = {query_id: {} for query_id in query_set.queries}
+
+    def add(self, ids: list[str], documents: NDArray[np.float32]) -> None:
+        row_of = {name: row for row, name in enumerate(ids)}
+        for (query_id, candidates), query in zip(self.candidates, self.embeddings, strict=True):
+            here = [name for name in candidates if name in row_of]
+            scores = documents[[row_of[name] for name in here]] @ query
+            self.found[query_id].update(zip(here, scores.tolist(), strict=True))
+
+    def run(self) -> dict[str, dict[str, float]]:
+        return self.found
+
+
+def search_blocks(
+    store: EmbeddingStore,
+    task: Task,
+    depth: int,
+    partial: Path | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, Ranking]:
+    """Name of each query set -> run, each document encoded once and one block of them held in memory.
+
+    Of a corpus that is only reranked, the candidates alone are encoded. `partial` is a file for the best so far, which
+    the caller removes when it has the answers: a killed search goes on after the last block it wrote, with the same
+    result. `progress` is called with the number of documents done since the last call.
+    """
+    states: list[_Search | _Reranking] = []
+    for query_set in task.query_sets:
+        embeddings = encode_texts(store.model, list(query_set.queries.values()), "query")
+        if query_set.candidates is None:
+            states.append(_Search(query_set, embeddings, depth + task.exclude_self))
+        else:
+            states.append(_Reranking(query_set, embeddings))
+    searches = [state for state in states if isinstance(state, _Search)]
+    documents: Iterator[tuple[str, str]] = task.documents()
+    if not searches:
+        wanted = {name for own in task.query_sets for names in (own.candidates or {}).values() for name in names}
+        documents = ((name, text) for name, text in documents if name in wanted)
+    if len(searches) < len(states):
+        partial = None  # lists of candidates are short
+    done = _restore(partial, searches) if partial is not None else 0
+    if progress is not None and done:
+        progress(done)
+    saved = time.monotonic()
+    rest = islice(documents, done, None)
+    while block := dict(islice(rest, DOCUMENTS_PER_BLOCK)):
+        embeddings = store.encode(list(block.values()), progress)
+        for state in states:
+            state.add(list(block), embeddings)
+        done += len(block)
+        if partial is not None and done < task.count and time.monotonic() - saved >= SAVE_SECONDS:
+            write_atomically(partial, json.dumps({"done": done, "sets": [search.state() for search in searches]}))
+            saved = time.monotonic()
+    runs = {state.query_set.name: state.run() for state in states}
+    return {name: without_self(run, depth) for name, run in runs.items()} if task.exclude_self else dict(runs)
+
+
+def without_self(run: dict[str, dict[str, float]], depth: int) -> dict[str, dict[str, float]]:
+    """The `depth` best documents per query, none with the query's own id."""
+    return {
+        query_id: dict(islice(((name, score) for name, score in found.items() if name != query_id), depth))
+        for query_id, found in run.items()
+    }
+
+
+def _restore(path: Path, searches: list[_Search]) -> int:
+    if not path.is_file():
+        return 0
+    try:
+        content = json.loads(read_text(path))
+        for search, state in zip(searches, content["sets"], strict=True):
+            search.restore(state)
+        return int(content["done"])
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise InputError(
+            f"{path}: got a damaged file ({type(error).__name__}: {error}); expected the best documents so far, as "
+            "bixse wrote them; fix: delete the file"
+        ) from error
+
 
 HASH_DIGITS = 8
 RUN_NAME = "run.trec"
@@ -71,7 +201,7 @@ class System:
     def search(
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
     ) -> Mapping[str, Ranking]:
-        """Name of each query set -> run; arguments as for `bixse.evaluation.block_search.search_blocks`."""
+        """Name of each query set -> run; arguments as for `bixse.evaluation.systems.search_blocks`."""
         raise NotImplementedError
 
     def release(self) -> None:
@@ -87,7 +217,7 @@ class EncoderSystem(System):
         task: task of the model's table whose instructions stand before all texts; None chooses by the evaluated task.
         trust_remote_code: run code that comes with the model.
         devices: one device, or one per process, such as ["cuda:0", "cuda:1"] or ["cpu", "cpu"]; None: here.
-        cache: folder in which document embeddings are kept, or "none"; None: see `bixse.files.cache.cache_folder`
+        cache: folder in which document embeddings are kept, or "none"; None: see `bixse.machine.cache_folder`
             (corpora of more than a million documents are then not kept).
 
     Example:
@@ -243,11 +373,7 @@ class RunFileSystem(System):
     def search(
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
     ) -> dict[str, Ranking]:
-        """The best documents of the task's queries.
-
-        Raises:
-            InputError: the run answers none of them.
-        """
+        """The best documents of the task's queries."""
         run = read_run(self.path)
         runs: dict[str, Ranking] = {}
         for own in task.query_sets:

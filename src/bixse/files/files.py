@@ -4,20 +4,94 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import re
 import secrets
 import stat
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from bixse.errors import BixseError, ConfigError, InputError, OutputExistsError, StorageError, shorten
-from bixse.files.hints import not_text
-from bixse.files.strict import parse_yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Hashable, Iterator, Mapping
+
+
+PACKED = {
+    b"\x1f\x8b": ("gzip", "unpack it with `gunzip < FILE > NEW`"),
+    b"\xff\xfe": ("UTF-16", "convert it with `iconv -f utf-16 -t utf-8`"),
+    b"\xfe\xff": ("UTF-16", "convert it with `iconv -f utf-16 -t utf-8`"),
+    b"PK\x03\x04": ("a ZIP archive or a spreadsheet", "unpack it, or save the sheet as .csv"),
+    b"PAR1": ("Parquet", "name it with the suffix .parquet"),
+    b"BZh": ("bzip2", "unpack it with `bunzip2 < FILE > NEW`"),
+    b"\xfd7zXZ": ("xz", "unpack it with `unxz < FILE > NEW`"),
+    b"\x28\xb5\x2f\xfd": ("Zstandard", "unpack it with `unzstd < FILE > NEW`"),
+}
+"""First bytes of a file -> what it holds instead of UTF-8 text, and how to make that text."""
+
+
+class RepeatedKeyError(ValueError):
+    """An object has a key twice."""
+
+    def __init__(self, key: str, line: int | None = None) -> None:
+        self.key = key
+        super().__init__(f"the key {key!r} is there twice" + ("" if line is None else f", again in line {line}"))
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text.
+
+    Example:
+        >>> parse_json('{"query": "copy"}')
+        {'query': 'copy'}
+        >>> parse_json('{"relevance": 1, "relevance": 0}')
+        Traceback (most recent call last):
+        ...
+        bixse.files.files.RepeatedKeyError: the key 'relevance' is there twice
+    """
+    return _DECODER.decode(text)
+
+
+def parse_yaml(text: str) -> Any:
+    """The value of a YAML text."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Builds every value whole, so that one that holds itself is refused."""
+
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = True) -> dict[Hashable, Any]:
+            seen: set[tuple[str, str]] = set()
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode):
+                    if (key.tag, key.value) in seen:
+                        raise RepeatedKeyError(key.value, key.start_mark.line + 1)
+                    seen.add((key.tag, key.value))
+            return super().construct_mapping(node, deep=deep)
+
+        def construct_whole_sequence(self, node: yaml.SequenceNode) -> list[Any]:
+            return self.construct_sequence(node, deep=True)
+
+    Loader.add_constructor("tag:yaml.org,2002:map", Loader.construct_mapping)
+    Loader.add_constructor("tag:yaml.org,2002:seq", Loader.construct_whole_sequence)
+    loader = Loader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise RepeatedKeyError(next(key for place, key in enumerate(keys) if key in keys[:place]))
+    return found
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
+
 
 LOCK_FILE = ".lock"
 """In a folder that one process at a time works in."""
@@ -34,13 +108,23 @@ OS_ERROR = re.compile(r"\(os error (\d+)\)")
 """Number of an operating system's error in those of safetensors, which are no OSError."""
 
 
-def read_text(path: Path, keep_line_ends: bool = False) -> str:
-    """The UTF-8 text of a file; a byte order mark is dropped and line ends become newlines.
+def not_text(start: bytes) -> str | None:
+    """Say what the first bytes of a file tell of its format, and how to make it text; None where it may be text.
 
-    Args:
-        path: the file.
-        keep_line_ends: leave carriage returns as they are (inside a quoted CSV field they are part of the text).
+    Example:
+        >>> not_text(b"BZh91AY")
+        'got bzip2; expected UTF-8 text; fix: unpack it with `bunzip2 < FILE > NEW`'
     """
+    for magic, (name, fix) in PACKED.items():
+        if start.startswith(magic):
+            return f"got {name}; expected UTF-8 text; fix: {fix}"
+    if b"\0" in start[:6]:
+        return "got bytes of 0; expected UTF-8 text; fix: if it is UTF-16, convert it with `iconv -f utf-16le -t utf-8`"
+    return None
+
+
+def read_text(path: Path, keep_line_ends: bool = False) -> str:
+    """The UTF-8 text of a file; a byte order mark is dropped and line ends become newlines."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -185,10 +269,6 @@ def alone_in(
     """Make a folder and hold a lock in it; the operating system releases the lock of a process that is killed.
 
     With `wait` the lock of another process is waited for; else the error says that the `fix` is to be done.
-
-    Raises:
-        OutputExistsError: another process holds it.
-        StorageError: the folder cannot be written.
     """
     from filelock import FileLock, Timeout
 
@@ -259,3 +339,87 @@ def hash_files(files: Mapping[str, Path]) -> dict[str, str]:
         raise InputError(
             f"{error.filename}: got {error.strerror or error}; expected a file; fix: check the path"
         ) from error
+
+
+HASHES_FILE = "SHA256SUMS"
+"""Name of the file inside the folder; `sha256sum -c SHA256SUMS` reads it too."""
+FOR_PEOPLE = (".md",)
+"""Suffixes of pages that people edit and no program reads: they have no hash."""
+_LINE = re.compile(r"([0-9a-f]{64})  (.+)")
+
+
+def write_hashes(folder: Path) -> None:
+    """Write the hashes of all files below a folder: the last step of writing it."""
+    with storage_errors(folder):
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        hashes = {
+            path.relative_to(folder).as_posix(): file_hash(path)
+            for path in files
+            if path.suffix not in FOR_PEOPLE and path != folder / HASHES_FILE
+        }
+    _save(folder, hashes)
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a folder that has hashes, in words; None where nothing is, or the folder has none.
+
+    Files that were added since are not looked at.
+    """
+    try:
+        hashes = _load(folder)
+        for name, expected in (hashes or {}).items():
+            if not (folder / name).is_file():
+                return f"no {name}"
+            if file_hash(folder / name) != expected:
+                return f"{name} with other bytes than were written"
+    except (OSError, ValueError) as error:
+        return f"a file that cannot be read ({error})"
+    return None
+
+
+def write_with_hash(path: Path, content: str, folder: Path | None = None) -> None:
+    """Replace a file as `write_atomically` does, and its hash where `folder` (default: the file's own) has hashes.
+
+    Stopped between the two, the file has no hash, and the folder is still read.
+    """
+    folder = folder or path.parent
+    name = path.relative_to(folder).as_posix()
+    try:
+        hashes = _load(folder)
+    except (OSError, ValueError):
+        hashes = None  # damaged: whoever reads the folder says so
+    if hashes is None:
+        write_atomically(path, content)
+        return
+    if hashes.pop(name, None) is not None:
+        _save(folder, hashes)
+    write_atomically(path, content)
+    _save(folder, {**hashes, name: file_hash(path)})
+
+
+def drop_hashes(folder: Path) -> None:
+    """Delete the hashes of a folder: before its files are replaced."""
+    with storage_errors(folder):
+        (folder / HASHES_FILE).unlink(missing_ok=True)
+
+
+def _save(folder: Path, hashes: Mapping[str, str]) -> None:
+    write_atomically(folder / HASHES_FILE, "".join(f"{hashes[name]}  {name}\n" for name in sorted(hashes)))
+
+
+def _load(folder: Path) -> dict[str, str] | None:
+    path = folder / HASHES_FILE
+    if not path.is_file():
+        return None
+    hashes = {}
+    for line in path.read_text(encoding="utf-8").removesuffix("\n").split("\n"):
+        found = _LINE.fullmatch(line)
+        if found is None or not _is_inside(found[2]):
+            raise ValueError(f"{HASHES_FILE}: no hash and path inside the folder in a line")
+        hashes[found[2]] = found[1]
+    return hashes
+
+
+def _is_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import math
+import re
+import shlex
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
 from bixse.errors import shorten
-from bixse.files.files import is_unicode
-from bixse.files.hints import number_hint
-from bixse.files.strict import parse_json
+from bixse.files.files import is_unicode, parse_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Sequence
+    from pathlib import Path
+
+    import numpy.typing as npt
+
 
 ColumnKind: TypeAlias = Literal["text", "id", "number", "integer", "numbers", "any"]
 """Kinds of columns; "numbers" is a list of finite numbers, "any" is taken as it stands."""
@@ -166,3 +174,128 @@ def is_empty(value: Any) -> bool:
         or (isinstance(value, str) and not value.strip())
         or (isinstance(value, float) and math.isnan(value))
     )
+
+
+class FirstRows:
+    """The first row of each value of a column, whose values should all differ.
+
+    As long as they do, only their 64-bit hashes are kept: 8 bytes a value, up to 24 while they are sorted. The first
+    hash that comes again, which may stand for two values, makes the column be read from its beginning; from then on
+    values and rows are kept themselves.
+
+    Example:
+        >>> column = [("a", 1), ("b", 2), ("a", 3), ("b", 4)]
+        >>> first = FirstRows(lambda: column)
+        >>> first.add(["a", "b"], [1, 2]), first.add(["a", "b"], [3, 4])
+        ([1, 2], [1, 2])
+    """
+
+    def __init__(self, read_again: Callable[[], Iterable[tuple[Hashable, int]]]) -> None:
+        self._read_again = read_again
+        self._hashes: list[npt.NDArray[np.int64]] = []
+        """Sorted; each array has at least twice the length of the next one."""
+        self._rows: dict[Hashable, int] | None = None
+
+    def add(self, values: Sequence[Hashable], rows: Sequence[int]) -> Sequence[int]:
+        """The first row of each of these values, which stand behind all that were added before."""
+        if not values:
+            return []
+        if self._rows is None:
+            hashes = np.fromiter(map(hash, values), dtype=np.int64, count=len(values))
+            hashes.sort()
+            if not self._repeats(hashes):
+                self._keep(hashes)
+                return rows
+            self._rows = {}
+            for value, row in self._read_again():
+                self._rows.setdefault(value, row)
+            self._hashes.clear()
+        return [self._rows.setdefault(value, row) for value, row in zip(values, rows, strict=True)]
+
+    def _repeats(self, hashes: npt.NDArray[np.int64]) -> bool:
+        if (hashes[1:] == hashes[:-1]).any():
+            return True
+        places = ((part, np.searchsorted(part, hashes)) for part in self._hashes)
+        return any((part[np.minimum(place, len(part) - 1)] == hashes).any() for part, place in places)
+
+    def _keep(self, hashes: npt.NDArray[np.int64]) -> None:
+        self._hashes.append(hashes)
+        while len(self._hashes) > 1 and len(self._hashes[-2]) < 2 * len(self._hashes[-1]):
+            joined = np.concatenate([self._hashes.pop(), self._hashes.pop()])
+            joined.sort()
+            self._hashes.append(joined)
+
+
+SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "vertical bars"}
+"""What may stand between columns, in words."""
+DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+\s*")
+OTHER_NAMES = {
+    "query": ("search", "search_query", "search_term", "question", "query_text", "anchor", "sentence1", "text1"),
+    "document": ("passage", "doc", "document_text", "passage_text", "text", "title", "content", "body", "answer",
+                 "positive", "product", "sentence2", "text2"),
+    "relevance": ("grade", "label", "score", "rating", "stars", "judgement", "judgment", "relevance_score", "rel"),
+}  # fmt: skip
+"""Column of graded pairs -> what others call it."""
+
+
+def number_hint(value: object, otherwise: str) -> str:
+    """How to fix what is not a number.
+
+    Example:
+        >>> number_hint("0,5", "drop the row"), number_hint("good", "drop the row")
+        ('write decimals with a point: 0.5', 'drop the row')
+    """
+    if isinstance(value, str) and DECIMAL_COMMA.fullmatch(value):
+        return f"write decimals with a point: {value.strip().replace(',', '.')}"
+    return otherwise
+
+
+def column_hint(column: str, names: Sequence[object], otherwise: str) -> str:
+    """How to get a column that is missing: its name in other letters, or a header with another separator.
+
+    Example:
+        >>> column_hint("relevance", ["query", "Relevance "], "add it")
+        "rename 'Relevance ' to 'relevance': names are compared letter by letter"
+        >>> column_hint("query", ["query;document;relevance"], "add it")
+        'the header is separated by semicolons: save the file with commas as .csv, or with tabs as .tsv'
+    """
+    found = [name for name in names if isinstance(name, str)]
+    for name in found:
+        if name != column and _plain(name) == column:
+            return f"rename {name!r} to {column!r}: names are compared letter by letter"
+    if len(found) == 1:
+        for separator, words in SEPARATORS.items():
+            if separator in found[0]:
+                return f"the header is separated by {words}: save the file with commas as .csv, or with tabs as .tsv"
+    return otherwise
+
+
+@lru_cache
+def missing_column_hint(path: Path, column: str, names: tuple[str, ...], needed: tuple[str, ...]) -> str:
+    """How to get a column that is missing: as `column_hint`, or by a command that maps the columns of graded pairs.
+
+    Example:
+        >>> from pathlib import Path
+        >>> wanted = ("query", "document", "relevance")
+        >>> print(missing_column_hint(Path("clicks.csv"), "query", ("search", "title", "stars"), wanted))
+        with the lowest and highest possible grade for LOW HIGH: bixse convert table clicks.csv --query-column search \
+--document-column title --grade-column stars --scale LOW HIGH
+    """
+    otherwise = f"rename or add {column!r}"
+    hint = column_hint(column, names, "")
+    if hint or not {*OTHER_NAMES} <= {*needed}:
+        return hint or otherwise
+    plain = {_plain(name): name for name in names}
+    flags = {}
+    for wanted, others in OTHER_NAMES.items():
+        name = next((plain[one] for one in (wanted, *others) if one in plain), None)
+        if name is None:
+            return otherwise
+        flags["grade" if wanted == "relevance" else wanted] = name
+    words = [word for flag, name in flags.items() if name != flag for word in (f"--{flag}-column", shlex.quote(name))]
+    command = " ".join(["bixse convert table", shlex.quote(str(path)), *words, "--scale LOW HIGH"])
+    return f"with the lowest and highest possible grade for LOW HIGH: {command}"
+
+
+def _plain(name: str) -> str:
+    return "_".join(name.strip().casefold().replace("-", " ").split())

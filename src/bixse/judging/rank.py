@@ -12,7 +12,7 @@ from bixse.data.run import open_run
 from bixse.data.trec import ranked, read_run, write_run
 from bixse.errors import IncompleteError, InputError
 from bixse.evaluation.metrics import PRIMARY_METRIC, PerQuery, evaluate_run, mean
-from bixse.evaluation.significance import paired_bootstrap
+from bixse.evaluation.statistics import paired_bootstrap
 from bixse.evaluation.systems import Bm25System
 from bixse.evaluation.tasks import Task, collection_task
 from bixse.files.files import file_hash, write_atomically

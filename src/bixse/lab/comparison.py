@@ -13,7 +13,7 @@ from bixse.calibration.reliability import calibration_report
 from bixse.data.trec import ranked, write_run
 from bixse.encoders.loading.build import build_encoder
 from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC
-from bixse.evaluation.significance import paired_bootstrap
+from bixse.evaluation.statistics import paired_bootstrap
 from bixse.report.schema import (
     MergeCurve,
     MergeScore,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from bixse.data.collection_files import save_collection
+from bixse.data.collection import save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.pydocs.load_pydocs import PYDOCS_PYTHON, PYDOCS_SCALE, load_pydocs, query_kinds

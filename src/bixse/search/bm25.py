@@ -27,16 +27,6 @@ class BM25:
     BM25 column of BEIR (Thakur et al. 2021, arXiv:2104.08663); Lucene's own are 1.2 and 0.75. Texts are lower-cased;
     English stop words are dropped when the stemmer is "english" and no others.
 
-    Args:
-        document_ids: N ids, each used once.
-        texts: N texts.
-        k1: how slowly repeated terms saturate, 0 or more.
-        b: how strongly long documents are discounted, 0 to 1.
-        stemmer: a Snowball language ("english", "german", ...), or None for no stemming.
-
-    Raises:
-        InputError: ids and texts that do not match, parameters out of range, an unknown stemmer.
-
     Example:
         >>> index = BM25(["d1", "d2"], ["copying files", "sorting lists"])
         >>> list(index.search({"q1": "copy a file", "q2": "weather"}, top_k=10).items())
@@ -79,10 +69,6 @@ class BM25:
         """The `top_k` (1 or more) best documents per query (query id -> text), fewer when fewer share a term with it.
 
         With `exclude_self` without the document whose id equals the query's id.
-
-        Returns:
-            Query id -> document id -> score (above 0), best first, equal scores by document id descending as
-            trec_eval orders them; {} for a query without a match.
         """
         if top_k < 1:
             raise InputError(f"top_k: got {top_k}; expected at least 1; fix: ask for at least one document")

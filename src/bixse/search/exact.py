@@ -36,20 +36,6 @@ def exact_search(
     Memory is bounded by one chunk of documents and a block of queries, so `document_embeddings` may be a memory map of
     any length. Equal scores are ordered by position, the earlier document first.
 
-    Args:
-        query_embeddings: (Q, D), any float type.
-        document_embeddings: (N, D).
-        top_k: documents per query, at least 1; all of them when it exceeds N.
-        chunk_size: documents scored at once.
-        device: where to score; None: where the documents lie (numpy arrays: the CPU).
-
-    Returns:
-        Scores (Q, k) float32, highest first, and positions of the documents (Q, k) int64, where k = min(top_k, N).
-
-    Raises:
-        InputError: shapes that do not fit, values or inner products that are not finite in float32, `top_k` or
-            `chunk_size` below 1.
-
     Example:
         >>> import numpy as np
         >>> scores, indices = exact_search(np.eye(2), np.array([[0.0, 1.0], [0.6, 0.8], [1.0, 0.0]]), top_k=2)
@@ -117,13 +103,6 @@ def merge_best(
     parts: Iterable[tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]], top_k: int
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
     """The `top_k` best per query of several results, each the best of a part of one corpus.
-
-    Args:
-        parts: scores and positions as `exact_search` gives them, both (Q, k), positions counted over the whole corpus.
-        top_k: documents per query, at least 1.
-
-    Returns:
-        What `exact_search` gives for the whole corpus where every part holds its `top_k` best.
 
     Example:
         >>> import numpy as np

@@ -11,7 +11,7 @@ import numpy as np
 
 from bixse.encoders.encode import by_length, encode_texts
 from bixse.encoders.identity import embeddings_key
-from bixse.files.cache import EMBEDDINGS_FOLDER, cache_folder
+from bixse.machine import EMBEDDINGS_FOLDER, cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -35,10 +35,6 @@ class EmbeddingStore:
     """The document embeddings that one model has made, in one SQLite file; several processes may use it at once.
 
     What cannot be read is encoded again; where the folder cannot be written, nothing is kept.
-
-    Args:
-        model: its weights, prompts and settings must not change while the store is used.
-        cache: folder that the embeddings are kept below, or "none"; None: see `bixse.files.cache.cache_folder`.
 
     Example:
         Only new texts are encoded the second time::

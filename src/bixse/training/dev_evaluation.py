@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from sentence_transformers.base.evaluation import BaseEvaluator
 
-from bixse.data.collection_files import check_split, files_of_split, load_collection, warn_of_missing
+from bixse.data.collection import check_split, files_of_split, load_collection, warn_of_missing
 from bixse.data.trec import ranked
 from bixse.encoders.instructions import prompt_for
 from bixse.errors import InputError
-from bixse.evaluation.beir_short import cut_collection
 from bixse.evaluation.evaluate import evaluate, evaluate_query_sets
 from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC
 from bixse.evaluation.systems import EncoderSystem
-from bixse.evaluation.tasks import QuerySet, Task
+from bixse.evaluation.tasks import QuerySet, Task, cut_collection
 from bixse.files.files import hash_files
 from bixse.relevance import MIN_RELEVANT_GRADE
 from bixse.search.bm25 import BM25

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from bixse.errors import InputError, InvalidFileError
 from bixse.files.files import alone_in, append_line, storage_errors
-from bixse.files.read import read_rows
+from bixse.files.rows import read_rows
 from bixse.files.values import FileColumn
 from bixse.judging.audit.labels import LABELS, LabelStatus, agreed_grade, standing_words
 

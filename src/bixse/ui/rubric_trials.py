@@ -20,7 +20,7 @@ from bixse.errors import InputError, shorten, thread_error
 from bixse.evaluation.statistics import percentile_estimate
 from bixse.files.files import append_line, file_hash, write_atomically
 from bixse.files.parquet import read_table
-from bixse.files.read import read_rows
+from bixse.files.rows import read_rows
 from bixse.files.values import FileColumn
 from bixse.judging.ask import Budget
 from bixse.judging.audit.agreement import cohen_kappa, counts_by_query

@@ -41,7 +41,7 @@ def run(settings: IndexSettings, options: IndexOptions) -> CommandResult:
     """Make an index."""
     from bixse.progress import progress_bar
     from bixse.scale.index.make_index import make_index
-    from bixse.search.hits import read_queries
+    from bixse.search.search_collection import read_queries
 
     if options.to is not None:
         _check_reachable(options.to)

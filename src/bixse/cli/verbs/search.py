@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from bixse.scale.index.search import SearchIndex
-    from bixse.search.hits import Hit
+    from bixse.search.search_collection import Hit
 
 LIMITS = {"top", "threshold", "at_precision"}
 """Settings that say which documents are shown."""
@@ -34,7 +34,7 @@ def run(settings: SearchSettings, options: SearchOptions) -> CommandResult:
     """Answer one query or many."""
     from bixse.scale.index.manifest import is_index
     from bixse.scale.stores.vector_store import is_store
-    from bixse.search.hits import check_queries
+    from bixse.search.search_collection import check_queries
 
     if settings.query is not None:
         check_queries([settings.query])
@@ -58,7 +58,7 @@ def _search_collection(settings: SearchSettings) -> CommandResult:
 def _search_index(settings: SearchSettings, options: SearchOptions) -> CommandResult:
     from bixse.progress import progress_bar
     from bixse.scale.index.search import open_index, write_answers
-    from bixse.search.hits import read_queries
+    from bixse.search.search_collection import read_queries
 
     limits = settings.model_dump(include=LIMITS)
     many = settings.queries is not None and settings.queries != STDIN
@@ -77,13 +77,13 @@ def _search_index(settings: SearchSettings, options: SearchOptions) -> CommandRe
 
 
 def _one_answer(hits: Sequence[Hit], warnings: Sequence[str] = ()) -> CommandResult:
-    from bixse.search.hits import hit_lines, plain_hits
+    from bixse.search.search_collection import hit_lines, plain_hits
 
     return CommandResult("\n".join(hit_lines(hits)), {"results": plain_hits(hits)}, warnings=list(warnings))
 
 
 def _many_answers(queries: dict[str, str], answers: Sequence[Sequence[Hit]]) -> CommandResult:
-    from bixse.search.hits import hit_lines, plain_hits
+    from bixse.search.search_collection import hit_lines, plain_hits
 
     shown = []
     lines: list[str] = []
@@ -95,7 +95,7 @@ def _many_answers(queries: dict[str, str], answers: Sequence[Sequence[Hit]]) -> 
 
 def _answer_each(index: SearchIndex, limits: dict[str, Any], as_json: bool) -> CommandResult:
     """Read queries line by line and answer each at once, on the real standard output."""
-    from bixse.search.hits import hit_lines, plain_hits
+    from bixse.search.search_collection import hit_lines, plain_hits
 
     out = sys.__stdout__ or sys.stdout
     answered = 0

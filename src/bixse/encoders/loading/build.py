@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from bixse.encoders.loading.precision import default_device, make_weights_float32, resolve_precision
 from bixse.encoders.pooling import check_pooling, pool_backbone
 from bixse.errors import ModelError, did_you_mean
-from bixse.files.files import file_hash
-from bixse.files.hashes import HASHES_FILE, damage
+from bixse.files.files import HASHES_FILE, damage, file_hash
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

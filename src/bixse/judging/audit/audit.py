@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from bixse.calibration.reliability import calibration_report
-from bixse.data.collection_files import load_collection
+from bixse.data.collection import load_collection
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run import open_run
 from bixse.data.trec import read_run

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from bixse.calibration.platt import fit_platt
-from bixse.calibration.reliability import brier, expected_calibration_error
+from bixse.calibration.reliability import brier, expected_calibration_error, fit_platt
 from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
 from bixse.data.run import open_run
 from bixse.errors import InputError

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
-from bixse.data.graded_pairs import text_id
+from bixse.data.columns import text_id
 from bixse.data.trec import qrels_rows
 from bixse.errors import InputError, InvalidFileError
-from bixse.files.read import FORMATS, files_of, kind_of, read_rows, text_lines
+from bixse.files.rows import FORMATS, files_of, kind_of, read_rows, text_lines
 from bixse.files.values import FileColumn
 from bixse.judging.rubrics import load_rubric
 from bixse.relevance import GradeScale

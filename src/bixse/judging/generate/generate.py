@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.collection_files import read_corpus
+from bixse.data.collection import read_corpus
 from bixse.data.run import open_run
 from bixse.errors import BixseError, InputError, InterruptedRunError
 from bixse.files.files import hash_files, write_atomically

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from bixse.data.collection_files import load_collection
+from bixse.data.collection import load_collection
 from bixse.data.trec import read_qrels
 from bixse.errors import InputError, InvalidFileError, did_you_mean, shorten
 from bixse.files.files import file_hash

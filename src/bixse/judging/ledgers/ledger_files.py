@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from bixse.errors import InputError
 from bixse.files.files import storage_errors
 from bixse.files.parquet import save_table
-from bixse.files.write import write_rows
+from bixse.files.rows import write_rows
 from bixse.judging.judge import Usage
 from bixse.judging.ledgers.key_numbers import numbers_of
 from bixse.judging.ledgers.segment_answers import folder_id, make_folder, seal_left, segments_of

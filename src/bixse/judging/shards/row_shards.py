@@ -11,7 +11,7 @@ from bixse.data.pairs_files import pairs_to_parquet
 from bixse.errors import InputError
 from bixse.files.files import file_hash
 from bixse.files.parquet import footer_hash, row_counts
-from bixse.files.read import files_of, kind_of
+from bixse.files.rows import files_of, kind_of
 from bixse.scale.engines.job import is_marked, mark
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
-from bixse.data.collection import Collection
-from bixse.data.collection_files import files_of_split, load_collection, save_collection
+from bixse.data.collection import Collection, files_of_split, load_collection, save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import load_several, save_graded_pairs
 from bixse.data.pydocs.load_pydocs import load_pydocs

@@ -18,8 +18,7 @@ from mteb.models.abs_encoder import AbsEncoder, get_prompt_name
 from mteb.models.model_meta import ScoringFunction
 from pydantic import TypeAdapter, ValidationError
 
-from bixse.data.collection import Collection, Document
-from bixse.data.collection_files import save_collection
+from bixse.data.collection import Collection, Document, save_collection
 from bixse.data.run import open_run
 from bixse.data.task_instructions import RESERVED
 from bixse.encoders.encode import encode_texts

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from bixse.evaluation.metrics import PRIMARY_METRIC
-from bixse.evaluation.significance import bootstrap_mean, paired_differences, sign_flip_test
-from bixse.evaluation.statistics import holm
+from bixse.evaluation.statistics import bootstrap_mean, holm, paired_differences, sign_flip_test
 from bixse.files.files import write_atomically
 from bixse.report.table import (
     format_difference,

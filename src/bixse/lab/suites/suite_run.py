@@ -8,14 +8,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.collection_files import files_of_split
+from bixse.data.collection import files_of_split
 from bixse.data.run import open_run
 from bixse.errors import BixseError, InputError, did_you_mean
-from bixse.evaluation.beir_short import short_task
 from bixse.evaluation.evaluate import evaluate, evaluate_query_sets
 from bixse.evaluation.metrics import PRIMARY_METRIC
 from bixse.evaluation.systems import check_distinct, open_system
-from bixse.evaluation.tasks import Task, TaskSource, collection_task
+from bixse.evaluation.tasks import Task, TaskSource, collection_task, short_task
 from bixse.lab.suites.known_suites import LOCAL, suite_named
 from bixse.lab.suites.suite_result import SuiteDifference, SuiteResult, compare_systems
 from bixse.lab.suites.trec_dl import WITHOUT, chosen_years, missing_files, trec_means, trec_notes, trec_sources

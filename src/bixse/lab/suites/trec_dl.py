@@ -15,7 +15,7 @@ from bixse.errors import InputError, InvalidFileError, StorageError, did_you_mea
 from bixse.evaluation.metrics import PRIMARY_METRIC
 from bixse.evaluation.tasks import QuerySet, Task, TaskSource
 from bixse.files.files import file_hash, write_atomically
-from bixse.files.read import read_rows
+from bixse.files.rows import read_rows
 from bixse.files.values import FileColumn
 from bixse.lab.suites.known_suites import TABLES
 

@@ -110,7 +110,7 @@ def convert(settings: ConvertSettings, out: str | Path | None, progress: Progres
         config = settings.model_dump(mode="json", exclude={"download"})
         record = open_run(Path(out), "convert", config, hashes, paths=settings.path_settings())
         if record.status == "finished":
-            return _finished(record)
+            return record.result(ConvertResult, lambda found: found.files)
         with _work_folder(Path(out)) as folder:
             return _convert(source, settings, folder, progress, record)
 
@@ -240,20 +240,6 @@ def _write_train_file(target: Path, source: Source, tasks: Mapping[str, Mapping[
         content["instructions"] = source.form.instructions
     write_atomically(target, yaml.safe_dump(content, sort_keys=False))
     return target
-
-
-def _finished(record: Run) -> ConvertResult:
-    try:
-        result = ConvertResult(**{**record.results, "reused": True})
-        missing = [name for name in result.files if not (record.folder / name).is_file()]
-    except TypeError:
-        missing = ["its results in run.json"]
-    if missing:
-        raise InputError(
-            f"{record.folder}: got a finished run without {', '.join(missing)}; expected what it wrote; fix: "
-            "delete the folder and convert again"
-        )
-    return result
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bixse.data.collection_files import stream_documents
+from bixse.data.collection import stream_documents
 from bixse.data.run import RUN_FILE, open_run
 from bixse.encoders.identity import model_path_settings
 from bixse.encoders.loading.precision import resolve_precision, use_precision
@@ -119,7 +119,7 @@ def _mine(config: MineConfig, out: Path, progress: ProgressBars | None) -> MineR
     precision = resolve_precision(device=devices[0] if devices else None)
     record = _open(config, labels, out, precision)
     if record.status == "finished":
-        return _finished(record, path)
+        return record.result(MineResult, lambda _: [path.name])
     place = config.chosen_engine(here=True)
     inputs = read_inputs(config)
     runs = {label: out / f"run.{label}.trec" for label in labels}
@@ -146,7 +146,7 @@ def _mine(config: MineConfig, out: Path, progress: ProgressBars | None) -> MineR
     with alone_in(out / WORK, wait=True) if place.shared else nullcontext():
         if place.shared and (found := _open(config, labels, out, precision)).status == "finished":
             shutil.rmtree(out / WORK, ignore_errors=True)
-            return _finished(found, path)  # another rank was faster
+            return found.result(MineResult, lambda _: [path.name])  # another rank was faster
         for label in missing:
             if label in dense:
                 answers = dense[label].answers(inputs.queries, config)
@@ -206,18 +206,6 @@ def _open(config: MineConfig, labels: dict[str, str], out: Path, precision: str)
     if any(name != BM25_NAME for name in labels.values()):
         settings["precision"] = precision
     return open_run(out, "mine", settings, inputs, paths=("collection", "corpus", "queries", "known", "models"))
-
-
-def _finished(record: Run, path: Path) -> MineResult:
-    try:
-        if path.is_file():
-            return MineResult(**{**record.results, "reused": True})
-    except TypeError:
-        pass
-    raise InputError(
-        f"{record.folder}: got missing or damaged results; expected the {path.name} and run.json of a finished run; "
-        "fix: delete the folder and mine again"
-    )
 
 
 def _choose(

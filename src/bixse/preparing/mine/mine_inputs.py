@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from bixse.data.collection_files import check_corpus, read_queries
+from bixse.data.collection import check_corpus, read_queries
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.trec import read_qrels
 from bixse.errors import InputError, InvalidFileError, shorten

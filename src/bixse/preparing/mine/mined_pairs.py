@@ -9,9 +9,8 @@ import pyarrow as pa
 
 from bixse.data.pairs_files import PAIR_COLUMNS
 from bixse.errors import InputError
-from bixse.files.read import read_rows
+from bixse.files.rows import read_rows, write_rows
 from bixse.files.values import FileColumn
-from bixse.files.write import write_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import model_validator
 
 from bixse.errors import BixseError, InputError, InvalidFileError, did_you_mean, shorten
-from bixse.files.read import raw_rows, stem_of
+from bixse.files.rows import raw_rows, stem_of
 from bixse.settings import Flag, Settings
 
 if TYPE_CHECKING:

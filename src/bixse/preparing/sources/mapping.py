@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from bixse.errors import RowError
-from bixse.files.hints import number_hint
+from bixse.files.values import number_hint
 from bixse.preparing.sources.score_scale import map_scores
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
@@ -14,19 +15,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv as pacsv
 
 from bixse.data.trec import QRELS_HEADER, qrels_rows
 from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.files.files import file_hash, is_unicode, storage_errors
-from bixse.files.read import (
-    LINES_BYTES,
+from bixse.files.rows import (
     files_of,
     json_object,
+    json_rows,
     kind_of,
-    line_blocks,
     raw_rows,
     stem_of,
-    text_lines,
 )
 from bixse.preparing.sources.formats import (
     HUB,
@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 
 Reached: TypeAlias = Callable[[Path, int], None]
 """Is told how many bytes of a file were read."""
+LINES_BYTES = 1 << 21
+"""Bytes of lines that are read at once: 32 such blocks are read ahead, and each function of JSON in a query holds what
+it parsed of one."""
 ROWS_AT_ONCE = 40_000
 """Rows of a file that are mapped together, at most: planning the queries takes as long as some thousand rows."""
 
@@ -237,7 +240,7 @@ class Source:
         done = 0
         if kind_of(file) == ".jsonl" and not self.form.query_by_id:
             try:
-                for lines, position in line_blocks(file):
+                for lines, position in _line_blocks(file):
                     numbers = pa.array(range(done + 1, done + 1 + len(lines)), pa.int64())
                     done += len(lines)
                     table = pa.table({"row": numbers, "json": lines})
@@ -265,11 +268,7 @@ class Source:
         if form.query_by_id:
             rows = ((row, dict(zip(QRELS_HEADER, found, strict=True)), 0) for row, *found in qrels_rows(file, errors))
         elif kind_of(file) == ".jsonl":
-            rows = (
-                (number, row, position)
-                for number, line, position in text_lines(file, errors)
-                if number > done and (row := json_object(number, line, errors)) is not None
-            )
+            rows = json_rows(file, errors, done)
         else:
             rows = raw_rows(file, errors, form.needed, None if form.optional == ("*",) else form.optional)
         for number, row, position in rows:
@@ -362,6 +361,25 @@ class Source:
             return "no scores in the file: labels alone (binary)"
         crossed = f"\n{scores.crossed} rows score a negative above a positive" if scores.crossed else ""
         return summarise_scores(*scores.sides()).describe() + crossed
+
+
+def _line_blocks(path: Path) -> Iterator[tuple[pa.Array, int]]:
+    """All lines of a UTF-8 file (gzip is unpacked) in arrays of some megabytes, and the bytes of the file read.
+
+    For files of which nothing is wrong: `text_lines` says what it is, and in which line.
+    """
+    with ExitStack() as stack:
+        raw = stack.enter_context(pa.OSFile(str(path)))
+        packed = path.suffix.lower() == ".gz"
+        content = stack.enter_context(pa.CompressedInputStream(raw, "gzip")) if packed else raw
+        blocks = pacsv.open_csv(
+            content,
+            pacsv.ReadOptions(column_names=["line"], block_size=LINES_BYTES, use_threads=False),
+            pacsv.ParseOptions(delimiter="\x01", quote_char=False, ignore_empty_lines=False),
+            pacsv.ConvertOptions(column_types={"line": pa.string()}),
+        )
+        for batch in blocks:
+            yield batch.column(0), raw.tell()
 
 
 def _unheard(_file: Path, _position: int) -> None:

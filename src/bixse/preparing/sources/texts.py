@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.files.files import is_unicode
-from bixse.files.read import FORMATS, kind_of, read_blocks, text_lines
+from bixse.files.rows import FORMATS, kind_of, read_blocks, text_lines
 from bixse.files.values import FileColumn
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bixse.encoders.instructions import prompt_for, prompts_hash
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError
-from bixse.evaluation.block_search import without_self
-from bixse.evaluation.systems import HASH_DIGITS, System
+from bixse.evaluation.systems import HASH_DIGITS, System, without_self
 from bixse.scale.index.manifest import is_index
 from bixse.scale.index.search import open_index
 from bixse.scale.stores.vector_store import is_store

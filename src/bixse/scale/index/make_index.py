@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from bixse.data.collection_files import check_corpus, stream_documents, warn_of_empty
+from bixse.data.collection import check_corpus, stream_documents, warn_of_empty
 from bixse.encoders.encode import encode_on
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError, OutputExistsError

@@ -17,7 +17,7 @@ from bixse.scale.index.manifest import EncoderIdentity
 from bixse.scale.stores.opening import open_store
 from bixse.scale.stores.recall import Rescored
 from bixse.scale.stores.vector_store import is_store
-from bixse.search.hits import Hit, check_queries, check_top, chosen_threshold, hits_of, probable
+from bixse.search.search_collection import Hit, check_queries, check_top, chosen_threshold, hits_of, probable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from bixse.scale.index.manifest import Recall
-from bixse.search.hits import read_queries
+from bixse.search.search_collection import read_queries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

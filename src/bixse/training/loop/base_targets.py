@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from bixse.calibration.platt import fit_platt
+from bixse.calibration.reliability import fit_platt
 from bixse.encoders.encode import encode_here, encoding_device
 from bixse.encoders.identity import embeddings_key
 from bixse.encoders.instructions import prompt_for

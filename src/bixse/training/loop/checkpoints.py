@@ -11,8 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from bixse.errors import TrainingError
-from bixse.files.files import write_atomically
-from bixse.files.hashes import HASHES_FILE, damage, write_with_hash
+from bixse.files.files import HASHES_FILE, damage, write_atomically, write_with_hash
 from bixse.training.loop.suspects import Suspects
 
 if TYPE_CHECKING:

@@ -29,8 +29,7 @@ from bixse.encoders.instructions import prompt_for
 from bixse.encoders.serving import add_older_settings
 from bixse.encoders.shards import is_sharded, whole_tensors
 from bixse.errors import DivergedError
-from bixse.files.files import storage_errors, usual_modes, write_atomically
-from bixse.files.hashes import write_hashes
+from bixse.files.files import storage_errors, usual_modes, write_atomically, write_hashes
 from bixse.losses.bixse import BiXSELoss, BiXSEOptions
 from bixse.losses.engines.gather import all_reduce_sum
 from bixse.losses.targets import GradedTargets

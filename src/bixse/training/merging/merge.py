@@ -10,13 +10,13 @@ import torch
 from accelerate.utils import gather_object
 from pydantic import TypeAdapter
 
-from bixse.calibration.platt import fit_platt
+from bixse.calibration.reliability import fit_platt
 from bixse.encoders.embedding import embed_features
 from bixse.encoders.interpolation import interpolate
 from bixse.encoders.loading.precision import autocast
 from bixse.encoders.lora import has_lora
 from bixse.encoders.shards import is_sharded
-from bixse.evaluation.significance import paired_bootstrap, paired_differences
+from bixse.evaluation.statistics import paired_bootstrap, paired_differences
 from bixse.progress import Progress
 from bixse.search.store import EmbeddingStore
 from bixse.training.config import TOLERANCE

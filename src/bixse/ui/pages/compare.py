@@ -17,7 +17,7 @@ from bixse.ui.ui_page import Page
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bixse.search.hits import Hit
+    from bixse.search.search_collection import Hit
     from bixse.ui.systems.searcher import Searcher
     from bixse.ui.systems.two_systems import TwoSystems
     from bixse.ui.ui_page import Visit

@@ -17,7 +17,7 @@ from bixse.scale.index.search import open_index
 from bixse.scale.stores.vector_store import is_store
 from bixse.search.bm25 import BM25, BM25_NAME
 from bixse.search.exact import exact_search
-from bixse.search.hits import Hit, check_queries, hits_of
+from bixse.search.search_collection import Hit, check_queries, hits_of
 from bixse.search.store import encode_corpus
 
 if TYPE_CHECKING:

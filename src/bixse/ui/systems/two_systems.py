@@ -12,15 +12,14 @@ from bixse.errors import InputError, thread_error
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from bixse.calibration.calibrate_head import HeldOutCheck
-    from bixse.calibration.thresholds import OperatingPoint
+    from bixse.calibration.calibrate_head import HeldOutCheck, OperatingPoint
     from bixse.data.collection import Collection
     from bixse.data.graded_pairs import GradedPairs
     from bixse.encoders.head import RelevanceHead
     from bixse.evaluation.statistics import Floats
     from bixse.relevance import Qrels
     from bixse.results import Difference
-    from bixse.search.hits import Hit
+    from bixse.search.search_collection import Hit
     from bixse.ui.systems.searcher import Searcher
     from bixse.ui.ui_settings import UiSettings
 
@@ -81,7 +80,7 @@ class TwoSystems:
 
     def _open(self) -> None:
         from bixse.calibration.calibrate import pair_cosines
-        from bixse.data.collection_files import load_collection
+        from bixse.data.collection import load_collection
         from bixse.data.pairs_files import load_graded_pairs
         from bixse.ui.systems.searcher import open_searcher
 
@@ -151,7 +150,7 @@ class TwoSystems:
 
     def _difference(self, metric: str) -> Difference:
         """The second system's mean minus the first one's, over the judged queries."""
-        from bixse.evaluation.significance import paired_bootstrap
+        from bixse.evaluation.statistics import paired_bootstrap
 
         before, after = (own[metric] for own in self.per_query)
         return paired_bootstrap(after, before)

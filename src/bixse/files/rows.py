@@ -1,29 +1,28 @@
-"""Reading files of rows block by block: JSONL, CSV, TSV (each also with .gz) and Parquet, every row checked."""
+"""Files of rows: JSONL, CSV, TSV (each also with .gz) and Parquet, read block by block with every row checked."""
 
 from __future__ import annotations
 
 import csv
 import gzip
 import io
+import json
 import zlib
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, cast
 
 import pyarrow as pa
-import pyarrow.csv as pacsv
 
 from bixse.errors import InputError, InvalidFileError, shorten
-from bixse.files.first_rows import FirstRows
-from bixse.files.hints import missing_column_hint, not_text
-from bixse.files.parquet import open_table, row_batches
-from bixse.files.strict import RepeatedKeyError, parse_json
-from bixse.files.values import FileColumn, InvalidValueError
+from bixse.files.files import RepeatedKeyError, atomic_file, not_text, parse_json
+from bixse.files.parquet import open_table, row_batches, save_table
+from bixse.files.values import FileColumn, FirstRows, InvalidValueError, missing_column_hint
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping, Sequence
+
 
 FORMATS = (".parquet", ".jsonl", ".csv", ".tsv")
 """Suffixes of files of rows; all but Parquet may have .gz behind it."""
@@ -31,9 +30,6 @@ BLOCK_ROWS = 1024
 """Most rows of a block."""
 BLOCK_BYTES = 1 << 26
 """Most bytes of text that a block of JSONL or CSV is read from."""
-LINES_BYTES = 1 << 21
-"""Bytes of lines that are read at once: 32 such blocks are read ahead, and each function of JSON in a query holds what
-it parsed of one."""
 LONGEST_LINE = 1 << 26
 """Most bytes of one line or field, so that a file without line ends does not fill the memory."""
 
@@ -76,22 +72,7 @@ def read_blocks(
     errors: InvalidFileError | None = None,
     rows: range | None = None,
 ) -> Iterator[Block]:
-    """The rows of a file in blocks of bounded size; what is wrong is collected, and such rows are left out.
-
-    Args:
-        path: .jsonl, .csv, .tsv (each may have .gz behind it) or .parquet, or a folder of Parquet files, whose rows
-            are numbered through in the order of their names.
-        columns: the columns to read; others are ignored.
-        errors: takes the errors, for a caller that has checks of its own to add, or that goes on without invalid rows.
-            None raises them all when the file has been read.
-        rows: of Parquet only these, counted from 0; nothing else is read.
-
-    Raises:
-        InputError: no such file, a file of another format, one that cannot be read, or one without any row.
-        InvalidFileError: a needed column is missing in the header, or a column is there twice; with `errors` None also
-            every error of a row: no JSON object, a key twice, another number of columns, a value that its column
-            cannot hold.
-    """
+    """Read the rows of a file in blocks of bounded size; rows with errors are left out."""
     path = Path(path)
     found = errors if errors is not None else InvalidFileError(path)
     again = partial(_values_of, path, columns, rows)
@@ -111,25 +92,13 @@ def read_blocks(
 def raw_rows(
     path: Path, errors: InvalidFileError, needed: Sequence[str] = (), optional: Sequence[str] | None = None
 ) -> Iterator[tuple[int, dict[str, Any], int]]:
-    r"""The rows of a file as they stand, for formats whose keys differ from row to row: number, row, bytes read.
+    """Read the rows of a file as they are, for formats whose keys differ from row to row: number, row, bytes read.
 
-    Args:
-        path: as for `read_blocks`.
-        errors: takes the rows that cannot be read.
-        needed: columns that a file with a header must have.
-        optional: columns it may have; others are not read. None reads all.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "labels.tsv"
-        >>> _ = path.write_text("id\tlabel\n7\tExact\n")
-        >>> list(raw_rows(path, InvalidFileError(path)))
-        [(1, {'id': '7', 'label': 'Exact'}, 17)]
+    `needed` names columns that a file with a header must have, `optional` those it may have; others are not read.
+    None reads all.
     """
     if checked_format(path) == ".jsonl":
-        for number, line, position in text_lines(path, errors):
-            if (row := json_object(number, line, errors)) is not None:
-                yield number, row, position
+        yield from json_rows(path, errors)
         return
     columns = [FileColumn(name, "any") for name in needed]
     columns += [FileColumn(name, "any", needed=False) for name in optional or ()]
@@ -224,25 +193,6 @@ def text_lines(path: Path, errors: InvalidFileError) -> Iterator[tuple[int, str,
                 yield number, text, raw.tell()
 
 
-def line_blocks(path: Path) -> Iterator[tuple[pa.Array, int]]:
-    """All lines of a UTF-8 file (gzip is unpacked) in arrays of some megabytes, and the bytes of the file read.
-
-    For files of which nothing is wrong: `text_lines` says what it is, and in which line.
-    """
-    with ExitStack() as stack:
-        raw = stack.enter_context(pa.OSFile(str(path)))
-        packed = path.suffix.lower() == ".gz"
-        content = stack.enter_context(pa.CompressedInputStream(raw, "gzip")) if packed else raw
-        blocks = pacsv.open_csv(
-            content,
-            pacsv.ReadOptions(column_names=["line"], block_size=LINES_BYTES, use_threads=False),
-            pacsv.ParseOptions(delimiter="\x01", quote_char=False, ignore_empty_lines=False),
-            pacsv.ConvertOptions(column_types={"line": pa.string()}),
-        )
-        for batch in blocks:
-            yield batch.column(0), raw.tell()
-
-
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
     files_of(path, ())
@@ -301,8 +251,15 @@ def _json_blocks(path: Path, columns: Sequence[FileColumn], errors: InvalidFileE
     yield block()
 
 
+def json_rows(path: Path, errors: InvalidFileError, after: int = 0) -> Iterator[tuple[int, dict[str, Any], int]]:
+    """Read the objects of a JSONL file behind a line: line, object, bytes read; other lines are errors."""
+    for number, line, position in text_lines(path, errors):
+        if number > after and (row := json_object(number, line, errors)) is not None:
+            yield number, row, position
+
+
 def json_object(number: int, line: str, errors: InvalidFileError) -> dict[str, Any] | None:
-    """The object that a line holds; None, and an error, where it holds something else or a key twice."""
+    """Return the object of a line; None, and an error, where it holds something else or a key twice."""
     try:
         row = parse_json(line)
     except RepeatedKeyError as error:
@@ -481,3 +438,40 @@ def _read_each(
             invalid.add(place)
             found.append(None)
     return found
+
+
+BATCH_ROWS = 1024
+"""Most rows that are turned into text at once."""
+
+
+def write_rows(table: pa.Table | pa.RecordBatchReader, path: str | Path) -> None:
+    """Write rows, of a reader one batch after the other, to a file whose suffix names the format.
+
+    The file appears whole or not at all. Lists are JSON in CSV and TSV, and what is absent is an empty field.
+    """
+    path = Path(path)
+    kind = checked_format(path)
+    if kind == ".parquet":
+        save_table(table, path)
+        return
+    with atomic_file(path) as file, _text(file, path) as text:
+        write = csv.writer(text, delimiter="\t" if kind == ".tsv" else ",", lineterminator="\r\n").writerow
+        if kind != ".jsonl":
+            write(table.schema.names)
+        for batch in table.to_batches(BATCH_ROWS) if isinstance(table, pa.Table) else table:
+            for row in batch.to_pylist():
+                if kind == ".jsonl":
+                    text.write(json.dumps(row, ensure_ascii=False) + "\n")
+                else:
+                    write([json.dumps(value) if isinstance(value, list) else value for value in row.values()])
+
+
+@contextmanager
+def _text(file: BinaryIO, path: Path) -> Iterator[TextIO]:
+    packed = gzip.GzipFile(filename="", fileobj=file, mode="wb", mtime=0) if path.suffix.lower() == ".gz" else None
+    text = io.TextIOWrapper(cast("BinaryIO", packed or file), encoding="utf-8", newline="")
+    yield text
+    text.flush()
+    text.detach()
+    if packed is not None:
+        packed.close()
