@@ -12,7 +12,7 @@ from bixse.data.run import open_run
 from bixse.errors import DivergedError, InterruptedRunError, InvalidFileError, OutputExistsError, TrainingError
 from bixse.lab.experiments.arms import Arm, ArmRun, Measured
 from bixse.lab.experiments.runner import RESULT_FILE, do_runs, load_result, opened
-from bixse.scale.engines.ranks import RanksEngine
+from bixse.scale.engines.processes import RanksEngine
 
 
 class OutOfMemoryError(RuntimeError):
