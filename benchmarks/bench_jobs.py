@@ -156,9 +156,10 @@ def write_corpus(folder: Path, size: int) -> None:
 
 def write_index(folder: Path) -> str:
     """Encode the corpus and write the index."""
+    from bixse.scale.index.index_settings import IndexSettings
     from bixse.scale.index.make_index import make_index
 
-    make_index(folder / "model", folder, folder / "index", cache="none")
+    make_index(IndexSettings(model=str(folder / "model"), collection=folder, cache="none"), folder / "index")
     return bytes_of(folder / "index")
 
 

@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bixse.data.collection import Document
-from bixse.scale.index.manifest import EncoderIdentity, Manifest
-from bixse.scale.stores import lance
-from bixse.scale.stores.opening import connect
-from bixse.scale.stores.recall import SAME_SCORE, Rescored
+from bixse.scale.index import lance
+from bixse.scale.index.export_index import SAME_SCORE
+from bixse.scale.index.index_files import EncoderIdentity, Manifest
+from bixse.scale.index.vector_store import Rescored, connect
 from bixse.search.exact import exact_search
 from measuring import make_parser, show
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator
 
-    from bixse.scale.stores.vector_store import VectorStore
+    from bixse.scale.index.vector_store import VectorStore
 
 QDRANT_NAME = "bixse-bench"
 
@@ -59,7 +59,7 @@ def main() -> None:
         names = [f"lancedb:{folder}/documents", *([f"qdrant:{args.qdrant}/{QDRANT_NAME}"] if args.qdrant else [])]
         show((row for name in names for row in measure(name, args, Path(folder))), args.out)
     if args.qdrant:
-        from bixse.scale.stores.qdrant import connected
+        from bixse.scale.index.qdrant import connected
 
         connected(args.qdrant).delete_collection(QDRANT_NAME)
 

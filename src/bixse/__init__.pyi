@@ -46,6 +46,7 @@ from .preparing.mine.mine import MineResult as MineResult
 from .preparing.mine.mine import mine as mine
 from .preparing.mine.mine_settings import MineConfig as MineConfig
 from .relevance import GradeScale as GradeScale
+from .scale.index.index_settings import IndexSettings as IndexSettings
 from .scale.index.make_index import make_index as make_index
 from .scale.index.search import open_index as open_index
 from .search.search_collection import search_collection as search_collection

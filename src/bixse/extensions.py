@@ -8,7 +8,7 @@ from typing import Any
 EXTENSIONS = {
     "index": "bixse.scale.index.index_system:open_index_system",
     "regrade": "bixse.judging.regrade:Regrading",
-    "sharding": "bixse.scale.sharding.sharded_trainer:ShardedTrainer",
+    "sharding": "bixse.scale.sharding:ShardedTrainer",
 }
 """Name -> module and object of a satellite; it is imported where it is asked for."""
 

@@ -36,7 +36,6 @@ REQUIRED = {
 SWEEP = "base: {pairs: pairs.csv, dev: toy}\nvary: {scale: [10, 20]}"
 FUNCTIONS = {
     "evaluate": (bixse.collection_task, bixse.evaluate_suite, bixse.EncoderSystem),
-    "index": (bixse.make_index,),
     "search": (bixse.search_collection, bixse.open_index),
 }
 """Verb -> public functions that take its settings one by one; those of other verbs take them whole."""

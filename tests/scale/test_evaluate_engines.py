@@ -8,7 +8,7 @@ import pytest
 
 from bixse.cli.verbs.evaluate import EvaluateSettings
 from bixse.errors import ConfigError, IncompleteError
-from bixse.scale.index.encode_in_shards import INDEX_FOLDER
+from bixse.scale.index.index_system import INDEX_FOLDER
 from bixse.search.store import EmbeddingStore
 from helpers.command import call, ended, refused, result_of, start
 

@@ -6,13 +6,14 @@ import pytest
 
 from bixse.errors import ConfigError, IncompleteError, InputError, ModelError
 from bixse.files.files import alone_in
-from bixse.scale.index.encode_shards import EncodeShards
+from bixse.scale.index.index_files import read_manifest
 from bixse.scale.index.index_settings import IndexSettings
-from bixse.scale.index.make_index import BUILD_FOLDER, make_index
-from bixse.scale.index.manifest import read_manifest
+from bixse.scale.index.make_index import BUILD_FOLDER
 from bixse.scale.index.search import load_encoder
+from bixse.scale.index.shards import EncodeShards
 from bixse.search.store import EmbeddingStore
 from helpers.command import call, ended, start
+from helpers.indexes import index_of
 
 
 @pytest.fixture
@@ -48,14 +49,13 @@ def test_a_part_that_fails_twice_and_the_same_call_again(collection, tiny_model,
             raise RuntimeError("no more memory")
         return encode(store, texts, step)
 
-    settings = IndexSettings(model="tiny", collection=collection, shards=3)
-    given = {"model": tiny_model, "collection": collection, "where": settings, "cache": "none"}
-    make_index(**given, out=tmp_path / "whole")
+    given = {"model": tiny_model, "collection": collection, "shards": 3, "cache": "none"}
+    index_of(**given, out=tmp_path / "whole")
     with monkeypatch.context() as patched, pytest.raises(IncompleteError, match="part 2: RuntimeError"):
         patched.setattr(EmbeddingStore, "encode", fail)
-        make_index(**given, out=tmp_path / "index")
+        index_of(**given, out=tmp_path / "index")
     assert tried == [256, 256, 88, 88]
-    assert make_index(**given, out=tmp_path / "index").encoded == 88
+    assert index_of(**given, out=tmp_path / "index").encoded == 88
     assert files(tmp_path / "index") == files(tmp_path / "whole")
 
 
@@ -132,7 +132,6 @@ def test_a_cluster_makes_the_same_index(cluster, words, local, tmp_path):
 
 @pytest.mark.slow
 def test_a_model_in_memory_is_not_sent(cluster, collection, tiny_model, tmp_path):
-    settings = IndexSettings(model="tiny", collection=collection, engine="ray", ray_address=cluster.address)
     with pytest.raises(InputError, match="in memory"):
-        make_index(tiny_model, collection, tmp_path / "index", where=settings)
+        index_of(tiny_model, collection, tmp_path / "index", engine="ray", ray_address=cluster.address)
     assert not (tmp_path / "index").exists()

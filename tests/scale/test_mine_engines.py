@@ -9,9 +9,9 @@ import pytest
 from bixse.errors import IncompleteError, InputError
 from bixse.preparing.mine.mine import WORK, mine
 from bixse.preparing.mine.mine_settings import MineConfig
-from bixse.scale.index.make_index import make_index
 from bixse.search.store import EmbeddingStore
 from helpers.command import call, ended, start
+from helpers.indexes import index_of
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def files(folder):
 
 
 def test_an_index_of_another_corpus_or_length(collection, tiny_model_path, tmp_path):
-    make_index(tiny_model_path, collection, tmp_path / "index", cache="none")
+    index_of(tiny_model_path, collection, tmp_path / "index", cache="none")
     config = {"collection": collection, "retrievers": (str(tmp_path / "index"),)}
     with pytest.raises(InputError, match="max_length"):
         mine(MineConfig(**config, max_length=8), tmp_path / "out")
@@ -74,7 +74,7 @@ def test_an_index_is_searched_as_its_model(collection, tiny_model_path, tmp_path
     """Of another cut, too; with half the digits the scores are those of `bixse search`, nearly."""
     config = {"collection": collection, "depth": 40, "cache": "none"}
     mine(MineConfig(**config, shards=3, retrievers=(str(tiny_model_path),)), tmp_path / "model")
-    make_index(tiny_model_path, collection, tmp_path / "index", dtype=dtype, where=MineConfig(**config, shards=3))
+    index_of(tiny_model_path, collection, tmp_path / "index", dtype=dtype, cache="none", shards=3)
     mine(MineConfig(**config, retrievers=(str(tmp_path / "index"),)), tmp_path / "out")
     found, expected = (
         [line.split() for line in path.read_text().splitlines()]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bixse.errors import InputError, StorageError
-from bixse.scale.engines import ray_worker
+from bixse.scale.engines import ray_cluster
 from bixse.scale.engines.engine_settings import EngineSettings
 from bixse.scale.engines.processes import LocalEngine
 from helpers.shard_jobs import Numbers, Unsendable, said, sums, write_numbers
@@ -67,7 +67,7 @@ def test_a_job_that_cannot_be_sent(engine):
 
 
 def test_machines_with_another_version(engine, folder, monkeypatch):
-    monkeypatch.setattr(ray_worker.metadata, "version", lambda name: "99.0")
+    monkeypatch.setattr(ray_cluster.metadata, "version", lambda name: "99.0")
     with pytest.raises(InputError, match=r"99\.0"):
         do(engine(processes=1), Numbers(folder))
 

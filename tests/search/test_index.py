@@ -20,9 +20,10 @@ from bixse.machine import cache_folder
 from bixse.scale.index import index_files
 from bixse.scale.index import make_index as index_module
 from bixse.scale.index import search as search_module
-from bixse.scale.index.make_index import BUILD_FOLDER, make_index
-from bixse.scale.index.manifest import MANIFEST_FILE, StoredFile, read_manifest
+from bixse.scale.index.index_files import MANIFEST_FILE, StoredFile, read_manifest
+from bixse.scale.index.make_index import BUILD_FOLDER
 from bixse.scale.index.search import open_index
+from helpers.indexes import index_of
 
 pytestmark = [pytest.mark.usefixtures("small_shards"), pytest.mark.precision("float32")]
 QUERIES = ["copy a file", "delete tree", "sort", "how do i find the path"]
@@ -30,7 +31,7 @@ QUERIES = ["copy a file", "delete tree", "sort", "how do i find the path"]
 
 @pytest.fixture
 def folder(tiny_model, corpus, tmp_path):
-    make_index(tiny_model, corpus, tmp_path / "index")
+    index_of(tiny_model, corpus, tmp_path / "index")
     return tmp_path / "index"
 
 
@@ -112,7 +113,7 @@ def test_row_groups_grow_with_the_corpus(monkeypatch, documents, together):
 def test_an_index_with_row_groups_larger_than_its_parts(tiny_model, folder, corpus, tmp_path, monkeypatch):
     """The same embeddings, and the same answers with their texts."""
     monkeypatch.setattr(index_files, "MOST_GROUPS", 2)
-    make_index(tiny_model, corpus, tmp_path / "large", cache="none")
+    index_of(tiny_model, corpus, tmp_path / "large", cache="none")
     one, large = (read_manifest(path) for path in (folder, tmp_path / "large"))
     assert one.embeddings == large.embeddings
     sizes = [
@@ -141,7 +142,7 @@ def test_another_model_is_refused(tiny_model, folder, corpus):
         with pytest.raises(ModelError, match=said):
             open_index(folder, tiny_model)
         with pytest.raises(OutputExistsError):
-            make_index(tiny_model, corpus, folder)
+            index_of(tiny_model, corpus, folder)
         tiny_model.truncate_dim, tiny_model.prompts = before
 
 
@@ -153,15 +154,14 @@ def test_all_errors_of_a_corpus_together(tiny_model, corpus, tmp_path):
     for content, kind in (("\n".join(rows), InvalidFileError), ('{"_id": 1, "text": " "}', InputError)):
         (corpus / "corpus.jsonl").write_text(content)
         with pytest.raises(kind) as caught:
-            make_index(tiny_model, corpus, tmp_path / "index")
+            index_of(tiny_model, corpus, tmp_path / "index")
         assert kind is InputError or len(caught.value.errors) == 2
         assert not (tmp_path / "index").exists(), "what is refused leaves nothing behind"
 
 
 def test_unusable_settings(tiny_model, corpus, tmp_path):
-    for wrong in ({"dtype": "int8"}, {"task": "none"}):
-        with pytest.raises(InputError):
-            make_index(tiny_model, corpus, tmp_path / "index", **wrong)
+    with pytest.raises(InputError):
+        index_of(tiny_model, corpus, tmp_path / "index", task="none")
     assert not (tmp_path / "index").exists()
 
 
@@ -170,7 +170,7 @@ def test_a_folder_with_something_else(tiny_model, corpus, folder, tmp_path, enco
     (tmp_path / "file").write_text("a file")
     for path in (tmp_path / "file", corpus, folder):
         with pytest.raises(OutputExistsError):
-            make_index(tiny_model, corpus, path, dtype="float16")
+            index_of(tiny_model, corpus, path, dtype="float16")
     assert encoded == []
     assert sorted(folder.iterdir()) == before
 
@@ -178,7 +178,7 @@ def test_a_folder_with_something_else(tiny_model, corpus, folder, tmp_path, enco
 def test_a_second_writer_is_refused(tiny_model, folder, write_corpus, documents):
     write_corpus({"d0": documents["d0"]})
     with FileLock(folder / LOCK_FILE), pytest.raises(OutputExistsError, match="another process"):
-        make_index(tiny_model, folder.parent / "corpus", folder)
+        index_of(tiny_model, folder.parent / "corpus", folder)
     assert read_manifest(folder).documents == 100
 
 
@@ -213,7 +213,7 @@ def test_the_best_are_those_of_a_product_over_all(tiny_model, folder, documents,
 
 def test_equal_texts_stand_in_the_order_of_the_corpus(tiny_model, write_corpus, tmp_path):
     corpus = write_corpus({f"d{n}": ("", "the same") for n in range(100, 0, -1)})
-    make_index(tiny_model, corpus, tmp_path / "index")
+    index_of(tiny_model, corpus, tmp_path / "index")
     with open_index(tmp_path / "index", tiny_model) as index:
         assert [hit.document_id for hit in index.search("same", top=50)] == [f"d{n}" for n in range(100, 50, -1)]
 
@@ -233,7 +233,7 @@ def test_a_threshold_keeps_the_probable(tiny_model, folder, monkeypatch):
 
 
 def test_half_precision_takes_half_the_disk(tiny_model, corpus, tmp_path, folder):
-    make_index(tiny_model, corpus, tmp_path / "half", dtype="float16")
+    index_of(tiny_model, corpus, tmp_path / "half", dtype="float16")
     sizes = [sum(file.size for file in read_manifest(where).embeddings) for where in (folder, tmp_path / "half")]
     assert 100 * 32 * 2 <= sizes[1] < sizes[0] / 2 + 500
     with open_index(tmp_path / "half", tiny_model) as half, open_index(folder, tiny_model) as whole:
@@ -265,7 +265,7 @@ def test_the_number_of_a_file_may_have_six_digits(tmp_path):
 
 def test_the_same_index_is_not_made_twice(tiny_model, corpus, folder, encoded):
     before = (folder / MANIFEST_FILE).read_bytes()
-    assert make_index(tiny_model, corpus, folder).reused
+    assert index_of(tiny_model, corpus, folder).reused
     assert (encoded, (folder / MANIFEST_FILE).read_bytes()) == ([], before)
 
 
@@ -273,7 +273,7 @@ def test_of_a_changed_corpus_new_texts_alone_are_encoded(tiny_model, folder, wri
     changed = {name: found for name, found in documents.items() if name != "d3"}
     changed |= {"d5": ("", "wait in a thread"), "new": ("", "sleep")}
     with open_index(folder, tiny_model) as before:
-        report = make_index(tiny_model, write_corpus(changed), folder)
+        report = index_of(tiny_model, write_corpus(changed), folder)
         assert (report.encoded, sorted(encoded)) == (2, ["sleep", "wait in a thread"])
         assert len(before.search("copy", top=1000)) == 100, "one that is open stays as it was"
     with open_index(folder, tiny_model) as index:
@@ -290,12 +290,12 @@ def test_a_stopped_index_leaves_the_former_one(tiny_model, folder, write_corpus,
     one = write_corpus({"d0": documents["d0"]})
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(index_module, "_publish", stop)
-        make_index(tiny_model, one, folder)
+        index_of(tiny_model, one, folder)
     with open_index(folder, tiny_model) as index:
         index.check()
         assert len(index) == 100
     shutil.rmtree(cache_folder())
-    report = make_index(tiny_model, one, folder)
+    report = index_of(tiny_model, one, folder)
     assert (report.encoded, report.manifest.documents) == (0, 1), "what was complete is there"
     assert not (folder / BUILD_FOLDER).exists()
 
@@ -306,7 +306,7 @@ def test_an_index_that_is_replaced_while_it_is_opened(tiny_model, folder, write_
 
     def replace_first(self, where, manifest):
         if manifest.documents == 100:
-            make_index(tiny_model, write_corpus({"d0": documents["d0"]}), folder)
+            index_of(tiny_model, write_corpus({"d0": documents["d0"]}), folder)
         opened(self, where, manifest)
 
     monkeypatch.setattr(index_files.IndexFiles, "__init__", replace_first)

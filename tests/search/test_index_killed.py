@@ -10,9 +10,10 @@ import time
 
 import pytest
 
-from bixse.scale.index.make_index import BUILD_FOLDER, make_index
-from bixse.scale.index.manifest import read_manifest
+from bixse.scale.index.index_files import read_manifest
+from bixse.scale.index.make_index import BUILD_FOLDER
 from bixse.scale.index.search import open_index
+from helpers.indexes import index_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork")]
 
@@ -20,7 +21,9 @@ SCRIPT = """
 import sys, time
 from bixse.encoders import encode
 from bixse.search import store
+from bixse.scale.index.index_settings import IndexSettings
 from bixse.scale.index.make_index import make_index
+from helpers.indexes import index_of
 store.SAVED_TOGETHER = 4
 encode_here = encode.encode_here
 def slow(*arguments):
@@ -28,7 +31,7 @@ def slow(*arguments):
     return encode_here(*arguments)
 encode.encode_here = slow
 print("ready", flush=True)
-make_index(*sys.argv[1:])
+make_index(IndexSettings(model=sys.argv[1], collection=sys.argv[2]), sys.argv[3])
 """
 
 
@@ -42,7 +45,7 @@ def test_an_index_that_is_killed_again_and_again_is_made_in_the_end(
     tiny_model_path, tiny_model, write_corpus, documents, tmp_path
 ):
     words = (tiny_model_path, write_corpus(dict(list(documents.items())[:20])), tmp_path / "index")
-    make_index(*words)
+    index_of(*words)
     write_corpus(documents)
     for seconds in (0.3, 0.6, 0.9):
         process = start(*words)
@@ -54,7 +57,7 @@ def test_an_index_that_is_killed_again_and_again_is_made_in_the_end(
         with open_index(words[-1], tiny_model) as index:
             index.check()
             assert len(index) in (20, len(documents)), "the old one or the new one, whole"
-    report = make_index(*words)
+    report = index_of(*words)
     assert report.encoded < 80, "what the killed processes encoded is stored"
     with open_index(words[-1], tiny_model) as index:
         index.check()
@@ -65,12 +68,12 @@ def test_an_index_that_is_killed_again_and_again_is_made_in_the_end(
 def test_readers_see_whole_indexes_while_a_process_replaces_them(tiny_model, write_corpus, documents, tmp_path):
     """Each state has texts of one version; a mixture would show two."""
     folder = tmp_path / "index"
-    make_index(tiny_model, write_corpus(documents), folder)
+    index_of(tiny_model, write_corpus(documents), folder)
     child = os.fork()
     if child == 0:
         for version in range(20):
             changed = {name: (title, f"{text} {version}") for name, (title, text) in documents.items()}
-            make_index(tiny_model, write_corpus(changed), folder)
+            index_of(tiny_model, write_corpus(changed), folder)
         os._exit(0)
     seen = set()
     while os.waitpid(child, os.WNOHANG) == (0, 0):

@@ -15,7 +15,7 @@ from bixse.data.task_instructions import Instructions
 from bixse.data.trec import read_run
 from bixse.encoders.instructions import set_instructions
 from bixse.files.rows import write_rows
-from bixse.scale.index.manifest import read_manifest
+from bixse.scale.index.index_files import read_manifest
 from bixse.search.search_collection import read_queries
 from helpers.command import call, refused, result_of
 

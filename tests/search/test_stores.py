@@ -23,26 +23,25 @@ import pytest
 from bixse.encoders.head import RelevanceHead
 from bixse.errors import InputError, ModelError, OutputExistsError
 from bixse.evaluation.evaluate import evaluate
+from bixse.scale.index.export_index import export_index
 from bixse.scale.index.index_files import open_files
 from bixse.scale.index.index_system import IndexSystem
-from bixse.scale.index.make_index import make_index
 from bixse.scale.index.search import open_index
-from bixse.scale.stores.export_index import export_index
-from bixse.scale.stores.opening import connect
-from bixse.scale.stores.vector_store import PACKAGES, address_of
+from bixse.scale.index.vector_store import PACKAGES, address_of, connect
 from helpers.command import call, refused
+from helpers.indexes import index_of
 
 pytestmark = pytest.mark.precision("float32")
 SERVER = "QDRANT_TEST_URL"
 QUERIES = ["copy a file", "delete tree", "sort", "how do i find the path"]
 HERE = """
-import bixse.scale.stores.qdrant as module
+import bixse.scale.index.qdrant as module
 from qdrant_client import QdrantClient
 module.connected = lambda url: QdrantClient(path={folder!r})
 """
 SLOW_EXPORT = """
 import sys, time
-from bixse.scale.stores import export_index
+from bixse.scale.index import export_index
 found = export_index.connect(sys.argv[2])
 kind, write = type(found), type(found).write
 found.close()
@@ -80,7 +79,7 @@ def store(database, tmp_path, monkeypatch):
         return
     from qdrant_client import QdrantClient
 
-    from bixse.scale.stores import qdrant
+    from bixse.scale.index import qdrant
 
     if database == "qdrant":
         monkeypatch.setattr(qdrant, "connected", lambda url: QdrantClient(path=str(tmp_path / "qdrant")))
@@ -109,7 +108,7 @@ def collection(corpus, documents):
 
 @pytest.fixture
 def index(model, collection, tmp_path):
-    make_index(model, collection, tmp_path / "index")
+    index_of(model, collection, tmp_path / "index")
     return tmp_path / "index"
 
 
@@ -117,7 +116,7 @@ def index(model, collection, tmp_path):
 def approximate(monkeypatch):
     """Lists also in a small table of LanceDB."""
     if importlib.util.find_spec("lancedb") is not None:
-        from bixse.scale.stores import lance
+        from bixse.scale.index import lance
 
         monkeypatch.setattr(lance, "INDEXED_FROM", 1)
 
@@ -187,7 +186,7 @@ def test_what_bixse_did_not_write_is_refused_and_kept(store, database, index, mo
 
         lancedb.connect(address.place).create_table(address.name, [{"vector": [1.0, 0.0], "item": "mine"}])
     else:
-        from bixse.scale.stores import qdrant
+        from bixse.scale.index import qdrant
 
         client = qdrant.connected(address.place)
         size = qdrant.models.VectorParams(size=2, distance=qdrant.models.Distance.DOT)
@@ -201,14 +200,14 @@ def test_what_bixse_did_not_write_is_refused_and_kept(store, database, index, mo
 def test_another_encoder_or_corpus_is_refused(store, index, model, collection, documents, write_corpus, tmp_path):
     export_index(index, store, model)
     write_corpus({name: documents[name] for name in list(documents)[:9]})
-    make_index(model, collection, tmp_path / "shorter")
+    index_of(model, collection, tmp_path / "shorter")
     with pytest.raises(OutputExistsError, match="another corpus and documents"):
         export_index(tmp_path / "shorter", store, model)
     model[0].auto_model.embeddings.word_embeddings.weight.data += 0.01
     with pytest.raises(ModelError, match="other weights"):
         open_index(store, model)
     write_corpus(documents)
-    make_index(model, collection, tmp_path / "other")
+    index_of(model, collection, tmp_path / "other")
     with pytest.raises(OutputExistsError, match="another weights"):
         export_index(tmp_path / "other", store, model)
 
@@ -231,7 +230,7 @@ def test_part_of_an_index_is_not_searched(store, index, model):
 @pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
 def test_an_export_that_is_killed_goes_on(store, preamble, tiny_model_path, collection, model, tmp_path):
     index = tmp_path / "index"
-    make_index(tiny_model_path, collection, index)
+    index_of(tiny_model_path, collection, index)
     words = [sys.executable, "-c", preamble + SLOW_EXPORT, str(index), store]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "ready\n"
@@ -259,7 +258,7 @@ def test_an_export_that_is_killed_goes_on(store, preamble, tiny_model_path, coll
 @pytest.mark.usefixtures("approximate")
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_exact_answers_are_those_of_the_local_index(store, model, collection, tmp_path, dtype):
-    make_index(model, collection, tmp_path / "index", dtype=dtype)
+    index_of(model, collection, tmp_path / "index", dtype=dtype)
     report = export_index(tmp_path / "index", store, model)
     recall = report.manifest.recall
     assert (report.written, recall.queries, recall.at_100) == (100, 100, 1.0)

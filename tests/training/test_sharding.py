@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from bixse.errors import InputError, ModelError, OutputExistsError, TrainingError
 from bixse.losses import BiXSELoss
-from bixse.scale.sharding.sharded_checkpoints import load_weights, save_shards
-from bixse.scale.sharding.sharding import check_can_be_sharded
+from bixse.scale.sharding import check_can_be_sharded, load_weights, save_shards
 from bixse.training.config import TrainConfig
 from bixse.training.loop.checkpoints import whole_checkpoints
 from bixse.training.loop.trainer import GradedTrainingArguments
@@ -135,7 +134,7 @@ from torch.distributed.tensor import DTensor
 from bixse.encoders.embedding import embed_features
 from bixse.encoders.loading.build import build_encoder
 from bixse.training.distributed import init_distributed
-from bixse.scale.sharding.sharding import shard_encoder
+from bixse.scale.sharding import shard_encoder
 from bixse.training.loop.trainer import GradedTrainingArguments
 
 init_distributed()

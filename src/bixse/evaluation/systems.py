@@ -245,8 +245,6 @@ class EncoderSystem(System):
         self._placed = ExitStack()
         self._given = None if isinstance(model, (str, Path)) else model
         self._loaded: SentenceTransformer | None = None
-        self.encoded: Any = None
-        """An index of the evaluated corpus, whose embeddings are searched; None: they are made by `search`."""
 
     @property
     def encoder(self) -> SentenceTransformer:
@@ -301,12 +299,13 @@ class EncoderSystem(System):
     ) -> dict[str, Ranking]:
         with self._instructed(task.instructions):
             self.prompts_hash = prompts_hash(self.encoder)
-            if self.encoded is not None:
-                self.encoded.model_at = self.encoder
-                runs: dict[str, Ranking] = self.encoded.search(task, depth, partial, progress)
-                return runs
-            store = EmbeddingStore(self.encoder, self.cache_for(task))
-            return search_blocks(store, task, depth, partial, progress)
+            return self.find(task, depth, partial, progress)
+
+    def find(
+        self, task: Task, depth: int, partial: Path | None, progress: Callable[[int], None] | None
+    ) -> dict[str, Ranking]:
+        """Search as `search` does, once the instructions of the task are in place; a subclass may search elsewhere."""
+        return search_blocks(EmbeddingStore(self.encoder, self.cache_for(task)), task, depth, partial, progress)
 
     def cache_for(self, task: Task) -> str | Path | None:
         """Folder in which the embeddings of a task's documents are kept, or "none"; None: the usual one."""
@@ -316,8 +315,6 @@ class EncoderSystem(System):
         """A checkpoint is loaded again when it is needed."""
         self._placed.close()
         self._loaded = None
-        if self.encoded is not None:
-            self.encoded.release()
 
     @contextmanager
     def _instructed(self, instructions: Sequence[str]) -> Iterator[None]:

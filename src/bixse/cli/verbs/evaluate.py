@@ -140,7 +140,7 @@ def run(settings: EvaluateSettings, options: EvaluateOptions) -> CommandResult:
 def _on_collection(settings: EvaluateSettings, systems: Sequence[System], out: Path | None) -> CommandResult:
     from bixse.evaluation.tasks import collection_task
     from bixse.progress import progress_bar
-    from bixse.scale.index.encode_in_shards import encoded_in_shards
+    from bixse.scale.index.index_system import encoded_in_shards
 
     assert settings.collection is not None
     chosen = settings.model_dump(include={"split", "exclude_self", "min_relevant_grade", "missing_documents"})
@@ -149,9 +149,8 @@ def _on_collection(settings: EvaluateSettings, systems: Sequence[System], out: P
         return _on_task(settings, systems, task, out)
     if out is None:
         raise InputError("--engine or --shards: got no --out; expected a folder that all machines share; fix: name it")
-    places = {out / system.name if len(systems) > 1 else out: system for system in systems}
-    with encoded_in_shards(places, task, out, settings, progress_bar) as waiting:
-        return waits(waiting) if waiting else _on_task(settings, systems, task, out)
+    with encoded_in_shards(systems, task, out, settings, progress_bar) as (sharded, waiting):
+        return waits(waiting) if waiting else _on_task(settings, sharded, task, out)
 
 
 def _on_task(settings: EvaluateSettings, systems: Sequence[System], task: Task, out: Path | None) -> CommandResult:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import model_validator
 
 from bixse.cli.verb import CommandResult, Options, Verb, waits
-from bixse.scale.engines.engine_settings import EngineSettings
 from bixse.scale.index.index_settings import IndexSettings
 from bixse.settings import Flag
 
@@ -47,12 +46,9 @@ def run(settings: IndexSettings, options: IndexOptions) -> CommandResult:
         _check_reachable(options.to)
         if settings.recall_queries is not None:
             read_queries(settings.recall_queries)  # refused before anything is encoded
-    devices, warnings = settings.chosen_devices()
-    of_export = {"recall_target", "recall_queries"}
-    chosen = settings.model_dump(exclude={*EngineSettings.model_fields, "devices", "precision", *of_export})
-    report = make_index(**chosen, out=options.out, devices=devices, progress=progress_bar, where=settings)
+    report = make_index(settings, options.out, progress_bar)
     if report.waiting:
-        return waits(report.waiting, warnings, seconds=report.seconds, encoded=report.encoded)
+        return waits(report.waiting, report.warnings, seconds=report.seconds, encoded=report.encoded)
     documents = report.manifest.documents
     done = "this index is there already: nothing was done" if report.reused else (
         f"indexed {documents:,} documents in {report.seconds:.1f} s; {report.encoded:,} texts were encoded"
@@ -61,15 +57,15 @@ def run(settings: IndexSettings, options: IndexOptions) -> CommandResult:
     metrics = report.manifest.figures()
     metrics |= {"seconds": report.seconds, "encoded": report.encoded, "reused": report.reused}
     text = "\n".join([done, *report.manifest.lines(options.out), next_step])
-    result = CommandResult(text, metrics, {"index": str(options.out)}, [*warnings, *report.warnings])
+    result = CommandResult(text, metrics, {"index": str(options.out)}, list(report.warnings))
     if options.to is None or report.elsewhere:
         return result
     return _exported(result, settings, options.out, options.to)
 
 
 def _check_reachable(to: str) -> None:
-    """Before anything is encoded."""
-    from bixse.scale.stores.opening import connect
+    """Refuse a database that cannot be used before anything is encoded."""
+    from bixse.scale.index.vector_store import connect
 
     with closing(connect(to)) as store:
         if store.exists():
@@ -78,7 +74,7 @@ def _check_reachable(to: str) -> None:
 
 def _exported(result: CommandResult, settings: IndexSettings, index: Path, to: str) -> CommandResult:
     from bixse.progress import progress_bar
-    from bixse.scale.stores.export_index import export_index
+    from bixse.scale.index.export_index import export_index
 
     chosen = settings.model_dump(include={"model", "recall_target", "recall_queries"})
     report = export_index(index, to, **chosen, progress=progress_bar)
@@ -91,13 +87,10 @@ def _exported(result: CommandResult, settings: IndexSettings, index: Path, to: s
 
 
 def _describe(options: IndexOptions) -> CommandResult:
-    from bixse.scale.index.index_files import open_files
-    from bixse.scale.stores.opening import open_store
-    from bixse.scale.stores.vector_store import is_store
+    from bixse.scale.index.vector_store import open_stored
 
     assert options.describe is not None
-    found = open_store(options.describe) if is_store(options.describe) else open_files(Path(options.describe))
-    with closing(found) as files:
+    with closing(open_stored(options.describe)) as files:
         manifest = files.manifest
         if options.check:
             files.check()

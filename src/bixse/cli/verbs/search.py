@@ -32,13 +32,12 @@ class SearchOptions(Options):
 
 def run(settings: SearchSettings, options: SearchOptions) -> CommandResult:
     """Answer one query or many."""
-    from bixse.scale.index.manifest import is_index
-    from bixse.scale.stores.vector_store import is_store
+    from bixse.scale.index.vector_store import is_stored
     from bixse.search.search_collection import check_queries
 
     if settings.query is not None:
         check_queries([settings.query])
-    indexed = is_store(settings.model) or is_index(Path(settings.model))
+    indexed = is_stored(settings.model)
     settings.check_for(indexed)
     if options.out is not None and (not indexed or settings.queries in (None, STDIN)):
         raise InputError("--out: got it without an index and a file of queries; expected both; fix: leave --out out")

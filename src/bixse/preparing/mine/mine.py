@@ -31,8 +31,8 @@ from bixse.preparing.mine.searching import (
 from bixse.preparing.mine.selection import choose, rank_band
 from bixse.report.table import format_table
 from bixse.scale.engines.job import is_marked, mark
-from bixse.scale.index.encode_shards import TEXTS
 from bixse.scale.index.index_files import stream_texts, write_texts
+from bixse.scale.index.shards import TEXTS
 from bixse.search.bm25 import BM25_NAME
 
 if TYPE_CHECKING:

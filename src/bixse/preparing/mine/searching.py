@@ -24,11 +24,9 @@ from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError
 from bixse.files.files import atomic_file
 from bixse.files.parquet import read_table
-from bixse.scale.index.encode_shards import do_shards
-from bixse.scale.index.index_files import open_files, shard_rows, stream_texts
-from bixse.scale.index.manifest import is_index, read_manifest
+from bixse.scale.index.index_files import is_index, open_files, read_manifest, shard_rows, stream_texts
 from bixse.scale.index.search import load_encoder, open_index
-from bixse.scale.index.search_shards import SearchShards
+from bixse.scale.index.shards import SearchShards, do_shards
 from bixse.search.bm25 import BM25, BM25_NAME
 from bixse.search.exact import to_run
 from bixse.search.store import EmbeddingStore

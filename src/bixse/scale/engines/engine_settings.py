@@ -43,7 +43,7 @@ class PlaceSettings(Settings):
 
             return RayEngine(self.ray_address, processes, self.num_cpus, self.num_gpus)
         if self.engine == "ranks":
-            from bixse.scale.engines.ranks import RanksEngine
+            from bixse.scale.engines.processes import RanksEngine
 
             return RanksEngine(processes, self.num_gpus)
         from bixse.scale.engines.processes import LocalEngine

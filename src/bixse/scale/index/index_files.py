@@ -1,21 +1,23 @@
-"""The files of an index: embeddings in memory-mapped safetensors; ids, titles and texts in Parquet."""
+"""The manifest and files of an index: embeddings in memory-mapped safetensors; ids, titles and texts in Parquet."""
 
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from bixse.data.collection import Document
-from bixse.errors import InputError
-from bixse.files.files import atomic_file
+from bixse.errors import InputError, OutputExistsError, first_fault
+from bixse.files.files import atomic_file, file_hash, read_text
 from bixse.files.parquet import checked_file, open_table, reading, table_writer
-from bixse.scale.index.manifest import damaged, read_manifest
+from bixse.progress import size
+from bixse.scale.index.index_settings import StoredType
 from bixse.search.exact import TopK
 
 if TYPE_CHECKING:
@@ -24,8 +26,10 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from bixse.scale.index.manifest import Manifest, StoredFile, StoredType
 
+FILE_NAME = r"(embeddings-\d{5,}|documents)-[0-9a-f]{16}\.[a-z]+"
+MANIFEST_FILE = "manifest.json"
+"""Written last: a folder without it holds no index."""
 TENSOR = "documents"
 SHARD_ROWS = 65_536
 """Documents of one file of embeddings, at most."""
@@ -38,15 +42,176 @@ MOST_GROUPS = 1 << 18
 SCHEMA = pa.schema([("id", pa.string()), ("title", pa.string()), ("text", pa.string())])
 
 
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class StoredFile(_Record):
+    """A file of the index; its name holds its hash, so that two versions never share a name."""
+
+    name: Annotated[str, Field(pattern=rf"^{FILE_NAME}$")]
+    size: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> StoredFile:
+        """Rename a file after its hash."""
+        digest = file_hash(path)
+        path = path.replace(path.with_name(f"{path.stem}-{digest[:16]}{path.suffix}"))
+        return cls(name=path.name, size=path.stat().st_size, sha256=digest)
+
+    def check_size(self, folder: Path) -> None:
+        path = folder / self.name
+        size = path.stat().st_size if path.is_file() else None
+        if size != self.size:
+            found = "no such file" if size is None else f"{size} bytes"
+            raise damaged(path, found, f"the {self.size} bytes that were written")
+
+    def check(self, folder: Path) -> None:
+        """Hold the file against its hash; raises InputError."""
+        try:
+            digest = file_hash(folder / self.name)
+        except OSError as error:
+            raise damaged(folder / self.name, error.strerror or str(error), "a readable file") from error
+        if digest != self.sha256:
+            raise damaged(folder / self.name, f"SHA-256 {digest[:12]}...", f"{self.sha256[:12]}...")
+
+
+class EncoderIdentity(_Record):
+    """The properties that an encoder must have to search an index."""
+
+    name: str
+    """Folder or hub name it was loaded from; it may be at another place later."""
+    weights: str
+    """Hash of all that document embeddings depend on: weights, modules, tokenizer, document prompt, length limit."""
+    prompts: str
+    """Hash of all prompts, those of queries too."""
+    document_prompt: str | None
+    task: str | None
+    """Task whose instructions were used."""
+    max_length: int | None
+    """Tokens of a text that are read; None is the model's own limit."""
+    dimensions: Annotated[int, Field(ge=1)]
+
+
+class AnnSettings(_Record):
+    """The approximate index of a vector database, in its own words."""
+
+    factory: str
+    """Kind of index: "HNSW32", "IVF316,SQ8", ..."""
+    parameters: str
+    """How far it is searched: "hnsw_ef=128", "nprobe=79", ..."""
+
+
+class Recall(_Record):
+    """Share of the documents found by exact search that an approximate one finds, 0 to 1."""
+
+    at_10: float
+    at_100: float
+    queries: int
+    """Number of queries measured on."""
+    source: str
+    """What they were, in words."""
+
+
+class Manifest(_Record):
+    """The description of an index: encoder, settings, measured recall, and every file with its hash."""
+
+    format: Literal[2] = 2
+    created: str
+    encoder: EncoderIdentity
+    corpus: str
+    """SHA-256 of the corpus file."""
+    dtype: StoredType
+    precision: str
+    """What the encoder computed in."""
+    documents: Annotated[int, Field(ge=1)]
+    embeddings: tuple[StoredFile, ...] = ()
+    """(n, D) each, in the order of the corpus."""
+    texts: StoredFile | None = None
+    """Ids, titles and texts; None only while the index is made."""
+    ann: AnnSettings | None = None
+    """None: every document is scored."""
+    recall: Recall | None = None
+
+    @property
+    def files(self) -> list[StoredFile]:
+        return [*self.embeddings, *([self.texts] if self.texts is not None else [])]
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files)
+
+    def check_same(self, wanted: Manifest, place: object, fix: str, corpus: bool = False) -> None:
+        """Refuse, by an OutputExistsError, another encoder or dtype than `wanted`, and with `corpus` another corpus."""
+        fields = {"dtype", "precision", *(("corpus", "documents") if corpus else ())}
+        one, other = (
+            {**manifest.model_dump(include=fields), **manifest.encoder.model_dump(exclude={"name"})}
+            for manifest in (self, wanted)
+        )
+        if different := [name for name in one if one[name] != other[name]]:
+            raise OutputExistsError(
+                f"{place}: got an index of {self.encoder.name!r} with another {' and '.join(different)}; expected one "
+                f"of the same {'corpus, ' if corpus else ''}encoder and settings; fix: {fix}"
+            )
+
+    def lines(self, folder: Path | str) -> list[str]:
+        kind = "exact" if self.ann is None else f"{self.ann.factory} ({self.ann.parameters})"
+        stored = f", {size(self.size)}" if self.files else ""
+        found = [
+            f"{folder}: {self.documents:,} documents, {kind}, {self.dtype}{stored}",
+            f"model: {self.encoder.name}, {self.encoder.dimensions} dimensions",
+        ]
+        return [*found, *self.recall_lines()]
+
+    def recall_lines(self) -> list[str]:
+        if self.recall is None:
+            return []
+        recall = self.recall
+        found = f"{recall.at_10:.3f} at 10, {recall.at_100:.3f} at 100 ({recall.queries} {recall.source})"
+        return [f"recall against exact search: {found}"]
+
+    def figures(self) -> dict[str, Any]:
+        return {**self.model_dump(include={"documents", "dtype", "encoder", "ann", "recall"}), "bytes": self.size}
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest in a folder; raises InputError if there is none, or it is damaged or of another version."""
+    path = folder / MANIFEST_FILE
+    if not path.is_file():
+        found = "a folder without an index" if folder.is_dir() else "a file" if folder.exists() else "no such folder"
+        raise InputError(
+            f"{folder}: got {found}; expected a finished index; fix: check the path, or run "
+            "`bixse index MODEL --collection DIR --out INDEX`"
+        )
+    try:
+        return Manifest.model_validate_json(read_text(path))
+    except ValidationError as error:
+        raise damaged(path, first_fault(error), "the JSON that this version writes") from error
+
+
+def is_index(folder: Path) -> bool:
+    """Return True if a folder holds a finished index."""
+    return (folder / MANIFEST_FILE).is_file()
+
+
+def damaged(path: Path, found: str, expected: str) -> InputError:
+    """Return the error for a file that is not as it was written."""
+    return InputError(
+        f"{path}: got a damaged file of the index ({found}); expected {expected}; fix: copy the index from where "
+        "it is whole, or delete its folder and run `bixse index` again"
+    )
+
+
 def shard_rows(dimensions: int, documents: int, shards: int = 1) -> int:
-    """Documents of one file of embeddings, of which there are to be about so many; a multiple of `GROUP_ROWS`."""
+    """Return the documents per file of embeddings for about `shards` files; a multiple of `GROUP_ROWS`."""
     most = min(SHARD_ROWS, SHARD_NUMBERS // dimensions) // GROUP_ROWS
     wanted = -(-documents // (shards * GROUP_ROWS)) if shards > 1 else most
     return max(1, min(most, wanted)) * GROUP_ROWS
 
 
 def group_rows(documents: int) -> int:
-    """Documents of a row group: `GROUP_ROWS`, of a large corpus twice, four times, ... as many."""
+    """Return the documents per row group: `GROUP_ROWS`, for a large corpus twice, four times, ... as many."""
     return GROUP_ROWS << (max(0, documents - 1) // (GROUP_ROWS * MOST_GROUPS)).bit_length()
 
 
@@ -60,7 +225,7 @@ def write_texts(path: Path, documents: Iterable[tuple[str, Document]], number: i
 
 
 def read_texts(path: Path, start: int, number: int) -> list[str]:
-    """The texts to be encoded of some documents of such a file."""
+    """Read the texts to encode of some documents of such a file."""
     with open_table(path) as file:
         size = file.metadata.row_group(0).num_rows
         groups = range(start // size, min(file.num_row_groups, -(-(start + number) // size)))
@@ -70,7 +235,7 @@ def read_texts(path: Path, start: int, number: int) -> list[str]:
 
 
 def stream_texts(path: Path) -> Iterator[tuple[str, Document]]:
-    """Ids and documents of such a file one by one, in its order."""
+    """Yield ids and documents of such a file one by one, in its order."""
     with open_table(path) as file:
         for group in range(file.num_row_groups):
             columns = file.read_row_group(group).to_pydict()
@@ -79,9 +244,8 @@ def stream_texts(path: Path) -> Iterator[tuple[str, Document]]:
 
 
 def embeddings_content(embeddings: npt.NDArray[np.float32], dtype: StoredType) -> bytes:
-    """The file of (n, D) embeddings."""
-    content: bytes = save({TENSOR: np.ascontiguousarray(embeddings, dtype=dtype)})
-    return content
+    """Return the content of a file of (n, D) embeddings."""
+    return bytes(save({TENSOR: np.ascontiguousarray(embeddings, dtype=dtype)}))
 
 
 class IndexFiles:
@@ -108,7 +272,7 @@ class IndexFiles:
     def exact(
         self, queries: npt.NDArray[np.float32], top: int
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-        """Scores and rows, each (Q, k), of the best documents of (Q, D) queries, as `exact_search`."""
+        """Return scores and rows, each (Q, k), of the best documents of (Q, D) queries, as `exact_search`."""
         best = TopK(queries, top)
         for number in range(len(self._shards)):
             best.add(self.shard(number))
@@ -123,7 +287,7 @@ class IndexFiles:
         return found
 
     def documents(self, rows: Sequence[int]) -> list[tuple[str, Document]]:
-        """Ids and documents of the rows, in their order."""
+        """Return ids and documents of the rows, in their order."""
         found: dict[int, tuple[str, Document]] = {}
         size = self._texts.metadata.row_group(0).num_rows
         for group in sorted({row // size for row in rows}):
@@ -135,7 +299,7 @@ class IndexFiles:
         return [found[row] for row in rows]
 
     def ids(self, rows: Sequence[int]) -> list[str]:
-        """The document ids of the rows; those of all documents are then kept in memory."""
+        """Return the document ids of the rows; the ids of all documents are then kept in memory."""
         if self._ids is None:
             with reading(self._texts_path):
                 self._ids = self._texts.read(columns=["id"]).column("id")

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
 from bixse.scale.engines.engine_settings import EngineSettings
-from bixse.scale.index.manifest import StoredType
 from bixse.search.retrieval_settings import EncodingSettings
 from bixse.settings import Flag
 
 if TYPE_CHECKING:
     from typing import Self
 
+StoredType: TypeAlias = Literal["float32", "float16"]
+"""Dtype of stored embeddings."""
 RECALL_TARGET = 0.95
 """Share of the exact best documents below which an approximate index is warned of."""
 

@@ -1,8 +1,10 @@
-"""An index as a system that is evaluated."""
+"""Indexes as systems that are evaluated: one that exists, and one that an engine makes of an encoder's embeddings."""
 
 from __future__ import annotations
 
 import hashlib
+import shutil
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,35 +12,31 @@ from typing import TYPE_CHECKING, Any
 from bixse.encoders.instructions import prompt_for, prompts_hash
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError
-from bixse.evaluation.systems import HASH_DIGITS, System, without_self
-from bixse.scale.index.manifest import is_index
+from bixse.evaluation.evaluate import open_evaluation
+from bixse.evaluation.systems import HASH_DIGITS, EncoderSystem, System, check_distinct, without_self
+from bixse.files.files import alone_in
+from bixse.scale.index.index_settings import IndexSettings, ShardedEncodingSettings
+from bixse.scale.index.make_index import make_index
 from bixse.scale.index.search import open_index
-from bixse.scale.stores.vector_store import is_store
+from bixse.scale.index.vector_store import is_stored
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from sentence_transformers import SentenceTransformer
 
     from bixse.evaluation.tasks import Task
+    from bixse.progress import ProgressBars
     from bixse.relevance import Ranking
     from bixse.scale.index.search import SearchIndex
+
+INDEX_FOLDER = ".index"
 
 
 class IndexSystem(System):
     """An index, or a vector database it was written to: it answers on the corpus it was made of and on no other.
 
-    Args:
-        index: folder of the index, "lancedb:PATH/TABLE" or "qdrant:URL/COLLECTION".
-        task: task whose instruction stands before the queries; None: that of the index.
-        exact: score every document of a vector database too.
-        model_at: its model, where that has moved or is loaded.
-
-    Example:
-        What an approximate search costs in quality::
-
-            evaluate(IndexSystem("lancedb:runs/lance/documents"), "my-collection").metrics
-            evaluate(IndexSystem("lancedb:runs/lance/documents", exact=True), "my-collection").metrics
+    The arguments are those of `open_index`.
     """
 
     def __init__(
@@ -118,6 +116,57 @@ def open_index_system(
     name: str | Path, task: str | None = None, exact: bool = False, model_at: str | None = None
 ) -> IndexSystem | None:
     """Return the index or vector database of a name, or None for the name of something else."""
-    if is_store(str(name)) or is_index(Path(name)):
-        return IndexSystem(name, task, exact, model_at)
-    return None
+    return IndexSystem(name, task, exact, model_at) if is_stored(name) else None
+
+
+class ShardedSystem(EncoderSystem):
+    """An encoder that searches an index of the evaluated corpus, which an engine makes in a folder."""
+
+    def __init__(self, system: EncoderSystem, folder: Path) -> None:
+        super().__init__(
+            system.label, system.max_length, system.task, system.trust_remote_code, system.devices, system.cache
+        )
+        self.index = folder / self.name
+
+    def make(self, task: Task, where: ShardedEncodingSettings, progress: ProgressBars | None) -> int:
+        """Make the index; gives the number of parts that other ranks have not done yet."""
+        chosen = where.model_dump(include=set(ShardedEncodingSettings.model_fields))
+        cache = self.cache_for(task)
+        own = {"model": self.label, "collection": task.settings["collection"], "max_length": self.max_length}
+        own |= {"task": self.task, "cache": None if cache is None else str(cache)}
+        return make_index(IndexSettings(**{**chosen, **own}), self.index, progress).waiting
+
+    def find(
+        self, task: Task, depth: int, partial: Path | None, progress: Callable[[int], None] | None
+    ) -> dict[str, Ranking]:
+        system = IndexSystem(self.index, self.task, model_at=self.encoder)
+        try:
+            return system.search(task, depth, partial, progress)
+        finally:
+            system.release()
+
+
+@contextmanager
+def encoded_in_shards(
+    systems: Sequence[System],
+    task: Task,
+    out: Path,
+    where: ShardedEncodingSettings,
+    progress: ProgressBars | None = None,
+) -> Iterator[tuple[list[System], int]]:
+    """Inside the block each encoder of `systems` searches an index that an engine made.
+
+    Gives the systems to evaluate and the number of parts that other ranks have not done yet; until they have there is
+    nothing to evaluate. What is finished is not encoded. Indexes are in `out`, and deleted where the block ends well.
+    """
+    check_distinct(systems)
+    folder, waiting = out / INDEX_FOLDER, 0
+    sharded = [ShardedSystem(own, folder) if isinstance(own, EncoderSystem) else own for own in systems]
+    for system in sharded:
+        results = out / system.name if len(sharded) > 1 else out
+        if isinstance(system, ShardedSystem) and open_evaluation(system, task, results).status != "finished":
+            waiting += system.make(task, where, progress)
+    with nullcontext() if waiting else alone_in(folder, wait=True):
+        yield sharded, waiting
+        if not waiting:
+            shutil.rmtree(folder, ignore_errors=True)

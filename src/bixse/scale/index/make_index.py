@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shutil
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any
 
 from bixse.data.collection import check_corpus, stream_documents, warn_of_empty
 from bixse.encoders.encode import encode_on
-from bixse.encoders.loading.precision import resolve_precision
+from bixse.encoders.loading.precision import resolve_precision, use_precision
 from bixse.errors import InputError, OutputExistsError
 from bixse.files.files import alone_in, file_hash, storage_errors, write_atomically
-from bixse.scale.engines.engine_settings import EngineSettings
 from bixse.scale.engines.job import MARK, is_marked, mark
-from bixse.scale.index.encode_shards import EncodeShards, do_shards
-from bixse.scale.index.index_files import shard_rows, write_texts
-from bixse.scale.index.manifest import FILE_NAME, MANIFEST_FILE, Manifest, StoredFile, StoredType, read_manifest
+from bixse.scale.index.index_files import (
+    FILE_NAME,
+    MANIFEST_FILE,
+    Manifest,
+    StoredFile,
+    read_manifest,
+    shard_rows,
+    write_texts,
+)
 from bixse.scale.index.search import load_encoder
+from bixse.scale.index.shards import EncodeShards, do_shards
 from bixse.search.store import EmbeddingStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator
 
     from sentence_transformers import SentenceTransformer
 
     from bixse.progress import ProgressBars
+    from bixse.scale.index.index_settings import IndexSettings
 
 BUILD_FOLDER = ".building"
 
@@ -52,27 +58,22 @@ class IndexReport:
 
 
 def make_index(
-    model: str | Path | SentenceTransformer,
-    collection: str | Path,
+    settings: IndexSettings,
     out: str | Path,
-    dtype: StoredType = "float32",
-    task: str | None = None,
-    max_length: int | None = None,
     progress: ProgressBars | None = None,
-    devices: Sequence[str] | None = None,
-    cache: str | Path | None = None,
-    where: EngineSettings | None = None,
+    model: SentenceTransformer | None = None,
 ) -> IndexReport:
     """Encode a corpus once and keep it for searching.
 
     An index is never changed: for another corpus a new one takes its place, whole or not at all.
     Embeddings are kept in the cache too, by text: what was encoded before, also by a process that was killed, is not
-    encoded again.
+    encoded again. Of several ranks the last one makes the index; the reports of the others count the pending parts.
 
-    The settings are those of `IndexSettings`; `model` may also be one that is loaded. `out` is new, empty, or holds an
-    index of this encoder. `devices` are those of `encode_on`; `progress` makes a callback from a title and a total.
-    `where` says which machines encode: of several ranks the one that is last makes the index, and of the others the
-    report says how many parts are waited for.
+    Args:
+        settings: the model, the collection, and where it is encoded.
+        out: a folder that is new, empty, or holds an index of this encoder.
+        progress: makes a callback from a title and a total.
+        model: a loaded model, used instead of the one that the settings name.
 
     Raises:
         InputError: corpus, model or settings cannot be used.
@@ -83,38 +84,46 @@ def make_index(
     Example:
         ::
 
-            make_index("demo", "my-collection", "runs/index")
+            make_index(IndexSettings(model="demo", collection="my-collection"), "runs/index")
     """
-    started, out = time.perf_counter(), Path(out)
-    if dtype not in get_args(StoredType):
-        expected = " or ".join(get_args(StoredType))
-        raise InputError(f"--dtype: got {dtype!r}; expected {expected}; fix: leave it out for float32")
-    path = Path(collection) / "corpus.jsonl"
+    with use_precision(settings.precision):
+        return _make_index(settings, Path(out), progress, model)
+
+
+def _make_index(
+    settings: IndexSettings, out: Path, progress: ProgressBars | None, model: SentenceTransformer | None
+) -> IndexReport:
+    started, path = time.perf_counter(), settings.collection / "corpus.jsonl"
+    devices, warnings = settings.chosen_devices()
     corpus = check_corpus(path, {})
-    encoder, identity = load_encoder(model, task, max_length)
+    encoder, identity = load_encoder(settings.model if model is None else model, settings.task, settings.max_length)
     manifest = Manifest(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         encoder=identity,
         corpus=file_hash(path),
-        dtype=dtype,
+        dtype=settings.dtype,
         precision=resolve_precision(device=devices[0] if devices else None),
         documents=corpus.count,
     )
-    place = (where or EngineSettings()).chosen_engine(here=True)
+    place = settings.chosen_engine(here=True)
     if (present := _present(out, manifest)) is not None:
-        return IndexReport(present, reused=True, elsewhere=place.rank > 0)
-    store = EmbeddingStore(encoder, cache)
+        return IndexReport(present, reused=True, elsewhere=place.rank > 0, warnings=tuple(warnings))
+    store = EmbeddingStore(encoder, settings.cache)
     job = EncodeShards(
         folder=(out / BUILD_FOLDER).absolute(),
-        model=identity.name if isinstance(model, (str, Path)) else None,
+        model=identity.name if model is None else None,
         identity=identity,
         corpus=manifest.corpus,
-        rows=shard_rows(identity.dimensions, corpus.count, (where and where.shards) or 1),
-        dtype=dtype,
+        rows=shard_rows(identity.dimensions, corpus.count, settings.shards or 1),
+        dtype=settings.dtype,
         precision=manifest.precision,
-        cache=None if cache is None else str(cache),
+        cache=settings.cache,
     )
-    shards = range(-(-corpus.count // job.rows))
+    encoded = 0
+
+    def report(found: Manifest, **more: Any) -> IndexReport:
+        return IndexReport(found, encoded, time.perf_counter() - started, warnings=tuple(warnings), **more)
+
     with _building(out, job, place.shared), storage_errors(out), encode_on(encoder, devices):
         if not is_marked(job.texts, job.fingerprint()):
             write_texts(job.texts, stream_documents(path), corpus.count)
@@ -123,34 +132,28 @@ def make_index(
         with alone_in(out, wait=True) if place.shared and not waiting else nullcontext():
             if place.shared and (present := _present(out, manifest)) is not None:  # another rank was faster
                 shutil.rmtree(job.folder, ignore_errors=True)
-                return IndexReport(present, encoded, time.perf_counter() - started, reused=True, elsewhere=True)
+                return report(present, reused=True, elsewhere=True)
             if waiting:
-                return IndexReport(manifest, encoded, time.perf_counter() - started, waiting=waiting)
-            folder, manifest = _gathered(job, shards, manifest)
+                return report(manifest, waiting=waiting)
+            folder, manifest = _gathered(job, manifest)
             _publish(folder, out, manifest)
             shutil.rmtree(job.folder, ignore_errors=True)
-    warnings = warn_of_empty(corpus.empty, corpus.count)
+    warnings += warn_of_empty(corpus.empty, corpus.count)
     if store.failure is not None:
         warnings.append(
             f"embeddings were not kept in the cache ({store.failure}): the next index encodes all texts again"
         )
-    return IndexReport(manifest, encoded, time.perf_counter() - started, warnings=tuple(warnings))
+    return report(manifest)
 
 
 def _present(out: Path, wanted: Manifest) -> Manifest | None:
-    """The index that is wanted, where the folder holds it already."""
-    found = _found_in(out, wanted)
-    return found if found is not None and found.corpus == wanted.corpus else None
-
-
-def _found_in(out: Path, wanted: Manifest) -> Manifest | None:
-    """The index of the same encoder in the folder, or None; raises OutputExistsError for any other content."""
+    """Return the wanted index, where the folder holds it already; raises OutputExistsError for another encoder's."""
     visible = sorted(path.name for path in out.iterdir() if not path.name.startswith(".")) if out.is_dir() else []
     fix = "choose another --out, or delete it"
     if MANIFEST_FILE in visible:
         found = read_manifest(out)
         found.check_same(wanted, out, fix)
-        return found
+        return found if found.corpus == wanted.corpus else None
     if visible or out.is_file():
         what = f"files ({', '.join(visible[:3])})" if visible else "a file"
         raise OutputExistsError(f"{out}: got {what}; expected a new or empty folder, or an index; fix: {fix}")
@@ -159,7 +162,7 @@ def _found_in(out: Path, wanted: Manifest) -> Manifest | None:
 
 @contextmanager
 def _building(out: Path, job: EncodeShards, shared: bool) -> Iterator[None]:
-    """Work in a folder inside the index, for one writer alone or for all ranks; what is complete stays for the next."""
+    """Work in a folder inside the index, as the only writer or for all ranks; what is complete stays for the next."""
     if shared:
         yield
         return
@@ -179,8 +182,9 @@ def _building(out: Path, job: EncodeShards, shared: bool) -> Iterator[None]:
                 shutil.rmtree(out, ignore_errors=True)
 
 
-def _gathered(job: EncodeShards, shards: Iterable[int], manifest: Manifest) -> tuple[Path, Manifest]:
-    """A folder of the embeddings and texts under their names in the index; those of the job stay until it is made."""
+def _gathered(job: EncodeShards, manifest: Manifest) -> tuple[Path, Manifest]:
+    """Link embeddings and texts under their names in the index; the files of the job stay until it is made."""
+    shards = range(-(-manifest.documents // job.rows))
     folder = job.folder / "whole"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -203,5 +207,5 @@ def _publish(folder: Path, out: Path, manifest: Manifest) -> None:
     named = {file.name for file in manifest.files}
     for path in out.iterdir():
         if path.name not in named and re.fullmatch(FILE_NAME, path.name):
-            with contextlib.suppress(OSError):  # one that is held open under Windows goes with the next index
+            with suppress(OSError):  # one that is held open under Windows goes with the next index
                 path.unlink()

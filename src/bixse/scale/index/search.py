@@ -12,11 +12,8 @@ from bixse.encoders.identity import embeddings_key
 from bixse.encoders.instructions import prompt_for, prompts_hash, use_task
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError, ModelError, shorten
-from bixse.scale.index.index_files import IndexFiles, open_files
-from bixse.scale.index.manifest import EncoderIdentity
-from bixse.scale.stores.opening import open_store
-from bixse.scale.stores.recall import Rescored
-from bixse.scale.stores.vector_store import is_store
+from bixse.scale.index.index_files import EncoderIdentity, IndexFiles
+from bixse.scale.index.vector_store import Rescored, open_stored
 from bixse.search.search_collection import Hit, check_queries, check_top, chosen_threshold, hits_of, probable
 
 if TYPE_CHECKING:
@@ -29,8 +26,8 @@ if TYPE_CHECKING:
 
     from bixse.encoders.head import RelevanceHead
     from bixse.progress import ProgressBars
-    from bixse.scale.index.manifest import Manifest
-    from bixse.scale.stores.vector_store import VectorStore
+    from bixse.scale.index.index_files import Manifest
+    from bixse.scale.index.vector_store import VectorStore
 
 QUERIES_TOGETHER = 256
 """Queries of a run that are encoded and answered together."""
@@ -56,7 +53,7 @@ class SearchIndex:
 
     @property
     def head(self) -> RelevanceHead | None:
-        """None for a model without relevance head."""
+        """The relevance head; None for a model without one."""
         return getattr(self.model, "head", None)
 
     def __len__(self) -> int:
@@ -81,7 +78,7 @@ class SearchIndex:
         threshold: float | None = None,
         at_precision: float | None = None,
     ) -> list[Hit] | list[list[Hit]]:
-        """The best documents of a query, or of each of several.
+        """Return the best documents of a query, or of each of several.
 
         Args:
             queries: a text, or a list of texts.
@@ -107,7 +104,7 @@ class SearchIndex:
     def search_embeddings(
         self, queries: npt.NDArray[np.float32], top: int
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-        """Inner products and rows of the best documents of (Q, D) embeddings, both (Q, k), the highest first."""
+        """Return inner products and rows of the best documents of (Q, D) embeddings, both (Q, k), the highest first."""
         return (self._approximate.search if self._approximate is not None else self._files.exact)(queries, top)
 
     def search_run(
@@ -118,7 +115,7 @@ class SearchIndex:
         at_precision: float | None = None,
         progress: ProgressBars | None = None,
     ) -> dict[str, dict[str, float]]:
-        """The best documents of many queries (query id -> text) as a run: query id -> document id -> cosine.
+        """Answer many queries (query id -> text) as a run: query id -> document id -> cosine.
 
         Texts of documents are not read. The other arguments are those of `search`.
         """
@@ -181,7 +178,7 @@ def open_index(
                 for hit in index.search("copy a folder", top=3, threshold=0.5):
                     hit.document_id, hit.probability, hit.title
     """
-    files = open_store(str(path)) if is_store(str(path)) else open_files(Path(path))
+    files = open_stored(path)
     try:
         recorded = files.manifest.encoder
         encoder, found = load_encoder(recorded.name if model is None else model, recorded.task, recorded.max_length)

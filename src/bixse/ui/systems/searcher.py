@@ -12,9 +12,8 @@ from bixse.encoders.encode import encode_texts
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError
 from bixse.evaluation.systems import run_file
-from bixse.scale.index.manifest import is_index
 from bixse.scale.index.search import open_index
-from bixse.scale.stores.vector_store import is_store
+from bixse.scale.index.vector_store import is_stored
 from bixse.search.bm25 import BM25, BM25_NAME
 from bixse.search.exact import exact_search
 from bixse.search.search_collection import Hit, check_queries, hits_of
@@ -54,7 +53,7 @@ def kind_of(name: str) -> SystemKind:
     path = Path(name)
     if name == BM25_NAME:
         return "bm25"
-    if is_store(name) or is_index(path):
+    if is_stored(name):
         return "index"
     return "model" if run_file(path) is None else "run"
 

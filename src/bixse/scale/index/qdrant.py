@@ -13,9 +13,8 @@ from qdrant_client.http.exceptions import ApiException
 
 from bixse.data.collection import Document
 from bixse.errors import InputError
-from bixse.scale.index.manifest import AnnSettings, Manifest
-from bixse.scale.stores.recall import score_rows
-from bixse.scale.stores.vector_store import KEY, StoreAddress, incomplete, manifest_of, nothing_there
+from bixse.scale.index.index_files import AnnSettings, Manifest
+from bixse.scale.index.vector_store import KEY, StoreAddress, incomplete, manifest_of, nothing_there, score_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -13,9 +13,8 @@ import pyarrow as pa
 
 from bixse.data.collection import Document
 from bixse.files.files import storage_errors
-from bixse.scale.index.index_files import SCHEMA
-from bixse.scale.index.manifest import AnnSettings, Manifest
-from bixse.scale.stores.vector_store import KEY, incomplete, manifest_of, nothing_there
+from bixse.scale.index.index_files import SCHEMA, AnnSettings, Manifest
+from bixse.scale.index.vector_store import KEY, incomplete, manifest_of, nothing_there
 from bixse.search.exact import TopK
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from bixse.scale.stores.vector_store import StoreAddress
+    from bixse.scale.index.vector_store import StoreAddress
 
 READ_TOGETHER = 16_384
 """Embeddings in memory during an exact search."""

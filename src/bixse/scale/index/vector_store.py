@@ -1,30 +1,38 @@
-"""What bixse asks of a vector database, and how one is named."""
+"""Vector databases: how one is named and opened, what bixse asks of it, and its approximate search."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
+import numpy as np
 from pydantic import ValidationError
 
 from bixse.errors import InputError, first_fault, shorten
-from bixse.scale.index.manifest import Manifest
+from bixse.scale.index.index_files import IndexFiles, Manifest, is_index, open_files
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    import numpy as np
     import numpy.typing as npt
 
     from bixse.data.collection import Document
-    from bixse.scale.index.manifest import AnnSettings
+    from bixse.scale.index.index_files import AnnSettings
 
 FORMS = {"lancedb": "lancedb:PATH/TABLE", "qdrant": "qdrant:URL/COLLECTION"}
 """Database -> how a table or collection of it is named."""
 PACKAGES = {"lancedb": "lancedb", "qdrant": "qdrant_client"}
 """Database -> the module that talks to it."""
+CLASSES = {"lancedb": "bixse.scale.index.lance:LanceStore", "qdrant": "bixse.scale.index.qdrant:QdrantStore"}
+"""Database -> its class, which is imported only when it is used."""
 KEY = "bixse"
-"""Under this name the manifest is kept with the embeddings."""
+"""Name under which the manifest is kept with the embeddings."""
+Answers: TypeAlias = "tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]"
+"""Scores and rows of documents, each (Q, k), ordered as by `exact_search`."""
+Nearest: TypeAlias = "Callable[[npt.NDArray[np.float32], int], npt.NDArray[np.int64]]"
 
 
 class StoreAddress(NamedTuple):
@@ -51,7 +59,7 @@ class VectorStore(Protocol):
 
     @property
     def manifest(self) -> Manifest:
-        """Of what is here; raises InputError where there is nothing, or something that bixse did not write."""
+        """The manifest of the index; raises InputError where there is nothing, or something bixse did not write."""
         ...
 
     def exists(self) -> bool: ...
@@ -63,7 +71,7 @@ class VectorStore(Protocol):
         ...
 
     def written(self) -> int:
-        """Documents from the first on that are all here: where a killed export goes on."""
+        """Count the documents from the first on that are all here: where a killed export goes on."""
         ...
 
     def write(self, start: int, documents: Sequence[tuple[str, Document]], embeddings: npt.NDArray[np.float32]) -> None:
@@ -75,19 +83,15 @@ class VectorStore(Protocol):
         ...
 
     def nearest(self, queries: npt.NDArray[np.float32], top: int) -> npt.NDArray[np.int64]:
-        """Rows (Q, k) of most of the best documents of (Q, D) queries in any order; -1 where fewer were found."""
+        """Return rows (Q, k) of most of the best documents of (Q, D) queries in any order; -1 fills a short row."""
         ...
 
-    def exact(
-        self, queries: npt.NDArray[np.float32], top: int
-    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-        """Scores and rows, each (Q, k), of the best documents of (Q, D) queries, as `exact_search`."""
-        ...
+    def exact(self, queries: npt.NDArray[np.float32], top: int) -> Answers: ...
 
     def embeddings(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]: ...
 
     def documents(self, rows: Sequence[int]) -> list[tuple[str, Document]]:
-        """Ids and documents of the rows, in their order."""
+        """Return ids and documents of the rows, in their order."""
         ...
 
     def ids(self, rows: Sequence[int]) -> list[str]: ...
@@ -100,7 +104,7 @@ class VectorStore(Protocol):
 
 
 def is_store(text: str) -> bool:
-    """Whether a text names a vector database.
+    """Return True if a text names a vector database.
 
     Example:
         >>> is_store("lancedb:runs/lance/documents"), is_store("runs/index")
@@ -109,8 +113,13 @@ def is_store(text: str) -> bool:
     return text.partition(":")[0] in FORMS and ":" in text
 
 
+def is_stored(name: str | Path) -> bool:
+    """Return True for the folder of a finished index and for the name of a vector database."""
+    return is_store(str(name)) or is_index(Path(name))
+
+
 def address_of(text: str) -> StoreAddress:
-    """The parts of a name; raises InputError for one of another form.
+    """Return the parts of a name; raises InputError for one of another form.
 
     Example:
         >>> address_of("qdrant:http://localhost:6333/documents").place
@@ -128,6 +137,60 @@ def address_of(text: str) -> StoreAddress:
     return StoreAddress(database, place, name)
 
 
+def connect(name: str) -> VectorStore:
+    """Connect to a table or collection, which need not exist yet; raises InputError if its database cannot be used."""
+    address = address_of(name)
+    package = PACKAGES[address.database]
+    if importlib.util.find_spec(package) is None:
+        raise InputError(
+            f"{address}: got no package {package}; expected it for {address.database}; fix: pip install "
+            f"'bixse[{address.database}]'"
+        )
+    module, _, kind = CLASSES[address.database].partition(":")
+    store: VectorStore = getattr(import_module(module), kind)(address)
+    return store
+
+
+def open_stored(name: str | Path) -> IndexFiles | VectorStore:
+    """Open the folder of an index, or a vector database that holds a whole one; raises InputError for anything else."""
+    if not is_store(str(name)):
+        return open_files(Path(name))
+    store = connect(str(name))
+    try:
+        store.check()
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+class Rescored:
+    """Search through any approximate index: `nearest` finds documents, whose embeddings `files` holds for scoring."""
+
+    def __init__(self, files: IndexFiles | VectorStore, nearest: Nearest) -> None:
+        self.files, self.nearest = files, nearest
+
+    def search(self, queries: npt.NDArray[np.float32], top: int) -> Answers:
+        """Return most of the best documents of (Q, D) queries; never fewer than there are."""
+        top = min(top, self.files.manifest.documents)
+        queries = np.ascontiguousarray(queries, dtype=np.float32)
+        scores, rows = score_rows(queries, self.nearest(queries, top), self.files)
+        unfilled = np.flatnonzero((rows < 0).any(axis=1))
+        if len(unfilled):
+            scores[unfilled], rows[unfilled] = self.files.exact(queries[unfilled], top)
+        return scores, rows
+
+
+def score_rows(
+    queries: npt.NDArray[np.float32], rows: npt.NDArray[np.int64], files: IndexFiles | VectorStore
+) -> Answers:
+    """Return inner products of (Q, D) queries with the documents of (Q, k) rows, and the rows in that order."""
+    embeddings = files.embeddings(np.maximum(rows, 0).ravel()).reshape(*rows.shape, -1)
+    scores = np.einsum("qd,qkd->qk", queries, embeddings)
+    order = np.lexsort((rows, -scores), axis=1)
+    return np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1)
+
+
 def manifest_of(address: StoreAddress, content: str | None) -> Manifest:
     """Read the manifest kept in a database; None: there is none."""
     try:
@@ -141,7 +204,7 @@ def manifest_of(address: StoreAddress, content: str | None) -> Manifest:
 
 
 def nothing_there(address: StoreAddress) -> InputError:
-    """The error for a table or collection that does not exist."""
+    """Return the error for a table or collection that does not exist."""
     return InputError(
         f"{address}: got no such table or collection; expected one that `bixse index` wrote; fix: check the name, or "
         f"run `bixse index MODEL --collection DIR --to {address}`"
@@ -149,7 +212,7 @@ def nothing_there(address: StoreAddress) -> InputError:
 
 
 def incomplete(address: StoreAddress, found: object, expected: object) -> InputError:
-    """The error for documents that are missing."""
+    """Return the error for documents that are missing."""
     return InputError(
         f"{address}: got {found}; expected {expected}; fix: run the same `bixse index ... --to {address}` again, which "
         "goes on where it stopped; if documents were deleted, delete the whole first"

@@ -1,0 +1,194 @@
+"""Encoding or searching a corpus as shards of a job, so that an engine may spread them over processes and machines.
+
+Only one shard is in memory at a time, whatever the number of documents. The best of all shards are merged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import load_file, save
+
+from bixse.encoders.loading.precision import use_precision
+from bixse.errors import IncompleteError, InputError, ModelError
+from bixse.files.files import write_atomically
+from bixse.scale.engines.job import Job
+from bixse.scale.index.index_files import TENSOR, embeddings_content, open_files, read_texts
+from bixse.scale.index.search import load_encoder
+from bixse.search.exact import TopK, merge_best
+from bixse.search.store import EmbeddingStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from bixse.progress import ProgressBars
+    from bixse.scale.engines.job import Engine
+    from bixse.scale.index.index_files import EncoderIdentity
+    from bixse.scale.index.index_settings import StoredType
+
+TEXTS = "documents.parquet"
+QUERIES = "queries.safetensors"
+
+
+class ShardEncoder(NamedTuple):
+    """The encoder of the shards of one process."""
+
+    store: EmbeddingStore
+    step: Callable[[int], None] | None = None
+    """Told how many texts are done."""
+
+
+@dataclass(frozen=True)
+class EncodeShards(Job[int, int]):
+    """Shard n: the documents from `rows * n` on become the n-th file of embeddings; gives the number encoded."""
+
+    folder: Path
+    """Holds the texts, and gets the embeddings."""
+    model: str | None
+    """Folder or hub name, for other processes; None: a model in the memory of this one."""
+    identity: EncoderIdentity
+    corpus: str
+    """Hash of the corpus file."""
+    rows: int
+    """Documents of a shard."""
+    dtype: StoredType
+    precision: str
+    cache: str | None
+
+    def setup(self) -> ShardEncoder:
+        """Load the model, which must be the same as where the job comes from."""
+        if self.model is None:
+            raise InputError(
+                "model: got one in memory; expected a folder or hub name, which other machines load too; fix: save it "
+                "to a folder that they share"
+            )
+        with use_precision(self.precision):
+            encoder, found = load_encoder(self.model, self.identity.task, self.identity.max_length)
+            if (found.weights, found.prompts) != (self.identity.weights, self.identity.prompts):
+                raise ModelError(
+                    f"{self.model}: got another model than the index is of; expected the same on every machine; "
+                    "fix: a folder that they share, or the same revision"
+                )
+            return ShardEncoder(EmbeddingStore(encoder, self.cache))
+
+    def run(self, shard: int, kept: ShardEncoder) -> int:
+        before = kept.store.encoded
+        embeddings = self.encoded(read_texts(self.texts, shard * self.rows, self.rows), kept)
+        write_atomically(self.output(shard), embeddings_content(embeddings, self.dtype))
+        return kept.store.encoded - before
+
+    def encoded(self, texts: Sequence[str], kept: ShardEncoder) -> NDArray[np.float32]:
+        with use_precision(self.precision):
+            return kept.store.encode(texts, kept.step)
+
+    def output(self, shard: int) -> Path:
+        return self.folder / f"embeddings-{shard:05d}.safetensors"
+
+    @property
+    def texts(self) -> Path:
+        """The file of ids, titles and texts of the corpus, as `write_texts` makes it."""
+        return self.folder / TEXTS
+
+    def fingerprint(self) -> str:
+        encoder = self.identity.model_dump(exclude={"name"})
+        known = [encoder, self.corpus, self.rows, self.dtype, self.precision]
+        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class SearchShards(EncodeShards):
+    """Shard n: the best `depth` of the documents from `rows * n` on for every query; documents without text are not.
+
+    The file of texts is in the folder above `folder`, so that several encoders share it.
+    """
+
+    depth: int
+    index: Path | None = None
+    """Folder of an index of the same corpus, whose embeddings are read; None: the texts are encoded."""
+
+    def setup(self) -> ShardEncoder | None:  # type: ignore[override]
+        return super().setup() if self.index is None else None
+
+    def run(self, shard: int, kept: ShardEncoder | None) -> int:
+        best = TopK(load_file(self.queries)[TENSOR], self.depth)
+        texts = read_texts(self.texts, shard * self.rows, self.rows)
+        rows = np.array([row for row, text in enumerate(texts) if text], dtype=np.int64)
+        encoded = 0
+        if kept is not None:
+            before = kept.store.encoded
+            best.add(self.encoded([texts[row] for row in rows], kept))
+            encoded = kept.store.encoded - before
+        elif self.index is not None:
+            with closing(open_files(self.index)) as files:
+                documents = files.shard(shard)
+                best.add(documents if len(rows) == len(texts) else documents[rows])
+        scores, places = best.result()
+        found: dict[str, NDArray[Any]] = {"scores": scores, "rows": (shard * self.rows + rows)[places]}
+        write_atomically(self.output(shard), save(found))
+        return encoded
+
+    def output(self, shard: int) -> Path:
+        return self.folder / f"best-{shard:05d}.safetensors"
+
+    @property
+    def texts(self) -> Path:
+        return self.folder.parent / TEXTS
+
+    @property
+    def queries(self) -> Path:
+        return self.folder / QUERIES
+
+    def save_queries(self, embeddings: NDArray[np.float32]) -> None:
+        """Write the (Q, D) embeddings of the queries; before the first shard."""
+        write_atomically(self.queries, embeddings_content(embeddings, "float32"))
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(f"{super().fingerprint()} {self.depth}".encode()).hexdigest()
+
+    def best(self, shards: int, start: int, stop: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Return scores and rows of the corpus, each (n, k), for the queries from `start` to `stop`."""
+        return merge_best((_read(self.output(shard), start, stop) for shard in range(shards)), self.depth)
+
+
+def do_shards(
+    job: EncodeShards,
+    documents: int,
+    place: Engine,
+    store: EmbeddingStore | None,
+    progress: ProgressBars | None = None,
+    title: str = "encode documents",
+) -> tuple[int, int]:
+    """Have this engine's share of the shards of a corpus done, in this process by the encoder of `store`.
+
+    Gives the number of encoded texts and of shards that other ranks have not done yet. Raises IncompleteError where a
+    shard failed twice; the others are done.
+    """
+    shards = range(-(-documents // job.rows))
+    sizes = {shard: min(job.rows, documents - shard * job.rows) for shard in place.share(shards)}
+    step = progress(title, sum(sizes.values())) if progress is not None and sizes else None
+    encoded, failed = 0, []
+    for ended in place.map(job, shards, None if store is None else ShardEncoder(store, step)):
+        encoded += ended.result or 0
+        failed += [f"part {ended.shard}: {ended.error}"] if ended.error else []
+        if step is not None and (ended.known or not place.here or store is None):
+            step(sizes[ended.shard])
+    if failed:
+        raise IncompleteError(
+            f"{job.folder.parent}: got {len(failed)} of {len(shards)} parts that failed twice "
+            f"({'; '.join(failed[:3])}); expected all; fix: what is said there, then the same command again"
+        )
+    return encoded, sum(not job.is_complete(shard) for shard in shards)
+
+
+def _read(path: Path, start: int, stop: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    with safe_open(str(path), framework="numpy") as file:
+        return file.get_slice("scores")[start:stop], file.get_slice("rows")[start:stop]

@@ -1,0 +1,285 @@
+"""`ShardedTrainer`: `GradedTrainer` whose processes hold a part of each weight, gradient, moment and checkpoint."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate.utils import broadcast
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as load_parts
+from torch.distributed.checkpoint.state_dict_saver import save as save_parts
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from bixse.encoders.loading.attention import backbones
+from bixse.encoders.shards import whole_tensors
+from bixse.errors import InputError, ModelError
+from bixse.files.files import storage_errors, write_atomically
+from bixse.losses.bixse import BiXSEOptions
+from bixse.training.distributed import is_main_process, raise_together, world_size
+from bixse.training.loop.checkpoints import SHARDS_FOLDER
+from bixse.training.loop.trainer import GradedTrainer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sentence_transformers import SentenceTransformer
+    from torch import Tensor, nn
+    from transformers import TrainingArguments
+
+    from bixse.training.loop.trainer import GradedTrainingArguments
+
+
+OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
+"""Those of transformers whose state has the shape of the weights."""
+
+
+def check_can_be_sharded(model: SentenceTransformer, args: TrainingArguments) -> None:
+    """Refuse what cannot be trained in parts.
+
+    Raises:
+        ModelError: an encoder without transformer blocks, or with quantised weights.
+        InputError: the launcher shards the weights too, or the optimizer keeps a state of another shape.
+    """
+    parts = backbones(model)
+    if not parts or not all(_blocks(part.auto_model) for part in parts):
+        kind = type(parts[0].auto_model if parts else next(model.children())).__name__
+        raise ModelError(
+            f"sharding: got a {kind}, in which no transformer blocks are found; expected an encoder of blocks, such as "
+            "BERT, ModernBERT, XLM-RoBERTa, Llama or Qwen; fix: leave `sharding` out"
+        )
+    quantised = [name for name, own in model.named_parameters() if not own.is_floating_point()]
+    if quantised or any(getattr(part.auto_model, "is_quantized", False) for part in parts):
+        raise ModelError(
+            f"sharding: got a quantised encoder{f' ({quantised[0]})' if quantised else ''}; expected weights that are "
+            "floating-point numbers; fix: leave `sharding` out, or load the encoder unquantised"
+        )
+    if args.optim not in OPTIMIZERS:
+        raise InputError(
+            f"sharding: got the optimizer {getattr(args.optim, 'value', args.optim)!r}; expected one of "
+            f"{', '.join(OPTIMIZERS)}; fix: leave `optim` out"
+        )
+    if args.fsdp_plugin_args is not None or args.deepspeed or _launcher_shards():
+        raise InputError(
+            "sharding: got a launcher or arguments that shard the weights too (FSDP or DeepSpeed of accelerate); "
+            "expected one of them; fix: leave --use_fsdp, --use_deepspeed, `fsdp` and `deepspeed` out"
+        )
+
+
+def shard_encoder(model: SentenceTransformer, args: TrainingArguments) -> SentenceTransformer | None:
+    """Leave this process its part of every weight of the transformers model, in place; every process must call this.
+
+    A block at a time goes to the device, so that the whole never has to fit there. The parts are those of the first
+    process's weights. What stands beside the transformers model (a head after the pooling) is small and stays whole.
+
+    Returns:
+        The model as it was, without weights (on the meta device): what `whole_copy` fills. None of a single process,
+        which has all parts: nothing is changed then.
+
+    Raises:
+        ModelError, InputError: see `check_can_be_sharded`.
+    """
+    check_can_be_sharded(model, args)
+    if world_size() == 1:
+        return None
+    device = args.device
+    without: dict[int, Any] = {
+        id(own): torch.nn.Parameter(torch.empty_like(own, device="meta"), requires_grad=own.requires_grad)
+        for own in model.parameters()
+    }
+    outline = copy.deepcopy(model, without)
+    torch.set_autocast_cache_enabled(False)  # it would keep a whole copy of the weights in bf16
+    mesh = init_device_mesh(device.type, (world_size(),))
+    for part in backbones(model):
+        encoder = part.auto_model
+        for unit in (*_blocks(encoder), encoder.get_input_embeddings(), encoder):
+            unit.to(device)
+            broadcast(whole_tensors(unit))
+            fully_shard(unit, mesh=mesh, reshard_after_forward=True)
+        register_fsdp_forward_method(encoder, "forward")  # sentence-transformers calls it past the module's hooks
+    model.to(device)
+    return outline
+
+
+def whole_copy(model: SentenceTransformer, outline: SentenceTransformer) -> SentenceTransformer:
+    """The sharded model as a plain one in main memory, gathered weight by weight; every process must call this.
+
+    The first process gets it; in the others it has no weights.
+    """
+    whole = copy.deepcopy(outline)
+    for own, empty in zip(list(model.parameters()), list(whole.parameters()), strict=True):
+        value = own.full_tensor() if isinstance(own, DTensor) else own
+        if is_main_process():
+            kept = torch.nn.Parameter(value.detach().to("cpu", copy=True), requires_grad=own.requires_grad)
+            torch.utils.swap_tensors(empty, kept)
+    for mine, its in zip(model.buffers(), whole.buffers(), strict=True):
+        its.copy_(mine)
+    whole.model_card_data = model.model_card_data
+    whole.model_card_data.register_model(whole)
+    return whole
+
+
+def _blocks(encoder: nn.Module) -> list[GradientCheckpointingLayer]:
+    """The transformer blocks, inner ones first; transformers derives all of them from one class."""
+    return [module for module in encoder.modules() if isinstance(module, GradientCheckpointingLayer)][::-1]
+
+
+def _launcher_shards() -> bool:
+    return any(os.environ.get(f"ACCELERATE_USE_{word}", "").lower() == "true" for word in ("FSDP", "DEEPSPEED"))
+
+
+SCHEDULE_FILE = "schedule.json"
+"""Where the learning rates stand."""
+WEIGHT, STATE = "weight", "state"
+"""First words of the tensors' names: `weight.NAME`, `state.KEY.NAME` of a parameter and of the optimizer's state."""
+BYTES_PER_FILE = 2**30
+"""About so many of the whole state go into one file of all processes: each writes its part of them at once."""
+
+
+def save_shards(checkpoint: Path, loss: nn.Module, optimizer: Any, scheduler: Any) -> None:
+    """Write this process's part of the trained weights and the optimizer state; every process must call this."""
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in _trained(loss).items():
+        tensors[f"{WEIGHT}.{name}"] = parameter.detach()
+        for key, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"{STATE}.{key}.{name}"] = value
+    folder = checkpoint / SHARDS_FOLDER
+    with raise_together(), storage_errors(checkpoint):
+        if is_main_process():
+            shutil.rmtree(folder, ignore_errors=True)  # parts that a killed run left, perhaps of more processes
+            folder.mkdir(parents=True)
+            write_atomically(checkpoint / SCHEDULE_FILE, json.dumps(scheduler.state_dict()))
+    writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=_files(tensors), save_distributed=True)
+    with _own_errors():
+        save_parts(tensors, storage_writer=writer, no_dist=world_size() == 1)
+
+
+def load_weights(checkpoint: Path, loss: nn.Module) -> None:
+    """Set the trained weights to those of a checkpoint, each process its part."""
+    _read(checkpoint, {f"{WEIGHT}.{name}": parameter.detach() for name, parameter in _trained(loss).items()})
+
+
+def load_optimizer(checkpoint: Path, loss: nn.Module, optimizer: Any, scheduler: Any) -> None:
+    """Set optimizer and learning rates to those of a checkpoint, each process its part."""
+    trained = _trained(loss)
+    reader = HuggingFaceStorageReader(str(checkpoint / SHARDS_FOLDER))
+    tensors: dict[str, Tensor] = {}
+    for name, found in reader.read_metadata().state_dict_metadata.items():
+        if name.startswith(f"{STATE}.") and isinstance(found, TensorStorageMetadata):
+            parameter = trained[name.split(".", 2)[2]].detach()
+            alike = isinstance(parameter, DTensor) and found.size == parameter.shape
+            tensors[name] = torch.zeros_like(parameter) if alike else torch.zeros(found.size)
+    _read(checkpoint, tensors)
+    given = optimizer.state_dict()
+    numbers = {id(own): number for number, own in enumerate(_parameters(optimizer))}
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        _, key, parameter_name = name.split(".", 2)
+        state.setdefault(numbers[id(trained[parameter_name])], {})[key] = value
+    optimizer.load_state_dict({**given, "state": state})
+    scheduler.load_state_dict(json.loads((checkpoint / SCHEDULE_FILE).read_bytes()))
+    for group, rate in zip(optimizer.param_groups, scheduler.get_last_lr(), strict=True):
+        group["lr"] = rate
+
+
+def _trained(loss: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: parameter for name, parameter in loss.named_parameters() if parameter.requires_grad}
+
+
+def _parameters(optimizer: Any) -> list[nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _files(tensors: dict[str, Tensor]) -> dict[str, int]:
+    """The number of the file, from 1, that each tensor goes to: a file is put together in memory."""
+    numbers, written = {}, 0
+    for name, tensor in tensors.items():
+        numbers[name] = 1 + written // BYTES_PER_FILE
+        written += tensor.numel() * tensor.element_size()
+    return numbers
+
+
+def _read(checkpoint: Path, tensors: dict[str, Tensor]) -> None:
+    with _own_errors():
+        load_parts(
+            tensors,
+            storage_reader=HuggingFaceStorageReader(str(checkpoint / SHARDS_FOLDER)),
+            no_dist=world_size() == 1,
+        )
+
+
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    """Raise what failed (a full disk, ...) and not torch's collection of it, which is no Exception."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that one process is alone
+        try:
+            yield
+        except CheckpointException as error:
+            raise next(iter(error.failures.values()))[0] from error
+
+
+class ShardedTrainer(GradedTrainer):
+    """Train with weights that are shared out among the processes (`sharding: full`); a single process holds them all.
+
+    Raises:
+        InputError: see `GradedTrainer`; the loss asks for the base model's probabilities; the launcher shards too.
+        ModelError: an encoder without transformer blocks, or a quantised one.
+    """
+
+    def __init__(self, model: SentenceTransformer, args: GradedTrainingArguments, *rest: Any, **named: Any) -> None:
+        self.outline = shard_encoder(model, args)
+        """The encoder without weights; None in a single process."""
+        super().__init__(model, args, *rest, **named)
+
+    def add_base_targets(self) -> None:
+        options = self.loss.options
+        if self.outline is not None and isinstance(options, BiXSEOptions) and options.unlabelled != "zero":
+            raise InputError("sharding: got full with unlabelled: base; expected one of them; fix: leave one out")
+        super().add_base_targets()
+
+    def whole_model(self) -> SentenceTransformer:
+        """Return a whole copy in main memory; every process must call this, and the first one gets the copy."""
+        return self.model if self.outline is None else whole_copy(self.model, self.outline)
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the evaluator in every process, all on the same texts.
+
+        The library does so where accelerate shards the encoder, and else lets the first process encode for itself.
+        """
+        before, self.is_fsdp_enabled = self.is_fsdp_enabled, self.is_fsdp_enabled or self.outline is not None
+        try:
+            return super().evaluation_loop(*args, **kwargs)
+        finally:
+            self.is_fsdp_enabled = before
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write a whole model in the first process; every process must call this.
+
+        A checkpoint, for which transformers calls it, holds the processes' parts instead.
+        """
+        whole = None if _internal_call else self.whole_model()
+        if self.args.should_save:
+            self._save_files(whole, output_dir)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        save_shards(Path(output_dir), self.loss, self.optimizer, self.lr_scheduler)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            load_optimizer(Path(checkpoint), self.loss, self.optimizer, self.lr_scheduler)
+
+    def _load_encoder(self, checkpoint_path: str) -> None:
+        load_weights(Path(checkpoint_path), self.loss)

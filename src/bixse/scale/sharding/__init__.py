@@ -1,1 +1,0 @@
-"""Train an encoder whose weights are shared out among the processes (FSDP2)."""
