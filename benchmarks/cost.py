@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, NamedTuple
 
-from bixse.judging.shards.row_shards import ROWS
+from bixse.judging.shards import ROWS
 from bixse.lab.studies.model_cost import EncoderSize, operations, weight_bytes
 from bixse.scale.index.index_files import group_rows, shard_rows
 from bixse.search.exact import DEPTH

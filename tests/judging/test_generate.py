@@ -8,9 +8,8 @@ import pytest
 from bixse.data.pairs_files import load_pairs
 from bixse.errors import ConfigError, InputError
 from bixse.judging.ask import Budget
-from bixse.judging.generate.generate import generate
+from bixse.judging.generate.generate import clean_query, generate, refusal, same_query
 from bixse.judging.generate.generate_settings import GenerateConfig, load_query_prompt
-from bixse.judging.generate.query_text import clean_query, refusal, same_query
 from bixse.judging.judge import Completion
 from helpers.scripted_judge import ScriptedModel
 

@@ -14,14 +14,14 @@ from bixse.errors import InputError, StorageError
 from bixse.files.read import read_rows
 from bixse.files.values import FileColumn
 from bixse.judging.grade import grade
+from bixse.judging.grade_settings import PriceSettings
 from bixse.judging.judge import Answer, Usage
 from bixse.judging.ledger import Ledger
 from bixse.judging.ledgers import segment_answers
 from bixse.judging.ledgers.ledger_files import check_ledgers, export_answers, ledger_status, merge_ledgers
 from bixse.judging.ledgers.segment_answers import seal_left
 from bixse.judging.ledgers.segments import seal
-from bixse.judging.ledgers.stored_row import StoredRow
-from bixse.judging.prices import PriceSettings
+from bixse.judging.ledgers.sqlite_answers import StoredRow
 from helpers.command import call, refused
 from helpers.scripted_judge import ScriptedJudge, some_pairs
 

@@ -284,7 +284,7 @@ from bixse.errors import InputError
 from bixse.judging.judge import Answer
 from bixse.judging.ledger import Ledger
 from bixse.judging.ledgers.ledger_files import answers_by_status, ledger_status, merge_ledgers
-from bixse.judging.prices import PriceSettings
+from bixse.judging.grade_settings import PriceSettings
 folder = Path({folder!r})
 for number in range({first}, {first} + 15):
     {work}

@@ -12,8 +12,8 @@ import pytest
 from bixse.errors import InputError, ModelError
 from bixse.judging.generate import generate_shards as module
 from bixse.judging.generate.generate_settings import WriterConfig
+from bixse.judging.grade_settings import PriceSettings
 from bixse.judging.ledgers.ledger_files import ledger_status
-from bixse.judging.prices import PriceSettings
 from helpers.chat_server import chat_server
 from helpers.command import call, ended, refused, start
 

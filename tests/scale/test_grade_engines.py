@@ -13,13 +13,13 @@ import pytest
 
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.errors import InputError, InvalidFileError, ModelError
+from bixse.judging import grade_shards as module
 from bixse.judging.audit.labels import read_labels
 from bixse.judging.grade import grade
+from bixse.judging.grade_settings import PriceSettings
+from bixse.judging.grade_shards import grade_shards
 from bixse.judging.ledgers.ledger_files import ledger_status
 from bixse.judging.open_judge import GradeConfig
-from bixse.judging.prices import PriceSettings
-from bixse.judging.shards import grade_shards as module
-from bixse.judging.shards.grade_shards import grade_shards
 from helpers.chat_server import chat_server, planted
 from helpers.command import call, ended, refused, start
 from helpers.scripted_judge import ScriptedJudge

@@ -15,7 +15,7 @@ from bixse.judging.ledger import Kept, Ledger
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from bixse.judging.prices import Prices
+    from bixse.judging.grade_settings import Prices
     from bixse.progress import Step
 
 WAIT = 1.0

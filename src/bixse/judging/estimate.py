@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.judging.ask import Budget, ask, keys_of, of_another_model
 from bixse.judging.grade import open_grading
-from bixse.judging.grade_settings import GradeSettings
+from bixse.judging.grade_settings import GradeSettings, Prices
 from bixse.judging.judge import Answer, Judge, Question, Usage
 from bixse.judging.ledger import Ledger
-from bixse.judging.prices import Prices
 from bixse.progress import duration
 
 if TYPE_CHECKING:

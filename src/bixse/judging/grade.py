@@ -13,11 +13,10 @@ from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.run import Run, open_run
 from bixse.errors import BixseError, InputError, InterruptedRunError
 from bixse.judging.ask import AskProgress, Budget, ask, keys_of, of_another_model, shown_by
-from bixse.judging.grade_settings import GradeSettings
+from bixse.judging.grade_settings import GradeSettings, Prices
 from bixse.judging.judge import Answer, Judge, Question, stored_identity
 from bixse.judging.judgements import JudgedPair, graded_pairs, save_judgements, summarise
 from bixse.judging.ledger import Ledger
-from bixse.judging.prices import Prices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence, Sized

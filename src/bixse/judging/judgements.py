@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from bixse.judging.prices import Prices
+    from bixse.judging.grade_settings import Prices
     from bixse.relevance import GradeScale
 
 WIDE = 0.05

@@ -24,8 +24,7 @@ from bixse.judging.generate.generate_settings import GenerateConfig, QueryPrompt
 from bixse.judging.grade import LEDGER_FOLDER
 from bixse.judging.judge import Completion, Usage, stored_identity
 from bixse.judging.ledger import Ledger
-from bixse.judging.shards.ask_shards import AskShards, asked_shards, with_ledger
-from bixse.judging.shards.row_shards import RowShards, number_of_shards
+from bixse.judging.shards import AskShards, RowShards, asked_shards, number_of_shards, with_ledger
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,24 +19,23 @@ from bixse.errors import InputError
 from bixse.files.files import storage_errors
 from bixse.files.parquet import save_table
 from bixse.files.write import write_rows
+from bixse.judging.grade_settings import PriceSettings
 from bixse.judging.judge import Usage
-from bixse.judging.ledgers.key_numbers import numbers_of
 from bixse.judging.ledgers.segment_answers import folder_id, make_folder, seal_left, segments_of
 from bixse.judging.ledgers.segments import (
     GROUP_ROWS,
     OPEN,
     SCHEMA,
     SEALED,
+    numbers_of,
     open_rows,
     open_sealed,
     sealed_rows,
     sealed_tables,
     table_of,
 )
-from bixse.judging.ledgers.sqlite_answers import SqliteAnswers
-from bixse.judging.ledgers.stored_row import USABLE, StoredRow
+from bixse.judging.ledgers.sqlite_answers import USABLE, SqliteAnswers, StoredRow
 from bixse.judging.ledgers.writer_files import alone
-from bixse.judging.prices import PriceSettings
 from bixse.settings import Flag
 
 if TYPE_CHECKING:

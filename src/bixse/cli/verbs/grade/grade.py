@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from bixse.cli.result import CommandResult, waits
 from bixse.cli.verb import ComputingOptions, Folder, Verb
 from bixse.errors import InputError
+from bixse.judging.grade_settings import Prices
 from bixse.judging.open_judge import GradeConfig
-from bixse.judging.prices import Prices
 from bixse.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def run(config: GradeConfig, options: GradeOptions) -> CommandResult:
 
 def _run_shards(config: GradeConfig, options: GradeOptions) -> CommandResult:
     """The same of pairs that are graded shard by shard."""
-    from bixse.judging.shards.grade_shards import estimate_shards, grade_shards
+    from bixse.judging.grade_shards import estimate_shards, grade_shards
 
     judge = config.open()
     told = _told(judge, options)
