@@ -196,6 +196,10 @@ class AskSettings(Settings):
     document_characters: int | None = Field(default=None, ge=1)
     """Show the judge only the first N characters of a document."""
 
+    @property
+    def questions_per_pair(self) -> int:
+        return 1 if self.rubric is None else len(self.rubric.variants)
+
     def questions(self, pair: Pair, repeat: int = 0) -> list[Question]:
         """One question per prompt variant of the rubric."""
         shown = pair.document if self.document_characters is None else pair.document[: self.document_characters]

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bixse.data.pairs_files import load_pairs
 from bixse.errors import IncompleteError, InputError
-from bixse.judging.ask import AskProgress, ask, keys_of, shown_by
+from bixse.judging.ask import Asking
 from bixse.judging.estimate import Estimate, estimate
 from bixse.judging.grade import (
     JUDGEMENTS_NAME,
     PAIRS_NAME,
     GradeResult,
-    judged,
+    GradeSummary,
+    Grading,
     open_grading,
-    questions_about,
-    save_tables,
+    result_of,
 )
 from bixse.judging.judge import stored_identity
-from bixse.judging.judgements import summarise
 from bixse.judging.ledger import Ledger
 from bixse.judging.ledgers.segment_answers import is_one_file, make_folder
 from bixse.judging.shards import AskShards, asked_shards, content_of, cut_pairs, with_ledger
@@ -36,59 +34,43 @@ if TYPE_CHECKING:
     from bixse.judging.judge import Judge
     from bixse.judging.open_judge import GradeConfig
     from bixse.progress import Step
-    from bixse.scale.engines.job import Engine
 
-
-OF_THIS_RUN = {"asked": 0, "reused": 0, "usd_of_this_run": 0.0, "stopped": None}
-"""Figures of a summary that are about a run, not about the pairs; as they are of a shard that was complete before."""
-
-NOTHING: dict[str, Any] = {
-    "not_asked": 0,
-    "repeats_not_asked": 0,
-    "precision": None,
-    "answered_in_other_precision": {},
-    "other_models": {},
-    **OF_THIS_RUN,
-}
-"""What `bixse.judging.grade.judged` adds to a summary, of no pairs."""
+COPY_FOLDER = ".pairs"
+"""In the output folder: a copy of pairs that are no Parquet."""
+ESTIMATE_FOLDER = ".estimate"
+"""In the output folder: the record of `estimate_shards`."""
 
 
 class ShardJudge(NamedTuple):
-    """What grades the shards of a process."""
+    """The worker state of a process that grades shards."""
 
     judge: Judge
     step: Step | None = None
-    """Told what is answered."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GradeShards(AskShards):
-    """Shard n becomes the n-th file of `pairs.parquet` and `judgements.parquet`, here folders; gives its summary."""
+    """Shard n becomes the n-th file of `pairs.parquet` and `judgements.parquet`, here folders."""
 
     config: GradeConfig
     """With the rubric that the judge reads, if any."""
 
     def setup(self) -> ShardJudge:
-        """Open the judge, which must be the one it is where the job comes from; so must pairs and ledger."""
-        self.check()
+        """Open the judge, on a machine where all is as where the job comes from."""
         config = self.config
         if "dtype" in self.identity:
             config = config.model_copy(update={"dtype": self.identity["dtype"]})
-        return ShardJudge(self.same(config.open()))
+        return ShardJudge(self.opened_here(config.open))
 
     def run(self, shard: int, kept: ShardJudge) -> dict[str, Any]:
-        config, judge = self.config, kept.judge
+        config, judge, budget = self.config, kept.judge, self.budget(shard, self._most_questions(shard))
         pairs = load_pairs(self.source.path, self.source.rows(shard))
-        questions, show, state = questions_about(pairs, config), shown_by(kept.step), AskProgress()
         with Ledger(self.ledger) as book:
-            book.load(keys_of(questions, judge.identity))
-            budget = self.budget(shard, self._most_questions(shard))
-            asked = (questions, judge.answers, judge.identity, book, self.prices, budget)
-            for state in ask(*asked, config.retry_failed, config.strict):
-                show(state)
-            judgements, summary = judged(pairs, judge, config, state, self.prices, book, config.strict)
-        save_tables(judgements, self.prices, self.file(JUDGEMENTS_NAME, shard), self.file(PAIRS_NAME, shard))
-        return self.leave(shard, summary)
+            shared = dict(judge.identity), book, self.prices, budget, config.retry_failed, config.strict
+            grading = Grading(pairs, judge, config, Asking(judge.answers, *shared))
+            grading.ask(kept.step)
+            _, summary = grading.write(self.file(JUDGEMENTS_NAME, shard), self.file(PAIRS_NAME, shard))
+        return self.leave(shard, asdict(summary))
 
     def file(self, name: str, shard: int) -> Path:
         """The part of a table that is this shard's."""
@@ -100,10 +82,10 @@ class GradeShards(AskShards):
         return summary if all(self.file(name, shard).exists() for name in tables) else None
 
     def is_complete(self, shard: int) -> bool:
-        return super().is_complete(shard) and self._is_settled(self.summary(shard))
+        return super().is_complete(shard) and self._is_settled(shard)
 
     def mark(self, shard: int) -> None:
-        if self._is_settled(self.summary(shard)):
+        if self._is_settled(shard):
             super().mark(shard)
 
     def fingerprint(self) -> str:
@@ -111,8 +93,9 @@ class GradeShards(AskShards):
         known = [self.identity, self.config.config(), self.config.strict, shards]
         return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
 
-    def _is_settled(self, summary: dict[str, Any] | None) -> bool:
-        """Whether a run has nothing to ask about a shard."""
+    def _is_settled(self, shard: int) -> bool:
+        """Tell whether a run has nothing to ask about a shard."""
+        summary = self.summary(shard)
         if summary is None or summary["not_asked"] or summary["repeats_not_asked"]:
             return False
         statuses = summary["statuses"]
@@ -120,40 +103,11 @@ class GradeShards(AskShards):
 
     def _most_questions(self, shard: int) -> int | None:
         """The shard's share of the pairs that the run may ask about, in questions."""
-        rows, config = self.source.rows(shard), self.config
-        if config.max_pairs is None:
+        rows, most = self.source.rows(shard), self.config.max_pairs
+        if most is None:
             return None
-        first, end = (config.max_pairs * place // self.source.total for place in (rows.start, rows.stop))
-        return (end - first) * (len(config.rubric.variants) if config.rubric is not None else 1)
-
-
-def total_of(summaries: list[dict[str, Any]]) -> dict[str, Any]:
-    """One summary of all shards: sums, and means weighted by what they are means of."""
-    total = {name: _sum([one[name] for one in summaries]) for name in summaries[0]}
-    for name, weight in (("mean_relevance", "graded"), ("mean_change_of_repeats", "repeats")):
-        weights = [one["statuses"].get("graded", 0) if weight == "graded" else one[weight] for one in summaries]
-        parts = [one[name] * number for one, number in zip(summaries, weights, strict=True) if one[name] is not None]
-        total[name] = math.fsum(parts) / sum(weights) if parts else None
-    return total
-
-
-def _sum(values: list[Any]) -> Any:
-    """Numbers are added, also those of mappings and lists; of texts the first, None does not count."""
-    values = [value for value in values if value is not None]
-    if not values or isinstance(values[0], str):
-        return values[0] if values else None
-    if isinstance(values[0], dict):
-        names = dict.fromkeys(name for value in values for name in value)
-        return {name: sum(value.get(name, 0) for value in values) for name in names}
-    if isinstance(values[0], list):
-        return [sum(column) for column in zip(*values, strict=True)]
-    return math.fsum(values) if isinstance(values[0], float) else sum(values)
-
-
-COPY_FOLDER = ".pairs"
-"""In the output folder: a copy of pairs that are no Parquet."""
-ESTIMATE_FOLDER = ".estimate"
-"""In the output folder: the record of `estimate_shards`."""
+        first, end = (most * place // self.source.total for place in (rows.start, rows.stop))
+        return (end - first) * self.config.questions_per_pair
 
 
 def grade_shards(
@@ -185,11 +139,16 @@ def grade_shards(
             grade_shards(config, "/shared/grade", config.open()).summary["statuses"]
     """
     place = config.chosen_engine(here=config.processes is None)
-    job, record = _opened(config, Path(out), judge)
+    job, record = _opened(config, Path(out).absolute(), judge)
     job = with_ledger(job, config.engine, record)
     started, status = time.perf_counter(), "failed"
     try:
-        result = _done(job, record, place, judge, progress)
+        new, known = asked_shards(
+            job, place, lambda step: ShardJudge(judge, step), job.config.questions_per_pair, "grade", progress
+        )
+        before = [GradeSummary(**summary).before_this_run for summary in known.values()]
+        total = sum([*(GradeSummary(**summary) for summary in new.values()), *before], GradeSummary())
+        result = result_of(record, judge, total, job.ledger, (), job.source.number - len(new) - len(known))
         status = "finished" if result.complete else "interrupted"
     except (KeyboardInterrupt, IncompleteError):
         status = "interrupted"
@@ -205,7 +164,7 @@ def estimate_shards(config: GradeConfig, out: str | Path, judge: Judge) -> tuple
 
     The answers of its pilot are kept in the ledger of `out`.
     """
-    job, record = _opened(config, Path(out), judge)
+    job, record = _opened(config, Path(out).absolute(), judge)
     record.save("interrupted")
     if config.pilot != 0 and not is_one_file(job.ledger):
         make_folder(job.ledger)
@@ -226,28 +185,11 @@ def _opened(config: GradeConfig, out: Path, judge: Judge) -> tuple[GradeShards, 
     cut = config.shards or "auto"
     record, ledger = open_grading(range(1), judge, out, settings, config.ledger, inputs, config.strict, cut)
     job = GradeShards(
-        folder=out.absolute(),
+        folder=out,
         source=cut_pairs(config.pairs, config.shards, out / COPY_FOLDER / PAIRS_NAME),
         config=settings,
         identity=stored_identity(judge.identity),
         ledger=ledger.absolute(),
-        ledger_id="",
         prices=config.of(config.model or judge.name),
     )
     return job, record
-
-
-def _done(
-    job: GradeShards, record: Run, place: Engine, judge: Judge, progress: Callable[[str, int], Step] | None
-) -> GradeResult:
-    """Have this engine's share of the shards graded, and sum up what all of them are by then."""
-    variants = len(job.config.rubric.variants) if job.config.rubric is not None else 1
-    new, known = asked_shards(job, place, lambda step: ShardJudge(judge, step), variants, "grade", progress)
-    before = [{**summary, **OF_THIS_RUN} for summary in known.values()]
-    summary = total_of([{**summarise((), job.prices), **NOTHING}, *new.values(), *before])
-    artifacts = {"judgements": str(job.folder / JUDGEMENTS_NAME), "ledger": str(job.ledger)}
-    if summary["statuses"].get("graded"):
-        artifacts["pairs"] = str(job.folder / PAIRS_NAME)
-    record.results |= {"summary": summary, "judge": judge.name, "artifacts": sorted(artifacts)}
-    artifacts["record"] = str(job.folder / "run.json")
-    return GradeResult((), summary, artifacts, summary["stopped"], job.source.number - len(new) - len(known))

@@ -1,4 +1,4 @@
-"""Shards of which each asks a judge or a writer of queries through one ledger, and leaves what came of it."""
+"""Documents or pairs cut into ranges of rows; jobs that ask a judge or a writer about each, through one ledger."""
 
 from __future__ import annotations
 
@@ -27,14 +27,13 @@ if TYPE_CHECKING:
     from bixse.progress import Step
     from bixse.scale.engines.job import Engine
 
-
 ROWS = 50_000
 """Rows of a shard where nobody says how many shards: some hundred megabytes with the questions about them."""
+SHARDS_FOLDER = "shards"
+"""In the output folder: what came of each shard, and markers of those that are complete."""
 
-
-def number_of_shards(wanted: int | None, total: int) -> int:
-    """Shards of so many rows: those that are wanted, or as many as have `ROWS`."""
-    return min(wanted or -(-total // ROWS), total)
+Own = TypeVar("Own", bound="AskShards")
+Opened = TypeVar("Opened", bound="Judge | TextModel")
 
 
 @dataclass(frozen=True)
@@ -44,15 +43,11 @@ class RowShards:
     path: Path
     """A Parquet file, a folder of some, or a file of another format."""
     content: str
-    """Of Parquet a hash of the footers of the files, which say where each column lies and what its least and greatest
-    values are: files of any size are known by it at once. Else a hash of the file."""
+    """What `content_of` the path is."""
     total: int
     """Rows."""
     number: int
     """Shards, at most one per row."""
-
-    def __len__(self) -> int:
-        return self.total
 
     def rows(self, shard: int) -> range:
         """The rows of a shard, from 0."""
@@ -65,6 +60,11 @@ class RowShards:
                 f"{self.path}: got other pairs or documents than on the machine that started this; expected the same; "
                 "fix: name a file or folder that all machines share"
             )
+
+
+def number_of_shards(wanted: int | None, total: int) -> int:
+    """Shards of so many rows: those that are wanted, or as many as have `ROWS`."""
+    return min(wanted or -(-total // ROWS), total)
 
 
 def cut_pairs(path: Path, number: int | None, copy: Path) -> RowShards:
@@ -88,7 +88,10 @@ def cut_pairs(path: Path, number: int | None, copy: Path) -> RowShards:
 
 
 def content_of(path: Path) -> str:
-    """What tells pairs from others: a hash of the footers of Parquet files, else of the file."""
+    """A hash of the footers of Parquet files, which know files of any size at once; of another file a hash of it all.
+
+    A footer says where each column lies and what its least and greatest values are.
+    """
     files = _files(path)
     if not _is_parquet(path):
         return file_hash(path)
@@ -104,17 +107,9 @@ def _is_parquet(path: Path) -> bool:
     return path.is_dir() or kind_of(path) == ".parquet"
 
 
-SHARDS_FOLDER = "shards"
-"""In the output folder: what came of each shard, and marks of those that are complete."""
-
-
-Own = TypeVar("Own", bound="AskShards")
-Opened = TypeVar("Opened", bound="Judge | TextModel")
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AskShards(Job[int, dict[str, Any]]):
-    """What such jobs share; each shard gives and leaves a summary."""
+    """The part that such jobs share; each shard gives and leaves a summary."""
 
     folder: Path
     source: RowShards
@@ -122,30 +117,33 @@ class AskShards(Job[int, dict[str, Any]]):
     config: PriceSettings
     """With the engine, and how judge or writer are opened."""
     identity: dict[str, Any]
-    """Of the judge or writer where the job comes from."""
+    """Identity of the judge or writer where the job comes from."""
     ledger: Path
-    ledger_id: str
-    """Of a ledger in a folder; "" of a file, which processes of one machine share."""
     prices: Prices
+    ledger_id: str = ""
+    """The id of a ledger in a folder; "" of a file, which processes of one machine share."""
 
-    def check(self) -> None:
-        """Refuse, by an InputError, a machine that does not find the same source and ledger."""
+    def opened_here(self, opening: Callable[[], Opened]) -> Opened:
+        """Open the judge or writer of this process, on a machine that finds the same source, ledger and model.
+
+        Raises:
+            InputError: another source or ledger than where the job is from.
+            ModelError: another judge or writer.
+        """
         self.source.check()
         if self.ledger_id and not has_id(self.ledger, self.ledger_id):
             raise InputError(
                 f"{self.ledger}: got no such ledger on this machine; expected the one that this run was started with; "
                 "fix: a --ledger folder that is mounted on all machines under the same path"
             )
-
-    def same(self, opened: Opened) -> Opened:
-        """The judge or writer that this process opened; a ModelError refuses another one than where the job is from."""
-        if stored_identity(opened.identity) != self.identity:
-            opened.close()
-            raise ModelError(
-                f"{opened.name!r}: got another one than where this run was started; expected the same model, "
-                "revision and server on every machine; fix: a folder that all share, or the same revision"
-            )
-        return opened
+        opened = opening()
+        if stored_identity(opened.identity) == self.identity:
+            return opened
+        opened.close()
+        raise ModelError(
+            f"{opened.name!r}: got another one than where this run was started; expected the same model, "
+            "revision and server on every machine; fix: a folder that all share, or the same revision"
+        )
 
     def output(self, shard: int) -> Path:
         return self.folder / SHARDS_FOLDER / f"{shard:05d}.json"
