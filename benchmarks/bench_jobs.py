@@ -217,8 +217,8 @@ class InstantJudge:
 
 def grade_pairs(folder: Path, out: str = "out") -> str:
     """Grade them in shards of 50,000, in this process, with a ledger in a folder."""
+    from bixse.judging.grade_shards import grade_shards
     from bixse.judging.open_judge import GradeConfig
-    from bixse.judging.shards.grade_shards import grade_shards
 
     config = GradeConfig(judge="instant", pairs=folder / "pairs.parquet", ledger=folder / "ledger")
     assert grade_shards(config, folder / out, InstantJudge()).complete

@@ -3,8 +3,8 @@ import json
 import pytest
 
 from bixse.errors import ConfigError, InputError
+from bixse.judging.grade_settings import Prices, PriceSettings, load_prices
 from bixse.judging.judge import Usage
-from bixse.judging.prices import Prices, PriceSettings, load_prices
 
 LITELLM = {
     "sample_spec": {"input_cost_per_token": 0, "output_cost_per_token": 0, "mode": "one of chat, ..."},

@@ -6,12 +6,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from bixse.data.pairs_files import load_pairs
-from bixse.errors import ConfigError, InputError
-from bixse.judging.ask import Budget
-from bixse.judging.generate.generate import generate
-from bixse.judging.generate.generate_settings import GenerateConfig, load_query_prompt
-from bixse.judging.generate.query_text import clean_query, refusal, same_query
-from bixse.judging.judge import Completion
+from bixse.errors import ConfigError, InputError, InterruptedRunError, StorageError
+from bixse.judging.generate.generate import clean_query, generate, refusal, same_query
+from bixse.judging.generate.generate_settings import WriterConfig, load_query_prompt
+from bixse.judging.judge import Completion, Usage
 from helpers.scripted_judge import ScriptedModel
 
 DOCUMENTS = {f"d{i}": f"page number {i} tells how to do thing {i} with tool {i}" for i in range(12)}
@@ -28,6 +26,10 @@ def corpus(tmp_path):
 def writer(texts):
     """A writer that gives each document its text."""
     return ScriptedModel(rule=lambda question: Completion("written", texts[question.document_id]))
+
+
+def settings(**given):
+    return WriterConfig(server=["http://127.0.0.1:1"], **given)
 
 
 def names(out):
@@ -104,7 +106,7 @@ def test_each_query_is_kept_once_with_its_document(corpus, tmp_path):
     texts["d3"] = "Things 2, how does it work"  # not the same words as another
     texts["d4"] = "How does thing 2 work?"  # that of d2
     texts["d5"] = ""
-    result = generate(GenerateConfig(corpus=corpus), writer(texts), load_query_prompt(), tmp_path / "out")
+    result = generate(settings(corpus=corpus), writer(texts), tmp_path / "out")
     assert result.refused == {"empty": 1, "repeated": 1}
     assert result.queries == 10
     assert len(names(tmp_path / "out")) == 10
@@ -122,7 +124,7 @@ def test_texts_without_an_end_and_refusals_are_counted(corpus, tmp_path):
     def rule(question):
         return Completion(statuses.get(question.document_id, "written"), f"what is {question.document_id}")
 
-    result = generate(GenerateConfig(corpus=corpus), ScriptedModel(rule=rule), load_query_prompt(), tmp_path / "out")
+    result = generate(settings(corpus=corpus), ScriptedModel(rule=rule), tmp_path / "out")
     assert result.refused == {"failed": 1, "filtered": 1, "truncated": 1}
 
 
@@ -130,7 +132,7 @@ def test_what_a_chat_model_says_beside_queries_is_counted_and_not_kept(corpus, t
     texts = {name: f"how does thing {i} work" for i, name in enumerate(DOCUMENTS)}
     texts |= {"d0": "I'm sorry, I can't help with that.", "d1": "null", "d2": "N/A", "d3": "Here is a query:"}
     texts["d4"] = "Here is a query:\nwhat does tool 4 do"
-    result = generate(GenerateConfig(corpus=corpus), writer(texts), load_query_prompt(), tmp_path / "out")
+    result = generate(settings(corpus=corpus), writer(texts), tmp_path / "out")
     assert result.refused == {"declined": 1, "empty": 1, "placeholder": 2}
     assert names(tmp_path / "out")[0] == "what does tool 4 do"
     assert len(names(tmp_path / "out")) == len(DOCUMENTS) - 4
@@ -138,22 +140,44 @@ def test_what_a_chat_model_says_beside_queries_is_counted_and_not_kept(corpus, t
 
 def test_a_rerun_writes_nothing_again_and_a_budget_stops(corpus, tmp_path):
     texts = {name: f"how does thing {i} work" for i, name in enumerate(DOCUMENTS)}
-    first, second, third = writer(texts), writer(texts), writer(texts)
-    config, prompt = GenerateConfig(corpus=corpus), load_query_prompt()
-    stopped = generate(config, first, prompt, tmp_path / "out", budget=Budget(max_questions=5))
+    usage = Usage(prompt=1000)
+    first = ScriptedModel(rule=lambda q: Completion("written", texts[q.document_id], usage), ahead=1)
+    second, third, config = writer(texts), writer(texts), settings(corpus=corpus)
+    limited = settings(corpus=corpus, price_in=1, price_out=1, max_usd=0.0055)
+    stopped = generate(limited, first, tmp_path / "out")
     assert (len(first.asked), stopped.queries, stopped.not_asked) == (5, 5, 7)
-    assert "5 questions" in stopped.stopped
-    generate(config, second, prompt, tmp_path / "out")
-    result = generate(config, third, prompt, tmp_path / "out")
+    assert "0.0055 US dollars" in stopped.stopped
+    generate(config, second, tmp_path / "out")
+    result = generate(config, third, tmp_path / "out")
     assert (len(second.asked), len(third.asked), result.reused) == (7, 0, 12)
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, StorageError])
+def test_stopped_in_the_middle_it_writes_what_is_there_and_goes_on(corpus, tmp_path, stop):
+    def rule(question):
+        if question.document_id == "d5":
+            raise stop("now")
+        return Completion("written", f"what is {question.document_id}")
+
+    with pytest.raises(InterruptedRunError if stop is KeyboardInterrupt else stop):
+        generate(settings(corpus=corpus), ScriptedModel(rule=rule, ahead=1), tmp_path / "out")
+    assert names(tmp_path / "out") == [f"what is d{number}" for number in range(5)]
+    record = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert record["status"] == ("interrupted" if stop is KeyboardInterrupt else "failed")
+    assert (record["results"]["asked"], record["results"]["not_asked"]) == (5, 7)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "ledger.sqlite", "pairs.parquet", "queries.jsonl", "run.json"
+    }  # fmt: skip
+    after = writer(dict.fromkeys(DOCUMENTS, "and this"))
+    assert (generate(settings(corpus=corpus), after, tmp_path / "out").reused, len(after.asked)) == (5, 7)
 
 
 def test_several_queries_per_document_of_a_growing_draw(corpus, tmp_path):
     found = []
     for count in (3, 6):
         model = ScriptedModel(rule=lambda q: Completion("written", f"{q.document_id} asked in way {q.repeat}"))
-        config = GenerateConfig(corpus=corpus, documents=count, per_document=4)
-        result = generate(config, model, load_query_prompt(), tmp_path / str(count))
+        config = settings(corpus=corpus, documents=count, per_document=4)
+        result = generate(config, model, tmp_path / str(count))
         assert (result.documents, result.queries) == (count, 4 * count)
         assert {question.repeat for question in model.asked} == {0, 1, 2, 3}
         found.append({question.document_id for question in model.asked})
@@ -162,7 +186,7 @@ def test_several_queries_per_document_of_a_growing_draw(corpus, tmp_path):
 
 def test_the_prompt_shows_examples_and_the_cut_document(corpus, tmp_path):
     judge = writer(dict.fromkeys(DOCUMENTS, "a query"))
-    generate(GenerateConfig(corpus=corpus, document_characters=11), judge, load_query_prompt(), tmp_path / "out")
+    generate(settings(corpus=corpus, document_characters=11), judge, tmp_path / "out")
     messages = judge.asked[0].messages
     assert [message["role"] for message in messages] == ["system", *["user", "assistant"] * 3, "user"]
     assert messages[-1]["content"] == "Text: page number"
@@ -183,8 +207,8 @@ def test_an_invalid_prompt_is_refused(tmp_path, text, says):
 
 def test_a_corpus_that_is_not_there_or_empty(tmp_path):
     with pytest.raises(InputError, match="no such file"):
-        generate(GenerateConfig(corpus=tmp_path / "none.jsonl"), writer({}), load_query_prompt(), tmp_path / "out")
+        generate(settings(corpus=tmp_path / "none.jsonl"), writer({}), tmp_path / "out")
     (tmp_path / "c.jsonl").write_text('{"_id": "1", "text": " "}\n')
     with pytest.raises(InputError, match="texts"):
-        generate(GenerateConfig(corpus=tmp_path / "c.jsonl"), writer({}), load_query_prompt(), tmp_path / "out")
+        generate(settings(corpus=tmp_path / "c.jsonl"), writer({}), tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -15,9 +15,8 @@ from bixse.errors import InputError, InterruptedRunError, OutputExistsError, Sto
 from bixse.judging.ask import Budget
 from bixse.judging.estimate import estimate
 from bixse.judging.grade import grade
-from bixse.judging.grade_settings import GradeSettings
+from bixse.judging.grade_settings import GradeSettings, Prices
 from bixse.judging.judge import Answer, Usage
-from bixse.judging.prices import Prices
 from bixse.judging.rubrics import load_rubric
 from helpers.scripted_judge import ScriptedJudge, some_pairs
 

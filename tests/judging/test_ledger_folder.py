@@ -1,27 +1,26 @@
 """A ledger that is a folder: real processes that share it, killed ones, damage, and what is done with whole ledgers."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import duckdb
 import fsspec
 import pyarrow.parquet as pq
 import pytest
 
 from bixse.errors import InputError, StorageError
-from bixse.files.rows import read_rows
-from bixse.files.values import FileColumn
 from bixse.judging.grade import grade
 from bixse.judging.judge import Answer, Usage
 from bixse.judging.ledger import Ledger
 from bixse.judging.ledgers import segment_answers
-from bixse.judging.ledgers.ledger_files import check_ledgers, export_answers, ledger_status, merge_ledgers
+from bixse.judging.ledgers.ledger_files import answers_by_status, check_ledgers, merge_ledgers
 from bixse.judging.ledgers.segment_answers import seal_left
 from bixse.judging.ledgers.segments import seal
-from bixse.judging.ledgers.stored_row import StoredRow
-from bixse.judging.prices import PriceSettings
+from bixse.judging.ledgers.sqlite_answers import StoredRow
 from helpers.command import call, refused
 from helpers.scripted_judge import ScriptedJudge, some_pairs
 
@@ -112,11 +111,11 @@ def test_a_damaged_segment_is_named_not_passed_over(folder, sealed):
     assert segment.name in check_ledgers([folder]).unreadable[0]
 
 
-def test_what_to_do_about_a_damaged_segment_is_the_same_for_open_and_sealed_ones(folder):
+def test_what_to_do_about_a_damaged_segment_is_the_same_for_open_and_sealed_ones(folder, tmp_path):
     advice = []
     for sealed in (False, True):
         segment = damaged(folder, sealed)
-        for read in (lambda: grades(folder, range(50)), lambda: ledger_status([folder], PriceSettings())):
+        for read in (lambda: grades(folder, range(50)), lambda: merge_ledgers([folder], tmp_path / "all")):
             with pytest.raises(InputError, match=segment.name) as raised:
                 read()
             advice.append(str(raised.value).split("fix: ")[1])
@@ -333,13 +332,23 @@ def both(folder, tmp_path):
     return folder, file
 
 
-def test_status_counts_what_was_paid_for(both):
-    found = ledger_status(both, PriceSettings(price_in=1.0, price_out=10.0))
-    assert [(row["model"], row["status"], row["answers"], row["prompt"], row["cached"]) for row in found] == [
-        ("one", "graded", 2, 2000, 800), ("one", "failed", 1, 0, 0),
-        ("two", "graded", 2, 2000, 800), ("two", "refused", 1, 0, 0), ("two", "truncated", 1, 0, 0),
-    ]  # fmt: skip
-    assert found[0]["usd"] == pytest.approx(2 * (1000 + 10 * 10) / 1e6)
+def test_the_documented_queries_read_a_merged_ledger(both, tmp_path):
+    merge_ledgers(both, tmp_path / "all")
+    text = (Path(__file__).parents[2] / "docs" / "grading.md").read_text()
+    text = text.replace("all-answers/", f"{tmp_path}/all/").replace("answers.csv", f"{tmp_path}/answers.csv")
+    by_status, dollars, standing = re.findall(r"```sql\n(.*?)```", text, re.DOTALL)
+    with duckdb.connect() as database:
+        assert database.execute(by_status).fetchall() == [
+            ("one", "failed", 1, 0, 0), ("one", "graded", 2, 2000, 20),
+            ("two", "graded", 2, 2000, 20), ("two", "refused", 1, 0, 0), ("two", "truncated", 1, 0, 0),
+        ]  # fmt: skip
+        assert dict(database.execute(dollars).fetchall()) == {
+            "one": pytest.approx(208e-6),
+            "two": pytest.approx(208e-6),
+        }
+        database.execute(standing)
+        found = database.execute(f"SELECT document_id, status, grade FROM '{tmp_path}/answers.csv'").fetchall()
+    assert found == [("d0", "graded", 2.0), ("d1", "graded", 0.75), ("d2", "graded", 1.0), ("d3", "graded", 3.0)]
 
 
 def test_merging_loses_nothing_and_does_nothing_twice(both, tmp_path):
@@ -349,25 +358,12 @@ def test_merging_loses_nothing_and_does_nothing_twice(both, tmp_path):
     assert merge_ledgers(both, target) == (target, 10)
     assert merge_ledgers([file, target], target) == (target, 10)
     assert names(target) == [".json", ".parquet"]
-    kept = {(row["model"], row["status"]): row["answers"] for row in ledger_status([target], PriceSettings())}
-    assert (kept["two", "graded"], kept["two", "refused"], kept["two", "truncated"]) == (2, 1, 1)
+    assert answers_by_status(target) == {"graded": 7, "failed": 1, "refused": 1, "truncated": 1}
     with Ledger(target) as ledger:
         assert [ledger.find(f"key {n}").grade for n in (0, 1, 2, 3, 7)] == [2.0, 0.75, 1.0, 3.0, 7.0]
     assert merge_ledgers([folder]) == (folder, 7)
     assert names(folder) == [".json", ".parquet"]
     assert grades(folder, range(8)) == {0: 2.0, 1: 0.75, 2: None, 5: 5.0, 6: 6.0, 7: 7.0}
-
-
-@pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
-def test_export_gives_the_answer_that_stands(both, tmp_path, suffix):
-    target = tmp_path / f"answers{suffix}"
-    assert export_answers(both, target) == 4
-    columns = [FileColumn(name, "any") for name in ("document_id", "status", "grade", "probabilities", "prompt_tokens")]
-    found = [tuple(row.values()) for _, row in read_rows(target, columns)]
-    assert found == [
-        ("d0", "graded", 2.0, [], 1000), ("d1", "graded", 0.75, [0.25, 0.75], 1000), ("d2", "graded", 1.0, [], 1000),
-        ("d3", "graded", 3.0, [], 1000),
-    ]  # fmt: skip
 
 
 def test_check_tells_questions_with_two_grades(both):
@@ -381,20 +377,16 @@ def test_check_tells_questions_with_two_grades(both):
 
 def test_the_verb(capsys, both, tmp_path):
     folder, file = both
-    code, found = call(capsys, "grade", "ledger", "status", folder, file)
-    assert (code, found["metrics"]["answers"], found["metrics"]["by_model"][0]["model"]) == (0, 7, "one")
     merged = call(capsys, "grade", "ledger", "merge", folder, file, "--to", tmp_path / "all")[1]
     assert merged["metrics"]["answers"] == 7
-    assert call(capsys, "grade", "ledger", "export", tmp_path / "all", "--to", tmp_path / "all.csv")[0] == 0
-    assert len((tmp_path / "all.csv").read_text().splitlines()) == 5
     assert call(capsys, "grade", "ledger", "check", tmp_path / "all")[0] == 0
     (segment,) = (tmp_path / "all").glob("*.parquet")
     segment.write_bytes(segment.read_bytes()[:-20])
     code, found = call(capsys, "grade", "ledger", "check", tmp_path / "all")
     assert (code, found["metrics"]["unreadable"]) == (1, 1)
-    assert segment.name in refused(capsys, "grade", "ledger", "status", tmp_path / "all")
-    for words in (["merge", folder, file], ["export", folder], ["status", folder, "--to", "x"], ["merge", file]):
+    assert segment.name in refused(capsys, "grade", "ledger", "merge", tmp_path / "all")
+    for words in (["merge", folder, file], ["check", folder, "--to", "x"], ["merge", file]):
         refused(capsys, "grade", "ledger", *words)
-    assert "no ledger" in refused(capsys, "grade", "ledger", "status", __file__)
-    refused(capsys, "grade", "ledger", "status", tmp_path / "nothing")
+    assert "no ledger" in refused(capsys, "grade", "ledger", "merge", __file__, "--to", tmp_path / "new")
+    refused(capsys, "grade", "ledger", "check", tmp_path / "nothing")
     refused(capsys, "grade", "ledger", "burn", folder)

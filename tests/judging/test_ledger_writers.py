@@ -283,8 +283,7 @@ from pathlib import Path
 from bixse.errors import InputError
 from bixse.judging.judge import Answer
 from bixse.judging.ledger import Ledger
-from bixse.judging.ledgers.ledger_files import answers_by_status, ledger_status, merge_ledgers
-from bixse.judging.prices import PriceSettings
+from bixse.judging.ledgers.ledger_files import answers_by_status, merge_ledgers
 folder = Path({folder!r})
 for number in range({first}, {first} + 15):
     {work}
@@ -293,7 +292,7 @@ WRITE = 'with Ledger(folder) as ledger: ledger.write(f"k{number}", Answer("grade
 READ = """
     answers_by_status(folder)
     try:
-        ledger_status([folder], PriceSettings())
+        merge_ledgers([folder], folder.with_name("copy"))
     except InputError as error:
         assert "sealed or merged" in str(error), error
 """

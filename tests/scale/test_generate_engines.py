@@ -10,10 +10,9 @@ from dataclasses import replace
 import pytest
 
 from bixse.errors import InputError, ModelError
-from bixse.judging.generate import generate_shards as module
+from bixse.judging.generate import generate as module
 from bixse.judging.generate.generate_settings import WriterConfig
-from bixse.judging.ledgers.ledger_files import ledger_status
-from bixse.judging.prices import PriceSettings
+from bixse.judging.ledgers.ledger_files import answers_by_status
 from helpers.chat_server import chat_server
 from helpers.command import call, ended, refused, start
 
@@ -99,7 +98,7 @@ def test_a_machine_that_is_set_up_otherwise(words, tmp_path, monkeypatch):
     config = WriterConfig(corpus=tmp_path / "corpus.jsonl", server=[words[0]], shards=2)
     writer = config.open()
     with pytest.raises(ZeroDivisionError):
-        module.generate_shards(config, writer, tmp_path / "out")
+        module.generate(config, writer, tmp_path / "out")
     writer.close()
     (job,) = jobs
     job.setup().writer.close()
@@ -187,7 +186,7 @@ def test_ranks_of_which_one_is_killed_and_started_again(server, tmp_path):
     assert last["reused"] >= 10
     texts = count - count // 9
     assert texts <= asked(server.stats(address)) <= texts + flight
-    assert sum(row["answers"] for row in ledger_status([out / "ledger"], PriceSettings())) == texts
+    assert sum(answers_by_status(out / "ledger").values()) == texts
     assert ended(start(*flags, other, "--out", tmp_path / "whole"))[0] == 0
     assert files(out) == files(tmp_path / "whole")
 

@@ -13,13 +13,12 @@ import pytest
 
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.errors import InputError, InvalidFileError, ModelError
+from bixse.judging import grade_shards as module
 from bixse.judging.audit.labels import read_labels
 from bixse.judging.grade import grade
-from bixse.judging.ledgers.ledger_files import ledger_status
+from bixse.judging.grade_shards import grade_shards
+from bixse.judging.ledgers.ledger_files import answers_by_status
 from bixse.judging.open_judge import GradeConfig
-from bixse.judging.prices import PriceSettings
-from bixse.judging.shards import grade_shards as module
-from bixse.judging.shards.grade_shards import grade_shards
 from helpers.chat_server import chat_server, planted
 from helpers.command import call, ended, refused, start
 from helpers.scripted_judge import ScriptedJudge
@@ -225,7 +224,7 @@ def test_ranks_of_which_one_is_killed_and_started_again(server, tmp_path):
     times = [tries - 2 * (n % 24 == 0) for n, tries in enumerate(answered(server.stats(address), count))]
     assert min(times) == 1
     assert count <= sum(times) <= count + flight
-    assert sum(row["answers"] for row in ledger_status([out / "ledger"], PriceSettings())) == count
+    assert sum(answers_by_status(out / "ledger").values()) == count
     assert ended(start(*flags, other, "--out", tmp_path / "local"))[0] == 0
     assert files(out) == files(tmp_path / "local")
     assert json.loads((out / "run.json").read_text())["status"] == "finished"

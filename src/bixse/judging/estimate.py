@@ -7,12 +7,11 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bixse.judging.ask import Budget, ask, keys_of, of_another_model
+from bixse.judging.ask import Asking, Budget, keyed, of_another_model
 from bixse.judging.grade import open_grading
-from bixse.judging.grade_settings import GradeSettings
+from bixse.judging.grade_settings import GradeSettings, Prices
 from bixse.judging.judge import Answer, Judge, Question, Usage
 from bixse.judging.ledger import Ledger
-from bixse.judging.prices import Prices
 from bixse.progress import duration
 
 if TYPE_CHECKING:
@@ -104,29 +103,24 @@ def estimate(
     settings, prices = settings or GradeSettings(), prices or Prices()
     record, book = open_grading(pairs, judge, out, settings, ledger, inputs, strict)
     identity = dict(judge.identity)
-    questions = {
-        question.key(identity): question
-        for pair, repeat in settings.with_repeats(pairs)
-        for question in settings.questions(pair, repeat)
-    }
+    asked_about = (settings.questions(pair, repeat) for pair, repeat in settings.with_repeats(pairs))
+    questions = dict(keyed((question for several in asked_about for question in several), identity))
     answers = _known(book, questions, identity, strict)
-    left = [question for key, question in questions.items() if key not in answers]
-    seconds, asked, pilot_usd = [], 0, 0.0
+    left = {key: question for key, question in questions.items() if key not in answers}
+    seconds, pilot_usd = [], 0.0
     if left and (pilot is None or pilot > 0):
-        chosen = _chosen(left, judge, pilot)
         record.save("running")
         try:
             with Ledger(book) as file:
-                file.load(keys_of(left, identity))
-                for state in ask(chosen, judge.answers, identity, file, prices, Budget(max_usd), strict=strict):
-                    if state.last is not None and state.asked > asked:
-                        asked, pilot_usd = state.asked, state.usd
-                        seconds.append(state.last.seconds)
+                asking = Asking(judge.answers, identity, file, prices, Budget(max_usd), strict=strict)
+                asking.load(left.items())
+                seconds = [answer.seconds for answer in asking.each(_chosen(left, judge, pilot))]
         finally:
             record.save("interrupted")
-        answers |= _known(book, state.settled, identity, strict)
-        left = [question for key, question in questions.items() if key not in answers]
-    prompt, counted_by = _prompt_tokens(left, questions, answers, judge)
+        pilot_usd = asking.usd
+        answers |= _known(book, asking.settled, identity, strict)
+        left = {key: question for key, question in questions.items() if key not in answers}
+    prompt, counted_by = _prompt_tokens(list(left.values()), questions, answers, judge)
     written = [answer.usage.completion for answer in answers.values() if answer.usage.prompt]
     completion = round(len(left) * (math.fsum(written) / len(written) if written else 1.0))
     timed = seconds[min((ROUNDS - 1) * judge.at_once, len(seconds) * (ROUNDS - 1) // ROUNDS) :]
@@ -140,15 +134,15 @@ def estimate(
         usd=prices.usd(Usage(prompt=prompt, completion=completion)),
         seconds=math.fsum(timed) / len(timed) / judge.at_once * len(left) if timed else None,
         at_once=judge.at_once,
-        pilot=asked,
+        pilot=len(seconds),
         pilot_usd=pilot_usd,
     )
 
 
-def _chosen(left: Sequence[Question], judge: Judge, pilot: int | None) -> Iterator[Question]:
+def _chosen(left: Mapping[str, Question], judge: Judge, pilot: int | None) -> Iterator[tuple[str, Question]]:
     """The pilot's questions; without a number as many as the judge's `at_once`, which may change meanwhile, needs."""
     most = max(LEAST_PILOT, min(MOST_PILOT, len(left) // 10)) if pilot is None else pilot
-    for number, question in enumerate(random.Random(0).sample(left, min(most, len(left)))):
+    for number, question in enumerate(random.Random(0).sample(list(left.items()), min(most, len(left)))):
         if pilot is None and number >= max(LEAST_PILOT, ROUNDS * judge.at_once):
             return
         yield question

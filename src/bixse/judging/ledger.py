@@ -10,14 +10,13 @@ from typing_extensions import TypeVar
 
 from bixse.judging.judge import Answer, Completion
 from bixse.judging.ledgers.segment_answers import SegmentAnswers
-from bixse.judging.ledgers.sqlite_answers import SqliteAnswers
-from bixse.judging.ledgers.stored_row import StoredRow
+from bixse.judging.ledgers.sqlite_answers import SqliteAnswers, StoredRow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
-    from bixse.judging.ledgers.stored_row import AnswerStore
+    from bixse.judging.ledgers.sqlite_answers import AnswerStore
 
 Kept = TypeVar("Kept", bound=Answer | Completion, default=Answer)
 """What a ledger keeps."""

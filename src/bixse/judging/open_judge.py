@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, model_validator
 
 from bixse.errors import InputError, shorten
-from bixse.judging.grade_settings import AskSettings, GradeSettings, JudgeOptions, NamedRubric, RankSettings
-from bixse.judging.prices import PriceSettings
+from bixse.judging.grade_settings import (
+    AskSettings,
+    GradeSettings,
+    JudgeOptions,
+    NamedRubric,
+    PriceSettings,
+    RankSettings,
+)
 from bixse.judging.rubrics import Rubric, load_rubric
 from bixse.relevance import GradeScale
 from bixse.scale.engines.engine_settings import EngineSettings

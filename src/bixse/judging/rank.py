@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from bixse.judging.ask import Budget
-    from bixse.judging.prices import Prices
+    from bixse.judging.grade_settings import Prices
     from bixse.progress import Step
     from bixse.relevance import Ranking
     from bixse.results import Difference

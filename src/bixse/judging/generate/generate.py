@@ -1,40 +1,120 @@
-"""`generate`: queries for the documents of a corpus, written by a language model."""
+"""`generate`: queries for the documents of a corpus, written by a language model, cleaned, each kept once."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import random
+import re
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal
+
+import Stemmer
 
 from bixse.data.collection import read_corpus
 from bixse.data.run import open_run
-from bixse.errors import BixseError, InputError, InterruptedRunError
-from bixse.files.files import hash_files, write_atomically
-from bixse.judging.ask import AskProgress, Budget, ask, keys_of, shown_by
-from bixse.judging.generate.generate_settings import GenerateConfig
-from bixse.judging.generate.query_text import clean_query, refusal, same_query
+from bixse.errors import BixseError, IncompleteError, InputError, InterruptedRunError
+from bixse.files.files import file_hash, write_atomically
+from bixse.judging.ask import Asking, keyed
+from bixse.judging.generate.generate_settings import GenerateConfig, QueryPrompt, WriterConfig, load_query_prompt
 from bixse.judging.grade import LEDGER_FOLDER, LEDGER_NAME
-from bixse.judging.judge import Completion, Question
+from bixse.judging.judge import Completion, Question, Usage, stored_identity
+from bixse.judging.judges.reading import is_refusal
 from bixse.judging.ledger import Ledger
-from bixse.judging.prices import Prices
+from bixse.judging.shards import AskShards, RowShards, asked_shards, number_of_shards, with_ledger
 from bixse.preparing.mine.mined_pairs import MinedPair, pairs_path, save_mined_pairs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from bixse.data.run import Run
-    from bixse.judging.generate.generate_settings import QueryPrompt
     from bixse.judging.judge import TextModel
     from bixse.progress import Step
 
 QUERIES_NAME = "queries.jsonl"
 SOURCE = "generated"
-"""What stands in the column `source` of the pair of a query and the document it was written for."""
+"""Value of the column `source` for the pair of a query and the document it was written for."""
+TITLE = "write queries"
+
+LONGEST = 40
+"""Words beyond which a text is no query."""
+COPIED = 8
+"""Words in a row that a query may not share with its document: a copied sentence is found by any search."""
+_LABEL = re.compile(r"^(?:(?:search )?quer(?:y|ies)|question|q|answer)\s*\d*\s*(?::\s*|-\s+)", re.IGNORECASE)
+_LEAD = re.compile(
+    r"^(?:(?:sure|certainly|of course|okay)\b[,.!:]*\s*)?(?:here(?:['\u2019]s| is| are)\b[^:]*:\s*|$)", re.IGNORECASE
+)
+"""Words with which a chat model leads up to the query: "Sure! Here is a query:"."""
+_PLACEHOLDERS = {"null", "none", "n/a"}
+_MARKS = re.compile(r"^(?:[-*•]\s+|\d+[.)]\s+)")
+_PAIRS = ('""', "''", "``", "“”", "«»")
+_WORDS = re.compile(r"\w+")
+
+
+def clean_query(text: str) -> str:
+    r"""The query in what a model wrote: its first line, without reasoning, leads, labels, list marks and quotes.
+
+    Example:
+        >>> clean_query('<think>hm</think>\n1. Query: "how to copy a folder"\nThis query is good.')
+        'how to copy a folder'
+    """
+    answer = text.rpartition("</think>")[2]
+    if "<think>" in answer:
+        return ""  # the reasoning did not end
+    return next(filter(None, map(_clean_line, answer.split("\n"))), "")
+
+
+def _clean_line(line: str) -> str:
+    before = None
+    while before != line:
+        before = line
+        line = _LABEL.sub("", _MARKS.sub("", _LEAD.sub("", line.strip()))).strip()
+        if line[:2] == line[-2:] == "**" and "*" not in line[2:-2]:
+            line = line[2:-2].strip()
+        inside = line[1:-1]
+        if line[:1] + line[-1:] in _PAIRS and not set(inside) & {line[0], line[-1]}:
+            line = inside.strip()
+    return " ".join(line.split())
+
+
+def refusal(query: str, document: str) -> Literal["empty", "declined", "placeholder", "too long", "copied"] | None:
+    """Why a cleaned text is not taken as a query of this document, or None.
+
+    Example:
+        >>> refusal("", "a page"), refusal("how to copy a folder", "shutil.copytree copies a tree")
+        ('empty', None)
+    """
+    words = _words(query)
+    if not words:
+        return "empty"
+    if is_refusal(query):
+        return "declined"
+    if query.casefold().strip(" .()") in _PLACEHOLDERS:
+        return "placeholder"
+    if len(words) > LONGEST:
+        return "too long"
+    page = " " + " ".join(_words(document)) + " "
+    runs = (" ".join(words[start : start + COPIED]) for start in range(len(words) - COPIED + 1))
+    return "copied" if any(f" {run} " in page for run in runs) else None
+
+
+def same_query(query: str) -> tuple[str, ...]:
+    """Equal for queries that differ in case, punctuation, word order or endings (English stems) alone.
+
+    Example:
+        >>> same_query("How do I copy folders?") == same_query("copy folder: how do I")
+        True
+    """
+    words = sorted(Stemmer.Stemmer("english").stemWords(_words(query)))
+    return tuple(words) or (query.strip(),)
+
+
+def _words(text: str) -> list[str]:
+    return _WORDS.findall(text.casefold())
 
 
 @dataclass(frozen=True)
@@ -66,79 +146,136 @@ class GenerateResult:
         return not self.not_asked and not self.refused.get("failed") and not self.waiting
 
 
+@dataclass(frozen=True)
+class ShardWriter:
+    """The worker state of a process that writes queries for shards."""
+
+    writer: TextModel
+    documents: dict[str, str]
+    """All documents that queries are written for."""
+    step: Step | None = None
+    figures: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Shard -> what this process did for it, also where it was stopped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateShards(AskShards):
+    """Shard n: texts for a range of the documents, in the ledger.
+
+    Where they are there nothing is asked: a shard is done by each call, and needs no completion marker.
+    """
+
+    config: WriterConfig
+    prompt: QueryPrompt
+
+    def setup(self) -> ShardWriter:
+        """Open the writer, on a machine where all is as where the job comes from."""
+        writer = self.opened_here(self.config.open)
+        return ShardWriter(writer, chosen_documents(self.config.model_copy(update={"corpus": self.source.path})))
+
+    def run(self, shard: int, kept: ShardWriter) -> dict[str, Any]:
+        rows = self.source.rows(shard)
+        documents = dict(islice(kept.documents.items(), rows.start, rows.stop))
+        with Ledger(self.ledger, Completion) as book:
+            asking = Asking(kept.writer.complete, kept.writer.identity, book, self.prices, self.budget(shard))
+            questions = keyed(questions_about(documents, self.config, self.prompt), asking.identity)
+            try:
+                asking.load(questions)
+                asking.run(questions, kept.step)
+            finally:
+                figures = {name: getattr(asking, name) for name in ("asked", "reused", "usd", "stopped")}
+                kept.figures[shard] = {**figures, "usage": asdict(asking.usage)}
+        return self.leave(shard, kept.figures[shard])
+
+    def leave(self, shard: int, summary: dict[str, Any]) -> dict[str, Any]:
+        return super().leave(shard, summary) if self.config.in_shards else summary
+
+    def is_complete(self, shard: int) -> bool:
+        return False
+
+    def mark(self, shard: int) -> None:
+        """The ledger says what is there."""
+
+    def fingerprint(self) -> str:
+        settings = self.config.model_dump(mode="json", include={*GenerateConfig.model_fields} - {"corpus"})
+        shards = [self.source.content, self.source.total, self.source.number, self.ledger_id]
+        known = [self.identity, settings, self.prompt.model_dump(mode="json"), shards]
+        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+
+
 def generate(
-    config: GenerateConfig,
-    writer: TextModel,
-    prompt: QueryPrompt,
-    out: Path,
-    ledger: Path | None = None,
-    prices: Prices | None = None,
-    budget: Budget | None = None,
-    progress: Callable[[str, int], Step] | None = None,
+    config: WriterConfig, writer: TextModel, out: Path, progress: Callable[[str, int], Step] | None = None
 ) -> GenerateResult:
     """Have a model write queries for documents, clean them and keep each once.
 
     Writes `queries.jsonl` (BEIR layout), `pairs.parquet` (each query with its document, to be graded: that a query was
-    written for a document does not make the document relevant), `ledger.sqlite` and `run.json`. The same call asks
-    nothing twice and goes on where it stopped.
+    written for a document does not make the document relevant), the ledger and `run.json`. The same call asks nothing
+    twice and goes on where it stopped.
 
-    Args:
-        config: documents and numbers.
-        writer: such as `bixse.judging.judges.server_judge.ServerTextModel`; not closed here.
-        prompt: instructions and examples.
-        out: output folder.
-        ledger: texts shared with other runs, in a file or a folder that is there; None: that of `out`, or
-            `out/ledger.sqlite`.
-        prices: 0 when None.
-        budget: no limit when None.
-        progress: makes a progress callback from a title and a total.
+    The documents are one shard unless `config` says otherwise. The ledger of several shards is a folder, unless an
+    SQLite file is named or there for one machine; each shard has its share, by documents, of `max_usd`. Of several
+    ranks the last one cleans the texts, and writes queries and pairs.
+
+    `writer` is what `config` opens, for this process and to know it by: other processes open their own. It is not
+    closed here. `out` is a folder that all machines share; `progress` makes a progress callback from a title and a
+    total.
 
     Raises:
-        InputError: the corpus cannot be used, or several queries per document at a temperature of 0.
-        InterruptedRunError: stopped by Ctrl-C; texts so far are kept.
+        InputError: corpus, ledger or engine cannot be used, a machine does not find what is here, or several queries
+            per document at a temperature of 0.
+        ModelError: a machine has another writer.
+        IncompleteError: shards failed twice; the others are kept.
+        InterruptedRunError: one process without shards was stopped by Ctrl-C; texts so far are kept.
     """
-    prices, budget = prices or Prices(), budget or Budget()
-    documents, record = open_generation(config, writer, prompt, out)
-    record.save("running")
+    place = config.chosen_engine(here=config.processes is None)
+    prompt = load_query_prompt(config.prompt)
+    documents, record = _opened(config, writer, prompt, out)
+    job = GenerateShards(
+        folder=out.absolute(),
+        source=RowShards(
+            config.corpus.absolute(),
+            record.inputs["corpus"],
+            len(documents),
+            number_of_shards(config.shards, len(documents)) if config.in_shards else 1,
+        ),
+        config=config,
+        identity=stored_identity(writer.identity),
+        ledger=(config.ledger or ledger_in(out, LEDGER_FOLDER if config.in_shards else LEDGER_NAME)).absolute(),
+        prices=config.of(config.model or writer.name),
+        prompt=prompt,
+    )
+    if config.in_shards:
+        job = with_ledger(job, config.engine, record)
+    else:
+        record.save("running")
+    here = ShardWriter(writer, documents)
     started = time.perf_counter()
-    questions = list(questions_about(documents, config, prompt))
-    show = shown_by(progress("write queries", len(questions)) if progress is not None else None)
-    state, interrupted = AskProgress(), False
-    with Ledger(ledger or ledger_in(out, LEDGER_NAME), Completion) as book:
-        try:
-            book.load(keys_of(questions, writer.identity))
-            for state in ask(questions, writer.complete, writer.identity, book, prices, budget):
-                show(state)
-        except KeyboardInterrupt:
-            interrupted = True
-        except BixseError:
-            write_queries(questions, writer, documents, config, state, record, book)
-            record.save("failed")
+    failure: KeyboardInterrupt | BixseError | None = None
+    try:
+        new, known = asked_shards(
+            job, place, lambda step: replace(here, step=step), config.per_document, TITLE, progress
+        )
+    except (KeyboardInterrupt, BixseError) as error:
+        if config.in_shards:
+            record.save("interrupted" if isinstance(error, (KeyboardInterrupt, IncompleteError)) else "failed")
             raise
-        result = write_queries(questions, writer, documents, config, state, record, book)
-    record.timings["write queries"] = record.timings.get("write queries", 0.0) + time.perf_counter() - started
-    record.save("finished" if result.complete and not interrupted else "interrupted")
-    if interrupted:
+        failure, new, known = error, here.figures, {}
+    waiting = job.source.number - len(new) - len(known) if failure is None else 0
+    figures = _sum_of(new.values())
+    if waiting:
+        return GenerateResult(0, len(documents), {}, 0, **figures, waiting=waiting)
+    result = _write_queries(job, writer, documents, record, figures)
+    record.timings[TITLE] = record.timings.get(TITLE, 0.0) + time.perf_counter() - started
+    if isinstance(failure, BixseError):
+        record.save("failed")
+        raise failure
+    record.save("finished" if result.complete and failure is None else "interrupted")
+    if failure is not None:
         raise InterruptedRunError(
             f"stopped by Ctrl-C or SIGTERM: {result.queries} queries are kept in {out}; the same command "
             "goes on from there"
         )
     return result
-
-
-def open_generation(
-    config: GenerateConfig, writer: TextModel, prompt: QueryPrompt, out: Path
-) -> tuple[dict[str, str], Run]:
-    """The chosen documents, and the record of a run, new or to go on with; nothing is written yet."""
-    if config.per_document > 1 and not writer.identity.get("parameters", {}).get("temperature", 1.0):
-        raise InputError(
-            f"--per-document: got {config.per_document} at a temperature of 0, which writes the same each time; "
-            "expected a temperature above 0; fix: --temperature 0.7"
-        )
-    documents = chosen_documents(config)
-    settings = config.model_dump(include=set(GenerateConfig.model_fields))
-    settings |= {"writer": dict(writer.identity), "prompt": prompt.model_dump(mode="json")}
-    return documents, open_run(out, "generate", settings, hash_files({"corpus": config.corpus}), paths=("corpus",))
 
 
 def ledger_in(out: Path, otherwise: str) -> Path:
@@ -160,29 +297,52 @@ def chosen_documents(config: GenerateConfig) -> dict[str, str]:
 
 
 def questions_about(documents: Mapping[str, str], config: GenerateConfig, prompt: QueryPrompt) -> Iterator[Question]:
-    """What is asked about the documents, in their order."""
+    """The questions about the documents, in their order."""
     for name, text in documents.items():
         messages = prompt.messages(text[: config.document_characters])
         for repeat in range(config.per_document):
             yield Question("", name, "", text, "", messages, repeat)
 
 
-def write_queries(
-    questions: Sequence[Question],
-    writer: TextModel,
-    documents: Mapping[str, str],
-    config: GenerateConfig,
-    state: AskProgress,
-    record: Run,
-    ledger: Ledger[Completion],
+def _opened(config: WriterConfig, writer: TextModel, prompt: QueryPrompt, out: Path) -> tuple[dict[str, str], Run]:
+    """The chosen documents, and the record of a run, new or to go on with; nothing is written yet."""
+    if config.per_document > 1 and not writer.identity.get("parameters", {}).get("temperature", 1.0):
+        raise InputError(
+            f"--per-document: got {config.per_document} at a temperature of 0, which writes the same each time; "
+            "expected a temperature above 0; fix: --temperature 0.7"
+        )
+    documents = chosen_documents(config)
+    settings = config.model_dump(include=set(GenerateConfig.model_fields))
+    settings |= {"writer": dict(writer.identity), "prompt": prompt.model_dump(mode="json")}
+    return documents, open_run(out, "generate", settings, {"corpus": file_hash(config.corpus)}, paths=("corpus",))
+
+
+def _sum_of(shards: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Fields of `GenerateResult` that tell what this call did."""
+    done = list(shards)
+    usage = sum((Usage(**one["usage"]) for one in done), Usage())
+    return {
+        "asked": sum(one["asked"] for one in done),
+        "reused": sum(one["reused"] for one in done),
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.completion,
+        "usd": sum(one["usd"] for one in done),
+        "stopped": next((one["stopped"] for one in done if one["stopped"]), None),
+    }
+
+
+def _write_queries(
+    job: GenerateShards, writer: TextModel, documents: Mapping[str, str], record: Run, figures: Mapping[str, Any]
 ) -> GenerateResult:
     """Clean what the ledger holds, keep each query once, and write queries and pairs."""
     refused: Counter[str] = Counter()
     kept: dict[tuple[str, ...], MinedPair] = {}
-    not_asked, identity = 0, writer.identity
-    ledger.load(keys_of(questions, identity))
-    for question in questions:
-        answer = ledger.find(question.key(identity))
+    not_asked = 0
+    questions = keyed(questions_about(documents, job.config, job.prompt), writer.identity)
+    with Ledger(job.ledger, Completion) as ledger:
+        ledger.load(key for key, _ in questions)
+        answers = [(question, ledger.find(key)) for key, question in questions]
+    for question, answer in answers:
         if answer is None:
             not_asked += 1
             continue
@@ -195,21 +355,10 @@ def write_queries(
             refused[reason] += 1
             continue
         name = f"g-{hashlib.sha256(query.encode('utf-8')).hexdigest()[:16]}"
-        kept[same_query(query)] = MinedPair(name, query, question.document_id, document, config.task, SOURCE, 1)
+        kept[same_query(query)] = MinedPair(name, query, question.document_id, document, job.config.task, SOURCE, 1)
     rows: list[dict[str, Any]] = [{"_id": pair.query_id, "text": pair.query} for pair in kept.values()]
     write_atomically(record.folder / QUERIES_NAME, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     save_mined_pairs(list(kept.values()), pairs_path(record.folder, "parquet"))
-    result = GenerateResult(
-        queries=len(kept),
-        documents=len(documents),
-        refused=dict(sorted(refused.items())),
-        not_asked=not_asked,
-        asked=state.asked,
-        reused=state.reused,
-        prompt_tokens=state.usage.prompt,
-        completion_tokens=state.usage.completion,
-        usd=state.usd,
-        stopped=state.stopped,
-    )
+    result = GenerateResult(len(kept), len(documents), dict(sorted(refused.items())), not_asked, **figures)
     record.results = asdict(result)
     return result

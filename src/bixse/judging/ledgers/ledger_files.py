@@ -1,4 +1,4 @@
-"""Whole ledgers, of either kind and any size: what they hold, several made one, their answers as a table, checks."""
+"""Whole ledgers, of either kind and any size: several made one, checks, answers by status."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice, starmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import pyarrow as pa
 from pydantic import Field, model_validator
@@ -18,26 +18,22 @@ from pydantic import Field, model_validator
 from bixse.errors import InputError
 from bixse.files.files import storage_errors
 from bixse.files.parquet import save_table
-from bixse.files.rows import write_rows
-from bixse.judging.judge import Usage
-from bixse.judging.ledgers.key_numbers import numbers_of
 from bixse.judging.ledgers.segment_answers import folder_id, make_folder, seal_left, segments_of
 from bixse.judging.ledgers.segments import (
     GROUP_ROWS,
     OPEN,
     SCHEMA,
     SEALED,
+    numbers_of,
     open_rows,
     open_sealed,
     sealed_rows,
     sealed_tables,
     table_of,
 )
-from bixse.judging.ledgers.sqlite_answers import SqliteAnswers
-from bixse.judging.ledgers.stored_row import USABLE, StoredRow
+from bixse.judging.ledgers.sqlite_answers import SqliteAnswers, StoredRow
 from bixse.judging.ledgers.writer_files import alone
-from bixse.judging.prices import PriceSettings
-from bixse.settings import Flag
+from bixse.settings import Flag, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -49,36 +45,33 @@ MEMORY_LIMIT = "2GB"
 """Of DuckDB; what does not fit goes to temporary files."""
 MERGE_LOCK = ".merge.lock"
 """File in a ledger's folder that a merge locks."""
+SHOWN = 5
+"""Conflicts that are named."""
 _EARLIER = """
 SELECT old.key, coalesce(query_id, ''), coalesce(document_id, ''), coalesce(order_name, ''), coalesce(repeat, 0),
     json_extract(old.answer, '$.status'), coalesce(mode, ''), old.answer, old.written
 FROM earlier AS old LEFT JOIN answers USING (key)
 """
 """Answers of an SQLite file that were replaced, as rows."""
-_FLAT = ("judge", "text", "detail")
-_NUMBERS = ("grade", "low", "high", "seconds")
-_TOKENS = ("prompt", "cached", "completion", "reasoning")
 
 
-class LedgerSettings(PriceSettings):
-    """What is done with ledgers."""
+class LedgerSettings(Settings):
+    """Settings of `bixse grade ledger`."""
 
-    action: Annotated[Literal["status", "merge", "export", "check"], Flag(positional=True)]
-    """status: answers, tokens and dollars by model; merge: one of several, or one segment of all; export: the answers
-    as a table; check: what cannot be read, and questions with two different grades."""
+    action: Annotated[Literal["merge", "check"], Flag(positional=True)]
+    """merge: one of several, or one segment of all; check: what cannot be read, and questions with two different
+    grades."""
     ledger: Annotated[tuple[Path, ...], Field(min_length=1), Flag(metavar="LEDGER", positional=True)]
     """SQLite files or folders."""
     to: Annotated[Path | None, Flag(metavar="PATH")] = None
-    """merge: the folder to put answers into (default: the ledger itself); export: .parquet, .jsonl or .csv."""
-    max_usd: Annotated[float | None, Flag(hidden=True)] = None
+    """Folder that merge puts answers into (default: the ledger itself)."""
 
     @model_validator(mode="after")
     def _place(self) -> Self:
-        needed = self.action == "export" or (self.action == "merge" and len(self.ledger) > 1)
-        if needed and self.to is None:
-            raise ValueError(f"--to: got none; expected where to {self.action}; fix: add it")
-        if self.to is not None and self.action in ("status", "check"):
-            raise ValueError(f"--to: got it with {self.action}; expected it with merge or export; fix: leave it out")
+        if self.action == "merge" and len(self.ledger) > 1 and self.to is None:
+            raise ValueError("--to: got none; expected where to merge; fix: add it")
+        if self.to is not None and self.action == "check":
+            raise ValueError("--to: got it with check; expected it with merge; fix: leave it out")
         return self
 
 
@@ -94,10 +87,6 @@ class LedgerCheck:
     """How many such questions there are."""
     writing: int = 0
     """Open segments: of processes at work, or killed."""
-
-
-SHOWN = 5
-"""Conflicts that are named."""
 
 
 def answers_by_status(path: Path) -> dict[str, int]:
@@ -132,25 +121,6 @@ def answers_by_status(path: Path) -> dict[str, int]:
         raise InputError(f"{path}: got {error}; expected a ledger; fix: check that it is one") from error
 
 
-def ledger_status(ledgers: Sequence[Path], prices: PriceSettings) -> list[dict[str, Any]]:
-    """Answers, tokens and dollars by model and status; answers that were replaced were paid for too, and count.
-
-    Raises:
-        InputError: a path is no ledger, or a segment is damaged.
-    """
-    tokens = ", ".join(f"sum({_token(name)})::BIGINT AS {name}" for name in _TOKENS)
-    with _opened(ledgers) as database:
-        found = database.sql(
-            f"SELECT answer->>'judge' AS model, status, count(*) AS answers, {tokens} FROM stored GROUP BY ALL "
-            "ORDER BY model, answers DESC, status"
-        ).to_arrow_table()
-    rows = [dict(row) for row in found.to_pylist()]
-    for row in rows:
-        usage = Usage(*(row[name] or 0 for name in _TOKENS))
-        row["usd"] = prices.of(row["model"]).usd(usage)
-    return rows
-
-
 def merge_ledgers(ledgers: Sequence[Path], to: Path | None = None) -> tuple[Path, int]:
     """Put the answers of ledgers into a folder as one sealed segment: the folder, and how many rows that has.
 
@@ -178,36 +148,6 @@ def merge_ledgers(ledgers: Sequence[Path], to: Path | None = None) -> tuple[Path
                 path.unlink(missing_ok=True)
                 numbers_of(path).unlink(missing_ok=True)
     return target, int(count)
-
-
-def export_answers(ledgers: Sequence[Path], to: Path) -> int:
-    """Write the answer that stands for each question as a row of a .parquet, .jsonl or .csv file; gives how many.
-
-    Raises:
-        InputError: a path is no ledger, a segment is damaged, or the suffix names no known format.
-        StorageError: the file cannot be written.
-    """
-    columns = ["key", "query_id", "document_id", "variant", "repeat", "status", "mode"]
-    columns += [f"answer->>'{name}' AS {name}" for name in _FLAT]
-    columns += [f"TRY_CAST(answer->>'{name}' AS DOUBLE) AS {name}" for name in _NUMBERS]
-    columns += ["TRY_CAST(answer->'probabilities' AS DOUBLE[]) AS probabilities", "written"]
-    columns += [f"{_token(name)} AS {name}_tokens" for name in _TOKENS]
-    usable = ", ".join(f"'{status}'" for status in USABLE)
-    with _opened(ledgers) as database:
-        reader = database.sql(
-            f"SELECT {', '.join(columns)} FROM (SELECT DISTINCT ON (key) * FROM stored ORDER BY key, "
-            f"status IN ({usable}) DESC, written DESC) ORDER BY key"
-        ).to_arrow_reader(GROUP_ROWS)
-        count = 0
-
-        def counted() -> Iterator[pa.RecordBatch]:
-            nonlocal count
-            for batch in reader:
-                count += len(batch)
-                yield batch
-
-        write_rows(pa.RecordBatchReader.from_batches(reader.schema, counted()), to)
-    return count
 
 
 def check_ledgers(ledgers: Sequence[Path]) -> LedgerCheck:
@@ -312,7 +252,3 @@ def _sqlite_rows(path: Path) -> Iterator[StoredRow]:
             f"{path}: got a damaged ledger ({error}); expected a whole SQLite file; fix: put back a copy, or "
             "`sqlite3 FILE .recover`"
         ) from error
-
-
-def _token(name: str) -> str:
-    return f"TRY_CAST(answer->'usage'->>'{name}' AS BIGINT)"

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 from bixse.errors import InputError
 from bixse.files.files import read_text, storage_errors
 from bixse.files.parquet import row_counts
-from bixse.judging.ledgers.key_numbers import WantedKeys
 from bixse.judging.ledgers.segments import (
     OPEN,
     SEALED,
     OpenSegment,
+    WantedKeys,
     new_lines,
     open_rows,
     seal,
     sealed_rows,
     writer_of,
 )
-from bixse.judging.ledgers.stored_row import FORMAT
+from bixse.judging.ledgers.sqlite_answers import FORMAT
 from bixse.judging.ledgers.writer_files import claims_count, is_of_this_machine, is_quiet, without_writer
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
     from pathlib import Path
 
-    from bixse.judging.ledgers.stored_row import StoredRow
+    from bixse.judging.ledgers.sqlite_answers import StoredRow
 
 FOLDER_FILE = "ledger.json"
 """Says that a folder is a ledger, and which."""

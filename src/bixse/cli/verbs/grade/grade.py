@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.cli.verb import CommandResult, ComputingOptions, Folder, Verb, waits
 from bixse.errors import InputError
+from bixse.judging.grade_settings import Prices
 from bixse.judging.open_judge import GradeConfig
-from bixse.judging.prices import Prices
 from bixse.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -31,64 +31,64 @@ class GradeOptions(ComputingOptions):
 
 def run(config: GradeConfig, options: GradeOptions) -> CommandResult:
     """Open the judge, then grade or estimate, and print a summary."""
-    from bixse.files.files import file_hash
-    from bixse.judging.ask import Budget
-    from bixse.judging.estimate import estimate
-    from bixse.judging.grade import grade
-
-    if config.in_shards:
-        return _run_shards(config, options)
-    config.chosen_engine(here=True)  # refuses several processes that would all do the same
-    rubric = config.asked_rubric()
-    settings = config.model_copy(update={"rubric": rubric})
-    variants = len(rubric.variants) if rubric is not None else 1
-    budget = Budget(config.max_usd, None if config.max_pairs is None else config.max_pairs * variants)
-    inputs = {"pairs": file_hash(config.pairs)} if config.pairs is not None and config.pairs.exists() else {}
+    if not config.in_shards:
+        config.chosen_engine(here=True)  # refuses several processes that would all do the same
     judge = config.open()
-    told = _told(judge, options)
-    try:
-        pairs = _pairs(config.pairs, judge)
-        prices = config.of(config.model or judge.name)
-        common: dict[str, Any] = {"settings": settings, "ledger": config.ledger, "prices": prices, "inputs": inputs}
-        common["strict"] = config.strict
-        if options.dry_run:
-            found = estimate(pairs, judge, options.out, pilot=config.pilot, max_usd=config.max_usd, **common)
-            left = [warning for warning in judge.warnings if warning not in told]
-            return CommandResult(found.text(judge.name), asdict(found), warnings=left)
-        result = grade(
-            pairs, judge, options.out, budget=budget, retry_failed=config.retry_failed, progress=progress_bar, **common
-        )
-    finally:
-        judge.close()
-    return _result(result, judge, prices != Prices(), told)
-
-
-def _run_shards(config: GradeConfig, options: GradeOptions) -> CommandResult:
-    """The same of pairs that are graded shard by shard."""
-    from bixse.judging.shards.grade_shards import estimate_shards, grade_shards
-
-    judge = config.open()
-    told = _told(judge, options)
+    doubts: Sequence[str] = () if "--json" in options.words else getattr(judge, "doubts", ())  # logged before it asks
     try:
         if options.dry_run:
-            found, times = estimate_shards(config, options.out, judge)
-            text = f"the first shard alone; all rows are {times:.1f} times as many\n{found.text(judge.name)}"
-            left = [warning for warning in judge.warnings if warning not in told]
-            return CommandResult(text, {**asdict(found), "times_as_many_rows": times}, warnings=left)
-        result = grade_shards(config, options.out, judge, progress_bar)
+            text, metrics = _estimated(config, judge, options.out)
+        else:
+            result = _graded(config, judge, options.out)
     finally:
         judge.close()
-    shown = _result(result, judge, config.of(config.model or judge.name) != Prices(), told)
+    warnings = [warning for warning in judge.warnings if warning not in doubts]
+    if options.dry_run:
+        return CommandResult(text, metrics, warnings=warnings)
+    shown = _shown(result, judge, config.of(config.model or judge.name) != Prices(), warnings)
     if not result.waiting:
         return shown
     waiting = waits(result.waiting, **shown.metrics)
     return replace(shown, text=f"{waiting.text}\n\n{shown.text}", metrics=waiting.metrics, exit_code=0)
 
 
-def _told(judge: Judge, options: GradeOptions) -> Sequence[str]:
-    """Doubts about the judge that are logged before the first question."""
-    doubts: Sequence[str] = () if "--json" in options.words else getattr(judge, "doubts", ())
-    return doubts
+def _graded(config: GradeConfig, judge: Judge, out: Path) -> GradeResult:
+    from bixse.judging.ask import Budget
+    from bixse.judging.grade import grade
+    from bixse.judging.grade_shards import grade_shards
+
+    if config.in_shards:
+        return grade_shards(config, out, judge, progress_bar)
+    pairs, common = _pairs(config.pairs, judge), _common(config, judge)
+    most = None if config.max_pairs is None else config.max_pairs * common["settings"].questions_per_pair
+    budget = Budget(config.max_usd, most)
+    return grade(pairs, judge, out, budget=budget, retry_failed=config.retry_failed, progress=progress_bar, **common)
+
+
+def _estimated(config: GradeConfig, judge: Judge, out: Path) -> tuple[str, dict[str, Any]]:
+    from bixse.judging.estimate import estimate
+    from bixse.judging.grade_shards import estimate_shards
+
+    if config.in_shards:
+        found, times = estimate_shards(config, out, judge)
+        text = f"the first shard alone; all rows are {times:.1f} times as many\n{found.text(judge.name)}"
+        return text, {**asdict(found), "times_as_many_rows": times}
+    pairs, common = _pairs(config.pairs, judge), _common(config, judge)
+    found = estimate(pairs, judge, out, pilot=config.pilot, max_usd=config.max_usd, **common)
+    return found.text(judge.name), asdict(found)
+
+
+def _common(config: GradeConfig, judge: Judge) -> dict[str, Any]:
+    """Arguments of `grade` and `estimate`."""
+    from bixse.files.files import file_hash
+
+    return {
+        "settings": config.model_copy(update={"rubric": config.asked_rubric()}),
+        "ledger": config.ledger,
+        "prices": config.of(config.model or judge.name),
+        "inputs": {} if config.pairs is None else {"pairs": file_hash(config.pairs)},
+        "strict": config.strict,
+    }
 
 
 def _pairs(path: Path | None, judge: Judge) -> list[Pair]:
@@ -103,7 +103,7 @@ def _pairs(path: Path | None, judge: Judge) -> list[Pair]:
     return list(own())
 
 
-def _result(result: GradeResult, judge: Judge, priced: bool, told: Sequence[str]) -> CommandResult:
+def _shown(result: GradeResult, judge: Judge, priced: bool, warnings: Sequence[str]) -> CommandResult:
     from bixse.report.grade_summary import grade_lines, grade_warnings
 
     lines = grade_lines(result.summary, judge.name)
@@ -114,8 +114,7 @@ def _result(result: GradeResult, judge: Judge, priced: bool, told: Sequence[str]
             f"next: bixse grade audit --judge {result.artifacts['judgements']} --human QRELS",
             f"      bixse train --pairs {result.artifacts['pairs']}",
         ]
-    warnings = [warning for warning in judge.warnings if warning not in told]
-    warnings += grade_warnings(result.summary, judge.name, priced)
+    warnings = [*warnings, *grade_warnings(result.summary, judge.name, priced)]
     code = 0 if result.complete else 3
     return CommandResult("\n".join(lines), dict(result.summary), dict(result.artifacts), warnings, [], code)
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bixse.cli.verb import CommandResult, Folder, Options, Verb, waits
-from bixse.judging.generate.generate_settings import WriterConfig, load_query_prompt
+from bixse.judging.generate.generate_settings import WriterConfig
 
 
 class GenerateOptions(Options):
@@ -18,22 +18,13 @@ class GenerateOptions(Options):
 
 def run(config: WriterConfig, options: GenerateOptions) -> CommandResult:
     """Write, clean, keep each once, print counts."""
-    from bixse.judging.ask import Budget
     from bixse.judging.generate.generate import generate
-    from bixse.judging.generate.generate_shards import generate_shards
     from bixse.progress import progress_bar
 
     out = options.out
-    prompt = load_query_prompt(config.prompt)
-    if not config.in_shards:
-        config.chosen_engine(here=True)  # refuses several processes that would all do the same
     writer = config.open()
     try:
-        if config.in_shards:
-            result = generate_shards(config, writer, out, progress_bar)
-        else:
-            prices = config.of(config.model or writer.name)
-            result = generate(config, writer, prompt, out, config.ledger, prices, Budget(config.max_usd), progress_bar)
+        result = generate(config, writer, out, progress_bar)
     finally:
         writer.close()
     if result.waiting:

@@ -1,40 +1,115 @@
-"""Shards of which each asks a judge or a writer of queries through one ledger, and leaves what came of it."""
+"""Documents or pairs cut into ranges of rows; jobs that ask a judge or a writer about each, through one ledger."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from bixse.data.pairs_files import pairs_to_parquet
 from bixse.errors import IncompleteError, InputError, ModelError
-from bixse.files.files import read_text, write_atomically
+from bixse.files.files import file_hash, read_text, write_atomically
+from bixse.files.parquet import footer_hash, row_counts
+from bixse.files.rows import files_of, kind_of
 from bixse.judging.ask import Budget
 from bixse.judging.judge import stored_identity
 from bixse.judging.ledgers.segment_answers import check_no_file, has_id, is_one_file, make_folder, seal_left
-from bixse.scale.engines.job import Job
+from bixse.scale.engines.job import Job, is_marked, mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from bixse.data.run import Run
+    from bixse.judging.grade_settings import Prices, PriceSettings
     from bixse.judging.judge import Judge, TextModel
-    from bixse.judging.prices import Prices, PriceSettings
-    from bixse.judging.shards.row_shards import RowShards
     from bixse.progress import Step
     from bixse.scale.engines.job import Engine
 
+ROWS = 50_000
+"""Rows of a shard where nobody says how many shards: some hundred megabytes with the questions about them."""
 SHARDS_FOLDER = "shards"
-"""In the output folder: what came of each shard, and marks of those that are complete."""
-
+"""In the output folder: what came of each shard, and markers of those that are complete."""
 
 Own = TypeVar("Own", bound="AskShards")
 Opened = TypeVar("Opened", bound="Judge | TextModel")
 
 
 @dataclass(frozen=True)
+class RowShards:
+    """Ranges of rows of nearly equal size."""
+
+    path: Path
+    """A Parquet file, a folder of some, or a file of another format."""
+    content: str
+    """What `content_of` the path is."""
+    total: int
+    """Rows."""
+    number: int
+    """Shards, at most one per row."""
+
+    def rows(self, shard: int) -> range:
+        """The rows of a shard, from 0."""
+        return range(self.total * shard // self.number, self.total * (shard + 1) // self.number)
+
+    def check(self) -> None:
+        """Refuse, by an InputError, files that are not those of which the ranges are."""
+        if content_of(self.path) != self.content:
+            raise InputError(
+                f"{self.path}: got other pairs or documents than on the machine that started this; expected the same; "
+                "fix: name a file or folder that all machines share"
+            )
+
+
+def number_of_shards(wanted: int | None, total: int) -> int:
+    """Shards of so many rows: those that are wanted, or as many as have `ROWS`."""
+    return min(wanted or -(-total // ROWS), total)
+
+
+def cut_pairs(path: Path, number: int | None, copy: Path) -> RowShards:
+    """Cut pairs into a number of shards, or into shards of `ROWS`; of Parquet the footers alone are read.
+
+    Of another format a copy in Parquet is made, once for each content.
+
+    Raises:
+        InputError: no such file, or no row.
+        InvalidFileError: of a file that is copied every row that cannot be read.
+    """
+    if not _is_parquet(path):
+        if not is_marked(copy, content := file_hash(path)):
+            pairs_to_parquet(path, copy)
+            mark(copy, content)
+        path = copy
+    total = sum(row_counts(_files(path)))
+    if not total:
+        raise InputError(f"{path}: got no rows; expected at least one; fix: check the export")
+    return RowShards(path.absolute(), content_of(path), total, number_of_shards(number, total))
+
+
+def content_of(path: Path) -> str:
+    """A hash of the footers of Parquet files, which know files of any size at once; of another file a hash of it all.
+
+    A footer says where each column lies and what its least and greatest values are.
+    """
+    files = _files(path)
+    if not _is_parquet(path):
+        return file_hash(path)
+    known = [[file.name, file.stat().st_size, footer_hash(file)] for file in files]
+    return hashlib.sha256(json.dumps(known).encode()).hexdigest()
+
+
+def _files(path: Path) -> list[Path]:
+    return files_of(path, (".parquet",), "a file or folder of pairs")
+
+
+def _is_parquet(path: Path) -> bool:
+    return path.is_dir() or kind_of(path) == ".parquet"
+
+
+@dataclass(frozen=True, kw_only=True)
 class AskShards(Job[int, dict[str, Any]]):
-    """What such jobs share; each shard gives and leaves a summary."""
+    """The part that such jobs share; each shard gives and leaves a summary."""
 
     folder: Path
     source: RowShards
@@ -42,30 +117,33 @@ class AskShards(Job[int, dict[str, Any]]):
     config: PriceSettings
     """With the engine, and how judge or writer are opened."""
     identity: dict[str, Any]
-    """Of the judge or writer where the job comes from."""
+    """Identity of the judge or writer where the job comes from."""
     ledger: Path
-    ledger_id: str
-    """Of a ledger in a folder; "" of a file, which processes of one machine share."""
     prices: Prices
+    ledger_id: str = ""
+    """The id of a ledger in a folder; "" of a file, which processes of one machine share."""
 
-    def check(self) -> None:
-        """Refuse, by an InputError, a machine that does not find the same source and ledger."""
+    def opened_here(self, opening: Callable[[], Opened]) -> Opened:
+        """Open the judge or writer of this process, on a machine that finds the same source, ledger and model.
+
+        Raises:
+            InputError: another source or ledger than where the job is from.
+            ModelError: another judge or writer.
+        """
         self.source.check()
         if self.ledger_id and not has_id(self.ledger, self.ledger_id):
             raise InputError(
                 f"{self.ledger}: got no such ledger on this machine; expected the one that this run was started with; "
                 "fix: a --ledger folder that is mounted on all machines under the same path"
             )
-
-    def same(self, opened: Opened) -> Opened:
-        """The judge or writer that this process opened; a ModelError refuses another one than where the job is from."""
-        if stored_identity(opened.identity) != self.identity:
-            opened.close()
-            raise ModelError(
-                f"{opened.name!r}: got another one than where this run was started; expected the same model, "
-                "revision and server on every machine; fix: a folder that all share, or the same revision"
-            )
-        return opened
+        opened = opening()
+        if stored_identity(opened.identity) == self.identity:
+            return opened
+        opened.close()
+        raise ModelError(
+            f"{opened.name!r}: got another one than where this run was started; expected the same model, "
+            "revision and server on every machine; fix: a folder that all share, or the same revision"
+        )
 
     def output(self, shard: int) -> Path:
         return self.folder / SHARDS_FOLDER / f"{shard:05d}.json"

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bixse.data.pairs_files import load_pairs
 from bixse.errors import IncompleteError, InputError
+from bixse.judging.ask import Asking
 from bixse.judging.estimate import Estimate, estimate
-from bixse.judging.grade import JUDGEMENTS_NAME, PAIRS_NAME, GradeResult, open_grading
+from bixse.judging.grade import (
+    JUDGEMENTS_NAME,
+    PAIRS_NAME,
+    GradeResult,
+    GradeSummary,
+    Grading,
+    open_grading,
+    result_of,
+)
 from bixse.judging.judge import stored_identity
-from bixse.judging.judgements import summarise
+from bixse.judging.ledger import Ledger
 from bixse.judging.ledgers.segment_answers import is_one_file, make_folder
-from bixse.judging.shards.ask_shards import asked_shards, with_ledger
-from bixse.judging.shards.row_shards import content_of, cut_pairs
-from bixse.judging.shards.shard_job import NOTHING, OF_THIS_RUN, GradeShards, ShardJudge, total_of
+from bixse.judging.shards import AskShards, asked_shards, content_of, cut_pairs, with_ledger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,12 +34,80 @@ if TYPE_CHECKING:
     from bixse.judging.judge import Judge
     from bixse.judging.open_judge import GradeConfig
     from bixse.progress import Step
-    from bixse.scale.engines.job import Engine
 
 COPY_FOLDER = ".pairs"
 """In the output folder: a copy of pairs that are no Parquet."""
 ESTIMATE_FOLDER = ".estimate"
 """In the output folder: the record of `estimate_shards`."""
+
+
+class ShardJudge(NamedTuple):
+    """The worker state of a process that grades shards."""
+
+    judge: Judge
+    step: Step | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradeShards(AskShards):
+    """Shard n becomes the n-th file of `pairs.parquet` and `judgements.parquet`, here folders."""
+
+    config: GradeConfig
+    """With the rubric that the judge reads, if any."""
+
+    def setup(self) -> ShardJudge:
+        """Open the judge, on a machine where all is as where the job comes from."""
+        config = self.config
+        if "dtype" in self.identity:
+            config = config.model_copy(update={"dtype": self.identity["dtype"]})
+        return ShardJudge(self.opened_here(config.open))
+
+    def run(self, shard: int, kept: ShardJudge) -> dict[str, Any]:
+        config, judge, budget = self.config, kept.judge, self.budget(shard, self._most_questions(shard))
+        pairs = load_pairs(self.source.path, self.source.rows(shard))
+        with Ledger(self.ledger) as book:
+            shared = dict(judge.identity), book, self.prices, budget, config.retry_failed, config.strict
+            grading = Grading(pairs, judge, config, Asking(judge.answers, *shared))
+            grading.ask(kept.step)
+            _, summary = grading.write(self.file(JUDGEMENTS_NAME, shard), self.file(PAIRS_NAME, shard))
+        return self.leave(shard, asdict(summary))
+
+    def file(self, name: str, shard: int) -> Path:
+        """The part of a table that is this shard's."""
+        return self.folder / name / f"{shard:05d}.parquet"
+
+    def summary(self, shard: int) -> dict[str, Any] | None:
+        summary = super().summary(shard)
+        tables = [JUDGEMENTS_NAME] + [PAIRS_NAME] * bool(summary and summary["statuses"].get("graded"))
+        return summary if all(self.file(name, shard).exists() for name in tables) else None
+
+    def is_complete(self, shard: int) -> bool:
+        return super().is_complete(shard) and self._is_settled(shard)
+
+    def mark(self, shard: int) -> None:
+        if self._is_settled(shard):
+            super().mark(shard)
+
+    def fingerprint(self) -> str:
+        shards = [self.source.content, self.source.total, self.source.number]
+        known = [self.identity, self.config.config(), self.config.strict, shards]
+        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+
+    def _is_settled(self, shard: int) -> bool:
+        """Tell whether a run has nothing to ask about a shard."""
+        summary = self.summary(shard)
+        if summary is None or summary["not_asked"] or summary["repeats_not_asked"]:
+            return False
+        statuses = summary["statuses"]
+        return not statuses.get("failed") and (not self.config.retry_failed or list(statuses) == ["graded"])
+
+    def _most_questions(self, shard: int) -> int | None:
+        """The shard's share of the pairs that the run may ask about, in questions."""
+        rows, most = self.source.rows(shard), self.config.max_pairs
+        if most is None:
+            return None
+        first, end = (most * place // self.source.total for place in (rows.start, rows.stop))
+        return (end - first) * self.config.questions_per_pair
 
 
 def grade_shards(
@@ -61,11 +139,16 @@ def grade_shards(
             grade_shards(config, "/shared/grade", config.open()).summary["statuses"]
     """
     place = config.chosen_engine(here=config.processes is None)
-    job, record = _opened(config, Path(out), judge)
+    job, record = _opened(config, Path(out).absolute(), judge)
     job = with_ledger(job, config.engine, record)
     started, status = time.perf_counter(), "failed"
     try:
-        result = _done(job, record, place, judge, progress)
+        new, known = asked_shards(
+            job, place, lambda step: ShardJudge(judge, step), job.config.questions_per_pair, "grade", progress
+        )
+        before = [GradeSummary(**summary).before_this_run for summary in known.values()]
+        total = sum([*(GradeSummary(**summary) for summary in new.values()), *before], GradeSummary())
+        result = result_of(record, judge, total, job.ledger, (), job.source.number - len(new) - len(known))
         status = "finished" if result.complete else "interrupted"
     except (KeyboardInterrupt, IncompleteError):
         status = "interrupted"
@@ -81,7 +164,7 @@ def estimate_shards(config: GradeConfig, out: str | Path, judge: Judge) -> tuple
 
     The answers of its pilot are kept in the ledger of `out`.
     """
-    job, record = _opened(config, Path(out), judge)
+    job, record = _opened(config, Path(out).absolute(), judge)
     record.save("interrupted")
     if config.pilot != 0 and not is_one_file(job.ledger):
         make_folder(job.ledger)
@@ -102,28 +185,11 @@ def _opened(config: GradeConfig, out: Path, judge: Judge) -> tuple[GradeShards, 
     cut = config.shards or "auto"
     record, ledger = open_grading(range(1), judge, out, settings, config.ledger, inputs, config.strict, cut)
     job = GradeShards(
-        folder=out.absolute(),
+        folder=out,
         source=cut_pairs(config.pairs, config.shards, out / COPY_FOLDER / PAIRS_NAME),
         config=settings,
         identity=stored_identity(judge.identity),
         ledger=ledger.absolute(),
-        ledger_id="",
         prices=config.of(config.model or judge.name),
     )
     return job, record
-
-
-def _done(
-    job: GradeShards, record: Run, place: Engine, judge: Judge, progress: Callable[[str, int], Step] | None
-) -> GradeResult:
-    """Have this engine's share of the shards graded, and sum up what all of them are by then."""
-    variants = len(job.config.rubric.variants) if job.config.rubric is not None else 1
-    new, known = asked_shards(job, place, lambda step: ShardJudge(judge, step), variants, "grade", progress)
-    before = [{**summary, **OF_THIS_RUN} for summary in known.values()]
-    summary = total_of([{**summarise((), job.prices), **NOTHING}, *new.values(), *before])
-    artifacts = {"judgements": str(job.folder / JUDGEMENTS_NAME), "ledger": str(job.ledger)}
-    if summary["statuses"].get("graded"):
-        artifacts["pairs"] = str(job.folder / PAIRS_NAME)
-    record.results |= {"summary": summary, "judge": judge.name, "artifacts": sorted(artifacts)}
-    artifacts["record"] = str(job.folder / "run.json")
-    return GradeResult((), summary, artifacts, summary["stopped"], job.source.number - len(new) - len(known))
