@@ -13,7 +13,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from bixse.lab.studies.model_cost import EncoderSize, operations, state_bytes, weight_bytes
-from bixse.losses.engines.products import DEVICE_TILE_BYTES
+from bixse.losses.products import DEVICE_TILE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -28,7 +28,7 @@ from bixse.scale.engines.job import Job
 from bixse.scale.engines.processes import LocalEngine
 from bixse.scale.engines.ranks import without_launcher
 from bixse.training import recipe
-from bixse.training.run_files import ADAPTER_FOLDER, CHECKPOINT_FOLDER, MODEL_FOLDER, TUNED_FOLDER
+from bixse.training.config import ADAPTER_FOLDER, CHECKPOINT_FOLDER, MODEL_FOLDER, TUNED_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -12,7 +12,7 @@ from bixse.lab.findings.outcome import CLAIM_HEADERS
 from bixse.report.page import render_page
 from bixse.report.plots import Point, line_plot, row_plot, save_plot
 from bixse.report.table import format_markdown
-from bixse.training.run_files import MODEL_FOLDER
+from bixse.training.config import MODEL_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

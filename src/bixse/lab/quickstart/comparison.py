@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from bixse.relevance import GradeScale
     from bixse.results import CalibrationReport, Difference
     from bixse.search.search_collection import EncodedCollection
-    from bixse.training.merging.merge import MergeResult
+    from bixse.training.merge import MergeResult
 
 SIDE_BY_SIDE = 3
 """Queries shown in full for the largest gains, and as many for the largest losses."""

@@ -22,7 +22,7 @@ from bixse.evaluation.tasks import collection_task
 from bixse.lab.experiments.arms import Measured
 from bixse.lab.experiments.runner import PAIRS_FILE, TRAIN_FOLDER, train_run
 from bixse.lab.studies.study_config import train_config
-from bixse.training.run_files import MODEL_FOLDER, TUNED_FOLDER
+from bixse.training.config import MODEL_FOLDER, TUNED_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

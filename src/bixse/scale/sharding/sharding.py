@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from bixse.encoders.loading.attention import backbones
-from bixse.encoders.shards import whole_tensors
+from bixse.encoders.processes import whole_tensors
 from bixse.errors import InputError, ModelError
 from bixse.training.distributed import is_main_process, world_size
 
