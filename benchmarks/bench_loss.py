@@ -4,7 +4,7 @@
 
 One row a method and size; forward and backward together, B = N = size, float32, on the processor:
 
-- `fused`: `bixse.losses.engines.graded_bce`;
+- `fused`: `bixse.losses.graded_bce`;
 - `plain`: dense `binary_cross_entropy_with_logits` with autograd, scale and bias included;
 - `products`: the three bare matrix products S = Q D^T, G D and G^T Q, nothing else, on whole matrices;
 - `products, tiled`: the same in the tiles of the fused loss.
@@ -23,11 +23,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+from bixse.lab.paper.memory import peak_beyond_gradients
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, normalize
 
-from bixse.losses.engines.graded_bce import graded_bce
-from bixse.losses.engines.products import TILE_SIDE
+from bixse.losses.bce import graded_bce
+from bixse.losses.products import TILE_SIDE
 from bixse.losses.targets import GradedTargets
 from measuring import in_a_process_of_its_own, in_turn, make_parser, middle, ratio, show
 from memory import peak_beyond_gradients

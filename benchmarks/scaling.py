@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from bixse.lab.lab_config import EncoderSize
 from bixse.lab.studies.study_plan import operations, state_bytes, weight_bytes
-from bixse.losses.engines.products import DEVICE_TILE_BYTES
+from bixse.losses.products import DEVICE_TILE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

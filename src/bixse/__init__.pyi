@@ -39,6 +39,7 @@ from .losses.infonce import InfoNCELoss as InfoNCELoss
 from .losses.infonce import SoftInfoNCELoss as SoftInfoNCELoss
 from .losses.pairwise import LambdaLoss as LambdaLoss
 from .losses.pairwise import PairwiseBCELoss as PairwiseBCELoss
+from .losses.relevance_head import SaveRelevanceHead as SaveRelevanceHead
 from .losses.relevance_head import save_relevance_head as save_relevance_head
 from .preparing.convert.convert import convert as convert
 from .preparing.convert.convert_settings import ConvertSettings as ConvertSettings
@@ -52,10 +53,9 @@ from .scale.index.search import open_index as open_index
 from .search.search_collection import search_collection as search_collection
 from .training.config import MergeModelsConfig as MergeModelsConfig
 from .training.config import TrainConfig as TrainConfig
-from .training.loop.callbacks import SaveRelevanceHead as SaveRelevanceHead
 from .training.loop.trainer import GradedTrainer as GradedTrainer
 from .training.loop.trainer import GradedTrainingArguments as GradedTrainingArguments
-from .training.merging.merge_models import merge_models as merge_models
+from .training.merge_models import merge_models as merge_models
 from .training.recipe import train as train
 
 __version__: str

@@ -9,7 +9,6 @@ from torch.nn.functional import normalize
 
 from bixse.encoders.embedding import embed_features
 from bixse.errors import InputError
-from bixse.losses import bixse as bixse_module
 from bixse.losses.bixse import BiXSELoss, fit_bias, prior_bias
 from bixse.losses.catalogue import LOSSES, build_loss
 from bixse.losses.targets import GradedTargets
@@ -139,7 +138,7 @@ class TestBiasStart:
         targets = GradedTargets(rows, rows, torch.rand(400, generator=generator), (400, 400))
         starts = []
         for entries in (400 * 400, 400 * 50):
-            monkeypatch.setattr(bixse_module, "ENTRIES_FOR_START", entries)
+            monkeypatch.setattr("bixse.losses.targets.ENTRIES_SAMPLED", entries)
             loss = BiXSELoss(tiny_model, scale=20.0, bias=bias)
             loss.start_bias(q, d, targets)
             starts.append(loss.logit_bias.item())

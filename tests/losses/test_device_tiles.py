@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bixse.errors import ConfigError, InputError
 from bixse.losses import BiXSELoss, build_loss
-from bixse.losses.engines.graded_bce import graded_bce
-from bixse.losses.engines.row_chunks import row_wise_loss
+from bixse.losses.bce import graded_bce
+from bixse.losses.row_chunks import row_wise_loss
 from bixse.losses.targets import GradedTargets
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
@@ -20,7 +20,7 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU he
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch):
     """Take the tiles that other devices have."""
-    monkeypatch.setattr("bixse.losses.engines.graded_bce._on_host", lambda embeddings, rounded: False)
+    monkeypatch.setattr("bixse.losses.bce._on_host", lambda embeddings, rounded: False)
 
 
 def value_and_gradients(batch, **options):
@@ -172,7 +172,7 @@ def test_forward_and_backward_without_any_data(products):
 
 class TestProducts:
     def test_bf16_products_that_pytorch_lacks(self, monkeypatch, tiny_model):
-        monkeypatch.setattr("bixse.losses.engines.products.has_wide_products", lambda device: False)
+        monkeypatch.setattr("bixse.losses.products.has_wide_products", lambda device: False)
         with pytest.raises(InputError, match="products: float32"):
             BiXSELoss(tiny_model, products="bfloat16").computed_by(torch.device("cuda"))
         assert BiXSELoss(tiny_model).computed_by(torch.device("cuda")) == "products of float32"

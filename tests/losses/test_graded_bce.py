@@ -7,8 +7,8 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cosine_similarity
 
 from bixse.errors import InputError
-from bixse.losses.engines.batch_statistics import mean_logits
-from bixse.losses.engines.graded_bce import graded_bce
+from bixse.losses.bce import graded_bce
+from bixse.losses.products import mean_logits
 from bixse.losses.targets import GradedTargets
 
 NO_TARGETS = torch.zeros(0, 3, dtype=torch.float64)
@@ -218,7 +218,7 @@ class TestStatistics:
         assert float(others) == pytest.approx(float(s[(z < 0.5) & weight.bool()].mean()), abs=1e-4)
 
     def test_more_relevant_cells_than_one_block(self, monkeypatch):
-        monkeypatch.setattr("bixse.losses.engines.known_entries.NUMBERS_AT_ONCE", 100)
+        monkeypatch.setattr("bixse.losses.products.NUMBERS_AT_ONCE", 100)
         q = torch.nn.functional.normalize(torch.arange(1.0, 5001.0)[:, None].expand(-1, 2) % 7 - 3.3, dim=1)
         rows = torch.arange(5000)
         targets = GradedTargets(rows, torch.zeros_like(rows), torch.ones(5000), (5000, 1))

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn.functional import normalize
 
+from bixse.losses.bce import graded_bce
 from bixse.losses.catalogue import build_loss
-from bixse.losses.engines.graded_bce import graded_bce
 from bixse.losses.targets import GradedTargets
 
 

@@ -9,7 +9,7 @@ import torch
 
 from bixse.errors import InputError
 from bixse.losses.catalogue import LOSSES, build_loss
-from bixse.losses.engines.row_chunks import RowWiseLoss, row_wise_loss
+from bixse.losses.row_chunks import RowWiseLoss, row_wise_loss
 from bixse.losses.targets import GradedTargets
 
 WORDS = [*LOSSES]

@@ -10,8 +10,8 @@ import torch
 
 from bixse.errors import ConfigError, InputError
 from bixse.losses import BiXSELoss
-from bixse.losses.engines.batch_statistics import mean_target
-from bixse.losses.engines.graded_bce import graded_bce
+from bixse.losses.bce import graded_bce
+from bixse.losses.products import mean_target
 from bixse.losses.targets import BaseProbability, GradedTargets
 
 CURVE = (12.9, -6.2)
@@ -55,7 +55,7 @@ def value_and_gradients(batch, **options):
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
     """Take the tiles that other devices have."""
-    monkeypatch.setattr("bixse.losses.engines.graded_bce._on_host", lambda embeddings, rounded: False)
+    monkeypatch.setattr("bixse.losses.bce._on_host", lambda embeddings, rounded: False)
 
 
 @pytest.mark.parametrize("reduction", ["query", "mean"])
@@ -138,7 +138,7 @@ class TestTargets:
         z, weight = listed(batch).targets.dense(torch.float64)
         expected = float((z * weight).sum() / weight.sum())
         assert float(mean_target(batch.targets)) == pytest.approx(expected, rel=1e-6)
-        monkeypatch.setattr("bixse.losses.engines.batch_statistics.ENTRIES_LOOKED_AT", 50)
+        monkeypatch.setattr("bixse.losses.targets.ENTRIES_SAMPLED", 50)
         assert float(mean_target(batch.targets)) == pytest.approx(expected, rel=0.5)
 
 

@@ -80,7 +80,7 @@ def train_toy(run_config, training_files, tiny_model_path, tmp_path):
 def train_interrupted(monkeypatch):
     """Trains as `train` does, cut short after the third step as by Ctrl-C."""
     from bixse.errors import InterruptedRunError
-    from bixse.training.loop.callbacks import StopOnInterrupt
+    from bixse.training.loop.checkpoints import StopOnInterrupt
     from bixse.training.recipe import train
 
     ended = StopOnInterrupt.on_step_end

@@ -20,9 +20,9 @@ from bixse.encoders.loading.build import build_encoder, load_relevance_model
 from bixse.errors import InputError, InterruptedRunError, ModelError, OutputExistsError
 from bixse.training.config import MergeConfig, MergeModelsConfig, TrainConfig
 from bixse.training.dev_evaluation import Split, dev_figures, load_watched
-from bixse.training.loop.callbacks import StopOnInterrupt
-from bixse.training.merging.merge import MergeResult, _choose, merge
-from bixse.training.merging.merge_models import merge_models
+from bixse.training.loop.checkpoints import StopOnInterrupt
+from bixse.training.merge import MergeResult, _choose, merge
+from bixse.training.merge_models import merge_models
 from bixse.training.recipe import train
 
 HALF = MergeConfig(weights=(0.5,))

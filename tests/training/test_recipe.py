@@ -231,7 +231,7 @@ def test_every_folder_that_is_saved_is_read_alike_by_older_servers(tiny_model_pa
     from bixse.losses import BiXSELoss
     from bixse.training.config import MergeModelsConfig
     from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
-    from bixse.training.merging.merge_models import merge_models
+    from bixse.training.merge_models import merge_models
     from helpers.server_readers import text_embeddings_inference, vllm_before_september_2026
 
     trained = train_toy(merge={"keep_tuned": True}).model_path

@@ -30,8 +30,8 @@ from bixse.losses import BiXSELoss, GradedTargets, InfoNCELoss
 from bixse.relevance import GradeScale
 from bixse.training.config import TrainConfig
 from bixse.training.dry_run import plan_training
-from bixse.training.loop import suspects
-from bixse.training.loop.suspects import SuspectCollector, Suspects
+from bixse.training.loop import unlabelled
+from bixse.training.loop.unlabelled import SuspectCollector, Suspects
 from bixse.training.recipe import train
 from helpers.chat_server import chat_server
 
@@ -302,7 +302,7 @@ def test_what_scores_high_is_kept_from_every_batch():
 
 
 def test_of_a_large_batch_other_rows_are_looked_at_in_the_next_one(monkeypatch):
-    monkeypatch.setattr(suspects, "ENTRIES_LOOKED_AT", 10)
+    monkeypatch.setattr(unlabelled, "ENTRIES_LOOKED_AT", 10)
     collector = SuspectCollector(InfoNCELoss(torch.nn.Identity()), most=100)
     collector.groups, collector.documents = np.arange(4), np.arange(5)
     vectors = torch.nn.functional.normalize(torch.randn(4, 3), dim=1)

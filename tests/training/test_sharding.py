@@ -93,7 +93,7 @@ def test_killed_again_and_again(config, tmp_path, numbers):
 CHECKPOINT = """
 import pathlib, sys
 from bixse.training.config import TrainConfig
-from bixse.training.loop.callbacks import StopOnInterrupt
+from bixse.training.loop.checkpoints import StopOnInterrupt
 from bixse.training.recipe import train
 ended = StopOnInterrupt.on_step_end
 def stop(self, args, state, control, **named):

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
-from bixse.encoders.shards import is_sharded, most_of_all
+from bixse.encoders.processes import is_sharded, most_of_all
 
 PASS_COST: Mapping[str, int] = defaultdict(lambda: 2048, cpu=64)
 """What a pass through the encoder costs beside its tokens, in tokens, by kind of device; measured with MiniLM.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from bixse.encoders.shards import local_part
+from bixse.encoders.processes import local_part
 from bixse.errors import InputError, ModelError
 
 if TYPE_CHECKING:

@@ -25,9 +25,9 @@ from bixse.judging.estimate import Estimate, estimate
 from bixse.judging.grade import LEDGER_NAME, PAIRS_NAME, grade
 from bixse.judging.grade_settings import GradeSettings
 from bixse.judging.open_judge import JudgeConfig
+from bixse.training.config import REGRADE_FOLDER
 from bixse.training.distributed import is_main_process, raise_together, world_size
-from bixse.training.loop.suspects import RegradedEpoch, Suspects
-from bixse.training.run_files import REGRADE_FOLDER
+from bixse.training.loop.unlabelled import RegradedEpoch, Suspects
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from bixse.relevance import GradeScale
     from bixse.results import CalibrationReport, Difference
     from bixse.search.search_collection import EncodedCollection
-    from bixse.training.merging.merge import MergeResult
+    from bixse.training.merge import MergeResult
 
 SIDE_BY_SIDE = 3
 """Number of queries shown in full for the largest gains, and for the largest losses."""

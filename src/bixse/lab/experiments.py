@@ -30,8 +30,7 @@ from bixse.files.files import LOCK_FILE, alone_in, read_text, storage_errors, wr
 from bixse.scale.engines.job import Job
 from bixse.scale.engines.processes import LocalEngine, without_launcher
 from bixse.training import recipe
-from bixse.training.config import TrainConfig
-from bixse.training.run_files import ADAPTER_FOLDER, CHECKPOINT_FOLDER, MODEL_FOLDER, TUNED_FOLDER
+from bixse.training.config import ADAPTER_FOLDER, CHECKPOINT_FOLDER, MODEL_FOLDER, TUNED_FOLDER, TrainConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

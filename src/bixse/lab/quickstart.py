@@ -27,9 +27,8 @@ from bixse.lab.comparison import Comparer, ReportedSystem, merge_curve
 from bixse.report.page import write_report
 from bixse.report.schema import load_report_data, save_report_data
 from bixse.report.training_log import training_curve
-from bixse.training.config import MergeConfig, OptimizerConfig, TrainConfig
+from bixse.training.config import TUNED_FOLDER, MergeConfig, OptimizerConfig, TrainConfig
 from bixse.training.recipe import TrainResult, train
-from bixse.training.run_files import TUNED_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -41,9 +41,8 @@ from bixse.lab.lab_config import MOST_TRIALS, Range
 from bixse.progress import progress_bar
 from bixse.report.table import format_number, format_table
 from bixse.settings import map_paths, paths_in
-from bixse.training.config import TrainConfig
+from bixse.training.config import MODEL_FOLDER, TrainConfig
 from bixse.training.dev_evaluation import dev_figures, split_hashes, watched_splits
-from bixse.training.run_files import MODEL_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -1,12 +1,12 @@
 """Public names of the losses; each is imported on first use."""
 
 from .base import GradedLoss as GradedLoss
+from .bce import graded_bce as graded_bce
 from .bixse import BiXSELoss as BiXSELoss
 from .catalogue import LOSSES as LOSSES
 from .catalogue import build_loss as build_loss
 from .distillation import DistillKLLoss as DistillKLLoss
 from .distillation import MarginMSELoss as MarginMSELoss
-from .engines.graded_bce import graded_bce as graded_bce
 from .infonce import InfoNCELoss as InfoNCELoss
 from .infonce import SoftInfoNCELoss as SoftInfoNCELoss
 from .pairwise import LambdaLoss as LambdaLoss

@@ -17,11 +17,10 @@ from bixse.encoders.embedding import (
     number_of_texts,
     tokens_without_padding,
 )
-from bixse.encoders.shards import is_sharded
+from bixse.encoders.processes import all_gather_rows, global_mean_weight, is_sharded, world_size
 from bixse.errors import InputError, ModelError, shorten
-from bixse.losses.engines.gather import all_gather_rows, global_mean_weight, world_size
-from bixse.losses.engines.products import product_dtype
-from bixse.losses.options import LossOptions
+from bixse.losses.catalogue import LossOptions
+from bixse.losses.products import product_dtype
 from bixse.losses.targets import GradedTargets, mean_grades
 
 if TYPE_CHECKING:

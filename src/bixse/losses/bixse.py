@@ -9,20 +9,18 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from bixse.encoders.processes import all_reduce_sum
 from bixse.errors import InputError
 from bixse.losses.base import GradedLoss
-from bixse.losses.engines.batch_statistics import mean_logits, mean_target
-from bixse.losses.engines.gather import all_reduce_sum
-from bixse.losses.engines.graded_bce import Reduction, graded_bce
-from bixse.losses.options import LossOptions
+from bixse.losses.bce import Reduction, graded_bce
+from bixse.losses.catalogue import LossOptions
+from bixse.losses.products import mean_logits, mean_target
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from bixse.losses.targets import GradedTargets
 
-ENTRIES_FOR_START = 2**22
-"""Entries that `start_bias` looks at, at most: 16 MB of cosines."""
 LARGEST_BIAS = 100.0
 """Search range of "fit": the start lies in [-100, 100] (a scale above 100 may need more: give a number then)."""
 
@@ -156,20 +154,15 @@ class BiXSELoss(GradedLoss):
 
         Of a batch of more than 4 million entries a sample of its queries, evenly spaced, is looked at.
         """
-        queries, targets = _sample(queries, targets)
-        cosines, (relevance, weight) = queries.float() @ documents.float().T, targets.dense()
+        stride = targets.sample_stride
+        cosines = queries[::stride].float() @ documents.float().T
+        relevance, weight = targets.every(stride).dense()
         if self.options.bias == "fit":
             start = fit_bias(cosines, relevance, weight, float(self.logit_scale))
         else:
             start = prior_bias(relevance, weight)
         self.logit_bias.fill_(start)
         self.bias_is_set.fill_(True)
-
-
-def _sample(queries: Tensor, targets: GradedTargets) -> tuple[Tensor, GradedTargets]:
-    """Evenly spaced queries, so that their entries are at most `ENTRIES_FOR_START`."""
-    stride = -(-targets.shape[0] * targets.shape[1] // ENTRIES_FOR_START)
-    return (queries[::stride], targets.every(stride)) if stride > 1 else (queries, targets)
 
 
 def fit_bias(cosines: Tensor, relevance: Tensor, weight: Tensor, scale: float) -> float:

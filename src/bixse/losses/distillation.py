@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from pydantic import Field
 
-from bixse.losses.engines.row_chunks import ChunkResult, RowWiseLoss
-from bixse.losses.options import LossOptions
+from bixse.losses.catalogue import LossOptions
+from bixse.losses.row_chunks import ChunkResult, RowWiseLoss
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,8 +8,8 @@ import torch
 from pydantic import Field
 from torch.nn.functional import softplus
 
-from bixse.losses.engines.row_chunks import ChunkResult, RowWiseLoss
-from bixse.losses.options import LossOptions
+from bixse.losses.catalogue import LossOptions
+from bixse.losses.row_chunks import ChunkResult, RowWiseLoss
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,8 +13,8 @@ import torch
 from pydantic import Field
 from torch.nn.functional import logsigmoid
 
-from bixse.losses.engines.row_chunks import ChunkResult, RowWiseLoss
-from bixse.losses.options import LossOptions
+from bixse.losses.catalogue import LossOptions
+from bixse.losses.row_chunks import ChunkResult, RowWiseLoss
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

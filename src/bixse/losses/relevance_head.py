@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import TrainerCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.serving import add_older_settings
@@ -13,6 +15,10 @@ from bixse.errors import InputError
 
 if TYPE_CHECKING:
     from torch import nn
+    from transformers import TrainerState, TrainingArguments
+
+LABEL_COLUMNS = ("label", "labels", "score", "scores")
+"""Columns that sentence-transformers' trainer takes for labels; it reads every other one as text."""
 
 
 def trained_head(loss: nn.Module, prior: float | None = None) -> RelevanceHead | None:
@@ -84,3 +90,81 @@ def save_relevance_head(loss: nn.Module, folder: str | Path, prior: float | None
     if isinstance(model, RelevanceModel):
         model.head = head
     return head
+
+
+class SaveRelevanceHead(TrainerCallback):
+    """Keeps scale and bias of a `BiXSELoss` with what sentence-transformers' own trainer saves.
+
+    Every checkpoint gets the relevance head of its step. At the end the output folder of the training gets it, where
+    `trainer.save_model()` writes the model: that of the best checkpoint, if the trainer has loaded the best one. A
+    model of `build_encoder` gets it too, and is saved with it wherever that is. With another folder and a plain
+    `SentenceTransformer`, call `save_relevance_head(loss, folder)`.
+
+    A run that is resumed from a checkpoint in its output folder goes on with the scale and bias of that checkpoint.
+
+    Args:
+        loss: the one that the trainer is given.
+
+    Raises:
+        InputError: when training begins: the loss learns no probability of relevance, or the data set has no labels.
+
+    Example:
+        ::
+
+            loss = BiXSELoss(model)
+            heads = SaveRelevanceHead(loss)
+            trainer = SentenceTransformerTrainer(model, args, train_dataset, loss=loss, callbacks=[heads])
+            trainer.train()
+            trainer.save_model("out/model")
+            load_relevance_model("out/model")
+    """
+
+    def __init__(self, loss: nn.Module) -> None:
+        self.loss = loss
+        self._targets = 0.0
+        self._steps = 0
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        check_learns_probability(self.loss)
+        _check_labels(kwargs.get("train_dataloader"))
+        self._targets, self._steps = 0.0, 0
+        head = RelevanceHead.load(_checkpoint(args, state)) if state.global_step else None
+        if head is not None:
+            restore_head(self.loss, head)
+            self._targets, self._steps = (head.trained_prior or 0.0) * state.global_step, state.global_step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        target = getattr(self.loss, "statistics", {}).get("mean_target")
+        if target is not None:
+            self._targets += float(target)
+            self._steps += 1
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            save_relevance_head(self.loss, _checkpoint(args, state), self._prior())
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        best = state.best_model_checkpoint if args.load_best_model_at_end else None
+        head = RelevanceHead.load(Path(best)) if best is not None else None
+        if head is not None:
+            restore_head(self.loss, head)
+        if state.is_world_process_zero:
+            save_relevance_head(self.loss, args.output_dir or ".", head.trained_prior if head else self._prior())
+
+    def _prior(self) -> float | None:
+        return self._targets / self._steps if self._steps else None
+
+
+def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
+    return Path(args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+
+
+def _check_labels(loader: Any) -> None:
+    """Refuse a data set whose columns hold no labels, before its first batch."""
+    names = getattr(getattr(loader, "dataset", None), "column_names", None)
+    if isinstance(names, list) and not set(names) & set(LABEL_COLUMNS):
+        raise InputError(
+            f"data set: got the columns {', '.join(names)}; expected the relevance in [0, 1] in a column named label "
+            f"(or {', '.join(LABEL_COLUMNS[1:])}), any other is read as text; fix: rename it, as "
+            "GradedPairs.to_dataset() does"
+        )

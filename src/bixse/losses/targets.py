@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
-    from bixse.losses.options import InBatchLabels
+    from bixse.losses.catalogue import InBatchLabels
 
 
+ENTRIES_SAMPLED = 2**22
+"""Entries from which the start of the bias and the mean target are computed, at most: 16 MB of cosines."""
 BASE_TENSORS = ("base_queries", "base_documents", "base_curve")
 """Names of the parts of a `BaseProbability` among the tensors of a batch."""
 
@@ -199,8 +201,13 @@ class GradedTargets:
         base = None if self.unlabelled is None else self.unlabelled.to(device)
         return GradedTargets(self.rows.to(device), self.columns.to(device), self.relevance.to(device), self.shape, base)
 
+    @property
+    def sample_stride(self) -> int:
+        """The distance of evenly spaced queries that have at most `ENTRIES_SAMPLED` entries."""
+        return max(1, -(-self.shape[0] * self.shape[1] // ENTRIES_SAMPLED))
+
     def every(self, stride: int) -> GradedTargets:
-        """The targets of queries 0, stride, 2 stride, ... against all documents."""
+        """Return the targets of queries 0, stride, 2 stride, ... against all documents."""
         kept = self.rows % stride == 0
         shape = (-(-self.shape[0] // stride), self.shape[1])
         base = None if self.unlabelled is None else self.unlabelled.of_queries(slice(None, None, stride))

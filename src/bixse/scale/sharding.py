@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from bixse.encoders.loading.attention import backbones
-from bixse.encoders.shards import whole_tensors
+from bixse.encoders.processes import whole_tensors
 from bixse.errors import InputError, ModelError
 from bixse.files.files import storage_errors, write_atomically
 from bixse.losses.bixse import BiXSEOptions

@@ -13,12 +13,26 @@ from bixse.encoders.loading.build import AttentionKind
 from bixse.encoders.loading.precision import Setting, resolve_precision
 from bixse.encoders.pooling import PoolingMode
 from bixse.errors import SEEDS, ConfigError, did_you_mean
-from bixse.losses.catalogue import LOSSES, check_loss_options
-from bixse.losses.options import LossOptions
+from bixse.losses.catalogue import LOSSES, LossOptions, check_loss_options
 from bixse.settings import Flag, Settings, paths_in
 
 if TYPE_CHECKING:
     from typing import Self
+
+
+MODEL_FOLDER = "model"
+TUNED_FOLDER = "tuned"
+"""The tuned model as it was before merging, if asked for."""
+ADAPTER_FOLDER = "adapter"
+"""Low-rank adapters alone; the model folder holds them merged."""
+TENSORBOARD_FOLDER = "tensorboard"
+LOG_FILE = "log.jsonl"
+"""Every entry of the log as it came, throughput included."""
+CHECKPOINT_FOLDER = "checkpoints"
+"""What a run needs to resume, until it is finished."""
+REGRADE_FOLDER = "regrade"
+"""Of each epoch the pairs that are asked, a folder with the answers, and what came of them; the ledger."""
+
 
 LongTexts: TypeAlias = Literal["cut", "refuse"]
 """What is done with texts that are longer than the encoder reads."""

@@ -118,7 +118,7 @@ def any_process(flag: bool, device: torch.device) -> bool:
         return flag
     import torch
 
-    from bixse.losses.engines.gather import all_reduce_sum
+    from bixse.encoders.processes import all_reduce_sum
 
     return bool(all_reduce_sum(torch.tensor(float(flag), device=device)) > 0)
 

@@ -20,7 +20,7 @@ from bixse.errors import InputError
 from bixse.extensions import extension
 from bixse.training.dev_evaluation import dev_evaluator
 from bixse.training.distributed import world_size
-from bixse.training.loop.base_targets import BaseTargets
+from bixse.training.loop.unlabelled import BaseTargets
 from bixse.training.preflight import check_memory, free_memory
 from bixse.training.recipe import check_training, make_model, make_trainer, open_training, steps_of
 

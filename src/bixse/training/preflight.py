@@ -13,7 +13,7 @@ from sentence_transformers.util import batch_to_device
 
 from bixse.encoders.embedding import embed_features, number_of_texts, take_rows
 from bixse.encoders.instructions import prompt_for
-from bixse.encoders.shards import is_sharded, local_part
+from bixse.encoders.processes import is_sharded, local_part
 from bixse.errors import InputError, StorageError
 from bixse.progress import size
 

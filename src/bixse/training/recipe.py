@@ -31,6 +31,14 @@ from bixse.files.files import file_hash, storage_errors
 from bixse.losses.catalogue import build_loss
 from bixse.losses.relevance_head import trained_head
 from bixse.settings import paths_in
+from bixse.training.config import (
+    ADAPTER_FOLDER,
+    CHECKPOINT_FOLDER,
+    LOG_FILE,
+    MODEL_FOLDER,
+    TENSORBOARD_FOLDER,
+    TUNED_FOLDER,
+)
 from bixse.training.dev_evaluation import (
     check_not_trained_on,
     dev_evaluator,
@@ -50,21 +58,19 @@ from bixse.training.distributed import (
     raise_together,
     world_size,
 )
-from bixse.training.loop.callbacks import ProgressBar, StepLog, StopOnInterrupt
-from bixse.training.loop.checkpoints import checkpoint_to_resume, relocate_best_checkpoint, whole_checkpoints
-from bixse.training.loop.divergence import check_finite_together, check_learned, embedding_spreads
-from bixse.training.loop.suspects import RegradedEpoch
-from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
-from bixse.training.merging.merge import MergeResult, merge, refitted_head
-from bixse.training.preflight import check_disk, check_lengths, check_max_length, check_memory, check_pairs
-from bixse.training.run_files import (
-    ADAPTER_FOLDER,
-    CHECKPOINT_FOLDER,
-    LOG_FILE,
-    MODEL_FOLDER,
-    TENSORBOARD_FOLDER,
-    TUNED_FOLDER,
+from bixse.training.loop.checkpoints import (
+    ProgressBar,
+    StepLog,
+    StopOnInterrupt,
+    checkpoint_to_resume,
+    relocate_best_checkpoint,
+    whole_checkpoints,
 )
+from bixse.training.loop.divergence import check_finite_together, check_learned, embedding_spreads
+from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
+from bixse.training.loop.unlabelled import RegradedEpoch
+from bixse.training.merge import MergeResult, merge, refitted_head
+from bixse.training.preflight import check_disk, check_lengths, check_max_length, check_memory, check_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -13,7 +13,7 @@ from bixse.errors import InputError
 from bixse.judging.grade import JUDGEMENTS_NAME, PAIRS_NAME
 from bixse.judging.open_judge import DEFAULT_RUBRIC
 from bixse.judging.rubrics import load_rubric, rubric_names
-from bixse.training.run_files import LOG_FILE
+from bixse.training.config import LOG_FILE
 from bixse.ui.agreement_so_far import agreement_so_far
 from bixse.ui.drawing import Desk, LabelPlan
 from bixse.ui.label_log import open_labels

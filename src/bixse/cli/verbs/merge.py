@@ -17,7 +17,7 @@ class MergeOptions(ComputingOptions):
 
 def run(config: MergeModelsConfig, options: MergeOptions) -> CommandResult:
     """Merge, and say what it changed."""
-    from bixse.training.merging.merge_models import merge_models
+    from bixse.training.merge_models import merge_models
 
     found = merge_models(config, options.out, progress=True)
     lines = [f"{'already merged' if found.reused else 'merged'}: {found.model_path}", *found.result.lines()]

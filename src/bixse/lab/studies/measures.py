@@ -21,7 +21,7 @@ from bixse.evaluation.systems import Bm25System, EncoderSystem
 from bixse.evaluation.tasks import collection_task
 from bixse.lab.experiments import PAIRS_FILE, TRAIN_FOLDER, Measured, train_run
 from bixse.lab.lab_config import train_config
-from bixse.training.run_files import MODEL_FOLDER, TUNED_FOLDER
+from bixse.training.config import MODEL_FOLDER, TUNED_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

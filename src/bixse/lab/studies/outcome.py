@@ -17,7 +17,7 @@ from bixse.lab.studies.study import ClaimResult, PerSeed, above, interval_of, ke
 from bixse.report.page import render_page
 from bixse.report.plots import Point, line_plot, row_plot, save_plot
 from bixse.report.table import format_difference, format_interval, format_markdown, format_number, format_p_value
-from bixse.training.run_files import MODEL_FOLDER
+from bixse.training.config import MODEL_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

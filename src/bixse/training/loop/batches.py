@@ -16,7 +16,7 @@ from bixse.data.task_instructions import Instructions
 from bixse.encoders.loading.attention import input_parts
 from bixse.errors import InputError, did_you_mean
 from bixse.losses.targets import GradedTargets
-from bixse.training.loop.base_targets import KnownEntries
+from bixse.training.loop.unlabelled import KnownEntries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from bixse.data.graded_pairs import GradedPairs, Kind
-    from bixse.losses.options import InBatchLabels
-    from bixse.training.loop.base_targets import BaseTargets
+    from bixse.losses.catalogue import InBatchLabels
+    from bixse.training.loop.unlabelled import BaseTargets
 
 EpochIndex: TypeAlias = tuple[int, int]
 """(epoch, group): which documents of a group are drawn depends on both and on the seed alone."""

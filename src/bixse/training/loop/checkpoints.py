@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
+import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
+from transformers import TrainerCallback
 
 from bixse.errors import TrainingError
 from bixse.files.files import HASHES_FILE, damage, write_atomically, write_with_hash
-from bixse.training.loop.suspects import Suspects
+from bixse.progress import Progress
+from bixse.training.distributed import any_process
+from bixse.training.loop.unlabelled import Suspects
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from types import FrameType
 
     from torch import Tensor, nn
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+
 
 STATE_FILE = "trainer_state.json"
 """The last file that the first process writes of a checkpoint."""
@@ -149,3 +158,89 @@ def _best_of(checkpoint: Path) -> Path | None:
     """The best checkpoint so far, which stands beside this one; None where nothing was evaluated."""
     best = json.loads((checkpoint / STATE_FILE).read_bytes()).get("best_model_checkpoint")
     return checkpoint.parent / Path(best).name if best else None
+
+
+class ProgressBar(TrainerCallback):
+    """Progress with rate, time left, loss and the dev figure, as that of every other long work."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self.bar: Progress | None = None
+        self.done = 0
+        self.shown: dict[str, str] = {}
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        self.bar, self.done = Progress(self.title, state.max_steps, "step"), state.global_step
+        self.bar(0, known=self.done)
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        if self.bar is not None:
+            self.bar(state.global_step - self.done, ", ".join(f"{name}={value}" for name, value in self.shown.items()))
+            self.done = state.global_step
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        for name, value in (logs or {}).items():
+            if name == "loss" or name.endswith("ndcg@10"):
+                self.shown[name.removeprefix("eval_")] = f"{value:.3f}"
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+
+class StepLog(TrainerCallback):
+    """Writes every entry of the log to a file as it comes: one JSON object per line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Keep what earlier processes wrote up to the step that is resumed from; a line that was cut off is dropped."""
+        kept = []
+        for line in self.path.read_text(encoding="utf-8").splitlines() if self.path.is_file() else []:
+            with contextlib.suppress(ValueError):
+                entry = json.loads(line)
+                if 0 < state.global_step >= entry["step"] and "train_runtime" not in entry:
+                    kept.append(line + "\n")
+        write_atomically(self.path, "".join(kept))
+
+    def on_log(
+        self, args: Any, state: TrainerState, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": state.global_step, **(logs or {})}) + "\n")
+
+
+class StopOnInterrupt(TrainerCallback):
+    """Ctrl-C, or the signal with which clusters end a job, ends training after the current step with a checkpoint.
+
+    A second Ctrl-C stops at once. Several processes stop after the same step, whichever was asked first.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {one: signal.signal(one, self._ask) for one in (signal.SIGINT, signal.SIGTERM)}
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.asked = any_process(self.asked, args.device)
+        if self.asked and state.global_step < state.max_steps:
+            control.should_save = True
+            control.should_training_stop = True
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Restore the signal handlers that were there before; safe to call twice."""
+        for one, handler in self._before.items():
+            signal.signal(one, handler)
+        self._before = {}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, get_args
 
 from bixse.data.graded_pairs import Kind
 from bixse.encoders.encode import encode_here
-from bixse.encoders.shards import local_part
+from bixse.encoders.processes import local_part
 from bixse.errors import DivergedError, NotFiniteError
 from bixse.training.distributed import raise_together
 

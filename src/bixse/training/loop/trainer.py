@@ -26,16 +26,14 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from bixse.data.graded_pairs import GradedPairs
 from bixse.encoders.embedding import number_of_texts, positions_computed, tokens_without_padding
 from bixse.encoders.instructions import prompt_for
+from bixse.encoders.processes import all_reduce_sum, is_sharded, whole_tensors
 from bixse.encoders.serving import add_older_settings
-from bixse.encoders.shards import is_sharded, whole_tensors
 from bixse.errors import DivergedError
 from bixse.files.files import storage_errors, usual_modes, write_atomically, write_hashes
 from bixse.losses.bixse import BiXSELoss, BiXSEOptions
-from bixse.losses.engines.gather import all_reduce_sum
 from bixse.losses.targets import GradedTargets
 from bixse.training.config import OptimizerConfig
 from bixse.training.distributed import any_process, average_gradients
-from bixse.training.loop.base_targets import BaseTargets, base_embeddings
 from bixse.training.loop.batches import COUNTS, BatchPlan, GradedCollator, GroupDataset, shortened_preprocess
 from bixse.training.loop.checkpoints import (
     check_checkpoint,
@@ -47,7 +45,7 @@ from bixse.training.loop.checkpoints import (
     save_suspects,
 )
 from bixse.training.loop.divergence import FIX, check_finite, check_finite_together, finite_embeddings
-from bixse.training.loop.suspects import SuspectCollector, Suspects
+from bixse.training.loop.unlabelled import BaseTargets, SuspectCollector, Suspects, base_embeddings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

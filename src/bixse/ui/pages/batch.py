@@ -14,7 +14,7 @@ import numpy as np
 
 from bixse.errors import InputError, shorten
 from bixse.files.parquet import read_table
-from bixse.training.run_files import REGRADE_FOLDER
+from bixse.training.config import REGRADE_FOLDER
 from bixse.ui.cards import event_of, options
 from bixse.ui.ui_page import Page
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from bixse.training.run_files import LOG_FILE
+from bixse.training.config import LOG_FILE
 from bixse.ui.ui_page import Page
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bixse.errors import InputError, thread_error
-from bixse.training.run_files import MODEL_FOLDER
+from bixse.training.config import MODEL_FOLDER
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

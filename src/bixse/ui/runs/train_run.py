@@ -13,7 +13,7 @@ from bixse.data.run import RUN_FILE
 from bixse.errors import InputError
 from bixse.report.schema import MergeCurve, MergeScore
 from bixse.report.training_log import training_curve
-from bixse.training.run_files import LOG_FILE, REGRADE_FOLDER
+from bixse.training.config import LOG_FILE, REGRADE_FOLDER
 from bixse.ui.runs.run_list import read_record
 
 if TYPE_CHECKING:

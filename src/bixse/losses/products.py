@@ -7,14 +7,18 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from bixse.encoders.loading.precision import resolve_precision
+from bixse.encoders.processes import all_reduce_sum
 from bixse.errors import InputError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from collections.abc import Iterator
 
     from bixse.encoders.loading.precision import Setting
+    from bixse.losses.targets import GradedTargets
+
 
 TILE_SIDE = 1024
 """Queries and documents of a tile on the processor, whose caches hold it: 10 MB while it is worked on."""
@@ -102,3 +106,77 @@ def tile_shape(queries: int, documents: int, bytes_per_entry: int, budget: int) 
         return max(1, min(queries, entries // max(1, documents))), max(1, documents)
     rows = max(1, min(queries, side))
     return rows, max(1, min(documents, entries // rows))
+
+
+NUMBERS_AT_ONCE = 2**20
+"""Numbers of embeddings that are multiplied at a time on the processor: 4 MB."""
+NUMBERS_ON_DEVICE = 2**24
+"""And elsewhere: 64 MB."""
+
+
+def known_parts(queries: Tensor, targets: GradedTargets) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Rows, columns and relevance of the known entries, as many at a time as their embeddings may take memory."""
+    numbers = NUMBERS_AT_ONCE if queries.device.type == "cpu" else NUMBERS_ON_DEVICE
+    entries = max(1, numbers // max(1, queries.shape[1]))
+    yield from zip(*(part.split(entries) for part in (targets.rows, targets.columns, targets.relevance)), strict=True)
+
+
+def known_cosines(queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
+    """(M,) q.d of the known entries."""
+    parts = known_parts(queries, targets)
+    return torch.cat([(queries[r].float() * documents[c].float()).sum(dim=1) for r, c, _ in parts])
+
+
+def add_outer(
+    gradients: tuple[Tensor | None, Tensor | None],
+    embeddings: tuple[Tensor, Tensor],
+    entries: tuple[Tensor, Tensor],
+    weight: Tensor,
+) -> None:
+    """Add to the gradients of queries and documents what entries (rows, columns) of this (M,) weight give them."""
+    rows, columns = entries
+    if gradients[0] is not None:
+        gradients[0].index_add_(0, rows, weight[:, None] * embeddings[1][columns])
+    if gradients[1] is not None:
+        gradients[1].index_add_(0, columns, weight[:, None] * embeddings[0][rows])
+
+
+@torch.no_grad()
+def mean_logits(
+    queries: Tensor,
+    documents: Tensor,
+    targets: GradedTargets,
+    logit_scale: Tensor | float,
+    logit_bias: Tensor | float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Mean logit of the relevant entries (z >= 0.5) and of all other entries that count, over all processes.
+
+    The mean over all entries needs only the mean query and the mean document. NaN where there is no such entry.
+    """
+    cosines = known_cosines(queries, documents, targets)
+    relevant, masked = targets.relevance >= 0.5, targets.relevance.isnan()
+    total = queries.float().sum(dim=0) @ documents.float().sum(dim=0)
+    number = targets.shape[0] * targets.shape[1] - relevant.sum() - masked.sum()
+    found = [cosines[relevant].sum(), total - cosines[relevant | masked].sum(), relevant.sum(), number]
+    sums, numbers = all_reduce_sum(torch.stack([part.float() for part in found])).chunk(2)
+    means = torch.where(numbers > 0, sums / numbers, math.nan)
+    return logit_scale * means[0] + logit_bias, logit_scale * means[1] + logit_bias
+
+
+@torch.no_grad()
+def mean_target(targets: GradedTargets) -> Tensor:
+    """Mean relevance over the entries of a batch that count, over all processes; NaN where there is none."""
+    known = targets.relevance.nansum() + _sum_of_unlabelled(targets)
+    relevance, number = all_reduce_sum(torch.stack([known, targets.number_counted()]).float())
+    return torch.where(number > 0, relevance / number, math.nan)
+
+
+def _sum_of_unlabelled(targets: GradedTargets) -> Tensor:
+    """Sum of the relevance of all entries that are not known; of a large batch estimated from a sample of queries."""
+    if targets.unlabelled is None:
+        return targets.relevance.new_zeros(())
+    sample = targets.every(targets.sample_stride)
+    assert sample.unlabelled is not None
+    block = sample.unlabelled.block(slice(None), slice(None))
+    block[sample.rows, sample.columns] = 0.0
+    return block.sum() * (targets.shape[0] / max(1, sample.shape[0]))

@@ -10,9 +10,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bixse.losses.base import GradedLoss
-from bixse.losses.engines.batch_statistics import mean_logits
-from bixse.losses.engines.known_entries import add_outer
-from bixse.losses.engines.products import add_product, multiply, product_dtype, tile_bytes, without_autocast
+from bixse.losses.products import (
+    add_outer,
+    add_product,
+    mean_logits,
+    multiply,
+    product_dtype,
+    tile_bytes,
+    without_autocast,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

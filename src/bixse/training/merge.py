@@ -15,7 +15,7 @@ from bixse.encoders.embedding import embed_features
 from bixse.encoders.interpolation import interpolate
 from bixse.encoders.loading.precision import autocast
 from bixse.encoders.lora import has_lora
-from bixse.encoders.shards import is_sharded
+from bixse.encoders.processes import is_sharded
 from bixse.evaluation.statistics import paired_bootstrap, paired_differences
 from bixse.progress import Progress
 from bixse.search.store import EmbeddingStore

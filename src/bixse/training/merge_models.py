@@ -15,12 +15,12 @@ from bixse.encoders.interpolation import check_same_kind, mean_weights, trained_
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.relevance_model import save_whole
 from bixse.files.files import file_hash, storage_errors
+from bixse.training.config import MODEL_FOLDER
 from bixse.training.dev_evaluation import Split, check_not_trained_on, load_watched, queries_of, split_hashes
 from bixse.training.distributed import first_process_alone_in
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
-from bixse.training.merging.merge import MergeResult, merge, refitted_head
+from bixse.training.merge import MergeResult, merge, refitted_head
 from bixse.training.preflight import check_max_length
-from bixse.training.run_files import MODEL_FOLDER
 
 if TYPE_CHECKING:
     from bixse.training.config import MergeModelsConfig

@@ -1,0 +1,410 @@
+"""Graded binary cross-entropy over every (query, document) entry, tile by tile, with exact gradients."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from bixse.errors import InputError
+from bixse.losses.products import (
+    TILE_SIDE,
+    add_outer,
+    add_product,
+    known_parts,
+    multiply,
+    product_dtype,
+    tile_bytes,
+    tile_shape,
+    without_autocast,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from bixse.encoders.loading.precision import Setting
+    from bixse.losses.targets import GradedTargets
+
+Reduction = Literal["query", "mean"]
+"""Divide the sum over entries by B (the paper's), or by the number of entries that count."""
+LARGEST_EXPONENT = 80.0
+"""exp() of a larger logit could overflow float32; the slower, always stable form is taken then."""
+
+
+def graded_bce(
+    queries: Tensor,
+    documents: Tensor,
+    targets: GradedTargets,
+    logit_scale: Tensor | float,
+    logit_bias: Tensor | float,
+    reduction: Reduction = "query",
+    tile_rows: int | None = None,
+    tile_columns: int | None = None,
+    products: Setting = "auto",
+) -> Tensor:
+    """Binary cross-entropy of graded relevance over all B x N entries (BiXSE paper, equation 2).
+
+    L = (1/B) sum_ij [ softplus(s_ij) - z_ij s_ij ], s = logit_scale * q.d + logit_bias. The loss separates over
+    entries, so value and all four gradients come from one pass over tiles: g = sigma(s) - z, dQ = alpha g D,
+    dD = alpha g^T Q, dalpha = <Q, g D>, dbeta = sum g. The B x N matrix is never kept. Logits and sums are float32
+    (float64 for float64 input) whatever autocast says: in bf16 the bias would be lost.
+
+    Args:
+        queries: (B, D).
+        documents: (N, D).
+        targets: known relevance; masked entries count neither way. z of an entry that is not known is 0, or as
+            `GradedTargets.unlabelled` says: its product is one more per tile.
+        logit_scale: alpha, a number or a tensor of one element.
+        logit_bias: beta, likewise.
+        reduction: "query" divides by B, "mean" by the number of entries that count.
+        tile_rows: queries of a tile; changes speed and memory only. None: as suits the device.
+        tile_columns: documents of a tile, likewise.
+        products: what the factors of the three matrix products are rounded to: embeddings, and sigma of entries
+            without a grade. "auto": float32 on the processor, elsewhere the precision of the process.
+
+    Raises:
+        InputError: the shapes do not fit together, a tile is empty, or products of bfloat16 cannot be had here.
+
+    Example:
+        >>> from bixse.losses import GradedTargets
+        >>> q, d = torch.eye(2, requires_grad=True), torch.eye(2)
+        >>> targets = GradedTargets.from_ids(["a", "b"], ["x", "y"], {"a": {"x": 1.0}, "b": {"y": 0.5}})
+        >>> loss = graded_bce(q, d, targets, logit_scale=20.0, logit_bias=-10.0)
+        >>> round(float(loss), 4)
+        2.5001
+    """
+    targets.check_fits("graded_bce", queries, documents)
+    if any(side is not None and side < 1 for side in (tile_rows, tile_columns)):
+        raise InputError(f"graded_bce: got tiles of {tile_rows} x {tile_columns}; expected at least 1 x 1")
+    dtype = torch.promote_types(torch.promote_types(queries.dtype, documents.dtype), torch.float32)
+    rounded = product_dtype(products, queries.device, dtype)
+    scale = torch.as_tensor(logit_scale, dtype=dtype, device=queries.device).reshape(())
+    bias = torch.as_tensor(logit_bias, dtype=dtype, device=queries.device).reshape(())
+    suited = _tile_shape(len(queries), len(documents), queries.device, rounded)
+    shape = (tile_rows or suited[0], tile_columns or suited[1])
+    with without_autocast(queries.device):
+        loss: Tensor = _GradedBCE.apply(  # type: ignore[no-untyped-call]
+            queries.to(dtype), documents.to(dtype), scale, bias, targets, reduction, shape, rounded
+        )
+    return loss
+
+
+def _tile_shape(queries: int, documents: int, device: torch.device, rounded: torch.dtype) -> tuple[int, int]:
+    """Rows and columns of a tile that suit the device; the last ones may be fewer."""
+    if device.type == "cpu":
+        return TILE_SIDE, TILE_SIDE
+    return tile_shape(queries, documents, DeviceTiles.bytes_per_entry[rounded], tile_bytes(device))
+
+
+def _on_host(embeddings: Tensor, rounded: torch.dtype) -> bool:
+    """Return True where the tiles of the processor, which reads numbers at no cost, are faster and as exact."""
+    return embeddings.device.type == "cpu" and rounded == embeddings.dtype
+
+
+class _GradedBCE(torch.autograd.Function):
+    """Loss and gradients in one pass; backward only scales what forward computed."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        queries: Tensor,
+        documents: Tensor,
+        scale: Tensor,
+        bias: Tensor,
+        targets: GradedTargets,
+        reduction: Reduction,
+        shape: tuple[int, int],
+        rounded: torch.dtype,
+    ) -> Tensor:
+        sums = Sums.zeros(queries, documents, ctx.needs_input_grad[:4])
+        if _on_host(queries, rounded):
+            add_host_tiles(sums, queries, documents, scale, bias, targets, shape)
+        else:
+            add_tiles(sums, queries, documents, scale, bias, targets, rounded, shape)
+        count: Tensor | int = max(1, len(queries))
+        if reduction == "mean":
+            count = targets.number_counted().clamp(min=1)
+        ctx.save_for_backward(*sums.gradients(queries, scale, count, ctx.needs_input_grad[:4]))
+        return (sums.value / count).to(queries.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:
+        gradients = ctx.saved_tensors
+        if grad_output.device.type != "cpu" or float(grad_output) != 1.0:
+            gradients = [gradient * grad_output if gradient is not None else None for gradient in gradients]
+        return (*gradients, None, None, None, None)
+
+
+@dataclass
+class Sums:
+    """What is added up over the entries; the embeddings' gradients are still to be multiplied by the scale."""
+
+    value: Tensor
+    """Of softplus(s) - z s, float64."""
+    bias: Tensor
+    """Of sigma(s) - z, float64."""
+    queries: Tensor | None
+    """(B, D) of (sigma - z) d; None where it is not wanted."""
+    documents: Tensor | None
+    """(N, D) of (sigma - z) q; None where it is not wanted."""
+    with_gradients: bool = True
+
+    @classmethod
+    def zeros(cls, queries: Tensor, documents: Tensor, wanted: tuple[bool, bool, bool, bool]) -> Sums:
+        """`wanted`: the gradients of queries, documents, scale (found from that of queries) and bias."""
+        exact = torch.float32 if queries.device.type == "mps" else torch.float64
+        value = torch.zeros((), dtype=exact, device=queries.device)
+        return cls(
+            value,
+            value.clone(),
+            torch.zeros_like(queries) if wanted[0] or wanted[2] else None,
+            torch.zeros_like(documents) if wanted[1] else None,
+            any(wanted),
+        )
+
+    def gradients(
+        self, queries: Tensor, scale: Tensor, count: Tensor | int, wanted: tuple[bool, bool, bool, bool]
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        """Those of the loss divided by `count`, None where not wanted; the sums are used up."""
+        grad_scale = None
+        if wanted[2] and self.queries is not None:
+            by_query = torch.einsum("bd,bd->b", queries, self.queries)
+            grad_scale = (by_query.sum(dtype=self.bias.dtype) / count).to(queries.dtype)
+        for gradient in (self.queries, self.documents):
+            if gradient is not None:
+                gradient.mul_(scale / count)
+        grad_bias = (self.bias / count).to(queries.dtype) if wanted[3] else None
+        return self.queries if wanted[0] else None, self.documents, grad_scale, grad_bias
+
+
+def add_host_tiles(
+    sums: Sums,
+    queries: Tensor,
+    documents: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    targets: GradedTargets,
+    shape: tuple[int, int],
+) -> None:
+    """Add loss and gradients of every entry, a tile of `shape` at a time, in the type of the embeddings.
+
+    Numbers are read from tensors, which costs nothing here and would make a GPU wait.
+    """
+    tiles, known = _tiles(targets, shape)
+    alpha, beta = float(scale), float(bias)
+    largest = abs(alpha) * float(_largest_norm(queries) * _largest_norm(documents)) + beta
+    logits_buffer = queries.new_empty(min(shape[0], len(queries)) * min(shape[1], len(documents)))
+    sigma_buffer = torch.empty_like(logits_buffer) if largest < LARGEST_EXPONENT else None
+    half_buffer = queries.new_empty(len(logits_buffer) // 2 + 1)
+    for tile in tiles:
+        q, d = queries[tile.rows], documents[tile.columns]
+        logits = logits_buffer[: len(q) * len(d)].view(len(q), len(d))
+        torch.addmm(logits, q, d.T, beta=0, alpha=alpha, out=logits).add_(beta)
+        rows, columns, relevance = (part[tile.known] for part in known)
+        picked = logits[rows, columns]
+        masked = relevance.isnan()
+        z = relevance.nan_to_num(0.0).to(logits.dtype)
+        sums.value -= (z * picked).sum(dtype=sums.value.dtype)
+        base = None if targets.unlabelled is None else targets.unlabelled.block(tile.rows, tile.columns).to(logits)
+        if base is not None:  # before known logits become -inf, which times 0 would be NaN
+            base[rows, columns] = 0.0
+            sums.value -= torch.linalg.vecdot(base, logits).sum(dtype=sums.value.dtype)
+        logits[rows, columns] = torch.where(masked, -math.inf, picked)  # softplus and sigma are 0 there
+        sigma = _softplus_and_sigma(logits, sigma_buffer, half_buffer, largest, sums.value)
+        if not sums.with_gradients:
+            continue
+        sigma[rows, columns] -= z
+        if base is not None:
+            sigma -= base
+        sums.bias += sigma.sum()
+        if sums.queries is not None:
+            sums.queries[tile.rows].addmm_(sigma, d)
+        if sums.documents is not None:
+            sums.documents[tile.columns].addmm_(sigma.T, q)
+
+
+@dataclass(frozen=True)
+class _Tile:
+    rows: slice
+    columns: slice
+    known: slice
+    """Place of its known entries in the sorted targets."""
+
+
+def _tiles(targets: GradedTargets, shape: tuple[int, int]) -> tuple[list[_Tile], tuple[Tensor, Tensor, Tensor]]:
+    """Every tile of the batch, and the known entries sorted by tile with rows and columns inside their tile."""
+    queries, documents = targets.shape
+    across = -(-documents // shape[1]) if documents else 0
+    number = targets.rows // shape[0] * across + targets.columns // shape[1]
+    order = torch.argsort(number, stable=True)
+    rows, columns = targets.rows[order] % shape[0], targets.columns[order] % shape[1]
+    tiles = list(blocks(queries, documents, shape))
+    ends = torch.searchsorted(number[order], torch.arange(len(tiles), device=number.device), right=True).tolist()
+    starts = [0, *ends][: len(tiles)]
+    known = [slice(start, end) for start, end in zip(starts, ends, strict=True)]
+    return (
+        [_Tile(*block, part) for block, part in zip(tiles, known, strict=True)],
+        (rows, columns, targets.relevance[order]),
+    )
+
+
+def _softplus_and_sigma(
+    logits: Tensor, sigma_buffer: Tensor | None, half_buffer: Tensor, largest: float, total: Tensor
+) -> Tensor:
+    """Add the sum of softplus(logits) to `total` and return sigma(logits); `logits` is overwritten.
+
+    With u = exp(s), sigma = u / (1 + u) and softplus = log(1 + u). Logarithms are the slow part, so pairs are
+    multiplied first: (1 + a)(1 + b) = 1 + (a + b + ab), without cancellation, as often as no product can overflow.
+    """
+    if sigma_buffer is None:
+        total += _softplus(logits).sum(dtype=total.dtype)
+        return logits.sigmoid_()
+    sigma = sigma_buffer[: logits.numel()].view(logits.shape)
+    u = logits.exp_()
+    torch.add(u, 1.0, out=sigma)
+    torch.div(u, sigma, out=sigma)
+    flat, bound = u.view(-1), max(largest, 0.0) + 0.7
+    while 2 * bound < LARGEST_EXPONENT and flat.numel() > 1 and flat.numel() % 2 == 0:
+        first, second = flat.chunk(2)
+        product = half_buffer[: first.numel()] if flat.data_ptr() == u.data_ptr() else first
+        torch.addcmul(first, first, second, out=product)
+        product.add_(second)
+        flat, bound = product, 2 * bound
+    total += flat.log1p_().sum()
+    return sigma
+
+
+def _softplus(logits: Tensor) -> Tensor:
+    """log(1 + exp(s)), exact for every s (torch's softplus returns s above 20)."""
+    return -torch.nn.functional.logsigmoid(-logits)
+
+
+def _largest_norm(vectors: Tensor) -> Tensor:
+    return vectors.norm(dim=1).amax() if len(vectors) else vectors.new_zeros(())
+
+
+def add_tiles(
+    sums: Sums,
+    queries: Tensor,
+    documents: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    targets: GradedTargets,
+    dtype: torch.dtype,
+    shape: tuple[int, int],
+) -> None:
+    """Add loss and gradients of every entry, a tile of `shape` at a time, with products of this type.
+
+    Entries without a grade come from the tiles, whose logits and sums are float32; those with a grade from a pass of
+    their own, float32 throughout. The processor never waits for the device.
+    """
+    q, d = queries.to(dtype), documents.to(dtype)
+    entries = min(shape[0], len(q)) * min(shape[1], len(d))
+    buffers = DeviceTiles(entries, dtype, q.device)
+    for rows, columns in blocks(len(q), len(d), shape):
+        base = None if targets.unlabelled is None else targets.unlabelled.block(rows, columns)
+        scored = buffers.score(q[rows], d[columns], scale, bias, places(targets, rows, columns, entries), base)
+        sums.value += scored.value.sum(dtype=sums.value.dtype)
+        sums.bias += scored.sigma.sum(dtype=sums.bias.dtype)
+        if sums.queries is not None:
+            add_product(sums.queries[rows], scored.gradient, d[columns])
+        if sums.documents is not None:
+            add_product(sums.documents[columns], scored.gradient.T, q[rows])
+    _add_known(sums, queries, documents, scale, bias, targets)
+
+
+def _add_known(
+    sums: Sums, queries: Tensor, documents: Tensor, scale: Tensor, bias: Tensor, targets: GradedTargets
+) -> None:
+    for rows, columns, relevance in known_parts(queries, targets):
+        logits = scale * (queries[rows] * documents[columns]).sum(dim=1) + bias
+        z, masked = relevance.nan_to_num(0.0).to(logits.dtype), relevance.isnan()
+        value = torch.logaddexp(logits, logits.new_zeros(())) - z * logits
+        weight = (logits.sigmoid() - z).masked_fill(masked, 0.0)
+        sums.value += value.masked_fill(masked, 0.0).sum(dtype=sums.value.dtype)
+        sums.bias += weight.sum(dtype=sums.bias.dtype)
+        add_outer((sums.queries, sums.documents), (queries, documents), (rows, columns), weight)
+
+
+class DeviceTiles:
+    """Scores tile after tile in buffers of its own: two of float32 and one of the products' type.
+
+    PyTorch's own operations one after the other; nothing waits for the device.
+    """
+
+    bytes_per_entry: ClassVar[dict[torch.dtype, int]] = {torch.bfloat16: 10, torch.float32: 8, torch.float64: 16}
+    """Of its buffers, by the type of the products."""
+
+    def __init__(self, entries: int, dtype: torch.dtype, device: torch.device) -> None:
+        wide = torch.promote_types(dtype, torch.float32)
+        self._logits = torch.empty(entries + 1, dtype=wide, device=device)
+        self._softplus = torch.empty(entries, dtype=wide, device=device)
+        self._rounded = self._logits if dtype == wide else torch.empty(entries, dtype=dtype, device=device)
+
+    def score(
+        self, queries: Tensor, documents: Tensor, scale: Tensor, bias: Tensor, known: Tensor, base: Tensor | None = None
+    ) -> Scored:
+        """Score (R, D) queries and (C, D) documents.
+
+        Args:
+            queries: of the tile.
+            documents: of the tile.
+            scale: alpha.
+            bias: beta.
+            known: positions of known entries in the flat tile; for those of other tiles the number of the buffers'
+                entries.
+            base: (R, C) targets of the other entries; None: 0.
+        """
+        shape = (len(queries), len(documents))
+        entries = math.prod(shape)
+        logits = multiply(queries, documents.T, out=self._logits[:entries].view(shape))
+        torch.addcmul(bias, logits, scale, out=logits)
+        expected = logits.new_zeros(())
+        if base is not None:  # `known` may name the place behind the last entry, so that there has to be one
+            padded = torch.nn.functional.pad(base.to(logits.dtype).view(-1), (0, len(self._logits) - entries))
+            base = padded.index_fill_(0, known, 0.0)[:entries].view(shape)
+            expected = (base * logits).sum(dim=1)  # before known logits are -inf, which times 0 is NaN
+        self._logits.index_fill_(0, known, -math.inf)
+        softplus = torch.logaddexp(logits, logits.new_zeros(()), out=self._softplus[:entries].view(shape))
+        value = softplus.sum(dim=1) - expected
+        sigma = logits.sigmoid_()
+        if base is not None:
+            sigma -= base
+        total = sigma.sum(dim=1)
+        if self._rounded is not self._logits:
+            sigma = self._rounded[:entries].view(shape).copy_(sigma)
+        return Scored(value, total, sigma)
+
+
+class Scored(NamedTuple):
+    """What is said of a tile of R queries and C documents, whose known entries do not count."""
+
+    value: Tensor
+    """Sum of softplus(s), in parts of float32."""
+    sigma: Tensor
+    """Sum of sigma(s), likewise."""
+    gradient: Tensor
+    """(R, C) sigma(s), rounded to the type of the products, 0 at known entries; overwritten by the next tile."""
+
+
+def places(targets: GradedTargets, rows: slice, columns: slice, elsewhere: int) -> Tensor:
+    """(M,) place of each known entry in the flat tile, `elsewhere` for those of other tiles.
+
+    All M are looked at for every tile: picking those of one would tell the processor their number.
+    """
+    row, column = targets.rows - rows.start, targets.columns - columns.start
+    height, width = rows.stop - rows.start, columns.stop - columns.start
+    inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+    return torch.where(inside, row * width + column, elsewhere)
+
+
+def blocks(queries: int, documents: int, shape: tuple[int, int]) -> Iterator[tuple[slice, slice]]:
+    """Rows and columns of every tile."""
+    for row in range(0, queries, shape[0]):
+        for column in range(0, documents, shape[1]):
+            yield slice(row, min(row + shape[0], queries)), slice(column, min(column + shape[1], documents))

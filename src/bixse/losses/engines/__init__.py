@@ -1,1 +1,0 @@
-"""What the losses compute with: the fused binary cross-entropy, blocks of rows, pairs, several processes."""

@@ -1,1 +1,0 @@
-"""Merging a tuned encoder with its base model."""
