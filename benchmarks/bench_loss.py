@@ -23,7 +23,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from bixse.lab.paper.memory import peak_beyond_gradients
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, normalize
 
