@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, NamedTuple
 
-from bixse.judging.shards import ROWS
+from bixse.judging.ask_shards import ROWS
 from bixse.lab.lab_config import EncoderSize
 from bixse.lab.studies.study_plan import operations, weight_bytes
 from bixse.scale.index.index_files import group_rows, shard_rows

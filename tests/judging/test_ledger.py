@@ -18,6 +18,7 @@ from bixse.judging.grade import grade
 from bixse.judging.grade_settings import GradeSettings
 from bixse.judging.judge import Answer, Completion, Question, Usage
 from bixse.judging.ledger import Ledger
+from bixse.judging.ledgers.ledger_files import answers_by_status
 from helpers.ledger_worker import elsewhere, here
 from helpers.scripted_judge import ScriptedJudge, planted, some_pairs
 
@@ -77,7 +78,7 @@ def test_a_later_answer_replaces_one_without_a_grade_and_the_first_is_kept_aside
         ledger.write("key", Answer("truncated", "verbal", text="well"))
         ledger.write("key", Answer("graded", "verbal", grade=1.0))
         assert ledger.find("key").status == "graded"
-        assert len(ledger) == 1
+        assert answers_by_status(ledger.path) == {"graded": 1}
         (old,) = ledger.store._file.execute("SELECT answer FROM earlier").fetchall()
         assert Answer.from_json(old[0]).status == "truncated"
 

@@ -28,11 +28,7 @@ _FIRST_COMPLETION = 16
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of a run; what was answered until then is kept.
-
-    Raises:
-        InputError: a limit below 0 or not finite.
-    """
+    """Limits of a run; what was answered until then is kept."""
 
     max_usd: float | None = None
     """US dollars of this run; requests in flight are counted at the highest price seen."""
@@ -98,11 +94,7 @@ class Asking(Generic[Kept]):
         self._guessed = 0.0  # dollars of answers that came without a number of tokens
 
     def run(self, questions: Iterable[tuple[str, Question]], step: Step | None = None) -> None:
-        """Answer questions from the ledger, and ask for the rest; an answer is kept the moment it comes.
-
-        Raises:
-            InputError: with `strict`, an answer of another model.
-        """
+        """Answer questions from the ledger, and ask for the rest; an answer is kept the moment it comes."""
         asked = reused = 0
         for _ in self.each(questions):
             if step is not None:

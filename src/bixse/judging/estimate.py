@@ -155,7 +155,7 @@ def _known(path: Path, keys: Iterable[str], identity: Mapping[str, Any], strict:
     with Ledger(path) as ledger:
         keys = list(keys)
         ledger.load(keys)
-        found = ((key, ledger.find(key)) for key in (keys if len(ledger) else ()))
+        found = ((key, ledger.find(key)) for key in keys)
         return {
             key: answer
             for key, answer in found

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bixse.data.pairs_files import load_pairs
 from bixse.errors import IncompleteError, InputError
 from bixse.judging.ask import Asking
+from bixse.judging.ask_shards import AskShards, asked_shards, content_of, cut_pairs, with_ledger
 from bixse.judging.estimate import Estimate, estimate
 from bixse.judging.grade import (
     JUDGEMENTS_NAME,
@@ -25,7 +26,6 @@ from bixse.judging.grade import (
 from bixse.judging.judge import stored_identity
 from bixse.judging.ledger import Ledger
 from bixse.judging.ledgers.segment_answers import is_one_file, make_folder
-from bixse.judging.shards import AskShards, asked_shards, content_of, cut_pairs, with_ledger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,23 +120,8 @@ def grade_shards(
     are found within a shard alone; each shard has its share, by rows, of `max_usd` and `max_pairs`. The same call again
     does the shards that are missing or have pairs without an answer.
 
-    Args:
-        config: pairs, judge and engine; without `shards` those of 50,000 rows.
-        out: output folder, which all machines share.
-        judge: what `config` opens, for this process and to know it by; other processes open their own.
-        progress: makes a progress callback from a title and a total.
-
-    Raises:
-        InputError: pairs, judge, ledger or engine cannot be used, or a machine does not find what is here.
-        ModelError: a machine has another judge.
-        IncompleteError: shards failed twice; the others are kept.
-        StorageError: the folder or the ledger cannot be written.
-
-    Example:
-        ::
-
-            config = GradeConfig(judge="http://localhost:8000", pairs="pairs/", shards=100, engine="ranks")
-            grade_shards(config, "/shared/grade", config.open()).summary["statuses"]
+    All machines share the folder `out`. `judge` is the one that `config` opens, for this process and to know it by;
+    other processes open their own. Shards that failed twice end the run with an IncompleteError; the others are kept.
     """
     place = config.chosen_engine(here=config.processes is None)
     job, record = _opened(config, Path(out).absolute(), judge)
@@ -160,10 +145,7 @@ def grade_shards(
 
 
 def estimate_shards(config: GradeConfig, out: str | Path, judge: Judge) -> tuple[Estimate, float]:
-    """What the first shard would take, and how many times as many rows there are; errors are those of `grade_shards`.
-
-    The answers of its pilot are kept in the ledger of `out`.
-    """
+    """Estimate the first shard, and give how many times as many rows there are; the answers of its pilot are kept."""
     job, record = _opened(config, Path(out).absolute(), judge)
     record.save("interrupted")
     if config.pilot != 0 and not is_one_file(job.ledger):

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
-    from bixse.judging.ledgers.sqlite_answers import AnswerStore
 
 Kept = TypeVar("Kept", bound=Answer | Completion, default=Answer)
 """What a ledger keeps."""
@@ -34,11 +33,8 @@ class Ledger(Generic[Kept]):
 
     Processes that share a ledger claim each question before they ask it; the claims of a process that is gone count no
     longer. In a folder a claim may be seen up to a second later, on a network file system up to a minute; two
-    processes that claim the same question within that time both get it.
-
-    Raises:
-        InputError: the file or folder is no ledger, damaged, or of a later version.
-        StorageError: it cannot be written.
+    processes that claim the same question within that time both get it. An InputError tells what is no ledger, damaged
+    or of a later version.
 
     Example:
         >>> import tempfile
@@ -51,8 +47,7 @@ class Ledger(Generic[Kept]):
 
     def __init__(self, path: str | Path, kind: type[Kept] = Answer) -> None:  # type: ignore[assignment]
         self.path, self._kind = Path(path), kind
-        self.store: AnswerStore = SegmentAnswers(self.path) if self.path.is_dir() else SqliteAnswers(self.path)
-        """Where the answers are kept."""
+        self.store = SegmentAnswers(self.path) if self.path.is_dir() else SqliteAnswers(self.path)
 
     def load(self, keys: Iterable[str]) -> None:
         """Tell which keys will be looked for: in a folder they are found together, one by one takes long."""
@@ -76,10 +71,6 @@ class Ledger(Generic[Kept]):
 
     def give_back(self, key: str) -> None:
         self.store.give_back(key)
-
-    def __len__(self) -> int:
-        """Answers; in a folder those that were replaced count too."""
-        return len(self.store)
 
     def close(self) -> None:
         self.store.close()

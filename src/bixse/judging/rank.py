@@ -71,11 +71,7 @@ def rank(
     is the row to reach for encoders.
 
     Writes run.trec, per_query.json, run.json and the folder `grades` into `out`; judge, prices, budget, progress and
-    strict are those of `grade`.
-
-    Raises:
-        InputError: collection, split or candidates cannot be used.
-        IncompleteError: the budget ended before the last candidate.
+    strict are those of `grade`. A budget that ends before the last candidate raises an IncompleteError.
     """
     target = Path(out)
     candidates, depth, min_relevant_grade = settings.candidates, settings.depth, settings.min_relevant_grade

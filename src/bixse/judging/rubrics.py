@@ -154,8 +154,7 @@ def rubric_toml(rubric: Rubric) -> str:
     name = _toml_text(rubric.name)
     told = {"summary": rubric.summary, "source": rubric.source}
     lines = [f"[{name}]", *(f"{key} = {_toml_text(text)}" for key, text in told.items() if text)]
-    lines.append(f"labels = [{', '.join(map(_toml_text, rubric.labels))}]")
-    lines.append(f"values = [{', '.join(map(repr, rubric.values))}]")
+    lines += [f"labels = [{', '.join(map(_toml_text, rubric.labels))}]", f"values = {list(rubric.values)}"]
     for variant in rubric.variants:
         lines += ["", f"[[{name}.variants]]", f"name = {_toml_text(variant.name)}"]
         lines += [f"{key} = {_toml_text(text, blocks=True)}" for key, text in
@@ -164,13 +163,11 @@ def rubric_toml(rubric: Rubric) -> str:
 
 
 def _toml_text(text: str, blocks: bool = False) -> str:
-    """A string of TOML: in quotes, or where `blocks` and it has lines, in three quotes with the lines as they are."""
-    lines = blocks and "\n" in text
-    escaped = "".join(
-        f"\\{c}" if c in '"\\' else c if (c >= " " and c != "\x7f") or (c == "\n" and lines) else f"\\u{ord(c):04x}"
-        for c in text
-    )
-    return f'"""\n{escaped}"""' if lines else f'"{escaped}"'
+    """A string of TOML; where `blocks` and it has lines, in three quotes with the lines as they are."""
+    lines = [json.dumps(line, ensure_ascii=False)[1:-1].replace("\x7f", "\\u007f") for line in text.split("\n")]
+    if blocks and len(lines) > 1:
+        return '"""\n' + "\n".join(lines) + '"""'
+    return '"' + "\\n".join(lines) + '"'
 
 
 @cache

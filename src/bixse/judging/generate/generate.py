@@ -19,12 +19,12 @@ from bixse.data.run import open_run
 from bixse.errors import BixseError, IncompleteError, InputError, InterruptedRunError
 from bixse.files.files import file_hash, write_atomically
 from bixse.judging.ask import Asking, keyed
+from bixse.judging.ask_shards import AskShards, RowShards, asked_shards, number_of_shards, with_ledger
 from bixse.judging.generate.generate_settings import GenerateConfig, QueryPrompt, WriterConfig, load_query_prompt
 from bixse.judging.grade import LEDGER_FOLDER, LEDGER_NAME
 from bixse.judging.judge import Completion, Question, Usage, stored_identity
 from bixse.judging.judges.reading import is_refusal
 from bixse.judging.ledger import Ledger
-from bixse.judging.shards import AskShards, RowShards, asked_shards, number_of_shards, with_ledger
 from bixse.preparing.mine.mined_pairs import MinedPair, pairs_path, save_mined_pairs
 
 if TYPE_CHECKING:
@@ -219,13 +219,6 @@ def generate(
     `writer` is what `config` opens, for this process and to know it by: other processes open their own. It is not
     closed here. `out` is a folder that all machines share; `progress` makes a progress callback from a title and a
     total.
-
-    Raises:
-        InputError: corpus, ledger or engine cannot be used, a machine does not find what is here, or several queries
-            per document at a temperature of 0.
-        ModelError: a machine has another writer.
-        IncompleteError: shards failed twice; the others are kept.
-        InterruptedRunError: one process without shards was stopped by Ctrl-C; texts so far are kept.
     """
     place = config.chosen_engine(here=config.processes is None)
     prompt = load_query_prompt(config.prompt)

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from bixse.errors import InputError
 from bixse.files.files import storage_errors
-from bixse.files.parquet import save_table
+from bixse.files.parquet import row_counts, save_table
 from bixse.judging.ledgers.segment_answers import folder_id, make_folder, seal_left, segments_of
 from bixse.judging.ledgers.segments import (
     GROUP_ROWS,
@@ -93,17 +93,6 @@ def answers_by_status(path: Path) -> dict[str, int]:
     """How many answers of each status a ledger holds; it may be in use, and nothing is written.
 
     In a folder answers that were replaced count too.
-
-    Raises:
-        InputError: there is no such ledger, or it is damaged.
-
-    Example:
-        >>> from bixse.judging.judge import Answer
-        >>> from bixse.judging.ledger import Ledger
-        >>> with Ledger(Path(tempfile.mkdtemp()) / "ledger.sqlite") as ledger:
-        ...     ledger.write("key of a question", Answer("graded", "verbal", grade=2.0))
-        ...     answers_by_status(ledger.path)
-        {'graded': 1}
     """
     if path.is_dir():
         counts: Counter[str] = Counter()
@@ -127,10 +116,6 @@ def merge_ledgers(ledgers: Sequence[Path], to: Path | None = None) -> tuple[Path
     Without `to` the one ledger, a folder, gets one segment in place of all that are sealed. Nothing else is deleted;
     rows that are equal are written once. Segments of living processes stay as they are. Of several merges at once each
     waits for the one before.
-
-    Raises:
-        InputError: a path is no ledger, a segment is damaged, or a file is to be merged into itself.
-        StorageError: the folder cannot be written.
     """
     target = to or ledgers[0]
     make_folder(target)
@@ -142,20 +127,15 @@ def merge_ledgers(ledgers: Sequence[Path], to: Path | None = None) -> tuple[Path
             reader = database.sql("SELECT DISTINCT * FROM stored ORDER BY key, written").to_arrow_reader(GROUP_ROWS)
             batches = (batch.cast(SCHEMA) for batch in reader)
             save_table(pa.RecordBatchReader.from_batches(SCHEMA, batches), new)
-            ((count,),) = database.execute("SELECT count(*) FROM (SELECT DISTINCT * FROM stored)").fetchall()
         with storage_errors(target):
             for path in old:
                 path.unlink(missing_ok=True)
                 numbers_of(path).unlink(missing_ok=True)
-    return target, int(count)
+    return target, sum(row_counts([new]))
 
 
 def check_ledgers(ledgers: Sequence[Path]) -> LedgerCheck:
-    """Read every row of every segment.
-
-    Raises:
-        InputError: a path is no ledger.
-    """
+    """Read every row of every segment."""
     unreadable, readable, writing = [], [], 0
     for path in _parts(ledgers):
         writing += path.suffix == OPEN
@@ -191,9 +171,26 @@ def _parts(ledgers: Iterable[Path]) -> list[Path]:
 @contextmanager
 def _opened(ledgers: Sequence[Path], parts: Sequence[Path] = ()) -> Iterator[duckdb.DuckDBPyConnection]:
     """A database with all rows of ledgers and segments as the view `stored`."""
+    import duckdb
+
     parts = [*_parts(ledgers), *parts]
+    sealed = [path for path in parts if path.suffix == SEALED]
     try:
-        with _database(parts) as database:
+        for path in sealed:
+            for _ in sealed_tables(path):  # DuckDB holds no page against its checksum
+                pass
+        with tempfile.TemporaryDirectory() as folder, duckdb.connect(Path(folder) / "rows.duckdb") as database:
+            database.execute(f"SET memory_limit = '{MEMORY_LIMIT}'; SET preserve_insertion_order = false")
+            database.execute("SET autoinstall_known_extensions = false")
+            database.register("lines", table_of(()))
+            database.execute("CREATE TABLE others AS SELECT * FROM lines")
+            rows = (row for path in parts if path not in sealed for row in _rows(path))
+            while some := list(islice(rows, GROUP_ROWS)):
+                database.register("lines", table_of(some))
+                database.execute("INSERT INTO others SELECT * FROM lines")
+            names = ", ".join("'" + str(path).replace("'", "''") + "'" for path in sealed)
+            both = f" UNION ALL SELECT * FROM read_parquet([{names}])" if sealed else ""
+            database.execute(f"CREATE VIEW stored AS SELECT * FROM others{both}")
             yield database
     except Exception as error:
         if all(path.exists() for path in parts):
@@ -202,29 +199,6 @@ def _opened(ledgers: Sequence[Path], parts: Sequence[Path] = ()) -> Iterator[duc
             f"{', '.join(sorted({str(path.parent) for path in parts if not path.exists()}))}: got segments that were "
             "sealed or merged while they were read; expected them to stay; fix: the same command again"
         ) from error
-
-
-@contextmanager
-def _database(parts: Sequence[Path]) -> Iterator[duckdb.DuckDBPyConnection]:
-    import duckdb
-
-    sealed = [path for path in parts if path.suffix == SEALED]
-    for path in sealed:
-        for _ in sealed_tables(path):  # DuckDB holds no page against its checksum
-            pass
-    with tempfile.TemporaryDirectory() as folder, duckdb.connect(Path(folder) / "rows.duckdb") as database:
-        database.execute(f"SET memory_limit = '{MEMORY_LIMIT}'; SET preserve_insertion_order = false")
-        database.execute("SET autoinstall_known_extensions = false")
-        database.register("lines", table_of(()))
-        database.execute("CREATE TABLE others AS SELECT * FROM lines")
-        rows = (row for path in parts if path not in sealed for row in _rows(path))
-        while some := list(islice(rows, GROUP_ROWS)):
-            database.register("lines", table_of(some))
-            database.execute("INSERT INTO others SELECT * FROM lines")
-        names = ", ".join("'" + str(path).replace("'", "''") + "'" for path in sealed)
-        both = f" UNION ALL SELECT * FROM read_parquet([{names}])" if sealed else ""
-        database.execute(f"CREATE VIEW stored AS SELECT * FROM others{both}")
-        yield database
 
 
 def _statuses(segment: Path) -> list[str]:

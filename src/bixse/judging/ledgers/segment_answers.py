@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from bixse.errors import InputError
 from bixse.files.files import read_text, storage_errors
-from bixse.files.parquet import row_counts
 from bixse.judging.ledgers.segments import (
     OPEN,
     SEALED,
@@ -49,10 +48,7 @@ LOOK_AFTER = 1.0
 
 
 class SegmentAnswers:
-    """Answers by the hash of their question; in memory are those that were asked for, and this process's own.
-
-    Raises the errors of `bixse.judging.ledger.Ledger`.
-    """
+    """Answers by the hash of their question; in memory are those that were asked for, and this process's own."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -100,10 +96,6 @@ class SegmentAnswers:
 
     def give_back(self, key: str) -> None:
         self._segment().writer.add(f"-{key}")
-
-    def __len__(self) -> int:
-        sealed = sum(row_counts([path for path in segments_of(self.path) if path.suffix == SEALED]))
-        return sealed + sum(1 for path in segments_of(self.path) if path.suffix == OPEN for _ in open_rows(path))
 
     def close(self) -> None:
         if self._open is not None and self._open.writer.held:
@@ -167,12 +159,7 @@ def check_no_file(path: Path) -> None:
 
 
 def make_folder(path: Path) -> str:
-    """Make a ledger that is a folder where there is none; gives its id.
-
-    Raises:
-        InputError: the folder holds something else, or the path is that of a file.
-        StorageError: it cannot be written.
-    """
+    """Make a ledger that is a folder where there is none; give its id."""
     check_no_file(path)
     with storage_errors(path):
         path.mkdir(parents=True, exist_ok=True)
@@ -232,20 +219,17 @@ def segments_of(path: Path) -> list[Path]:
     return [path / name for name in (*sorted(left), *sorted(sealed))]
 
 
-def rows_of(
-    path: Path, wanted: AbstractSet[str] | None = None, read: dict[Path, int] | None = None
-) -> Iterator[StoredRow]:
-    """All rows of a ledger, or those of the `wanted` keys; `read` gets the bytes that were read of each segment.
+def rows_of(path: Path, wanted: AbstractSet[str], read: dict[Path, int]) -> Iterator[StoredRow]:
+    """The rows of the `wanted` keys; `read` gets the bytes that were read of each segment.
 
     A segment that is sealed or merged meanwhile is read under its new name; its rows may come twice.
     """
-    read = {} if read is None else read
     while left := [entry for entry in segments_of(path) if entry not in read]:
         yield from (row for _, row in rows_in(left, wanted, read))
 
 
 def rows_in(
-    segments: Iterable[Path], wanted: AbstractSet[str] | None, read: dict[Path, int]
+    segments: Iterable[Path], wanted: AbstractSet[str], read: dict[Path, int]
 ) -> Iterator[tuple[Path, StoredRow]]:
     """The rows that come after the bytes counted in `read`, with their segments; missing segments are passed over."""
     looked_for = None
@@ -254,10 +238,8 @@ def rows_in(
             rows: Iterable[StoredRow] = ()
             if entry.suffix == OPEN:
                 rows = open_rows(entry, wanted, read)
-            elif entry not in read and wanted is None:
-                rows = sealed_rows(entry)
             elif entry not in read:
-                looked_for = looked_for or WantedKeys(sorted(wanted or ()))
+                looked_for = looked_for or WantedKeys(sorted(wanted))
                 rows = sealed_rows(entry, near) if (near := looked_for.near(entry)) else ()
             yield from ((entry, row) for row in rows)
             read.setdefault(entry, 0)

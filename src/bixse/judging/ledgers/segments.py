@@ -46,18 +46,14 @@ _KINDS: tuple[type | tuple[type, ...], ...] = (*[str] * 4, int, *[str] * 3, (flo
 
 
 class OpenSegment:
-    """A new segment of this process alone; every line is in the file, beyond this process, once `add` returns.
-
-    Raises:
-        StorageError: the folder cannot be written.
-    """
+    """A new segment of this process alone; every line is in the file, beyond this process, once `add` returns."""
 
     def __init__(self, folder: Path) -> None:
         self.writer = WriterFile(folder, "segment-")  # locked before the segment is there for others to see
         self.path = folder / f"{self.writer.name}{OPEN}"
         with storage_errors(self.path):
             self._file = self.path.open("xb", buffering=0)
-            self._put({"bixse_ledger": FORMAT, "owner": self.writer.owner})
+            self.add({"bixse_ledger": FORMAT, "owner": self.writer.owner})
 
     @property
     def is_there(self) -> bool:
@@ -65,9 +61,6 @@ class OpenSegment:
         with suppress(OSError):  # NFS, after another machine deleted the file
             return os.fstat(self._file.fileno()).st_nlink > 0
         return False
-
-    def add(self, row: StoredRow) -> None:
-        self._put(row)
 
     def close(self, rows: Sequence[StoredRow]) -> None:
         """Seal the segment with the rows that were added; without a row it is deleted."""
@@ -77,7 +70,8 @@ class OpenSegment:
         self.path.unlink(missing_ok=True)
         self.writer.close()
 
-    def _put(self, line: Any) -> None:
+    def add(self, line: Any) -> None:
+        """Write a row, or the first line."""
         with storage_errors(self.path):
             rest = memoryview(json.dumps(line, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
             while rest:
@@ -117,12 +111,7 @@ def new_lines(path: Path, read: dict[Path, int]) -> Iterator[bytes]:
 def open_rows(
     path: Path, wanted: AbstractSet[str] | None = None, read: dict[Path, int] | None = None
 ) -> Iterator[StoredRow]:
-    """The rows of an open segment that come after the bytes counted in `read`, of the `wanted` keys if given.
-
-    Raises:
-        InputError: a line cannot be read, or the segment is of another version.
-        FileNotFoundError: the segment was sealed or deleted.
-    """
+    """The rows of an open segment that come after the bytes counted in `read`, of the `wanted` keys if given."""
     read = {} if read is None else read
     for line in new_lines(path, read):
         if read[path] == len(line):
@@ -137,9 +126,6 @@ def sealed_rows(path: Path, wanted: Sequence[str] | None = None) -> Iterator[Sto
     """The rows of a sealed segment, of `wanted` keys (sorted) alone where they are given.
 
     Row groups whose range of keys has none of them are not read, and of the others the keys first.
-
-    Raises:
-        InputError: the segment cannot be read, or is of another version.
     """
     for table in sealed_tables(path, wanted):
         for batch in table.to_batches(1024):

@@ -8,7 +8,7 @@ import sqlite3
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from bixse.errors import InputError, StorageError
 from bixse.judging.ledgers.writer_files import WriterFile, claims_count, without_writer, writer_path
@@ -44,18 +44,6 @@ class StoredRow(NamedTuple):
         return self.status in USABLE, self.written
 
 
-class AnswerStore(Protocol):
-    """What a `bixse.judging.ledger.Ledger` keeps its answers in; its methods are those of the ledger."""
-
-    def load(self, keys: Iterable[str]) -> None: ...
-    def find(self, key: str) -> str | None: ...
-    def claim(self, key: str) -> bool: ...
-    def write(self, row: StoredRow) -> None: ...
-    def give_back(self, key: str) -> None: ...
-    def close(self) -> None: ...
-    def __len__(self) -> int: ...
-
-
 _TABLES = """
 CREATE TABLE IF NOT EXISTS answers (
     key TEXT PRIMARY KEY, query_id TEXT, document_id TEXT, order_name TEXT, repeat INTEGER, status TEXT, mode TEXT,
@@ -71,7 +59,7 @@ CREATE TABLE IF NOT EXISTS claims (key TEXT PRIMARY KEY, owner TEXT NOT NULL, wr
 class SqliteAnswers:
     """Answers by the hash of their question; an answer that was replaced is kept in the table `earlier`.
 
-    SQLite's write-ahead log needs a disk of this machine. Raises the errors of `bixse.judging.ledger.Ledger`.
+    SQLite's write-ahead log needs a disk of this machine.
     """
 
     def __init__(self, path: Path) -> None:
@@ -146,10 +134,6 @@ class SqliteAnswers:
     def give_back(self, key: str) -> None:
         with self._errors():
             self._file.execute("DELETE FROM claims WHERE key = ? AND owner = ?", (key, self._owner()))
-
-    def __len__(self) -> int:
-        with self._errors():
-            return int(self._file.execute("SELECT count(*) FROM answers").fetchone()[0])
 
     def close(self) -> None:
         try:

@@ -37,9 +37,6 @@ class WriterFile:
 
     Its lines name the writer, then the questions that it takes (`+KEY`) and gives back (`-KEY`). A lock on the segment
     itself would keep others from reading it on a Windows share.
-
-    Raises:
-        StorageError: the folder cannot be written.
     """
 
     def __init__(self, folder: Path, stem: str) -> None:

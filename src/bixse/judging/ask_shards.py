@@ -53,14 +53,6 @@ class RowShards:
         """The rows of a shard, from 0."""
         return range(self.total * shard // self.number, self.total * (shard + 1) // self.number)
 
-    def check(self) -> None:
-        """Refuse, by an InputError, files that are not those of which the ranges are."""
-        if content_of(self.path) != self.content:
-            raise InputError(
-                f"{self.path}: got other pairs or documents than on the machine that started this; expected the same; "
-                "fix: name a file or folder that all machines share"
-            )
-
 
 def number_of_shards(wanted: int | None, total: int) -> int:
     """Shards of so many rows: those that are wanted, or as many as have `ROWS`."""
@@ -70,11 +62,7 @@ def number_of_shards(wanted: int | None, total: int) -> int:
 def cut_pairs(path: Path, number: int | None, copy: Path) -> RowShards:
     """Cut pairs into a number of shards, or into shards of `ROWS`; of Parquet the footers alone are read.
 
-    Of another format a copy in Parquet is made, once for each content.
-
-    Raises:
-        InputError: no such file, or no row.
-        InvalidFileError: of a file that is copied every row that cannot be read.
+    Pairs of another format are copied to Parquet, once for each content.
     """
     if not _is_parquet(path):
         if not is_marked(copy, content := file_hash(path)):
@@ -124,13 +112,12 @@ class AskShards(Job[int, dict[str, Any]]):
     """The id of a ledger in a folder; "" of a file, which processes of one machine share."""
 
     def opened_here(self, opening: Callable[[], Opened]) -> Opened:
-        """Open the judge or writer of this process, on a machine that finds the same source, ledger and model.
-
-        Raises:
-            InputError: another source or ledger than where the job is from.
-            ModelError: another judge or writer.
-        """
-        self.source.check()
+        """Open the judge or writer of this process, on a machine that finds the same source, ledger and model."""
+        if content_of(self.source.path) != self.source.content:
+            raise InputError(
+                f"{self.source.path}: got other pairs or documents than on the machine that started this; expected the "
+                "same; fix: name a file or folder that all machines share"
+            )
         if self.ledger_id and not has_id(self.ledger, self.ledger_id):
             raise InputError(
                 f"{self.ledger}: got no such ledger on this machine; expected the one that this run was started with; "
@@ -168,11 +155,7 @@ class AskShards(Job[int, dict[str, Any]]):
 
 
 def with_ledger(job: Own, engine: str, record: Run) -> Own:
-    """Begin the run of a job: the record, and a ledger in a folder, which all machines share.
-
-    Raises:
-        InputError: a ledger in one file for several machines.
-    """
+    """Begin the run of a job: the record, and a ledger in a folder, which all machines share."""
     shared = engine != "local" or not is_one_file(job.ledger)
     if shared:
         check_no_file(job.ledger)
@@ -194,11 +177,8 @@ def asked_shards(
 ) -> tuple[dict[int, dict[str, Any]], dict[int, dict[str, Any]]]:
     """Have this engine's share of the shards done: summaries of those, and of others that are there.
 
-    `kept` gives what the shards of this process need, with a progress callback that `progress` makes from title and
+    `kept` makes the worker state of this process with a progress callback, which `progress` makes from title and
     total; `a_row` is the number of questions about a row.
-
-    Raises:
-        IncompleteError: shards failed twice; the others are kept.
     """
     shards = range(job.source.number)
     sizes = {shard: len(job.source.rows(shard)) * a_row for shard in place.share(shards)}
