@@ -32,8 +32,7 @@ from bixse.files.parquet import table_writer
 from bixse.judging.judge import Answer
 from bixse.judging.ledger import Ledger
 from bixse.judging.ledgers.segment_answers import SegmentAnswers, make_folder, segments_of
-from bixse.judging.ledgers.segments import SEALED, WantedKeys, seal
-from bixse.judging.ledgers.sqlite_answers import StoredRow
+from bixse.judging.ledgers.segments import SEALED, StoredRow, WantedKeys, seal
 from bixse.preparing.mine.mine_inputs import read_inputs
 from bixse.preparing.mine.mine_settings import MineConfig
 from bixse.preparing.mine.mined_pairs import MinedPair, save_mined_pairs

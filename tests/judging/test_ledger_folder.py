@@ -19,8 +19,7 @@ from bixse.judging.ledger import Ledger
 from bixse.judging.ledgers import segment_answers
 from bixse.judging.ledgers.ledger_files import answers_by_status, check_ledgers, merge_ledgers
 from bixse.judging.ledgers.segment_answers import seal_left
-from bixse.judging.ledgers.segments import seal
-from bixse.judging.ledgers.sqlite_answers import StoredRow
+from bixse.judging.ledgers.segments import StoredRow, seal
 from helpers.command import call, refused
 from helpers.scripted_judge import ScriptedJudge, some_pairs
 

@@ -18,12 +18,14 @@ from pydantic import Field, model_validator
 from bixse.errors import InputError
 from bixse.files.files import storage_errors
 from bixse.files.parquet import row_counts, save_table
+from bixse.judging.ledger import SqliteAnswers
 from bixse.judging.ledgers.segment_answers import folder_id, make_folder, seal_left, segments_of
 from bixse.judging.ledgers.segments import (
     GROUP_ROWS,
     OPEN,
     SCHEMA,
     SEALED,
+    StoredRow,
     numbers_of,
     open_rows,
     open_sealed,
@@ -31,7 +33,6 @@ from bixse.judging.ledgers.segments import (
     sealed_tables,
     table_of,
 )
-from bixse.judging.ledgers.sqlite_answers import SqliteAnswers, StoredRow
 from bixse.judging.ledgers.writer_files import alone
 from bixse.settings import Flag, Settings
 

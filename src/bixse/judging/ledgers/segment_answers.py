@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from bixse.errors import InputError
 from bixse.files.files import read_text, storage_errors
 from bixse.judging.ledgers.segments import (
+    FORMAT,
     OPEN,
     SEALED,
     OpenSegment,
@@ -23,7 +24,6 @@ from bixse.judging.ledgers.segments import (
     sealed_rows,
     writer_of,
 )
-from bixse.judging.ledgers.sqlite_answers import FORMAT
 from bixse.judging.ledgers.writer_files import claims_count, is_of_this_machine, is_quiet, without_writer
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
     from pathlib import Path
 
-    from bixse.judging.ledgers.sqlite_answers import StoredRow
+    from bixse.judging.ledgers.segments import StoredRow
 
 FOLDER_FILE = "ledger.json"
 """Says that a folder is a ledger, and which."""

@@ -7,7 +7,7 @@ import json
 import os
 from contextlib import contextmanager, suppress
 from itertools import starmap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,6 @@ import pyarrow as pa
 from bixse.errors import InputError, StorageError
 from bixse.files.files import atomic_file, storage_errors
 from bixse.files.parquet import keyed_groups, open_table, save_table
-from bixse.judging.ledgers.sqlite_answers import FORMAT, StoredRow
 from bixse.judging.ledgers.writer_files import WriterFile, writer_path
 
 if TYPE_CHECKING:
@@ -25,6 +24,33 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
     from pyarrow.parquet import ParquetFile
+
+
+FORMAT = 1
+"""Of ledgers of both kinds."""
+USABLE = ("graded", "written")
+"""Statuses of answers that are not asked again."""
+
+
+class StoredRow(NamedTuple):
+    """One answer; SQLite's columns, and those of a segment, in this order."""
+
+    key: str
+    query_id: str
+    document_id: str
+    variant: str
+    repeat: int
+    status: str
+    mode: str
+    answer: str
+    """As JSON."""
+    written: float
+    """Seconds since 1970."""
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """Of several answers to one question that with the highest stands: a usable one, then the latest."""
+        return self.status in USABLE, self.written
 
 
 OPEN, SEALED = ".jsonl", ".parquet"
