@@ -1,4 +1,4 @@
-"""The audit of judges: join their labels with human ones and measure what can be trusted."""
+"""The audit of judges: join their labels with human ones, measure their agreement, write audit.json and a page."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 
 
 MOST_LEVELS = 21
-"""More distinct grades are no ordinal scale."""
+"""Most distinct grades of an ordinal scale."""
 WORST_PAIRS, WORST_OF_A_QUERY = 20, 2
-"""The largest disagreements that are kept, in all and per query."""
+"""Most disagreements in a report, in total and per query."""
 
 
 def audit(
@@ -63,13 +63,10 @@ def audit(
 ) -> AuditReport:
     """Measure how far judges' labels can be trusted, with intervals by resampling queries.
 
-    The scale of the audit is that of the `human` labels; a judge on another is compared by its place on it. From
-    `relevant_from` on a pair is relevant: by default from the lowest grade in the upper half of the scale, which is 2
-    on 0 to 3, as in TREC Deep Learning. `runs`, name -> TREC run, are ranked under each side's labels.
-
-    Raises:
-        InputError: no judge, two of one name, a judge without a pair in common with the human labels, fewer than 2
-            common queries, or arguments outside their range.
+    The scale is that of the `human` labels; a judge on another is mapped to it. Pairs are relevant from the grade
+    `relevant_from` on, by default the lowest in the upper half of the scale: 2 on 0 to 3, as in TREC Deep Learning.
+    `runs`, name -> TREC run, are ranked under each side's labels. Raise InputError for no judge, two of one name, a
+    judge without a pair of the human labels, or fewer than 2 common queries.
     """
     names = [judge.name for judge in judges]
     if not names or len(set(names)) < len(names):
@@ -101,10 +98,10 @@ def audit(
 
 
 def grade_levels(human: Labels) -> Floats:
-    """The whole numbers of the human scale, or the labels found where these are none; InputError for more than 21."""
-    found = {human.scale.minimum, human.scale.maximum, *human.grades.values()}
-    whole = all(float(grade).is_integer() for grade in found)
-    levels = np.arange(human.scale.minimum, human.scale.maximum + 1) if whole else np.array(sorted(found))
+    """Return the integers of the human scale, or the labels if these are no integers; InputError for more than 21."""
+    grades = {human.scale.minimum, human.scale.maximum, *human.grades.values()}
+    integers = all(float(grade).is_integer() for grade in grades)
+    levels = np.arange(human.scale.minimum, human.scale.maximum + 1) if integers else np.array(sorted(grades))
     if len(levels) > MOST_LEVELS:
         raise InputError(
             f"{human.path}: got {len(levels)} distinct grades; expected an ordinal scale of at most {MOST_LEVELS}; "
@@ -114,7 +111,7 @@ def grade_levels(human: Labels) -> Floats:
 
 
 def first_relevant(levels: Floats, relevant_from: float | None) -> float:
-    """The grade from which a pair is relevant; the lowest in the upper half of the scale where none is stated."""
+    """Return the grade from which a pair is relevant, by default the lowest in the upper half of the scale."""
     if relevant_from is None:
         return float(levels[levels >= (levels[0] + levels[-1]) / 2][0])
     if not levels[0] < relevant_from <= levels[-1]:
@@ -126,9 +123,9 @@ def first_relevant(levels: Floats, relevant_from: float | None) -> float:
 
 
 def _common(judge: Labels, human: Labels, relevant_from: float) -> Any:
-    """The pairs that both sides graded, by their ids in order.
+    """Return the pairs that both sides graded, in order of their ids.
 
-    `human` and `judge` are grades on the human scale, `relevance` is the judge's, `relevant` 1 where people find it so.
+    `human` and `judge` are grades on the human scale, `relevance` is the judge's, `relevant` is 1 by human labels.
     """
     pairs = sorted(human.grades.keys() & judge.grades.keys())
     if not pairs:
@@ -238,7 +235,7 @@ def _worst_pairs(common: Any) -> tuple[Disagreement, ...]:
 
 
 def _self_agreement(judge: Labels, human: Labels, levels: Floats, samples: int, seed: int) -> SelfAgreement | None:
-    """Over every pair asked twice, human-labelled or not; None for fewer than 2 queries."""
+    """Compare every pair asked twice, human-labelled or not; None for fewer than 2 queries."""
     twice = sorted(judge.grades.keys() & judge.again.keys())
     query_ids = [query for query, _ in twice]
     if len(set(query_ids)) < 2:
@@ -255,7 +252,7 @@ def _self_agreement(judge: Labels, human: Labels, levels: Floats, samples: int, 
 def _differences(
     one: Any, other: Any, levels: Floats, samples: int, seed: int
 ) -> list[tuple[str, int, IntervalEstimate]]:
-    """Measure, pairs and difference on the pairs that both graded; nothing where these are of fewer than 2 queries."""
+    """Return measure, pairs and difference on the pairs that both graded; none for fewer than 2 queries."""
     pairs = one.index.intersection(other.index, sort=False)
     sides = [one.loc[pairs], other.loc[pairs]]
     query_ids = _query_ids(sides[0])
@@ -275,14 +272,14 @@ def _differences(
 
 
 NAMED = 3
-"""Judges that the title names; more are counted."""
+"""Most judges in the title."""
 QUERIES_SHOWN, LABELS_SHOWN = 10, 50
-"""How many the page shows; audit.json holds all."""
+"""Most queries and labels on the page; audit.json holds all."""
 
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What an audit found, wrote (name -> path) and warns of."""
+    """The report of an audit, its files (name -> path) and its warnings."""
 
     report: AuditReport
     artifacts: dict[str, str]
@@ -293,7 +290,7 @@ def audit_judges(settings: AuditSettings, out: str | Path) -> AuditResult:
     """Measure judges against human labels and write audit.json, audit.html and run.json.
 
     Raises:
-        InputError: a file cannot be used, or see `bixse.judging.audit.audit.audit`.
+        InputError: a file cannot be used, or see `audit`.
         OutputExistsError: `out` holds another run.
     """
     out = Path(out)
@@ -342,7 +339,7 @@ def render_audit(
     queries: Mapping[str, str] | None = None,
     documents: Mapping[str, str] | None = None,
 ) -> str:
-    """The page as text, with the texts of queries and documents by id where they are known; `created` is ISO 8601."""
+    """Return the page as text; `created` is ISO 8601, `queries` and `documents` are known texts by id."""
     return render_page(
         "audit.html.j2",
         title=_title(report),

@@ -27,38 +27,38 @@ if TYPE_CHECKING:
 
 FEW_LABELS_METRICS = ("ndcg@10", "precision@10")
 COMPLETIONS = 20
-"""Drawings of the labels that are missing."""
+"""Number of draws of the missing labels."""
 NDCG_RELEVANT, NDCG_LABELS = 4.0, 8
-"""Relevant documents per query, and labels of relevant documents, that nDCG from pairs needs. With fewer, the ideal DCG
+"""Fewest relevant documents per query, and labels of relevant documents, for nDCG from pairs. With fewer, the ideal DCG
 is too far from linear in the labels: intervals covered .5 to .88 (`docs/evaluation.md`)."""
 
 
 @dataclass(frozen=True)
 class FewLabelsEstimate:
-    """A metric of a system, or its difference to another's, with what the judge's grades were worth."""
+    """A metric of a system, or its difference to another's, with the worth of the judge's grades."""
 
     metric: str
     system: str
     baseline: str | None
-    """The value is that of the system minus that of this one; None: it is that of the system."""
+    """The system that is subtracted; None for a value of one system."""
     queries: IntervalEstimate
-    """Value and interval for queries like these: it covers the choice of queries and of labels. The ends are None where
-    the labels are too few, or too much alike, to say."""
+    """Value and interval for queries like these, over the choice of queries and of labels. The ends are None if the
+    labels are too few, or too much alike."""
     labels: IntervalEstimate
-    """The same value with the interval for these very queries: where it would lie if people labelled every pair."""
+    """The same value with the interval for these very queries, as if people labelled every pair."""
     plain: IntervalEstimate
-    """As `labels`, from the labels alone."""
+    """`labels` without the judge."""
     judge: float
-    """From the judge's grades alone, as if they were people's labels: biased as the judge is."""
+    """Value from the judge's grades alone, with the judge's bias."""
     labels_worth: int | None
-    """Labels that would give an interval as narrow without the judge; None where that is not known."""
+    """Labels for an equally narrow interval without the judge; None if unknown."""
     labels_to_decide: int | None
-    """Further labels after which the interval would leave out 0, if the difference stays what it is; None where it does
-    so already, or where labels of these queries cannot."""
+    """Further labels until the interval leaves out 0, if the difference stays the same; None if it does already, or if
+    labels of these queries cannot achieve it."""
     queries_to_decide: int | None
-    """Queries, labelled in full, after which it would; None where labels decide."""
+    """Fully labelled queries until then; None if labels decide."""
     approximate: bool
-    """The ideal ranking is estimated: unbiased to first order alone."""
+    """True for an estimated ideal ranking, which is unbiased to first order only."""
 
 
 @dataclass(frozen=True)
@@ -67,22 +67,20 @@ class FewLabels:
 
     estimates: tuple[FewLabelsEstimate, ...]
     drawn: str
-    """What was drawn: "pairs" or "queries"."""
+    """"pairs" or "queries"."""
     labelled: int
-    """Labels used."""
     labelled_queries: int
     pairs: int
-    """Graded pairs: the pool."""
+    """Graded pairs of the pool."""
     pool_queries: int
     outside: int
-    """Labels of pairs without a grade: left out."""
+    """Labels of pairs without a grade; left out."""
     ungraded: Mapping[str, int]
-    """System -> documents it shows within the deepest cut-off that nobody graded: they count as irrelevant."""
+    """System -> number of ungraded documents within the deepest cut-off; they count as irrelevant."""
     left_out: str | None = None
-    """Why there is no nDCG, where none was asked for by name: relevance is too rare."""
+    """Reason for no nDCG by default: relevance is too rare."""
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
         return asdict(self)
 
 
@@ -96,17 +94,17 @@ def evaluate_few_labels(
 ) -> FewLabels:
     """Estimate metrics that people's labels of every graded pair would give, from labels of a sample.
 
-    The estimate is the judge's value corrected by how far its grades are from the labels, whatever they are worth: see
-    `bixse.judging.audit.labelled_sample`. precision@k, and nDCG@k where whole queries were labelled, are unbiased
-    (exactly, where queries were drawn independently of each other); nDCG@k from pairs is so to first order, since the
-    ideal DCG of a query is estimated.
+    The estimate is the judge's value corrected by the differences of its grades from the labels: see
+    `bixse.judging.audit.labelled_sample`. precision@k, and nDCG@k from whole queries, are unbiased (exactly, for
+    queries drawn independently of each other); nDCG@k from pairs is unbiased to first order, since the ideal DCG is
+    estimated.
 
     Args:
         runs: name -> run; each pair of systems is compared.
-        grades: the judge's relevance in [0, 1] of every pair of the pool, all of whose queries count.
-        labels: people's relevance in [0, 1] of the pairs that were drawn.
-        probabilities: how probable it was that each of these would be drawn; None: all alike.
-        metrics: "ndcg@k" and "precision@k"; None: nDCG@10, where the labels bear it, and precision@10.
+        grades: the judge's relevance in [0, 1] of every pair of the pool; all its queries count.
+        labels: people's relevance in [0, 1] of the drawn pairs.
+        probabilities: probability of each drawn pair; None for equal ones.
+        metrics: "ndcg@k" and "precision@k"; None for precision@10 and, given enough labels, nDCG@10.
         relevant_from: relevance from which a label counts as relevant for precision.
 
     Raises:
@@ -166,7 +164,7 @@ def evaluate_few_labels(
 
 
 def _too_rare_for_ndcg(pool: JudgedPool) -> str | None:
-    """What is missing for nDCG from pairs; None where it holds, as it does from whole queries."""
+    """Return the reason against nDCG from pairs, or None."""
     if pool.whole_queries:
         return None
     counts, found = 1 / pool.sample.probability, int((pool.labels > 0).sum())
@@ -227,7 +225,7 @@ def _estimate(
 
 
 def _weights(ranks: Any, measure: str, depth: int) -> Floats:
-    """(U,) what a relevant document adds at its rank."""
+    """Return (U,) gains of a relevant document at its rank."""
     shown = (ranks > 0) & (ranks <= depth)
     worth = 1 / np.log2(np.maximum(ranks, 1) + 1) if measure == "ndcg" else np.full(len(ranks), 1 / depth)
     found: Floats = np.where(shown, worth, 0.0)
@@ -235,7 +233,7 @@ def _weights(ranks: Any, measure: str, depth: int) -> Floats:
 
 
 def _values(pool: JudgedPool, relevance: Floats, weight: Floats, measure: str, depth: int) -> Floats:
-    """(Q,) the metric of (U,) relevances; 0 for a query without a relevant document."""
+    """Return the (Q,) metric of (U,) relevances; 0 for a query without a relevant document."""
     gain = pool.sample.sum_by_query(weight * relevance)
     return np.nan_to_num(quotient(gain, pool.ideal(relevance, depth))) if measure == "ndcg" else gain
 
@@ -243,7 +241,7 @@ def _values(pool: JudgedPool, relevance: Floats, weight: Floats, measure: str, d
 def _from_queries(
     pool: JudgedPool, weight: Floats, measure: str, depth: int, relevant_from: float, judge: bool
 ) -> SampledMean:
-    """Of labelled queries the metric is known: the units are queries."""
+    """Estimate with queries as units: the metric of labelled queries is known."""
     sample, labels = pool.of_queries, np.zeros(len(pool.pairs))
     labels[pool.sample.labelled] = pool.labels
     if measure == "precision":
@@ -259,7 +257,7 @@ def _from_queries(
 def _precision_from_pairs(
     pool: JudgedPool, weight: Floats, depth: int, relevant_from: float, judge: bool
 ) -> SampledMean:
-    """A sum over documents: each label stands for 1 / probability of them."""
+    """Estimate a sum over documents: each label stands for 1 / probability of them."""
     sample = pool.sample
     known = (pool.labels >= relevant_from).astype(np.float64)
     predicted = sample.predict(known[:, None], pool.grades if judge else None, weight)[:, 0]
@@ -269,12 +267,12 @@ def _precision_from_pairs(
 
 
 def _ndcg_from_pairs(pool: JudgedPool, weight: Floats, depth: int, relevant_from: float, judge: bool) -> SampledMean:
-    """NDCG of labels where they are known and of drawn ones elsewhere, corrected to first order.
+    """Estimate nDCG from known labels and random ones elsewhere, corrected to first order.
 
-    The ideal DCG needs only how many documents n_j of a query reach each level z_j: it is sum_j (z_j - z_{j-1}) D(n_j),
-    D(n) the DCG of n documents of relevance 1. Levels of documents without a label are drawn from their predicted
-    probabilities and the metric is averaged over the drawings, as PRECISE integrates it over a judge's probabilities
-    (arXiv:2606.05308). Derivatives then carry each label's residual to the documents that were not drawn.
+    The ideal DCG needs only the number n_j of a query's documents that reach each level z_j: it is sum_j (z_j -
+    z_{j-1}) D(n_j) with the DCG D(n) of n documents of relevance 1. Levels of unlabelled documents are drawn from their
+    predicted probabilities and the metric is averaged over the draws, as PRECISE integrates it over a judge's
+    probabilities (arXiv:2606.05308). Derivatives then carry each label's residual to the documents that were not drawn.
     """
     sample = pool.sample
     levels = np.unique(pool.labels[pool.labels > 0]) if pool.labels.any() else np.ones(1)
@@ -303,7 +301,7 @@ def _ndcg_from_pairs(pool: JudgedPool, weight: Floats, depth: int, relevant_from
 
 
 def _to_decide(found: SampledMean) -> tuple[float | None, int | None]:
-    """Labels, or queries, after which the interval leaves out 0, if the value stays what it is."""
+    """Return labels, or queries, until the interval leaves out 0, if the value stays the same."""
     interval = found.of_queries()
     if interval.low is None or interval.high is None or interval.side != "across" or not found.value:
         return None, None
@@ -320,7 +318,7 @@ _WORDS = {"above": "better", "below": "worse", "across": "no difference"}
 
 
 def few_labels_text(found: FewLabels) -> str:
-    """A table, what each difference comes to, and what was left out."""
+    """Write a table, a verdict on each difference, and the omissions."""
     lines = [
         f"{found.labelled} labels of {found.labelled_queries} queries ({found.drawn} were drawn); {found.pairs} graded "
         f"pairs of {found.pool_queries} queries",
