@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
+from bixse.data.collection import load_collection
 from bixse.data.columns import text_id
+from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.trec import qrels_rows
 from bixse.errors import InputError, InvalidFileError
 from bixse.files.rows import FORMATS, files_of, kind_of, read_rows, text_lines
@@ -28,7 +30,7 @@ from bixse.relevance import GradeScale
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from bixse.judging.audit.audit_settings import LabelSettings
+    from bixse.judging.audit.audit_settings import AuditSettings, LabelSettings
 
 
 LabelStatus: TypeAlias = Literal["graded", "final", "cannot-tell", "skipped", "undone"]
@@ -372,3 +374,17 @@ def labels_of(settings: LabelSettings, judges: Iterable[Path]) -> tuple[Labels, 
         replace(judge, name=str(Path(judge.path).with_suffix(""))) if names.count(judge.name) > 1 else judge
         for judge in found
     ]
+
+
+def texts_of(settings: AuditSettings) -> tuple[Mapping[str, str], Mapping[str, str], dict[str, Path]]:
+    """Return known texts of queries and documents by id, and the files that hold them."""
+    if settings.pairs is not None:
+        found = load_graded_pairs(settings.pairs)
+        queries = dict(zip(found.query_ids, found.queries, strict=True))
+        return queries, dict(zip(found.document_ids, found.documents, strict=True)), {"pairs": settings.pairs}
+    if settings.collection is not None:
+        texts = load_collection(settings.collection, splits=[])
+        documents = {identifier: document.content for identifier, document in texts.corpus.items()}
+        files = {name: settings.collection / f"{name}.jsonl" for name in ("corpus", "queries")}
+        return texts.queries, documents, files
+    return {}, {}, {}
