@@ -206,23 +206,13 @@ class AuditReport:
     def text(self) -> str:
         rows: list[list[str | int | float | None]] = []
         for judge in self.judges:
-            values = {name: format_number(estimate.value) for name, estimate in judge.measures.items()}
+            names = ("exact", "kappa", "quadratic_kappa", "binary_kappa", "kendall")
+            exact, value, *others = (format_number(judge.measures[name].value) for name in names)
             kappa, calibration = judge.measures["kappa"], judge.calibration
-            top = judge.by_grade[-1]
-            rows.append(
-                [
-                    judge.name,
-                    judge.pairs,
-                    values["exact"],
-                    f"{values['kappa']} {format_interval(kappa.low, kappa.high)}",
-                    values["quadratic_kappa"],
-                    values["binary_kappa"],
-                    values["kendall"],
-                    f"{format_number(calibration.brier)} ({format_number(calibration.base_rate_brier)})",
-                    calibration.ece,
-                    format_number(top.relevant, 2),
-                ]
-            )
+            brier = f"{format_number(calibration.brier)} ({format_number(calibration.base_rate_brier)})"
+            top = format_number(judge.by_grade[-1].relevant, 2)
+            interval = format_interval(kappa.low, kappa.high)
+            rows.append([judge.name, judge.pairs, exact, f"{value} {interval}", *others, brier, calibration.ece, top])
         head = ["judge", "pairs", "same", "kappa", "quadratic", "binary", "tau-b", "Brier (constant)", "ECE",
                 "relevant at top grade"]  # fmt: skip
         low, high = self.scale
