@@ -10,7 +10,6 @@ from scipy import stats
 from bixse import evaluate_few_labels
 from bixse.errors import InputError
 from bixse.evaluation.metrics import evaluate_run
-from bixse.judging.audit.few_labels import few_labels_text
 
 PRECISION = ["precision@2"]
 
@@ -118,7 +117,7 @@ def test_ndcg_from_pairs_is_refused_where_relevance_is_rare():
             evaluate_few_labels({"a": run}, grades, drawn, metrics=["ndcg@10"])
         found = evaluate_few_labels({"a": run}, grades, drawn)
         assert {own.metric for own in found.estimates} == {"precision@10"} and "at least 14" in found.left_out
-        assert found.left_out in few_labels_text(found)
+        assert found.left_out in found.text()
     whole = {pair: z for pair, z in labels.items() if pair[0] in ("q03", "q07", "q11", "q19")}
     assert evaluate_few_labels({"a": run}, grades, whole, metrics=["ndcg@10"]).left_out is None
 

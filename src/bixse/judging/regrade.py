@@ -1,12 +1,13 @@
-"""Between epochs: a judge grades the assumed zeros that the encoder believes least, and training goes on with them."""
+"""Between epochs, a judge grades likely false negatives: the assumed zeros that the encoder believes least."""
 
 from __future__ import annotations
 
 import json
 import logging
 import signal
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -44,11 +45,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 KEPT_FOR_ONE = 8
-"""Suspects that are kept for each that can be asked: some have a grade that the batch is not told of."""
+"""Candidates kept per pair of the budget: some have a grade that the batch does not know."""
 
 
 class _Grades(NamedTuple):
-    """New grades, by the numbers of groups and documents."""
+    """New grades by the numbers of groups and documents."""
 
     groups: NDArray[np.int64]
     documents: NDArray[np.int64]
@@ -56,14 +57,11 @@ class _Grades(NamedTuple):
 
 
 class Regrading(TrainerCallback):
-    """Asks a judge before every epoch but the first, after the checkpoint of the epoch before is written.
+    """A callback that asks a judge before every epoch but the first, after the checkpoint of the previous epoch.
 
-    All ranks agree on the pairs; the first one asks, and tells the others what came back. The grades count as the data
-    set's own from then on. A resumed run takes the grades of the epochs behind it from its folder.
-
-    Raises:
-        InputError: no epoch follows another, or the loss takes no ungraded document for irrelevant.
-        BixseError: the judge cannot be opened.
+    All ranks agree on the pairs; the first one asks, and broadcasts the answers. From then on the grades count as the
+    data set's own. A resumed run reads the grades of earlier epochs from its folder. Raise InputError for a single
+    epoch, or a loss that takes no ungraded document for irrelevant, BixseError for a judge that cannot be opened.
     """
 
     def __init__(self, config: RegradeConfig, out: Path, trainer: GradedTrainer, steps: int, per_epoch: int) -> None:
@@ -82,10 +80,14 @@ class Regrading(TrainerCallback):
             )
         trainer.collect_suspects(KEPT_FOR_ONE * config.budget)
         if is_main_process():
-            _judging(config).open().close()
+            self.judging.open().close()
+
+    @cached_property
+    def judging(self) -> JudgeConfig:
+        return _judging(self.config)
 
     def warnings(self) -> list[str]:
-        """Of epochs whose questions were not all answered."""
+        """Return one warning per epoch with unanswered questions."""
         return [
             f"regrade: after epoch {epoch.epoch} {epoch.asked - epoch.graded} of {epoch.asked} pairs got no grade "
             f"({epoch.failure or f'see {self._answers(epoch.epoch)}'}): they stay 0"
@@ -94,35 +96,35 @@ class Regrading(TrainerCallback):
         ]
 
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Take the grades of all epochs behind, and ask for those of the last one where that was not done yet."""
+        """Add the grades of all earlier epochs, and ask for the missing ones."""
         assert self.trainer.suspects is not None
         for epoch in range(len(self.epochs) + 1, state.global_step // self.steps_per_epoch + 1):
             found = Suspects.joined(gather_object([self.trainer.suspects.found]), self.trainer.suspects.most)
-            told: list[Any] = [None]
+            shared: list[Any] = [None]
             with raise_together():
                 if is_main_process():
                     done = self._done(epoch)
-                    told = [(done is None, *(done or self._asked(found, epoch)))]
+                    shared = [(done is None, *(done or self._asked(found, epoch)))]
             if world_size() > 1:
-                broadcast_object_list(told)
-            asked_now, regraded, grades = told[0]
-            if asked_now:  # else those that a checkpoint brought are of the epoch that goes on
+                broadcast_object_list(shared)
+            asked_now, regraded, grades = shared[0]
+            if asked_now:  # else the checkpoint's candidates belong to the epoch that goes on
                 self.trainer.suspects.found = Suspects.none()
             if len(grades.groups):
                 self.trainer.add_grades(*grades)
             self.epochs.append(regraded)
-            self.trainer.suspects.most += regraded.asked  # what was asked stays among the highest
+            self.trainer.suspects.most += regraded.asked  # the asked pairs stay among the highest
 
     def _done(self, epoch: int) -> tuple[RegradedEpoch, _Grades] | None:
-        """What an earlier call of this run came to."""
+        """Return the result of an earlier call of this run."""
         file = self._summary(epoch)
         if not file.is_file():
             return None
         return RegradedEpoch(**json.loads(read_text(file))), self._grades(read_table(self._pairs(epoch)), epoch)
 
     def _asked(self, found: Suspects, epoch: int) -> tuple[RegradedEpoch, _Grades]:
-        """Choose and ask; a judge that does not answer leaves zeros."""
-        if self._pairs(epoch).is_file():  # chosen by this run, before it was killed
+        """Choose and ask; unanswered pairs stay zeros."""
+        if self._pairs(epoch).is_file():  # chosen before this run was killed
             asked = read_table(self._pairs(epoch))
         else:
             asked = self._table(self._chosen(found, epoch))
@@ -151,19 +153,15 @@ class Regrading(TrainerCallback):
         return regraded, grades
 
     def _ask(self, asked: pa.Table, epoch: int) -> str | None:
-        """Grade the pairs, as far as the judge answers; why it stopped."""
+        """Grade the pairs; return why the judge stopped, or None."""
         spent = sum(earlier.usd for earlier in self.epochs)
-        limit = _judging(self.config).max_usd
+        limit = self.judging.max_usd
         budget = Budget(None if limit is None else max(0.0, limit - spent))
         rows = asked.select(["query_id", "query", "document_id", "document"]).to_pylist()
         try:
-            with _stopped_by_signals():
-                judge = _judging(self.config).open()
-                try:
-                    asking = _asking(self.config, judge, self.folder)
-                    result = grade([Pair(**row) for row in rows], judge, self._answers(epoch), budget=budget, **asking)
-                finally:
-                    judge.close()
+            with _stopped_by_signals(), closing(self.judging.open()) as judge:
+                asking = _asking(self.config, self.judging, judge, self.folder)
+                result = grade([Pair(**row) for row in rows], judge, self._answers(epoch), budget=budget, **asking)
         except (StorageError, OutputExistsError, InterruptedRunError):
             raise
         except (BixseError, torch.OutOfMemoryError) as error:
@@ -172,18 +170,18 @@ class Regrading(TrainerCallback):
         return result.stopped
 
     def _pairs(self, epoch: int) -> Path:
-        """Written before the first pair is asked: a run that is killed asks the same ones."""
+        """The file of chosen pairs, written before the first question, so that a killed run asks the same ones."""
         return self.folder / f"epoch-{epoch}.asked.parquet"
 
     def _answers(self, epoch: int) -> Path:
         return self.folder / f"epoch-{epoch}"
 
     def _summary(self, epoch: int) -> Path:
-        """Written when all were asked."""
+        """The file written after the last question."""
         return self.folder / f"epoch-{epoch}.json"
 
     def _chosen(self, found: Suspects, epoch: int) -> Suspects:
-        """The highest ones that nobody graded, in no batch either, and that were not asked before; no text twice."""
+        """Return the highest pairs that are neither graded nor asked before, each text once."""
         known: Any = self.trainer.data_collator
         places, entries = known.known.of(found.groups)
         free = np.ones(len(found.groups), dtype=bool)
@@ -215,7 +213,7 @@ class Regrading(TrainerCallback):
         )
 
     def _grades(self, asked: pa.Table, epoch: int) -> _Grades:
-        """What came back of an epoch's questions."""
+        """Return the grades of an epoch's questions."""
         answers = self._answers(epoch) / PAIRS_NAME
         graded: dict[tuple[str, str], float] = {}
         if answers.is_file():
@@ -232,26 +230,22 @@ class Regrading(TrainerCallback):
 
     @staticmethod
     def estimate(config: RegradeConfig, pairs: GradedPairs, rounds: int, scratch: Path) -> Estimate:
-        """What all questions would take, from as many random pairs of the training texts; none of them is asked."""
+        """Estimate the cost of all questions by as many random pairs of the training texts, without asking any."""
         number = config.budget * rounds
         generator = np.random.default_rng(0)
         groups, documents = pairs.groups(), pairs.distinct("document")
         drawn = generator.integers(len(groups), size=number), generator.integers(len(documents), size=number)
-        queries, others = (
-            pairs.texts("query", groups.first_rows[drawn[0]]),
-            pairs.texts("document", documents[drawn[1]]),
-        )
+        queries = pairs.texts("query", groups.first_rows[drawn[0]])
+        others = pairs.texts("document", documents[drawn[1]])
         asked = [Pair(str(n), query, str(n), text) for n, (query, text) in enumerate(zip(queries, others, strict=True))]
-        judge = _judging(config).open()
-        try:
-            return estimate(asked, judge, scratch, pilot=0, **_asking(config, judge, scratch))
-        finally:
-            judge.close()
+        judging = _judging(config)
+        with closing(judging.open()) as judge:
+            return estimate(asked, judge, scratch, pilot=0, **_asking(config, judging, judge, scratch))
 
 
 @contextmanager
 def _stopped_by_signals() -> Iterator[None]:
-    """Ctrl-C and SIGTERM stop the asking at once; training itself ends after its step instead."""
+    """Let Ctrl-C and SIGTERM stop the questions at once; training itself ends after its step."""
     before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
 
     def stop(*_: object) -> None:
@@ -260,7 +254,7 @@ def _stopped_by_signals() -> Iterator[None]:
     try:
         for one in before:
             signal.signal(one, stop)
-    except ValueError:  # not in the main thread, where signals are not handled
+    except ValueError:  # only the main thread handles signals
         yield
         return
     try:
@@ -275,15 +269,14 @@ def _numbers(asked: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def _judging(config: RegradeConfig) -> JudgeConfig:
-    """The settings as those of the verbs that grade."""
+    """Return the settings as those of the verbs that grade."""
     given = {} if config.rubric is None else {"rubric": config.rubric}
     given |= config.options | config.prices
     return JudgeConfig.load(None, {"judge": config.judge, **given})
 
 
-def _asking(config: RegradeConfig, judge: Judge, folder: Path) -> dict[str, Any]:
-    """Arguments of `grade` and `estimate`."""
-    judging = _judging(config)
+def _asking(config: RegradeConfig, judging: JudgeConfig, judge: Judge, folder: Path) -> dict[str, Any]:
+    """Return arguments of `grade` and `estimate`."""
     return {
         "settings": GradeSettings(rubric=judging.asked_rubric()),
         "ledger": config.ledger or folder / LEDGER_NAME,

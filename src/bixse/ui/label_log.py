@@ -14,7 +14,7 @@ from bixse.errors import InputError, InvalidFileError
 from bixse.files.files import alone_in, append_line, storage_errors
 from bixse.files.rows import read_rows
 from bixse.files.values import FileColumn
-from bixse.judging.audit.labels import LABELS, LabelStatus, agreed_grade, standing_words
+from bixse.judging.audit.labels import LABELS, LabelStatus, Word, agreed_grade, standing_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -31,7 +31,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class LabelEvent:
+class LabelEvent(Word):
     """One thing a person said, or took back."""
 
     event: str
@@ -54,10 +54,6 @@ class LabelEvent:
     shows: str | None = None
     """"judge" where the page then showed the judge's grades: with this event the query was complete."""
     time: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
-
-    @property
-    def pair(self) -> PairIds:
-        return self.query_id, self.document_id
 
 
 class LabelLog:

@@ -174,7 +174,7 @@ def _from_few_labels(settings: EvaluateSettings, systems: Sequence[System], out:
     from bixse.evaluation.systems import RunFileSystem, check_distinct
     from bixse.evaluation.tasks import graded_task
     from bixse.files.files import write_atomically
-    from bixse.judging.audit.few_labels import evaluate_few_labels, few_labels_text
+    from bixse.judging.audit.few_labels import evaluate_few_labels
     from bixse.judging.audit.labels import impossible_lines, read_labels
     from bixse.progress import progress_bar
     from bixse.relevance import GradeScale
@@ -206,7 +206,7 @@ def _from_few_labels(settings: EvaluateSettings, systems: Sequence[System], out:
     low, high = human.scale.minimum, human.scale.maximum
     warnings = [] if settings.scale else [f"the scale {low:g} to {high:g} is that of the labels found; state --scale"]
     wrong = (*human.impossible, *judge.impossible)
-    text = "\n".join([few_labels_text(found), *impossible_lines(wrong)])
+    text = "\n".join([found.text(), *impossible_lines(wrong)])
     return CommandResult(text, found.plain(), artifacts, warnings, exit_code=3 if wrong else 0)
 
 

@@ -1,8 +1,8 @@
-"""How far two sets of grades agree: measures of a table of counts, with intervals over queries.
+"""The agreement of two sets of grades: measures of a table of counts, and the rankings of systems under them.
 
-Every measure depends only on how often each pair of grades occurs: rows are the human's grades, columns the judge's,
-from low to high. The tables of resampled queries are sums of the queries' own tables, so a thousand resamples cost one
-sparse product and no pass over the pairs.
+Every measure depends only on the count of each pair of grades: rows are the human's grades, columns the judge's, from
+low to high. Tables of resampled queries are sums of the queries' own tables, so a thousand resamples cost one sparse
+product and no pass over the pairs.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 AgreementMeasure: TypeAlias = Callable[[Floats], Floats]
-"""Tables of counts, shape (..., rows, columns) -> one value each; NaN where it is not defined."""
+"""Tables of counts, shape (..., rows, columns) -> one value each, or NaN."""
 _BLOCK_SIZE = 1 << 22
-"""Counts of resampled tables held at once: bounds memory to some 100 MB."""
+"""Most counts of resampled tables in memory, about 100 MB."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class CountsByQuery:
     counts: Any
     """(Q queries, rows * columns) counts, a scipy.sparse matrix."""
     shape: tuple[int, int]
-    """Human grades and judge's grades told apart."""
+    """Numbers of distinct human grades and judge's grades."""
 
     @property
     def total(self) -> Floats:
@@ -51,7 +51,7 @@ class CountsByQuery:
         return {name: float(measure(self.total)) for name, measure in measures.items()}
 
     def draws(self, measures: Mapping[str, AgreementMeasure], samples: int, seed: int) -> dict[str, Floats]:
-        """On resampled queries, shape (samples,); equal seeds and queries draw alike, so draws pair up."""
+        """Measure resampled queries, shape (samples,); equal seeds and queries give the same resamples."""
         block = max(1, _BLOCK_SIZE // (self.shape[0] * self.shape[1]))
         found: dict[str, list[Floats]] = {name: [] for name in measures}
         for times in query_draws(self.counts.shape[0], samples, seed):
@@ -64,7 +64,7 @@ class CountsByQuery:
     def estimates(
         self, measures: Mapping[str, AgreementMeasure], samples: int, seed: int
     ) -> dict[str, IntervalEstimate]:
-        """With 95 % intervals."""
+        """Return the measures with 95 % intervals."""
         drawn = self.draws(measures, samples, seed)
         return {name: percentile_estimate(value, drawn[name]) for name, value in self.values(measures).items()}
 
@@ -72,11 +72,11 @@ class CountsByQuery:
 def counts_by_query(
     human: Floats, judged: Floats, query_ids: Sequence[str], levels: Floats | None, weights: Floats | None = None
 ) -> CountsByQuery:
-    """Count pairs of (N,) grades on one scale, table by table of a query; raises InputError for fewer than 2 queries.
+    """Count pairs of (N,) grades on one scale per query; raise InputError for fewer than 2 queries.
 
-    Every grade counts as the nearest of the rising `levels` (a half as the higher), which makes the table square. None:
-    every distinct grade has its own row or column. Pairs count by their (N,) `weights`, such as 1 / the probability
-    with which each was drawn, else once each.
+    Every grade counts as the nearest of the rising `levels` (a half as the higher), which makes the table square.
+    Without levels, every distinct grade has its own row or column. Pairs count by their (N,) `weights`, for example
+    1 / the probability of each draw, else once each.
     """
     if levels is None:
         row, column = (np.unique(grades, return_inverse=True)[1] for grades in (human, judged))
@@ -93,12 +93,12 @@ def counts_by_query(
 
 
 def nearest_level(grades: Floats, levels: Floats) -> npt.NDArray[np.int64]:
-    """Position of the level nearest to each grade; half-way counts as the higher."""
+    """Return the position of the level nearest to each grade; half-way counts as the higher."""
     return np.searchsorted((levels[1:] + levels[:-1]) / 2, grades, side="right").astype(np.int64)
 
 
 def agreement_within(steps: int) -> AgreementMeasure:
-    """The share of pairs whose grades lie exactly this many levels apart; -1: two or more."""
+    """Return the share of pairs whose grades are exactly `steps` levels apart; -1 means two or more."""
 
     def measure(tables: Floats) -> Floats:
         apart = _levels_apart(tables)
@@ -109,11 +109,10 @@ def agreement_within(steps: int) -> AgreementMeasure:
 
 
 def cohen_kappa(power: int = 0) -> AgreementMeasure:
-    """Cohen's kappa: 1 - observed / expected disagreement, where the expected one keeps each side's own grades.
+    """Return Cohen's kappa: 1 - observed / expected disagreement, where the expected one keeps each side's own grades.
 
     Disagreement counts 1 (power 0; Cohen 1960, doi:10.1177/001316446002000104), the number of levels apart (1), or its
-    square (2; Cohen 1968, doi:10.1037/h0026256). Equal to scikit-learn's `cohen_kappa_score`; not defined where both
-    sides use one and the same grade only.
+    square (2; Cohen 1968, doi:10.1037/h0026256). Equal to scikit-learn's `cohen_kappa_score`.
     """
 
     def measure(tables: Floats) -> Floats:
@@ -127,7 +126,7 @@ def cohen_kappa(power: int = 0) -> AgreementMeasure:
 
 
 def binary_kappa(first: int) -> AgreementMeasure:
-    """Cohen's kappa of relevant or not, where levels from position `first` on are relevant."""
+    """Return Cohen's kappa of relevant or not; levels from position `first` on are relevant."""
 
     def measure(tables: Floats) -> Floats:
         halves = np.add.reduceat(np.add.reduceat(tables, [0, first], axis=-1), [0, first], axis=-2)
@@ -137,9 +136,9 @@ def binary_kappa(first: int) -> AgreementMeasure:
 
 
 def krippendorff_alpha(tables: Floats) -> Floats:
-    """Krippendorff's alpha for ordinal grades of two sides (2011, "Computing Krippendorff's Alpha-Reliability").
+    """Return Krippendorff's alpha for ordinal grades (2011, "Computing Krippendorff's Alpha-Reliability").
 
-    Chance is drawn from both sides' grades together, so a judge with another habit of grading is marked down.
+    Chance is drawn from both sides' grades together, so a judge with another habit of grading gets a lower value.
     """
     coincidences = tables + np.swapaxes(tables, -1, -2)
     used = coincidences.sum(axis=-1)
@@ -151,7 +150,7 @@ def krippendorff_alpha(tables: Floats) -> Floats:
 
 
 def spearman(tables: Floats) -> Floats:
-    """Spearman's rank correlation, ties given their mean rank; equal to scipy's `spearmanr`."""
+    """Return Spearman's rank correlation, with mean ranks for ties; equal to scipy's `spearmanr`."""
     rows, columns = tables.sum(axis=-1), tables.sum(axis=-2)
     row_ranks, column_ranks = (_centred_ranks(margin) for margin in (rows, columns))
     together = (row_ranks * (tables * column_ranks[..., None, :]).sum(axis=-1)).sum(axis=-1)
@@ -160,7 +159,7 @@ def spearman(tables: Floats) -> Floats:
 
 
 def kendall_tau_b(tables: Floats) -> Floats:
-    """Kendall's tau-b (1945, doi:10.1093/biomet/33.3.239); equal to scipy's `kendalltau`."""
+    """Return Kendall's tau-b (1945, doi:10.1093/biomet/33.3.239); equal to scipy's `kendalltau`."""
     below = np.zeros_like(tables)
     below[..., 1:, 1:] = tables[..., :-1, :-1].cumsum(axis=-1).cumsum(axis=-2)
     concordant = (tables * below).sum(axis=(-2, -1))
@@ -171,7 +170,7 @@ def kendall_tau_b(tables: Floats) -> Floats:
 
 
 def of_levels(first: int) -> dict[str, AgreementMeasure]:
-    """Name -> measure of square tables, where levels from position `first` on are relevant."""
+    """Return name -> measure of square tables; levels from position `first` on are relevant."""
     return {
         "exact": agreement_within(0),
         "one_off": agreement_within(1),
@@ -194,7 +193,7 @@ def _levels_apart(tables: Floats) -> Floats:
 
 
 def _centred_ranks(margin: Floats) -> Floats:
-    """Mean rank of each level less the mean of all ranks, for counts of shape (..., levels)."""
+    """Return the mean rank of each level less the mean of all ranks, for counts of shape (..., levels)."""
     ranks: Floats = margin.cumsum(axis=-1) - margin / 2 - margin.sum(axis=-1, keepdims=True) / 2
     return ranks
 
@@ -233,10 +232,9 @@ def rank_systems(
     samples: int = 1000,
     seed: int = 0,
 ) -> SystemRanking:
-    """Score every run, at least 2, by nDCG@10 under both sides' labels of the pairs that both have labelled.
+    """Score every run, at least 2, by nDCG@10 under both sides' relevance of the pairs that both labelled.
 
-    `human` and `judged` are the relevance of each pair; irrelevant is 0, and expected grades count as they are. Pairs
-    of a run that no side labelled count as irrelevant. Queries are resampled for the interval of tau.
+    Expected grades count as they are, unlabelled pairs of a run as irrelevant. The interval of tau resamples queries.
     """
     if len(runs) < 2:
         raise InputError(f"runs: got {len(runs)}; expected at least 2 to rank; fix: give more run files")
@@ -264,9 +262,9 @@ def rank_systems(
 
 
 def tau_ap(reference: Sequence[float], estimated: Sequence[float]) -> float:
-    """Of the systems above each one by the estimate, the share that the reference also puts above; from -1 to 1.
+    """Return, from -1 to 1, the share of systems above each one by the estimate that the reference also puts above.
 
-    The estimate's ties are broken by the reference against it: what the estimate does not tell apart is a mistake.
+    Ties of the estimate are broken against it: systems that it cannot order count as a mistake.
 
     Example:
         >>> tau_ap([0.9, 0.8, 0.7], [0.5, 0.4, 0.3]), tau_ap([0.9, 0.8, 0.7], [0.4, 0.5, 0.3])

@@ -1,4 +1,4 @@
-"""The audit of judges: join their labels with human ones and measure what can be trusted."""
+"""The audit of judges: join their labels with human ones, measure their agreement, write audit.json and a page."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import numpy as np
 import pandas as pd
 
 from bixse.calibration.reliability import calibration_report
-from bixse.data.collection import load_collection
-from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run import open_run
 from bixse.data.trec import read_run
 from bixse.errors import InputError
@@ -33,24 +31,27 @@ from bixse.judging.audit.audit_report import (
     QueryDisagreement,
     SelfAgreement,
 )
-from bixse.judging.audit.labels import labels_of
+from bixse.judging.audit.labels import labels_of, texts_of
 from bixse.report.page import render_page
 from bixse.report.plots import reliability_diagram
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from bixse.evaluation.statistics import Floats
     from bixse.judging.audit.audit_settings import AuditSettings
     from bixse.judging.audit.labels import Labels
     from bixse.relevance import Ranking
-    from bixse.results import IntervalEstimate
 
 
 MOST_LEVELS = 21
-"""More distinct grades are no ordinal scale."""
+"""Most distinct grades of an ordinal scale."""
 WORST_PAIRS, WORST_OF_A_QUERY = 20, 2
-"""The largest disagreements that are kept, in all and per query."""
+"""Most disagreements in a report, in total and per query."""
+NAMED = 3
+"""Most judges in the title."""
+QUERIES_SHOWN, LABELS_SHOWN = 10, 50
+"""Most queries and labels on the page; audit.json holds all."""
 
 
 def audit(
@@ -63,13 +64,10 @@ def audit(
 ) -> AuditReport:
     """Measure how far judges' labels can be trusted, with intervals by resampling queries.
 
-    The scale of the audit is that of the `human` labels; a judge on another is compared by its place on it. From
-    `relevant_from` on a pair is relevant: by default from the lowest grade in the upper half of the scale, which is 2
-    on 0 to 3, as in TREC Deep Learning. `runs`, name -> TREC run, are ranked under each side's labels.
-
-    Raises:
-        InputError: no judge, two of one name, a judge without a pair in common with the human labels, fewer than 2
-            common queries, or arguments outside their range.
+    The scale is that of the `human` labels; a judge on another is mapped to it. Pairs are relevant from the grade
+    `relevant_from` on, by default the lowest in the upper half of the scale: 2 on 0 to 3, as in TREC Deep Learning.
+    `runs`, name -> TREC run, are ranked under each side's labels. Raise InputError for no judge, two of one name, a
+    judge without a pair of the human labels, or fewer than 2 common queries.
     """
     names = [judge.name for judge in judges]
     if not names or len(set(names)) < len(names):
@@ -91,9 +89,9 @@ def audit(
             _audit_one(judge, common[judge.name], human, levels, relevant_from, runs, samples, seed) for judge in judges
         ),
         differences=tuple(
-            JudgeDifference(one, other, measure, pairs, difference)
+            difference
             for one, other in combinations(names, 2)
-            for measure, pairs, difference in _differences(common[one], common[other], levels, samples, seed)
+            for difference in _differences(one, other, common, levels, samples, seed)
         ),
         samples=samples,
         seed=seed,
@@ -101,10 +99,10 @@ def audit(
 
 
 def grade_levels(human: Labels) -> Floats:
-    """The whole numbers of the human scale, or the labels found where these are none; InputError for more than 21."""
-    found = {human.scale.minimum, human.scale.maximum, *human.grades.values()}
-    whole = all(float(grade).is_integer() for grade in found)
-    levels = np.arange(human.scale.minimum, human.scale.maximum + 1) if whole else np.array(sorted(found))
+    """Return the integers of the human scale, or the labels if these are no integers; InputError for more than 21."""
+    grades = {human.scale.minimum, human.scale.maximum, *human.grades.values()}
+    integers = all(float(grade).is_integer() for grade in grades)
+    levels = np.arange(human.scale.minimum, human.scale.maximum + 1) if integers else np.array(sorted(grades))
     if len(levels) > MOST_LEVELS:
         raise InputError(
             f"{human.path}: got {len(levels)} distinct grades; expected an ordinal scale of at most {MOST_LEVELS}; "
@@ -114,7 +112,7 @@ def grade_levels(human: Labels) -> Floats:
 
 
 def first_relevant(levels: Floats, relevant_from: float | None) -> float:
-    """The grade from which a pair is relevant; the lowest in the upper half of the scale where none is stated."""
+    """Return the grade from which a pair is relevant, by default the lowest in the upper half of the scale."""
     if relevant_from is None:
         return float(levels[levels >= (levels[0] + levels[-1]) / 2][0])
     if not levels[0] < relevant_from <= levels[-1]:
@@ -126,9 +124,9 @@ def first_relevant(levels: Floats, relevant_from: float | None) -> float:
 
 
 def _common(judge: Labels, human: Labels, relevant_from: float) -> Any:
-    """The pairs that both sides graded, by their ids in order.
+    """Return the pairs that both sides graded, in order of their ids.
 
-    `human` and `judge` are grades on the human scale, `relevance` is the judge's, `relevant` 1 where people find it so.
+    `human` and `judge` are grades on the human scale, `relevance` is the judge's, `relevant` is 1 by human labels.
     """
     pairs = sorted(human.grades.keys() & judge.grades.keys())
     if not pairs:
@@ -190,8 +188,14 @@ def _audit_one(
             **every.estimates(agreement.OF_RANKS, samples, seed),
         },
         confusion=tuple(map(tuple, square.total.astype(int).tolist())),
-        by_grade=_by_grade(common, levels),
-        by_human_grade=_by_human_grade(common, levels),
+        by_grade=tuple(
+            GradeShare(grade, size, mean, *wilson_interval(total, size)) if size else GradeShare(grade, 0)
+            for grade, size, mean, total in _by_level(common.relevant, common.judge, levels)
+        ),
+        by_human_grade=tuple(
+            MeanRelevance(grade, size, mean if size else None)
+            for grade, size, mean, _ in _by_level(common.relevance, common.human, levels)
+        ),
         calibration=calibration_report(relevance, relevant, query_ids, samples=samples, seed=seed),
         against_constant=mean_estimate(errors, query_ids, samples, seed),
         worst_queries=_worst_queries(common, levels),
@@ -201,22 +205,11 @@ def _audit_one(
     )
 
 
-def _by_grade(common: Any, levels: Floats) -> tuple[GradeShare, ...]:
-    found = common.relevant.groupby(nearest_level(common.judge.to_numpy(), levels)).agg(["size", "mean", "sum"])
-    found = found.reindex(range(len(levels)), fill_value=0)
-    return tuple(
-        GradeShare(grade, size, mean, *wilson_interval(total, size)) if size else GradeShare(grade, 0)
-        for grade, (size, mean, total) in zip(levels.tolist(), found.itertuples(index=False), strict=True)
-    )
-
-
-def _by_human_grade(common: Any, levels: Floats) -> tuple[MeanRelevance, ...]:
-    found = common.relevance.groupby(nearest_level(common.human.to_numpy(), levels)).agg(["size", "mean"])
-    found = found.reindex(range(len(levels)), fill_value=0)
-    return tuple(
-        MeanRelevance(grade, size, mean if size else None)
-        for grade, (size, mean) in zip(levels.tolist(), found.itertuples(index=False), strict=True)
-    )
+def _by_level(values: Any, grades: Any, levels: Floats) -> Iterator[tuple[float, int, float, float]]:
+    """Yield every level with size, mean and sum of the values whose grade is nearest to it."""
+    figures = values.groupby(nearest_level(grades.to_numpy(), levels)).agg(["size", "mean", "sum"])
+    figures = figures.reindex(range(len(levels)), fill_value=0)
+    return ((grade, *row) for grade, row in zip(levels.tolist(), figures.itertuples(index=False), strict=True))
 
 
 def _worst_queries(common: Any, levels: Floats) -> tuple[QueryDisagreement, ...]:
@@ -238,7 +231,7 @@ def _worst_pairs(common: Any) -> tuple[Disagreement, ...]:
 
 
 def _self_agreement(judge: Labels, human: Labels, levels: Floats, samples: int, seed: int) -> SelfAgreement | None:
-    """Over every pair asked twice, human-labelled or not; None for fewer than 2 queries."""
+    """Compare every pair asked twice, human-labelled or not; None for fewer than 2 queries."""
     twice = sorted(judge.grades.keys() & judge.again.keys())
     query_ids = [query for query, _ in twice]
     if len(set(query_ids)) < 2:
@@ -253,11 +246,11 @@ def _self_agreement(judge: Labels, human: Labels, levels: Floats, samples: int, 
 
 
 def _differences(
-    one: Any, other: Any, levels: Floats, samples: int, seed: int
-) -> list[tuple[str, int, IntervalEstimate]]:
-    """Measure, pairs and difference on the pairs that both graded; nothing where these are of fewer than 2 queries."""
-    pairs = one.index.intersection(other.index, sort=False)
-    sides = [one.loc[pairs], other.loc[pairs]]
+    one: str, other: str, common: Mapping[str, Any], levels: Floats, samples: int, seed: int
+) -> list[JudgeDifference]:
+    """Compare two judges on the pairs that both graded; none for fewer than 2 queries."""
+    pairs = common[one].index.intersection(common[other].index, sort=False)
+    sides = [common[name].loc[pairs] for name in (one, other)]
     query_ids = _query_ids(sides[0])
     if len(set(query_ids)) < 2:
         return []
@@ -265,24 +258,18 @@ def _differences(
     counts = [counts_by_query(side.human.to_numpy(), side.judge.to_numpy(), query_ids, levels) for side in sides]
     values = [side.values(measures) for side in counts]
     drawn = [side.draws(measures, samples, seed) for side in counts]
-    found = {
+    differences = {
         name: percentile_estimate(values[0][name] - values[1][name], drawn[0][name] - drawn[1][name])
         for name in measures
     }
     errors = [(side.relevance - side.relevant).to_numpy() ** 2 for side in sides]
-    found["brier"] = mean_estimate(errors[0] - errors[1], query_ids, samples, seed)
-    return [(name, len(pairs), difference) for name, difference in found.items()]
-
-
-NAMED = 3
-"""Judges that the title names; more are counted."""
-QUERIES_SHOWN, LABELS_SHOWN = 10, 50
-"""How many the page shows; audit.json holds all."""
+    differences["brier"] = mean_estimate(errors[0] - errors[1], query_ids, samples, seed)
+    return [JudgeDifference(one, other, name, len(pairs), difference) for name, difference in differences.items()]
 
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What an audit found, wrote (name -> path) and warns of."""
+    """The report of an audit, its files (name -> path) and its warnings."""
 
     report: AuditReport
     artifacts: dict[str, str]
@@ -293,7 +280,7 @@ def audit_judges(settings: AuditSettings, out: str | Path) -> AuditResult:
     """Measure judges against human labels and write audit.json, audit.html and run.json.
 
     Raises:
-        InputError: a file cannot be used, or see `bixse.judging.audit.audit.audit`.
+        InputError: a file cannot be used, or see `audit`.
         OutputExistsError: `out` holds another run.
     """
     out = Path(out)
@@ -301,7 +288,7 @@ def audit_judges(settings: AuditSettings, out: str | Path) -> AuditResult:
     stems = [path.stem for path in settings.runs]
     runs = {path.stem if stems.count(path.stem) == 1 else str(path): read_run(path) for path in settings.runs}
     report = audit(graded, people, settings.relevant_from, runs, settings.samples, settings.seed)
-    queries, documents, files = _texts(settings)
+    queries, documents, files = texts_of(settings)
     files["human"] = settings.human
     files |= {f"judge {number}": path for number, path in enumerate(settings.judge, start=1)}
     files |= {f"run {number}": path for number, path in enumerate(settings.runs, start=1)}
@@ -342,7 +329,7 @@ def render_audit(
     queries: Mapping[str, str] | None = None,
     documents: Mapping[str, str] | None = None,
 ) -> str:
-    """The page as text, with the texts of queries and documents by id where they are known; `created` is ISO 8601."""
+    """Return the page as text; `created` is ISO 8601, `queries` and `documents` are known texts by id."""
     return render_page(
         "audit.html.j2",
         title=_title(report),
@@ -362,16 +349,3 @@ def render_audit(
 def _title(report: AuditReport) -> str:
     names = [judge.name for judge in report.judges]
     return f"Audit of {', '.join(names) if len(names) <= NAMED else f'{len(names)} judges'}"
-
-
-def _texts(settings: AuditSettings) -> tuple[Mapping[str, str], Mapping[str, str], dict[str, Path]]:
-    if settings.pairs is not None:
-        found = load_graded_pairs(settings.pairs)
-        queries = dict(zip(found.query_ids, found.queries, strict=True))
-        return queries, dict(zip(found.document_ids, found.documents, strict=True)), {"pairs": settings.pairs}
-    if settings.collection is not None:
-        texts = load_collection(settings.collection, splits=[])
-        documents = {identifier: document.content for identifier, document in texts.corpus.items()}
-        files = {name: settings.collection / f"{name}.jsonl" for name in ("corpus", "queries")}
-        return texts.queries, documents, files
-    return {}, {}, {}

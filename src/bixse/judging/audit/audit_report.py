@@ -1,4 +1,4 @@
-"""What an audit of judges found: figures for JSON, the terminal and the page."""
+"""The report of an audit of judges: figures for JSON, the terminal and the page."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ MEASURES = {
     "mean_difference": "judge's grade less the human's",
 }
 COMPARED = {"kappa": "Cohen's kappa", "quadratic_kappa": "kappa, quadratic weights", "brier": "Brier score"}
-"""What judges are compared by; the Brier score is better when lower."""
+"""Measures that compare two judges; a lower Brier score is better."""
 
 
 @dataclass(frozen=True)
 class GradeShare:
-    """The share of the pairs with one grade of the judge that people find relevant; None without pairs."""
+    """The share of relevant pairs among those with one grade of the judge; None without pairs."""
 
     grade: float
     pairs: int
     relevant: float | None = None
     low: float | None = None
-    """Wilson's 95 % interval, which takes pairs as independent."""
+    """Wilson's 95 % interval, as if pairs were independent."""
     high: float | None = None
 
 
 @dataclass(frozen=True)
 class MeanRelevance:
-    """The judge's mean relevance over the pairs to which people give one grade."""
+    """The judge's mean relevance over the pairs with one human grade."""
 
     grade: float
     pairs: int
@@ -56,7 +56,7 @@ class MeanRelevance:
 
 @dataclass(frozen=True)
 class QueryDisagreement:
-    """Over one query's pairs: share with the same grade, mean absolute difference, and mean of judge less human."""
+    """One query: share of pairs with the same grade, mean absolute difference, and mean of judge less human."""
 
     query_id: str
     pairs: int
@@ -93,19 +93,19 @@ class JudgeAudit:
     name: str
     path: str
     pairs: int
-    """With a usable grade on both sides: every measure is over these."""
+    """Pairs with a usable grade on both sides; every measure is over these."""
     queries: int
     without_grade: int
-    """Human-labelled pairs to which the judge gave no usable grade."""
+    """Human-labelled pairs without a usable grade of the judge."""
     human_only: int
-    """Human-labelled pairs that the judge's file lacks."""
+    """Human-labelled pairs missing in the judge's file."""
     judge_only: int
     statuses: Mapping[str, int]
     impossible: tuple[ImpossibleLabel, ...]
     mapped: int
-    """Pairs whose relevance is not their grade's place on the judge's scale."""
+    """Pairs whose relevance does not follow from their grade on the judge's scale."""
     measures: Mapping[str, IntervalEstimate]
-    """`MEASURES` with intervals over queries; an expected grade counts as the nearest, but not for rho and tau."""
+    """`MEASURES` with intervals over queries; expected grades are rounded, except for rho and tau."""
     confusion: tuple[tuple[int, ...], ...]
     """Pairs by human grade (rows) and judge's grade (columns)."""
     by_grade: tuple[GradeShare, ...]
@@ -113,7 +113,7 @@ class JudgeAudit:
     calibration: CalibrationReport
     """The judge's relevance as a probability of human relevance."""
     against_constant: IntervalEstimate
-    """Its Brier score less that of always answering the mean, paired by query; below 0 the grades say something."""
+    """Its Brier score less that of a constant mean, paired by query; below 0 the grades are informative."""
     worst_queries: tuple[QueryDisagreement, ...]
     """Every query, from the largest disagreement down."""
     worst_pairs: tuple[Disagreement, ...]
@@ -123,7 +123,7 @@ class JudgeAudit:
 
 @dataclass(frozen=True)
 class JudgeDifference:
-    """The first judge less the second, on the pairs both graded, by the same resamples of queries."""
+    """The first judge less the second, on their common pairs and the same resamples of queries."""
 
     first: str
     second: str
@@ -133,7 +133,7 @@ class JudgeDifference:
 
     @property
     def shown(self) -> bool:
-        """Whether the interval leaves out 0."""
+        """True for an interval without 0."""
         return self.difference.side != "across"
 
 
@@ -149,7 +149,7 @@ class AuditReport:
     human_queries: int
     human_impossible: tuple[ImpossibleLabel, ...]
     human_after_judge: int
-    """Labels that people gave or changed after they saw the judge's grade: they are left out."""
+    """Labels that people gave or changed after they saw the judge's grade; left out."""
     judges: tuple[JudgeAudit, ...]
     differences: tuple[JudgeDifference, ...]
     samples: int
@@ -157,7 +157,6 @@ class AuditReport:
 
     @property
     def impossible(self) -> tuple[ImpossibleLabel, ...]:
-        """Every label off its scale, on both sides."""
         return (*self.human_impossible, *(label for judge in self.judges for label in judge.impossible))
 
     def figures(self) -> dict[str, dict[str, float | int | None]]:
@@ -174,12 +173,12 @@ class AuditReport:
         }
 
     def shown_differences(self) -> dict[str, tuple[int, int]]:
-        """Name of a measure -> how many differences of two judges are shown, and how many there are."""
-        found = {
+        """Return the name of a measure -> numbers of differences beyond their interval, and in total."""
+        by_name = {
             name: [row.shown for row in self.differences if row.measure == measure]
             for measure, name in COMPARED.items()
         }
-        return {name: (sum(shown), len(shown)) for name, shown in found.items() if shown}
+        return {name: (sum(shown), len(shown)) for name, shown in by_name.items() if shown}
 
     def warnings(self) -> list[str]:
         found = []
@@ -207,23 +206,13 @@ class AuditReport:
     def text(self) -> str:
         rows: list[list[str | int | float | None]] = []
         for judge in self.judges:
-            values = {name: format_number(estimate.value) for name, estimate in judge.measures.items()}
+            names = ("exact", "kappa", "quadratic_kappa", "binary_kappa", "kendall")
+            exact, value, *others = (format_number(judge.measures[name].value) for name in names)
             kappa, calibration = judge.measures["kappa"], judge.calibration
-            top = judge.by_grade[-1]
-            rows.append(
-                [
-                    judge.name,
-                    judge.pairs,
-                    values["exact"],
-                    f"{values['kappa']} {format_interval(kappa.low, kappa.high)}",
-                    values["quadratic_kappa"],
-                    values["binary_kappa"],
-                    values["kendall"],
-                    f"{format_number(calibration.brier)} ({format_number(calibration.base_rate_brier)})",
-                    calibration.ece,
-                    format_number(top.relevant, 2),
-                ]
-            )
+            brier = f"{format_number(calibration.brier)} ({format_number(calibration.base_rate_brier)})"
+            top = format_number(judge.by_grade[-1].relevant, 2)
+            interval = format_interval(kappa.low, kappa.high)
+            rows.append([judge.name, judge.pairs, exact, f"{value} {interval}", *others, brier, calibration.ece, top])
         head = ["judge", "pairs", "same", "kappa", "quadratic", "binary", "tau-b", "Brier (constant)", "ECE",
                 "relevant at top grade"]  # fmt: skip
         low, high = self.scale

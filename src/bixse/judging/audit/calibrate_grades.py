@@ -1,4 +1,4 @@
-"""Calibrate a judge: fit a monotone map from its relevance to what people say, and keep it only if it helps."""
+"""Calibrate a judge: fit a monotone map from its relevance to human labels, and keep it only if it helps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MAP_FILE, PAIRS_FILE = "map.json", "pairs.parquet"
 
 
 class HeldOutFigures(BaseModel):
-    """What a map is worth on queries it was not fitted on, each mapped by a fit to the queries of the other folds."""
+    """Figures of a map on held-out queries, each mapped by a fit to the queries of the other folds."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -46,7 +46,7 @@ class HeldOutFigures(BaseModel):
     brier_before: float
     brier_after: float
     brier_constant: float
-    """Of always answering the mean of the other folds."""
+    """The Brier score of the constant mean of the other folds."""
     ece_before: float
     ece_after: float
     change: float | None
@@ -60,9 +60,9 @@ class HeldOutFigures(BaseModel):
 
 
 class GradeMap(BaseModel):
-    """A map that never falls and stays in [0, 1], with what it was fitted on and what it is worth.
+    """A map that never falls and stays in [0, 1], with its labels and its figures.
 
-    `GradeMap.model_validate_json(Path("map.json").read_text())` reads the one that `bixse grade calibrate` wrote.
+    `GradeMap.model_validate_json(Path("map.json").read_text())` reads the file of `bixse grade calibrate`.
 
     Example:
         >>> steps = GradeMap(kind="isotonic", knots=((0.0, 0.1), (1.0, 0.7)))
@@ -79,17 +79,17 @@ class GradeMap(BaseModel):
     """platt: a and c of sigma(a z + c)."""
     intercept: float = 0.0
     judge: str = ""
-    """Whose grades it maps."""
+    """The judge whose grades it maps."""
     scale: tuple[float, float] | None = None
     """The judge's scale: the map reads (grade - lowest) / (highest - lowest)."""
     target: str = ""
-    """What it predicts, in words."""
+    """The predicted quantity in words."""
     labels: int = 0
     """Human labels it was fitted on."""
     queries: int = 0
     held_out: HeldOutFigures | None = None
     helps: bool | None = None
-    """Whether its Brier score on held-out queries is below that of the grades as they are and that of a constant."""
+    """True if its held-out Brier score is below that of the grades as they are and that of a constant."""
 
     @model_validator(mode="after")
     def _monotone(self) -> GradeMap:
@@ -107,7 +107,7 @@ class GradeMap(BaseModel):
         return self.slope == 0 if self.kind == "platt" else self.knots[0][1] == self.knots[-1][1]
 
     def apply(self, relevance: npt.ArrayLike) -> Floats:
-        """The probability of each relevance in [0, 1], of any shape."""
+        """Return the probability of each relevance in [0, 1], of any shape."""
         z = np.asarray(relevance, dtype=np.float64)
         if not ((z >= 0) & (z <= 1)).all():
             wrong = z[~((z >= 0) & (z <= 1))].flat[0]
@@ -122,13 +122,13 @@ class GradeMap(BaseModel):
 
 @dataclass(frozen=True)
 class GradeMapResult:
-    """What a calibration of a judge found and wrote."""
+    """The map of a calibration and its files."""
 
     map: GradeMap
     kept: bool
-    """Whether it was written: it helps, or it was forced."""
+    """True if it was written, since it helps or was forced."""
     impossible: tuple[ImpossibleLabel, ...]
-    """Labels off their scale, which were left out."""
+    """Labels off their scale; left out."""
     artifacts: dict[str, str]
     """Name -> path."""
 
@@ -191,7 +191,7 @@ def calibrate_grades(settings: GradeMapSettings, out: str | Path) -> GradeMapRes
 
 
 def mapped_pairs(path: Path, fitted: GradeMap, scale: GradeScale) -> GradedPairs:
-    """Pairs with mapped relevance, their own grade in `grade`; raises InputError for pairs mapped before."""
+    """Return pairs with mapped relevance, their own grade in `grade`; raise InputError for pairs mapped before."""
     pairs = load_graded_pairs(path)
     grades = pairs.extra.get("grade", [None] * len(pairs))
     kept = []
@@ -257,9 +257,9 @@ def fit_grade_map(
 ) -> GradeMap:
     """Fit a map on the pairs of `fit_on`, and measure it on all by cross-fitting; look at its `helps` before using it.
 
-    Every query is mapped by a fit to the queries of the other folds. All arrays are (N,): the judge's `relevance` in
-    [0, 1], what people say in [0, 1], and the query of each pair. The logistic curve needs fewer labels than isotonic
-    regression and keeps unequal grades unequal. Raises InputError for fewer than 4 queries to fit on.
+    All arrays are (N,): the judge's `relevance` and the `human` one in [0, 1], and the query of each pair. The logistic
+    curve needs fewer labels than isotonic regression and keeps unequal grades unequal. Raise InputError for fewer
+    than 4 queries to fit on.
     """
     z, observed = np.asarray(relevance, dtype=np.float64), np.asarray(human, dtype=np.float64)
     before = brier(z, observed)  # checks lengths and ranges

@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import asdict, dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -26,39 +26,41 @@ if TYPE_CHECKING:
 
 
 FEW_LABELS_METRICS = ("ndcg@10", "precision@10")
+HEADERS = ("metric", "system", "judge alone", "estimate", "these queries", "queries like these", "labels worth")
+_WORDS = {"above": "better", "below": "worse", "across": "no difference"}
 COMPLETIONS = 20
-"""Drawings of the labels that are missing."""
+"""Number of draws of the missing labels."""
 NDCG_RELEVANT, NDCG_LABELS = 4.0, 8
-"""Relevant documents per query, and labels of relevant documents, that nDCG from pairs needs. With fewer, the ideal DCG
+"""Fewest relevant documents per query, and labels of relevant documents, for nDCG from pairs. With fewer, the ideal DCG
 is too far from linear in the labels: intervals covered .5 to .88 (`docs/evaluation.md`)."""
 
 
 @dataclass(frozen=True)
 class FewLabelsEstimate:
-    """A metric of a system, or its difference to another's, with what the judge's grades were worth."""
+    """A metric of a system, or its difference to another's, with the worth of the judge's grades."""
 
     metric: str
     system: str
     baseline: str | None
-    """The value is that of the system minus that of this one; None: it is that of the system."""
+    """The system that is subtracted; None for a value of one system."""
     queries: IntervalEstimate
-    """Value and interval for queries like these: it covers the choice of queries and of labels. The ends are None where
-    the labels are too few, or too much alike, to say."""
+    """Value and interval for queries like these, over the choice of queries and of labels. The ends are None if the
+    labels are too few, or too much alike."""
     labels: IntervalEstimate
-    """The same value with the interval for these very queries: where it would lie if people labelled every pair."""
+    """The same value with the interval for these very queries, as if people labelled every pair."""
     plain: IntervalEstimate
-    """As `labels`, from the labels alone."""
+    """`labels` without the judge."""
     judge: float
-    """From the judge's grades alone, as if they were people's labels: biased as the judge is."""
+    """Value from the judge's grades alone, with the judge's bias."""
     labels_worth: int | None
-    """Labels that would give an interval as narrow without the judge; None where that is not known."""
+    """Labels for an equally narrow interval without the judge; None if unknown."""
     labels_to_decide: int | None
-    """Further labels after which the interval would leave out 0, if the difference stays what it is; None where it does
-    so already, or where labels of these queries cannot."""
+    """Further labels until the interval leaves out 0, if the difference stays the same; None if it does already, or if
+    labels of these queries cannot achieve it."""
     queries_to_decide: int | None
-    """Queries, labelled in full, after which it would; None where labels decide."""
+    """Fully labelled queries until then; None if labels decide."""
     approximate: bool
-    """The ideal ranking is estimated: unbiased to first order alone."""
+    """True for an estimated ideal ranking, which is unbiased to first order only."""
 
 
 @dataclass(frozen=True)
@@ -67,23 +69,44 @@ class FewLabels:
 
     estimates: tuple[FewLabelsEstimate, ...]
     drawn: str
-    """What was drawn: "pairs" or "queries"."""
+    """"pairs" or "queries"."""
     labelled: int
-    """Labels used."""
     labelled_queries: int
     pairs: int
-    """Graded pairs: the pool."""
+    """Graded pairs of the pool."""
     pool_queries: int
     outside: int
-    """Labels of pairs without a grade: left out."""
+    """Labels of pairs without a grade; left out."""
     ungraded: Mapping[str, int]
-    """System -> documents it shows within the deepest cut-off that nobody graded: they count as irrelevant."""
+    """System -> number of ungraded documents within the deepest cut-off; they count as irrelevant."""
     left_out: str | None = None
-    """Why there is no nDCG, where none was asked for by name: relevance is too rare."""
+    """Reason for no nDCG by default: relevance is too rare."""
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
         return asdict(self)
+
+    def text(self) -> str:
+        """Write a table, a verdict on each difference, and the omissions."""
+        lines = [
+            f"{self.labelled} labels of {self.labelled_queries} queries ({self.drawn} were drawn); {self.pairs} graded "
+            f"pairs of {self.pool_queries} queries",
+            "",
+            format_table([_row(own) for own in self.estimates], HEADERS),
+            "",
+            *(_verdict(own) for own in self.estimates if own.baseline is not None),
+        ]
+        if any(own.approximate for own in self.estimates):
+            lines.append("~: the ideal ranking is estimated, which biases nDCG; label whole queries to be free of that")
+        if self.left_out is not None:
+            lines.append(f"left out: {self.left_out}")
+        if self.outside:
+            lines.append(f"{self.outside} labels are of pairs without a grade: left out")
+        lines += [
+            f"{name}: {count} documents it shows have no grade: they count as irrelevant"
+            for name, count in self.ungraded.items()
+            if count
+        ]
+        return "\n".join(lines)
 
 
 def evaluate_few_labels(
@@ -96,17 +119,17 @@ def evaluate_few_labels(
 ) -> FewLabels:
     """Estimate metrics that people's labels of every graded pair would give, from labels of a sample.
 
-    The estimate is the judge's value corrected by how far its grades are from the labels, whatever they are worth: see
-    `bixse.judging.audit.labelled_sample`. precision@k, and nDCG@k where whole queries were labelled, are unbiased
-    (exactly, where queries were drawn independently of each other); nDCG@k from pairs is so to first order, since the
-    ideal DCG of a query is estimated.
+    The estimate is the judge's value corrected by the differences of its grades from the labels: see
+    `bixse.judging.audit.labelled_sample`. precision@k, and nDCG@k from whole queries, are unbiased (exactly, for
+    queries drawn independently of each other); nDCG@k from pairs is unbiased to first order, since the ideal DCG is
+    estimated.
 
     Args:
         runs: name -> run; each pair of systems is compared.
-        grades: the judge's relevance in [0, 1] of every pair of the pool, all of whose queries count.
-        labels: people's relevance in [0, 1] of the pairs that were drawn.
-        probabilities: how probable it was that each of these would be drawn; None: all alike.
-        metrics: "ndcg@k" and "precision@k"; None: nDCG@10, where the labels bear it, and precision@10.
+        grades: the judge's relevance in [0, 1] of every pair of the pool; all its queries count.
+        labels: people's relevance in [0, 1] of the drawn pairs.
+        probabilities: probability of each drawn pair; None for equal ones.
+        metrics: "ndcg@k" and "precision@k"; None for precision@10 and, given enough labels, nDCG@10.
         relevant_from: relevance from which a label counts as relevant for precision.
 
     Raises:
@@ -122,12 +145,12 @@ def evaluate_few_labels(
         >>> round(found.judge, 2), round(found.queries.value, 2)
         (1.0, 0.68)
     """
-    wanted = {name: _parse(name) for name in (FEW_LABELS_METRICS if metrics is None else metrics)}
+    wanted = [_parse(name, relevant_from) for name in (FEW_LABELS_METRICS if metrics is None else metrics)]
     pool = judged_pool(grades, labels, probabilities)
     rare = _too_rare_for_ndcg(pool)
     if rare is not None and metrics is None:
-        wanted = {name: parts for name, parts in wanted.items() if parts[0] != "ndcg"}
-    elif rare is not None and any(measure == "ndcg" for measure, _ in wanted.values()):
+        wanted = [metric for metric in wanted if metric.measure != "ndcg"]
+    elif rare is not None and any(metric.measure == "ndcg" for metric in wanted):
         raise InputError(rare)
     if not 0 < relevant_from <= 1:
         raise InputError(
@@ -144,16 +167,11 @@ def evaluate_few_labels(
             )
     ranks = {name: pool.ranks(run) for name, run in runs.items()}
     contrasts: list[tuple[str, str | None]] = [*((name, None) for name in runs), *combinations(runs, 2)]
-    found = [
-        _estimate(pool, metric, *wanted[metric], system, baseline, ranks, relevant_from)
-        for metric in wanted
-        for system, baseline in contrasts
-    ]
-    deepest = max(depth for _, depth in wanted.values())
+    deepest = max(metric.depth for metric in wanted)
     asked = {query for query, _ in pool.pairs}
     shown = {name: sum(min(len(run[query]), deepest) for query in run.keys() & asked) for name, run in runs.items()}
     return FewLabels(
-        tuple(found),
+        tuple(_estimate(pool, metric, *contrast, ranks) for metric in wanted for contrast in contrasts),
         "queries" if pool.whole_queries else "pairs",
         labelled=len(pool.labels),
         labelled_queries=len(pool.of_queries.labelled),
@@ -166,7 +184,7 @@ def evaluate_few_labels(
 
 
 def _too_rare_for_ndcg(pool: JudgedPool) -> str | None:
-    """What is missing for nDCG from pairs; None where it holds, as it does from whole queries."""
+    """Return the reason against nDCG from pairs, or None."""
     if pool.whole_queries:
         return None
     counts, found = 1 / pool.sample.probability, int((pool.labels > 0).sum())
@@ -181,100 +199,94 @@ def _too_rare_for_ndcg(pool: JudgedPool) -> str | None:
     )
 
 
-def _parse(name: str) -> tuple[str, int]:
+class _Metric(NamedTuple):
+    """One metric of a pool."""
+
+    name: str
+    measure: str
+    depth: int
+    relevant_from: float
+
+    def relevance(self, values: Floats) -> Floats:
+        """Return relevance as it is for nDCG, 0 or 1 for precision."""
+        return values if self.measure == "ndcg" else (values >= self.relevant_from).astype(np.float64)
+
+    def weights(self, ranks: Any) -> Floats:
+        """Return (U,) gains of a relevant document at its rank."""
+        shown = (ranks > 0) & (ranks <= self.depth)
+        discounted = 1 / np.log2(np.maximum(ranks, 1) + 1)
+        gains: Floats = np.where(shown, discounted if self.measure == "ndcg" else 1 / self.depth, 0.0)
+        return gains
+
+    def values(self, pool: JudgedPool, relevance: Floats, weight: Floats) -> Floats:
+        """Return the (Q,) metric of (U,) relevances; 0 for a query without a relevant document."""
+        gain = pool.sample.sum_by_query(weight * relevance)
+        return np.nan_to_num(quotient(gain, pool.ideal(relevance, self.depth))) if self.measure == "ndcg" else gain
+
+
+def _parse(name: str, relevant_from: float) -> _Metric:
     match = re.fullmatch(r"(ndcg|precision)@([1-9][0-9]*)", name)
     if match is None:
         raise InputError(f"metric: got {name!r}; expected ndcg@k or precision@k; fix: write a cut-off such as @10")
-    return match[1], int(match[2])
+    return _Metric(name, match[1], int(match[2]), relevant_from)
 
 
 def _estimate(
-    pool: JudgedPool,
-    metric: str,
-    measure: str,
-    depth: int,
-    system: str,
-    baseline: str | None,
-    ranks: Mapping[str, Any],
-    relevant_from: float,
+    pool: JudgedPool, metric: _Metric, system: str, baseline: str | None, ranks: Mapping[str, Any]
 ) -> FewLabelsEstimate:
-    weight = _weights(ranks[system], measure, depth)
+    weight, per_unit = metric.weights(ranks[system]), 1.0
     if baseline is not None:
-        weight = weight - _weights(ranks[baseline], measure, depth)
+        weight = weight - metric.weights(ranks[baseline])
+    estimator = _ndcg_from_pairs if metric.measure == "ndcg" else _precision_from_pairs
     if pool.whole_queries:
-        per_unit = len(pool.labels) / len(pool.of_queries.labelled)
-        powered, plain = (_from_queries(pool, weight, measure, depth, relevant_from, judge) for judge in (True, False))
-    else:
-        per_unit = 1.0
-        estimator = _ndcg_from_pairs if measure == "ndcg" else _precision_from_pairs
-        powered, plain = (estimator(pool, weight, depth, relevant_from, judge) for judge in (True, False))
+        estimator, per_unit = _from_queries, len(pool.labels) / len(pool.of_queries.labelled)
+    powered, plain = (estimator(pool, metric, weight, judge) for judge in (True, False))
     growth = plain.growth_to(powered.label_variance())
     to_decide, queries = _to_decide(powered) if baseline is not None else (None, None)
-    relevance = pool.grades if measure == "ndcg" else (pool.grades >= relevant_from).astype(np.float64)
     return FewLabelsEstimate(
-        metric=metric,
+        metric=metric.name,
         system=system,
         baseline=baseline,
         queries=powered.of_queries(),
         labels=powered.of_labels(),
         plain=plain.of_labels(),
-        judge=float(_values(pool, relevance, weight, measure, depth).mean()),
+        judge=float(metric.values(pool, metric.relevance(pool.grades), weight).mean()),
         labels_worth=None if growth is None else round(plain.labels(growth) * per_unit),
         labels_to_decide=None if to_decide is None else math.ceil((to_decide - powered.labels()) * per_unit),
         queries_to_decide=queries,
-        approximate=measure == "ndcg" and not pool.whole_queries and len(pool.labels) < len(pool.pairs),
+        approximate=metric.measure == "ndcg" and not pool.whole_queries and len(pool.labels) < len(pool.pairs),
     )
 
 
-def _weights(ranks: Any, measure: str, depth: int) -> Floats:
-    """(U,) what a relevant document adds at its rank."""
-    shown = (ranks > 0) & (ranks <= depth)
-    worth = 1 / np.log2(np.maximum(ranks, 1) + 1) if measure == "ndcg" else np.full(len(ranks), 1 / depth)
-    found: Floats = np.where(shown, worth, 0.0)
-    return found
-
-
-def _values(pool: JudgedPool, relevance: Floats, weight: Floats, measure: str, depth: int) -> Floats:
-    """(Q,) the metric of (U,) relevances; 0 for a query without a relevant document."""
-    gain = pool.sample.sum_by_query(weight * relevance)
-    return np.nan_to_num(quotient(gain, pool.ideal(relevance, depth))) if measure == "ndcg" else gain
-
-
-def _from_queries(
-    pool: JudgedPool, weight: Floats, measure: str, depth: int, relevant_from: float, judge: bool
-) -> SampledMean:
-    """Of labelled queries the metric is known: the units are queries."""
+def _from_queries(pool: JudgedPool, metric: _Metric, weight: Floats, judge: bool) -> SampledMean:
+    """Estimate with queries as units: the metric of labelled queries is known."""
     sample, labels = pool.of_queries, np.zeros(len(pool.pairs))
     labels[pool.sample.labelled] = pool.labels
-    if measure == "precision":
-        labels = (labels >= relevant_from).astype(np.float64)
-    known = _values(pool, labels, weight, measure, depth)[sample.labelled]
-    graded = _values(pool, pool.grades, weight, measure, depth)
+    known = metric.values(pool, metric.relevance(labels), weight)[sample.labelled]
+    graded = metric.values(pool, pool.grades, weight)
     predicted = sample.predict(known[:, None], graded if judge else None)[:, 0]
     residual = known - predicted[sample.labelled]
     per_query = predicted + sample.sum_labelled(residual / sample.probability)
     return SampledMean(sample, per_query, residual, np.ones(sample.queries))
 
 
-def _precision_from_pairs(
-    pool: JudgedPool, weight: Floats, depth: int, relevant_from: float, judge: bool
-) -> SampledMean:
-    """A sum over documents: each label stands for 1 / probability of them."""
+def _precision_from_pairs(pool: JudgedPool, metric: _Metric, weight: Floats, judge: bool) -> SampledMean:
+    """Estimate a sum over documents: each label stands for 1 / probability of them."""
     sample = pool.sample
-    known = (pool.labels >= relevant_from).astype(np.float64)
+    known = metric.relevance(pool.labels)
     predicted = sample.predict(known[:, None], pool.grades if judge else None, weight)[:, 0]
     residual = weight[sample.labelled] * (known - predicted[sample.labelled])
     per_query = sample.sum_by_query(weight * predicted) + sample.sum_labelled(residual / sample.probability)
     return SampledMean(sample, per_query, residual, weight)
 
 
-def _ndcg_from_pairs(pool: JudgedPool, weight: Floats, depth: int, relevant_from: float, judge: bool) -> SampledMean:
-    """NDCG of labels where they are known and of drawn ones elsewhere, corrected to first order.
+def _ndcg_from_pairs(pool: JudgedPool, metric: _Metric, weight: Floats, judge: bool) -> SampledMean:
+    """Estimate nDCG from known labels and random ones elsewhere, corrected to first order.
 
-    The ideal DCG needs only how many documents n_j of a query reach each level z_j: it is sum_j (z_j - z_{j-1}) D(n_j),
-    D(n) the DCG of n documents of relevance 1. Levels of documents without a label are drawn from their predicted
-    probabilities and the metric is averaged over the drawings, as PRECISE integrates it over a judge's probabilities
-    (arXiv:2606.05308). Derivatives then carry each label's residual to the documents that were not drawn.
+    The ideal DCG needs only the number n_j of a query's documents that reach each level z_j: it is sum_j (z_j -
+    z_{j-1}) D(n_j) with the DCG D(n) of n documents of relevance 1. Levels of unlabelled documents are drawn from their
+    predicted probabilities and the metric is averaged over the draws, as PRECISE integrates it over a judge's
+    probabilities (arXiv:2606.05308). Derivatives then carry each label's residual to the documents that were not drawn.
     """
     sample = pool.sample
     levels = np.unique(pool.labels[pool.labels > 0]) if pool.labels.any() else np.ones(1)
@@ -282,8 +294,8 @@ def _ndcg_from_pairs(pool: JudgedPool, weight: Floats, depth: int, relevant_from
     reached = pool.labels[:, None] >= levels
     expected = sample.predict(reached.astype(np.float64), pool.grades if judge else None).clip(0, 1)
     surprise = reached - expected[sample.labelled]
-    discounts = 1 / np.log2(np.arange(depth) + 2)
-    gains = np.concatenate([[0.0], np.cumsum(discounts)])[np.minimum(np.arange(len(pool.pairs) + 2), depth)]
+    discounts = 1 / np.log2(np.arange(metric.depth) + 2)
+    gains = np.concatenate([[0.0], np.cumsum(discounts)])[np.minimum(np.arange(len(pool.pairs) + 2), metric.depth)]
     own, query = weight[sample.labelled], sample.query[sample.labelled]
     per_query, residual = np.zeros(sample.queries), np.zeros(len(pool.labels))
     generator = np.random.default_rng(0)
@@ -303,7 +315,7 @@ def _ndcg_from_pairs(pool: JudgedPool, weight: Floats, depth: int, relevant_from
 
 
 def _to_decide(found: SampledMean) -> tuple[float | None, int | None]:
-    """Labels, or queries, after which the interval leaves out 0, if the value stays what it is."""
+    """Return labels, or queries, until the interval leaves out 0, if the value stays the same."""
     interval = found.of_queries()
     if interval.low is None or interval.high is None or interval.side != "across" or not found.value:
         return None, None
@@ -313,34 +325,6 @@ def _to_decide(found: SampledMean) -> tuple[float | None, int | None]:
     if growth is not None:
         return found.labels(growth), None
     return None, math.ceil(found.sample.queries * found.query_variance / wanted)
-
-
-HEADERS = ("metric", "system", "judge alone", "estimate", "these queries", "queries like these", "labels worth")
-_WORDS = {"above": "better", "below": "worse", "across": "no difference"}
-
-
-def few_labels_text(found: FewLabels) -> str:
-    """A table, what each difference comes to, and what was left out."""
-    lines = [
-        f"{found.labelled} labels of {found.labelled_queries} queries ({found.drawn} were drawn); {found.pairs} graded "
-        f"pairs of {found.pool_queries} queries",
-        "",
-        format_table([_row(own) for own in found.estimates], HEADERS),
-        "",
-        *(_verdict(own) for own in found.estimates if own.baseline is not None),
-    ]
-    if any(own.approximate for own in found.estimates):
-        lines.append("~: the ideal ranking is estimated, which biases nDCG; label whole queries to be free of that")
-    if found.left_out is not None:
-        lines.append(f"left out: {found.left_out}")
-    if found.outside:
-        lines.append(f"{found.outside} labels are of pairs without a grade: left out")
-    lines += [
-        f"{name}: {count} documents it shows have no grade: they count as irrelevant"
-        for name, count in found.ungraded.items()
-        if count
-    ]
-    return "\n".join(lines)
 
 
 def _row(own: FewLabelsEstimate) -> list[Cell]:

@@ -1,11 +1,11 @@
-"""Prediction-powered estimates of sums over a sample: predictions of everything, corrected where labels are known.
+"""Prediction-powered estimates: predictions of all graded pairs, corrected by the labels of a sample.
 
-With v_u what is wanted of unit u, m_u its prediction and S the labelled units, drawn with probabilities pi_u, the sum
-of v is estimated by sum_u m_u + sum_S (v_u - m_u) / pi_u. That is unbiased for any predictions which the labels of the
-own query do not enter (Horvitz and Thompson 1952, doi:10.1080/01621459.1952.10483446; Angelopoulos et al. 2023,
-arXiv:2301.09633), so m_u = a + lambda f_u of the judge's grade f_u is fitted to the labels of all *other* queries. The
-slope is PPI++'s power tuning (arXiv:2311.01453): the least-squares slope is the one that makes the variance smallest.
-It is shrunk by its own uncertainty. A judge that is worth nothing gets lambda = 0: labels alone.
+With the value v_u of unit u, its prediction m_u and the labelled units S, drawn with probabilities pi_u, the estimate
+of the sum of v is sum_u m_u + sum_S (v_u - m_u) / pi_u. It is unbiased for predictions that do not use labels of the
+same query (Horvitz and Thompson 1952, doi:10.1080/01621459.1952.10483446; Angelopoulos et al. 2023, arXiv:2301.09633),
+so m_u = a + lambda f_u of the judge's grade f_u is fitted to the labels of all *other* queries. The slope is PPI++'s
+power tuning (arXiv:2311.01453): least squares gives the smallest variance. It is shrunk by its own uncertainty, so that
+a useless judge gets lambda = 0: labels alone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 _SMALLEST = 1e-12
-"""A variance of grades in [0, 1] below this is rounding."""
+"""Variances of grades in [0, 1] below this are rounding."""
 
 
 @dataclass(frozen=True)
@@ -41,24 +41,21 @@ class LabelledSample:
     """U units (pairs, or queries) of Q queries, of which n are labelled."""
 
     query: npt.NDArray[np.int64]
-    """(U,) number of each unit's query."""
+    """(U,) index of each unit's query."""
     queries: int
     labelled: npt.NDArray[np.int64]
     """(n,) positions of the labelled units."""
     probability: Floats
-    """(n,) in (0, 1]: how probable it was that each of them would be labelled."""
+    """(n,) in (0, 1]: the probability of each one's label."""
 
     def predict(self, values: Floats, grades: Floats | None, importance: Floats | None = None) -> Floats:
-        """Values of all units, (U, L), from (n, L) labelled ones of other queries.
+        """Predict (U, L) values of all units from (n, L) labelled `values` of other queries.
 
-        Args:
-            values: what the labels say.
-            grades: (U,) the judge's; None predicts the mean alone.
-            importance: (U,) how much a unit's value counts; None: all alike.
+        `grades` are the judge's, (U,); without them the mean is the prediction. (U,) `importance` weights the units.
         """
         weight = 1 / self.probability
         if importance is not None:
-            # what is certain to be labelled adds no variance, and tells little about the rest
+            # a unit that is certain to be labelled adds no variance, and informs little about the rest
             weight = (importance[self.labelled] * weight) ** 2 * np.maximum(1 - self.probability, 1e-3)
         weights = weight[:, None]
         x = np.zeros_like(weights) if grades is None else grades[self.labelled][:, None]
@@ -79,7 +76,7 @@ class LabelledSample:
         return predicted
 
     def _others(self, weights: Floats, values: Floats | None = None) -> Floats:
-        """(Q, L) weighted means over the labelled units of all other queries, 0 without any; or sums of weights."""
+        """Return (Q, L) weighted means over the labelled units of all other queries, or their sums of weights."""
         terms = weights if values is None else weights * values
         sums = np.zeros((self.queries, terms.shape[1]))
         np.add.at(sums, self.query[self.labelled], terms)
@@ -89,11 +86,11 @@ class LabelledSample:
         return np.nan_to_num(quotient(others, self._others(weights)))
 
     def sum_by_query(self, of_units: Floats) -> Floats:
-        """(U,) values -> (Q,) sums."""
+        """Sum (U,) values by query: (Q,)."""
         return np.bincount(self.query, of_units, self.queries).astype(np.float64)
 
     def sum_labelled(self, of_labelled: Floats) -> Floats:
-        """(n,) values of the labelled units -> (Q,) sums."""
+        """Sum (n,) values of labelled units by query: (Q,)."""
         return np.bincount(self.query[self.labelled], of_labelled, self.queries).astype(np.float64)
 
 
@@ -103,41 +100,41 @@ class SampledMean:
 
     sample: LabelledSample
     per_query: Floats
-    """(Q,) unbiased one by one, and far from exact: not within [0, 1]."""
+    """(Q,), each unbiased, but not within [0, 1]."""
     residual: Floats
-    """(n,) what each label adds beyond its prediction, not yet divided by its probability."""
+    """(n,) each label less its prediction, not divided by its probability."""
     importance: Floats
-    """(U,) how much each unit's value counts."""
+    """(U,) weight of each unit's value."""
 
     @property
     def value(self) -> float:
         return float(self.per_query.mean())
 
     def label_variance(self, growth: float = 1.0) -> float:
-        """Of the choice of labels, had each unit been drawn with `growth` times its probability (at most 1)."""
+        """Return the variance from the choice of labels, with `growth` times each unit's probability (at most 1)."""
         probability = self.sample.probability
         drawn = np.minimum(1, growth * probability)
         scatter = float((self.residual**2 / probability * (1 / drawn - 1)).sum()) / self.sample.queries**2
         return scatter * (1 - 1 / max(self._units, 2.0))  # n - 1 units predict one worse than n would
 
     def labels(self, growth: float = 1.0) -> float:
-        """How many units are labelled then."""
+        """Return the expected number of labelled units then."""
         probability = self.sample.probability
         return float((np.minimum(1, growth * probability) / probability).sum())
 
     @cached_property
     def query_variance(self) -> float:
-        """Of the choice of queries alone."""
+        """Variance from the choice of queries alone."""
         return max(float(self.per_query.var(ddof=1)) / self.sample.queries - self.label_variance(), 0.0)
 
     def of_labels(self) -> IntervalEstimate:
-        """The interval for these queries: where the value would lie if every pair were labelled."""
+        """Return the interval for these queries, as if every pair were labelled."""
         return self._interval(self.label_variance(), max(self._units - 1, 1.0))
 
     def of_queries(self) -> IntervalEstimate:
-        """The interval for queries like these: it covers the choice of queries and of labels.
+        """Return the interval for queries like these, over the choice of queries and of labels.
 
-        The two variances are added with Satterthwaite's degrees of freedom (1946, doi:10.2307/3002019).
+        The sum of both variances has Satterthwaite's degrees of freedom (1946, doi:10.2307/3002019).
         """
         labels, queries = self.label_variance(), self.query_variance
         seen = len(np.unique(self.sample.query[self.sample.labelled]))
@@ -145,7 +142,7 @@ class SampledMean:
         return self._interval(labels + queries, (labels + queries) ** 2 / parts if parts else 1.0)
 
     def growth_to(self, variance: float) -> float | None:
-        """How many times the probabilities bring the variance of the labels down to this one; None where none can."""
+        """Return the factor on the probabilities that brings the labels' variance down to `variance`, or None."""
         most = 1 / float(self.sample.probability.min())
         if self._unknown or variance < 0 or not self.residual.any():
             return None
@@ -156,13 +153,13 @@ class SampledMean:
 
     @cached_property
     def _units(self) -> float:
-        """Effective number of labelled units (Kish 1965): a few that count for much are as few."""
+        """Effective number of labelled units (Kish 1965)."""
         counts = (self.importance[self.sample.labelled] / self.sample.probability) ** 2
         return float(np.nan_to_num(quotient(counts.sum() ** 2, (counts**2).sum())))
 
     @property
     def _unknown(self) -> bool:
-        """Too few labels stand where the metric looks, or all alike: they do not say how far labels scatter."""
+        """True if the metric's labels are too few, or too much alike, to show their scatter."""
         counts, labelled = self.importance != 0, self.sample.labelled
         complete = counts[labelled].sum() == counts.sum() and (self.sample.probability[counts[labelled]] == 1).all()
         scatters = bool((np.abs(self.residual[counts[labelled]]) > _SMALLEST).any())
@@ -184,18 +181,17 @@ class JudgedPool:
     """U graded pairs, n of them labelled, of Q queries."""
 
     pairs: tuple[tuple[str, str], ...]
-    """In sorted order."""
     grades: Floats
-    """(U,) the judge's relevance."""
+    """(U,) relevance by the judge."""
     sample: LabelledSample
     labels: Floats
-    """(n,) people's relevance."""
+    """(n,) relevance by people."""
     outside: int
-    """Labels of pairs that the judge did not grade: they are left out."""
+    """Number of labels without a grade; left out."""
 
     @cached_property
     def whole_queries(self) -> bool:
-        """All pairs of each labelled query are labelled, with one probability: queries were drawn."""
+        """True if whole queries were drawn: all pairs of each labelled query have a label, with one probability."""
         sample = self.sample
         own = sample.query[sample.labelled]
         sizes, labelled = (np.bincount(which, minlength=sample.queries) for which in (sample.query, own))
@@ -204,18 +200,18 @@ class JudgedPool:
 
     @cached_property
     def of_queries(self) -> LabelledSample:
-        """The sample with queries as its units, where these were drawn."""
+        """The sample with queries as its units."""
         sample = self.sample
         labelled, first = np.unique(sample.query[sample.labelled], return_index=True)
         return LabelledSample(np.arange(sample.queries), sample.queries, labelled, sample.probability[first])
 
     def ranks(self, run: Ranking) -> npt.NDArray[np.int64]:
-        """(U,) the rank of each pair's document in the run, from 1; 0 where it was not found."""
+        """Return (U,) ranks of the pairs' documents in the run, from 1; 0 for a missing one."""
         found = {query: {name: rank for rank, name in enumerate(ranked(run[query]), 1)} for query in run}
         return np.array([found.get(query, {}).get(name, 0) for query, name in self.pairs], dtype=np.int64)
 
     def ideal(self, relevance: Floats, depth: int) -> Floats:
-        """(Q,) ideal DCG@depth of (U,) relevances."""
+        """Return (Q,) ideal DCG@depth of (U,) relevances."""
         order = np.lexsort((-relevance, self.sample.query))
         query = self.sample.query[order]
         place = np.arange(len(order)) - np.searchsorted(query, query)
@@ -227,12 +223,9 @@ class JudgedPool:
 def judged_pool(grades: Pairs, labels: Pairs, probabilities: Pairs | None = None) -> JudgedPool:
     """Join a judge's grades and people's labels, all in [0, 1].
 
-    Without `probabilities` the labelled pairs (or, where every pair of the labelled queries is labelled, the queries)
-    are taken as drawn uniformly.
-
-    Raises:
-        InputError: no pair has both, some labels have a probability and some have none, one of them lies outside
-            (0, 1], or fewer than 2 queries.
+    Without `probabilities`, the labelled pairs (or the labelled queries, if all their pairs are labelled) count as
+    drawn uniformly. Raise InputError for no common pair, for probabilities outside (0, 1] or of some labels only, or
+    for fewer than 2 queries.
     """
     pairs = tuple(sorted(grades))
     names = sorted({query for query, _ in pairs})

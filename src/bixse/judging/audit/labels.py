@@ -1,4 +1,10 @@
-"""Reading labels to audit: judgements of a judge or of people, with what is unusable set apart and never repaired."""
+"""Labels of a judge or of people, read from files; what is unusable is set apart and never repaired.
+
+`bixse ui` keeps people's labels as events in a file that only grows. One line of JSON per event: `event` (its name),
+`person`, `time`, `seconds`, `query_id`, `document_id`, `status`, `grade`, `explanation`, `probability`, `undoes`,
+`shows` and `seen`. A person's last event about a pair counts, unless it was undone. An event with `seen` "judge" came
+after the judge's grade was shown: it is no independent opinion, and no measure of agreement reads it.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +13,13 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median_low
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
+from bixse.data.collection import load_collection
 from bixse.data.columns import text_id
+from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.trec import qrels_rows
 from bixse.errors import InputError, InvalidFileError
 from bixse.files.rows import FORMATS, files_of, kind_of, read_rows, text_lines
@@ -22,62 +30,57 @@ from bixse.relevance import GradeScale
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from bixse.judging.audit.audit_settings import LabelSettings
+    from bixse.judging.audit.audit_settings import AuditSettings, LabelSettings
 
 
 LabelStatus: TypeAlias = Literal["graded", "final", "cannot-tell", "skipped", "undone"]
-"""graded: a person's grade; final: the grade that was settled where people differ; the others are no labels."""
+"""graded: a person's grade; final: the settled grade of people who differ; the others are no labels."""
 LABELS: tuple[LabelStatus, ...] = ("graded", "final")
 
 
-class Word(Protocol):
-    """What an event says, apart from its words."""
+class Word:
+    """The part of an event that decides whether it counts."""
+
+    query_id: str
+    document_id: str
+    event: str | None
+    person: str | None
+    status: str | None
+    grade: float | None
+    undoes: str | None
 
     @property
-    def event(self) -> str | None: ...
-    @property
-    def person(self) -> str | None: ...
-    @property
-    def pair(self) -> tuple[str, str]: ...
-    @property
-    def status(self) -> str | None: ...
-    @property
-    def grade(self) -> float | None: ...
-    @property
-    def undoes(self) -> str | None: ...
-    @property
-    def seen(self) -> str | None: ...
+    def pair(self) -> PairIds:
+        return self.query_id, self.document_id
 
 
 WordType = TypeVar("WordType", bound=Word)
 
 
 def standing_words(events: Iterable[WordType]) -> dict[tuple[str, str], dict[str, WordType]]:
-    """Pair -> person -> the last event of that person that was not undone, in the order of the pairs' first events.
+    """Return pair -> person -> the person's last event that was not undone, in the order of the pairs' first events.
 
     A settled grade is that of the person "" (whoever settled it), so that it replaces nobody's own.
     """
     events = list(events)
     undone = {event.undoes for event in events if event.undoes}
-    found: dict[tuple[str, str], dict[str, WordType]] = {}
+    standing: dict[PairIds, dict[str, WordType]] = {}
     for event in events:
         if event.status != "undone" and (event.event is None or event.event not in undone):
-            words = found.setdefault(event.pair, {})
+            words = standing.setdefault(event.pair, {})
             person = "" if event.status == "final" else event.person or ""
             words.pop(person, None)
             words[person] = event
-    return found
+    return standing
 
 
 def agreed_grade(words: Mapping[str, Word]) -> float | None:
-    """One grade for a pair: the settled one, else the median of people's, of the middle two the lower; None without.
-
-    The lower one, since "relevant" is the stronger claim, and a mean is no grade of an ordinal scale.
-    """
+    """Return one grade for a pair: the settled one, else the median of people's; None without any."""
     final = words.get("")
     if final is not None and final.status == "final":
         return final.grade
     grades = [word.grade for word in words.values() if word.status == "graded" and word.grade is not None]
+    # the lower of the middle two: "relevant" is the stronger claim, and a mean is no grade of an ordinal scale
     return median_low(grades) if grades else None
 
 
@@ -90,16 +93,15 @@ COLUMNS = (
     FileColumn("repeat", "integer", needed=False, low=0),
 )
 SAMPLE_COLUMNS = (*COLUMNS, FileColumn("probability", "number", False), FileColumn("adjudicated", "integer", False))
-"""Of labels of a sample of the pairs."""
 _SAME = 1e-3
-"""How far a relevance may lie from its grade's before it is another one (files round)."""
+"""Most difference of a relevance from its grade's: files round."""
 _ROUNDING = 1e-9
-"""How far a mean of grades may pass the end of its scale."""
+"""Most excess of a mean of grades over the end of its scale."""
 
 
 @dataclass(frozen=True)
 class ImpossibleLabel:
-    """A label off the scale: listed, never clipped, never taken as a grade."""
+    """A label off the scale: listed, never clipped, never used as a grade."""
 
     path: str
     row: int
@@ -110,7 +112,7 @@ class ImpossibleLabel:
 
 
 def impossible_lines(labels: Sequence[ImpossibleLabel], most: int = 20) -> list[str]:
-    """One line each for a terminal, then how many more; nothing without any."""
+    """Write one line per label for a terminal, then the number of further ones."""
     lines = [
         f"  {label.path}, row {label.row}: query {label.query_id}, document {label.document_id}: {label.value:g}"
         for label in labels[:most]
@@ -128,22 +130,22 @@ class Labels:
     path: str
     scale: GradeScale
     grades: Mapping[PairIds, float]
-    """Usable grades, all on the scale."""
+    """Usable grades."""
     relevance: Mapping[PairIds, float]
     """Relevance of the same pairs: the file's own, else the grade's place on the scale."""
     missing: Mapping[PairIds, str] = field(default_factory=dict)
-    """Pairs without a usable grade, and why: "off-scale", the judge's status, or "no grade"."""
+    """Pair without a usable grade -> "off-scale", the judge's status, or "no grade"."""
     again: Mapping[PairIds, float] = field(default_factory=dict)
-    """Grades of the pairs that were asked a second time (column `repeat` 1)."""
+    """Second grades of the same pairs (column `repeat` 1)."""
     impossible: tuple[ImpossibleLabel, ...] = ()
     probability: Mapping[PairIds, float] = field(default_factory=dict)
-    """How probable it was that a pair would be drawn for a label, where the file says so."""
+    """Probability with which a pair was drawn for a label, if the file has it."""
     after_judge: int = 0
-    """Events that were left out: their person had seen the judge's grade of the pair."""
+    """Number of events left out because their person had seen the judge's grade."""
 
     @property
     def mapped(self) -> int:
-        """Pairs whose relevance is not their grade's place on the scale: mapped, or graded on another scale."""
+        """Number of pairs whose relevance does not follow from their grade: mapped, or graded on another scale."""
         place = self.scale.to_relevance
         return sum(abs(self.relevance[pair] - place(grade)) > _SAME for pair, grade in self.grades.items())
 
@@ -153,16 +155,17 @@ class Labels:
 
 
 @dataclass
-class _Row:
+class _Row(Word):
     row: int
-    pair: PairIds
+    query_id: str
+    document_id: str
     grade: float | None
     relevance: float | None = None
     status: str | None = None
-    judge: str | None = None
     repeat: int = 0
     probability: float | None = None
     adjudicated: bool = False
+    judge: str | None = None
     person: str | None = None
     event: str | None = None
     undoes: str | None = None
@@ -173,14 +176,14 @@ class _Row:
         return self.relevance if self.grade is None else self.grade
 
     def off_scale(self, scale: GradeScale) -> float | None:
-        """The value that no grade or relevance can have, or None."""
+        """Return an impossible grade or relevance, or None."""
         grade, relevance = self.grade, self.relevance
         if grade is not None and not scale.minimum - _ROUNDING <= grade <= scale.maximum + _ROUNDING:
             return grade
         return relevance if relevance is not None and not 0 <= relevance <= 1 else None
 
     def on(self, scale: GradeScale) -> tuple[float, float]:
-        """The usable grade and relevance."""
+        """Return the grade and relevance of a usable label."""
         if self.grade is None:
             return scale.to_grade(self.relevance or 0.0), self.relevance or 0.0
         grade = min(max(self.grade, scale.minimum), scale.maximum)
@@ -196,23 +199,19 @@ def read_labels(
 ) -> Labels:
     r"""Read labels from qrels (TREC or BEIR) or from a table of judgements or graded pairs.
 
-    A table (.parquet, .jsonl, .csv, .tsv) has the columns `query_id`, `document_id` and `grade` or `relevance`;
-    `status` (only "graded" rows count), `judge` and `repeat` are read where they are there, and ids are made from the
-    texts `query` and `document` where they are not. Where rows name a `person`, as the labels of `bixse ui` do, the
-    last word of each counts, and several people's grades become one (`bixse.judging.audit.labels`).
+    A table (.parquet, .jsonl, .csv, .tsv) has the columns `query_id` and `document_id`, or the texts `query` and
+    `document`, and `grade` or `relevance`; `status` (only "graded" rows count), `judge` and `repeat` are optional. Of
+    rows with a `person`, as `bixse ui` writes them, each person's last word counts, and several grades become one.
 
-    Without a `scale` that by which the file's relevance follows from its grades is taken, else `otherwise`, else the
-    lowest to the highest label found.
+    The default `scale` is the one by which the file's relevance follows from its grades, else `otherwise`, else the
+    lowest to the highest label.
 
-    `sampled`: people's labels of a sample. A table may then hold several labels of a pair, of which the mean counts, or
-    that of those with `adjudicated` 1; and a `probability` in (0, 1] with which each pair was drawn.
+    `sampled` tables of people's labels may hold several labels of a pair, whose mean counts, or the mean of those with
+    `adjudicated` 1, and the `probability` in (0, 1] with which each pair was drawn. `independent` leaves out labels
+    that people gave or changed after they saw the judge's grade (`seen` is "judge").
 
-    `independent`: leave out what people labelled or changed after they saw the judge's grade (`seen` is "judge").
-
-    Raises:
-        InputError: the file cannot be read or holds no usable label.
-        InvalidFileError: every error together: no id, a grade that is no number, a pair with two grades (or two
-            probabilities).
+    Raise InvalidFileError with every error together: no id, a grade that is no number, a pair with two grades or two
+    probabilities. Raise InputError for an unreadable file, or one without a usable label.
 
     Example:
         >>> import tempfile
@@ -260,7 +259,7 @@ def read_labels(
 
 
 def _is_table(path: Path) -> bool:
-    """Everything else, and a .tsv without a column of labels, is qrels."""
+    """Return True for a table; a .tsv without a column of labels is qrels."""
     if kind_of(path) != ".tsv":
         return path.is_dir() or kind_of(path) in FORMATS
     _, header, _ = next(text_lines(path, InvalidFileError(path)), (0, "", 0))
@@ -270,34 +269,22 @@ def _is_table(path: Path) -> bool:
 def _table_rows(path: Path, errors: InvalidFileError, sampled: bool) -> Iterator[_Row]:
     says_anything = False
     for number, row in read_rows(path, SAMPLE_COLUMNS if sampled else COLUMNS, errors):
-        pair = (_identifier(number, row, "query", errors), _identifier(number, row, "document", errors))
+        ids = (_identifier(number, row, "query", errors), _identifier(number, row, "document", errors))
         grade, relevance, status = row["grade"], row["relevance"], row["status"]
         says_anything |= (grade, relevance, status) != (None, None, None)
         if status not in (None, *LABELS):
             grade = relevance = None
         elif status == "graded" and grade is None and relevance is None:
             errors.add(number, "grade", "no grade with the status 'graded'", "a grade", "correct the status")
-        yield _Row(
-            number,
-            pair,
-            grade,
-            relevance,
-            status,
-            row["judge"],
-            row["repeat"] or 0,
-            row.get("probability"),
-            bool(row.get("adjudicated")),
-            row["person"],
-            row["event"],
-            row["undoes"],
-            row["seen"],
-        )
+        chance, settled = row.get("probability"), bool(row.get("adjudicated"))
+        as_read = {name: row[name] for name in ("judge", "person", "event", "undoes", "seen")}
+        yield _Row(number, *ids, grade, relevance, status, row["repeat"] or 0, chance, settled, **as_read)
     if not says_anything and not errors.total:
         errors.add(None, None, "no label", "a column 'grade' or 'relevance' with values", "rename or add it")
 
 
 def _people_as_one(rows: Iterable[_Row]) -> Iterator[_Row]:
-    """Rows without a person as they are, then one row per pair that people labelled."""
+    """Yield rows without a person as they are, then one row per pair that people labelled."""
     said = []
     for row in rows:
         if row.person is None:
@@ -308,7 +295,7 @@ def _people_as_one(rows: Iterable[_Row]) -> Iterator[_Row]:
         last = list(words.values())[-1]
         grade = agreed_grade(words)
         status = last.status if grade is None else "graded"
-        yield _Row(last.row, pair, grade, status=status, probability=last.probability)
+        yield _Row(last.row, *pair, grade, status=status, probability=last.probability)
 
 
 def _identifier(number: int, row: Mapping[str, Any], kind: str, errors: InvalidFileError) -> str:
@@ -319,11 +306,11 @@ def _identifier(number: int, row: Mapping[str, Any], kind: str, errors: InvalidF
 
 
 def _qrels_rows(path: Path, errors: InvalidFileError) -> Iterator[_Row]:
-    return (_Row(number, (query, document), grade) for number, query, document, grade in qrels_rows(path, errors))
+    return (_Row(*row) for row in qrels_rows(path, errors))
 
 
 def _of_sample(rows: Iterable[_Row], errors: InvalidFileError) -> list[_Row]:
-    """Every row; a probability outside (0, 1], or two for one pair, are errors."""
+    """Return every row; report a probability outside (0, 1], or two for one pair."""
     kept, known = list(rows), dict[PairIds, float | None]()
     for row in kept:
         if row.probability is not None and not 0 < row.probability <= 1:
@@ -336,7 +323,7 @@ def _of_sample(rows: Iterable[_Row], errors: InvalidFileError) -> list[_Row]:
 
 
 def _merged(rows: Iterable[_Row], errors: InvalidFileError) -> list[_Row]:
-    """One row per pair and asking; a label wins over none, and two that differ are an error."""
+    """Return one row per pair and repeat; a label wins over none, and two that differ are an error."""
     kept: dict[tuple[PairIds, int], _Row] = {}
     for row in rows:
         first = kept.setdefault((row.pair, row.repeat), row)
@@ -352,7 +339,7 @@ def _merged(rows: Iterable[_Row], errors: InvalidFileError) -> list[_Row]:
 
 
 def _scale_found(path: Path, rows: Sequence[_Row]) -> GradeScale:
-    """From the lowest to the highest label; 0 to 1 for a file with relevance and no grade."""
+    """Return the lowest to the highest label; 0 to 1 for a file with relevance and no grade."""
     values = [row.label for row in rows if row.label is not None]
     if values and all(row.grade is None for row in rows):
         return GradeScale(0, 1)
@@ -363,7 +350,7 @@ def _scale_found(path: Path, rows: Sequence[_Row]) -> GradeScale:
 
 
 def _scale_of_relevance(rows: Sequence[_Row]) -> GradeScale | None:
-    """The scale of whole numbers that puts every row's grade where its relevance is."""
+    """Return the scale of integers by which every row's relevance follows from its grade."""
     both = [(row.grade, row.relevance) for row in rows if row.grade is not None and row.relevance is not None]
     grades, relevance = np.array(both, dtype=np.float64).reshape(-1, 2).T
     if not both or np.ptp(relevance) < _SAME:
@@ -377,7 +364,7 @@ def _scale_of_relevance(rows: Sequence[_Row]) -> GradeScale | None:
 
 
 def labels_of(settings: LabelSettings, judges: Iterable[Path]) -> tuple[Labels, list[Labels]]:
-    """Human labels and each judge's, on their scales; judges of one name are named by their files."""
+    """Read human labels and each judge's; name judges of one name by their files."""
     scale, judge_scale = (GradeScale(*ends) if ends else None for ends in (settings.scale, settings.judge_scale))
     labels = read_labels(settings.human, scale, independent=True)
     stated = load_rubric(settings.rubric).scale if settings.rubric is not None else judge_scale
@@ -387,3 +374,17 @@ def labels_of(settings: LabelSettings, judges: Iterable[Path]) -> tuple[Labels, 
         replace(judge, name=str(Path(judge.path).with_suffix(""))) if names.count(judge.name) > 1 else judge
         for judge in found
     ]
+
+
+def texts_of(settings: AuditSettings) -> tuple[Mapping[str, str], Mapping[str, str], dict[str, Path]]:
+    """Return known texts of queries and documents by id, and the files that hold them."""
+    if settings.pairs is not None:
+        found = load_graded_pairs(settings.pairs)
+        queries = dict(zip(found.query_ids, found.queries, strict=True))
+        return queries, dict(zip(found.document_ids, found.documents, strict=True)), {"pairs": settings.pairs}
+    if settings.collection is not None:
+        texts = load_collection(settings.collection, splits=[])
+        documents = {identifier: document.content for identifier, document in texts.corpus.items()}
+        files = {name: settings.collection / f"{name}.jsonl" for name in ("corpus", "queries")}
+        return texts.queries, documents, files
+    return {}, {}, {}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bixse.errors import InputError, shorten
 from bixse.judging.grade_settings import ServerSettings
-from bixse.judging.judges.dialects import Reply, parse_reply
+from bixse.judging.judges.dialects import Reply, RequestForm, chat_messages, parse_reply
 from bixse.judging.judges.endpoints import (
     DETAIL_WIDTH,
     SHARED,
@@ -256,6 +256,33 @@ class ChatClient:
         except RequestError:
             return None
 
+    async def token_ids(self, model: ServedModel, text: str) -> list[int] | None:
+        """Return token ids of a text without special tokens; None unless the server is vLLM, SGLang or llama.cpp."""
+        return await self._tokenize(model, {_text_key(model): text, "add_special_tokens": False})
+
+    async def prompt_tokens(
+        self, model: ServedModel, messages: Sequence[Mapping[str, str]], form: RequestForm
+    ) -> int | None:
+        """Count tokens of a chat prompt as the server renders it, or of the texts alone."""
+        chat = chat_messages(form, messages)
+        if model.kind == "vllm":
+            body: dict[str, Any] = {"messages": chat, "add_generation_prompt": True}
+            if form.thinking_off:
+                body["chat_template_kwargs"] = {"enable_thinking": False}
+        else:
+            reply = await self.post("/apply-template", {"messages": chat})
+            rendered = reply.get("prompt") if isinstance(reply, dict) else None
+            body = {_text_key(model): rendered or "\n".join(message["content"] for message in chat)}
+            if rendered:
+                body |= {"add_special": True, "parse_special": True}
+        tokens = await self._tokenize(model, body)
+        return None if tokens is None else len(tokens)
+
+    async def _tokenize(self, model: ServedModel, body: Mapping[str, Any]) -> list[int] | None:
+        reply = await self.post("/tokenize", {"model": model.id, **body})
+        tokens = reply.get("tokens") if isinstance(reply, dict) else None
+        return tokens if isinstance(tokens, list) else None
+
     async def _send_patiently(self, url: str, body: Mapping[str, Any] | None = None, tries: int = AWAY_AFTER) -> Any:
         for made in range(1, tries):
             try:
@@ -386,6 +413,10 @@ class ChatClient:
             "model": f"got {error.detail}; expected a model that is served; fix: correct its name or the address",
         }[error.failure]
         raise InputError(f"{'endpoint' if error.failure == 'model' else self._key_variable}: {told}") from error
+
+
+def _text_key(model: ServedModel) -> str:
+    return "content" if model.kind == "llama.cpp" else "prompt"
 
 
 def _pause(error: RequestError, tries: int) -> float:

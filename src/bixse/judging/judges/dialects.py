@@ -104,12 +104,6 @@ def request_body(form: RequestForm, messages: Sequence[Mapping[str, str]], seed:
     """Return the JSON body of one chat request.
 
     A seeded form sends the seed, so that no cache before the model gives one sample several times.
-
-    Example:
-        >>> form = RequestForm("qwen", "top-logprobs", max_tokens=1)
-        >>> body = request_body(form, [{"role": "user", "content": "hello"}])
-        >>> body["logprobs"], body["top_logprobs"], body["max_tokens"]
-        (True, 20, 1)
     """
     body: dict[str, Any] = {
         "model": form.model,
@@ -222,12 +216,6 @@ def parse_reply(content: Any, keep: Callable[[str], str] = str) -> Reply:
     """Read a reply with probabilities as OpenAI, also with dictionaries of alternatives, or Together gives them.
 
     `keep` replaces a text that may not be kept or shown (`Secret.keep`). An incomplete reply raises a ValueError.
-
-    Example:
-        >>> reply = parse_reply({"choices": [{"message": {"content": "3"}, "finish_reason": "stop", "logprobs":
-        ...     {"content": [{"token": "3", "logprob": -0.1, "top_logprobs": [{"token": "3", "logprob": -0.1}]}]}}]})
-        >>> reply.choices[0].positions[0].alternatives
-        (('3', -0.1),)
     """
     raw = content.get("choices") if isinstance(content, dict) else None
     if not isinstance(raw, list) or not raw:

@@ -222,12 +222,7 @@ def refusal(status: int, headers: Mapping[str, str], content: Any, secret: Secre
 
 
 def error_message(content: Any) -> str:
-    """Return the message of an error body of any shape, or its text.
-
-    Example:
-        >>> error_message({"error": {"message": "no such model"}}), error_message("<html>"), error_message(None)
-        ('no such model', '<html>', '')
-    """
+    """Return the message of an error body of any shape, or its text."""
     if isinstance(content, dict):
         for key in ("error", "detail", "message"):
             if content.get(key):

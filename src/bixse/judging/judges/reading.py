@@ -104,12 +104,6 @@ def option_probabilities(
 
     Return None for no probabilities: no entries, no usable value of the written token or of a requested id, NaN,
     positive log-probabilities, or a sum above 1 (some servers accept the request and answer 0 for every token).
-
-    Example:
-        >>> returned = [("1", math.log(0.6)), (" 1", math.log(0.1)), ("No", math.log(0.05))]
-        >>> found = option_probabilities(["0", "1"], returned)
-        >>> [round(p, 3) for p in found.probabilities], [round(p, 3) for p in found.hidden]
-        ([0.0, 0.7], [0.1, 0.0])
     """
     usable = [(token, value) for token, value in alternatives if value is not None and not value <= NOT_AVAILABLE]
     unusable = {token for token, value in alternatives if value is None or value <= NOT_AVAILABLE}

@@ -1,24 +1,295 @@
-"""A judge and a text model that answer over HTTP: vLLM, SGLang, llama.cpp, Ollama, or a hosted service."""
+"""A judge and a text model behind chat servers: vLLM, SGLang, llama.cpp, Ollama, or a hosted service.
+
+Two questions of known answers probe a server for the form of requests that it understands.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from bixse.errors import InputError
+from bixse.errors import BixseError, InputError, shorten
 from bixse.judging.grade_settings import JudgeOptions, ServerSettings
 from bixse.judging.judge import Answer, Completion, CompletionStatus, Question, Usage, model_name, same_model
 from bixse.judging.judges.client import ChatClient
-from bixse.judging.judges.dialects import RequestForm, read_choices, request_body
-from bixse.judging.judges.endpoints import RequestError
-from bixse.judging.judges.probe import Finding, Probe, prompt_tokens
+from bixse.judging.judges.dialects import (
+    ANSWER_TOKENS,
+    CONSTRAINTS,
+    OWN_CONSTRAINT,
+    TOP_LOGPROBS,
+    WRITTEN,
+    Reply,
+    RequestForm,
+    answer_place,
+    next_logprobs,
+    read_choices,
+    read_position,
+    request_body,
+    simpler_form,
+)
+from bixse.judging.judges.endpoints import TRANSIENT, RequestError
+from bixse.judging.judges.reading import spellings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from bixse.judging.judges.client import Endpoint
+    from bixse.judging.judges.endpoints import ServedModel
     from bixse.judging.rubrics import Rubric
     from bixse.relevance import GradeScale
+
+
+KNOWN_QUERY = "what is the capital of France"
+KNOWN_DOCUMENTS = ("Paris is the capital of France.", "Bake the bread for forty minutes.")
+"""A relevant and an irrelevant document."""
+MANY_LOGPROBS = 1000
+"""Alternatives requested under a constraint if the options are not among the first 20 (llama.cpp gives them)."""
+_ODD_WORD, _ODD_TOKENS = "zebra", 4
+
+OTHER_MODES = (
+    "`--mode sample` (the share of each option in several samples) or `--mode verbal` (the one grade that is written)"
+)
+TOP_TOKENS = "`--mode top-logprobs`, whose probabilities this server gives"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The form of requests, and the answers about the relevant and the irrelevant document."""
+
+    form: RequestForm
+    answers: tuple[Answer, Answer]
+
+
+class Probe:
+    """The search for the form of requests that one endpoint understands."""
+
+    def __init__(
+        self, client: ChatClient, endpoint: Endpoint, model: ServedModel, rubric: Rubric, options: JudgeOptions
+    ) -> None:
+        self._client, self._endpoint, self._model, self._rubric = client, endpoint, model, rubric
+        self._wanted, self._max_tokens, self._samples = options.mode, options.max_tokens, options.samples
+        self._seen: set[str] = set()
+        self.other_models: set[str] = set()
+        """Other models that answered in place of the requested one."""
+
+    async def find(self) -> Finding:
+        """Return the best form for the mode; "auto" is token-ids, else top-logprobs, else constrained.
+
+        Raise InputError if the server cannot be asked in this mode, BixseError if it does not work now.
+        """
+        wanted = self._wanted
+        if wanted in WRITTEN:
+            return await self._finish(await self._written())
+        form = RequestForm(
+            self._model.id, "top-logprobs", self._rubric.labels, max_tokens=self._max_tokens or ANSWER_TOKENS
+        )
+        form, reply = await self._settle(form)
+        while form.logprobs != "none" and not self._has_probabilities(form, reply):
+            form, reply = await self._settle(next_logprobs(form, refused=False))
+        if form.logprobs == "none":
+            raise self._unusable("no usable probabilities of tokens", "a server that gives them (logprobs)")
+        await self._check_labels(form)
+        form, reply = await self._without_thinking(form, reply)
+        answer = self._read(form, reply)
+        if wanted == "constrained" or (wanted == "auto" and answer.status != "graded"):
+            constrained = await self._constrained(form)
+            if constrained is not None:
+                return await self._finish(constrained)
+        if wanted == "constrained":
+            fix = OTHER_MODES if answer.status != "graded" else TOP_TOKENS
+            raise self._unusable("no way to allow only the options", "one of vLLM, SGLang or llama.cpp", fix)
+        if answer.status != "graded":
+            raise self._unanswered(answer)
+        by_id = await self._by_id(form) if wanted != "top-logprobs" else None
+        if wanted == "token-ids" and by_id is None:
+            found, expected = "no probabilities of tokens chosen by id", "vLLM with `logprob_token_ids`"
+            raise self._unusable(found, expected, TOP_TOKENS)
+        one_token = self._place(reply) == 0 and self._max_tokens is None
+        return await self._finish(replace(by_id or form, max_tokens=1) if one_token else by_id or form)
+
+    async def check(self, form: RequestForm) -> None:
+        """Raise InputError if this endpoint gives no grade in the form of another one."""
+        reply = await self._reply(form, 0)
+        answer = self._read(form, reply) if not isinstance(reply, RequestError) else None
+        if answer is None or answer.status != "graded":
+            found = reply.detail if isinstance(reply, RequestError) else f"{answer and answer.status}"
+            raise InputError(
+                f"{self._endpoint.address.api}: got {found} to a known question; expected an answer in the mode "
+                f"{form.mode} as from the other endpoints; fix: run the same server everywhere"
+            )
+
+    async def _reply(self, form: RequestForm, known: int) -> Reply | RequestError:
+        messages = self._rubric.variants[0].messages(KNOWN_QUERY, KNOWN_DOCUMENTS[known])
+        try:
+            reply = await self._client.chat(request_body(form, messages, seed=0), self._endpoint)
+        except RequestError as error:
+            if error.failure == "away":
+                raise BixseError(
+                    f"{self._endpoint.address.api}: got {error.detail} in {error.tries} tries; expected an answer to a "
+                    "known question; fix: see that the server works, then give the same command again"
+                ) from None
+            return error
+        if not same_model(self._model.id, reply.model):
+            self.other_models.add(model_name(reply.model))
+        self._seen |= {
+            text.strip() for choice in reply.choices for place in choice.positions for text, _ in place.alternatives
+        }
+        return reply
+
+    async def _try(self, form: RequestForm) -> Reply | None:
+        reply = await self._reply(form, 0)
+        return None if isinstance(reply, RequestError) else reply
+
+    async def _settle(self, form: RequestForm) -> tuple[RequestForm, Reply]:
+        """Simplify the form until the server answers."""
+        while True:
+            reply = await self._reply(form, 0)
+            if not isinstance(reply, RequestError):
+                return form, reply
+            simpler = simpler_form(form, reply.detail)
+            if simpler is None:
+                error = BixseError if reply.failure in TRANSIENT else InputError
+                raise error(
+                    f"{self._endpoint.address.api}: got {reply.detail}; expected an answer to a plain chat request; "
+                    "fix: see the server's log"
+                )
+            form = simpler
+
+    def _read(self, form: RequestForm, reply: Reply) -> Answer:
+        return read_choices(reply.choices, form, self._rubric)
+
+    def _place(self, reply: Reply) -> int | None:
+        return answer_place(reply.choices[0], self._rubric.labels)
+
+    def _has_probabilities(self, form: RequestForm, reply: Reply) -> bool:
+        """Return True for usable probabilities of the answer, or of the first token if there is no answer."""
+        graded = self._read(form, reply).status == "graded"
+        if graded or self._place(reply) is not None:
+            return graded
+        positions = reply.choices[0].positions
+        first = [text.strip() for text, value in positions[0].alternatives if value] if positions else []
+        return len(first) > 1 and read_position(positions[0], form, first) is not None
+
+    async def _without_thinking(self, form: RequestForm, reply: Reply) -> tuple[RequestForm, Reply]:
+        """Switch reasoning off if the answer is not the first token and comes earlier without it."""
+        graded = self._read(form, reply).status == "graded"
+        before = self._place(reply) if graded else None
+        if graded and before in (0, None):
+            return form, reply
+        quiet = replace(form, thinking_off=True)
+        other = await self._try(quiet)
+        helps = other is not None and self._read(quiet, other).status == "graded"
+        if other is not None and helps and (before is None or (self._place(other) or 0) < before):
+            return quiet, other
+        return form, reply
+
+    async def _by_id(self, form: RequestForm) -> RequestForm | None:
+        """Ask for the options' tokens by id, if the server gives exactly these."""
+        ids: tuple[int, ...] = ()
+        for label in self._rubric.labels:
+            cut = [await self._client.token_ids(self._model, spelling) for spelling in spellings(label)]
+            if cut[0] is None or len(cut[0]) != 1:
+                return None
+            ids += tuple(tokens[0] for tokens in cut if tokens is not None and len(tokens) == 1)
+        ids = tuple(dict.fromkeys(ids))
+        trial = await self._try(replace(form, mode="token-ids", token_ids=ids[:1]))
+        positions = trial.choices[0].positions if trial is not None else ()
+        if not positions or len(positions[0].alternatives) > 2:
+            return None  # refused, or ignored in favour of the most probable tokens
+        whole = replace(form, mode="token-ids", token_ids=ids)
+        reply = await self._try(whole)
+        return whole if reply is not None and self._read(whole, reply).status == "graded" else None
+
+    async def _constrained(self, form: RequestForm) -> RequestForm | None:
+        """Allow only the options, if the server obeys: under a constraint it writes an odd word."""
+        for kind in sorted(CONSTRAINTS, key=lambda kind: kind != OWN_CONSTRAINT.get(self._model.kind)):
+            odd = replace(form, mode="constrained", constraint=kind, labels=(_ODD_WORD,), max_tokens=_ODD_TOKENS)
+            trial = await self._try(odd)
+            wrote = trial.choices[0].text.strip() if trial is not None else ""
+            if not wrote or not _ODD_WORD.startswith(wrote):
+                continue
+            found = replace(odd, labels=self._rubric.labels, max_tokens=self._max_tokens or 1)
+            reply = await self._try(found)
+            if reply is None:
+                continue
+            many = replace(found, top_logprobs=MANY_LOGPROBS)
+            if found.top_logprobs == TOP_LOGPROBS[0] and not self._shows_all(found, reply):
+                wide = await self._try(many)
+                if wide is not None and self._shows_all(many, wide):
+                    return many
+            return found
+        return None
+
+    def _shows_all(self, form: RequestForm, reply: Reply) -> bool:
+        probabilities = self._read(form, reply).probabilities
+        return bool(probabilities) and all(probabilities)
+
+    async def _written(self) -> RequestForm:
+        drawn = self._wanted == "sample"
+        form = RequestForm(
+            self._model.id,
+            "sample" if drawn else "verbal",
+            self._rubric.labels,
+            self._max_tokens or ANSWER_TOKENS,
+            logprobs="none",
+            samples=1 if drawn else 0,
+            seeded=drawn,
+            temperature=1.0 if drawn else 0.0,
+        )
+        form, reply = await self._settle(form)
+        form, reply = await self._without_thinking(form, reply)
+        if drawn and self._samples > 1:
+            together = replace(form, samples=self._samples)
+            several = await self._try(together)
+            if several is not None and len(several.choices) == self._samples:
+                return together
+        answer = self._read(form, reply)
+        if answer.status != "graded" and not drawn:
+            raise self._unanswered(answer)
+        return form
+
+    async def _finish(self, form: RequestForm) -> Finding:
+        """Ask both known questions in the final form; allow more tokens if one is not enough."""
+        await self._check_labels(form)
+        relevant, irrelevant = [await self._known(form, known) for known in (0, 1)]
+        if relevant.status == irrelevant.status == "graded":
+            return Finding(form, (relevant, irrelevant))
+        if form.max_tokens == 1 and self._max_tokens is None:
+            return await self._finish(replace(form, max_tokens=ANSWER_TOKENS))
+        if relevant.status != "graded" and form.mode != "sample":
+            raise self._unanswered(relevant)
+        return Finding(form, (relevant, irrelevant))
+
+    async def _known(self, form: RequestForm, known: int) -> Answer:
+        reply = await self._reply(form, known)
+        return reply.answer(form.mode) if isinstance(reply, RequestError) else self._read(form, reply)
+
+    async def _check_labels(self, form: RequestForm) -> None:
+        """Raise InputError if an option of several letters may be several tokens."""
+        if form.mode in WRITTEN:
+            return
+        for label in self._rubric.labels:
+            if len(label) == 1 or label in self._seen:
+                continue
+            ids = await self._client.token_ids(self._model, label)
+            if ids is None or len(ids) != 1:
+                found = f"{len(ids)} tokens" if ids else "no proof that it is one token"
+                raise InputError(
+                    f"label {label!r}: got {found}; expected options of one token each; fix: take single digits or "
+                    f"letters as labels, or choose {OTHER_MODES}"
+                )
+
+    def _unusable(self, found: str, expected: str, fix: str = OTHER_MODES) -> InputError:
+        return InputError(f"{self._endpoint.address.api}: got {found}; expected {expected}; fix: choose {fix}")
+
+    def _unanswered(self, answer: Answer) -> InputError:
+        return InputError(
+            f"{self._endpoint.address.api}: got {shorten(answer.text.strip())} to a known question ({answer.status}: "
+            f"{answer.detail}); expected one of {', '.join(self._rubric.labels)}; fix: raise --max-tokens if the model "
+            "reasons first, choose another model, or `--mode constrained` where the server can allow only the options"
+        )
+
 
 LITTLE_MASS = 0.5
 """Warn below this total probability of the options on a clear question."""
@@ -34,10 +305,13 @@ class ServerModel:
         self._revision = settings.revision
         self._client = ChatClient(endpoints, settings)
         try:
-            self._model = self._client.run(self._client.served_model(settings.model))
+            self._client.run(self._open(settings))
         except BaseException:
             self._client.close()
             raise
+
+    async def _open(self, settings: ServerSettings) -> None:
+        self._model = await self._client.served_model(settings.model)
 
     def __enter__(self) -> Self:
         return self
@@ -57,14 +331,20 @@ class ServerJudge(ServerModel):
     """A judge that asks servers, which it first probes with questions of known answers."""
 
     def __init__(self, endpoints: Sequence[str], rubric: Rubric, options: JudgeOptions | None = None) -> None:
-        options = options or JudgeOptions()
-        super().__init__(endpoints, options)
-        self._rubric, self._samples = rubric, options.samples
-        try:
-            self._finding, self._other_models = self._client.run(self._probe(options))
-        except BaseException:
-            self.close()
-            raise
+        self._rubric, self._options = rubric, options or JudgeOptions()
+        super().__init__(endpoints, self._options)
+
+    async def _open(self, settings: ServerSettings) -> None:
+        """Find the form with the first present endpoint, and check it with the others."""
+        await super()._open(settings)
+        probes = [
+            Probe(self._client, endpoint, self._model, self._rubric, self._options)
+            for endpoint in self._client.endpoints
+            if endpoint.watch is None
+        ]
+        self._finding = await probes[0].find()
+        await asyncio.gather(*(probe.check(self.form) for probe in probes[1:]))
+        self._other_models = set().union(*(probe.other_models for probe in probes))
 
     def __repr__(self) -> str:
         return f"ServerJudge({self.name!r}, mode={self.form.mode!r})"
@@ -83,7 +363,7 @@ class ServerJudge(ServerModel):
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        samples = {"samples": self._samples} if self.form.mode == "sample" else {}
+        samples = {"samples": self._options.samples} if self.form.mode == "sample" else {}
         return {
             "kind": "server",
             "model": self._model.name,
@@ -94,10 +374,6 @@ class ServerJudge(ServerModel):
             "labels": list(self._rubric.labels),
             "values": list(self._rubric.values),
         }
-
-    @property
-    def warnings(self) -> list[str]:
-        return self.doubts
 
     @property
     def doubts(self) -> list[str]:
@@ -123,6 +399,8 @@ class ServerJudge(ServerModel):
             found.append(f"known questions to {self.name} were answered by {', '.join(sorted(self._other_models))}")
         return found
 
+    warnings = doubts
+
     def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Answer]]:
         return self._client.stream(questions, self._answer)
 
@@ -130,7 +408,7 @@ class ServerJudge(ServerModel):
         """Count prompt tokens with the server's tokenizer; None without one."""
 
         async def count(numbered: tuple[int, Question]) -> int | None:
-            return await prompt_tokens(self._client, self._model, numbered[1].messages, self.form)
+            return await self._client.prompt_tokens(self._model, numbered[1].messages, self.form)
 
         counts: dict[int, int] = {}
         for (index, _), found in self._client.stream(enumerate(questions), count):
@@ -147,8 +425,8 @@ class ServerJudge(ServerModel):
             )
         try:
             if self.form.mode == "sample":
-                first = 1 + question.repeat * self._samples
-                seeds = range(first, first + self._samples, self.form.samples)
+                first = 1 + question.repeat * self._options.samples
+                seeds = range(first, first + self._options.samples, self.form.samples)
                 bodies = [request_body(self.form, question.messages, seed) for seed in seeds]
                 replies = await asyncio.gather(*(self._client.chat(body) for body in bodies))
             else:
@@ -164,17 +442,6 @@ class ServerJudge(ServerModel):
             judge=model_name(other or (models[0] if models else self.name)),
             tries=sum(reply.tries for reply in replies),
         )
-
-    async def _probe(self, options: JudgeOptions) -> tuple[Finding, set[str]]:
-        """Find the form with the first present endpoint, and check it with the others."""
-        probes = [
-            Probe(self._client, endpoint, self._model, self._rubric, options)
-            for endpoint in self._client.endpoints
-            if endpoint.watch is None
-        ]
-        finding = await probes[0].find()
-        await asyncio.gather(*(probe.check(finding.form) for probe in probes[1:]))
-        return finding, set().union(*(probe.other_models for probe in probes))
 
 
 class ServerTextModel(ServerModel):
