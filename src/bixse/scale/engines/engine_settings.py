@@ -28,11 +28,7 @@ class PlaceSettings(Settings):
     """GPUs of each process; with Ray, 0 computes on the processor."""
 
     def engine_of(self, processes: int | None) -> Engine:
-        """The engine, with so many processes at once; None: as many as fit.
-
-        Raises:
-            InputError: there is no such place: no rank in the environment, no graphics card, Ray is not installed.
-        """
+        """Return the engine with this number of processes at once; None: as many as fit."""
         if self.engine != "ranks" and (size := launched_number("WORLD_SIZE", 1)) > 1:
             raise InputError(
                 f"engine {self.engine}: got WORLD_SIZE={size}, processes of a launcher that would "
@@ -66,9 +62,9 @@ class EngineSettings(PlaceSettings):
 
     @property
     def in_shards(self) -> bool:
-        """Whether anything says that the work is not this process's alone, all at once."""
+        """True if a setting says that more than this process works, or part by part."""
         return self.engine != "local" or self.shards is not None or (self.processes or 1) > 1
 
     def chosen_engine(self, here: bool = False) -> Engine:
-        """The engine; of one machine it works in this process where the job wants to be `here`; see `engine_of`."""
+        """Return the engine; on one machine it works in this process where the job wants to be `here`."""
         return self.engine_of(1 if here and self.engine != "ray" else self.processes)

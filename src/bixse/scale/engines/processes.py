@@ -1,4 +1,7 @@
-"""The engine `local`: shards over processes of this machine, each with its share of the cores and graphics cards."""
+"""Engines of processes: `local` starts them on this machine; `ranks` is one of n that a launcher started.
+
+Each process of `local` has its share of the cores and graphics cards. Each rank does every n-th shard.
+"""
 
 from __future__ import annotations
 
@@ -43,14 +46,11 @@ class LocalEngine(Engine):
 
     Each process has cores / processes threads and, where there are graphics cards, `num_gpus` of them, one at least.
     A process that dies (out of memory) takes its shard alone with it. At Ctrl-C the processes are told to stop, and
-    waited for.
+    waited for. An InputError refuses more processes or graphics cards than there are.
 
     Args:
         processes: None: one per graphics card, or one per core up to `MOST_PROCESSES`.
         num_gpus: graphics cards of each process; 0: one where there are any.
-
-    Raises:
-        InputError: more processes or graphics cards than there are.
     """
 
     def __init__(self, processes: int | None = None, num_gpus: int = 0) -> None:
@@ -83,7 +83,7 @@ class LocalEngine(Engine):
 
 
 def visible_devices() -> list[str]:
-    """Graphics cards as CUDA_VISIBLE_DEVICES names them; none without CUDA."""
+    """Return the graphics cards as CUDA_VISIBLE_DEVICES names them; none without CUDA."""
     import torch
 
     if not torch.cuda.is_available():
@@ -194,11 +194,7 @@ LAUNCHED = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|POR
 
 
 class RanksEngine(LocalEngine):
-    """Shard i, i + n, i + 2 n, ... of the rank i of n; they know of each other by the marks of what is complete.
-
-    Raises:
-        InputError: the environment names no rank, or one that cannot be.
-    """
+    """Shard i, i + n, i + 2 n, ... of the rank i of n; they know of each other by the marks of what is complete."""
 
     def __init__(self, processes: int | None = 1, num_gpus: int = 0) -> None:
         super().__init__(processes, num_gpus)
@@ -220,7 +216,7 @@ def without_launcher() -> Iterator[None]:
 
 
 def rank_of(environment: Mapping[str, str]) -> tuple[int, int]:
-    """Rank and number of ranks, by RANK and WORLD_SIZE or by a Slurm array; where both are set, ranks within tasks.
+    """Return rank and number of ranks by RANK and WORLD_SIZE, or by a Slurm array; if both are set, ranks within tasks.
 
     Example:
         >>> rank_of({"RANK": "1", "WORLD_SIZE": "4"})

@@ -35,17 +35,7 @@ START_TRIES = 3
 
 
 class RayEngine(Engine):
-    """Shards over a cluster; a connection to it that this process has already is used.
-
-    Args:
-        address: HOST:PORT, or auto for the cluster that this machine belongs to.
-        processes: at most; None: as many as the cluster has room for.
-        num_cpus: processor cores of each, at least 1.
-        num_gpus: graphics cards of each.
-
-    Raises:
-        InputError: Ray is not installed.
-    """
+    """Shards over a cluster, whose connection is used where this process has one; `processes` None: as many as fit."""
 
     def __init__(
         self, address: str = "auto", processes: int | None = None, num_cpus: int = 1, num_gpus: int = 0

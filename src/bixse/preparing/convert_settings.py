@@ -18,7 +18,7 @@ from bixse.data.transforms import (
     WithoutDuplicates,
 )
 from bixse.errors import did_you_mean
-from bixse.preparing.sources.formats import FORMATS, HUB, SourceOptions, TableColumns
+from bixse.preparing.formats import FORMATS, HUB, SourceOptions, TableColumns
 from bixse.relevance import GradeScale
 from bixse.settings import Flag, Settings
 

@@ -61,11 +61,7 @@ class ScoreMap:
 
 
 def parse_score_map(text: str) -> ScoreMap:
-    """The map that a word stands for: prob, percent, logit, platt:SLOPE,INTERCEPT or binary.
-
-    Raises:
-        InputError: no such map, one that is refused (min-max, a guess), or Platt numbers that are none.
-    """
+    """The map that a word stands for: prob, percent, logit, platt:SLOPE,INTERCEPT or binary."""
     word, _, numbers = text.partition(":")
     refused = _REFUSED.get(word.lower().replace("-", "").replace("_", ""))
     if refused:

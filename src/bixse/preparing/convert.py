@@ -17,17 +17,17 @@ import yaml
 from bixse.data.run import open_run
 from bixse.errors import InputError, InvalidFileError, RowError
 from bixse.files.files import alone_in, put_in_place, storage_errors, write_atomically
-from bixse.preparing.convert.pairs_table import WHOLE, PairsTable
-from bixse.preparing.sources.formats import looks_like
-from bixse.preparing.sources.source import Source
+from bixse.preparing.formats import looks_like
+from bixse.preparing.pairs_table import WHOLE, PairsTable
+from bixse.preparing.source import Source
 from bixse.relevance import GradeScale
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from bixse.data.run import Run
-    from bixse.preparing.convert.convert_settings import ConvertSettings
-    from bixse.preparing.sources.mapping import RowMapping
+    from bixse.preparing.convert_settings import ConvertSettings
+    from bixse.preparing.mapping import RowMapping
     from bixse.progress import ProgressBars
 
 STATE = ".part"
@@ -301,12 +301,7 @@ def _laps(timings: dict[str, float]) -> Callable[[str], None]:
 
 
 class ErrorsFile:
-    """The errors of several files as one file of JSON lines, and the first of each for messages.
-
-    Args:
-        path: the file to write.
-        names: how each file is called in the lines.
-    """
+    """The errors of several files as one file of JSON lines, and the first of each for messages."""
 
     def __init__(self, path: Path, names: Mapping[Path, str]) -> None:
         self.path, self.names = path, names

@@ -12,13 +12,13 @@ import pyarrow as pa
 
 from bixse.errors import RowError
 from bixse.files.values import number_hint
-from bixse.preparing.sources.score_scale import map_scores
+from bixse.preparing.score_scale import map_scores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from bixse.preparing.sources.formats import Format, TableColumns
-    from bixse.preparing.sources.score_scale import ScoreMap
+    from bixse.preparing.formats import Format, TableColumns
+    from bixse.preparing.score_scale import ScoreMap
     from bixse.relevance import GradeScale
 
 MEMORY_LIMIT = "256MB"
@@ -73,14 +73,7 @@ ORDER BY row, place
 
 
 class RowMapping:
-    """Maps tables of rows, written as JSON, to judgements and errors.
-
-    Args:
-        stated: whether the user stated the scale.
-        folder: for what does not fit into memory.
-        corpus: whether there is a corpus.
-        text_ids: make ids from the texts instead of taking those of the rows.
-    """
+    """Maps tables of rows, written as JSON, to judgements and errors; `stated`: the user stated the scale."""
 
     def __init__(
         self,
@@ -183,10 +176,6 @@ class RowMapping:
         """The judgements of the rows that were taken, what cannot be read of them, and how many the note counts.
 
         A row with an error gives no judgement.
-
-        Args:
-            task: of rows that do not say it.
-            judge: likewise.
         """
         database = self.database
         database.execute(_TEXTS.format(**self._parts))
