@@ -39,10 +39,10 @@ class PlaceSettings(Settings):
 
             return RayEngine(self.ray_address, processes, self.num_cpus, self.num_gpus)
         if self.engine == "ranks":
-            from bixse.scale.engines.processes import RanksEngine
+            from bixse.scale.engines.process_engines import RanksEngine
 
             return RanksEngine(processes, self.num_gpus)
-        from bixse.scale.engines.processes import LocalEngine
+        from bixse.scale.engines.process_engines import LocalEngine
 
         return LocalEngine(processes, self.num_gpus)
 
