@@ -41,7 +41,7 @@ QUERY = (
 
 
 class TableColumns(Settings):
-    """Names of the columns of a table; those of ids and task may be absent."""
+    """The names of the columns of a table; columns of ids and task may be absent."""
 
     query: Annotated[str, Flag(name="query-column")] = "query"
     """Column of the query."""
@@ -78,7 +78,7 @@ class SourceOptions:
 
 @dataclass(frozen=True)
 class Format:
-    """One entry of `formats.toml`, where its fields are explained."""
+    """An entry of `formats.toml`, which explains its fields."""
 
     name: str
     about: str
@@ -135,7 +135,6 @@ def _formats() -> dict[str, Format]:
 
 
 FORMATS = _formats()
-"""Name -> format."""
 
 
 def checked_options(name: str, path: str | Path, options: SourceOptions) -> Format:

@@ -42,7 +42,6 @@ class MinedPair:
     source: str
     """Retrievers that found it and its rank in each: "bm25:3,demo:17"."""
     rank: int
-    """Its rank in the fused ranking, from 1."""
 
     @property
     def retrievers(self) -> list[str]:

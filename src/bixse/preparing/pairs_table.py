@@ -38,12 +38,11 @@ _DIGITS = 6
 
 
 class PairsTable:
-    """Graded pairs in a Parquet file, and a view `pairs` of it with the number n of each row from 0."""
+    """The graded pairs in a Parquet file, and a view `pairs` of it with the number n of each row from 0."""
 
     def __init__(self, database: duckdb.DuckDBPyConnection, path: Path, writer: pa.parquet.ParquetWriter) -> None:
         self._database, self._path, self._writer = database, path, writer
         self.count = 0
-        """Rows."""
 
     @classmethod
     @contextmanager
@@ -209,7 +208,7 @@ class PairsTable:
         return PairColumns.numbered(relevance, found)
 
     def _check_ids(self, kind: str) -> None:
-        """One id, one text: else queries would be joined that are different ones."""
+        """Refuse an id with several texts: different queries would be joined."""
         clashes = self._database.execute(
             f"SELECT {kind}_id FROM pairs GROUP BY ALL HAVING min(hash({kind})) <> max(hash({kind})) ORDER BY min(n)"
         ).fetchall()

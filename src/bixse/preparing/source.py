@@ -87,12 +87,10 @@ class Judgement:
     high: float | None = None
     """The most, or None."""
     judge: str = ""
-    """Who judged, as far as the file tells."""
     task: str | None = None
     text: str = ""
     """What the judge wrote, cut to 200 characters."""
     detail: str = ""
-    """Why there is no grade, for people."""
     row: int | None = None
     """1-based row (line) in its file, or None."""
 
@@ -110,7 +108,7 @@ class Judgement:
 
 
 class JudgementRows:
-    """Judgements that are already in memory, instead of a source."""
+    """A source of judgements that are already in memory."""
 
     def __init__(
         self,
@@ -135,7 +133,7 @@ class JudgementRows:
         return ungraded(self.path.name, Counter(row.status for row in self._rows))
 
     def content_hash(self) -> str:
-        """SHA-256 of the file, or over every field of every row."""
+        """Return the SHA-256 of the file, or over every field of every row."""
         written = "".join(map(repr, self._rows)).encode("utf-8", "surrogatepass")
         return self._content or hashlib.sha256(written).hexdigest()
 
@@ -163,7 +161,7 @@ def on_scale(grade: float, scale: GradeScale) -> tuple[float | None, str, str]:
 
 
 class Source:
-    r"""Judgements in one of the formats of `formats.toml`.
+    r"""A file or folder of judgements in one of the formats of `formats.toml`.
 
     A row whose judgement cannot be used comes with a status and no grade. A row that cannot be read is an error; all
     errors of a file are told together, so nothing made of the rows counts before the last one was taken.
@@ -448,7 +446,7 @@ class Source:
 
 
 def _line_blocks(path: Path) -> Iterator[tuple[pa.Array, int]]:
-    """All lines of a UTF-8 file (gzip is unpacked) in arrays of some megabytes, and the bytes of the file read.
+    """Yield all lines of a UTF-8 file (gzip is unpacked) in arrays of some megabytes, and the bytes of the file read.
 
     For files of which nothing is wrong: `text_lines` says what it is, and in which line.
     """
@@ -467,7 +465,7 @@ def _line_blocks(path: Path) -> Iterator[tuple[pa.Array, int]]:
 
 
 def _unheard(_file: Path, _position: int) -> None:
-    """Nobody wants to know how far the reading has come."""
+    """Take the progress where nobody wants to know it."""
 
 
 def _strict(rows: pa.Table, errors: InvalidFileError) -> pa.Table:

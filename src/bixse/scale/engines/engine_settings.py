@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class PlaceSettings(Settings):
-    """Which machines work."""
+    """The settings of the machines that work."""
 
     engine: Literal["local", "ranks", "ray"] = "local"
     """local: on this machine; ranks: this process does its share, others (torchrun, a Slurm array) theirs; ray: on a
@@ -48,7 +48,7 @@ class PlaceSettings(Settings):
 
 
 class EngineSettings(PlaceSettings):
-    """Where work runs that may be cut into any number of parts.
+    """The settings of work that may be cut into any number of parts.
 
     Example:
         >>> EngineSettings(engine="local", processes=1).chosen_engine().processes
@@ -62,7 +62,7 @@ class EngineSettings(PlaceSettings):
 
     @property
     def in_shards(self) -> bool:
-        """True if a setting says that more than this process works, or part by part."""
+        """True if a setting asks for several processes or parts."""
         return self.engine != "local" or self.shards is not None or (self.processes or 1) > 1
 
     def chosen_engine(self, here: bool = False) -> Engine:

@@ -23,7 +23,7 @@ MARK = ".complete"
 
 
 class Job(ABC, Generic[Shard, Result]):
-    """Work that is cut into shards; a subclass is a frozen dataclass of plain values, since it is pickled and sent.
+    """A kind of work that is cut into shards; a subclass is a frozen dataclass of plain values, since it is pickled.
 
     A shard is small too, such as a number: `run` reads what it stands for from a folder that all machines share.
 
@@ -76,7 +76,7 @@ def is_marked(output: Path, fingerprint: str) -> bool:
 
 
 def mark(output: Path, fingerprint: str) -> None:
-    """Mark a file, by one beside it, as the whole output of what the fingerprint says."""
+    """Write the completion marker of a file, with the fingerprint of what made it."""
     write_atomically(_mark_of(output), fingerprint)
 
 
@@ -88,22 +88,19 @@ class Ended(Generic[Shard, Result]):
     result: Result | None = None
     """What `Job.run` gave; None of a shard that failed or was complete before."""
     error: str = ""
-    """Why it failed, in one line."""
     traceback: str = ""
     """Where, unless the process died."""
     known: bool = False
-    """It was complete before."""
 
 
 class Engine(ABC):
-    """Where shards are done."""
+    """The place where shards are done."""
 
     here = False
     """Every shard is done in this process."""
     shared = False
     """Other processes, which were started by themselves, do the rest."""
     rank = 0
-    """The number of this process among those."""
 
     def map(
         self,

@@ -42,7 +42,7 @@ _kept: list[Any] = []
 
 
 class LocalEngine(Engine):
-    """Shards in this process where one is wanted, else over as many others.
+    """An engine that does shards in this process where one is wanted, else over as many others.
 
     Each process has cores / processes threads and, where there are graphics cards, `num_gpus` of them, one at least.
     A process that dies (out of memory) takes its shard alone with it. At Ctrl-C the processes are told to stop, and
@@ -93,7 +93,7 @@ def visible_devices() -> list[str]:
 
 
 class _Worker:
-    """One process that does one shard at a time: a pool of its own, so that its death concerns no other."""
+    """A process that does one shard at a time: a pool of its own, so that its death concerns no other."""
 
     def __init__(self, job: Job[Any, Any], environment: Mapping[str, str]) -> None:
         self.environment = environment
@@ -116,7 +116,7 @@ class _Worker:
 def _spread(
     job: Job[Shard, Result], shards: Iterator[Shard], processes: int, devices: Sequence[str], each: int
 ) -> Iterator[Ended[Shard, Result]]:
-    """Shards as they end; after a process that died a new one takes the next shard."""
+    """Yield shards as they end; after a process that died a new one takes the next shard."""
     check_pickles(job)
     threads = dict.fromkeys(THREAD_VARIABLES, str(max(1, cores() // processes)))
     cards = [",".join(devices[start : start + each]) for start in range(0, len(devices) - each + 1, each)]
@@ -178,7 +178,7 @@ def _work(shard: Any) -> Ended[Any, Any]:
 
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Processes started inside see these environment variables."""
+    """Set environment variables for processes that are started inside the block."""
     before = dict(os.environ)
     os.environ |= values
     try:
@@ -194,7 +194,7 @@ LAUNCHED = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|POR
 
 
 class RanksEngine(LocalEngine):
-    """Shard i, i + n, i + 2 n, ... of the rank i of n; they know of each other by the marks of what is complete."""
+    """An engine that does shard i, i + n, i + 2 n, ... as rank i of n; ranks see what is complete by its markers."""
 
     def __init__(self, processes: int | None = 1, num_gpus: int = 0) -> None:
         super().__init__(processes, num_gpus)
@@ -207,7 +207,7 @@ class RanksEngine(LocalEngine):
 
 @contextmanager
 def without_launcher() -> Iterator[None]:
-    """Inside the block libraries take this process for one alone: ranks do their shards each by itself."""
+    """Hide the launcher from libraries inside the block: ranks do their shards each by itself."""
     hidden = {name: os.environ.pop(name) for name in list(os.environ) if LAUNCHED.fullmatch(name)}
     try:
         yield

@@ -66,9 +66,7 @@ class EncodeShards(Job[int, int]):
     """Folder or hub name, for other processes; None: a model in the memory of this one."""
     identity: EncoderIdentity
     corpus: str
-    """Hash of the corpus file."""
     rows: int
-    """Documents of a shard."""
     dtype: StoredType
     precision: str
     cache: str | None

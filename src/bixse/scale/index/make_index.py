@@ -42,7 +42,7 @@ BUILD_FOLDER = ".building"
 
 @dataclass(frozen=True)
 class IndexReport:
-    """What `make_index` did."""
+    """The outcome of `make_index`."""
 
     manifest: Manifest
     encoded: int = 0

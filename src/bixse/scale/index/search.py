@@ -131,7 +131,7 @@ class SearchIndex:
         return chosen_threshold(self.head, self.manifest.encoder.name, threshold, at_precision)
 
     def check(self) -> None:
-        """Hold every file against its hash, or count a database's documents; raises InputError for what is damaged."""
+        """Compare every file with its hash, or count a database's documents; raises InputError for what is damaged."""
         self._files.check()
 
     def close(self) -> None:

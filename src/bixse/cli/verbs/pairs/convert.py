@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ConvertOptions(Options):
-    """Where the result goes, and what is only shown."""
+    """The output folder, and what is only shown."""
 
     list: bool = False
     """Show the sources: what they are, licence, citation."""
@@ -27,7 +27,7 @@ class ConvertOptions(Options):
 
 
 def run(settings: ConvertSettings, options: ConvertOptions) -> CommandResult:
-    """Convert, or look."""
+    """Convert a source, or only look at it."""
     from bixse.preparing.convert import convert
     from bixse.progress import progress_bar
 

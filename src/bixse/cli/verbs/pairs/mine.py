@@ -20,7 +20,7 @@ LISTED = 10
 
 
 class MineOptions(Options):
-    """Where the pairs go, and what is shown after grading."""
+    """The output folder, and the report after grading."""
 
     out: Folder = Path("runs/mined")
     """Folder for pairs, runs and run.json."""
@@ -45,7 +45,7 @@ class MineOptions(Options):
 
 
 def run(config: MineConfig, options: MineOptions) -> CommandResult:
-    """Mine, and say what there is to grade."""
+    """Mine pairs, and say what there is to grade."""
     from bixse.preparing.mine import mine
     from bixse.progress import progress_bar
 
