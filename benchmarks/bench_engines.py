@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.files.files import write_atomically
 from bixse.scale.engines.job import Job
-from bixse.scale.engines.processes import LocalEngine
+from bixse.scale.engines.process_engines import LocalEngine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -107,8 +107,8 @@ def write_pairs(
 
 def convert_rows(folder: Path) -> str:
     """Convert them."""
-    from bixse.preparing.convert.convert import convert
-    from bixse.preparing.convert.convert_settings import ConvertSettings
+    from bixse.preparing.convert import convert
+    from bixse.preparing.convert_settings import ConvertSettings
 
     convert(ConvertSettings(source="table", path=folder / "rows.jsonl", scale=(0, 3)), folder / "out")
     return bytes_of(folder / "out")
@@ -171,8 +171,8 @@ def indexed_before(folder: Path, size: int) -> None:
 
 def mine_pairs(folder: Path, retriever: str) -> str:
     """Mine with the encoder or with the index."""
-    from bixse.preparing.mine.mine import mine
-    from bixse.preparing.mine.mine_settings import MineConfig
+    from bixse.preparing.mine import mine
+    from bixse.preparing.mine_settings import MineConfig
 
     config = MineConfig(collection=folder, retrievers=(str(folder / retriever),), cache="none")
     return f"{mine(config, folder / 'out').pairs} pairs"

@@ -33,9 +33,8 @@ from bixse.judging.judge import Answer
 from bixse.judging.ledger import Ledger
 from bixse.judging.ledgers.segment_answers import SegmentAnswers, make_folder, segments_of
 from bixse.judging.ledgers.segments import SEALED, StoredRow, WantedKeys, seal
-from bixse.preparing.mine.mine_inputs import read_inputs
-from bixse.preparing.mine.mine_settings import MineConfig
-from bixse.preparing.mine.mined_pairs import MinedPair, save_mined_pairs
+from bixse.preparing.mine_settings import MineConfig, read_inputs
+from bixse.preparing.mined_pairs import MinedPair, save_mined_pairs
 from bixse.scale.index.index_files import GROUP_ROWS, MOST_GROUPS, SCHEMA, TENSOR, embeddings_content, read_texts
 from measuring import make_parser, show, timed
 

@@ -19,11 +19,10 @@ from bixse.data.collection import save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.pydocs.load_pydocs import PYDOCS_RELEVANT_GRADE, PYDOCS_SCALE, load_pydocs
-from bixse.preparing.mine.false_negatives import FalseNegatives, false_negatives
-from bixse.preparing.mine.mine import mine
-from bixse.preparing.mine.mine_settings import MineConfig
-from bixse.preparing.mine.mined_pairs import MinedPair, load_mined_pairs
-from bixse.preparing.mine.selection import Strategy
+from bixse.preparing.candidates import Strategy
+from bixse.preparing.mine import mine
+from bixse.preparing.mine_settings import MineConfig
+from bixse.preparing.mined_pairs import FalseNegatives, MinedPair, false_negatives, load_mined_pairs
 from bixse.report.table import format_markdown
 
 RETRIEVERS = (("bm25",), ("demo",), ("bm25", "demo"))

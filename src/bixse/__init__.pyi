@@ -41,11 +41,11 @@ from .losses.pairwise import LambdaLoss as LambdaLoss
 from .losses.pairwise import PairwiseBCELoss as PairwiseBCELoss
 from .losses.relevance_head import SaveRelevanceHead as SaveRelevanceHead
 from .losses.relevance_head import save_relevance_head as save_relevance_head
-from .preparing.convert.convert import convert as convert
-from .preparing.convert.convert_settings import ConvertSettings as ConvertSettings
-from .preparing.mine.mine import MineResult as MineResult
-from .preparing.mine.mine import mine as mine
-from .preparing.mine.mine_settings import MineConfig as MineConfig
+from .preparing.convert import convert as convert
+from .preparing.convert_settings import ConvertSettings as ConvertSettings
+from .preparing.mine import MineResult as MineResult
+from .preparing.mine import mine as mine
+from .preparing.mine_settings import MineConfig as MineConfig
 from .relevance import GradeScale as GradeScale
 from .scale.index.index_settings import IndexSettings as IndexSettings
 from .scale.index.make_index import make_index as make_index

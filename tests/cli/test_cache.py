@@ -10,8 +10,8 @@ from bixse.data.collection import Collection, Document, save_collection
 from bixse.encoders import encode
 from bixse.errors import InputError
 from bixse.machine import cache_folder
-from bixse.preparing.mine.mine import mine
-from bixse.preparing.mine.mine_settings import MineConfig
+from bixse.preparing.mine import mine
+from bixse.preparing.mine_settings import MineConfig
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from bixse.judging.grade_settings import GradeSettings
 from bixse.judging.judge import Answer, Question
 from bixse.judging.judges.replay_judge import ReplayJudge, answer_of, open_replay
 from bixse.judging.rubrics import load_rubric
-from bixse.preparing.sources.judgement import Judgement
+from bixse.preparing.source import Judgement
 from bixse.relevance import GradeScale
 
 SCALE = GradeScale(0, 3)

@@ -11,7 +11,7 @@ import pytest
 from bixse.data.run import open_run
 from bixse.errors import DivergedError, InterruptedRunError, InvalidFileError, OutputExistsError, TrainingError
 from bixse.lab.experiments import RESULT_FILE, Arm, ArmRun, Measured, do_runs, load_result, opened
-from bixse.scale.engines.processes import RanksEngine
+from bixse.scale.engines.process_engines import RanksEngine
 
 
 class OutOfMemoryError(RuntimeError):

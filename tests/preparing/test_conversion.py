@@ -107,8 +107,8 @@ def test_many_negatives_in_a_row_do_not_fill_the_memory_of_the_database(tmp_path
 class TestTransforms:
     @pytest.mark.parametrize("rows_at_once", [1, 5, 4096])
     def test_files_and_tables_in_memory_are_transformed_alike(self, pairs, tmp_path, monkeypatch, rows_at_once):
-        monkeypatch.setattr("bixse.preparing.convert.pairs_table.ROWS_AT_ONCE", rows_at_once)
-        monkeypatch.setattr("bixse.preparing.sources.source.ROWS_AT_ONCE", rows_at_once)
+        monkeypatch.setattr("bixse.preparing.pairs_table.ROWS_AT_ONCE", rows_at_once)
+        monkeypatch.setattr("bixse.preparing.source.ROWS_AT_ONCE", rows_at_once)
         settings = ConvertSettings(
             source="pairs",
             path=pairs,
@@ -356,7 +356,7 @@ def test_ctrl_c_leaves_no_output_and_the_next_run_ends_it(pairs, tmp_path, monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as context, pytest.raises(KeyboardInterrupt):
-        context.setattr("bixse.preparing.convert.pairs_table.PairsTable.write", interrupted)
+        context.setattr("bixse.preparing.pairs_table.PairsTable.write", interrupted)
         convert(ConvertSettings(source="pairs", path=pairs), tmp_path / "out")
     assert not (tmp_path / "out" / "pairs.parquet").exists()
     convert(ConvertSettings(source="pairs", path=pairs, cutoff=0.5), tmp_path / "out")

@@ -6,7 +6,7 @@ import pytest
 import source_files as files
 
 from bixse.cli.main import main
-from bixse.preparing.sources.formats import FORMATS
+from bixse.preparing.formats import FORMATS
 
 
 def call(capsys, *words):

@@ -14,8 +14,8 @@ from bixse.data.columns import text_id
 from bixse.data.task_instructions import load_instructions
 from bixse.errors import BixseError, InputError, InvalidFileError
 from bixse.files.files import is_unicode
-from bixse.preparing.sources.formats import FORMATS, SourceOptions, TableColumns
-from bixse.preparing.sources.source import Source
+from bixse.preparing.formats import FORMATS, SourceOptions, TableColumns
+from bixse.preparing.source import Source
 from bixse.relevance import GradeScale
 
 

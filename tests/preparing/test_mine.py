@@ -17,11 +17,11 @@ from bixse.errors import InputError, ModelError, OutputExistsError
 from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import collection_task
-from bixse.preparing.mine import searching
-from bixse.preparing.mine.candidates import fuse
-from bixse.preparing.mine.mine import WORK, mine
-from bixse.preparing.mine.mine_settings import MineConfig
-from bixse.preparing.mine.mined_pairs import load_mined_pairs
+from bixse.preparing import searching
+from bixse.preparing.candidates import fuse
+from bixse.preparing.mine import WORK, mine
+from bixse.preparing.mine_settings import MineConfig
+from bixse.preparing.mined_pairs import load_mined_pairs
 from bixse.search.bm25 import BM25
 
 

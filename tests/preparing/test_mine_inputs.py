@@ -5,9 +5,8 @@ import pytest
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.errors import ConfigError, InputError, InvalidFileError
-from bixse.preparing.mine.mine import mine
-from bixse.preparing.mine.mine_inputs import read_inputs, sample_queries
-from bixse.preparing.mine.mine_settings import MineConfig
+from bixse.preparing.mine import mine
+from bixse.preparing.mine_settings import MineConfig, read_inputs, sample_queries
 
 
 def graded(path, *rows):

@@ -9,7 +9,7 @@ import pytest
 from bixse.cli import main as command
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
-from bixse.preparing.mine.mined_pairs import load_mined_pairs
+from bixse.preparing.mined_pairs import load_mined_pairs
 
 
 def call(capsys, *words):

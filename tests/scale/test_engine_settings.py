@@ -6,7 +6,7 @@ import pytest
 
 from bixse.errors import ConfigError, InputError
 from bixse.scale.engines.engine_settings import EngineSettings
-from bixse.scale.engines.processes import RanksEngine
+from bixse.scale.engines.process_engines import RanksEngine
 
 
 @pytest.mark.parametrize(("key", "value"), [("engine", "slurm"), ("shards", 0), ("num_cpus", 0), ("num_gpus", -1)])

@@ -6,11 +6,11 @@ import pytest
 
 from bixse.errors import ConfigError, IncompleteError, InputError, ModelError
 from bixse.files.files import alone_in
+from bixse.scale.index.corpus_shards import EncodeShards
 from bixse.scale.index.index_files import read_manifest
 from bixse.scale.index.index_settings import IndexSettings
 from bixse.scale.index.make_index import BUILD_FOLDER
 from bixse.scale.index.search import load_encoder
-from bixse.scale.index.shards import EncodeShards
 from bixse.search.store import EmbeddingStore
 from helpers.command import call, ended, start
 from helpers.indexes import index_of

@@ -10,7 +10,7 @@ import pytest
 from bixse.errors import InputError, StorageError
 from bixse.machine import cores
 from bixse.scale.engines.job import MARK
-from bixse.scale.engines.processes import LocalEngine, visible_devices
+from bixse.scale.engines.process_engines import LocalEngine, visible_devices
 from helpers.shard_jobs import Numbers, Threads, Unsendable, said, sums, write_numbers
 
 needs_two_cores = pytest.mark.skipif(cores() < 2, reason="needs two cores")

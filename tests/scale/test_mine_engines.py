@@ -7,8 +7,8 @@ import json
 import pytest
 
 from bixse.errors import IncompleteError, InputError
-from bixse.preparing.mine.mine import WORK, mine
-from bixse.preparing.mine.mine_settings import MineConfig
+from bixse.preparing.mine import WORK, mine
+from bixse.preparing.mine_settings import MineConfig
 from bixse.search.store import EmbeddingStore
 from helpers.command import call, ended, start
 from helpers.indexes import index_of

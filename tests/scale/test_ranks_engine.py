@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from bixse.errors import InputError
-from bixse.scale.engines.processes import LocalEngine, rank_of
+from bixse.scale.engines.process_engines import LocalEngine, rank_of
 from helpers.shard_jobs import Numbers, said, sums, write_numbers
 
 SCRIPT = """

@@ -11,7 +11,7 @@ import pytest
 from bixse.errors import InputError, StorageError
 from bixse.scale.engines import ray_cluster
 from bixse.scale.engines.engine_settings import EngineSettings
-from bixse.scale.engines.processes import LocalEngine
+from bixse.scale.engines.process_engines import LocalEngine
 from helpers.shard_jobs import Numbers, Unsendable, said, sums, write_numbers
 
 ray = pytest.importorskip("ray", reason="needs bixse[ray]")

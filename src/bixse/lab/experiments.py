@@ -28,7 +28,7 @@ from bixse.errors import (
 )
 from bixse.files.files import LOCK_FILE, alone_in, read_text, storage_errors, write_atomically
 from bixse.scale.engines.job import Job
-from bixse.scale.engines.processes import LocalEngine, without_launcher
+from bixse.scale.engines.process_engines import LocalEngine, without_launcher
 from bixse.training import recipe
 from bixse.training.config import ADAPTER_FOLDER, CHECKPOINT_FOLDER, MODEL_FOLDER, TUNED_FOLDER, TrainConfig
 

@@ -1,4 +1,10 @@
-"""`ShardedTrainer`: `GradedTrainer` whose processes hold a part of each weight, gradient, moment and checkpoint."""
+"""`ShardedTrainer`: `GradedTrainer` whose processes hold a part of each weight, gradient, moment and checkpoint.
+
+Each transformer block is gathered from all processes when a pass comes to it, and given up after it (Zhao et al. 2023,
+arXiv:2304.11277; FSDP2, `torch.distributed.fsdp.fully_shard`). Each process writes its part of a checkpoint in
+safetensors, which any number of processes read: shape and place of each part stand in the files' headers. The default
+storage of torch.distributed.checkpoint keeps them in a pickle.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +53,7 @@ OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
 
 
 def check_can_be_sharded(model: SentenceTransformer, args: TrainingArguments) -> None:
-    """Refuse what cannot be trained in parts.
-
-    Raises:
-        ModelError: an encoder without transformer blocks, or with quantised weights.
-        InputError: the launcher shards the weights too, or the optimizer keeps a state of another shape.
-    """
+    """Refuse encoders, optimizers and launchers that cannot be trained in parts."""
     parts = backbones(model)
     if not parts or not all(_blocks(part.auto_model) for part in parts):
         kind = type(parts[0].auto_model if parts else next(model.children())).__name__
@@ -84,12 +85,7 @@ def shard_encoder(model: SentenceTransformer, args: TrainingArguments) -> Senten
     A block at a time goes to the device, so that the whole never has to fit there. The parts are those of the first
     process's weights. What stands beside the transformers model (a head after the pooling) is small and stays whole.
 
-    Returns:
-        The model as it was, without weights (on the meta device): what `whole_copy` fills. None of a single process,
-        which has all parts: nothing is changed then.
-
-    Raises:
-        ModelError, InputError: see `check_can_be_sharded`.
+    Gives the model as it was, on the meta device: `whole_copy` fills it. A single process has all parts and gets None.
     """
     check_can_be_sharded(model, args)
     if world_size() == 1:
@@ -114,7 +110,7 @@ def shard_encoder(model: SentenceTransformer, args: TrainingArguments) -> Senten
 
 
 def whole_copy(model: SentenceTransformer, outline: SentenceTransformer) -> SentenceTransformer:
-    """The sharded model as a plain one in main memory, gathered weight by weight; every process must call this.
+    """Gather the sharded model weight by weight as a plain one in main memory; every process must call this.
 
     The first process gets it; in the others it has no weights.
     """
@@ -132,7 +128,7 @@ def whole_copy(model: SentenceTransformer, outline: SentenceTransformer) -> Sent
 
 
 def _blocks(encoder: nn.Module) -> list[GradientCheckpointingLayer]:
-    """The transformer blocks, inner ones first; transformers derives all of them from one class."""
+    """Return the transformer blocks, inner ones first; transformers derives all of them from one class."""
     return [module for module in encoder.modules() if isinstance(module, GradientCheckpointingLayer)][::-1]
 
 
@@ -203,7 +199,7 @@ def _parameters(optimizer: Any) -> list[nn.Parameter]:
 
 
 def _files(tensors: dict[str, Tensor]) -> dict[str, int]:
-    """The number of the file, from 1, that each tensor goes to: a file is put together in memory."""
+    """Return the number of the file, from 1, that each tensor goes to: a file is put together in memory."""
     numbers, written = {}, 0
     for name, tensor in tensors.items():
         numbers[name] = 1 + written // BYTES_PER_FILE
@@ -232,12 +228,7 @@ def _own_errors() -> Iterator[None]:
 
 
 class ShardedTrainer(GradedTrainer):
-    """Train with weights that are shared out among the processes (`sharding: full`); a single process holds them all.
-
-    Raises:
-        InputError: see `GradedTrainer`; the loss asks for the base model's probabilities; the launcher shards too.
-        ModelError: an encoder without transformer blocks, or a quantised one.
-    """
+    """Train with weights shared out among the processes (`sharding: full`); a single process holds them all."""
 
     def __init__(self, model: SentenceTransformer, args: GradedTrainingArguments, *rest: Any, **named: Any) -> None:
         self.outline = shard_encoder(model, args)

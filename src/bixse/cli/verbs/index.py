@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class IndexOptions(Options):
-    """Where the index is."""
+    """The place of the index, and what is asked of one."""
 
     out: Annotated[Path, Flag(metavar="INDEX")] = Path("runs/index")
     """Folder of the index; of a changed corpus only the new texts are encoded."""

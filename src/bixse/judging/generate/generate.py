@@ -25,7 +25,7 @@ from bixse.judging.grade import LEDGER_FOLDER, LEDGER_NAME
 from bixse.judging.judge import Completion, Question, Usage, stored_identity
 from bixse.judging.judges.reading import is_refusal
 from bixse.judging.ledger import Ledger
-from bixse.preparing.mine.mined_pairs import MinedPair, pairs_path, save_mined_pairs
+from bixse.preparing.mined_pairs import MinedPair, pairs_path, save_mined_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -16,9 +16,8 @@ from bixse.errors import InputError, InvalidFileError, did_you_mean, shorten
 from bixse.files.files import file_hash
 from bixse.judging.judge import Answer
 from bixse.judging.judges.reading import OptionProbabilities, expected_grade
-from bixse.preparing.sources.formats import SourceOptions
-from bixse.preparing.sources.judgement import Judgement, JudgementRows, on_scale
-from bixse.preparing.sources.source import Source
+from bixse.preparing.formats import SourceOptions
+from bixse.preparing.source import Judgement, JudgementRows, Source, on_scale
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -126,7 +125,7 @@ def open_replay(
     """Open the judge `replay:FORMAT:PATH` with a format of `REPLAYED`.
 
     `collection` is a BEIR folder with the texts of qrels, `score_map` a map of FlagEmbedding's scores (see
-    `bixse.preparing.sources.score_scale.MAPS`). Qrels need a `scale`; other formats have their own, which must agree.
+    `bixse.preparing.score_scale.MAPS`). Qrels need a `scale`; other formats have their own, which must agree.
     """
     word, _, rest = spec.partition(":")
     name, _, path = rest.partition(":")

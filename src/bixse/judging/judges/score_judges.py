@@ -19,7 +19,7 @@ from bixse.encoders.loading.build import build_encoder, quiet_loading
 from bixse.errors import InputError, ModelError
 from bixse.judging.judge import Answer, Usage
 from bixse.judging.judges.local_model import content_hash, judge_device, longest_input, unusable, weights_dtype
-from bixse.preparing.sources.score_scale import ScoreMap, map_scores, parse_score_map
+from bixse.preparing.score_scale import ScoreMap, map_scores, parse_score_map
 from bixse.relevance import GradeScale
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class PlaceSettings(Settings):
-    """Which machines work."""
+    """The settings of the machines that work."""
 
     engine: Literal["local", "ranks", "ray"] = "local"
     """local: on this machine; ranks: this process does its share, others (torchrun, a Slurm array) theirs; ray: on a
@@ -28,11 +28,7 @@ class PlaceSettings(Settings):
     """GPUs of each process; with Ray, 0 computes on the processor."""
 
     def engine_of(self, processes: int | None) -> Engine:
-        """The engine, with so many processes at once; None: as many as fit.
-
-        Raises:
-            InputError: there is no such place: no rank in the environment, no graphics card, Ray is not installed.
-        """
+        """Return the engine with this number of processes at once; None: as many as fit."""
         if self.engine != "ranks" and (size := launched_number("WORLD_SIZE", 1)) > 1:
             raise InputError(
                 f"engine {self.engine}: got WORLD_SIZE={size}, processes of a launcher that would "
@@ -43,16 +39,16 @@ class PlaceSettings(Settings):
 
             return RayEngine(self.ray_address, processes, self.num_cpus, self.num_gpus)
         if self.engine == "ranks":
-            from bixse.scale.engines.processes import RanksEngine
+            from bixse.scale.engines.process_engines import RanksEngine
 
             return RanksEngine(processes, self.num_gpus)
-        from bixse.scale.engines.processes import LocalEngine
+        from bixse.scale.engines.process_engines import LocalEngine
 
         return LocalEngine(processes, self.num_gpus)
 
 
 class EngineSettings(PlaceSettings):
-    """Where work runs that may be cut into any number of parts.
+    """The settings of work that may be cut into any number of parts.
 
     Example:
         >>> EngineSettings(engine="local", processes=1).chosen_engine().processes
@@ -66,9 +62,9 @@ class EngineSettings(PlaceSettings):
 
     @property
     def in_shards(self) -> bool:
-        """Whether anything says that the work is not this process's alone, all at once."""
+        """True if a setting asks for several processes or parts."""
         return self.engine != "local" or self.shards is not None or (self.processes or 1) > 1
 
     def chosen_engine(self, here: bool = False) -> Engine:
-        """The engine; of one machine it works in this process where the job wants to be `here`; see `engine_of`."""
+        """Return the engine; on one machine it works in this process where the job wants to be `here`."""
         return self.engine_of(1 if here and self.engine != "ray" else self.processes)

@@ -23,7 +23,7 @@ MARK = ".complete"
 
 
 class Job(ABC, Generic[Shard, Result]):
-    """Work that is cut into shards; a subclass is a frozen dataclass of plain values, since it is pickled and sent.
+    """A kind of work that is cut into shards; a subclass is a frozen dataclass of plain values, since it is pickled.
 
     A shard is small too, such as a number: `run` reads what it stands for from a folder that all machines share.
 
@@ -37,28 +37,26 @@ class Job(ABC, Generic[Shard, Result]):
     """
 
     def setup(self) -> Any:
-        """What all shards of one process need, such as a loaded model: made once in each process."""
+        """Make what all shards of one process need, such as a loaded model; called once in each process."""
         return None
 
     @abstractmethod
     def run(self, shard: Shard, kept: Any) -> Result:
         """Do one shard, and write its output whole or not at all; `kept` is what `setup` gave.
 
-        Raises:
-            BixseError: what would end the other shards too, such as a full disk: it ends all of them.
-            Exception: anything else fails this shard alone, which is tried once more.
+        A BixseError, such as that of a full disk, ends all shards. Any other error fails this shard alone.
         """
 
     def output(self, shard: Shard) -> Path | None:
-        """The file that a shard leaves; None: it leaves none, and is done whenever it is asked for."""
+        """Return the file that a shard leaves; None: it leaves none, and is done whenever it is asked for."""
         return None
 
     def fingerprint(self) -> str:
-        """What the outputs depend on: those of a job with another one are made anew."""
+        """Return a hash of all that the outputs depend on; outputs of a job with another one are made anew."""
         return hashlib.sha256(repr(self).encode("utf-8", "backslashreplace")).hexdigest()
 
     def is_complete(self, shard: Shard) -> bool:
-        """Whether the output is there and marked as whole by this job."""
+        """Return True if the output is there and marked as whole by this job."""
         output = self.output(shard)
         return output is not None and is_marked(output, self.fingerprint())
 
@@ -70,7 +68,7 @@ class Job(ABC, Generic[Shard, Result]):
 
 
 def is_marked(output: Path, fingerprint: str) -> bool:
-    """Whether a file is there and marked with this fingerprint."""
+    """Return True if a file is there and marked with this fingerprint."""
     try:
         return output.exists() and _mark_of(output).read_bytes() == fingerprint.encode()
     except OSError:
@@ -78,34 +76,31 @@ def is_marked(output: Path, fingerprint: str) -> bool:
 
 
 def mark(output: Path, fingerprint: str) -> None:
-    """Mark a file, by one beside it, as the whole output of what the fingerprint says."""
+    """Write the completion marker of a file, with the fingerprint of what made it."""
     write_atomically(_mark_of(output), fingerprint)
 
 
 @dataclass(frozen=True)
 class Ended(Generic[Shard, Result]):
-    """What became of a shard."""
+    """The end of a shard."""
 
     shard: Shard
     result: Result | None = None
     """What `Job.run` gave; None of a shard that failed or was complete before."""
     error: str = ""
-    """Why it failed, in one line."""
     traceback: str = ""
     """Where, unless the process died."""
     known: bool = False
-    """It was complete before."""
 
 
 class Engine(ABC):
-    """Where shards are done."""
+    """The place where shards are done."""
 
     here = False
     """Every shard is done in this process."""
     shared = False
     """Other processes, which were started by themselves, do the rest."""
     rank = 0
-    """The number of this process among those."""
 
     def map(
         self,
@@ -117,17 +112,9 @@ class Engine(ABC):
         """Do the shards of this engine's share that are not complete; each comes out as it ends, in any order.
 
         A shard that fails, or whose process dies, is tried once more when the others are done, by itself. One that
-        fails again comes out with its error.
-
-        Args:
-            job: what to do.
-            shards: taken one by one, as there is room for them.
-            kept: what `job.setup` would give, where this process has it already; other processes make their own.
-            wanted: asked, when there is room for a shard, whether it is still to be done; else it is left out.
-
-        Raises:
-            InputError: the job cannot be sent, or there is no place as the settings want it.
-            BixseError: what `job.run` raised.
+        fails again comes out with its error. `kept` is what `job.setup` would give, where this process has it already;
+        other processes make their own. `wanted` is asked, when there is room for a shard, whether it is still to be
+        done. An error that `job.run` raised for all shards is raised here.
         """
         known: list[Shard] = []
         again: list[Shard] = []

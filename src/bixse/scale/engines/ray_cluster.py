@@ -35,17 +35,7 @@ START_TRIES = 3
 
 
 class RayEngine(Engine):
-    """Shards over a cluster; a connection to it that this process has already is used.
-
-    Args:
-        address: HOST:PORT, or auto for the cluster that this machine belongs to.
-        processes: at most; None: as many as the cluster has room for.
-        num_cpus: processor cores of each, at least 1.
-        num_gpus: graphics cards of each.
-
-    Raises:
-        InputError: Ray is not installed.
-    """
+    """An engine over a cluster, to which this process may be connected already; `processes` None: as many as fit."""
 
     def __init__(
         self, address: str = "auto", processes: int | None = None, num_cpus: int = 1, num_gpus: int = 0
@@ -147,7 +137,7 @@ class RayEngine(Engine):
             ray.shutdown()
 
     def _room(self, alone: bool) -> int:
-        """Processes that fit on the cluster; `alone`: one on each machine."""
+        """Return the number of processes that fit on the cluster; `alone`: one on each machine."""
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         wanted = {"num_cpus": ("CPU", self.num_cpus), "num_gpus": ("GPU", self.num_gpus)}
         for name, (resource, number) in wanted.items():
@@ -174,7 +164,7 @@ def worker_class() -> type:
 
     class ShardWorker:
         def begin(self, version: str, path: Any, folder: str, sent: list[Any]) -> Any:
-            """Say what this machine has; set up where that is right, in the folder of the one that asks."""
+            """Return what this machine has; where that is right, set up in the folder of the one that asks."""
             import os
             import socket
             from contextlib import suppress
@@ -219,7 +209,7 @@ def worker_class() -> type:
 
 @dataclass(frozen=True)
 class Check:
-    """What a machine must have: this version of bixse, and the file that was written beside the outputs."""
+    """The demands on a machine: this version of bixse, and the file that was written next to the outputs."""
 
     version: str
     path: Path | None
@@ -228,7 +218,7 @@ class Check:
     @classmethod
     @contextmanager
     def beside(cls, output: Path | None) -> Iterator[Check]:
-        """Inside the block the file is there; of a job without outputs none is needed."""
+        """Write the file for the time of the block; a job without outputs needs none."""
         content = secrets.token_hex(16) if output is not None else ""
         path = output.absolute().with_name(f".shared-{content}") if output is not None else None
         if path is not None:

@@ -41,7 +41,7 @@ SAME_SCORE = 1e-6
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What `export_index` did."""
+    """The outcome of `export_index`."""
 
     manifest: Manifest
     written: int

@@ -68,7 +68,7 @@ class StoredFile(_Record):
             raise damaged(path, found, f"the {self.size} bytes that were written")
 
     def check(self, folder: Path) -> None:
-        """Hold the file against its hash; raises InputError."""
+        """Compare the file with its hash; raises InputError."""
         try:
             digest = file_hash(folder / self.name)
         except OSError as error:
@@ -88,7 +88,6 @@ class EncoderIdentity(_Record):
     """Hash of all prompts, those of queries too."""
     document_prompt: str | None
     task: str | None
-    """Task whose instructions were used."""
     max_length: int | None
     """Tokens of a text that are read; None is the model's own limit."""
     dimensions: Annotated[int, Field(ge=1)]
@@ -104,12 +103,11 @@ class AnnSettings(_Record):
 
 
 class Recall(_Record):
-    """Share of the documents found by exact search that an approximate one finds, 0 to 1."""
+    """The share of the documents found by exact search that an approximate one finds, 0 to 1."""
 
     at_10: float
     at_100: float
     queries: int
-    """Number of queries measured on."""
     source: str
     """What they were, in words."""
 

@@ -21,7 +21,7 @@ RECALL_TARGET = 0.95
 
 
 class ShardedEncodingSettings(EncodingSettings, EngineSettings):
-    """How a corpus is encoded part by part, and where: here, by several ranks, or on a Ray cluster."""
+    """The settings of a corpus that is encoded part by part: here, by several ranks, or on a Ray cluster."""
 
     @model_validator(mode="after")
     def _devices_of_this_machine(self) -> Self:
@@ -30,7 +30,7 @@ class ShardedEncodingSettings(EncodingSettings, EngineSettings):
         return self
 
     def chosen_devices(self) -> tuple[list[str] | None, list[str]]:
-        """None with Ray, whose processes are on other machines."""
+        """Return None with Ray, whose processes are on other machines."""
         return (None, []) if self.engine == "ray" else super().chosen_devices()
 
 

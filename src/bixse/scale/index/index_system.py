@@ -82,13 +82,13 @@ class IndexSystem(System):
         return {"model": self.label, "instructions": self.task, "exact": self.exact, "precision": self.precision}
 
     def check(self, instructions: Sequence[str]) -> None:
-        """Only the task that the index was made with, or one with the same document instruction, can be asked for."""
+        """Take the task that the index was made with, or one with the same document instruction; no other."""
         prompt_for(self.opened.model, "query")
 
     def search(
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
     ) -> dict[str, Ranking]:
-        """Raises InputError for a task of another corpus, or of a part of it."""
+        """Search the index; raises InputError for a task of another corpus, or of a part of it."""
         manifest, corpus = self.opened.manifest, task.inputs.get("corpus.jsonl")
         if corpus != manifest.corpus or any(own.left_out or own.candidates is not None for own in task.query_sets):
             raise InputError(
@@ -106,7 +106,7 @@ class IndexSystem(System):
         return runs
 
     def release(self) -> None:
-        """It is opened again when it is needed."""
+        """Close the index; it is opened again when it is needed."""
         if self._opened is not None:
             self._opened.close()
         self._opened = None
@@ -154,7 +154,7 @@ def encoded_in_shards(
     where: ShardedEncodingSettings,
     progress: ProgressBars | None = None,
 ) -> Iterator[tuple[list[System], int]]:
-    """Inside the block each encoder of `systems` searches an index that an engine made.
+    """Make an index for each encoder of `systems`, which searches it inside the block.
 
     Gives the systems to evaluate and the number of parts that other ranks have not done yet; until they have there is
     nothing to evaluate. What is finished is not encoded. Indexes are in `out`, and deleted where the block ends well.

@@ -89,7 +89,7 @@ class LanceStore:
             raise incomplete(self.address, "rows that another process wrote", "one writer")
 
     def build(self) -> AnnSettings | None:
-        """Lists of which the nearest are searched, their embeddings in 8 bits a number."""
+        """Make lists of which the nearest are searched, their embeddings in 8 bits per number."""
         documents = self.written()
         if documents < INDEXED_FROM:
             return None
@@ -142,7 +142,7 @@ class LanceStore:
             raise incomplete(self.address, f"{self.written()} documents", f"{documents}")
 
     def close(self) -> None:
-        """Nothing stays open."""
+        """Do nothing: nothing stays open."""
 
     def _opened(self) -> Any:
         if self._table is None:
@@ -150,7 +150,7 @@ class LanceStore:
         return self._table
 
     def _taken(self, rows: Sequence[int], columns: list[str]) -> tuple[pa.Table, list[int]]:
-        """Columns of some rows, each once, and where in them each of `rows` is."""
+        """Return columns of some rows, each once, and where in them each of `rows` is."""
         wanted = sorted(set(rows))
         found = self._opened().take_offsets(wanted).select(["row", *columns]).to_arrow()
         place_of = {row: place for place, row in enumerate(found["row"].to_pylist())}
@@ -160,12 +160,12 @@ class LanceStore:
 
 
 def _lists(documents: int) -> tuple[int, int]:
-    """How many lists there are for so many documents, and how many of them are searched."""
+    """Return the number of lists for a number of documents, and the number of lists that are searched."""
     lists = round(math.sqrt(documents))
     return lists, math.ceil(lists / SEARCHED_SHARE)
 
 
 def _matrix(vectors: Any) -> npt.NDArray[np.float32]:
-    """(n, D) float32 of a column of vectors."""
+    """Return (n, D) float32 of a column of vectors."""
     numbers = vectors.flatten().to_numpy(zero_copy_only=False)
     return np.asarray(numbers, dtype=np.float32).reshape(len(vectors), -1)

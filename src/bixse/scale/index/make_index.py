@@ -11,12 +11,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.collection import check_corpus, stream_documents, warn_of_empty
+from bixse.data.collection import check_corpus, warn_of_empty
 from bixse.encoders.encode import encode_on
 from bixse.encoders.loading.precision import resolve_precision, use_precision
 from bixse.errors import InputError, OutputExistsError
 from bixse.files.files import alone_in, file_hash, storage_errors, write_atomically
-from bixse.scale.engines.job import MARK, is_marked, mark
+from bixse.scale.engines.job import MARK, is_marked
+from bixse.scale.index.corpus_shards import EncodeShards, corpus_texts, do_shards
 from bixse.scale.index.index_files import (
     FILE_NAME,
     MANIFEST_FILE,
@@ -24,10 +25,8 @@ from bixse.scale.index.index_files import (
     StoredFile,
     read_manifest,
     shard_rows,
-    write_texts,
 )
 from bixse.scale.index.search import load_encoder
-from bixse.scale.index.shards import EncodeShards, do_shards
 from bixse.search.store import EmbeddingStore
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ BUILD_FOLDER = ".building"
 
 @dataclass(frozen=True)
 class IndexReport:
-    """What `make_index` did."""
+    """The outcome of `make_index`."""
 
     manifest: Manifest
     encoded: int = 0
@@ -125,9 +124,7 @@ def _make_index(
         return IndexReport(found, encoded, time.perf_counter() - started, warnings=tuple(warnings), **more)
 
     with _building(out, job, place.shared), storage_errors(out), encode_on(encoder, devices):
-        if not is_marked(job.texts, job.fingerprint()):
-            write_texts(job.texts, stream_documents(path), corpus.count)
-            mark(job.texts, job.fingerprint())
+        corpus_texts(job.folder, path, corpus.count, job.fingerprint())
         encoded, waiting = do_shards(job, corpus.count, place, store, progress)
         with alone_in(out, wait=True) if place.shared and not waiting else nullcontext():
             if place.shared and (present := _present(out, manifest)) is not None:  # another rank was faster

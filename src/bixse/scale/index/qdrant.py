@@ -26,7 +26,6 @@ ASKED_TOGETHER = 16
 """Queries of one request, which must be answered within `SECONDS_WAITED`, also where every document is scored."""
 SECONDS_WAITED = 300
 READ_TOGETHER = 1_000
-"""Points of one request."""
 SECONDS_BETWEEN_LOOKS = 0.5
 BUILD = models.HnswConfigDiff(m=16, ef_construct=200)
 SEARCHED = 128
@@ -80,7 +79,7 @@ class QdrantStore:
         self._manifest = manifest
 
     def written(self) -> int:
-        """Those of a request that was killed may be there in part: it is sent again."""
+        """Count documents; a request that was killed may be there in part, and is sent again."""
         found = self._count()
         return found if found >= self.manifest.documents else found // self.together * self.together
 

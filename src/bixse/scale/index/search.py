@@ -78,19 +78,11 @@ class SearchIndex:
         threshold: float | None = None,
         at_precision: float | None = None,
     ) -> list[Hit] | list[list[Hit]]:
-        """Return the best documents of a query, or of each of several.
+        """Return the best documents of a query, or of each of several, the highest cosine first.
 
-        Args:
-            queries: a text, or a list of texts.
-            top: documents per query, at least 1; fewer when the index holds fewer.
-            threshold: leave out documents less probable to be relevant than this, 0 to 1.
-            at_precision: instead, the threshold that calibration found for this share of relevant documents.
-
-        Returns:
-            Hits, the highest cosine first; for a list of texts a list of them.
-
-        Raises:
-            InputError: an empty query, `top` below 1, a threshold out of range, or one without a relevance head.
+        Documents that are less probable to be relevant than `threshold` are left out; `at_precision` instead takes the
+        threshold that calibration found for this share of relevant documents. An InputError refuses an empty query,
+        `top` below 1, a threshold out of range, and any threshold without a relevance head.
         """
         texts = [queries] if isinstance(queries, str) else list(queries)
         least = self._checked(texts, top, threshold, at_precision)
@@ -139,7 +131,7 @@ class SearchIndex:
         return chosen_threshold(self.head, self.manifest.encoder.name, threshold, at_precision)
 
     def check(self) -> None:
-        """Hold every file against its hash, or count a database's documents; raises InputError for what is damaged."""
+        """Compare every file with its hash, or count a database's documents; raises InputError for what is damaged."""
         self._files.check()
 
     def close(self) -> None:

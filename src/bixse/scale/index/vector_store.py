@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 FORMS = {"lancedb": "lancedb:PATH/TABLE", "qdrant": "qdrant:URL/COLLECTION"}
 """Database -> how a table or collection of it is named."""
 PACKAGES = {"lancedb": "lancedb", "qdrant": "qdrant_client"}
-"""Database -> the module that talks to it."""
 CLASSES = {"lancedb": "bixse.scale.index.lance:LanceStore", "qdrant": "bixse.scale.index.qdrant:QdrantStore"}
 """Database -> its class, which is imported only when it is used."""
 KEY = "bixse"

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bixse.cli.verb import FINISHED_BEFORE, CommandResult, Folder, Options, Verb
-from bixse.preparing.convert.convert_settings import ConvertSettings
+from bixse.preparing.convert_settings import ConvertSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bixse.preparing.convert.convert import ConvertResult
+    from bixse.preparing.convert import ConvertResult
 
 
 class ConvertOptions(Options):
-    """Where the result goes, and what is only shown."""
+    """The output folder, and what is only shown."""
 
     list: bool = False
     """Show the sources: what they are, licence, citation."""
@@ -27,8 +27,8 @@ class ConvertOptions(Options):
 
 
 def run(settings: ConvertSettings, options: ConvertOptions) -> CommandResult:
-    """Convert, or look."""
-    from bixse.preparing.convert.convert import convert
+    """Convert a source, or only look at it."""
+    from bixse.preparing.convert import convert
     from bixse.progress import progress_bar
 
     out = None if options.dry_run else options.out
@@ -78,7 +78,7 @@ def _text(result: ConvertResult, settings: ConvertSettings, out: Path | None) ->
 
 
 def _sources(options: ConvertOptions) -> CommandResult:
-    from bixse.preparing.sources.formats import describe_formats
+    from bixse.preparing.formats import describe_formats
 
     text, rows = describe_formats()
     return CommandResult(text, {"sources": rows})

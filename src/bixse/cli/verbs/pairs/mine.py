@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import model_validator
 
 from bixse.cli.verb import FINISHED_BEFORE, CommandResult, Folder, Options, Verb, waits
-from bixse.preparing.mine.mine_settings import MineConfig
+from bixse.preparing.mine_settings import MineConfig
 from bixse.settings import Flag
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ LISTED = 10
 
 
 class MineOptions(Options):
-    """Where the pairs go, and what is shown after grading."""
+    """The output folder, and the report after grading."""
 
     out: Folder = Path("runs/mined")
     """Folder for pairs, runs and run.json."""
@@ -45,8 +45,8 @@ class MineOptions(Options):
 
 
 def run(config: MineConfig, options: MineOptions) -> CommandResult:
-    """Mine, and say what there is to grade."""
-    from bixse.preparing.mine.mine import mine
+    """Mine pairs, and say what there is to grade."""
+    from bixse.preparing.mine import mine
     from bixse.progress import progress_bar
 
     result = mine(config, options.out, progress_bar)
@@ -68,7 +68,7 @@ def run(config: MineConfig, options: MineOptions) -> CommandResult:
 
 
 def _report(options: MineOptions) -> CommandResult:
-    from bixse.preparing.mine.false_negatives import RELEVANT_FROM, report_mined
+    from bixse.preparing.mined_pairs import RELEVANT_FROM, report_mined
 
     assert options.report is not None and options.mined is not None
     level = RELEVANT_FROM if options.relevant_from is None else options.relevant_from

@@ -8,7 +8,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import astuple, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
+from bixse.data.graded_pairs import Pair
 from bixse.data.trec import QRELS_HEADER, qrels_rows
 from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.files.files import file_hash, is_unicode, storage_errors
@@ -28,8 +29,10 @@ from bixse.files.rows import (
     raw_rows,
     stem_of,
 )
-from bixse.preparing.sources.formats import (
+from bixse.preparing.formats import (
+    DOCUMENT,
     HUB,
+    QUERY,
     SourceOptions,
     TableColumns,
     checked_options,
@@ -37,16 +40,14 @@ from bixse.preparing.sources.formats import (
     hub_folder,
     known_files,
     task_name,
+    texts_in,
 )
-from bixse.preparing.sources.judgement import Judgement, ungraded
-from bixse.preparing.sources.mapping import RowMapping, json_table
-from bixse.preparing.sources.score_scale import FileScores, check_scores, parse_score_map, summarise_scores
-from bixse.preparing.sources.texts import DOCUMENT, QUERY, texts_in
+from bixse.preparing.mapping import RowMapping, json_table
+from bixse.preparing.score_scale import FileScores, check_scores, parse_score_map, summarise_scores
 from bixse.relevance import GradeScale
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
+    from collections.abc import Iterator, Mapping, Sequence
 
 Reached: TypeAlias = Callable[[Path, int], None]
 """Is told how many bytes of a file were read."""
@@ -57,20 +58,113 @@ ROWS_AT_ONCE = 40_000
 """Rows of a file that are mapped together, at most: planning the queries takes as long as some thousand rows."""
 
 
+@dataclass(frozen=True)
+class Judgement:
+    """The answer of somebody's judge to one (query, document) pair, the row that every outside format becomes.
+
+    Example:
+        >>> from bixse.relevance import GradeScale
+        >>> row = Judgement("q1", "d1", GradeScale(0, 3), grade=1.5)
+        >>> row.relevance, row.pair
+        (0.5, None)
+    """
+
+    query_id: str
+    document_id: str
+    scale: GradeScale
+    query: str | None = None
+    document: str | None = None
+    grade: float | None = None
+    """The (fractional) grade, within the scale; None unless the status is "graded"."""
+    status: str = "graded"
+    """"graded", or why there is no grade: "no-option", "off-scale", "no-probabilities", ... as judges answer."""
+    probabilities: tuple[float, ...] = ()
+    """Raw probability of each grade from lowest to highest, evenly spaced on the scale; empty where not known."""
+    orders: tuple[tuple[str, tuple[float, ...]], ...] = ()
+    """Where a pair was asked in several orders: name of the order, and its raw probabilities."""
+    low: float | None = None
+    """The least the grade can be where the file tells, or None."""
+    high: float | None = None
+    """The most, or None."""
+    judge: str = ""
+    task: str | None = None
+    text: str = ""
+    """What the judge wrote, cut to 200 characters."""
+    detail: str = ""
+    row: int | None = None
+    """1-based row (line) in its file, or None."""
+
+    @property
+    def relevance(self) -> float | None:
+        """The grade on [0, 1], or None."""
+        return None if self.grade is None else self.scale.to_relevance(self.grade)
+
+    @property
+    def pair(self) -> Pair | None:
+        """The pair by itself, or None where a text is not known."""
+        if self.query is None or self.document is None:
+            return None
+        return Pair(self.query_id, self.query, self.document_id, self.document, self.task)
+
+
+class JudgementRows:
+    """A source of judgements that are already in memory."""
+
+    def __init__(
+        self,
+        rows: Sequence[Judgement],
+        name: str = "rows",
+        path: Path | None = None,
+        content: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        scales = {row.scale for row in rows}
+        if len(scales) != 1:
+            found = f"{len(scales)} scales" if rows else "no rows"
+            raise InputError(f"judgements: got {found}; expected rows of one scale; fix: map the grades first")
+        self.name, self.path, self.scale = name, path or Path(name), scales.pop()
+        self.settings = {"format": name, "scale": [self.scale.minimum, self.scale.maximum], **(settings or {})}
+        self._rows, self._content = rows, content
+
+    def rows(self) -> Iterator[Judgement]:
+        return iter(self._rows)
+
+    def warnings(self) -> list[str]:
+        return ungraded(self.path.name, Counter(row.status for row in self._rows))
+
+    def content_hash(self) -> str:
+        """Return the SHA-256 of the file, or over every field of every row."""
+        written = "".join(map(repr, self._rows)).encode("utf-8", "surrogatepass")
+        return self._content or hashlib.sha256(written).hexdigest()
+
+
+def ungraded(name: str, statuses: Counter[str]) -> list[str]:
+    """Return a warning of judgements without a grade, by status."""
+    unusable = {status: count for status, count in statuses.most_common() if status != "graded"}
+    if not unusable:
+        return []
+    told = ", ".join(f"{count} {status}" for status, count in unusable.items())
+    return [f"{name}: {sum(unusable.values())} of {sum(statuses.values())} judgements carry no grade ({told})"]
+
+
+def on_scale(grade: float, scale: GradeScale) -> tuple[float | None, str, str]:
+    """Return grade, status and detail of a stated grade: off the scale there is no grade, and never the nearest one.
+
+    Example:
+        >>> from bixse.relevance import GradeScale
+        >>> on_scale(2.0, GradeScale(0, 3)), on_scale(10.0, GradeScale(0, 3))
+        ((2.0, 'graded', ''), (None, 'off-scale', 'grade 10; the scale is 0 to 3'))
+    """
+    if scale.minimum <= grade <= scale.maximum:
+        return grade, "graded", ""
+    return None, "off-scale", f"grade {grade:g}; the scale is {scale.minimum:g} to {scale.maximum:g}"
+
+
 class Source:
-    r"""Judgements in one of the formats of `formats.toml`.
+    r"""A file or folder of judgements in one of the formats of `formats.toml`.
 
     A row whose judgement cannot be used comes with a status and no grade. A row that cannot be read is an error; all
     errors of a file are told together, so nothing made of the rows counts before the last one was taken.
-
-    Args:
-        name: one of `FORMATS`.
-        path: file or folder, or `hub:owner/name` for a data set of the Hugging Face Hub.
-        options: what some formats need.
-        download: whether data may be fetched.
-
-    Raises:
-        InputError: no such format or path, an option that the format does not take, or one that is missing.
 
     Example:
         >>> import json
@@ -127,7 +221,7 @@ class Source:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What decides the rows besides the content of the files, as plain JSON values."""
+        """The settings that decide the rows besides the content of the files, as plain JSON values."""
         return {
             "format": self.name,
             "scale": [self.scale.minimum, self.scale.maximum],
@@ -137,7 +231,7 @@ class Source:
         }
 
     def inputs(self) -> dict[str, Path]:
-        """Name -> every file that decides the rows."""
+        """Return name -> every file that decides the rows."""
         if self.form.folder:
             files = (*self.files, *self.corpus, *self.queries)
             return {str(file.relative_to(self.path)): file for file in files}
@@ -149,7 +243,7 @@ class Source:
         return found
 
     def hashes(self, step: Callable[[int], None] | None = None) -> dict[str, str]:
-        """Name -> SHA-256 of every input; `step` is told how many more bytes were read."""
+        """Return name -> SHA-256 of every input; `step` is told how many more bytes were read."""
         found = {}
         for name, file in self.inputs().items():
             try:
@@ -161,7 +255,7 @@ class Source:
         return found
 
     def content_hash(self) -> str:
-        """SHA-256 of the file, or of the names and contents of several."""
+        """Return the SHA-256 of the file, or of the names and contents of several."""
         if self.files == [self.path]:
             return file_hash(self.path)
         listed = "".join(f"{name}\0{digest}\0" for name, digest in self.hashes().items())
@@ -174,14 +268,7 @@ class Source:
         text_ids: bool = False,
         reached: Reached | None = None,
     ) -> RowMapping:
-        """Open a database in a folder, which the caller closes, and read the texts that rows name by id.
-
-        Args:
-            folder: for what does not fit into memory.
-            errors_of: gives the list that takes the errors of a file.
-            text_ids: make ids from the texts.
-            reached: is told how many bytes of which file were read.
-        """
+        """Open a database in a folder, which the caller closes, and read the texts that rows name by id."""
         self.statuses, self._told = Counter(), list(self._file_notes)
         self._noted = self._scores_aside = 0
         with storage_errors(folder):
@@ -206,7 +293,7 @@ class Source:
         limit: int | None = None,
         reached: Reached | None = None,
     ) -> Iterator[pa.Table]:
-        """The judgements of a file as tables, counted by status, at most `limit`; `errors` takes what cannot be read.
+        """Yield at most `limit` judgements of a file as tables; `errors` takes what cannot be read.
 
         Raises InputError where the file cannot be read, or its scores carry no grades.
         """
@@ -232,7 +319,7 @@ class Source:
         self._tell(file, scores, bool(errors.total))
 
     def _chunks(self, file: Path, errors: InvalidFileError, most: int) -> Iterator[tuple[pa.Table, int]]:
-        """Tables of the numbers of some thousand rows and their JSON, and the bytes read.
+        """Yield tables of the numbers of some thousand rows and their JSON, and the bytes read.
 
         Rows of JSONL are given as they stand, to be checked by the database. Where the lines cannot be read together
         they are read one by one from there on, which says what is wrong.
@@ -305,12 +392,7 @@ class Source:
             )
 
     def rows(self) -> Iterator[Judgement]:
-        """The judgements in the order of the files.
-
-        Raises:
-            InputError: a file cannot be read, or there is no row at all.
-            InvalidFileError: after the last row of a file, every row of it that could not be read.
-        """
+        """Yield the judgements in the order of the files; errors of a file are raised after its last row."""
         for table in self._tables():
             yield from (self._judgement(row) for row in table.to_pylist())
         if not self.statuses:
@@ -364,7 +446,7 @@ class Source:
 
 
 def _line_blocks(path: Path) -> Iterator[tuple[pa.Array, int]]:
-    """All lines of a UTF-8 file (gzip is unpacked) in arrays of some megabytes, and the bytes of the file read.
+    """Yield all lines of a UTF-8 file (gzip is unpacked) in arrays of some megabytes, and the bytes of the file read.
 
     For files of which nothing is wrong: `text_lines` says what it is, and in which line.
     """
@@ -383,11 +465,11 @@ def _line_blocks(path: Path) -> Iterator[tuple[pa.Array, int]]:
 
 
 def _unheard(_file: Path, _position: int) -> None:
-    """Nobody wants to know how far the reading has come."""
+    """Take the progress where nobody wants to know it."""
 
 
 def _strict(rows: pa.Table, errors: InvalidFileError) -> pa.Table:
-    """Rows without those that the database would take: an inner object with a key twice, a comma before a bracket."""
+    """Drop rows that the database alone would take: an inner object with a key twice, a comma before a bracket."""
     suspect = pc.or_(
         pc.greater(pc.count_substring(rows["json"], "{"), 1), pc.match_substring_regex(rows["json"], r",\s*[\]}]")
     )
@@ -407,7 +489,7 @@ def _encoded(number: int, row: dict[str, Any], errors: InvalidFileError) -> str 
 
 
 def _not_json(value: object) -> dict[str, str]:
-    """What Parquet can hold and JSON cannot: an object, which is neither text nor number nor id."""
+    """Return an object for what Parquet can hold and JSON cannot: it is neither text nor number nor id."""
     return {type(value).__name__: str(value)}
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from bixse.data.columns import SCHEMA
 from bixse.data.transforms import NO_LABEL, PairColumns, TransformReport, key_value, reported
 from bixse.data.trec import write_qrels
 from bixse.errors import InputError, shorten
@@ -22,23 +23,12 @@ if TYPE_CHECKING:
     import duckdb
 
     from bixse.data.transforms import Key
-    from bixse.preparing.convert.convert_settings import ConvertSettings
+    from bixse.preparing.convert_settings import ConvertSettings
     from bixse.relevance import GradeScale
 
-PAIRS = pa.schema(
-    {
-        "query_id": pa.string(),
-        "query": pa.string(),
-        "document_id": pa.string(),
-        "document": pa.string(),
-        "relevance": pa.float64(),
-        "task": pa.string(),
-        "grade": pa.float64(),
-        "grade_probs": pa.list_(pa.float64()),
-        "judge": pa.string(),
-    }
-)
-"""The columns of graded pairs."""
+_SHORT = {pa.large_string(): pa.string()}
+PAIRS = pa.schema([(field.name, _SHORT.get(field.type, field.type)) for field in SCHEMA])
+"""The columns of graded pairs; few rows are in memory at a time, so that texts need no large offsets."""
 WHOLE = "pairs"
 """Name of the one part where nothing is split."""
 ROWS_AT_ONCE = 4096
@@ -48,12 +38,11 @@ _DIGITS = 6
 
 
 class PairsTable:
-    """Graded pairs in a Parquet file, and a view `pairs` of it with the number n of each row from 0."""
+    """The graded pairs in a Parquet file, and a view `pairs` of it with the number n of each row from 0."""
 
     def __init__(self, database: duckdb.DuckDBPyConnection, path: Path, writer: pa.parquet.ParquetWriter) -> None:
         self._database, self._path, self._writer = database, path, writer
         self.count = 0
-        """Rows."""
 
     @classmethod
     @contextmanager
@@ -113,7 +102,7 @@ class PairsTable:
         return parts, [*applied, reported(split, columns, columns, {name: len(part) for name, part in parts.items()})]
 
     def tasks(self, columns: PairColumns) -> dict[str, tuple[int, int]]:
-        """Task -> its rows and queries; rows without a task are under "-"."""
+        """Return task -> its rows and queries; rows without a task are under "-"."""
         self._use(columns)
         found = self._database.execute(
             "SELECT task, sum(rows)::BIGINT, count(*) FROM (SELECT coalesce(task, '-') AS task, count(*) AS rows "
@@ -219,7 +208,7 @@ class PairsTable:
         return PairColumns.numbered(relevance, found)
 
     def _check_ids(self, kind: str) -> None:
-        """One id, one text: else queries would be joined that are different ones."""
+        """Refuse an id with several texts: different queries would be joined."""
         clashes = self._database.execute(
             f"SELECT {kind}_id FROM pairs GROUP BY ALL HAVING min(hash({kind})) <> max(hash({kind})) ORDER BY min(n)"
         ).fetchall()
@@ -235,7 +224,7 @@ class PairsTable:
         )
 
     def _firsts(self) -> np.ndarray | None:
-        """The first row of each pair of a task, None where none is repeated; with another relevance it is refused."""
+        """Return the first row of each pair of a task, None if none is repeated; refuse another relevance."""
         self._database.execute(
             "CREATE OR REPLACE TEMP TABLE firsts AS SELECT min(n) AS n, min(relevance) AS low, max(relevance) AS high "
             "FROM pairs GROUP BY query_id, document_id, task"

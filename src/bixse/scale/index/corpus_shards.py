@@ -9,34 +9,43 @@ import hashlib
 import json
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from safetensors import safe_open
 from safetensors.numpy import load_file, save
 
+from bixse.data.collection import stream_documents
+from bixse.encoders.encode import encode_on, encode_texts
 from bixse.encoders.loading.precision import use_precision
 from bixse.errors import IncompleteError, InputError, ModelError
 from bixse.files.files import write_atomically
-from bixse.scale.engines.job import Job
-from bixse.scale.index.index_files import TENSOR, embeddings_content, open_files, read_texts
+from bixse.files.parquet import read_table
+from bixse.scale.engines.job import Job, is_marked, mark
+from bixse.scale.index.index_files import TENSOR, embeddings_content, open_files, read_texts, write_texts
 from bixse.scale.index.search import load_encoder
-from bixse.search.exact import TopK, merge_best
+from bixse.search.exact import TopK, merge_best, to_run
 from bixse.search.store import EmbeddingStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
+    from sentence_transformers import SentenceTransformer
 
     from bixse.progress import ProgressBars
+    from bixse.relevance import Ranking
     from bixse.scale.engines.job import Engine
     from bixse.scale.index.index_files import EncoderIdentity
     from bixse.scale.index.index_settings import StoredType
 
 TEXTS = "documents.parquet"
 QUERIES = "queries.safetensors"
+QUERIES_TOGETHER = 512
+"""Queries whose answers are in memory at once."""
 
 
 class ShardEncoder(NamedTuple):
@@ -57,9 +66,7 @@ class EncodeShards(Job[int, int]):
     """Folder or hub name, for other processes; None: a model in the memory of this one."""
     identity: EncoderIdentity
     corpus: str
-    """Hash of the corpus file."""
     rows: int
-    """Documents of a shard."""
     dtype: StoredType
     precision: str
     cache: str | None
@@ -157,6 +164,52 @@ class SearchShards(EncodeShards):
     def best(self, shards: int, start: int, stop: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Return scores and rows of the corpus, each (n, k), for the queries from `start` to `stop`."""
         return merge_best((_read(self.output(shard), start, stop) for shard in range(shards)), self.depth)
+
+
+@dataclass(frozen=True)
+class CorpusSearch:
+    """An encoder that is ready to search a corpus shard by shard."""
+
+    encoder: SentenceTransformer
+    job: SearchShards
+    documents: int
+
+    def search(
+        self,
+        queries: Sequence[str],
+        place: Engine,
+        devices: Sequence[str] | None,
+        progress: ProgressBars | None,
+        title: str,
+    ) -> int:
+        """Have this engine's share of the shards done; gives the number that other ranks have not done yet."""
+        with encode_on(self.encoder, devices):
+            self.job.save_queries(encode_texts(self.encoder, queries, "query"))
+            store = EmbeddingStore(self.encoder, self.job.cache) if self.job.index is None else None
+            return do_shards(self.job, self.documents, place, store, progress, title)[1]
+
+    def runs(self, query_ids: Sequence[str], exclude_self: bool) -> Iterator[Ranking]:
+        """Yield the answers to one block of queries after another, once every shard is done.
+
+        With `exclude_self` the document of the query's own id is left out.
+        """
+        ids = read_table(self.job.texts, ["id"])["id"].cast(pa.large_string()).combine_chunks()  # may pass 2 GiB
+        shards, depth = -(-self.documents // self.job.rows), self.job.depth - exclude_self
+        for start in range(0, len(query_ids), QUERIES_TOGETHER):
+            block = query_ids[start : start + QUERIES_TOGETHER]
+            scores, rows = self.job.best(shards, start, start + len(block))
+            names = ids.take(pa.array(rows.ravel())).to_pylist()
+            run = to_run(block, names, scores, np.arange(rows.size).reshape(rows.shape), exclude_self)
+            yield {query_id: dict(islice(found.items(), depth)) for query_id, found in run.items()}
+
+
+def corpus_texts(folder: Path, corpus: Path, documents: int, fingerprint: str) -> Path:
+    """Write ids, titles and texts of a corpus file to where the shards read them, unless they are there."""
+    texts = folder / TEXTS
+    if not is_marked(texts, fingerprint):
+        write_texts(texts, stream_documents(corpus), documents)
+        mark(texts, fingerprint)
+    return texts
 
 
 def do_shards(

@@ -17,17 +17,17 @@ import yaml
 from bixse.data.run import open_run
 from bixse.errors import InputError, InvalidFileError, RowError
 from bixse.files.files import alone_in, put_in_place, storage_errors, write_atomically
-from bixse.preparing.convert.pairs_table import WHOLE, PairsTable
-from bixse.preparing.sources.formats import looks_like
-from bixse.preparing.sources.source import Source
+from bixse.preparing.formats import looks_like
+from bixse.preparing.pairs_table import WHOLE, PairsTable
+from bixse.preparing.source import Source
 from bixse.relevance import GradeScale
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from bixse.data.run import Run
-    from bixse.preparing.convert.convert_settings import ConvertSettings
-    from bixse.preparing.sources.mapping import RowMapping
+    from bixse.preparing.convert_settings import ConvertSettings
+    from bixse.preparing.mapping import RowMapping
     from bixse.progress import ProgressBars
 
 STATE = ".part"
@@ -37,7 +37,6 @@ ERRORS_FILE = "errors.jsonl"
 TRAIN_FILE = "train.yaml"
 """Settings with which `bixse train` takes the pairs."""
 BINS = 10
-"""Bins of the histogram of relevance."""
 _WHAT = {
     TRAIN_FILE: "settings for `bixse train`",
     ERRORS_FILE: "rows that could not be read",
@@ -51,20 +50,17 @@ _FILES_SHOWN = 5
 
 @dataclass(frozen=True)
 class ConvertResult:
-    """What a conversion read and wrote."""
+    """The outcome of a conversion."""
 
     source: Mapping[str, Any]
     """Name, citation and licence of the source, its settings and files."""
     judgements: int
-    """Judgements read."""
     statuses: Mapping[str, int]
     """Judgements by status; only "graded" ones are pairs."""
     errors: int
-    """Errors of rows that could not be read."""
     parts: Mapping[str, Mapping[str, Any]]
     """Part -> rows, queries, rows by task, and a histogram of relevance in tenths."""
     transforms: list[Mapping[str, Any]]
-    """What was done to the rows, in order."""
     files: Mapping[str, str]
     """What each output file holds, by its name."""
     warnings: list[str] = field(default_factory=list)
@@ -244,7 +240,7 @@ def _write_train_file(target: Path, source: Source, tasks: Mapping[str, Mapping[
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Ctrl-C: duckdb makes a plain RuntimeError of a KeyboardInterrupt that comes while it works."""
+    """Raise Ctrl-C as such: duckdb makes a plain RuntimeError of a KeyboardInterrupt that comes while it works."""
     try:
         yield
     except RuntimeError as error:
@@ -289,7 +285,7 @@ class _Bar:
 
 
 def _laps(timings: dict[str, float]) -> Callable[[str], None]:
-    """Adds the seconds since the last call to a stage."""
+    """Return a function that adds the seconds since its last call to a stage."""
     last = time.perf_counter()
 
     def lap(stage: str) -> None:
@@ -301,12 +297,7 @@ def _laps(timings: dict[str, float]) -> Callable[[str], None]:
 
 
 class ErrorsFile:
-    """The errors of several files as one file of JSON lines, and the first of each for messages.
-
-    Args:
-        path: the file to write.
-        names: how each file is called in the lines.
-    """
+    """The errors of several files as one file of JSON lines, and the first of each for messages."""
 
     def __init__(self, path: Path, names: Mapping[Path, str]) -> None:
         self.path, self.names = path, names
@@ -328,7 +319,7 @@ class ErrorsFile:
 
 
 class _WrittenError(InvalidFileError):
-    """Errors of one file that are all written down."""
+    """The errors of one file, each of which is written down."""
 
     def __init__(self, path: Path, name: str, out: TextIO) -> None:
         super().__init__(path)

@@ -1,4 +1,7 @@
-"""How many mined documents a judge finds relevant: the false negatives that a zero for each would have made."""
+"""Mined pairs: pairs to grade, without relevance, each with where it was found; and the share that a judge confirms.
+
+A document that a judge finds relevant would have been a false negative, had it been taken as a zero.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,66 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.pairs_files import load_graded_pairs
+import pyarrow as pa
+
+from bixse.data.pairs_files import PAIR_COLUMNS, load_graded_pairs
 from bixse.errors import InputError
 from bixse.evaluation.statistics import wilson_interval
-from bixse.preparing.mine.mined_pairs import load_mined_pairs
-from bixse.preparing.mine.selection import rank_band
+from bixse.files.rows import read_rows, write_rows
+from bixse.files.values import FileColumn
+from bixse.preparing.candidates import rank_band
 from bixse.report.table import format_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from bixse.data.graded_pairs import GradedPairs
-    from bixse.preparing.mine.mined_pairs import MinedPair
 
+FORMATS = ("parquet", "jsonl", "csv")
+COLUMNS = (*PAIR_COLUMNS, FileColumn("source"), FileColumn("rank", "integer", low=1))
 RELEVANT_FROM = 0.5
 """Relevance from which a mined document would have been a false negative."""
+
+
+@dataclass(frozen=True, slots=True)
+class MinedPair:
+    """A pair to grade. Its grade becomes its relevance; that it was mined as a negative counts for nothing."""
+
+    query_id: str
+    query: str
+    document_id: str
+    document: str
+    task: str | None
+    source: str
+    """Retrievers that found it and its rank in each: "bm25:3,demo:17"."""
+    rank: int
+
+    @property
+    def retrievers(self) -> list[str]:
+        return [entry.rpartition(":")[0] or entry for entry in self.source.split(",")]
+
+
+def pairs_path(folder: Path, form: str) -> Path:
+    """Return the file of mined pairs in an output folder."""
+    return folder / f"pairs.{form}"
+
+
+def save_mined_pairs(pairs: Sequence[MinedPair], path: Path) -> None:
+    """Write mined pairs as .parquet, .jsonl or .csv; the file appears whole or not at all."""
+    columns = {column.name: [getattr(pair, column.name) for pair in pairs] for column in COLUMNS}
+    types = {name: pa.int32() if name == "rank" else pa.string() for name in columns}
+    write_rows(pa.table(columns, schema=pa.schema(types)), path)
+
+
+def load_mined_pairs(folder: Path) -> list[MinedPair]:
+    """Read the mined pairs of an output folder of `bixse mine`."""
+    path = next((path for form in FORMATS if (path := pairs_path(folder, form)).is_file()), None)
+    if path is None:
+        raise InputError(
+            f"{folder}: got no pairs.parquet, pairs.jsonl or pairs.csv; expected the output folder of `bixse mine`; "
+            "fix: name the --out folder of the mining run"
+        )
+    return [MinedPair(**row) for _, row in read_rows(path, COLUMNS)]
 
 
 @dataclass(frozen=True)
@@ -52,7 +100,7 @@ class RelevantShare:
 
 @dataclass(frozen=True)
 class FalseNegatives:
-    """What a judge made of mined pairs."""
+    """The shares of mined pairs that a judge found relevant."""
 
     overall: RelevantShare
     by_band: Mapping[str, RelevantShare]
@@ -90,44 +138,39 @@ class FalseNegatives:
 
 
 def report_mined(graded: str | Path, mined: str | Path, threshold: float = RELEVANT_FROM) -> FalseNegatives:
-    """`false_negatives` of a file of graded pairs and the output folder of a mining run."""
+    """Compare a file of graded pairs with the output folder of a mining run, see `false_negatives`."""
     return false_negatives(load_graded_pairs(graded), load_mined_pairs(Path(mined)), threshold)
 
 
 def false_negatives(
     graded: GradedPairs, mined: Sequence[MinedPair], threshold: float = RELEVANT_FROM
 ) -> FalseNegatives:
-    """The share of mined pairs that a judge found relevant (from `threshold` up), by band of rank and by retriever."""
+    """Measure the share of mined pairs of at least `threshold` relevance, by band of rank and by retriever."""
     if not 0 < threshold <= 1:
         raise InputError(
             f"--relevant-from: got {threshold}; expected a relevance above 0, at most 1; fix: 0.5 is a start"
         )
     pairs = zip(graded.query_ids, graded.document_ids, strict=True)
     relevance = dict(zip(pairs, graded.relevance.tolist(), strict=True))
-    found: list[bool] = []
-    bands: dict[str, list[bool]] = {}
-    retrievers: dict[str, list[bool]] = {}
-    for pair in sorted(mined, key=lambda pair: pair.rank):
-        value = relevance.get((pair.query_id, pair.document_id))
-        if value is not None:
-            relevant = value >= threshold
-            found.append(relevant)
-            bands.setdefault(rank_band(pair.rank), []).append(relevant)
-            for label in pair.retrievers:
-                retrievers.setdefault(label, []).append(relevant)
-    if not found:
+    known = [pair for pair in mined if (pair.query_id, pair.document_id) in relevance]
+    if not known:
         raise InputError(
             f"graded pairs: got {len(graded)} pairs, none of them one of the {len(mined)} mined pairs; expected the "
             "same query_id and document_id; fix: give the graded file that was made from these mined pairs"
         )
+
+    def share(chosen: list[MinedPair]) -> RelevantShare:
+        found = [relevance[pair.query_id, pair.document_id] >= threshold for pair in chosen]
+        return RelevantShare(sum(found), len(found))
+
+    bands: dict[str, list[MinedPair]] = {}
+    for pair in sorted(known, key=lambda pair: pair.rank):
+        bands.setdefault(rank_band(pair.rank), []).append(pair)
+    retrievers = sorted({label for pair in known for label in pair.retrievers})
     return FalseNegatives(
-        overall=_share(found),
-        by_band={band: _share(values) for band, values in bands.items()},
-        by_retriever={label: _share(retrievers[label]) for label in sorted(retrievers)},
+        overall=share(known),
+        by_band={band: share(chosen) for band, chosen in bands.items()},
+        by_retriever={label: share([pair for pair in known if label in pair.retrievers]) for label in retrievers},
         mined=len(mined),
         threshold=threshold,
     )
-
-
-def _share(relevant: Sequence[bool]) -> RelevantShare:
-    return RelevantShare(sum(relevant), len(relevant))

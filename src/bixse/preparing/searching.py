@@ -8,38 +8,28 @@ from __future__ import annotations
 import difflib
 import re
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import numpy as np
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from bixse.data.trec import run_lines
-from bixse.encoders.encode import encode_on, encode_texts
-from bixse.encoders.identity import model_hashes
+from bixse.encoders.identity import model_hashes, model_path_settings
 from bixse.encoders.instructions import prompt_for
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError
 from bixse.files.files import atomic_file
-from bixse.files.parquet import read_table
+from bixse.scale.index.corpus_shards import CorpusSearch, SearchShards
 from bixse.scale.index.index_files import is_index, open_files, read_manifest, shard_rows, stream_texts
 from bixse.scale.index.search import load_encoder, open_index
-from bixse.scale.index.shards import SearchShards, do_shards
 from bixse.search.bm25 import BM25, BM25_NAME
-from bixse.search.exact import to_run
-from bixse.search.store import EmbeddingStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
     from sentence_transformers import SentenceTransformer
 
-    from bixse.preparing.mine.mine_settings import MineConfig
-    from bixse.progress import ProgressBars
+    from bixse.preparing.mine_settings import MineConfig
     from bixse.relevance import Ranking
-    from bixse.scale.engines.job import Engine
 
 BLOCK = 512
 """Queries whose answers are in memory at once."""
@@ -48,9 +38,9 @@ KNOWN_NAMES = (BM25_NAME, "demo")
 
 
 def retriever_labels(names: Sequence[str]) -> dict[str, str]:
-    """A short name of each retriever, for files and the column `source`: label -> retriever, in the order given.
+    """Name each retriever, for files and the column `source`: label -> retriever, in the order given.
 
-    It is the last part of a path, and as many parts before it as tell two apart.
+    A label is the last part of a path, and as many parts before it as tell two apart.
 
     Example:
         >>> retriever_labels(["bm25", "runs/a/model", "runs/b/model"])
@@ -73,18 +63,33 @@ def retriever_labels(names: Sequence[str]) -> dict[str, str]:
     )
 
 
-def retriever_hashes(name: str) -> dict[str, str]:
-    """Content hashes of what a retriever's ranking depends on; {} for a word or hub name."""
+def settings_of(labels: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the retrievers for the record of a run: where a folder lies does not decide what it finds."""
+    known = [label if model_path_settings(name) else name for label, name in labels.items()]
+    return {"retrievers": known, "models": list(labels.values())}
+
+
+def inputs_of(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return hashes of what the rankings depend on; none for a word or hub name."""
+    return {f"{label}/{file}": digest for label, name in labels.items() for file, digest in _hashes(name).items()}
+
+
+def _hashes(name: str) -> dict[str, str]:
     if not is_index(Path(name)):
         return model_hashes(name)
     manifest = read_manifest(Path(name))
     return {file.name: file.sha256 for file in manifest.embeddings} | {"prompts": manifest.encoder.prompts}
 
 
+def contents_of(texts: Path, wanted: Container[str]) -> Iterator[tuple[str, str]]:
+    """Yield id and content of the wanted documents in a file of texts."""
+    return ((name, document.content) for name, document in stream_texts(texts) if name in wanted)
+
+
 def search_words(
     texts: Path, queries: Mapping[str, str], config: MineConfig, step: Callable[[int], None] | None
 ) -> Iterator[Ranking]:
-    """The answers of BM25, which holds the words of the corpus in memory, to all queries, a block of them at a time."""
+    """Answer all queries with BM25, which holds the words of the corpus in memory, a block of queries at a time."""
     filled = [(name, document.content) for name, document in stream_texts(texts) if document.content]
     index = BM25([name for name, _ in filled], [text for _, text in filled])
     for block in _blocks(queries):
@@ -93,77 +98,29 @@ def search_words(
             step(len(block))
 
 
-@dataclass(frozen=True)
-class DenseSearch:
-    """An encoder that is ready to search a corpus shard by shard."""
-
-    encoder: SentenceTransformer
-    job: SearchShards
-    documents: int
-
-    def search(
-        self,
-        queries: Mapping[str, str],
-        place: Engine,
-        devices: Sequence[str] | None,
-        progress: ProgressBars | None,
-        title: str,
-    ) -> int:
-        """Have this engine's share of the shards done; gives how many other ranks have not done yet."""
-        with encode_on(self.encoder, devices):
-            self.job.save_queries(encode_texts(self.encoder, list(queries.values()), "query"))
-            store = EmbeddingStore(self.encoder, self.job.cache) if self.job.index is None else None
-            return do_shards(self.job, self.documents, place, store, progress, title)[1]
-
-    def answers(self, queries: Mapping[str, str], config: MineConfig) -> Iterator[Ranking]:
-        """The answers to all queries, a block of them at a time, once every shard is done."""
-        ids = read_table(self.job.texts, ["id"])["id"].cast(pa.large_string()).combine_chunks()  # may pass 2 GiB
-        shards, start = -(-self.documents // self.job.rows), 0
-        for block in _blocks(queries):
-            scores, rows = self.job.best(shards, start, start + len(block))
-            start += len(block)
-            names = ids.take(pa.array(rows.ravel())).to_pylist()
-            run = to_run(list(block), names, scores, np.arange(rows.size).reshape(rows.shape), config.exclude_self)
-            yield {query_id: dict(islice(found.items(), config.depth)) for query_id, found in run.items()}
-
-
-def open_dense(name: str, config: MineConfig, folder: Path, corpus: str, documents: int, precision: str) -> DenseSearch:
+def open_dense(
+    name: str, config: MineConfig, folder: Path, corpus: str, documents: int, precision: str
+) -> CorpusSearch:
     """Load the encoder of a retriever that is not BM25, with the instructions of the task where it has instructions.
 
-    Args:
-        name: model folder, hub name, "demo", or folder of an index of this corpus.
-        config: settings.
-        folder: for what the shards leave.
-        corpus: hash of the corpus file.
-        documents: how many it holds.
-        precision: what the model computes in.
-
-    Raises:
-        InputError: no instruction for the task; an index of another corpus, or of another `max_length`.
-        ModelError: the model cannot be loaded, or is not that of the index.
+    An index must be of this corpus (`corpus`: hash of its file), and of the same `max_length`.
     """
-    path, depth = Path(name), config.depth + config.exclude_self
+    path = Path(name)
     if is_index(path):
-        return _open_index(path, config, folder, corpus, depth)
-    encoder = build_encoder(name, config.max_length)
-    task = config.task if encoder.instructions is not None else None
-    _, identity = load_encoder(encoder, task, config.max_length)
-    prompt_for(encoder, "query")  # a task that is missing is said before the corpus is encoded
-    job = SearchShards(
-        folder=folder.absolute(),
-        model=str(path.resolve()) if name != "demo" and path.is_dir() else name,
-        identity=identity,
-        corpus=corpus,
-        rows=shard_rows(identity.dimensions, documents, config.shards or 1),
-        dtype="float32",
-        precision=precision,
-        cache=config.cache,
-        depth=depth,
-    )
-    return DenseSearch(encoder, job, documents)
+        encoder, own = _open_index(path, config, corpus)
+    else:
+        encoder = build_encoder(name, config.max_length)
+        task = config.task if encoder.instructions is not None else None
+        _, identity = load_encoder(encoder, task, config.max_length)
+        prompt_for(encoder, "query")  # a task that is missing is said before the corpus is encoded
+        own = {"model": str(path.resolve()) if name != "demo" and path.is_dir() else name, "identity": identity,
+               "rows": shard_rows(identity.dimensions, documents, config.shards or 1), "dtype": "float32",
+               "precision": precision, "cache": config.cache}  # fmt: skip
+    depth = config.depth + config.exclude_self
+    return CorpusSearch(encoder, SearchShards(folder=folder.absolute(), corpus=corpus, depth=depth, **own), documents)
 
 
-def _open_index(path: Path, config: MineConfig, folder: Path, corpus: str, depth: int) -> DenseSearch:
+def _open_index(path: Path, config: MineConfig, corpus: str) -> tuple[SentenceTransformer, dict[str, Any]]:
     manifest, task = read_manifest(path), config.task
     length = manifest.encoder.max_length
     if manifest.corpus != corpus or config.max_length not in (None, length):
@@ -177,19 +134,10 @@ def _open_index(path: Path, config: MineConfig, folder: Path, corpus: str, depth
     if task is not None and getattr(encoder, "instructions", None) is not None:
         open_index(path, encoder, task, exact=True).close()
     with closing(open_files(path)) as files:
-        job = SearchShards(
-            folder=folder.absolute(),
-            model=None,
-            identity=manifest.encoder,
-            corpus=corpus,
-            rows=files.rows,
-            dtype=manifest.dtype,
-            precision=manifest.precision,
-            cache=None,
-            depth=depth,
-            index=path.absolute(),
-        )
-    return DenseSearch(encoder, job, manifest.documents)
+        return encoder, {
+            "model": None, "identity": manifest.encoder, "rows": files.rows, "dtype": manifest.dtype,
+            "precision": manifest.precision, "cache": None, "index": path.absolute(),
+        }  # fmt: skip
 
 
 def save_answers(answers: Iterable[Ranking], path: Path, tag: str) -> None:
@@ -200,7 +148,7 @@ def save_answers(answers: Iterable[Ranking], path: Path, tag: str) -> None:
 
 
 def found_ids(paths: Iterable[Path]) -> set[str]:
-    """The ids of all documents in such runs."""
+    """Return the ids of all documents in such runs."""
     ids: set[str] = set()
     for path in paths:
         with path.open(encoding="utf-8") as file:
@@ -209,7 +157,7 @@ def found_ids(paths: Iterable[Path]) -> set[str]:
 
 
 def read_answers(paths: Mapping[str, Path], queries: Mapping[str, str]) -> Iterator[dict[str, dict[str, float]]]:
-    """For each query what every retriever found: its label -> document id -> score; one query is in memory at a time.
+    """Yield for each query label -> document id -> score of every retriever; one query is in memory at a time.
 
     `queries` are in the order of the files, which skip the queries without an answer.
     """

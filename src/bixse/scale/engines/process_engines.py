@@ -1,4 +1,7 @@
-"""The engine `local`: shards over processes of this machine, each with its share of the cores and graphics cards."""
+"""Engines of processes: `local` starts them on this machine; `ranks` is one of n that a launcher started.
+
+Each process of `local` has its share of the cores and graphics cards. Each rank does every n-th shard.
+"""
 
 from __future__ import annotations
 
@@ -39,18 +42,15 @@ _kept: list[Any] = []
 
 
 class LocalEngine(Engine):
-    """Shards in this process where one is wanted, else over as many others.
+    """An engine that does shards in this process where one is wanted, else over as many others.
 
     Each process has cores / processes threads and, where there are graphics cards, `num_gpus` of them, one at least.
     A process that dies (out of memory) takes its shard alone with it. At Ctrl-C the processes are told to stop, and
-    waited for.
+    waited for. An InputError refuses more processes or graphics cards than there are.
 
     Args:
         processes: None: one per graphics card, or one per core up to `MOST_PROCESSES`.
         num_gpus: graphics cards of each process; 0: one where there are any.
-
-    Raises:
-        InputError: more processes or graphics cards than there are.
     """
 
     def __init__(self, processes: int | None = None, num_gpus: int = 0) -> None:
@@ -83,7 +83,7 @@ class LocalEngine(Engine):
 
 
 def visible_devices() -> list[str]:
-    """Graphics cards as CUDA_VISIBLE_DEVICES names them; none without CUDA."""
+    """Return the graphics cards as CUDA_VISIBLE_DEVICES names them; none without CUDA."""
     import torch
 
     if not torch.cuda.is_available():
@@ -93,7 +93,7 @@ def visible_devices() -> list[str]:
 
 
 class _Worker:
-    """One process that does one shard at a time: a pool of its own, so that its death concerns no other."""
+    """A process that does one shard at a time: a pool of its own, so that its death concerns no other."""
 
     def __init__(self, job: Job[Any, Any], environment: Mapping[str, str]) -> None:
         self.environment = environment
@@ -116,7 +116,7 @@ class _Worker:
 def _spread(
     job: Job[Shard, Result], shards: Iterator[Shard], processes: int, devices: Sequence[str], each: int
 ) -> Iterator[Ended[Shard, Result]]:
-    """Shards as they end; after a process that died a new one takes the next shard."""
+    """Yield shards as they end; after a process that died a new one takes the next shard."""
     check_pickles(job)
     threads = dict.fromkeys(THREAD_VARIABLES, str(max(1, cores() // processes)))
     cards = [",".join(devices[start : start + each]) for start in range(0, len(devices) - each + 1, each)]
@@ -178,7 +178,7 @@ def _work(shard: Any) -> Ended[Any, Any]:
 
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Processes started inside see these environment variables."""
+    """Set environment variables for processes that are started inside the block."""
     before = dict(os.environ)
     os.environ |= values
     try:
@@ -194,11 +194,7 @@ LAUNCHED = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|POR
 
 
 class RanksEngine(LocalEngine):
-    """Shard i, i + n, i + 2 n, ... of the rank i of n; they know of each other by the marks of what is complete.
-
-    Raises:
-        InputError: the environment names no rank, or one that cannot be.
-    """
+    """An engine that does shard i, i + n, i + 2 n, ... as rank i of n; ranks see what is complete by its markers."""
 
     def __init__(self, processes: int | None = 1, num_gpus: int = 0) -> None:
         super().__init__(processes, num_gpus)
@@ -211,7 +207,7 @@ class RanksEngine(LocalEngine):
 
 @contextmanager
 def without_launcher() -> Iterator[None]:
-    """Inside the block libraries take this process for one alone: ranks do their shards each by itself."""
+    """Hide the launcher from libraries inside the block: ranks do their shards each by itself."""
     hidden = {name: os.environ.pop(name) for name in list(os.environ) if LAUNCHED.fullmatch(name)}
     try:
         yield
@@ -220,7 +216,7 @@ def without_launcher() -> Iterator[None]:
 
 
 def rank_of(environment: Mapping[str, str]) -> tuple[int, int]:
-    """Rank and number of ranks, by RANK and WORLD_SIZE or by a Slurm array; where both are set, ranks within tasks.
+    """Return rank and number of ranks by RANK and WORLD_SIZE, or by a Slurm array; if both are set, ranks within tasks.
 
     Example:
         >>> rank_of({"RANK": "1", "WORLD_SIZE": "4"})

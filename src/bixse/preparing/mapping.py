@@ -12,19 +12,18 @@ import pyarrow as pa
 
 from bixse.errors import RowError
 from bixse.files.values import number_hint
-from bixse.preparing.sources.score_scale import map_scores
+from bixse.preparing.score_scale import map_scores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from bixse.preparing.sources.formats import Format, TableColumns
-    from bixse.preparing.sources.score_scale import ScoreMap
+    from bixse.preparing.formats import Format, TableColumns
+    from bixse.preparing.score_scale import ScoreMap
     from bixse.relevance import GradeScale
 
 MEMORY_LIMIT = "256MB"
 """Of duckdb; what is larger goes to files in its folder."""
 TEXTS_AT_ONCE = 20_000
-"""Texts that are taken together."""
 _OWN_TYPES = {
     "status": "VARCHAR", "detail": "VARCHAR", "judge": "VARCHAR", "text": "VARCHAR", "probabilities": "DOUBLE[]",
     "orders": "VARCHAR", "grade": "DOUBLE",
@@ -73,14 +72,7 @@ ORDER BY row, place
 
 
 class RowMapping:
-    """Maps tables of rows, written as JSON, to judgements and errors.
-
-    Args:
-        stated: whether the user stated the scale.
-        folder: for what does not fit into memory.
-        corpus: whether there is a corpus.
-        text_ids: make ids from the texts instead of taking those of the rows.
-    """
+    """The map from tables of rows, written as JSON, to judgements and errors; `stated`: the user stated the scale."""
 
     def __init__(
         self,
@@ -183,10 +175,6 @@ class RowMapping:
         """The judgements of the rows that were taken, what cannot be read of them, and how many the note counts.
 
         A row with an error gives no judgement.
-
-        Args:
-            task: of rows that do not say it.
-            judge: likewise.
         """
         database = self.database
         database.execute(_TEXTS.format(**self._parts))
@@ -284,7 +272,7 @@ class RowMapping:
 
 
 def _look_up(form: Format) -> dict[str, str]:
-    """SQL for the texts that rows name by id."""
+    """Return SQL for the texts that rows name by id."""
     by_id = "NOT is_absent(items.id) AND is_absent(items.text) AND is_absent(items.title)"
     documents = f"LEFT JOIN documents AS found ON found.id = items.id->>'$' AND {by_id} "
     return {
@@ -309,7 +297,7 @@ def _shown(found: str) -> str:
 
 
 def _first_key(names: Sequence[str]) -> str:
-    """SQL for the first of some keys that a row has."""
+    """Return SQL for the first of some keys that a row has."""
     quoted = [_quoted(name) for name in names or ("-",)]
     return quoted[0] if len(quoted) == 1 else f"first_key(keys, [{', '.join(quoted)}])"
 
@@ -323,5 +311,5 @@ def _floats(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def json_table(rows: Sequence[tuple[int, str]]) -> pa.Table:
-    """Rows with their numbers as a table."""
+    """Return rows with their numbers as a table."""
     return pa.Table.from_pylist([{"row": number, "json": line} for number, line in rows], _JSON_ROWS)

@@ -18,7 +18,7 @@ from bixse.data.transforms import (
     WithoutDuplicates,
 )
 from bixse.errors import did_you_mean
-from bixse.preparing.sources.formats import FORMATS, HUB, SourceOptions, TableColumns
+from bixse.preparing.formats import FORMATS, HUB, SourceOptions, TableColumns
 from bixse.relevance import GradeScale
 from bixse.settings import Flag, Settings
 
@@ -31,7 +31,7 @@ PartName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[\w-]+$")]
 
 
 def _shares(value: Any) -> Any:
-    """Parts and shares of words such as train=0.8."""
+    """Return parts and shares of words such as train=0.8."""
     if not isinstance(value, (list, tuple)):
         return value
     words = [str(word).partition("=") for word in value]
@@ -135,7 +135,7 @@ class ConvertSettings(Settings):
 
     @property
     def takes_scale(self) -> bool:
-        """Whether the scale is the source's; that of "pairs" is for the qrels of a collection alone."""
+        """True if the scale is the source's; the scale of "pairs" is for the qrels of a collection alone."""
         return not (self.source == "pairs" and self.form == "collection")
 
     def transforms(self) -> list[Transform]:

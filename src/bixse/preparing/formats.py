@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import model_validator
 
 from bixse.errors import BixseError, InputError, InvalidFileError, did_you_mean, shorten
-from bixse.files.rows import raw_rows, stem_of
+from bixse.files.files import is_unicode
+from bixse.files.rows import FORMATS as FILE_FORMATS
+from bixse.files.rows import kind_of, raw_rows, read_blocks, stem_of, text_lines
+from bixse.files.values import FileColumn
 from bixse.settings import Flag, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Self
 
     from bixse.relevance import GradeScale
@@ -23,14 +26,22 @@ HUB = "hub:"
 """What stands before the name of a data set of the Hugging Face Hub."""
 _PARTS_OF_NAMES = ("_split1", "_split2", "_no_in_batch_neg")
 """Ends of names: E5's halves of symmetric tasks, and BGE's files whose rows must not be one another's negatives."""
+DOCUMENT = (
+    # MS MARCO 2 has two ids for a passage: `docid` is that of its document
+    FileColumn("_id", "id", other_names=("pid", "docid", "doc_id", "document_id", "id")),
+    FileColumn("title", needed=False),
+    FileColumn("text", may_be_empty=True, other_names=("contents", "passage", "segment", "body", "document")),
+)
+"""Columns of a document, under the names that tools give them. An empty one is an error only where a row names it."""
+QUERY = (
+    FileColumn("_id", "id", other_names=("qid", "query_id", "id", "topic_id", "question_id")),
+    FileColumn("text", other_names=("query", "question", "title", "query_text")),
+)
+"""Columns of a query."""
 
 
 class TableColumns(Settings):
-    """Names of the columns of a table; those of ids and task may be absent.
-
-    Raises:
-        InputError: one column for two purposes.
-    """
+    """The names of the columns of a table; columns of ids and task may be absent."""
 
     query: Annotated[str, Flag(name="query-column")] = "query"
     """Column of the query."""
@@ -55,25 +66,19 @@ class TableColumns(Settings):
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What some formats need beside their path."""
+    """The settings of a conversion that some formats need, see `ConvertSettings`."""
 
     scale: GradeScale | None = None
-    """Of the grades."""
     score_map: str | None = None
-    """From a teacher's scores to relevance."""
     corpus: Path | None = None
-    """File (or folder) of the documents that rows name by id."""
     queries: Path | None = None
-    """File of the queries that rows name by id."""
     qrels: str | None = None
-    """Which split of a collection."""
     columns: TableColumns | None = None
-    """Names of the columns of a table."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """One entry of `formats.toml`, where its fields are explained."""
+    """An entry of `formats.toml`, which explains its fields."""
 
     name: str
     about: str
@@ -130,11 +135,10 @@ def _formats() -> dict[str, Format]:
 
 
 FORMATS = _formats()
-"""Name -> format."""
 
 
 def checked_options(name: str, path: str | Path, options: SourceOptions) -> Format:
-    """The format of a name, where the options suit it."""
+    """Return the format of a name; an InputError refuses options that do not suit it."""
     if name not in FORMATS:
         hint = did_you_mean(name, FORMATS, "see `bixse convert --list`")
         raise InputError(f"source: got {shorten(name)}; expected one of {', '.join(FORMATS)}; fix: {hint}")
@@ -164,7 +168,7 @@ def checked_options(name: str, path: str | Path, options: SourceOptions) -> Form
 
 
 def describe_formats() -> tuple[str, dict[str, dict[str, Any]]]:
-    """The sources as text, and as plain data by their names."""
+    """Return the sources as text, and as plain data by their names."""
     rows: dict[str, dict[str, Any]] = {}
     lines = []
     for name, form in FORMATS.items():
@@ -179,12 +183,12 @@ def describe_formats() -> tuple[str, dict[str, dict[str, Any]]]:
 
 
 def option_flag(option: str) -> str:
-    """How an option is called on the command line."""
+    """Return the name of an option on the command line."""
     return "names of columns" if option == "columns" else f"--{option.replace('_', '-')}"
 
 
 def file_in_folder(folder: Path, names: Sequence[str], split: str | None = None) -> Path:
-    """The file of a data set's folder that has one of these names; a pattern takes the one that `split` names."""
+    """Return the file of a data set's folder that has one of these names; of a pattern the one that `split` names."""
     available = {file.stem: file for name in names for file in sorted(folder.glob(name))}
     if not available:
         found = "no such folder" if not folder.exists() else "a file" if folder.is_file() else "no such file in it"
@@ -201,7 +205,7 @@ def file_in_folder(folder: Path, names: Sequence[str], split: str | None = None)
 
 
 def known_files(form: Format, path: Path, files: list[Path]) -> tuple[list[Path], list[str]]:
-    """The files of a format that knows their names, and warnings: halves beside the whole are left aside."""
+    """Return the files of a format that knows their names, and warnings: halves beside the whole are left aside."""
     names = {stem_of(file) for file in files}
     halves = [file for file in files if task_name(file) != stem_of(file) and task_name(file) in names]
     kept = [file for file in files if file not in halves]
@@ -221,13 +225,13 @@ def known_files(form: Format, path: Path, files: list[Path]) -> tuple[list[Path]
 
 
 def task_name(file: Path) -> str:
-    """The name of a file without the part it is, and without what it says of negatives."""
+    """Return the name of a file without the part it is, and without what it says of negatives."""
     name = stem_of(file)
     return next((name.removesuffix(end) for end in _PARTS_OF_NAMES if name.endswith(end)), name)
 
 
 def looks_like(path: Path) -> list[str]:
-    """The formats whose `signs` the first row of a table has; none for what is not a table.
+    """Return the formats whose `signs` the first row of a table has; none for what is not a table.
 
     Example:
         >>> import json, tempfile
@@ -244,13 +248,7 @@ def looks_like(path: Path) -> list[str]:
 
 
 def hub_folder(source: str, name: str, download: bool) -> Path:
-    """The folder with the files of a data set.
-
-    Args:
-        source: the source that will read it, for the message.
-        name: `hub:owner/name`, with `@revision` behind it where another than the newest is wanted.
-        download: fetch what is not there yet.
-    """
+    """Return the folder with the files of `hub:owner/name@revision`; the message names the source that reads it."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -271,3 +269,52 @@ def hub_folder(source: str, name: str, download: bool) -> Path:
             f"{name}: got {str(error).splitlines()[0]}; expected a data set of the Hub; fix: check the name, the "
             "network, and that HF_HUB_OFFLINE is not set"
         ) from error
+
+
+def texts_in(
+    path: Path, columns: tuple[FileColumn, ...], errors: InvalidFileError, reached: Callable[[int], None]
+) -> Iterator[tuple[int, str, str, str]]:
+    """Yield number, id, title and text of the texts in a file, whose `columns` are `DOCUMENT` or `QUERY`.
+
+    It is a table (.jsonl, .parquet, and .csv and .tsv with a header), or a .tsv or .txt of id and text, or of
+    MS MARCO's id, address, title and body. `errors` takes the rows that cannot be read.
+    """
+    kind = kind_of(path)
+    if kind in (".tsv", ".txt") and not _has_header(path, columns[0]):
+        yield from _plain(path, columns is DOCUMENT, errors, reached)
+        return
+    if kind not in FILE_FORMATS:
+        expected = ", ".join((*FILE_FORMATS, ".txt"))
+        raise InputError(f"{path}: got suffix {kind!r}; expected one of {expected}; fix: rename or convert it")
+    for block in read_blocks(path, columns, errors):
+        reached(block.position)
+        titles = block.columns.get("title", [None] * len(block))
+        for number, name, title, text in zip(
+            block.rows, block.columns["_id"], titles, block.columns["text"], strict=True
+        ):
+            yield number, name, title or "", text
+
+
+def _has_header(path: Path, identifier: FileColumn) -> bool:
+    for _, line, _ in text_lines(path, InvalidFileError(path)):
+        return bool({name.strip() for name in line.split("\t")} & {identifier.name, *identifier.other_names})
+    return False
+
+
+def _plain(
+    path: Path, documents: bool, errors: InvalidFileError, reached: Callable[[int], None]
+) -> Iterator[tuple[int, str, str, str]]:
+    """Yield lines of id and text, tab-separated; or of id, address, title, body."""
+    for number, line, position in text_lines(path, errors):
+        reached(position)
+        fields = line.split("\t")
+        is_long = documents and len(fields) == 4
+        identifier, title, text = fields[0].strip(), fields[2].strip() if is_long else "", fields[-1]
+        if len(fields) != 2 and not is_long:
+            expected = "id and text, or id, address, title, body" if documents else "id and text"
+            fix = "write them with one tab between"
+            errors.add(number, None, f"{len(fields)} columns in {shorten(line)}", expected, fix)
+        elif not identifier or not (title or text.strip()) or not is_unicode(line):
+            errors.add(number, None, shorten(line), "an id and a text", "fill it in or drop the line")
+        else:
+            yield number, identifier, title, text

@@ -61,11 +61,7 @@ class ScoreMap:
 
 
 def parse_score_map(text: str) -> ScoreMap:
-    """The map that a word stands for: prob, percent, logit, platt:SLOPE,INTERCEPT or binary.
-
-    Raises:
-        InputError: no such map, one that is refused (min-max, a guess), or Platt numbers that are none.
-    """
+    """The map that a word stands for: prob, percent, logit, platt:SLOPE,INTERCEPT or binary."""
     word, _, numbers = text.partition(":")
     refused = _REFUSED.get(word.lower().replace("-", "").replace("_", ""))
     if refused:
@@ -90,15 +86,13 @@ def parse_score_map(text: str) -> ScoreMap:
 
 @dataclass(frozen=True)
 class ScoreSummary:
-    """What the scores of a file look like."""
+    """The looks of the scores of a file."""
 
     count: int
     lowest: float
     highest: float
     distinct: int
-    """Different values."""
     spread: float
-    """Standard deviation."""
     in_unit: float
     """Share of the scores in [0, 1]."""
     above: float | None
@@ -106,10 +100,9 @@ class ScoreSummary:
     looks_like: str
     """"prob", "percent", "logit", "binary" or "unknown"."""
     reason: str
-    """Why, in words."""
 
     def describe(self) -> str:
-        """Two or three lines for people."""
+        """Return two or three lines for people."""
         lines = [
             f"{self.count} scores from {self.lowest:g} to {self.highest:g}, {self.distinct} different, standard "
             f"deviation {self.spread:.3g}, {self.in_unit:.0%} in [0, 1]",
@@ -123,7 +116,7 @@ class ScoreSummary:
 def summarise_scores(
     positive: Sequence[float] | NDArray[Any], negative: Sequence[float] | NDArray[Any]
 ) -> ScoreSummary:
-    """Look at the finite scores of a file, those labelled positive and the others; nothing is decided by it.
+    """Describe the finite scores of a file, positives and others; nothing is decided by it.
 
     Example:
         >>> summarise_scores([98.5, 91.0], [12.0, 40.5]).looks_like
@@ -152,7 +145,7 @@ def summarise_scores(
 def check_scores(
     positive: NDArray[Any], negative: NDArray[Any], score_map: ScoreMap, where: str = "scores"
 ) -> list[str]:
-    """Warnings where a map does not fit the looks of scores, which lie in its range."""
+    """Return warnings where a map does not fit the looks of scores, which lie in its range."""
     summary = summarise_scores(positive, negative)
     if summary.distinct == 1:
         raise InputError(
@@ -175,7 +168,7 @@ def check_scores(
 
 
 def map_scores(scores: NDArray[Any], score_map: ScoreMap) -> NDArray[np.float64]:
-    """Relevance of scores that lie in the range of the map.
+    """Return the relevance of scores that lie in the range of the map.
 
     Example:
         >>> map_scores(np.array([75.0]), parse_score_map("percent")).tolist()
@@ -189,7 +182,7 @@ def map_scores(scores: NDArray[Any], score_map: ScoreMap) -> NDArray[np.float64]
 
 
 class FileScores:
-    """All scores of a file by their side: 8 bytes each."""
+    """The scores of a file by their side: 8 bytes each."""
 
     def __init__(self) -> None:
         self._sides: tuple[list[NDArray[Any]], list[NDArray[Any]]] = [], []
@@ -245,6 +238,6 @@ def _share_above(positive: NDArray[np.float64], negative: NDArray[np.float64]) -
 
 
 def _sigmoid(values: NDArray[Any]) -> NDArray[np.float64]:
-    """1 / (1 + exp(-x)) without overflow."""
+    """Return 1 / (1 + exp(-x)) without overflow."""
     part = np.exp(-np.abs(values))
     return np.asarray(np.where(values >= 0, 1.0 / (1.0 + part), part / (1.0 + part)), dtype=np.float64)

@@ -5,41 +5,36 @@ from __future__ import annotations
 import shutil
 import time
 from collections import Counter
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bixse.data.collection import stream_documents
 from bixse.data.run import RUN_FILE, open_run
-from bixse.encoders.identity import model_path_settings
 from bixse.encoders.loading.precision import resolve_precision, use_precision
 from bixse.errors import InputError
 from bixse.files.files import alone_in, hash_files
-from bixse.preparing.mine.candidates import fuse, keep_new, text_key
-from bixse.preparing.mine.mine_inputs import read_inputs
-from bixse.preparing.mine.mined_pairs import MinedPair, pairs_path, save_mined_pairs
-from bixse.preparing.mine.searching import (
+from bixse.preparing.candidates import choose, fuse, keep_new, rank_band, text_key
+from bixse.preparing.mine_settings import read_inputs
+from bixse.preparing.mined_pairs import MinedPair, pairs_path, save_mined_pairs
+from bixse.preparing.searching import (
+    contents_of,
     found_ids,
+    inputs_of,
     open_dense,
     read_answers,
-    retriever_hashes,
     retriever_labels,
     save_answers,
     search_words,
+    settings_of,
 )
-from bixse.preparing.mine.selection import choose, rank_band
 from bixse.report.table import format_table
-from bixse.scale.engines.job import is_marked, mark
-from bixse.scale.index.index_files import stream_texts, write_texts
-from bixse.scale.index.shards import TEXTS
+from bixse.scale.index.corpus_shards import corpus_texts
 from bixse.search.bm25 import BM25_NAME
 
 if TYPE_CHECKING:
     from bixse.data.run import Run
-    from bixse.preparing.mine.candidates import Candidate
-    from bixse.preparing.mine.mine_inputs import MineInputs
-    from bixse.preparing.mine.mine_settings import MineConfig
+    from bixse.preparing.candidates import Candidate
+    from bixse.preparing.mine_settings import MineConfig, MineInputs
     from bixse.progress import ProgressBars
 
 WORK = ".searching"
@@ -48,7 +43,7 @@ WORK = ".searching"
 
 @dataclass(frozen=True)
 class MineResult:
-    """What a mining run left."""
+    """The outcome of a mining run: the pairs to grade, and the counts of what was left out."""
 
     path: str
     pairs: int
@@ -70,10 +65,10 @@ class MineResult:
     reused: bool = False
     """The run was finished before; nothing was searched."""
     waiting: int = 0
-    """Shards that other ranks have not done yet: there are no pairs until they have."""
+    """Shards that other ranks have not done yet; there are no pairs until then."""
 
     def text(self) -> str:
-        """Pairs by band of rank, and what was left out."""
+        """Return a table of the pairs by band of rank, and the counts of what was left out."""
         labels = list(self.runs)
         rows: list[list[str | int]] = [
             [band, counts["pairs"], *(counts[label] for label in labels)] for band, counts in self.bands.items()
@@ -121,35 +116,32 @@ def _mine(config: MineConfig, out: Path, progress: ProgressBars | None) -> MineR
     if record.status == "finished":
         return record.result(MineResult, lambda _: [path.name])
     place = config.chosen_engine(here=True)
-    inputs = read_inputs(config)
+    inputs, corpus = read_inputs(config), record.inputs["corpus"]
     runs = {label: out / f"run.{label}.trec" for label in labels}
     missing = {label: labels[label] for label in runs if not runs[label].exists()}
-    texts = (out / WORK / TEXTS).absolute()
     dense = {
-        label: open_dense(name, config, out / WORK / label, record.inputs["corpus"], inputs.documents, precision)
+        label: open_dense(name, config, out / WORK / label, corpus, inputs.documents, precision)
         for label, name in missing.items()
         if name != BM25_NAME
     }
     if not (place.shared and (out / RUN_FILE).exists()):
         record.save("running")
-    if not is_marked(texts, record.inputs["corpus"]):
-        write_texts(texts, stream_documents(config.files()["corpus"]), inputs.documents)
-        mark(texts, record.inputs["corpus"])
+    texts = corpus_texts((out / WORK).absolute(), config.files()["corpus"], inputs.documents, corpus)
     waiting = 0
     for label, search in dense.items():
         started = time.perf_counter()
-        waiting += search.search(inputs.queries, place, devices, progress, f"search with {label}")
+        waiting += search.search(list(inputs.queries.values()), place, devices, progress, f"search with {label}")
         record.timings[f"search with {label}"] = time.perf_counter() - started
     if waiting:
         return MineResult(path.name, 0, len(inputs.queries), {}, [], 0, 0, 0, inputs.empty_documents, {}, warnings,
                           waiting=waiting)  # fmt: skip
-    with alone_in(out / WORK, wait=True) if place.shared else nullcontext():
+    with alone_in(out / WORK, wait=True):
         if place.shared and (found := _open(config, labels, out, precision)).status == "finished":
             shutil.rmtree(out / WORK, ignore_errors=True)
             return found.result(MineResult, lambda _: [path.name])  # another rank was faster
         for label in missing:
             if label in dense:
-                answers = dense[label].answers(inputs.queries, config)
+                answers = dense[label].runs(list(inputs.queries), config.exclude_self)
             else:
                 step = progress(f"search with {label}", len(inputs.queries)) if progress is not None else None
                 answers = search_words(texts, inputs.queries, config, step)
@@ -160,7 +152,6 @@ def _mine(config: MineConfig, out: Path, progress: ProgressBars | None) -> MineR
 def _finish(
     config: MineConfig, runs: dict[str, Path], inputs: MineInputs, record: Run, texts: Path, warnings: list[str]
 ) -> MineResult:
-    """Choose and write the pairs."""
     out, path = record.folder, pairs_path(record.folder, config.format)
     pairs, counts = _choose(config, runs, inputs, texts)
     if not pairs:
@@ -195,14 +186,9 @@ def _finish(
 
 
 def _open(config: MineConfig, labels: dict[str, str], out: Path, precision: str) -> Run:
-    """The record of this run; files are hashed, and where they lie does not count."""
-    inputs = hash_files(config.files())
-    for label, name in labels.items():
-        inputs |= {f"{label}/{file}": digest for file, digest in retriever_hashes(name).items()}
-    settings = config.identity() | {
-        "retrievers": [label if model_path_settings(name) else name for label, name in labels.items()],
-        "models": list(labels.values()),
-    }
+    """Open the record of this run; files are hashed, and their paths do not count."""
+    inputs = hash_files(config.files()) | inputs_of(labels)
+    settings = config.identity() | settings_of(labels)
     if any(name != BM25_NAME for name in labels.values()):
         settings["precision"] = precision
     return open_run(out, "mine", settings, inputs, paths=("collection", "corpus", "queries", "known", "models"))
@@ -211,12 +197,12 @@ def _open(config: MineConfig, labels: dict[str, str], out: Path, precision: str)
 def _choose(
     config: MineConfig, runs: dict[str, Path], inputs: MineInputs, texts: Path
 ) -> tuple[list[MinedPair], Counter[str]]:
-    """The pairs of every query in the order of the queries, each query's by rank; and what was left out.
+    """Choose the pairs of every query in the order of the queries, each query's by rank; count what is left out.
 
     The corpus is read twice: for what tells copies of a text apart, and for the texts of the chosen documents.
     """
     asked = found_ids(runs.values()).union(*(inputs.known.get(query_id, ()) for query_id in inputs.queries))
-    keys = {name: text_key(document.content) for name, document in stream_texts(texts) if name in asked}
+    keys = {name: text_key(content) for name, content in contents_of(texts, asked)}
     chosen: list[tuple[str, Candidate]] = []
     counts: Counter[str] = Counter()
     for (query_id, query), answers in zip(inputs.queries.items(), read_answers(runs, inputs.queries), strict=True):
@@ -225,8 +211,7 @@ def _choose(
         ids = [candidate.document_id for candidate in new.candidates]
         places = choose(config.strategy, ids, config.count, config.seed, query_id)
         chosen += [(query_id, new.candidates[place]) for place in places]
-    asked = {one.document_id for _, one in chosen}
-    contents = {name: document.content for name, document in stream_texts(texts) if name in asked}
+    contents = dict(contents_of(texts, {one.document_id for _, one in chosen}))
     pairs = [
         MinedPair(query_id, inputs.queries[query_id], one.document_id, contents[one.document_id], config.task,
                   one.source, one.rank)

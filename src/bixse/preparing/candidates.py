@@ -1,0 +1,166 @@
+"""Candidates of a query: the rankings of several retrievers fused into one, each text once, and the choice among them.
+
+The choice is decided by the seed, the query and its documents alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Literal
+
+from bixse.data.trec import ranked
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+RRF_CONSTANT = 60
+"""k of reciprocal rank fusion, the value of Cormack, Clarke and Büttcher 2009 (doi:10.1145/1571941.1572114)."""
+Strategy = Literal["spread", "top", "hard-negatives", "one"]
+"""How the documents of a query are chosen.
+
+spread: a quarter from the top, the rest drawn one from each of log-spaced bands of ranks, so that all grades occur;
+top: the best; hard-negatives: the best that are not known; one: a single document from a band drawn at random.
+"""
+SINGLE_BANDS = 7
+"""Bands that the strategy "one" draws from: 1, 2-3, 4-6, 7-13, 14-26, 27-51, 52-100 for 100 candidates."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A document that retrievers found for a query."""
+
+    document_id: str
+    rank: int
+    """Place in the fused ranking, from 1; what is left out later leaves a gap."""
+    found_by: Mapping[str, int]
+    """Retriever -> place in its own ranking, from 1."""
+
+    @property
+    def source(self) -> str:
+        """The retrievers and their ranks, as the column `source` holds them."""
+        return ",".join(f"{label}:{rank}" for label, rank in self.found_by.items())
+
+
+@dataclass(frozen=True)
+class NewCandidates:
+    """The candidates of a query that may be chosen, best first, and the number of the others."""
+
+    candidates: Sequence[Candidate]
+    known: int
+    """Left out: known pairs, and copies of a known document's text."""
+    copies: int
+    """Left out: the same text as a better candidate, or as the query itself."""
+
+
+def fuse(answers: Mapping[str, Mapping[str, float]], depth: int) -> list[Candidate]:
+    """Fuse the answers of several retrievers to one query by reciprocal rank, best first, to `depth` places.
+
+    A document scores the sum of 1 / (60 + rank) over the retrievers that found it (Cormack et al. 2009). Equal sums
+    are ordered by document id descending, as trec_eval orders ties. `answers`: retriever -> document id -> score.
+
+    Example:
+        >>> found = fuse({"bm25": {"a": 9.0, "b": 8.0}, "demo": {"b": 0.7, "c": 0.6}}, depth=2)
+        >>> [(candidate.document_id, candidate.source) for candidate in found]
+        [('b', 'bm25:2,demo:1'), ('a', 'bm25:1')]
+    """
+    ranks: dict[str, dict[str, int]] = {}
+    for label, scores in answers.items():
+        for rank, document_id in enumerate(ranked(scores)[:depth], start=1):
+            ranks.setdefault(document_id, {})[label] = rank
+    sums = {
+        document_id: math.fsum(1 / (RRF_CONSTANT + rank) for rank in found.values())
+        for document_id, found in ranks.items()
+    }
+    best = sorted(ranks, key=lambda document_id: (sums[document_id], document_id), reverse=True)[:depth]
+    return [Candidate(document_id, rank, ranks[document_id]) for rank, document_id in enumerate(best, start=1)]
+
+
+def keep_new(
+    candidates: Sequence[Candidate], query: str, corpus: Mapping[str, bytes], known: Collection[str] = ()
+) -> NewCandidates:
+    """Leave out known documents, the query's own text, and texts that a better candidate has, white space aside.
+
+    `corpus`: document id -> `text_key` of its text, of the candidates and the known documents.
+    """
+    known_texts = {corpus[document_id] for document_id in known if document_id in corpus}
+    seen = {text_key(query)}
+    kept = []
+    count_known = 0
+    for candidate in candidates:
+        text = corpus[candidate.document_id]
+        if candidate.document_id in known or text in known_texts:
+            count_known += 1
+        elif text not in seen:
+            kept.append(candidate)
+            seen.add(text)
+    return NewCandidates(kept, count_known, len(candidates) - len(kept) - count_known)
+
+
+def text_key(text: str) -> bytes:
+    """Return a key that is the same for texts that differ in white space alone, and for no others."""
+    return blake2b(" ".join(text.split()).encode("utf-8"), digest_size=16).digest()
+
+
+def choose(strategy: Strategy, document_ids: Sequence[str], count: int, seed: int, query_id: str) -> list[int]:
+    """Return positions of the documents to take, from 0, rising; all of at most `count` documents. "one" takes one.
+
+    Draws compare SHA-256 hashes of seed, query id and document id, the smallest is taken. So the choice depends on
+    nothing else: no other query, no order of queries, no version of a random generator.
+
+    Example:
+        >>> ids = [f"d{rank}" for rank in range(1, 101)]
+        >>> [position + 1 for position in choose("spread", ids, 8, seed=0, query_id="q1")]
+        [1, 2, 3, 9, 15, 25, 43, 97]
+    """
+    available = len(document_ids)
+    if not available:
+        return []
+    if strategy == "one":
+        bands = log_bands(0, available, min(SINGLE_BANDS, available))
+        band = bands[int(_hash(seed, query_id), 16) % len(bands)]
+        return [_drawn(band, document_ids, seed, query_id)]
+    if strategy != "spread" or available <= count:
+        return list(range(min(count, available)))
+    top = max(1, count // 4)
+    bands = log_bands(top, available, count - top) if count > top else []
+    return [*range(top), *(_drawn(band, document_ids, seed, query_id) for band in bands)]
+
+
+def log_bands(first: int, end: int, count: int) -> list[range]:
+    """Cut the positions `first` to `end` - 1, from 0, into bands whose lengths grow by a constant factor in rank.
+
+    Each holds one position at least: `count` is 1 to `end - first`.
+
+    Example:
+        >>> [(band[0] + 1, band[-1] + 1) for band in log_bands(2, 100, 6)]
+        [(3, 4), (5, 9), (10, 16), (17, 30), (31, 55), (56, 100)]
+    """
+    factor = ((end + 1) / (first + 1)) ** (1 / count)
+    bands = []
+    start = first
+    for number in range(1, count + 1):
+        ideal = round((first + 1) * factor**number) - 1
+        stop = end if number == count else min(max(ideal, start + 1), end - (count - number))
+        bands.append(range(start, stop))
+        start = stop
+    return bands
+
+
+def rank_band(rank: int) -> str:
+    """Return the band in which a table counts a rank: 1, 2-3, 4-10, 11-30, 31-100, 101-300, ..."""
+    low, high = 1, 1
+    while rank > high:
+        low, high = high + 1, high * 3 if str(high)[0] == "1" else high // 3 * 10
+    return str(low) if low == high else f"{low}-{high}"
+
+
+def _drawn(band: range, document_ids: Sequence[str], seed: int, query_id: str) -> int:
+    return min(band, key=lambda position: _hash(seed, query_id, document_ids[position]))
+
+
+def _hash(*parts: int | str) -> str:
+    return hashlib.sha256(json.dumps(parts).encode("utf-8")).hexdigest()

@@ -1,1 +1,0 @@
-"""Mining: documents worth grading for each query, and queries for documents."""

@@ -1,1 +1,0 @@
-"""Judgements that other tools left: formats as data (`formats.toml`), one `Source`, one row (`Judgement`)."""
