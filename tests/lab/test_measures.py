@@ -4,7 +4,7 @@ import pytest
 
 from bixse.data.graded_pairs import GradedPairs
 from bixse.errors import InputError
-from bixse.lab.studies.measures import transformed
+from bixse.lab.studies.study_inputs import transformed
 
 QUERIES, DOCUMENTS = 40, 10
 """Document d of a query has relevance d / 10, and query 0 has only two documents."""

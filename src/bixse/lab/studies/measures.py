@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from bixse.data import transforms
-from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
 from bixse.data.task_instructions import load_instructions
 from bixse.encoders.instructions import set_instructions
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.loading.precision import resolve_precision
-from bixse.errors import InputError
 from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC
 from bixse.evaluation.systems import Bm25System, EncoderSystem
 from bixse.evaluation.tasks import collection_task
 from bixse.lab.experiments import PAIRS_FILE, TRAIN_FOLDER, Measured, train_run
 from bixse.lab.lab_config import train_config
+from bixse.lab.studies.study_inputs import StudyInputs, transformed
 from bixse.training.config import MODEL_FOLDER, TUNED_FOLDER
 
 if TYPE_CHECKING:
@@ -33,7 +29,6 @@ if TYPE_CHECKING:
     from bixse.evaluation.tasks import Task
     from bixse.judging.rank import JudgeRanking
     from bixse.lab.experiments import ArmRun
-    from bixse.lab.studies.study_inputs import StudyInputs
     from bixse.training.config import TrainConfig
 
 
@@ -127,59 +122,6 @@ def run_config(run: ArmRun, inputs: StudyInputs, pairs: Path) -> TrainConfig:
         "seed": run.seed,
     }
     return train_config({"merge": None, **run.settings, **own})
-
-
-def transformed(pairs: GradedPairs, settings: Mapping[str, Any], seed: int) -> GradedPairs:
-    """Training pairs after an arm's transforms, in this order; refuses settings that leave none.
-
-    `settings` holds any of `labels_per_query` (documents to keep of a query, None for all) with `labels` (how many the
-    budget buys, None for those of every query), `cutoff` (keep relevance from it), `size` (pairs to keep, stratified),
-    `binarise` (relevance 1 from it, else 0), `noise` (probability of swapped labels). The draws of a `seed` are the
-    same for every loss.
-    """
-    if settings.get("labels_per_query"):
-        pairs = sample_label_budget(pairs, settings["labels_per_query"], settings.get("labels"), seed)
-    if "cutoff" in settings:
-        pairs = transforms.transformed(pairs, transforms.KeepFrom(settings["cutoff"]))
-    if "size" in settings:
-        pairs = transforms.transformed(pairs, transforms.Sample(settings["size"], seed))
-    if "binarise" in settings:
-        pairs = transforms.transformed(pairs, transforms.Binarise(settings["binarise"]))
-    if settings.get("noise"):
-        pairs = transforms.transformed(pairs, transforms.LabelNoise(settings["noise"], seed))
-    if not len(pairs):
-        raise InputError(f"pairs: got none after {dict(settings)}; expected some; fix: change the values")
-    return pairs
-
-
-def sample_label_budget(pairs: GradedPairs, per_query: int, labels: int | None, seed: int) -> GradedPairs:
-    """The pairs that a budget of labels buys: queries in random order, `per_query` random documents of each.
-
-    A label is bought before it is known, so documents are drawn without regard to their relevance. Queries with fewer
-    candidates give what they have, and queries drawn for a small budget are also in a larger one. Without `labels`
-    the budget is enough for every query.
-    """
-    groups = pairs.groups()
-    if labels is None:
-        labels = sum(min(per_query, len(group.documents)) for group in groups)
-    taken: list[dict[str, Any]] = []
-    for number in np.random.default_rng(seed).permutation(len(groups)):
-        if len(taken) >= labels:
-            break
-        group = groups[number]
-        drawn = np.random.default_rng((seed, int(number))).permutation(len(group.documents))
-        for place in drawn[: min(per_query, labels - len(taken))]:
-            taken.append({
-                "query_id": group.query_id, "query": group.query, "task": group.task,
-                "document_id": group.document_ids[place], "document": group.documents[place],
-                "relevance": group.relevance[place],
-            })  # fmt: skip
-    if len(taken) < labels:
-        raise InputError(
-            f"labels: got a budget of {labels}, {per_query} per query; expected at most the {len(taken)} that "
-            f"{len(groups)} queries have; fix: a smaller budget"
-        )
-    return GradedPairs.from_rows(taken)
 
 
 def _scored(
