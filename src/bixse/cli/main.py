@@ -60,7 +60,7 @@ SHARING_VERBS = ("train",)
 """Verbs whose work several processes share."""
 
 INTERRUPTED = "stopped by Ctrl-C or SIGTERM; the same command goes on with what is finished"
-"""Said when a verb without checkpoints is interrupted."""
+"""The error when a verb without checkpoints is interrupted."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -197,10 +197,7 @@ def _unexpected(error: Exception) -> str:
 
 
 def _show(result: CommandResult, as_json: bool) -> None:
-    """Text to standard output, warnings and errors to standard error; or one JSON envelope, whose strings are ASCII.
-
-    Whatever stands in them may come from data or a server.
-    """
+    """Print text, warnings and errors, or one JSON envelope in ASCII: strings may come from data or a server."""
     if as_json:
         sys.stdout.write(json.dumps(result.envelope()) + "\n")
     else:
@@ -217,10 +214,10 @@ def _show(result: CommandResult, as_json: bool) -> None:
 
 @contextlib.contextmanager
 def _sigterm_as_interrupt(to_the_end: bool) -> Iterator[None]:
-    """SIGTERM, which schedulers and `docker stop` send, is taken as Ctrl-C: what was done is written.
+    """Take SIGTERM, which schedulers and `docker stop` send, as Ctrl-C, so that finished work is written.
 
-    A second one is passed over until the process ends, since it would cut that writing short. Of several processes
-    each is left to its launcher, and training looks after both signals by itself.
+    A second SIGTERM is ignored, since it would cut that writing short. Several processes are left to their launcher,
+    and training handles both signals itself.
     """
     if threading.current_thread() is not threading.main_thread() or world_size() > 1:
         yield
@@ -251,7 +248,7 @@ class _Plain(logging.Formatter):
 
 @contextlib.contextmanager
 def _logged_plainly() -> Iterator[None]:
-    """What is logged where nobody has set up logging goes to standard error in this form."""
+    """Write log messages to standard error in this form if nobody has set up logging."""
     last = logging.lastResort
     before = last.formatter if last is not None else None
     if last is not None:

@@ -9,7 +9,7 @@ from bixse.training.config import MergeModelsConfig
 
 
 class MergeOptions(ComputingOptions):
-    """Where the model goes."""
+    """Options of `bixse merge`."""
 
     out: Folder = Path("runs/merge")
     """Output folder."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class QuickstartOptions(ComputingOptions):
-    """Where models and report go."""
+    """Options of `bixse quickstart`."""
 
     out: Folder = Path("runs/quickstart")
     """Folder for models and report."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class StudyOptions(Options):
-    """Where the runs go, and what is only shown."""
+    """Options of `bixse study`."""
 
     list: bool = False
     """Show the studies, what they go through, and the presets."""

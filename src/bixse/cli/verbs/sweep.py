@@ -17,7 +17,7 @@ ROWS_SHOWN = 30
 
 
 class SweepOptions(Options):
-    """Where the runs go; what is varied stands in the YAML file."""
+    """Options of `bixse sweep`; the YAML file says what varies."""
 
     out: Folder = Path("runs/sweep")
     """Folder for runs, table and best settings."""

@@ -11,7 +11,7 @@ from bixse.training.config import OptimizerConfig, TrainConfig
 
 
 class TrainOptions(Options):
-    """Where the model goes."""
+    """Options of `bixse train`."""
 
     dry_run: bool = False
     """Rows, steps, memory and time from a few timed steps; nothing is trained or written."""

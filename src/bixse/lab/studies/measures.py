@@ -1,4 +1,4 @@
-"""How a study measures: training on transformed pairs, the untrained encoder and BM25, all on the test queries."""
+"""The measures of a study: training on transformed pairs, the untrained encoder and BM25, all on the test queries."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 NOT_MERGED = ", not merged"
-"""After the name of a collection: the tuned model as it was before it was merged (`merge: {keep_tuned: true}`)."""
+"""The end of a collection's name for the tuned model before merging (`merge: {keep_tuned: true}`)."""
 
 
 def train_and_score(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
