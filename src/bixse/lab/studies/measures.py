@@ -46,20 +46,20 @@ def train_and_score(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
     if tuned.is_dir():
         tests, others = _scored(build_encoder(tuned), inputs, own)
         apart |= {f"{name}{NOT_MERGED}": figures for name, figures in {**_per_query(tests), **others}.items()}
-    return measured(found, resolve_precision(), len(pairs), apart)
+    return measured(found, len(pairs), apart)
 
 
 def score_untrained(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
     """Search the test queries with the encoder as training would begin with it."""
     found, apart = _scored(untrained(run, inputs), inputs, own)
-    return measured(found, resolve_precision(), apart=apart)
+    return measured(found, apart=apart)
 
 
 def score_bm25(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
     """Search the test queries by words."""
     system = Bm25System()
     others = _per_query(_evaluated(inputs.beside, inputs, system))
-    return measured(_evaluated(inputs.tests, inputs, system), apart=others)
+    return measured(_evaluated(inputs.tests, inputs, system), apart=others, precision="")
 
 
 def test_task(inputs: StudyInputs, folder: Path) -> Task:
@@ -71,14 +71,14 @@ def test_task(inputs: StudyInputs, folder: Path) -> Task:
 
 def measured(
     found: Mapping[str, Evaluation | JudgeRanking],
-    precision: str = "",
     rows: int | None = None,
     apart: Mapping[str, Mapping[str, float]] | None = None,
+    precision: str | None = None,
 ) -> Measured:
-    """The figures of a run by what was reached on each collection: of several the mean of their means."""
+    """Return the figures of a run from those of each collection: of several the mean of their means."""
     metrics = {metric: sum(own.metrics[metric] for own in found.values()) / len(found) for metric in METRICS}
     per_query = {query: value for own in _per_query(found).values() for query, value in own.items()}
-    return Measured(metrics, per_query, apart or {}, rows, precision)
+    return Measured(metrics, per_query, apart or {}, rows, resolve_precision() if precision is None else precision)
 
 
 def _per_query(found: Mapping[str, Evaluation | JudgeRanking]) -> dict[str, dict[str, float]]:
