@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 import yaml
-from pydantic import Field, PlainValidator, field_validator, model_validator
+from pydantic import AfterValidator, Field, PlainValidator, field_validator, model_validator
 
 from bixse.encoders.loading.precision import Setting
 from bixse.errors import SEEDS, ConfigError, InputError, did_you_mean
@@ -21,6 +21,18 @@ from bixse.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from typing import Self
+
+
+def _different(seeds: tuple[int, ...]) -> tuple[int, ...]:
+    if len(set(seeds)) < len(seeds):
+        raise ValueError("expected different seeds; fix: drop the second")
+    return seeds
+
+
+Seeds: TypeAlias = Annotated[
+    tuple[Annotated[int, Field(ge=0, lt=SEEDS)], ...], Field(min_length=1), AfterValidator(_different)
+]
+"""Training seeds of every arm."""
 
 
 class QuickstartConfig(Settings):
@@ -121,7 +133,7 @@ class SweepConfig(PlaceSettings):
     """Draws of random search. It may be raised later: the earlier arms stay what they are."""
     seed: int = Field(default=0, ge=0, lt=SEEDS)
     """Random seed of random search."""
-    seeds: tuple[Annotated[int, Field(ge=0, lt=SEEDS)], ...] | None = Field(default=None, min_length=1)
+    seeds: Seeds | None = None
     """Training seeds of each arm, ranked by their mean; null takes the one of `base`."""
     keep: Literal["best", "all", "none"] = "best"
     """Whose models stay on disk. Best alone by default: each takes the size of the encoder, the table needs none."""
@@ -135,13 +147,6 @@ class SweepConfig(PlaceSettings):
     def _mapping_or_path(cls, value: Any) -> Any:
         if not isinstance(value, (str, Path, Mapping)):
             raise ValueError("expected settings of `bixse train`, or the path of their YAML file")
-        return value
-
-    @field_validator("seeds")
-    @classmethod
-    def _different(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        if value is not None and len(set(value)) < len(value):
-            raise ValueError("expected different seeds; fix: drop the second")
         return value
 
     @classmethod
@@ -255,7 +260,7 @@ class StudyConfig(PlaceSettings):
     """Loss -> settings of `TrainConfig` for its arms, on top."""
     values: dict[str, Any] = Field(default_factory=dict)
     """Values that the study goes through, instead of its defaults; `bixse study --list` shows the keys."""
-    seeds: tuple[Annotated[int, Field(ge=0, lt=SEEDS)], ...] = Field(default=(0, 1, 2, 3, 4), min_length=1)
+    seeds: Seeds = (0, 1, 2, 3, 4)
     """Training seeds; every arm is trained once with each."""
     jobs: int | None = None
     """Runs at once, each in a process of its own; null: one per GPU, or one per core; with Ray: as many as fit."""
@@ -307,13 +312,6 @@ class StudyConfig(PlaceSettings):
     def shared(self) -> dict[str, Any]:
         """Settings of `TrainConfig` that all arms share, the precision included."""
         return self.train if self.precision is None else {**self.train, "precision": self.precision}
-
-    @field_validator("seeds")
-    @classmethod
-    def _different(cls, value: tuple[int, ...]) -> tuple[int, ...]:
-        if len(set(value)) < len(value):
-            raise ValueError("expected different seeds")
-        return value
 
     @field_validator("per_loss")
     @classmethod
