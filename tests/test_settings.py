@@ -7,7 +7,7 @@ from pathlib import Path
 from textwrap import fill
 
 import bixse
-from bixse.cli.main import VERBS
+from bixse.cli.main import VERBS, parse
 from bixse.settings import Settings, section_of
 
 LIST = Path(__file__).with_name("settings.txt")
@@ -31,8 +31,8 @@ def below(kind):
 def settings():
     """Return verb, or class that belongs to no verb -> names of its settings."""
     found, seen = {}, set()
-    for name, (module, _) in VERBS.items():
-        verb = import_module(f"bixse.cli.verbs.{module}").VERB
+    for name in VERBS:
+        verb = parse(name.split())[1]
         found[name] = sorted({*names_of(verb.settings, seen), *names_of(verb.options, seen)})
     for path in sorted(SOURCE.rglob("*.py")):
         if any(f"({word}" in path.read_text(encoding="utf-8") for word in ("Settings", "LossOptions")):

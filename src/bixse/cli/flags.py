@@ -24,7 +24,7 @@ MORE = "further settings"
 
 
 def add_settings(parser: argparse.ArgumentParser, kind: type[Settings], first: Sequence[str] = ()) -> None:
-    """One flag per setting.
+    """Add one flag per setting.
 
     The settings of a section are named `--section.setting`, or `--setting` where the section is flat. A section that
     may be null has a switch of its own name, unless it is flat. A mapping is set by words such as NAME=SHARE where its
@@ -121,7 +121,7 @@ class _Values(argparse.Action):
 
 
 def _several(annotation: Any) -> bool | int:
-    """Whether a setting takes several values; their number where it is fixed."""
+    """Return whether a setting takes several values, or their number if it is fixed."""
     parts = get_args(annotation)
     if get_origin(annotation) in (tuple, list):
         return len(parts) if get_origin(annotation) is tuple and parts[-1] is not ... else True

@@ -1,4 +1,4 @@
-"""The command `bixse`: one verb a module, heavy imports only inside the verb that needs them."""
+"""The command `bixse`: heavy imports only inside the verb that needs them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from bixse.cli.verb import Verb
 
 VERBS = {
-    "quickstart": ("quickstart", "train, and compare with BM25 and the base model on Python's documentation"),
+    "quickstart": ("lab:QUICKSTART", "train, and compare with BM25 and the base model on Python's documentation"),
     "convert": (
         "pairs.convert",
         "turn other people's data into graded pairs or a collection; cut, sample, split pairs",
@@ -43,10 +43,10 @@ VERBS = {
     "grade calibrate": ("grade.calibrate", "fit and check a map from a judge's grades to probabilities of relevance"),
     "grade ledger": ("grade.ledger", "look at the answers that were paid for, bring them together, check them"),
     "grade rank": ("grade.rank", "put candidates in the order of a judge's grades and score it"),
-    "train": ("train", "train an encoder on your graded pairs"),
-    "merge": ("merge", "average the weights of models, such as a base model and one trained from it"),
-    "sweep": ("sweep", "train over a grid of settings, or random ones, and rank them on dev"),
-    "study": ("study", "a figure or table of the paper on your data: losses, noise, cutoff, batch size and more"),
+    "train": ("train:TRAIN", "train an encoder on your graded pairs"),
+    "merge": ("train:MERGE", "average the weights of models, such as a base model and one trained from it"),
+    "sweep": ("lab:SWEEP", "train over a grid of settings, or random ones, and rank them on dev"),
+    "study": ("lab:STUDY", "a figure or table of the paper on your data: losses, noise, cutoff, batch size and more"),
     "evaluate": ("evaluate", "search a collection with a model (or bm25) and score the answers"),
     "calibrate": ("calibrate", "fit and check a model's probabilities of relevance on graded pairs"),
     "index": ("index", "make a search index of a collection"),
@@ -54,13 +54,13 @@ VERBS = {
     "ui": ("ui", "pages in the browser: label pairs, look where judge and people differ, edit the rubric"),
     "doctor": ("doctor", "show what this machine can do and what is missing, or how servers read a model"),
 }
-"""Verb -> its module below `bixse.cli.verbs`, which holds a `VERB`, and one line of help."""
+"""Verb -> its module below `bixse.cli.verbs`, the name of the `Verb` there if it is not `VERB`, and a line of help."""
 
 SHARING_VERBS = ("train",)
 """Verbs whose work several processes share."""
 
 INTERRUPTED = "stopped by Ctrl-C or SIGTERM; the same command goes on with what is finished"
-"""Said when a verb without checkpoints is interrupted."""
+"""The error when a verb without checkpoints is interrupted."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -120,7 +120,8 @@ def parse(words: Sequence[str]) -> tuple[str, Verb[Any, Any], argparse.Namespace
     if name not in VERBS:
         hint = did_you_mean(name, VERBS, f"one of {', '.join(VERBS)}")
         raise InputError(f"bixse: got {name!r}; expected a verb; fix: {hint} See `bixse --help`")
-    verb: Verb[Any, Any] = import_module(f"bixse.cli.verbs.{VERBS[name][0]}").VERB
+    module, _, attribute = VERBS[name][0].partition(":")
+    verb: Verb[Any, Any] = getattr(import_module(f"bixse.cli.verbs.{module}"), attribute or "VERB")
     return name, verb, verb_parser(name, verb).parse_intermixed_args([*words[:place], *words[end:]])
 
 
@@ -197,10 +198,7 @@ def _unexpected(error: Exception) -> str:
 
 
 def _show(result: CommandResult, as_json: bool) -> None:
-    """Text to standard output, warnings and errors to standard error; or one JSON envelope, whose strings are ASCII.
-
-    Whatever stands in them may come from data or a server.
-    """
+    """Print text, warnings and errors, or one JSON envelope in ASCII: strings may come from data or a server."""
     if as_json:
         sys.stdout.write(json.dumps(result.envelope()) + "\n")
     else:
@@ -217,10 +215,10 @@ def _show(result: CommandResult, as_json: bool) -> None:
 
 @contextlib.contextmanager
 def _sigterm_as_interrupt(to_the_end: bool) -> Iterator[None]:
-    """SIGTERM, which schedulers and `docker stop` send, is taken as Ctrl-C: what was done is written.
+    """Take SIGTERM, which schedulers and `docker stop` send, as Ctrl-C, so that finished work is written.
 
-    A second one is passed over until the process ends, since it would cut that writing short. Of several processes
-    each is left to its launcher, and training looks after both signals by itself.
+    A second SIGTERM is ignored, since it would cut that writing short. Several processes are left to their launcher,
+    and training handles both signals itself.
     """
     if threading.current_thread() is not threading.main_thread() or world_size() > 1:
         yield
@@ -251,7 +249,7 @@ class _Plain(logging.Formatter):
 
 @contextlib.contextmanager
 def _logged_plainly() -> Iterator[None]:
-    """What is logged where nobody has set up logging goes to standard error in this form."""
+    """Write log messages to standard error in this form if nobody has set up logging."""
     last = logging.lastResort
     before = last.formatter if last is not None else None
     if last is not None:

@@ -56,7 +56,7 @@ FINISHED_BEFORE = "this run was finished before: its results are shown"
 
 
 class Options(Settings):
-    """What the command line alone decides: where results go, and whether anything is done at all."""
+    """The options of the command line alone: where results go, and whether anything is done at all."""
 
     words: Annotated[tuple[str, ...], Flag(hidden=True)] = ()
     """The command line after `bixse`."""
@@ -79,9 +79,9 @@ class Verb(Generic[SettingsType, OptionsType]):
     """One verb of the command."""
 
     settings: type[SettingsType]
-    """What it can be told, on the command line or in a YAML file."""
+    """Settings of the command line or a YAML file."""
     options: type[OptionsType]
-    """What the command line alone decides."""
+    """Options of the command line alone."""
     run: Callable[[SettingsType, OptionsType], CommandResult]
     """Calls the verb's public function and says what came of it."""
     instead: Mapping[str, Callable[[OptionsType], CommandResult]] = field(default_factory=dict)

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
 
 ArmLabels: TypeAlias = Mapping[str, Any]
-"""What distinguishes the arms of an experiment: label -> value."""
+"""The labels that distinguish the arms of an experiment: label -> value."""
 Measure: TypeAlias = "Callable[[ArmRun, Any, Path], Measured]"
-"""Does a run, a function of a module: (the run, what all runs read, the run's own folder) -> its figures."""
+"""A module's function that does a run: (run, inputs of all runs, the run's folder) -> figures."""
 RunStatus: TypeAlias = Literal["finished", "diverged", "failed", "interrupted"]
 """`diverged` would only diverge again and stands; `failed` and `interrupted` are taken up again by the next call."""
 PATHS = ("model", *TrainConfig.path_settings())

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 import yaml
-from pydantic import Field, PlainValidator, field_validator, model_validator
+from pydantic import AfterValidator, Field, PlainValidator, field_validator, model_validator
 
 from bixse.encoders.loading.precision import Setting
 from bixse.errors import SEEDS, ConfigError, InputError, did_you_mean
@@ -23,13 +23,25 @@ if TYPE_CHECKING:
     from typing import Self
 
 
+def _different(seeds: tuple[int, ...]) -> tuple[int, ...]:
+    if len(set(seeds)) < len(seeds):
+        raise ValueError("expected different seeds; fix: drop the second")
+    return seeds
+
+
+Seeds: TypeAlias = Annotated[
+    tuple[Annotated[int, Field(ge=0, lt=SEEDS)], ...], Field(min_length=1), AfterValidator(_different)
+]
+"""Training seeds of every arm."""
+
+
 class QuickstartConfig(Settings):
     """Settings of `bixse quickstart`; also the keys of its YAML file."""
 
     fast: bool = False
     """A smaller run for a quick look."""
     seed: int = Field(default=0, ge=0, lt=SEEDS)
-    """Of training."""
+    """Random seed of training."""
     compare: Annotated[tuple[str, ...], Flag(metavar="LOSS")] = ()
     """Losses of `bixse.losses.LOSSES`, such as infonce, that are trained on the same pairs beside BiXSE."""
 
@@ -120,13 +132,13 @@ class SweepConfig(PlaceSettings):
     trials: int | None = Field(default=None, ge=1, le=MOST_TRIALS)
     """Draws of random search. It may be raised later: the earlier arms stay what they are."""
     seed: int = Field(default=0, ge=0, lt=SEEDS)
-    """Of the draws of random search."""
-    seeds: tuple[Annotated[int, Field(ge=0, lt=SEEDS)], ...] | None = Field(default=None, min_length=1)
+    """Random seed of random search."""
+    seeds: Seeds | None = None
     """Training seeds of each arm, ranked by their mean; null takes the one of `base`."""
     keep: Literal["best", "all", "none"] = "best"
     """Whose models stay on disk. Best alone by default: each takes the size of the encoder, the table needs none."""
     precision: Setting | None = None
-    """What is computed in, instead of what `base` says: auto, float32 or bfloat16."""
+    """The dtype of computing, instead of that of `base`: auto, float32 or bfloat16."""
     jobs: int | None = 1
     """Runs at once, each in a process of its own; null: one per GPU, or one per core; with Ray: as many as fit."""
 
@@ -135,13 +147,6 @@ class SweepConfig(PlaceSettings):
     def _mapping_or_path(cls, value: Any) -> Any:
         if not isinstance(value, (str, Path, Mapping)):
             raise ValueError("expected settings of `bixse train`, or the path of their YAML file")
-        return value
-
-    @field_validator("seeds")
-    @classmethod
-    def _different(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        if value is not None and len(set(value)) < len(value):
-            raise ValueError("expected different seeds; fix: drop the second")
         return value
 
     @classmethod
@@ -164,7 +169,7 @@ class SweepConfig(PlaceSettings):
 
 
 DEFAULT_PRESET = "laptop"
-"""Where neither a preset nor a file is named."""
+"""The preset if neither a preset nor a file is named."""
 PYDOCS = "pydocs"
 """The word for the sample collection."""
 OWNED = ("pairs", "dev", "dev_split", "model", "seed", "min_relevant_grade", "report_to", "loss")
@@ -193,7 +198,7 @@ class EncoderSize(Settings):
 
 
 class StudyData(Settings):
-    """What a study trains, chooses and measures on: one collection, or files of pairs and collections beside them."""
+    """The data of a study: one collection, or files of pairs and collections next to them."""
 
     collection: str = PYDOCS
     """Folder in the BEIR layout, or "pydocs"; gives all that the other keys do not."""
@@ -244,18 +249,18 @@ class StudyConfig(PlaceSettings):
     """Settings to start from: those of a file go on top, and those of the command line on top of both. Without preset
     and file it is "laptop"."""
     data: Annotated[StudyData, Flag(flat=True)] = Field(default_factory=StudyData)
-    """What is trained, chosen and measured on."""
+    """The data to train, choose and measure on."""
     model: str = "demo"
     """Folder or hub name of the encoder that is trained; "demo", or "static": the demo model's token embeddings."""
     train: dict[str, Any] = Field(default_factory=dict)
     """Settings of `TrainConfig` that all arms share."""
     precision: Setting | None = None
-    """What is computed in, instead of what `train` says: auto, float32 or bfloat16."""
+    """The dtype of computing, instead of that of `train`: auto, float32 or bfloat16."""
     per_loss: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Loss -> settings of `TrainConfig` for its arms, on top."""
     values: dict[str, Any] = Field(default_factory=dict)
-    """What the study goes through, instead of its defaults; `bixse study --list` shows the keys."""
-    seeds: tuple[Annotated[int, Field(ge=0, lt=SEEDS)], ...] = Field(default=(0, 1, 2, 3, 4), min_length=1)
+    """Values that the study goes through, instead of its defaults; `bixse study --list` shows the keys."""
+    seeds: Seeds = (0, 1, 2, 3, 4)
     """Training seeds; every arm is trained once with each."""
     jobs: int | None = None
     """Runs at once, each in a process of its own; null: one per GPU, or one per core; with Ray: as many as fit."""
@@ -268,7 +273,7 @@ class StudyConfig(PlaceSettings):
 
     @classmethod
     def load(cls, path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Self:
-        """Settings of a preset, with the keys of a YAML file and dotted overrides on top.
+        """Load the settings of a preset, with the keys of a YAML file and dotted overrides on top.
 
         A preset's `studies` section holds keys for one study alone.
         """
@@ -307,13 +312,6 @@ class StudyConfig(PlaceSettings):
     def shared(self) -> dict[str, Any]:
         """Settings of `TrainConfig` that all arms share, the precision included."""
         return self.train if self.precision is None else {**self.train, "precision": self.precision}
-
-    @field_validator("seeds")
-    @classmethod
-    def _different(cls, value: tuple[int, ...]) -> tuple[int, ...]:
-        if len(set(value)) < len(value):
-            raise ValueError("expected different seeds")
-        return value
 
     @field_validator("per_loss")
     @classmethod

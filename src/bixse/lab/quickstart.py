@@ -6,6 +6,7 @@ import shlex
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -74,22 +75,15 @@ class QuickstartResult:
     """True if the run was finished before."""
 
 
-@dataclass
-class Stages:
-    """The stages of a run: each is announced, timed and added to `timings`."""
-
-    say: Callable[[str], None]
-    timings: dict[str, float]
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[list[str]]:
-        """Time a block, and say the notes that it appended to the list."""
-        started, notes = time.perf_counter(), list[str]()
-        self.say(f"{name} ...")
-        yield notes
-        seconds = time.perf_counter() - started
-        self.timings[name] = self.timings.get(name, 0.0) + seconds
-        self.say(f"  {'; '.join([*notes, f'{seconds:.1f} s'])}")
+@contextmanager
+def _stage(say: Callable[[str], None], timings: dict[str, float], name: str) -> Iterator[list[str]]:
+    """Announce and time a block, and say the notes that it appended to the list."""
+    started, notes = time.perf_counter(), list[str]()
+    say(f"{name} ...")
+    yield notes
+    seconds = time.perf_counter() - started
+    timings[name] = timings.get(name, 0.0) + seconds
+    say(f"  {'; '.join([*notes, f'{seconds:.1f} s'])}")
 
 
 def quickstart(
@@ -120,9 +114,9 @@ def quickstart(
         report, done = load_report_data(out / "results.json"), record.results
         return QuickstartResult(report, done["verdicts"], _artifacts(out), done["warnings"], reused=True)
     record.save("running")
-    stages = Stages(say, record.timings)
+    stage = partial(_stage, say, record.timings)
     folder = out / "collection"
-    with stages.stage("read corpus and grades") as notes:
+    with stage("read corpus and grades") as notes:
         save_collection(collection, folder)
         pairs = GradedPairs.from_collection(collection, "train", PYDOCS_SCALE)
         save_graded_pairs(pairs, out / "train.jsonl")
@@ -137,24 +131,24 @@ def quickstart(
     trained: dict[str, TrainResult] = {}
 
     def search(shown: ReportedSystem, model: str | Path) -> None:
-        with stages.stage(f"search with {shown.label}") as notes:
+        with stage(f"search with {shown.label}") as notes:
             found = evaluate_query_sets(EncoderSystem(model), task, progress=progress)
             notes.append(f"nDCG@10 {comparer.add(shown, found['test']):.3f}")
             notes.append(f"guard {guard.add(shown, found['guard']):.3f}")
 
-    with stages.stage("search with BM25") as notes:
+    with stage("search with BM25") as notes:
         notes.append(f"nDCG@10 {comparer.add(ReportedSystem('bm25', 'BM25'), evaluate('bm25', tests)):.3f}")
     search(ReportedSystem("base", "base model"), config.model)
     for loss in (*losses, "bixse"):
         label = LABELS.get(loss, loss)
-        with stages.stage(f"train {label}") as notes:
+        with stage(f"train {label}") as notes:
             trained[loss] = train(config.model_copy(update={"loss": loss}), out / loss, progress is not None, label)
             merged = trained[loss].merge
             notes += [f"weight {merged.weight:g} of the tuned model is kept"] if merged is not None else []
         search(ReportedSystem(f"{loss}-tuned", f"{label}, not merged"), out / loss / TUNED_FOLDER)
         search(ReportedSystem(loss, label), trained[loss].model_path)
 
-    with stages.stage("compare, calibrate and write the report"):
+    with stage("compare, calibrate and write the report"):
         for system_name, baseline in compared(losses):
             comparer.compare(system_name, baseline)
             if baseline == "base":

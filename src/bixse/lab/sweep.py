@@ -60,14 +60,12 @@ class SweepRow:
     """One arm in the table; figures are of the seeds that finished."""
 
     arm: int
-    """Its number, from 1 on."""
+    """The number of the arm, from 1 on."""
     settings: dict[str, Any]
     """Varied key -> value."""
     label: str
-    """The varied settings in words."""
     seeds: list[int]
     precision: str
-    """What was computed in."""
     status: RunStatus | Literal["waiting"]
     """Finished when every seed is."""
     before: float | None
@@ -75,7 +73,7 @@ class SweepRow:
     best: float | None
     """Mean nDCG@10 on dev of the kept models."""
     spread: float | None
-    """Sample standard deviation of `best` over the seeds; None where fewer than two finished."""
+    """Sample standard deviation of `best` over the seeds; None for fewer than two."""
     best_steps: list[int]
     """Step of the kept checkpoint of each seed."""
     seconds: float
@@ -84,32 +82,31 @@ class SweepRow:
     """Why it did not finish."""
     warnings: list[str]
     best_run: str
-    """Folder of the run whose kept model is the best of the arm."""
+    """The folder of the run whose kept model is the best of the arm."""
     best_seed: int | None
 
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What a sweep left."""
+    """The result of a sweep."""
 
     rows: list[SweepRow]
-    """A row per arm, best first."""
+    """One row per arm, best first."""
     table_path: Path
     best: SweepRow | None
-    """The best arm; None when none finished."""
+    """The best arm; None if none finished."""
     best_path: Path | None
-    """Its settings, for `bixse train --config`."""
+    """The settings of the best arm, for `bixse train --config`."""
     model_path: Path | None
-    """Its model, of the seed that did best; None where none was kept."""
+    """The model of the best arm's best seed; None if none was kept."""
     warnings: list[str]
     reused: bool
-    """Every run had ended before; nothing was trained."""
+    """True if every run had ended before."""
     waiting: int = 0
-    """Runs that other ranks have not done yet."""
+    """Number of runs that other ranks have not done yet."""
 
     @property
     def failed(self) -> list[SweepRow]:
-        """The arms that did not finish."""
         return [row for row in self.rows if row.status != "finished"]
 
 
@@ -187,10 +184,7 @@ def sweep(config: SweepConfig, out: Path, progress: bool = True) -> SweepResult:
 
 
 def train_on_dev(run: ArmRun, titles: Mapping[str, str], own: Path) -> Measured:
-    """Train a run; its figures are nDCG@10 on dev before and after.
-
-    After: of the model that was kept, merged with the base model or the best checkpoint.
-    """
+    """Train a run and measure nDCG@10 on dev, before training and of the kept model."""
     config = TrainConfig.load(None, run.settings)
     result = train_run(config, own, titles.get(run.name))
     figures = dev_figures(result.history)
@@ -203,10 +197,9 @@ def train_on_dev(run: ArmRun, titles: Mapping[str, str], own: Path) -> Measured:
 
 
 def rank_arms(arms: Sequence[Arm], seeds: Sequence[int], results: Mapping[str, RunResult]) -> list[SweepRow]:
-    """A row per arm, best first: finished ones by their mean on dev, then those that failed or wait.
+    """Return one row per arm, best first: finished arms by their mean on dev, then those that failed or wait.
 
-    An arm of which one seed failed is not ranked by the others: what diverges now and then is not best. `results` is
-    by name of a run; runs that wait have none.
+    An arm with a failed seed is not ranked by its other seeds: what diverges now and then is not best.
     """
     rows = [_row(number, arm, seeds, results) for number, arm in enumerate(arms, start=1)]
     return sorted(rows, key=lambda row: (row.status != "finished", -(row.best or 0.0), row.arm))
@@ -301,7 +294,7 @@ def write_best(path: Path, row: SweepRow, arm: Arm, arms: int) -> None:
 
 
 def _identity(config: SweepConfig, first: TrainConfig, seeds: Sequence[int]) -> dict[str, Any]:
-    """What makes two sweeps the same: shared settings with their defaults, and what varies.
+    """Return what makes two sweeps the same: shared settings with their defaults, and what varies.
 
     The number of random arms does not count: it may be raised.
     """
@@ -348,7 +341,6 @@ def _drop_models(
 
 
 def _warnings(config: SweepConfig, arms: Sequence[Arm], seeds: Sequence[int], best: SweepRow | None) -> list[str]:
-    """What the user should know before believing the table."""
     warnings = [] if best is None else [f"best arm: {warning}" for warning in best.warnings]
     if config.trials is not None and len(arms) < config.trials:
         warnings.append(f"{config.trials} arms were drawn, {len(arms)} of them different: the others are left out")
@@ -358,10 +350,10 @@ def _warnings(config: SweepConfig, arms: Sequence[Arm], seeds: Sequence[int], be
 
 
 def plan_arms(config: SweepConfig) -> list[Arm]:
-    """Every arm of a sweep with its validated settings of training, in order; one that equals an earlier is left out.
+    """Return the arms of a sweep with validated settings, in order; an arm that equals an earlier one is left out.
 
-    A random arm depends on the seed of the sweep and its own number alone. A ConfigError holds all errors together,
-    each with the arms it concerns.
+    A random arm depends on the sweep's seed and its own number alone. A ConfigError holds all errors, each with its
+    arms.
 
     Example:
         >>> from bixse.lab.lab_config import SweepConfig
@@ -399,7 +391,7 @@ def plan_arms(config: SweepConfig) -> list[Arm]:
 
 
 def _setting(config: BaseModel, key: str) -> Any:
-    """The value under a dotted key; None where its section is not there."""
+    """Return the value under a dotted key; None where its section is missing."""
     value: Any = config
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else getattr(value, part, None)
@@ -427,7 +419,7 @@ def _draw(values: list[Any] | Range, seed: str) -> Any:
 
 
 def _key_errors(config: SweepConfig) -> Iterator[str]:
-    """What is wrong with the sweep itself, before there are arms."""
+    """Yield the errors of the sweep itself, before there are arms."""
     ranges = [key for key, values in config.vary.items() if isinstance(values, Range)]
     if config.search == "random" and config.trials is None:
         yield "  trials: got nothing; expected a number for random search; fix: set `trials`, such as 20"
@@ -452,7 +444,7 @@ def _key_errors(config: SweepConfig) -> Iterator[str]:
 
 
 def _arm_errors(config: TrainConfig, choice: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with an arm whose settings are within their ranges."""
+    """Yield the errors of an arm whose settings are within their ranges."""
     if config.dev is None:
         yield "  dev: got nothing; expected a collection folder to rank the arms by; fix: set it in `base`"
     for key in choice:

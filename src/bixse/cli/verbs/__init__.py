@@ -1,1 +1,1 @@
-"""The verbs of the command, one a module, each with its `VERB`."""
+"""The verbs of the command: settings, options and the function of each."""

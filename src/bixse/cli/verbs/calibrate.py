@@ -9,7 +9,7 @@ from bixse.cli.verb import FINISHED_BEFORE, CommandResult, ComputingOptions, Fol
 
 
 class CalibrateOptions(ComputingOptions):
-    """Where the model goes."""
+    """Options of `bixse calibrate`."""
 
     out: Folder | None = None
     """Save the calibrated model and a reliability diagram here; without it the head inside the model folder is

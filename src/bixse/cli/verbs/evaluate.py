@@ -78,7 +78,7 @@ class EvaluateSettings(ShardedEncodingSettings):
 
     @property
     def encodes_in_shards(self) -> bool:
-        """Whether an engine encodes the corpus before it is searched."""
+        """True if an engine encodes the corpus before it is searched."""
         return self.engine != "local" or self.shards is not None
 
     @model_validator(mode="after")
@@ -113,7 +113,7 @@ class EvaluateSettings(ShardedEncodingSettings):
 
 
 class EvaluateOptions(Options):
-    """Where results go."""
+    """Options of `bixse evaluate`."""
 
     out: Folder | None = None
     """Write records, runs and values of every query here; the same command then goes on where it was stopped."""

@@ -24,7 +24,7 @@ LIMITS = {"top", "threshold", "at_precision"}
 
 
 class SearchOptions(Options):
-    """Where the answers to many queries go."""
+    """Options of `bixse search`."""
 
     out: Annotated[Path | None, Flag(metavar="FILE")] = None
     """With an index: write the answers to --queries as a TREC run."""

@@ -1,4 +1,4 @@
-"""`bixse train`: train an encoder on graded pairs."""
+"""`bixse train`: train an encoder on graded pairs; `bixse merge`: average models, by weights given or chosen on dev."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bixse.cli.verb import CommandResult, Folder, Options, Verb
-from bixse.training.config import OptimizerConfig, TrainConfig
+from bixse.cli.verb import CommandResult, ComputingOptions, Folder, Options, Verb
+from bixse.training.config import MergeModelsConfig, OptimizerConfig, TrainConfig
 
 
 class TrainOptions(Options):
-    """Where the model goes."""
+    """Options of `bixse train`."""
 
     dry_run: bool = False
     """Rows, steps, memory and time from a few timed steps; nothing is trained or written."""
@@ -19,7 +19,7 @@ class TrainOptions(Options):
     """Folder for the model and run.json."""
 
 
-def run(config: TrainConfig, options: TrainOptions) -> CommandResult:
+def run_train(config: TrainConfig, options: TrainOptions) -> CommandResult:
     """Train, or continue, or say that it is done."""
     if options.dry_run:
         return _plan(config, options.out)
@@ -86,4 +86,24 @@ def _rate(optimizer: OptimizerConfig, rate: float) -> str:
 
 
 FIRST = ("pairs", "model", "dev", "loss", "optimizer.epochs", "optimizer.batch_size", "optimizer.learning_rate")
-VERB = Verb(TrainConfig, TrainOptions, run, first=FIRST)
+TRAIN = Verb(TrainConfig, TrainOptions, run_train, first=FIRST)
+
+
+class MergeOptions(ComputingOptions):
+    """Options of `bixse merge`."""
+
+    out: Folder = Path("runs/merge")
+    """Output folder."""
+
+
+def run_merge(config: MergeModelsConfig, options: MergeOptions) -> CommandResult:
+    """Merge, and say what it changed."""
+    from bixse.training.merge_models import merge_models
+
+    found = merge_models(config, options.out, progress=True)
+    lines = [f"{'already merged' if found.reused else 'merged'}: {found.model_path}", *found.result.lines()]
+    artifacts = {"model": str(found.model_path), "run": str(options.out / "run.json")}
+    return CommandResult("\n".join(lines), found.result.to_json(), artifacts, found.warnings)
+
+
+MERGE = Verb(MergeModelsConfig, MergeOptions, run_merge)

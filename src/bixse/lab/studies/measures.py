@@ -1,26 +1,22 @@
-"""How a study measures: training on transformed pairs, the untrained encoder and BM25, all on the test queries."""
+"""The measures of a study: training on transformed pairs, the untrained encoder and BM25, all on the test queries."""
 
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from bixse.data import transforms
-from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
 from bixse.data.task_instructions import load_instructions
 from bixse.encoders.instructions import set_instructions
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.loading.precision import resolve_precision
-from bixse.errors import InputError
 from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC
 from bixse.evaluation.systems import Bm25System, EncoderSystem
 from bixse.evaluation.tasks import collection_task
 from bixse.lab.experiments import PAIRS_FILE, TRAIN_FOLDER, Measured, train_run
 from bixse.lab.lab_config import train_config
+from bixse.lab.studies.study_inputs import StudyInputs, transformed
 from bixse.training.config import MODEL_FOLDER, TUNED_FOLDER
 
 if TYPE_CHECKING:
@@ -33,12 +29,11 @@ if TYPE_CHECKING:
     from bixse.evaluation.tasks import Task
     from bixse.judging.rank import JudgeRanking
     from bixse.lab.experiments import ArmRun
-    from bixse.lab.studies.study_inputs import StudyInputs
     from bixse.training.config import TrainConfig
 
 
 NOT_MERGED = ", not merged"
-"""After the name of a collection: the tuned model as it was before it was merged (`merge: {keep_tuned: true}`)."""
+"""The end of a collection's name for the tuned model before merging (`merge: {keep_tuned: true}`)."""
 
 
 def train_and_score(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
@@ -51,20 +46,20 @@ def train_and_score(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
     if tuned.is_dir():
         tests, others = _scored(build_encoder(tuned), inputs, own)
         apart |= {f"{name}{NOT_MERGED}": figures for name, figures in {**_per_query(tests), **others}.items()}
-    return measured(found, resolve_precision(), len(pairs), apart)
+    return measured(found, len(pairs), apart)
 
 
 def score_untrained(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
     """Search the test queries with the encoder as training would begin with it."""
     found, apart = _scored(untrained(run, inputs), inputs, own)
-    return measured(found, resolve_precision(), apart=apart)
+    return measured(found, apart=apart)
 
 
 def score_bm25(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
     """Search the test queries by words."""
     system = Bm25System()
     others = _per_query(_evaluated(inputs.beside, inputs, system))
-    return measured(_evaluated(inputs.tests, inputs, system), apart=others)
+    return measured(_evaluated(inputs.tests, inputs, system), apart=others, precision="")
 
 
 def test_task(inputs: StudyInputs, folder: Path) -> Task:
@@ -76,14 +71,14 @@ def test_task(inputs: StudyInputs, folder: Path) -> Task:
 
 def measured(
     found: Mapping[str, Evaluation | JudgeRanking],
-    precision: str = "",
     rows: int | None = None,
     apart: Mapping[str, Mapping[str, float]] | None = None,
+    precision: str | None = None,
 ) -> Measured:
-    """The figures of a run by what was reached on each collection: of several the mean of their means."""
+    """Return the figures of a run from those of each collection: of several the mean of their means."""
     metrics = {metric: sum(own.metrics[metric] for own in found.values()) / len(found) for metric in METRICS}
     per_query = {query: value for own in _per_query(found).values() for query, value in own.items()}
-    return Measured(metrics, per_query, apart or {}, rows, precision)
+    return Measured(metrics, per_query, apart or {}, rows, resolve_precision() if precision is None else precision)
 
 
 def _per_query(found: Mapping[str, Evaluation | JudgeRanking]) -> dict[str, dict[str, float]]:
@@ -127,59 +122,6 @@ def run_config(run: ArmRun, inputs: StudyInputs, pairs: Path) -> TrainConfig:
         "seed": run.seed,
     }
     return train_config({"merge": None, **run.settings, **own})
-
-
-def transformed(pairs: GradedPairs, settings: Mapping[str, Any], seed: int) -> GradedPairs:
-    """Training pairs after an arm's transforms, in this order; refuses settings that leave none.
-
-    `settings` holds any of `labels_per_query` (documents to keep of a query, None for all) with `labels` (how many the
-    budget buys, None for those of every query), `cutoff` (keep relevance from it), `size` (pairs to keep, stratified),
-    `binarise` (relevance 1 from it, else 0), `noise` (probability of swapped labels). The draws of a `seed` are the
-    same for every loss.
-    """
-    if settings.get("labels_per_query"):
-        pairs = sample_label_budget(pairs, settings["labels_per_query"], settings.get("labels"), seed)
-    if "cutoff" in settings:
-        pairs = transforms.transformed(pairs, transforms.KeepFrom(settings["cutoff"]))
-    if "size" in settings:
-        pairs = transforms.transformed(pairs, transforms.Sample(settings["size"], seed))
-    if "binarise" in settings:
-        pairs = transforms.transformed(pairs, transforms.Binarise(settings["binarise"]))
-    if settings.get("noise"):
-        pairs = transforms.transformed(pairs, transforms.LabelNoise(settings["noise"], seed))
-    if not len(pairs):
-        raise InputError(f"pairs: got none after {dict(settings)}; expected some; fix: change the values")
-    return pairs
-
-
-def sample_label_budget(pairs: GradedPairs, per_query: int, labels: int | None, seed: int) -> GradedPairs:
-    """The pairs that a budget of labels buys: queries in random order, `per_query` random documents of each.
-
-    A label is bought before it is known, so documents are drawn without regard to their relevance. Queries with fewer
-    candidates give what they have, and queries drawn for a small budget are also in a larger one. Without `labels`
-    the budget is enough for every query.
-    """
-    groups = pairs.groups()
-    if labels is None:
-        labels = sum(min(per_query, len(group.documents)) for group in groups)
-    taken: list[dict[str, Any]] = []
-    for number in np.random.default_rng(seed).permutation(len(groups)):
-        if len(taken) >= labels:
-            break
-        group = groups[number]
-        drawn = np.random.default_rng((seed, int(number))).permutation(len(group.documents))
-        for place in drawn[: min(per_query, labels - len(taken))]:
-            taken.append({
-                "query_id": group.query_id, "query": group.query, "task": group.task,
-                "document_id": group.document_ids[place], "document": group.documents[place],
-                "relevance": group.relevance[place],
-            })  # fmt: skip
-    if len(taken) < labels:
-        raise InputError(
-            f"labels: got a budget of {labels}, {per_query} per query; expected at most the {len(taken)} that "
-            f"{len(groups)} queries have; fix: a smaller budget"
-        )
-    return GradedPairs.from_rows(taken)
 
 
 def _scored(

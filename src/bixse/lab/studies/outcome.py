@@ -176,7 +176,7 @@ def outcome_of(
 
 
 def _apart(results: Sequence[RunResult], seedless: Collection[Any]) -> list[ApartRow]:
-    """By name and arm; the difference is from the untrained encoder on the same collection."""
+    """Return a row per collection and arm, with the difference from the untrained encoder there."""
     untrained = next((found for found in results if found.labels == UNTRAINED), None)
     base: dict[str, dict[str, float]] = {}
     if untrained is not None:
@@ -235,7 +235,6 @@ FILES = {
     "plot": "plot.svg",
     "page": "study.html",
 }
-"""What a study writes beside its record."""
 CARD = "README.md"
 """The model card in a model folder."""
 _BEGIN, _END = "<!-- bixse study -->", "<!-- end of bixse study -->"
@@ -243,7 +242,7 @@ WORDS = {"ndcg@10": "nDCG@10", "batch_size": "queries per batch",
          "hard_negatives": "hard negatives per query", "labels_per_query": "labels per query",
          "noise": "probability of swapped labels", "cutoff": "relevance cutoff",
          "multiplier": "rate of the bias over the encoder's"}  # fmt: skip
-"""What plots call metrics and labels."""
+"""Metric or label -> its name in plots."""
 
 
 def write_outcome(outcome: StudyOutcome, out: Path) -> dict[str, str]:

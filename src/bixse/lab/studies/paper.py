@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 KEEPS_GRADES = "bixse"
-"""In `cutoff` the other losses take every pair that is left as a positive, as InfoNCE does in the paper."""
+"""The loss that keeps grades in `cutoff`; the others take every pair that is left as a positive."""
 
 
 def _losses_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> list[Arm]:
@@ -43,7 +43,7 @@ def _noise_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None)
 
 
 def _noise_contrasts(values: Choices) -> list[Contrast]:
-    """What noise costs a loss, on average over p, against what it costs BiXSE."""
+    """Compare the cost of noise, on average over p, between each loss and BiXSE."""
     shares = [share for share in values["noise"] if share > 0]
     if "bixse" not in values["losses"] or 0 not in values["noise"] or not shares:
         return []
@@ -302,7 +302,7 @@ STUDIES = {study.name: study for study in (*TRAINING_STUDIES, RANKERS)}
 
 
 def describe_studies() -> str:
-    """What each study asks, what the paper found, and what it goes through."""
+    """Describe each study: its question, the paper's finding, its values."""
     lines = []
     for study in STUDIES.values():
         lines += [f"{study.name}: {study.title}", f"  the paper: {study.paper}"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import IncompleteError, InputError
 from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.systems import Bm25System, EncoderSystem
@@ -58,7 +57,7 @@ def rank_by_encoder(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
         ranker = EncoderSystem(untrained(run, inputs), cache="none")
     depth = run.arm.options["depth"]
     found = {name: evaluate(ranker, _of_candidates(inputs, folder, depth)) for name, folder in inputs.tests.items()}
-    return measured(found, resolve_precision())
+    return measured(found)
 
 
 def rank_by_judge(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
@@ -88,7 +87,7 @@ def rank_by_judge(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
                 )
     finally:
         judge.close()
-    return measured(found, resolve_precision())
+    return measured(found)
 
 
 def _of_candidates(inputs: StudyInputs, folder: Path, depth: int) -> Task:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StudyResult:
-    """What a study left."""
+    """The result of a study."""
 
     outcome: StudyOutcome
     artifacts: dict[str, str]

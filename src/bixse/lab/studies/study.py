@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 Choices: TypeAlias = Mapping[str, Any]
-"""What a study goes through: key -> list of values, or one value."""
+"""The values that a study goes through: key -> list of values, or one value."""
 
 
 def _is_number(value: object) -> TypeGuard[float]:
@@ -50,7 +50,7 @@ VALUES: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "hard_negatives": (lambda value: value == 0 or _is_count(value), "integers from 0"),
     "multipliers": (lambda value: _is_number(value) and value > 0, "numbers above 0"),
 }
-"""What the values of a key may be: a test, and words for it. Other keys hold names."""
+"""Key -> a test of its values, and words for it. Other keys hold names."""
 
 
 @dataclass(frozen=True)
@@ -61,20 +61,16 @@ class Study:
     title: str
     """Head line of plot and page."""
     paper: str
-    """Where the paper has it, and what it says there."""
+    """The place in the paper, and its claim there."""
     defaults: Choices
-    """What it goes through unless the configuration says otherwise."""
     arms: Callable[[StudyConfig, Choices, GradedPairs | None], list[Arm]]
     """Arms of a configuration; the training pairs are None where they are not read, for a plan."""
     contrasts: Callable[[Choices], list[Contrast]]
     measure: Measure = train_and_score
-    """Does the runs of all arms that do not say otherwise."""
     axis: str | None = None
     """Label on the horizontal axis of the plot; None: one row per arm."""
-    axis_scale: str = "linear"
-    """Or "log"."""
+    axis_scale: Literal["linear", "log"] = "linear"
     notes: Sequence[str] = ()
-    """What to know before reading its table."""
 
 
 def chosen_values(study: Study, config: StudyConfig) -> dict[str, Any]:
@@ -114,10 +110,9 @@ def arms_by(
     values: Choices,
     settings: Callable[[str, Any], tuple[dict[str, Any], dict[str, Any]]],
 ) -> list[Arm]:
-    """An arm for each loss of the values and each varied value, which `label` names.
+    """Make an arm for each loss of the values and each varied value, which `label` names.
 
-    `settings` gives, of a loss and a value, the settings of training on top of the loss's own, and the transforms of
-    the pairs.
+    `settings` maps a loss and a value to settings of training, on top of the loss's own, and transforms of the pairs.
     """
     found = []
     for loss in values["losses"]:
@@ -134,7 +129,6 @@ LEVEL = 0.05
 FEWEST_SEEDS = 3
 """Seeds of trained arms below which nothing is said of a claim: intervals from two cover too little."""
 ClaimVerdict: TypeAlias = Literal["reproduced", "not shown", "contradicted", "no figures"]
-"""What a contrast says of a claim that it is above 0."""
 
 
 @dataclass(frozen=True)
@@ -142,9 +136,8 @@ class Contrast:
     """A weighted sum of arms that a claim says is above 0."""
 
     claim: str
-    """What is claimed, in words; true when the sum is above 0."""
     terms: tuple[tuple[ArmLabels, float], ...]
-    """Arms by their labels, each with its weight."""
+    """Labels of arms, each with its weight."""
 
 
 @dataclass(frozen=True)
@@ -153,15 +146,15 @@ class ClaimResult:
 
     claim: str
     difference: Difference | None
-    """The weighted sum with its interval; None where an arm has no figures."""
+    """The weighted sum with its interval; None if an arm has no figures."""
     seeds: int
-    """Training seeds that all its trained arms share; 0: none of its arms is trained."""
+    """Number of training seeds that all its trained arms share; 0 if no arm is trained."""
     adjusted: float | None = None
     """Holm's p-value among all claims of a study; None: the difference's own."""
 
     @property
     def finding(self) -> ClaimVerdict:
-        """What the figures say of the claim, at 5 % over all claims of the study together."""
+        """The verdict at 5 % over all claims of the study together."""
         if self.difference is None:
             return "no figures"
         if 0 < self.seeds < FEWEST_SEEDS:  # too few to know what another training would have given
@@ -177,10 +170,7 @@ def above(claim: str, first: ArmLabels, second: ArmLabels) -> Contrast:
 
 
 def bixse_above_others(losses: Sequence[str], label: str, values: Sequence[float], words: str) -> list[Contrast]:
-    """The claims that BiXSE is above every other loss at each value of a label; none where it was not trained.
-
-    `words` say how a claim names a value, with {} in its place.
-    """
+    """Claim that BiXSE is above every other loss at each value of a label; `words` name the value, as {}."""
     others = [loss for loss in losses if loss != "bixse"] if "bixse" in losses else []
     return [
         above(
@@ -197,10 +187,9 @@ def key_of(labels: ArmLabels) -> tuple[tuple[str, str | float], ...]:
 
 
 def measure(contrast: Contrast, arms: Mapping[Any, PerSeed], seedless: Collection[Any] = ()) -> ClaimResult:
-    """A contrast's mean and interval over seeds and queries.
+    """Return a contrast's mean and interval over queries and the seeds that all its trained arms have.
 
-    Only seeds that all its trained arms have count. A system without training (an untrained encoder, BM25) has one row
-    of figures, which stands beside every seed; `seedless` are the keys of those.
+    `seedless` holds the keys of systems without training, whose one row of figures stands for every seed.
     """
     found = [(key_of(labels), weight) for labels, weight in contrast.terms]
     trained = [set(arms.get(key, ())) for key, _ in found if key not in seedless]

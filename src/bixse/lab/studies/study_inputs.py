@@ -1,4 +1,4 @@
-"""What a study reads, laid out once below its folder: training pairs, dev and test collections, the student."""
+"""The inputs of a study, laid out once below its folder: training pairs, dev and test collections, the student."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import hashlib
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
+from bixse.data import transforms
 from bixse.data.collection import Collection, files_of_split, load_collection, save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import load_several, save_graded_pairs
@@ -36,12 +37,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 STATIC = "static"
-"""The word for the student of static token embeddings."""
 
 
 @dataclass(frozen=True)
 class StudyInputs:
-    """Where a study's runs find what they read."""
+    """The inputs of a study's runs."""
 
     pairs: Path
     dev: tuple[Path, ...]
@@ -54,7 +54,6 @@ class StudyInputs:
     beside: Mapping[str, Path] = field(default_factory=dict)
     """Name -> collection that is measured too."""
     exclude_self: bool = False
-    """Whether the document with the query's id is left out of its answers."""
 
 
 def prepare_inputs(config: StudyConfig, out: Path) -> StudyInputs:
@@ -231,3 +230,54 @@ def save_static_student(folder: Path, model: str = "demo", dimensions: int = 128
         module = StaticEmbedding(source.tokenizer, embedding_weights=vectors.astype(np.float32))
         student = RelevanceModel(modules=[module], device="cpu")
         save_whole(student, folder)
+
+
+def transformed(pairs: GradedPairs, settings: Mapping[str, Any], seed: int) -> GradedPairs:
+    """Apply an arm's transforms in this order; the draws of a `seed` are the same for every loss.
+
+    `settings` holds any of `labels_per_query` (documents to keep per query, None for all) with `labels` (the budget,
+    None for those of every query), `cutoff` (keep relevance from it), `size` (pairs to keep, stratified), `binarise`
+    (relevance 1 from it, else 0), `noise` (probability of swapped labels).
+    """
+    if settings.get("labels_per_query"):
+        pairs = sample_label_budget(pairs, settings["labels_per_query"], settings.get("labels"), seed)
+    if "cutoff" in settings:
+        pairs = transforms.transformed(pairs, transforms.KeepFrom(settings["cutoff"]))
+    if "size" in settings:
+        pairs = transforms.transformed(pairs, transforms.Sample(settings["size"], seed))
+    if "binarise" in settings:
+        pairs = transforms.transformed(pairs, transforms.Binarise(settings["binarise"]))
+    if settings.get("noise"):
+        pairs = transforms.transformed(pairs, transforms.LabelNoise(settings["noise"], seed))
+    if not len(pairs):
+        raise InputError(f"pairs: got none after {dict(settings)}; expected some; fix: change the values")
+    return pairs
+
+
+def sample_label_budget(pairs: GradedPairs, per_query: int, labels: int | None, seed: int) -> GradedPairs:
+    """Draw the pairs that a budget of labels buys: queries in random order, `per_query` random documents of each.
+
+    A label is bought before it is known, so documents are drawn without regard to their relevance. Queries drawn for a
+    small budget are also in a larger one. Without `labels` the budget is enough for every query.
+    """
+    groups = pairs.groups()
+    if labels is None:
+        labels = sum(min(per_query, len(group.documents)) for group in groups)
+    taken: list[dict[str, Any]] = []
+    for number in np.random.default_rng(seed).permutation(len(groups)):
+        if len(taken) >= labels:
+            break
+        group = groups[number]
+        drawn = np.random.default_rng((seed, int(number))).permutation(len(group.documents))
+        for place in drawn[: min(per_query, labels - len(taken))]:
+            taken.append({
+                "query_id": group.query_id, "query": group.query, "task": group.task,
+                "document_id": group.document_ids[place], "document": group.documents[place],
+                "relevance": group.relevance[place],
+            })  # fmt: skip
+    if len(taken) < labels:
+        raise InputError(
+            f"labels: got a budget of {labels}, {per_query} per query; expected at most the {len(taken)} that "
+            f"{len(groups)} queries have; fix: a smaller budget"
+        )
+    return GradedPairs.from_rows(taken)

@@ -1,4 +1,4 @@
-"""What a study would cost: runs, steps, memory and GPU hours, before anything is trained."""
+"""The cost of a study before anything is trained: runs, steps, memory and GPU hours, by arithmetic alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ arXiv:2205.05198, without dropout and attention matrices)."""
 
 
 def weight_bytes(size: EncoderSize) -> float:
-    """Bytes of weights, gradients and optimizer; frozen weights lie in bf16.
+    """Return the bytes of weights, gradients and optimizer; frozen weights lie in bf16.
 
     Example:
         >>> weight_bytes(EncoderSize(parameters=100, trained=10, layers=1, hidden=8))
@@ -42,7 +42,7 @@ def weight_bytes(size: EncoderSize) -> float:
 
 
 def state_bytes(size: EncoderSize, tokens: float, checkpointing: bool) -> float:
-    """Bytes of the states that a pass over some tokens keeps for its backward pass, in bf16.
+    """Return the bytes of the states that a pass over some tokens keeps for its backward pass, in bf16.
 
     With gradient checkpointing it is the input of every layer, and what one layer keeps; else what all layers keep.
     """
@@ -53,13 +53,11 @@ def state_bytes(size: EncoderSize, tokens: float, checkpointing: bool) -> float:
 def operations(
     size: EncoderSize, texts: Sequence[tuple[float, float]], checkpointing: bool, gradient_cache: bool = False
 ) -> float:
-    """Floating point operations of training on texts once.
+    """Return the floating point operations of training once on `texts`: lengths in tokens, each with its count.
 
-    A forward and backward pass takes 6 operations a weight and token (Kaplan et al. 2020, arXiv:2001.08361), 2 more
-    with gradient checkpointing and 2 more with `gradient_cache: true`, which both go forward again; attention takes
-    12 * layers * width * tokens^2 a text on top.
-
-    `texts` are lengths in tokens, each with the number of such texts.
+    A forward and backward pass takes 6 operations per weight and token (Kaplan et al. 2020, arXiv:2001.08361), 2 more
+    with gradient checkpointing and 2 more with `gradient_cache: true`, which both go forward again; attention adds
+    12 * layers * width * tokens^2 per text.
     """
     each = 6 + 2 * checkpointing + 2 * gradient_cache
     tokens = sum(length * count for length, count in texts)
@@ -75,7 +73,7 @@ STATIC = EncoderSize(parameters=11.7e6, layers=1, hidden=384, query_tokens=10, d
 
 @dataclass(frozen=True)
 class ArmPlan:
-    """What one run of a trained arm takes."""
+    """The cost of one run of a trained arm."""
 
     name: str
     rows: int
@@ -88,7 +86,7 @@ class ArmPlan:
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """What a study takes."""
+    """The cost of a study."""
 
     arms: list[ArmPlan]
     others: int
@@ -109,7 +107,7 @@ class StudyPlan:
         return len(self.arms) * self.seeds + self.others
 
     def text(self, devices: int = 1) -> str:
-        """What a person reads who has that many devices, a run on each."""
+        """Return the plan in words for a number of devices, each with one run at a time."""
         lines = []
         if self.arms:
             rows: list[list[str | int | float | None]] = [
@@ -132,12 +130,9 @@ class StudyPlan:
 
 
 def plan_study(config: StudyConfig, teraflops: float = 400.0, utilisation: float = 0.35) -> StudyPlan:
-    """Check every arm's settings and estimate what the study takes; nothing is loaded but small files.
+    """Check every arm's settings and estimate the cost of the study; only small files are loaded.
 
-    Args:
-        config: the study; its `size` stands in where the encoder's files are not there.
-        teraflops: peak of one device in the number type of training.
-        utilisation: share of the peak that is reached, in (0, 1].
+    `teraflops` is the peak of one device in the dtype of training, `utilisation` the share of it that is reached.
     """
     if not teraflops > 0 or not 0 < utilisation <= 1:
         raise InputError(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SuiteEngine: TypeAlias = Literal["folders", "short", "trec-dl", "trec-dl-rerank", "mteb"]
-"""What runs a suite: our evaluator on collection folders (all or a part of each), on TREC files, or mteb itself."""
+"""The evaluator: ours on collection folders (all or a part of each) or on TREC files, or mteb itself."""
 LOCAL = "local"
 BEIR_URL = "https://public.ukp.informatik.tu-darmstadt.de/thakur/BEIR/datasets"
 
@@ -57,17 +57,17 @@ class Suite:
     name: str
     engine: SuiteEngine
     tasks: tuple[SuiteTask, ...] = ()
-    """Of the engines that read collection folders."""
+    """Tasks of an engine that reads collection folders."""
     optional: tuple[SuiteTask, ...] = ()
-    """They take part where their folders are there, and are not missed where they are not."""
+    """Tasks that take part if their folders are there."""
     benchmark: str | None = None
-    """mteb's name, of the engine "mteb"."""
+    """mteb's name of the suite, for the engine "mteb"."""
     note: str | None = None
-    """What a reader of its figures has to know."""
+    """A note for the reader of the figures."""
 
 
 def suite_named(name: str) -> Suite:
-    """Raises InputError for an unknown name."""
+    """Return a suite by its name; an unknown one raises InputError."""
     if name in SUITES:
         return SUITES[name]
     raise InputError(

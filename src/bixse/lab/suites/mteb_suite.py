@@ -46,12 +46,11 @@ if TYPE_CHECKING:
     from bixse.progress import ProgressBars
 
 CACHE_FOLDER = "mteb"
-"""mteb's own results, inside a system's folder: never shared."""
+"""mteb's own results, inside a system's folder, so that no other system reads them."""
 PREDICTIONS_FOLDER = "predictions"
 RANKED_BY = "ndcg_at_10"
 """mteb's name of the metric whose values we have per query."""
 DEFAULT_SUBSET = "default"
-"""mteb's name for the only part of a task that has no parts."""
 
 
 def benchmark_tasks(benchmark: str, names: Sequence[str] | None = None) -> list[AbsTask]:
@@ -65,7 +64,7 @@ def benchmark_tasks(benchmark: str, names: Sequence[str] | None = None) -> list[
 
 
 def missing_data(tasks: Sequence[AbsTask]) -> list[str]:
-    """What is not in the hub's cache on this machine, with the command that brings it."""
+    """List the data that the hub's cache on this machine lacks, each with the command that brings it."""
     missing = []
     for part in (part for task in tasks for part in parts_of_task(task) if not in_hub_cache(part)):
         where = part.metadata.dataset
@@ -76,7 +75,7 @@ def missing_data(tasks: Sequence[AbsTask]) -> list[str]:
 
 
 def in_hub_cache(task: AbsTask) -> bool:
-    """Whether this machine holds the revision of a task's data set; the network is not asked."""
+    """Return True if this machine holds the revision of a task's data set, without asking the network."""
     where = task.metadata.dataset
     try:
         snapshot_download(where["path"], repo_type="dataset", revision=where.get("revision"), local_files_only=True)
@@ -111,10 +110,7 @@ def run_mteb(
     download: bool = False,
     progress: ProgressBars | None = None,
 ) -> tuple[dict[str, Evaluation], dict[str, str]]:
-    """Run a system through mteb, one task after the other; a finished task is read from its folder.
-
-    Gives task -> evaluation, and task -> why it failed, where the others went on.
-    """
+    """Run a system through mteb; return task -> evaluation, and task -> why it failed. Finished tasks are read."""
     step = progress(f"{system.label}: tasks", len(tasks)) if progress is not None else None
     scores: dict[str, Evaluation] = {}
     failures: dict[str, str] = {}
@@ -190,7 +186,7 @@ def _evaluate(system: System, task: AbsTask, record: Run) -> None:
 
 
 def _add_queries(per_query: PerQuery, task: Any, folder: Path) -> None:
-    """From the rankings that mteb wrote; ids of several parts are told apart."""
+    """Add the values per query of the rankings that mteb wrote; the ids name the part."""
     path = folder / task.prediction_file_name
     if not path.is_file():  # mteb took the score from its cache of an interrupted run that had no rankings yet
         return
@@ -261,7 +257,7 @@ class MtebBm25:
 
 
 def parts_of_task(task: Any) -> list[Any]:
-    """The tasks that a task is the mean of (CQADupStack), or the task itself."""
+    """Return the tasks of which a task is the mean (CQADupStack), or the task itself."""
     return list(getattr(task, "tasks", None) or [task])
 
 
@@ -282,7 +278,7 @@ def mteb_model(system: System, tasks: Sequence[Any]) -> MtebEncoder | MtebBm25:
 
 
 def model_meta(encoder: RelevanceModel, label: str, revision: str) -> Any:
-    """What mteb files results under: a name that says where the model lies and a hash of all its embeddings depend on.
+    """Return the name and hash under which mteb files results.
 
     mteb calls every model from a folder no_model_name_available at no revision: a second checkpoint would be given the
     first one's scores.
@@ -303,12 +299,12 @@ def model_meta(encoder: RelevanceModel, label: str, revision: str) -> Any:
 
 
 def mteb_prompts(encoder: RelevanceModel, tasks: Sequence[Any], task: str | None = None) -> dict[str, str]:
-    """The model's prompts under the names by which mteb chooses them, those of each task named by the task.
+    """Return the model's prompts under the names by which mteb chooses them.
 
-    mteb takes "<task>-query" and "<task>-document" first, then "<task>", which it puts before documents too. So both
-    are given for each task of retrieval: what the model's table of instructions, or the model, has for it, by mteb's
-    name or that of `task`. A prompt that the model keeps under mteb's own name of the task is left alone. For other
-    tasks a model with a table takes mteb's instruction in the table's template.
+    mteb takes "<task>-query" and "<task>-document" first, then "<task>", which it puts before documents too. So each
+    retrieval task gets both, from the model's table of instructions or the model, by mteb's name or that of `task`. A
+    prompt that the model has under mteb's name of the task stays. For other tasks a model with a table takes mteb's
+    instruction in the table's template.
     """
     table = encoder.instructions
     kinds: tuple[Kind, ...] = ("query", "document")

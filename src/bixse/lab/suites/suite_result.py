@@ -67,7 +67,7 @@ class SuiteDifference(TestedDifference):
     a: str
     b: str
     tasks: tuple[TaskDifference, ...]
-    """Those with at least two queries."""
+    """The tasks with at least two queries."""
 
 
 def compare_systems(values: Mapping[str, Values], group_of: Mapping[str, str] | None = None) -> list[SuiteDifference]:

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from bixse.relevance import Qrels
 
 Protocol: TypeAlias = Literal["judged", "full", "rerank"]
-"""What is searched: the union of the judged passages of all years, as in the BiXSE paper, the official corpora, or the
-official candidate lists."""
+"""The corpus: the judged passages of all years, as in the BiXSE paper, the official corpora, or the official lists."""
 TREC_MIN_RELEVANT_GRADE = 2.0
 """Grade 1 means "on topic, does not answer": the binary metrics of the track count from 2 on."""
 WITHOUT = " without duplicates"
@@ -115,7 +114,7 @@ def trec_sources(data: Path, years: Sequence[Year], protocol: Protocol) -> list[
 
 
 def judged_pool(data: Path, years: Sequence[Year]) -> Task:
-    """All judged passages of the years as one corpus, each year's queries searched in it.
+    """Return the task whose corpus is the judged passages of all years.
 
     Where the classes of near-duplicates are there, years with propagated judgements are searched a second time without
     them: one passage of each class stays, with the class's highest grade.
@@ -193,7 +192,7 @@ def collapse_duplicates(qrels: Qrels, stands_for: Mapping[str, str]) -> dict[str
 
 
 def trec_means(scores: Mapping[str, Evaluation]) -> dict[str, float]:
-    """Means over years, over all queries, and over years without duplicates.
+    """Return the means over years, over all queries, and over years without duplicates.
 
     The mean over queries is what evaluating all years' judgements as one file gives, as in the BiXSE paper.
     """
@@ -210,7 +209,7 @@ def trec_means(scores: Mapping[str, Evaluation]) -> dict[str, float]:
 
 
 def trec_notes(data: Path, years: Sequence[Year], protocol: Protocol) -> list[str]:
-    """What a reader has to know of the figures: duplicates that could not be taken out, incomplete judgements."""
+    """Return notes for the reader: duplicates that could not be taken out, incomplete judgements."""
     notes = []
     if protocol == "judged" and any(year.propagated for year in years) and _find_file(data, DUPLICATES_FILE) is None:
         notes.append(

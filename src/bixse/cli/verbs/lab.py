@@ -1,0 +1,199 @@
+"""The verbs of the lab: `bixse quickstart`, `bixse sweep` and `bixse study`."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from bixse.cli.verb import FINISHED_BEFORE, CommandResult, ComputingOptions, Folder, Options, Verb, waits
+from bixse.lab.lab_config import QuickstartConfig, StudyConfig, SweepConfig, preset_names
+from bixse.scale.engines.engine_settings import PlaceSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bixse.lab.sweep import SweepResult
+    from bixse.report.schema import ReportData
+
+
+class QuickstartOptions(ComputingOptions):
+    """Options of `bixse quickstart`."""
+
+    out: Folder = Path("runs/quickstart")
+    """Folder for models and report."""
+
+
+def run_quickstart(settings: QuickstartConfig, options: QuickstartOptions) -> CommandResult:
+    """Run it and print the table, the verdict, the report's path and what to do next."""
+    from bixse.lab.quickstart import quickstart
+    from bixse.progress import progress_bar
+    from bixse.report.table import format_table
+
+    result = quickstart(settings, options.out, _say, progress_bar)
+    report = result.report
+    baselines = [name for name in report.baselines if report.comparison("bixse", name) is not None]
+    rows: list[list[str | float]] = [
+        [s.label, *(s.metrics[name] for name in report.metrics), *_differences(report, s.name, baselines)]
+        for s in report.systems
+    ]
+    table = format_table(rows, ["system", *report.metrics, *(f"vs {report.label(name)}" for name in baselines)])
+    lines = [*result.verdicts, "", table, ""]
+    lines += [f"probabilities, {name}: Brier {c.brier:.3f} (a constant: {c.base_rate_brier:.3f}), ECE {c.ece:.3f}"
+              for name, c in report.calibrations.items() if name.startswith("BiXSE")]  # fmt: skip
+    lines += ["", f"report: {result.artifacts['report']}", "to go on:", *(f"  {line}" for line in report.commands)]
+    metrics = {
+        "systems": {system.name: system.metrics for system in report.systems},
+        **report.model_dump(mode="json", include={"comparisons", "calibrations"}),
+        "verdicts": result.verdicts,
+    }
+    warnings = [*result.warnings, *([FINISHED_BEFORE] if result.reused else [])]
+    return CommandResult("\n".join(lines), metrics, result.artifacts, warnings)
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+
+
+def _differences(report: ReportData, system: str, baselines: Sequence[str]) -> list[str]:
+    from bixse.report.table import format_difference
+
+    found = [report.comparison(system, baseline) for baseline in baselines]
+    return [format_difference(c.difference.mean) if c is not None else "" for c in found]
+
+
+QUICKSTART = Verb(QuickstartConfig, QuickstartOptions, run_quickstart)
+
+
+ROWS_SHOWN = 30
+"""Arms that the table on the terminal shows; the file holds all."""
+
+
+class SweepOptions(Options):
+    """Options of `bixse sweep`; the YAML file says what varies."""
+
+    out: Folder = Path("runs/sweep")
+    """Folder for runs, table and best settings."""
+
+
+def run_sweep(config: SweepConfig, options: SweepOptions) -> CommandResult:
+    """Train what is not trained yet, and print the table."""
+    from bixse.lab.sweep import figures_of, sweep
+
+    result = sweep(config, options.out)
+    if result.waiting:
+        return waits(result.waiting)
+    errors = [f"arm {row.arm} ({row.label}) {row.status}: {row.reason}" for row in result.failed]
+    metrics = {
+        "arms": len(result.rows),
+        "failed": len(result.failed),
+        "best": None if result.best is None else result.best.arm,
+        "rows": [figures_of(row) for row in result.rows],
+    }
+    found = {"table": result.table_path, "record": options.out / "run.json", "best": result.best_path}
+    found["model"] = result.model_path
+    artifacts = {name: str(path) for name, path in found.items() if path is not None}
+    code = 0 if not errors else 3 if result.best is not None else 1
+    return CommandResult(_sweep_text(result, options.out), metrics, artifacts, result.warnings, errors, code)
+
+
+def _sweep_text(result: SweepResult, out: Path) -> str:
+    from bixse.lab.sweep import table_text
+
+    lines = [table_text(result.rows[:ROWS_SHOWN]), ""]
+    if len(result.rows) > ROWS_SHOWN:
+        lines.append(f"... and {len(result.rows) - ROWS_SHOWN} more")
+    lines.append(f"precision: {', '.join(sorted({row.precision for row in result.rows}))}")
+    lines.append(f"{'already trained' if result.reused else 'table'}: {result.table_path}")
+    if result.best is None:
+        return "\n".join([*lines, "no arm finished"])
+    settings, model = shlex.quote(str(result.best_path)), result.model_path
+    fresh = out.with_name(f"{out.name}-best")
+    lines += [
+        f"best: {result.best.label}; all its settings: {result.best_path}",
+        f"its dev nDCG@10 flatters: it is the best of {len(result.rows)} on those queries; measure it on test, once",
+        "to go on:",
+        *([] if model is not None else [f"  bixse train --config {settings} --out {shlex.quote(str(fresh))}"]),
+        f"  bixse evaluate {shlex.quote(str(model or fresh / 'model'))} --collection DIR --split test",
+    ]
+    return "\n".join(lines)
+
+
+SWEEP = Verb(SweepConfig, SweepOptions, run_sweep)
+
+
+class StudyOptions(Options):
+    """Options of `bixse study`."""
+
+    list: bool = False
+    """Show the studies, what they go through, and the presets."""
+    dry_run: bool = False
+    """Check every arm; say steps, memory and GPU hours."""
+    devices: int = Field(default=1, ge=1)
+    """For --dry-run: devices that runs are spread over, one each."""
+    teraflops: float = 400.0
+    """For --dry-run: peak of one device."""
+    out: Folder | None = None
+    """Folder for runs, tables, plot and page; null: runs/study-NAME."""
+
+
+def run_a_study(config: StudyConfig, options: StudyOptions) -> CommandResult:
+    """Run what is missing, and print the findings."""
+    if options.dry_run:
+        return _plan(config, options)
+    from bixse.lab.studies.run_study import run_study
+    from bixse.progress import progress_bar
+
+    result = run_study(
+        config, options.out or Path("runs") / f"study-{config.study}", _command(options.words), progress_bar
+    )
+    if result.waiting:
+        return waits(result.waiting)
+    outcome = result.outcome
+    errors = [f"run {found.label} {found.status}: {found.reason}" for found in outcome.failed]
+    metrics = {
+        "runs": len(outcome.results),
+        "made": result.made,
+        "failed": len(errors),
+        "claims": [{"claim": found.claim, "finding": found.finding} for found in outcome.claims],
+    }
+    code = 0 if not errors else 3 if len(errors) < len(outcome.results) else 1
+    text = f"{result.text()}\npage: {result.artifacts['page']}"
+    return CommandResult(text, metrics, result.artifacts, result.warnings, errors, code)
+
+
+def _plan(config: StudyConfig, options: StudyOptions) -> CommandResult:
+    from bixse.lab.studies.study_plan import plan_study
+
+    plan = plan_study(config, options.teraflops)
+    metrics = {
+        "runs": plan.runs,
+        "weights_gib": plan.weights_gib,
+        "activations_gib": plan.activations_gib,
+        "device_hours": plan.hours,
+        "missing": plan.missing,
+    }
+    return CommandResult(plan.text(options.devices), metrics)
+
+
+def _known(options: StudyOptions) -> CommandResult:
+    from bixse.lab.studies.paper import describe_studies
+
+    return CommandResult(f"{describe_studies()}\n\npresets: {', '.join(preset_names())}")
+
+
+def _command(words: Sequence[str]) -> str:
+    """The command line without what does not change the findings."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for flag in ("--out", "--jobs", *(f"--{name.replace('_', '-')}" for name in PlaceSettings.model_fields)):
+        parser.add_argument(flag)
+    for flag in ("--keep-models", "--json", "--debug"):
+        parser.add_argument(flag, action="store_true")
+    return shlex.join(["bixse", *parser.parse_known_args(list(words))[1]])
+
+
+STUDY = Verb(StudyConfig, StudyOptions, run_a_study, {"list": _known})
