@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from bixse.calibration.calibrate_head import (
     HeldOutCheck,
     OperatingPoint,
+    ScoredPairs,
     choose_thresholds,
     fit_head,
     held_out_check,
@@ -46,33 +47,31 @@ if TYPE_CHECKING:
     from bixse.progress import ProgressBars
     from bixse.results import CalibrationReport
 
-
 DIAGRAM = "reliability.svg"
 EXPORT_FOLDER = "export"
+CUTS_FILE = "cuts.json"
+STORES = ("langchain", "llama_index", "haystack", "qdrant", "elasticsearch", "opensearch", "pgvector")
 
 
 @dataclass(frozen=True)
 class CalibrateResult:
-    """What a calibration found and left."""
+    """The findings and files of a calibration."""
 
     check: HeldOutCheck
     head: RelevanceHead | None
     """None where the model had none and the calibration does not help."""
     points: tuple[OperatingPoint, ...]
-    """The highest precision first."""
     pairs: str
-    """What the pairs are, in words."""
+    """A description of the pairs."""
     negatives: int
     """Random documents added as irrelevant pairs."""
     precision: str
     artifacts: dict[str, str]
-    """Name -> path."""
     kept: bool
-    """Whether the calibration is saved: it helps and beats a constant, or it was to be saved anyway."""
+    """True if the calibration is saved: it helps and beats a constant, or it was to be saved anyway."""
     cuts: tuple[CosineCut, ...] = ()
     """For vector stores, the highest cosine first."""
     reused: bool = False
-    """The run was finished before."""
 
     @property
     def refused(self) -> bool:
@@ -107,24 +106,26 @@ def calibrate(
         return replace(TypeAdapter(CalibrateResult).validate_python(record.results), reused=True)
     encoder = build_encoder(model)
     use_task(encoder, settings.task)
-    measured = (pair_cosines(encoder, judged, progress), judged.relevance, judged.query_ids)
+    pairs = ScoredPairs(
+        pair_cosines(encoder, judged, progress), judged.relevance, judged.query_ids,
+        settings.prior, settings.relevant_from, settings.seed,
+    )  # fmt: skip
     before: RelevanceHead | None = getattr(encoder, "head", None)
-    check = held_out_check(before, *measured, settings.seed, settings.prior)
+    check = held_out_check(before, pairs)
     kept = settings.anyway or (check.helps and check.beats_constant)
     precision, negatives = resolve_precision(device=encoder.device), len(judged) - len(given)
-    if not kept and not check.beats_constant:
-        return CalibrateResult(check, before, (), facts, negatives, precision, {}, kept)
+    result = CalibrateResult(check, before, (), facts, negatives, precision, {}, kept)
+    if result.refused:
+        return result
     if record is not None:
         record.save("running")
     head = before
     if kept:
-        head = fit_head(before, *measured[:2], facts)
+        head = fit_head(before, pairs.cosines, pairs.relevance, facts)
         head = head if settings.prior is None else head.at_prior(settings.prior)
     points: list[OperatingPoint] = []
     if settings.at_precision and head is not None:
-        head, points = choose_thresholds(
-            head, *measured, settings.at_precision, settings.relevant_from, settings.prior, settings.seed
-        )
+        head, points = choose_thresholds(head, pairs, settings.at_precision)
     artifacts = _save(encoder, head, None if head == before else model, out)
     if out is not None:
         save_plot(reliability_diagram(check.calibrated, "calibrated, held-out half"), out / DIAGRAM)
@@ -134,17 +135,7 @@ def calibrate(
         cuts = cuts_of(head, settings.export)
         saved = artifacts.get("model", model)
         artifacts |= write_export(cuts, saved, (Path(model) if out is None else out) / EXPORT_FOLDER)
-    result = CalibrateResult(
-        check=check,
-        head=head,
-        points=tuple(points),
-        pairs=facts,
-        negatives=negatives,
-        precision=precision,
-        artifacts=artifacts,
-        kept=kept,
-        cuts=tuple(cuts),
-    )
+    result = replace(result, head=head, points=tuple(points), artifacts=artifacts, cuts=tuple(cuts))
     if record is not None:
         record.results = TypeAdapter(CalibrateResult).dump_python(result, mode="json")
         record.save("finished")
@@ -234,7 +225,7 @@ def _kept(result: CalibrateResult) -> str:
 
 
 def _figures(report: CalibrationReport) -> list[str]:
-    """Where few are relevant, Brier scores are small and need more digits."""
+    """Write the figures of a report; where few are relevant, Brier scores are small and need more digits."""
     digits = 3 if report.base_rate_brier >= 0.01 else 6
     return [
         format_number(report.brier, digits),
@@ -268,11 +259,6 @@ def calibration_warnings(result: CalibrateResult) -> list[str]:
     ]
 
 
-CUTS_FILE = "cuts.json"
-STORES = ("langchain", "llama_index", "haystack", "qdrant", "elasticsearch", "opensearch", "pgvector")
-"""What there is a snippet for; `snippets/` holds them."""
-
-
 @dataclass(frozen=True)
 class CosineCut:
     """A place to cut a ranking by cosine."""
@@ -281,17 +267,11 @@ class CosineCut:
     cosine: float
     """(logit(p) - intercept) / slope, less beta, over alpha; outside [-1, 1] where no cosine reaches it, or all do."""
     precision: float | None = None
-    """What was asked for where the probability is the threshold of a precision."""
+    """The precision that was asked for, if the probability is its threshold."""
 
 
 def cuts_of(head: RelevanceHead, probabilities: Sequence[float]) -> list[CosineCut]:
-    """Cuts at probabilities between 0 and 1 and at the thresholds of a head, the highest cosine first.
-
-    Example:
-        >>> from bixse.encoders.head import RelevanceHead
-        >>> [round(cut.cosine, 3) for cut in cuts_of(RelevanceHead(20.0, -10.0), [0.5, 0.9])]
-        [0.61, 0.5]
-    """
+    """Cuts at probabilities between 0 and 1 and at the thresholds of a head, the highest cosine first."""
     found = [CosineCut(probability, head.cosine_at(probability)) for probability in probabilities]
     found += [
         CosineCut(threshold.probability, head.cosine_at(threshold.probability), threshold.precision)

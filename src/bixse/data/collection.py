@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from bixse.data.columns import normal_form
 from bixse.data.trec import read_qrels, write_qrels
 from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.files.rows import read_blocks, write_rows
-from bixse.files.values import FileColumn
+from bixse.files.values import FileColumn, normal_form
 from bixse.relevance import MIN_RELEVANT_GRADE
 
 if TYPE_CHECKING:
@@ -22,7 +21,14 @@ if TYPE_CHECKING:
 
 
 MissingDocuments: TypeAlias = Literal["refuse", "drop"]
-"""What is done with judgements that name a document which the corpus lacks."""
+"""The treatment of judgements that name a document which the corpus lacks."""
+DOCUMENT_COLUMNS = (
+    FileColumn("_id", "id", unique=True),
+    FileColumn("title", needed=False),
+    FileColumn("text", may_be_empty=True),
+)
+"""Columns of a corpus. A document without title and text is no error: published corpora hold some, even judged ones."""
+QUERY_COLUMNS = (FileColumn("_id", "id", unique=True), FileColumn("text"))
 
 
 class Document(NamedTuple):
@@ -41,35 +47,15 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True)
 class Collection:
-    """A corpus, queries and judgements by split.
-
-    Example:
-        >>> collection = Collection("toy", {"d1": Document("copy", "copies a file")}, {"q1": "copy a file"},
-        ...                         {"test": {"q1": {"d1": 3}}})
-        >>> collection.qrels["test"]["q1"]["d1"]
-        3
-    """
+    """A corpus, queries and judgements by split."""
 
     name: str
-    """Shown in tables and reports."""
     corpus: Mapping[str, Document]
-    """Document id -> document."""
     queries: Mapping[str, str]
-    """Query id -> text."""
     qrels: Mapping[str, Qrels] = field(default_factory=dict)
     """Split -> query id -> document id -> grade, judged zeros included."""
     missing: Mapping[str, int] = field(default_factory=dict)
     """Split -> judgements left out since the corpus lacks their document."""
-
-
-DOCUMENT_COLUMNS = (
-    FileColumn("_id", "id", unique=True),
-    FileColumn("title", needed=False),
-    FileColumn("text", may_be_empty=True),
-)
-"""Columns of a corpus. A document without title and text is no error: published corpora hold some, even judged ones."""
-QUERY_COLUMNS = (FileColumn("_id", "id", unique=True), FileColumn("text"))
-"""Columns of queries."""
 
 
 def load_collection(
@@ -165,11 +151,10 @@ def read_queries(path: Path) -> dict[str, str]:
 
 @dataclass
 class CorpusCheck:
-    """What one reading of a corpus found: ids and exceptions alone."""
+    """The ids and exceptions that one reading of a corpus found."""
 
     count: int = 0
     empty: list[str] = field(default_factory=list)
-    """Ids of the documents without title and text."""
     named_as_queries: dict[str, Document] = field(default_factory=dict)
     """Documents with the id of a judged query."""
     missing: set[str] = field(default_factory=set)
@@ -279,10 +264,6 @@ def warn_of_empty(empty: Sequence[str], count: int) -> list[str]:
 
     Published collections hold some, even judged ones (Cranfield two of 1,400). They are kept: without them the figures
     would be those of another collection.
-
-    Example:
-        >>> warn_of_empty(["d2"], 2)
-        ["1 of 2 documents has neither title nor text ('d2'): it is kept as it is"]
     """
     if not empty:
         return []

@@ -1,9 +1,8 @@
-"""Columns of an Arrow table as sequences of Python values that are looked up when they are asked for."""
+"""The columns of graded pairs: schema and check, values looked up when they are asked for, numbers of texts."""
 
 from __future__ import annotations
 
 import hashlib
-import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
@@ -19,9 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-
 REQUIRED_COLUMNS = ("query", "document", "relevance")
-"""Columns every table of graded pairs has."""
 OPTIONAL_COLUMNS = ("task", "grade", "grade_probs", "judge")
 """Columns carried along: task name, grade on its scale, the judge's probability of each grade (a list), its name."""
 SCHEMA = pa.schema(
@@ -38,6 +35,8 @@ SCHEMA = pa.schema(
     }
 )
 """Every column a table may have, in order."""
+KEYS_AT_ONCE = 2**18
+"""About so many keys are told apart in one table."""
 
 
 def text_id(text: str) -> str:
@@ -48,17 +47,6 @@ def text_id(text: str) -> str:
         'f21ca126cf2f02a5'
     """
     return hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
-
-
-def normal_form(text: str) -> str:
-    r"""A text as it is compared: NFKC, case folded, white space as one space.
-
-    Example:
-        >>> normal_form("  Copy\n a FOLDER "), normal_form(chr(0xFB01) + "le")
-        ('copy a folder', 'file')
-    """
-    folded = text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).casefold()
-    return " ".join(folded.split())
 
 
 def checked_batches(source: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -106,7 +94,7 @@ def checked(table: pa.Table, rows_before: int = 0) -> pa.Table:
 
 
 def needs_ids(table: pa.Table) -> bool:
-    """Whether some rows have ids and some have none."""
+    """Return True if some rows have ids and some have none."""
     return any(
         name in table.column_names and (table[name].null_count or pc.any(pc.equal(table[name], "")).as_py())
         for name in ("query_id", "document_id")
@@ -126,10 +114,6 @@ def with_ids(table: pa.Table) -> pa.Table:
 def without_empty_columns(table: pa.Table) -> pa.Table:
     """A table without the columns that hold nothing in any row."""
     return table.drop_columns([n for n in table.column_names if len(table) and table[n].null_count == len(table)])
-
-
-KEYS_AT_ONCE = 2**18
-"""About so many keys are told apart in one table."""
 
 
 class Column(Sequence[Any]):

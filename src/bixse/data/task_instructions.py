@@ -23,7 +23,7 @@ PAPER = "paper"
 RESERVED = ("query", "document")
 """Names under which sentence-transformers keeps the prompts of queries and documents: no task can have them."""
 TEMPLATE = "Instruct: {instruction}\nQuery:\n"
-"""How an instruction becomes a prompt, unless the table says otherwise."""
+"""The prompt of an instruction, unless the table says otherwise."""
 
 
 class TaskInstructions(BaseModel):
@@ -36,7 +36,6 @@ class TaskInstructions(BaseModel):
     symmetric: bool = False
     """Documents carry the instruction too, as where both sides are of one kind (duplicate questions)."""
     template: str | None = None
-    """Replaces the table's template."""
 
 
 class Instructions(BaseModel):
@@ -57,7 +56,6 @@ class Instructions(BaseModel):
     default: str | None = None
     """Instruction of every other task, and of rows and commands without a task; None: there must be none."""
     tasks: Mapping[str, TaskInstructions] = Field(default_factory=dict)
-    """Task -> its instructions."""
 
     @field_validator("template")
     @classmethod
@@ -94,11 +92,11 @@ class Instructions(BaseModel):
         )
 
     def choices(self, task: str | None) -> int:
-        """How many instructions a task has."""
+        """The number of instructions of a task."""
         return len(self.of(task).instructions)
 
     def prompt(self, task: str | None, kind: Literal["query", "document"], choice: int = 0) -> str:
-        """What stands before a text, by the task's instruction `choice`; empty for documents unless symmetric."""
+        """The prompt of a text, with the task's instruction `choice`; empty for documents unless symmetric."""
         found = self.of(task)
         if kind == "document" and not found.symmetric:
             return ""

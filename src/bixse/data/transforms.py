@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from bixse.data.columns import normal_form
 from bixse.data.graded_pairs import GradedPairs
 from bixse.errors import SEEDS, InputError
+from bixse.files.values import normal_form
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 Key: TypeAlias = Literal["query_id", "document_id", "task", "query", "document"]
-"""What a row is compared by: ids and task as they are written, texts in their normal form (`normal_form`)."""
+"""A column that rows are compared by: ids and task as they are written, texts in their `normal_form`."""
 NO_LABEL = -1
 """In `PairColumns.labels`: the relevance is nobody's grade."""
 ROUNDING = 1e-9
-"""How far below a cutoff a relevance may lie by rounding: grade 4.6 on 1 to 5 is 0.8999999999999999."""
+"""Distance below a cutoff that rounding makes: grade 4.6 on 1 to 5 is 0.8999999999999999."""
 BINS = 10
 """Levels of relevance that a sample keeps in proportion."""
 
@@ -58,7 +58,6 @@ class PairColumns:
     labels: NDArray[np.int64]
     """(M,) rows that grade and probabilities are taken from; `NO_LABEL` where the relevance is nobody's grade."""
     relevance: NDArray[np.float64]
-    """(M,) values in [0, 1]."""
     keys: Mapping[Key, NDArray[np.uint64]]
     """Key -> (M,) numbers; those that were asked for."""
 
@@ -110,14 +109,13 @@ class PairColumns:
 
 @dataclass(frozen=True)
 class TransformReport:
-    """What one transform did to a table."""
+    """A report of what one transform did to a table."""
 
     name: str
     settings: Mapping[str, Any]
     rows_before: int
     rows_after: int
     notes: Mapping[str, int] = field(default_factory=dict)
-    """What it counted, by name."""
 
     def __str__(self) -> str:
         settings = ", ".join(f"{name} {value}" for name, value in self.settings.items())
@@ -130,28 +128,14 @@ class Transform(Protocol):
     """From columns to columns."""
 
     name: ClassVar[str]
-    """What it is called in records."""
     needs: ClassVar[tuple[Key, ...]]
-    """Keys it compares rows by."""
 
     def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
         """The new columns, rows in the order of the old ones, and what was counted; there is at least one row."""
 
 
 def transformed(pairs: GradedPairs, transform: Transform, record: list[TransformReport] | None = None) -> GradedPairs:
-    """A table after a transform; what was done goes to `record`, where a list is given.
-
-    Example:
-        >>> from bixse.data.graded_pairs import GradedPairs
-        >>> pairs = GradedPairs.from_rows(
-        ...     {"query": "copy a folder", "document": text, "relevance": z}
-        ...     for text, z in [("shutil.copytree", 1.0), ("shutil.copy", 0.7), ("os.walk", 0.2)]
-        ... )
-        >>> transformed(pairs, KeepFrom(0.7)).documents
-        ['shutil.copytree', 'shutil.copy']
-        >>> transformed(pairs, LabelNoise(1.0)).relevance.tolist()
-        [0.2, 0.7, 1.0]
-    """
+    """A table after a transform; what was done goes to `record`, where a list is given."""
     if not len(pairs):
         return pairs
     columns = PairColumns.of(pairs, transform.needs)
@@ -339,17 +323,7 @@ class SplitByQuery:
 
 
 def split_by_query(pairs: GradedPairs, shares: Mapping[str, float], seed: int = 0) -> dict[str, GradedPairs]:
-    """Parts of a table such that no query text stands in two of them, see `SplitByQuery`.
-
-    Example:
-        >>> from bixse.data.graded_pairs import GradedPairs
-        >>> pairs = GradedPairs.from_rows(
-        ...     {"query": f"q{i // 2}", "document": f"d{i}", "relevance": 1.0} for i in range(200)
-        ... )
-        >>> parts = split_by_query(pairs, {"train": 0.8, "test": 0.2})
-        >>> sum(map(len, parts.values())), set(parts["train"].queries) & set(parts["test"].queries)
-        (200, set())
-    """
+    """Parts of a table such that no query text stands in two of them, see `SplitByQuery`."""
     split = SplitByQuery(shares, seed)
     columns = PairColumns.of(pairs, split.needs)
     return {name: part.selected(pairs) for name, part in split.parts(columns).items()}
@@ -396,14 +370,6 @@ def with_random_negatives(pairs: GradedPairs, collection: Collection, number: in
     Never one that is judged for the query: by a pair (same id, or same text) or by a split of the collection (same
     query id, or same text of the query). What is drawn for a query depends on seed, query id and corpus alone, not on
     the other queries. A document that nobody judged may still be relevant; of a large corpus few are.
-
-    Example:
-        >>> from bixse.data.collection import Collection, Document
-        >>> row = {"query_id": "q", "query": "copy", "document_id": "d1", "document": "copies a file", "relevance": 1.0}
-        >>> texts = {"d1": "copies a file", "d2": "waits", "d3": "sorts"}
-        >>> toy = Collection("toy", {name: Document("", text) for name, text in texts.items()}, {})
-        >>> sorted(with_random_negatives(GradedPairs.from_rows([row]), toy, 2).document_ids)
-        ['d1', 'd2', 'd3']
     """
     if number < 1:
         raise InputError(f"--negatives: got {number}; expected 1 or more; fix: leave it out for none")

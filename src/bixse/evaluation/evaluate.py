@@ -36,7 +36,7 @@ PARTIAL_NAME = "best_so_far.json"
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What one system reached on one query set."""
+    """The figures of one system on one query set."""
 
     task: str
     metrics: Mapping[str, float]
@@ -46,7 +46,6 @@ class Evaluation:
     run: Ranking = field(repr=False)
     """Empty in the results of a suite, whose runs are on disk."""
     seconds: float
-    """Wall time of encoding and search."""
     reused: bool = False
     """Read from an output folder that held this very evaluation."""
     warnings: tuple[str, ...] = ()

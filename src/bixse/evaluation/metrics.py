@@ -15,8 +15,11 @@ from bixse.errors import InputError, did_you_mean
 from bixse.relevance import MIN_RELEVANT_GRADE
 
 if TYPE_CHECKING:
-    from bixse.evaluation.statistics import Floats
+    from numpy.typing import NDArray
+
     from bixse.relevance import Qrels, Ranking
+
+    Floats: TypeAlias = NDArray[np.float64]
 
 PerQuery: TypeAlias = dict[str, dict[str, float]]
 """Metric name -> query id -> value in [0, 1]."""
@@ -33,7 +36,7 @@ class _Judged:
     ideal: Floats
     """All grades above 0, highest first."""
     hits: Floats
-    """Which ranked documents are relevant, 1 or 0."""
+    """1 for each ranked document that is relevant, else 0."""
     relevant: int
 
 

@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 Floats: TypeAlias = npt.NDArray[np.float64]
 _BLOCK_SIZE = 1 << 22
 """Numbers (samples x queries) drawn at once: bounds memory to some 100 MB."""
+SAMPLES = 10_000
 
 
 def query_draws(queries: int, samples: int, seed: int) -> Iterator[Floats]:
-    """How often each query occurs in bootstrap resamples: blocks of shape (S, queries), `samples` rows in all."""
+    """Count each query in bootstrap resamples: blocks of shape (S, queries), `samples` rows in all."""
     check_samples(samples)
     if queries * samples <= _BLOCK_SIZE:
         yield _kept_draws(queries, samples, seed)
@@ -134,9 +135,6 @@ def quotient(above: Floats, below: Floats) -> Floats:
     return found
 
 
-SAMPLES = 10_000
-
-
 def paired_bootstrap(
     a: Mapping[str, float], b: Mapping[str, float], samples: int = SAMPLES, confidence: float = 0.95, seed: int = 0
 ) -> Difference:
@@ -189,7 +187,7 @@ def bootstrap_mean(
 
 
 def _standard_error(strata: Sequence[Floats], weights: Sequence[float]) -> tuple[float, float]:
-    """Of the weighted sum of means, with Welch's degrees of freedom; a single query tells nothing of its scatter."""
+    """The standard error of the weighted sum of means, and Welch's degrees of freedom; one query shows no scatter."""
     several = [(values, weight) for values, weight in zip(strata, weights, strict=True) if len(values) > 1]
     variances = [weight**2 * float(values.var(ddof=1)) / len(values) for values, weight in several]
     total = sum(variances)
@@ -203,10 +201,6 @@ def randomisation_test(a: Mapping[str, float], b: Mapping[str, float], samples: 
     Fisher's randomisation test, recommended for retrieval by Smucker, Allan and Carterette 2007
     (doi:10.1145/1321440.1321528). Exact over all 2^n swaps when these are no more than `samples`; else drawn at
     random, the observed assignment counted as one of them. Errors as for `paired_bootstrap`.
-
-    Example:
-        >>> randomisation_test({"q1": 0.9, "q2": 0.8, "q3": 0.7}, {"q1": 0.5, "q2": 0.5, "q3": 0.5})
-        0.25
     """
     return sign_flip_test(paired_differences(a, b), samples, seed)
 

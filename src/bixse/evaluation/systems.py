@@ -1,4 +1,4 @@
-"""What is evaluated: encoders, indexes and BM25, each with a name that says which checkpoint it is."""
+"""The systems that are evaluated: encoders, indexes, BM25 and run files, named so that checkpoints differ."""
 
 from __future__ import annotations
 
@@ -36,11 +36,16 @@ if TYPE_CHECKING:
     from bixse.evaluation.tasks import QuerySet, Task
     from bixse.relevance import Ranking
 
-
 DOCUMENTS_PER_BLOCK = 16_384
 """At 1,024 dimensions their embeddings take 67 MB."""
 SAVE_SECONDS = 60.0
 """The best so far are written after a block when those on disk are this old."""
+HASH_DIGITS = 8
+RUN_NAME = "run.trec"
+"""The run in an output folder of `bixse evaluate`."""
+RUN_SUFFIXES = (".trec", ".run")
+MOST_KEPT = 1_000_000
+"""The embeddings of a larger corpus are kept only in a cache folder that was named."""
 
 
 class _Search:
@@ -159,21 +164,12 @@ def _restore(path: Path, searches: list[_Search]) -> int:
         ) from error
 
 
-HASH_DIGITS = 8
-RUN_NAME = "run.trec"
-"""The run in an output folder of `bixse evaluate`."""
-RUN_SUFFIXES = (".trec", ".run")
-"""Files that are read as runs."""
-MOST_KEPT = 1_000_000
-"""The embeddings of a larger corpus are kept only in a cache folder that was named."""
-
-
 class System:
     """Something that answers queries: a subclass with a `label` and a `search` can be evaluated."""
 
     label: str
     prompts_hash: str | None = None
-    """Of the prompts of the last search; None where there are none."""
+    """A hash of the prompts of the last search, or None."""
 
     @property
     def name(self) -> str:
@@ -192,7 +188,7 @@ class System:
 
     @property
     def precision(self) -> str | None:
-        """What a model computes in; None without one."""
+        """The dtype that a model computes in; None without a model."""
         return None
 
     def check(self, instructions: Sequence[str]) -> None:
@@ -217,7 +213,7 @@ class EncoderSystem(System):
         task: task of the model's table whose instructions stand before all texts; None chooses by the evaluated task.
         trust_remote_code: run code that comes with the model.
         devices: one device, or one per process, such as ["cuda:0", "cuda:1"] or ["cpu", "cpu"]; None: here.
-        cache: folder in which document embeddings are kept, or "none"; None: see `bixse.machine.cache_folder`
+        cache: folder in which document embeddings are kept, or "none"; None: see `bixse.files.files.cache_folder`
             (corpora of more than a million documents are then not kept).
 
     Example:
@@ -263,7 +259,7 @@ class EncoderSystem(System):
 
     @cached_property
     def inputs(self) -> dict[str, str]:
-        """Of a hub name or a loaded model the hash of what is loaded."""
+        """The hashes of the files of a model folder; of a hub name or a loaded model, the hash of what is loaded."""
         files = {}
         if self._given is None:
             files = model_hashes(demo_model_path() if self.label == "demo" else self.label)

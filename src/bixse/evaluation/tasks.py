@@ -1,4 +1,4 @@
-"""What is evaluated: a corpus, judged queries over it, and how their answers are scored."""
+"""The tasks of an evaluation: a corpus, judged queries over it, and how their answers are scored."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bixse.data.collection import (
+    CorpusCheck,
     check_corpus,
     check_qrels,
     drop_missing,
@@ -31,6 +32,13 @@ if TYPE_CHECKING:
 
     from bixse.data.collection import MissingDocuments
     from bixse.relevance import Qrels
+
+QUERIES = 256
+PASSAGES = 131_072
+"""Queries and (at most) passages of a task that are kept."""
+SEED = 0
+"""The seed of the choice, part of each hash."""
+FOLDER = "beir-short"
 
 
 @dataclass(frozen=True)
@@ -63,11 +71,10 @@ class Task:
     instructions: tuple[str, ...] = ()
     """Names under which a model's table of instructions may hold the task, the first one it knows counts."""
     inputs: Mapping[str, str] = field(default_factory=dict)
-    """What the task was read from -> hash of its content."""
+    """Name of each input -> hash of its content."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """For the record of a run; "collection" is a path that `inputs` stands for."""
     warnings: tuple[str, ...] = ()
-    """What makes figures on it mislead."""
 
 
 class TaskSource(NamedTuple):
@@ -99,8 +106,7 @@ def collection_task(
 
     Example:
         >>> import tempfile
-        >>> from bixse.data.collection import Collection, Document
-        >>> from bixse.data.collection import save_collection
+        >>> from bixse.data.collection import Collection, Document, save_collection
         >>> toy = Collection("toy", {"d1": Document("", "copies")}, {"q": "copy"}, {"test": {"q": {"d1": 1}}})
         >>> folder = Path(tempfile.mkdtemp())
         >>> save_collection(toy, folder)
@@ -110,26 +116,17 @@ def collection_task(
     """
     folder = Path(folder)
     check_min_relevant_grade(min_relevant_grade)
-    judgements, corpus_file = judgements_of(folder, split), folder / "corpus.jsonl"
-    qrels, missing = read_qrels(judgements), 0
-    texts = read_queries(folder / "queries.jsonl")
-    corpus = check_corpus(corpus_file, qrels)
-    if missing_documents == "drop":
-        qrels, missing = drop_missing(qrels, corpus.missing)
-        corpus.missing.clear()
-    check_qrels(judgements, qrels, texts, corpus.missing)
-    queries = {query_id: texts[query_id] for query_id in qrels}
-    name = folder.resolve().name
-    return Task(
-        name=name,
-        documents=lambda: ((name, document.content) for name, document in stream_documents(corpus_file)),
-        count=corpus.count,
-        query_sets=(QuerySet(name, queries, qrels),),
+    judgements, drop = judgements_of(folder, split), missing_documents == "drop"
+    task, corpus, missing = _judged_corpus(folder, read_qrels(judgements), judgements, drop)
+    (own,) = task.query_sets
+    notes = warn_of_collection(corpus, missing, split, own.queries, own.qrels, min_relevant_grade, exclude_self)
+    return replace(
+        task,
         exclude_self=exclude_self,
         min_relevant_grade=min_relevant_grade,
         inputs=hash_files(files_of_split(folder, split)),
         settings={"collection": folder, "split": split, "missing_documents": missing_documents},
-        warnings=tuple(warn_of_collection(corpus, missing, split, queries, qrels, min_relevant_grade, exclude_self)),
+        warnings=tuple(notes),
     )
 
 
@@ -138,38 +135,33 @@ def graded_task(
 ) -> Task:
     """The queries of a judge's graded pairs, read from the file `graded`; without a collection for run files alone."""
     graded = Path(graded)
-    inputs = {"grades": graded}
     if collection is None:
         own = QuerySet(graded.stem, dict.fromkeys(qrels, ""), qrels)
-        return Task(graded.stem, lambda: iter(()), 0, (own,), exclude_self, inputs=hash_files(inputs))
-    files = {name: Path(collection) / name for name in ("corpus.jsonl", "queries.jsonl")}
-    texts = read_queries(files["queries.jsonl"])
-    corpus = check_corpus(files["corpus.jsonl"], qrels)
-    check_qrels(graded, qrels, texts, corpus.missing)
-    name = Path(collection).resolve().name
-    return Task(
-        name=name,
-        documents=lambda: ((name, document.content) for name, document in stream_documents(files["corpus.jsonl"])),
-        count=corpus.count,
-        query_sets=(QuerySet(name, {query_id: texts[query_id] for query_id in qrels}, qrels),),
-        exclude_self=exclude_self,
-        inputs=hash_files(files | inputs),
-        settings={"collection": Path(collection)},
-    )
+        return Task(graded.stem, lambda: iter(()), 0, (own,), exclude_self, inputs=hash_files({"grades": graded}))
+    folder = Path(collection)
+    task, _, _ = _judged_corpus(folder, qrels, graded)
+    files = {name: folder / name for name in ("corpus.jsonl", "queries.jsonl")} | {"grades": graded}
+    return replace(task, exclude_self=exclude_self, inputs=hash_files(files), settings={"collection": folder})
 
 
-QUERIES = 256
-PASSAGES = 131_072
-"""Queries and (at most) passages of a task that are kept."""
-SEED = 0
-"""Of the choice; part of each hash."""
-FOLDER = "beir-short"
-"""Of the id lists, beside the tasks' folders."""
+def _judged_corpus(folder: Path, qrels: Qrels, source: Path, drop: bool = False) -> tuple[Task, CorpusCheck, int]:
+    """The task of judgements read from `source`, what its corpus shows, and the number of judgements dropped."""
+    corpus_file, missing = folder / "corpus.jsonl", 0
+    texts = read_queries(folder / "queries.jsonl")
+    corpus = check_corpus(corpus_file, qrels)
+    if drop:
+        qrels, missing = drop_missing(qrels, corpus.missing)
+        corpus.missing.clear()
+    check_qrels(source, qrels, texts, corpus.missing)
+    name = folder.resolve().name
+    own = QuerySet(name, {query_id: texts[query_id] for query_id in qrels}, qrels)
+    documents = lambda: ((name, document.content) for name, document in stream_documents(corpus_file))  # noqa: E731
+    return Task(name, documents, corpus.count, (own,)), corpus, missing
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Which queries (in the order of the qrels) and documents (in that of the corpus) of a task are kept.
+    """The queries (in the order of the qrels) and documents (in that of the corpus) of a task that are kept.
 
     Example:
         >>> Cut("toy", ("q1",), ("d1", "d2")).content_hash[:8]

@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 import stat
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -17,7 +17,6 @@ from bixse.errors import BixseError, ConfigError, InputError, OutputExistsError,
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping
-
 
 PACKED = {
     b"\x1f\x8b": ("gzip", "unpack it with `gunzip < FILE > NEW`"),
@@ -30,6 +29,31 @@ PACKED = {
     b"\x28\xb5\x2f\xfd": ("Zstandard", "unpack it with `unzstd < FILE > NEW`"),
 }
 """First bytes of a file -> what it holds instead of UTF-8 text, and how to make that text."""
+LOCK_FILE = ".lock"
+"""In a folder that one process at a time works in."""
+NO_SPACE = (
+    "No space left",
+    "Not enough free space",
+    "Disk quota exceeded",
+    "PytorchStreamWriter",  # torch.save
+    "unexpected pos",  # torch.save, when it closes the file
+    "iostream error",  # torch.save of a small file
+)
+"""Words for a full disk in the errors of libraries that raise no OSError."""
+OS_ERROR = re.compile(r"\(os error (\d+)\)")
+"""Number of an operating system's error in those of safetensors, which are no OSError."""
+CACHE_VARIABLE = "BIXSE_CACHE_DIR"
+"""Environment variable that names the cache folder, or is `NO_CACHE`."""
+NO_CACHE = "none"
+EMBEDDINGS_FOLDER = "embeddings"
+"""Folder of the cache for document embeddings, see `bixse.search.store`."""
+KEPT_SUFFIXES = (".sqlite", ".sqlite-journal", ".safetensors")
+"""Files of that folder; the last ones are of earlier versions."""
+HASHES_FILE = "SHA256SUMS"
+"""Name of the file inside the folder; `sha256sum -c SHA256SUMS` reads it too."""
+FOR_PEOPLE = (".md",)
+"""Suffixes of pages that people edit and no program reads: they have no hash."""
+_LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 
 
 class RepeatedKeyError(ValueError):
@@ -93,21 +117,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 
 
-LOCK_FILE = ".lock"
-"""In a folder that one process at a time works in."""
-NO_SPACE = (
-    "No space left",
-    "Not enough free space",
-    "Disk quota exceeded",
-    "PytorchStreamWriter",  # torch.save
-    "unexpected pos",  # torch.save, when it closes the file
-    "iostream error",  # torch.save of a small file
-)
-"""What libraries that raise errors of their own say of a full disk."""
-OS_ERROR = re.compile(r"\(os error (\d+)\)")
-"""Number of an operating system's error in those of safetensors, which are no OSError."""
-
-
 def not_text(start: bytes) -> str | None:
     """Say what the first bytes of a file tell of its format, and how to make it text; None where it may be text.
 
@@ -162,12 +171,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text can be written as UTF-8; half of a surrogate pair, which JSON can spell, cannot.
-
-    Example:
-        >>> is_unicode("naïve"), is_unicode(chr(0xD83D))
-        (True, False)
-    """
+    """Return True if UTF-8 can write a text; half of a surrogate pair, which JSON can spell, it cannot."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -341,13 +345,6 @@ def hash_files(files: Mapping[str, Path]) -> dict[str, str]:
         ) from error
 
 
-HASHES_FILE = "SHA256SUMS"
-"""Name of the file inside the folder; `sha256sum -c SHA256SUMS` reads it too."""
-FOR_PEOPLE = (".md",)
-"""Suffixes of pages that people edit and no program reads: they have no hash."""
-_LINE = re.compile(r"([0-9a-f]{64})  (.+)")
-
-
 def write_hashes(folder: Path) -> None:
     """Write the hashes of all files below a folder: the last step of writing it."""
     with storage_errors(folder):
@@ -361,7 +358,7 @@ def write_hashes(folder: Path) -> None:
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with a folder that has hashes, in words; None where nothing is, or the folder has none.
+    """Say what is wrong with a folder that has hashes; None where nothing is, or the folder has none.
 
     Files that were added since are not looked at.
     """
@@ -423,3 +420,38 @@ def _load(folder: Path) -> dict[str, str] | None:
 def _is_inside(name: str) -> bool:
     path = PurePosixPath(name)
     return not path.is_absolute() and ".." not in path.parts
+
+
+def cache_folder(choice: str | Path | None = None) -> Path | None:
+    """The cache folder, which need not exist; None where nothing is to be kept.
+
+    `choice` is a folder or "none"; without it BIXSE_CACHE_DIR says the same, else it is the user's cache folder.
+    """
+    found = str(choice) if choice is not None else os.environ.get(CACHE_VARIABLE, "")
+    if found == NO_CACHE:
+        return None
+    if found:
+        return Path(found).expanduser()
+    import platformdirs
+
+    return platformdirs.user_cache_path("bixse", appauthor=False)
+
+
+def cached_files(folder: Path) -> list[Path]:
+    """The files that bixse keeps in a cache folder; what else lies there is none of its business."""
+    found = sorted((folder / EMBEDDINGS_FOLDER).glob("*"))
+    return [path for path in found if path.is_file() and path.suffix in KEPT_SUFFIXES]
+
+
+def clear_cache(folder: Path) -> int:
+    """Delete the files that bixse keeps in a cache folder."""
+    freed = 0
+    for path in cached_files(folder):
+        with suppress(FileNotFoundError):  # another process was faster
+            size = path.stat().st_size
+            path.unlink()
+            freed += size
+    for empty in (folder / EMBEDDINGS_FOLDER, folder):
+        with suppress(OSError):
+            empty.rmdir()
+    return freed

@@ -18,16 +18,19 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from bixse.errors import InputError
-from bixse.files.files import atomic_file, storage_errors
-from bixse.machine import cache_folder
+from bixse.files.files import atomic_file, cache_folder, storage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from typing import BinaryIO
 
-
 REPLACE = "write or fetch it again, or name it by its real format"
-"""What to do about a Parquet file that cannot be read."""
+"""The fix for a Parquet file that cannot be read."""
+BYTES_IN_MEMORY = 2**26
+"""A table up to this size is kept in memory."""
+BYTES_PER_BATCH = 2**23
+"""About so much of a spooled table stands in a record batch: opening the file reads pages of every batch."""
+ROWS_PER_BLOCK = 2**16
 
 
 def save_table(table: pa.Table | pa.RecordBatchReader, path: Path, group_rows: int | None = None) -> None:
@@ -106,7 +109,7 @@ def row_batches(
 
 
 def row_counts(paths: Sequence[Path]) -> list[int]:
-    """How many rows each Parquet file has, by its footer alone."""
+    """Read the number of rows of each Parquet file from its footer."""
     counts = []
     for path in paths:
         with open_table(path) as file:
@@ -142,14 +145,6 @@ def footer_hash(path: Path) -> str:
         return hashlib.sha256(file.read(length)).hexdigest()
 
 
-BYTES_IN_MEMORY = 2**26
-"""A table up to this size is kept in memory."""
-BYTES_PER_BATCH = 2**23
-"""About so much of a spooled table stands in a record batch: opening the file reads pages of every batch."""
-ROWS_PER_BLOCK = 2**16
-"""Rows that are turned into Python objects at a time."""
-
-
 @dataclass(frozen=True)
 class Spool:
     """A table, and the memory map it lies in where it is not in memory."""
@@ -166,7 +161,7 @@ class Spool:
 def spool(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Spool:
     """Record batches as one table: in memory up to 64 MB, else in a file that goes when the table does.
 
-    The file has no name and lies in the cache folder (`bixse.machine`), or among the temporary files where
+    The file has no name and lies in the cache folder (`bixse.files.files`), or among the temporary files where
     nothing is to be cached.
     """
     held: list[pa.RecordBatch] = []

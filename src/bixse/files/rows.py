@@ -23,15 +23,14 @@ from bixse.files.values import FileColumn, FirstRows, InvalidValueError, missing
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping, Sequence
 
-
 FORMATS = (".parquet", ".jsonl", ".csv", ".tsv")
 """Suffixes of files of rows; all but Parquet may have .gz behind it."""
 BLOCK_ROWS = 1024
-"""Most rows of a block."""
 BLOCK_BYTES = 1 << 26
 """Most bytes of text that a block of JSONL or CSV is read from."""
 LONGEST_LINE = 1 << 26
 """Most bytes of one line or field, so that a file without line ends does not fill the memory."""
+BATCH_ROWS = 1024
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Block:
     columns: Mapping[str, list[Any]]
     """Name -> a value per row, as the kind of the column says; None where an optional one is absent."""
     position: int
-    """How many bytes of the file have been read."""
+    """Number of bytes of the file that have been read."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -72,7 +71,11 @@ def read_blocks(
     errors: InvalidFileError | None = None,
     rows: range | None = None,
 ) -> Iterator[Block]:
-    """Read the rows of a file in blocks of bounded size; rows with errors are left out."""
+    """Read a file, or a folder of Parquet files by their names, in blocks of rows; rows with errors are left out.
+
+    None as `errors` raises them all when the file has been read; a list that is given takes them, for a caller that has
+    checks of its own to add. Of Parquet, only the `rows` counted from 0 are read.
+    """
     path = Path(path)
     found = errors if errors is not None else InvalidFileError(path)
     again = partial(_values_of, path, columns, rows)
@@ -438,10 +441,6 @@ def _read_each(
             invalid.add(place)
             found.append(None)
     return found
-
-
-BATCH_ROWS = 1024
-"""Most rows that are turned into text at once."""
 
 
 def write_rows(table: pa.Table | pa.RecordBatchReader, path: str | Path) -> None:

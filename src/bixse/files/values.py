@@ -1,10 +1,11 @@
-"""What a column of a file holds, and the rules that every value of it is checked by."""
+"""The columns of a file: their kinds, the rules that check every value, and hints that fix an invalid one."""
 
 from __future__ import annotations
 
 import math
 import re
 import shlex
+import unicodedata
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,6 +25,16 @@ if TYPE_CHECKING:
 
 ColumnKind: TypeAlias = Literal["text", "id", "number", "integer", "numbers", "any"]
 """Kinds of columns; "numbers" is a list of finite numbers, "any" is taken as it stands."""
+SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "vertical bars"}
+"""Separators of columns, in words."""
+DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+\s*")
+OTHER_NAMES = {
+    "query": ("search", "search_query", "search_term", "question", "query_text", "anchor", "sentence1", "text1"),
+    "document": ("passage", "doc", "document_text", "passage_text", "text", "title", "content", "body", "answer",
+                 "positive", "product", "sentence2", "text2"),
+    "relevance": ("grade", "label", "score", "rating", "stars", "judgement", "judgment", "relevance_score", "rel"),
+}  # fmt: skip
+"""Column of graded pairs -> what others call it."""
 
 
 class InvalidValueError(ValueError):
@@ -44,19 +55,15 @@ class FileColumn:
     """
 
     name: str
-    """Its name in the rows that are read."""
     kind: ColumnKind = "text"
-    """What its values are."""
     needed: bool = True
     """The column has to be there, with a value in every row; else an absent, null, empty or NaN value is None."""
     may_be_empty: bool = False
-    """Of a needed column of text: a value may be empty or null, which is read as ""."""
+    """A value of a needed column of text may be empty or null, which is read as ""."""
     unique: bool = False
     """No two rows have the same value."""
     low: float = -math.inf
-    """Smallest number."""
     high: float = math.inf
-    """Largest number."""
     other_names: tuple[str, ...] = ()
     """Names it may have instead in the file; the first that is there is taken."""
 
@@ -168,7 +175,7 @@ def number_of(value: Any) -> float:
 
 
 def is_empty(value: Any) -> bool:
-    """Whether a value says nothing: null, text of white space alone, or the NaN that data frames write."""
+    """Return True for null, text of white space alone, and the NaN that data frames write."""
     return (
         value is None
         or (isinstance(value, str) and not value.strip())
@@ -176,12 +183,23 @@ def is_empty(value: Any) -> bool:
     )
 
 
+def normal_form(text: str) -> str:
+    r"""A text as it is compared: NFKC, case folded, white space as one space.
+
+    Example:
+        >>> normal_form("  Copy\n a FOLDER "), normal_form(chr(0xFB01) + "le")
+        ('copy a folder', 'file')
+    """
+    folded = text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).casefold()
+    return " ".join(folded.split())
+
+
 class FirstRows:
     """The first row of each value of a column, whose values should all differ.
 
     As long as they do, only their 64-bit hashes are kept: 8 bytes a value, up to 24 while they are sorted. The first
     hash that comes again, which may stand for two values, makes the column be read from its beginning; from then on
-    values and rows are kept themselves.
+    values and rows are kept themselves. `read_again` gives value and row of the column from its beginning.
 
     Example:
         >>> column = [("a", 1), ("b", 2), ("a", 3), ("b", 4)]
@@ -226,20 +244,8 @@ class FirstRows:
             self._hashes.append(joined)
 
 
-SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "vertical bars"}
-"""What may stand between columns, in words."""
-DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+\s*")
-OTHER_NAMES = {
-    "query": ("search", "search_query", "search_term", "question", "query_text", "anchor", "sentence1", "text1"),
-    "document": ("passage", "doc", "document_text", "passage_text", "text", "title", "content", "body", "answer",
-                 "positive", "product", "sentence2", "text2"),
-    "relevance": ("grade", "label", "score", "rating", "stars", "judgement", "judgment", "relevance_score", "rel"),
-}  # fmt: skip
-"""Column of graded pairs -> what others call it."""
-
-
 def number_hint(value: object, otherwise: str) -> str:
-    """How to fix what is not a number.
+    """The fix for a value that is not a number.
 
     Example:
         >>> number_hint("0,5", "drop the row"), number_hint("good", "drop the row")
@@ -251,7 +257,7 @@ def number_hint(value: object, otherwise: str) -> str:
 
 
 def column_hint(column: str, names: Sequence[object], otherwise: str) -> str:
-    """How to get a column that is missing: its name in other letters, or a header with another separator.
+    """The fix for a missing column: its name in other letters, or a header with another separator.
 
     Example:
         >>> column_hint("relevance", ["query", "Relevance "], "add it")
@@ -272,7 +278,7 @@ def column_hint(column: str, names: Sequence[object], otherwise: str) -> str:
 
 @lru_cache
 def missing_column_hint(path: Path, column: str, names: tuple[str, ...], needed: tuple[str, ...]) -> str:
-    """How to get a column that is missing: as `column_hint`, or by a command that maps the columns of graded pairs.
+    """The fix for a missing column: as `column_hint`, or a command that maps the columns of graded pairs.
 
     Example:
         >>> from pathlib import Path

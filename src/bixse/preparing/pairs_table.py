@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from bixse.preparing.convert_settings import ConvertSettings
     from bixse.relevance import GradeScale
 
-_SHORT = {pa.large_string(): pa.string()}
-PAIRS = pa.schema([(field.name, _SHORT.get(field.type, field.type)) for field in SCHEMA])
-"""The columns of graded pairs; few rows are in memory at a time, so that texts need no large offsets."""
 WHOLE = "pairs"
 """Name of the one part where nothing is split."""
 ROWS_AT_ONCE = 4096
@@ -48,7 +45,7 @@ class PairsTable:
     @contextmanager
     def filled(cls, database: duckdb.DuckDBPyConnection, path: Path) -> Iterator[PairsTable]:
         """A table to `add` rows to; afterwards it can be selected from and written."""
-        with storage_errors(path), table_writer(path, PAIRS) as writer:
+        with storage_errors(path), table_writer(path, SCHEMA) as writer:
             table = cls(database, path, writer)
             yield table
         quoted = str(path).replace("'", "''")
@@ -68,7 +65,7 @@ class PairsTable:
             columns["grade"] = columns["own_grade"]
         if task is not None:
             columns["task"] = pa.repeat(task, len(table))
-        self._writer.write_table(pa.table({name: columns[name] for name in PAIRS.names}).cast(PAIRS))
+        self._writer.write_table(pa.table({name: columns[name] for name in SCHEMA.names}).cast(SCHEMA))
         self.count += len(table)
 
     def select(self, settings: ConvertSettings) -> tuple[dict[str, PairColumns], list[TransformReport]]:
@@ -120,7 +117,7 @@ class PairsTable:
         written = {f"{name}.parquet": folder / f"{name}.new" for name in parts}
         with storage_errors(folder):
             for columns, target in zip(parts.values(), written.values(), strict=True):
-                with table_writer(target, PAIRS) as writer:
+                with table_writer(target, SCHEMA) as writer:
                     for table in _of_equal_size(self._selected(columns)):
                         writer.write_table(table)
                         if step is not None:
@@ -138,12 +135,12 @@ class PairsTable:
                 end = start + batch.num_rows
                 until = int(np.searchsorted(columns.rows, end))
                 table = pa.Table.from_batches([batch]).take(columns.rows[done:until] - start)
-                found = {name: table[name] for name in PAIRS.names}
+                found = {name: table[name] for name in SCHEMA.names}
                 found["relevance"] = pa.array(columns.relevance[done:until])
                 if grades is not None and labels is not None:
                     own = grades.take(labels.slice(done, until - done))
                     found |= {name: own[name] for name in grades.column_names}
-                yield pa.table(found).cast(PAIRS)
+                yield pa.table(found).cast(SCHEMA)
                 start, done = end, until
 
     def write_collection(
@@ -246,7 +243,7 @@ class PairsTable:
 
 
 def _of_equal_size(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    held = PAIRS.empty_table()
+    held = SCHEMA.empty_table()
     for table in tables:
         held = pa.concat_tables([held, table])
         while len(held) >= ROWS_AT_ONCE:

@@ -11,7 +11,7 @@ import numpy as np
 
 from bixse.encoders.encode import by_length, encode_texts
 from bixse.encoders.identity import embeddings_key
-from bixse.machine import EMBEDDINGS_FOLDER, cache_folder
+from bixse.files.files import EMBEDDINGS_FOLDER, cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -34,22 +34,16 @@ _TABLE = "CREATE TABLE IF NOT EXISTS embeddings (text BLOB PRIMARY KEY, embeddin
 class EmbeddingStore:
     """The document embeddings that one model has made, in one SQLite file; several processes may use it at once.
 
-    What cannot be read is encoded again; where the folder cannot be written, nothing is kept.
-
-    Example:
-        Only new texts are encoded the second time::
-
-            EmbeddingStore(model).encode(["copy a file", "move a file"])
-            EmbeddingStore(model).encode(["copy a file", "move a file", "open a file"])
+    What cannot be read is encoded again; where the folder cannot be written, nothing is kept. The model must not change
+    while the store is used. `cache` is the choice of `bixse.files.files.cache_folder`.
     """
 
     def __init__(self, model: SentenceTransformer, cache: str | Path | None = None) -> None:
         self.model = model
         root = cache_folder(cache)
         self.path = None if root is None else root / EMBEDDINGS_FOLDER / f"{embeddings_key(model)}.sqlite"
-        """None where nothing is kept."""
         self.failure: str | None = None
-        """Why embeddings could not be kept; None where they were."""
+        """The reason why embeddings could not be kept, or None."""
         self.encoded = 0
         """Texts that were encoded, not read."""
 

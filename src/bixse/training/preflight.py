@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
     from sentence_transformers import SentenceTransformer
 
-    from bixse.data.graded_pairs import GradedPairs, Kind
+    from bixse.data.graded_pairs import GradedPairs
     from bixse.data.task_instructions import Instructions
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.losses.base import GradedLoss
+    from bixse.relevance import Kind
     from bixse.training.config import LongTexts
     from bixse.training.loop.trainer import GradedTrainer
 

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from sentence_transformers import SentenceTransformer
 
-    from bixse.data.graded_pairs import GradedPairs, Kind
+    from bixse.data.graded_pairs import GradedPairs
     from bixse.losses.catalogue import InBatchLabels
+    from bixse.relevance import Kind
     from bixse.training.loop.unlabelled import BaseTargets
 
 EpochIndex: TypeAlias = tuple[int, int]

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from sentence_transformers import SentenceTransformer
 
-    from bixse.data.graded_pairs import GradedPairs, Kind
+    from bixse.data.graded_pairs import GradedPairs
     from bixse.losses.base import GradedLoss
     from bixse.losses.targets import GradedTargets
+    from bixse.relevance import Kind
 
 
 TEXTS_AT_ONCE = 65_536
