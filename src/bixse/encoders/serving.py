@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bixse.errors import ModelError, shorten
-from bixse.files.files import write_with_hash
+from bixse.files.files import storage_errors, usual_modes, write_with_hash
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 POOLING_KEYS = {
@@ -243,6 +244,14 @@ def older_settings(files: ModelFiles) -> dict[str, Any]:
     if modules != files.modules:
         changed["modules.json"] = modules
     return changed
+
+
+@contextmanager
+def saved_for_servers(folder: Path) -> Iterator[None]:
+    """Save a model inside the block: errors are a StorageError, files have usual modes and what older servers need."""
+    with storage_errors(folder), usual_modes(folder):  # safetensors has an error of its own for a full disk
+        yield
+    add_older_settings(folder)
 
 
 def add_older_settings(folder: Path) -> list[str]:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import Field, field_validator, model_validator
 
 from bixse.data.collection import MissingDocuments
-from bixse.encoders.loading.build import AttentionKind
+from bixse.encoders.loading.build import AttentionKind, PoolingMode
 from bixse.encoders.loading.precision import Setting, resolve_precision
-from bixse.encoders.pooling import PoolingMode
 from bixse.errors import SEEDS, ConfigError, did_you_mean
 from bixse.losses.catalogue import LOSSES, LossOptions, check_loss_options
 from bixse.settings import Flag, Settings, paths_in
@@ -285,11 +284,21 @@ class TrainConfig(Settings):
         return {"scale": self.scale, **self.loss_options}
 
     @property
-    def attention_taken(self) -> AttentionKind | None:
-        """The attention asked for, or the one that trains fastest here; None: transformers' choice."""
-        from bixse.encoders.loading.build import attention_to_train_with
+    def pair_files(self) -> tuple[Path, ...]:
+        """The files of graded pairs."""
+        return tuple(paths_in(self.pairs))
 
-        return self.attention or attention_to_train_with(self.train_max_length or self.max_length)
+    @property
+    def dev_folders(self) -> tuple[Path, ...]:
+        """The folders of the dev collections."""
+        return tuple(paths_in(self.dev))
+
+    @property
+    def guards(self) -> list[tuple[Path, str]]:
+        """The folder and the split of each guard collection."""
+        folders = paths_in(self.guard)
+        splits = [self.guard_split] * len(folders) if isinstance(self.guard_split, str) else self.guard_split
+        return list(zip(folders, splits, strict=True))
 
     def identity(self) -> dict[str, Any]:
         """What makes two runs the same."""
@@ -363,7 +372,7 @@ class MergeModelsConfig(Settings):
         if self.guard and not self.dev:
             raise ValueError("got guard without dev; expected both; fix: give dev, or leave guard out")
         if self.weights is not None:
-            from bixse.encoders.interpolation import check_shares  # not at the top: it imports torch
+            from bixse.encoders.weights import check_shares  # not at the top: it imports torch
 
             check_shares(self.weights, len(self.models))
         return self

@@ -21,7 +21,6 @@ from bixse.evaluation.tasks import QuerySet, Task, cut_collection
 from bixse.files.files import hash_files
 from bixse.relevance import MIN_RELEVANT_GRADE
 from bixse.search.bm25 import BM25
-from bixse.settings import paths_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from bixse.data.collection import Collection, MissingDocuments
-    from bixse.encoders.relevance_model import RelevanceModel
     from bixse.relevance import Qrels, Ranking
     from bixse.training.config import TrainConfig
 
@@ -131,10 +129,8 @@ class Watched:
 
 def watched_splits(config: TrainConfig) -> list[Split]:
     """The dev and guard splits of a configuration."""
-    guards = paths_in(config.guard)
-    splits = [config.guard_split] * len(guards) if isinstance(config.guard_split, str) else config.guard_split
-    found = [Split(folder, config.dev_split, "dev") for folder in paths_in(config.dev)]
-    return found + [Split(folder, split, "guard") for folder, split in zip(guards, splits, strict=True)]
+    dev = [Split(folder, config.dev_split, "dev") for folder in config.dev_folders]
+    return dev + [Split(folder, split, "guard") for folder, split in config.guards]
 
 
 def load_watched(
@@ -260,7 +256,7 @@ class MeanEvaluator(BaseEvaluator):
 DevEvaluator: TypeAlias = GradedRetrievalEvaluator | MeanEvaluator
 
 
-def dev_evaluator(config: TrainConfig, model: RelevanceModel, watched: Sequence[Watched]) -> DevEvaluator | None:
+def dev_evaluator(config: TrainConfig, model: SentenceTransformer, watched: Sequence[Watched]) -> DevEvaluator | None:
     """Graded nDCG@10 on the dev queries, over their judged documents and those that BM25 ranks high.
 
     Of several collections the mean decides, each counting as much (BiXSE paper, appendix: BEIR(short)). A prompt that

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -18,11 +18,11 @@ from bixse.encoders.loading.build import no_library_bars
 from bixse.encoders.loading.precision import use_precision
 from bixse.errors import InputError
 from bixse.extensions import extension
-from bixse.training.dev_evaluation import dev_evaluator
+from bixse.training.checks import check_memory, free_memory
 from bixse.training.distributed import world_size
+from bixse.training.inputs import open_training
 from bixse.training.loop.unlabelled import BaseTargets
-from bixse.training.preflight import check_memory, free_memory
-from bixse.training.recipe import check_training, make_model, make_trainer, open_training, steps_of
+from bixse.training.setup import make_parts, make_trainer, steps_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,13 +101,12 @@ def plan_training(config: TrainConfig, out: Path) -> TrainPlan:
 
 def _plan(config: TrainConfig, out: Path) -> TrainPlan:
     inputs = open_training(config, out)
-    model, loss = make_model(config, inputs.instructions)
-    warnings = check_training(config, out, model, loss, inputs)
-    evaluator = dev_evaluator(config, model, inputs.watched)
+    parts = make_parts(config, out, inputs)
+    model, evaluator = cast("RelevanceModel", parts.loss.model), parts.evaluator
     timed = config.optimizer.model_copy(update={"steps": 1 + TIMED_STEPS})
     short = config.model_copy(update={"report_to": (), "optimizer": timed})
     with tempfile.TemporaryDirectory(prefix="bixse-dry-run-") as scratch, no_library_bars():
-        trainer = make_trainer(short, Path(scratch), model, loss, inputs.pairs, None)
+        trainer = make_trainer(short, Path(scratch), inputs, replace(parts, evaluator=None))
         step_bytes = check_memory(trainer)
         free = free_memory(model.device)
         evaluators = [] if evaluator is None else getattr(evaluator, "evaluators", [evaluator])
@@ -136,7 +135,7 @@ def _plan(config: TrainConfig, out: Path) -> TrainPlan:
         seconds_of_base=seconds_of_base,
         seconds_of_merge=seconds_of_merge,
         regrade=regrade,
-        warnings=warnings,
+        warnings=parts.warnings,
     )
 
 

@@ -12,10 +12,9 @@ from pydantic import TypeAdapter
 
 from bixse.calibration.reliability import fit_platt
 from bixse.encoders.embedding import embed_features
-from bixse.encoders.interpolation import interpolate
 from bixse.encoders.loading.precision import autocast
-from bixse.encoders.lora import has_lora
 from bixse.encoders.processes import is_sharded
+from bixse.encoders.weights import has_lora, interpolate
 from bixse.evaluation.statistics import paired_bootstrap, paired_differences
 from bixse.progress import Progress
 from bixse.search.store import EmbeddingStore
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from bixse.encoders.head import RelevanceHead
-    from bixse.encoders.interpolation import Weights
+    from bixse.encoders.weights import Weights
     from bixse.evaluation.statistics import Floats
     from bixse.relevance import Ranking
     from bixse.training.dev_evaluation import Scores, Watched

@@ -112,10 +112,3 @@ def make_weights_float32(model: SentenceTransformer) -> None:
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.dtype in (torch.float16, torch.bfloat16):
             tensor.data = tensor.data.float()
-
-
-def upcast_trainable_to_float32(model: SentenceTransformer) -> None:
-    """Make the weights that are trained float32, in place: a step is less than bf16 can tell apart (1 part in 256)."""
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.float()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from bixse.data.collection import stream_documents
 from bixse.data.run import RUN_FILE, open_run
-from bixse.encoders.identity import model_path_settings
+from bixse.encoders.loading.build import model_path_settings
 from bixse.encoders.loading.precision import resolve_precision, use_precision
 from bixse.errors import InputError
 from bixse.files.files import alone_in, hash_files

@@ -18,9 +18,8 @@ import pyarrow as pa
 
 from bixse.data.trec import run_lines
 from bixse.encoders.encode import encode_on, encode_texts
-from bixse.encoders.identity import model_hashes
 from bixse.encoders.instructions import prompt_for
-from bixse.encoders.loading.build import build_encoder
+from bixse.encoders.loading.build import build_encoder, model_hashes
 from bixse.errors import InputError
 from bixse.files.files import atomic_file
 from bixse.files.parquet import read_table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import zlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -13,7 +14,10 @@ from torch.utils.data import Dataset, Sampler
 
 from bixse.data.columns import first_rows, numbered
 from bixse.data.task_instructions import Instructions
-from bixse.encoders.loading.attention import input_parts
+from bixse.encoders.embedding import positions_computed
+from bixse.encoders.instructions import prompt_for
+from bixse.encoders.loading.backbones import input_parts
+from bixse.encoders.processes import all_reduce_sum
 from bixse.errors import InputError, did_you_mean
 from bixse.losses.targets import GradedTargets
 from bixse.training.loop.unlabelled import KnownEntries
@@ -366,3 +370,48 @@ def shortened_preprocess(model: SentenceTransformer, max_length: int | None) -> 
                 part.max_seq_length = length
 
     return preprocess
+
+
+def prompts_of(model: SentenceTransformer, given: object, pairs: GradedPairs) -> Mapping[str, str] | Instructions:
+    """Return the model's table of task instructions where it has one, else its prompts, under those that are given."""
+    table: Instructions | None = getattr(model, "instructions", None)
+    if table is not None:
+        table.check_tasks("instructions", pairs.tasks[0])
+        return table
+    own = {"query": prompt_for(model, "query"), "document": prompt_for(model, "document")}
+    prompts = {**own, **(given if isinstance(given, dict) else {})}
+    return {name: text for name, text in prompts.items() if isinstance(text, str)}
+
+
+class Throughput:
+    """What a log entry says of the batches since the last one; sums of one process, which `figures` adds up."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * len(COUNTS)
+        self.tokens, self.positions, self.seconds = 0, 0, 0.0  # without padding; all that went through the encoder
+
+    def add(
+        self, counts: torch.Tensor, features: Sequence[Mapping[str, Any]], mini_batch_size: int, seconds: float
+    ) -> None:
+        """One batch: its `COUNTS`, tokenised queries and documents, texts of a pass, and the wall time of its step."""
+        self.counts = [before + new for before, new in zip(self.counts, counts.tolist(), strict=True)]
+        for part in features:
+            mask = part.get("attention_mask")
+            if mask is not None:
+                self.tokens += int(mask.sum())
+                self.positions += positions_computed(mask, mini_batch_size)
+        self.seconds += seconds
+
+    def figures(self, device: torch.device) -> dict[str, float]:
+        """Figures over all processes: counts, pairs and tokens per second, share of the positions that is padding."""
+        exact = torch.float32 if device.type == "mps" else torch.float64
+        own = torch.tensor([*self.counts, self.tokens, self.positions], dtype=exact, device=device)
+        *counts, tokens, positions = all_reduce_sum(own).tolist()
+        said = dict(zip(COUNTS, counts, strict=True))
+        seconds = self.seconds or math.nan
+        return {
+            **{name: said[name] for name in COUNTS[2:]},
+            "padding_waste": round(1 - tokens / positions, 4) if positions else math.nan,
+            "train_pairs_per_second": round(said["pairs"] / seconds, 1),
+            "train_tokens_per_second": round(tokens / seconds, 1),
+        }

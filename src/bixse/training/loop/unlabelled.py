@@ -9,10 +9,8 @@ import numpy as np
 import torch
 
 from bixse.calibration.reliability import fit_platt
-from bixse.encoders.encode import encode_here, encoding_device
-from bixse.encoders.identity import embeddings_key
+from bixse.encoders.encode import embeddings_key, encode_texts
 from bixse.encoders.instructions import prompt_for
-from bixse.encoders.loading.precision import resolve_precision
 from bixse.losses.targets import BaseProbability, GradedTargets
 from bixse.search.store import EmbeddingStore
 
@@ -150,10 +148,7 @@ def _write(
 def _embed(model: SentenceTransformer, texts: Sequence[str], kind: Kind, prompt: str | None) -> NDArray[np.float32]:
     if kind == "document" and (prompt or None) == prompt_for(model, kind):  # what evaluation keeps too
         return EmbeddingStore(model).encode(texts)
-    distinct = list(dict.fromkeys(texts))
-    row_of = {text: row for row, text in enumerate(distinct)}
-    precision = resolve_precision(device=encoding_device(model))
-    return encode_here(model, distinct, kind, prompt or None, precision)[[row_of[text] for text in texts]]
+    return encode_texts(model, texts, kind, prompt=prompt or "")
 
 
 ENTRIES_LOOKED_AT = 2**20
