@@ -27,12 +27,11 @@ from bixse.training.setup import make_parts, make_trainer, steps_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sentence_transformers import SentenceTransformer
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
-    from bixse.encoders.relevance_model import RelevanceModel
     from bixse.training.config import TrainConfig
     from bixse.training.dev_evaluation import Watched
-    from bixse.training.loop.batches import GradedCollator
     from bixse.training.loop.trainer import GradedTrainer
 
 TIMED_STEPS = 5
@@ -102,7 +101,7 @@ def plan_training(config: TrainConfig, out: Path) -> TrainPlan:
 def _plan(config: TrainConfig, out: Path) -> TrainPlan:
     inputs = open_training(config, out)
     parts = make_parts(config, out, inputs)
-    model, evaluator = cast("RelevanceModel", parts.loss.model), parts.evaluator
+    model, evaluator = parts.loss.model, parts.evaluator
     timed = config.optimizer.model_copy(update={"steps": 1 + TIMED_STEPS})
     short = config.model_copy(update={"report_to": (), "optimizer": timed})
     with tempfile.TemporaryDirectory(prefix="bixse-dry-run-") as scratch, no_library_bars():
@@ -162,20 +161,20 @@ def _seconds_of_base(trainer: GradedTrainer) -> float:
     """Seconds to embed the training texts by the base model; leaves targets without content, to time steps with."""
     if getattr(trainer.loss.options, "unlabelled", "zero") == "zero":
         return 0.0
-    model, collator = cast("RelevanceModel", trainer.loss.model), cast("GradedCollator", trainer.data_collator)
+    model, collator = trainer.loss.model, cast("Any", trainer.data_collator)
     collator.base = BaseTargets.unknown(trainer.pairs, model.get_embedding_dimension() or 0)
     rows = trainer.pairs.distinct("document")
     sample = trainer.pairs.texts("document", rows[:: -(-len(rows) // TEXTS_TIMED)])
     return _seconds_to_encode(model, sample) * len(rows) / len(sample)
 
 
-def _seconds_to_merge(model: RelevanceModel, corpus: Watched, weights: int) -> float:
+def _seconds_to_merge(model: SentenceTransformer, corpus: Watched, weights: int) -> float:
     """Seconds to score so many weights on a dev or guard corpus."""
     texts = [document.content for document in corpus.collection.corpus.values()] if weights else []
     return _seconds_to_encode(model, texts) * corpus.encoded_for(weights) / max(1, len(texts))
 
 
-def _seconds_to_encode(model: RelevanceModel, texts: Sequence[str]) -> float:
+def _seconds_to_encode(model: SentenceTransformer, texts: Sequence[str]) -> float:
     if not texts:
         return 0.0
     sample = texts[:: -(-len(texts) // TEXTS_TIMED)]

@@ -40,6 +40,8 @@ from bixse.training.merge import MergeResult, merge, refitted_head
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sentence_transformers import SentenceTransformer
+
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.encoders.weights import Weights
     from bixse.training.config import MergeModelsConfig, TrainConfig
@@ -139,15 +141,14 @@ def merge_tuned(
     progress: bool,
 ) -> tuple[MergeResult, RelevanceHead | None]:
     """Set the trained encoder, or the mean of its best checkpoints, to the best weights between it and the base."""
-    settings, model = config.merge, cast("RelevanceModel", trainer.loss.model)
+    settings, model = config.merge, trainer.loss.model
     assert settings is not None
     device = model.device
     if settings.keep_tuned:
-        whole = cast("RelevanceModel", trainer.whole_model())
+        whole = trainer.whole_model()
         with raise_together():
             if is_main_process():
-                whole.head = head
-                save_model(copy.deepcopy(whole.cpu()), out / TUNED_FOLDER)
+                save_model(copy.deepcopy(whole.cpu()), head, out / TUNED_FOLDER)
         model.to(device)
     tuned = [trained_weights(model)]
     if settings.checkpoints > 1:
@@ -171,9 +172,15 @@ def merge_tuned(
 
 
 def save_model(
-    model: RelevanceModel, folder: Path, merged: MergeResult | None = None, adapters: Path | None = None
+    encoder: SentenceTransformer,
+    head: RelevanceHead | None,
+    folder: Path,
+    merged: MergeResult | None = None,
+    adapters: Path | None = None,
 ) -> None:
-    """Save a model with the card of a merge; adapters are written alone first, if asked for, then merged into it."""
+    """Save an encoder with its head and the card of a merge; adapters are written alone first, then merged into it."""
+    model = cast("RelevanceModel", encoder)
+    model.head = head  # one that came with the base model is not this encoder's
     with quiet_loading():
         if has_lora(model):
             if adapters is not None:

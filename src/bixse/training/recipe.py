@@ -6,7 +6,7 @@ import shutil
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bixse.data.run import Run, Status
-    from bixse.encoders.head import RelevanceHead
-    from bixse.encoders.relevance_model import RelevanceModel
-    from bixse.losses.base import GradedLoss
     from bixse.training.config import TrainConfig
     from bixse.training.loop.trainer import GradedTrainer
 
@@ -98,7 +95,7 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str = "t
         warnings += [] if regrading is None else regrading.warnings()
         history, best = _history(trainer), trainer.state.best_global_step if trainer.evaluator is not None else None
         warnings += _warn_of_no_gain(history, best)
-        merged, head = None, _trained_head(parts.loss, history)
+        merged, head = None, trained_head(parts.loss, _mean_target(history))
         if base is not None:
             merged, head = merge_tuned(config, out, trainer, base, inputs.watched, head, progress)
             warnings += merged.warnings()
@@ -113,9 +110,7 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str = "t
             loss_computed_by=parts.loss.computed_by(parts.loss.model.device),
             regrade=[] if regrading is None else regrading.epochs,
         )
-        whole = cast("RelevanceModel", trainer.whole_model())
-        whole.head = head  # one that came with the base model is not this encoder's
-        guard.together(_save, result, whole, record, trainer, started)
+        guard.together(_save, result, trainer.whole_model(), head, record, trainer, started)
     return result
 
 
@@ -175,16 +170,15 @@ def _warn_of_no_gain(history: Sequence[dict[str, Any]], best: int | None) -> lis
     ]
 
 
-def _trained_head(loss: GradedLoss, history: Sequence[dict[str, Any]]) -> RelevanceHead | None:
-    """Return scale and bias of a loss that has them, with the mean target they were trained on."""
+def _mean_target(history: Sequence[dict[str, Any]]) -> float | None:
     targets = [entry["mean_target"] for entry in history if "mean_target" in entry]
-    return trained_head(loss, sum(targets) / len(targets) if targets else None)
+    return sum(targets) / len(targets) if targets else None
 
 
-def _save(result: TrainResult, model: RelevanceModel, record: Run, trainer: GradedTrainer, started: float) -> None:
+def _save(result: TrainResult, model: Any, head: Any, record: Run, trainer: GradedTrainer, started: float) -> None:
     if not is_main_process():
         return
-    save_model(model, result.model_path, result.merge, result.model_path.with_name(ADAPTER_FOLDER))
+    save_model(model, head, result.model_path, result.merge, result.model_path.with_name(ADAPTER_FOLDER))
     record.results = result.to_json()
     _add_timings(record, started, trainer)
     record.save("finished")
