@@ -61,20 +61,11 @@ def encode_texts(
     progress: Callable[[int], None] | None = None,
     prompt: str | None = None,
 ) -> NDArray[np.float32]:
-    """Embed texts, L2-normalised, as the model's own `encode_query` or `encode_document` would.
+    """Embed N texts, (N, D) L2-normalised, as the model's own `encode_query` or `encode_document` would.
 
-    A model that was given several processes (`encode_on`) shares many texts out among them.
-
-    Args:
-        model: put into evaluation mode for the call.
-        texts: N texts; one without any token (an empty one, of a tokenizer without special tokens) is embedded as 0.
-        kind: chooses the prompt, and the route of a model with a router.
-        precision: "float32" or "bfloat16"; "auto" or None: as the process is set, see `resolve_precision`.
-        progress: called with the number of texts done since the last call.
-        prompt: stands before each text instead of the model's own prompt; "" for none.
-
-    Returns:
-        (N, D) float32; D is `truncate_dim` for a model that cuts its embeddings.
+    A model that was given several processes (`encode_on`) shares many texts out among them. A text without any token is
+    embedded as 0. `progress` is called with the number of texts done since the last call. `prompt` stands before each
+    text instead of the model's own prompt; "" is none.
     """
     row_of = {text: row for row, text in enumerate(dict.fromkeys(texts))}
     distinct = list(row_of)

@@ -89,9 +89,6 @@ class RelevanceHead:
     def cosine_at(self, probability: float) -> float:
         """The cosine that has this probability, between 0 and 1: the inverse of `probability`.
 
-        Raises:
-            InputError: not between 0 and 1, or the slope is 0, where all cosines have one probability.
-
         Example:
             >>> round(RelevanceHead(20.0, -10.0).cosine_at(0.881), 3)
             0.6
@@ -116,9 +113,6 @@ class RelevanceHead:
 
         The prior is the mean relevance of the pairs the probabilities shall be for, between 0 and 1.
 
-        Raises:
-            InputError: the prior is out of range, or that of the head is not known.
-
         Example:
             >>> head = RelevanceHead(20.0, -10.0, prior=0.5)
             >>> round(head.probability(0.6), 3), round(head.at_prior(0.01).probability(0.6), 3)
@@ -135,9 +129,6 @@ class RelevanceHead:
 
     def threshold_for(self, precision: float) -> float:
         """The probability from which documents are as often relevant as asked for.
-
-        Raises:
-            InputError: the head was not calibrated for this precision.
 
         Example:
             >>> found = Threshold(0.9, 0.62, 0.91, 0.85, 0.95, 0.4, 120, 60, 0.5)

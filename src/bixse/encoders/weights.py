@@ -153,20 +153,8 @@ def add_lora(
     A pretrained head after the pooling (`pooling="cls-head"`) is trained whole. A folder saved from then on holds the
     adapters and the name of the base model, until `merge_lora`.
 
-    Args:
-        model: changed in place.
-        rank: of the adapters; the BiXSE paper takes 32 for its 3B encoders.
-        alpha: their scale is alpha / rank; None takes 2 * rank.
-        dropout: of what goes into an adapter, in [0, 1).
-        targets: names of the layers that get one, or "all-linear".
-        options: any other argument of `peft.LoraConfig`, such as `use_dora` or `use_rslora`.
-
     Returns:
         The number of weights that are trained.
-
-    Raises:
-        InputError: peft is not installed, or does not take an option.
-        ModelError: the encoder has no transformer, has adapters already, or none of its layers is a target.
     """
     try:
         from peft import LoraConfig

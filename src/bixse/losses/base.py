@@ -45,14 +45,6 @@ class GradedLoss(nn.Module, ABC):
     queries against the documents of all. `order` among the document features says where each column of the batch
     stands among the gathered documents; `GradedTrainer` collates it. The mean over processes is then the loss of the
     whole batch, and so are its gradients.
-
-    Args:
-        model: the encoder that is trained.
-        options: keywords, see `LossOptions` and its subclass of each loss.
-
-    Raises:
-        ModelError: the model embeds no texts, as a CrossEncoder.
-        ConfigError: an option that is unknown or outside its range.
     """
 
     options_class: ClassVar[type[LossOptions]] = LossOptions
@@ -76,9 +68,6 @@ class GradedLoss(nn.Module, ABC):
         """Loss of one batch: the first feature set holds the queries, the others documents.
 
         The arithmetic after the encoder is float32 whatever autocast says.
-
-        Raises:
-            InputError: no document column, no labels, or labels that do not fit the columns.
         """
         query_features, *document_features = list(sentence_features)
         if not document_features or labels is None:

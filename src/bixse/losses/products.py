@@ -35,9 +35,6 @@ def product_dtype(products: Setting, device: torch.device, embeddings: torch.dty
 
     "auto" is float32 on the processor, and elsewhere what the process computes in (`precision`). Float64 embeddings
     are never rounded.
-
-    Raises:
-        InputError: bfloat16 was asked for, and the installed PyTorch has no product of bf16 with a float32 result.
     """
     if embeddings == torch.float64:
         return embeddings

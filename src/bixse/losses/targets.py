@@ -124,18 +124,9 @@ class GradedTargets:
         own: Sequence[Sequence[int]] | None = None,
         in_batch_labels: InBatchLabels = "known",
     ) -> GradedTargets:
-        """From the ids of a batch and every grade that is known.
+        """Make the targets of B queries and N documents from every grade that is known: query -> document -> relevance.
 
-        Args:
-            query_ids: B ids; a query may stand in several rows.
-            document_ids: N ids, each once.
-            graded: query id -> document id -> relevance, of at least the batch's own pairs; NaN masks.
-            own: for each row the columns of its own documents; needed for "paper".
-            in_batch_labels: "known" fills every entry whose grade is known; "paper" only a row's own entries, all else
-                0.
-
-        Raises:
-            InputError: a document id occurs twice, "paper" without `own`, or a relevance off [0, 1].
+        "paper" fills only a row's own entries (`own` has their columns), "known" every entry whose grade is known.
         """
         if len(set(document_ids)) != len(document_ids):
             raise InputError(

@@ -175,13 +175,7 @@ def queries_of(watched: Sequence[Watched]) -> dict[str, Mapping[str, str]]:
 
 
 def check_not_trained_on(held_out: Mapping[str, Mapping[str, str]], queries: Iterable[str], allowed: bool) -> list[str]:
-    """Refuse held-out queries among the texts of the training queries, or return warnings where they are allowed.
-
-    Args:
-        held_out: name of a collection -> query id -> text.
-        queries: texts of the training queries.
-        allowed: whether they may stand on both sides.
-    """
+    """Refuse held-out queries among the texts of the training queries, or return warnings where they are allowed."""
     trained = {text for own in held_out.values() for text in own.values()}.intersection(queries)
     said = []
     for name, own in held_out.items():

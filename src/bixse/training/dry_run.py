@@ -81,11 +81,6 @@ def plan_training(config: TrainConfig, out: Path) -> TrainPlan:
 
     A few steps are trained into a temporary folder: the first one warms up, up to five more are timed.
 
-    Raises:
-        InputError: as `train`, also where a batch does not fit into memory; or several processes were started.
-        OutputExistsError: `out` holds another run.
-        StorageError: the disk has no room for the checkpoints.
-
     Example:
         ::
 

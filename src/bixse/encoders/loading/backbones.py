@@ -68,12 +68,7 @@ def switch_attention(model: SentenceTransformer, implementation: str | None) -> 
 
 
 def set_attention(model: SentenceTransformer, name: str, bare: bool, bidirectional: bool | None) -> None:
-    """Make a bare decoder an encoder, and switch its attention as asked; what is there already is tried out.
-
-    Raises:
-        ModelError: attention that cannot be switched, is not as saved or does not suit the pooling; embeddings that
-            depend on the padding.
-    """
+    """Make a bare decoder an encoder, and switch its attention as asked; what is there already is tried out."""
     decoder = bare and not all(sees_whole_text(part) for part in backbones(model))
     if decoder:
         prepare_decoder(model)
@@ -100,9 +95,6 @@ def make_bidirectional(model: SentenceTransformer, name: str) -> None:
     """Let every token of a decoder attend to the whole text (LLM2Vec, BehnamGhader et al. 2024, arXiv:2404.05961).
 
     Uses the switch of transformers (`config.is_causal`), which is saved in the model's config.json.
-
-    Raises:
-        ModelError: an architecture on which the switch has no effect.
     """
     for part in backbones(model):
         if sees_whole_text(part):

@@ -41,9 +41,6 @@ def precision_setting() -> Setting:
 def use_precision(setting: str | None) -> Iterator[None]:
     """Compute so inside the block, in this process and those that it starts; "auto" and None leave it as it is.
 
-    Raises:
-        InputError: no such setting, here or in the environment variable.
-
     Example:
         >>> with use_precision("float32"):
         ...     resolve_precision()

@@ -42,13 +42,8 @@ class BatchPlan(Sampler[list[EpochIndex]]):
     """Batches of query groups of one task each; a function of (seed, epoch), the same on every process.
 
     Several processes all read the same plan and each takes its part of every batch, so that tasks agree at every step
-    and the result does not depend on the number of processes.
-
-    Args:
-        pairs: the graded pairs.
-        batch_size: queries of a batch, over all processes, at least 1; a task's last batch may be smaller.
-        seed: of the order.
-        shares: task -> share of its queries that stand in an epoch, in (0, 1], drawn anew each time; 1 for others.
+    and the result does not depend on the number of processes. A task's last batch may be smaller. `shares` are those of
+    a task's queries that stand in an epoch, in (0, 1], drawn anew each time.
     """
 
     def __init__(
@@ -201,14 +196,7 @@ class KnownGrades:
 class GradedCollator:
     """Drawn groups to what the trainer feeds a loss: two tokenised columns and the known relevance.
 
-    Args:
-        preprocess: tokenises texts: `model.preprocess`.
-        pairs: all pairs; their grades fill the entries of the batch when `in_batch_labels` is "known".
-        in_batch_labels: see `LossOptions`.
-        prompts: prompt of the columns "query" and "document", or a table of task instructions. Of several
-            instructions of a task one is chosen by the queries of the batch, the same in every process.
-        rank: number of this process, from 0.
-        world_size: W, how many processes share each batch.
+    Of several instructions of a task one is chosen by the queries of the batch, the same in every process.
 
     A batch of B groups holds `query_*` (B rows), `document_*` (N distinct documents), `label` (the tensors of
     `GradedTargets`), `counts`, and in `numbers` those of its groups and documents. Of several processes each collates

@@ -100,16 +100,10 @@ class BaseTargets:
 def base_embeddings(
     model: SentenceTransformer, pairs: GradedPairs, folder: Path, prompt: Callable[[int, Kind], str | None]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Embed the query of each group and each distinct document by a model, at its own length, or read what is there.
+    """Return (G, D0) embeddings of the query of each group and (N, D0) of each distinct document, mapped read-only.
 
-    Args:
-        model: the base model.
-        pairs: graded pairs with G groups and N distinct documents.
-        folder: where the files of this model and these pairs are kept.
-        prompt: task and kind -> what stands before a text. A document of several tasks has the prompt of its first.
-
-    Returns:
-        (G, D0) and (N, D0), mapped read-only.
+    They are made by the model, at its own length, or read from `folder`. `prompt` gives what stands before a text of a
+    task and kind; a document of several tasks has the prompt of its first.
     """
     key = f"{embeddings_key(model)}-{pairs.content_hash()[:16]}"
     groups = pairs.groups()
