@@ -40,9 +40,7 @@ class Threshold:
     recall: float
     """Share of all relevant documents that were among them."""
     pairs: int
-    """Held-out pairs at least this probable."""
     queries: int
-    """Queries of these pairs."""
     relevant_from: float
     """Relevance from which a document counts as relevant."""
 
@@ -73,7 +71,6 @@ class RelevanceHead:
     prior: Share | None = None
     """Mean relevance of the pairs that the probabilities are for, between 0 and 1; None: not known."""
     thresholds: tuple[Threshold, ...] = ()
-    """For wanted precisions, the highest first."""
 
     def logit(self, cosine: Cosines) -> Cosines:
         return self.slope * (self.logit_scale * cosine + self.logit_bias) + self.intercept

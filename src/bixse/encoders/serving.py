@@ -53,7 +53,6 @@ class Reading:
     length: int | None = None
     """Tokens of a text that are read; None where nothing limits them."""
     normalised: bool = True
-    """Whether embeddings have length 1."""
     left_out: tuple[str, ...] = ()
     """Folders of modules after the pooling that are not applied."""
     prompts: bool = False
@@ -101,7 +100,6 @@ class ModelFiles:
                 )
         prompts = (self.read("config_sentence_transformers.json") or {}).get("prompts") or {}
         self.prompts = {name: text for name, text in prompts.items() if text}
-        """Name -> text of the prompts that are not empty."""
         pooling = self.module("Pooling")
         self.pooling_file = f"{pooling['path']}/config.json" if pooling else None
         self.pooling: dict[str, Any] | None = self.read(self.pooling_file) if self.pooling_file else None
@@ -222,7 +220,6 @@ READERS: dict[str, Callable[[ModelFiles], Reading]] = {
     "llama.cpp before April 2026": partial(llama_cpp, new=False),
     "llama.cpp since": partial(llama_cpp, new=True),
 }
-"""Name of a reader -> its rules."""
 
 
 def older_settings(files: ModelFiles) -> dict[str, Any]:

@@ -219,7 +219,6 @@ class _Tile:
     rows: slice
     columns: slice
     known: slice
-    """Place of its known entries in the sorted targets."""
 
 
 def _tiles(targets: GradedTargets, shape: tuple[int, int]) -> tuple[list[_Tile], tuple[Tensor, Tensor, Tensor]]:

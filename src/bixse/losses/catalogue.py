@@ -66,7 +66,6 @@ LOSSES: dict[str, LossEntry] = {
     "lambdarank": LossEntry("LambdaLoss", {"weighting": "lambdarank"}),
     "ndcg-loss2++": LossEntry("LambdaLoss", {"weighting": "ndcg-loss2++"}),
 }
-"""The catalogue: word in a config or on the command line -> what it builds."""
 
 
 def build_loss(word: str, model: SentenceTransformer, **options: Any) -> GradedLoss:

@@ -49,7 +49,6 @@ FEWEST_LOSSES = 3
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 """Where a container on Linux writes how much memory it may use."""
 CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
-"""Where it writes how much it uses."""
 
 
 def check_pairs(

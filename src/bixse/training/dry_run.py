@@ -39,7 +39,6 @@ TIMED_STEPS = 5
 SECONDS = 30.0
 """No further step is begun after this time."""
 TEXTS_TIMED = 128
-"""Texts of dev that are encoded to see how long all take."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,6 @@ class TrainPlan:
     step_bytes: int
     """Memory that a step takes beside them: states of a batch, gradients, moments; a lower bound."""
     free_bytes: int
-    """On the device, now."""
     seconds_per_step: float
     """Median of the timed steps."""
     timed_steps: int

@@ -82,7 +82,6 @@ class MergeResult:
     tolerance: float
     """nDCG@10 by which a guard collection may fall below the base model."""
     candidates: int = 1
-    """Weights that it was chosen from."""
     documents: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Collection -> documents that were searched, documents of its corpus."""
     checkpoints: int = 1

@@ -56,7 +56,6 @@ class MergedModel:
     result: MergeResult
     warnings: list[str]
     reused: bool = False
-    """The merge was finished before."""
 
 
 def merge_models(config: MergeModelsConfig, out: str | Path, progress: bool = False) -> MergedModel:

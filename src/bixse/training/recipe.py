@@ -38,13 +38,11 @@ class TrainResult:
     model_path: Path
     """Folder of the model; loads in plain SentenceTransformer."""
     reused: bool
-    """The run was finished before; nothing was trained."""
     history: list[dict[str, Any]]
     """Log entries, one per step and one per dev evaluation; `log.jsonl` of the run adds throughput."""
     best_step: int | None
     """Step of the checkpoint that was kept; None without a dev collection."""
     warnings: list[str]
-    """What the user should know."""
     learning_rate: float
     """The encoder's peak rate, scaled to the queries of a step."""
     merge: MergeResult | None = None

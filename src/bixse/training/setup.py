@@ -44,7 +44,6 @@ class Parts:
     loss: GradedLoss
     evaluator: DevEvaluator | None
     warnings: list[str]
-    """What the user should know."""
 
 
 def make_parts(config: TrainConfig, out: Path, inputs: Inputs) -> Parts:

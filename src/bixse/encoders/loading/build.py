@@ -38,7 +38,6 @@ DEMO_WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 """What the hub takes as a name: `owner/name`, or the name alone of a few old models."""
 OWN_WORDS = ("bm25", "demo")
-"""Words that stand for what is on no hub."""
 MODEL_FILES = ("modules.json", "config.json")
 """Files that make a folder, or a repository of the hub, a model."""
 MODEL_SUFFIXES = (".safetensors", ".bin", ".json", ".txt", ".model", ".py", ".jinja")

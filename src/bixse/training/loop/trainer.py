@@ -68,7 +68,6 @@ if TYPE_CHECKING:
 FIX = "lower learning_rate or set max_grad_norm, and give another --out folder"
 """What to do about training that has diverged."""
 BASE_FOLDER = "base"
-"""Folder of the base model's embeddings, among the checkpoints."""
 TrainingData: TypeAlias = GradedPairs | Dataset | Mapping[str, Dataset]
 """Graded pairs, a data set with their columns, or several data sets by task."""
 
@@ -149,7 +148,6 @@ class GradedTrainer(SentenceTransformerTrainer):
         self.pairs = _pairs_of(train_dataset)
         self.plan = _plan(args, self.pairs, args.train_batch_size)
         self.suspects: SuspectCollector | None = None
-        """What looks for zeros to doubt in every batch; see `collect_suspects`."""
         self.seconds_in_steps = 0.0
         """Wall time of the training steps alone, evaluation and saving excluded."""
         self.throughput = Throughput()

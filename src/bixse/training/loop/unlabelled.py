@@ -36,11 +36,8 @@ class KnownEntries(NamedTuple):
     """What is known of the entries of a batch."""
 
     task: int
-    """Number of its task."""
     groups: NDArray[np.int64]
-    """(B,) numbers of its query groups."""
     documents: NDArray[np.int32]
-    """(N,) numbers of its documents."""
     targets: GradedTargets
 
 
@@ -57,7 +54,6 @@ class BaseTargets:
     documents: NDArray[np.float32]
     """(N, D0) embedding of each distinct document."""
     weight: float
-    """What the probabilities are multiplied by."""
     curves: dict[int, tuple[float, float]]
     """Task, by its number -> scale and bias of sigma(scale * cos + bias)."""
 
@@ -221,7 +217,6 @@ class RegradedEpoch:
 
     epoch: int
     asked: int
-    """Pairs."""
     graded: int
     relevant: int
     """Of these, pairs with a relevance of at least 0.5."""
