@@ -125,7 +125,7 @@ def train_arm(arm: dict[str, Any], seed: int, pairs: GradedPairs, texts: list[st
         loss = build_loss("bixse", model, scale=config.scale)
     pull = PullToBase(dict(model.named_parameters()), base, arm["l2"]) if "l2" in arm else None
     with tempfile.TemporaryDirectory() as folder:
-        arguments = training_arguments(config, Path(folder), None)
+        arguments = training_arguments(config.resolved(), Path(folder), None)
         arguments.save_strategy = "no"
         trainer = GradedTrainer(model, arguments, pairs, loss=loss, callbacks=[pull] if pull else [])
         trainer.train()
