@@ -98,7 +98,6 @@ class RelevanceHead:
         return ((log_odds(probability) - self.intercept) / self.slope - self.logit_bias) / self.logit_scale
 
     def as_trained(self) -> RelevanceHead:
-        """The head without calibration and thresholds."""
         return replace(self, slope=1.0, intercept=0.0, calibrated_on=None, prior=self.trained_prior, thresholds=())
 
     def at_prior(self, prior: float) -> RelevanceHead:

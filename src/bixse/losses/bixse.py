@@ -93,7 +93,6 @@ class BiXSELoss(GradedLoss):
         return self.options.binarise_at
 
     def logits(self, cosines: Tensor) -> Tensor:
-        """Alpha cos + beta."""
         return self.logit_scale.detach() * cosines + self.logit_bias.detach()
 
     def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:

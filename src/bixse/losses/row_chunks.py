@@ -28,7 +28,7 @@ ENTRIES_PER_CHUNK = 2**22
 
 
 class ChunkResult(NamedTuple):
-    """What a loss says of a block of R rows."""
+    """The result of a loss on a block of R rows."""
 
     value: Tensor
     """Sum of the rows' terms."""
@@ -51,7 +51,7 @@ class RowWiseLoss(GradedLoss):
 
     @abstractmethod
     def chunk_result(self, logits: Tensor, targets: GradedTargets) -> ChunkResult:
-        """Of (R, N) logits, scale * cosine, which may be overwritten; targets count rows from the block's first."""
+        """Return the result of (R, N) logits, scale * cosine, which may be overwritten; rows are those of the block."""
 
     def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
         """As every loss; 0 where there is nothing to learn."""

@@ -65,7 +65,6 @@ class BaseProbability:
         return logits.sigmoid_().mul_(weight)
 
     def of_queries(self, rows: slice) -> BaseProbability:
-        """Return the same for some of the queries."""
         return replace(self, queries=self.queries[rows])
 
     def to(self, device: torch.device | str) -> BaseProbability:
@@ -97,7 +96,7 @@ class GradedTargets:
     def from_entries(
         cls, rows: ArrayLike, columns: ArrayLike, relevance: ArrayLike, shape: tuple[int, int]
     ) -> GradedTargets:
-        """From M known entries (NaN masks one); InputError where one is outside the batch, twice, or off [0, 1]."""
+        """Make targets of M known entries (NaN masks one), each inside the batch, given once and in [0, 1]."""
         row, column = (torch.as_tensor(np.asarray(part, dtype=np.int64)) for part in (rows, columns))
         values = torch.as_tensor(np.asarray(relevance))
         if not values.is_floating_point():
@@ -156,7 +155,7 @@ class GradedTargets:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> GradedTargets:
-        """What `tensors` gave, on whatever device it is now; nothing is checked again."""
+        """Return the targets that gave these `tensors`, on the device they are on now; nothing is checked again."""
         base = [tensors[name] for name in BASE_TENSORS if name in tensors]
         unlabelled = BaseProbability(*base) if base else None
         return cls(tensors["rows"], tensors["columns"], tensors["relevance"], shape, unlabelled)
@@ -172,7 +171,7 @@ class GradedTargets:
         )
 
     def number_counted(self) -> Tensor:
-        """How many entries are not masked."""
+        """Return the number of entries that are not masked."""
         return self.shape[0] * self.shape[1] - self.relevance.isnan().sum()
 
     def check_fits(self, what: str, queries: Tensor, documents: Tensor) -> None:

@@ -280,34 +280,31 @@ class TrainConfig(Settings):
 
     @property
     def all_loss_options(self) -> dict[str, Any]:
-        """What the loss is built with: `loss_options` and the scale."""
+        """The options of the loss: `loss_options` and the scale."""
         return {"scale": self.scale, **self.loss_options}
 
     @property
     def pair_files(self) -> tuple[Path, ...]:
-        """The files of graded pairs."""
         return tuple(paths_in(self.pairs))
 
     @property
     def dev_folders(self) -> tuple[Path, ...]:
-        """The folders of the dev collections."""
         return tuple(paths_in(self.dev))
 
     @property
     def guards(self) -> list[tuple[Path, str]]:
-        """The folder and the split of each guard collection."""
         folders = paths_in(self.guard)
         splits = [self.guard_split] * len(folders) if isinstance(self.guard_split, str) else self.guard_split
         return list(zip(folders, splits, strict=True))
 
     def identity(self) -> dict[str, Any]:
-        """What makes two runs the same."""
+        """Return the settings that make two runs the same."""
         regrade = None if self.regrade is None else self.regrade.identity()
         unset = {"sharding"} if self.sharding is None else set()  # runs that were begun before there was this setting
         return {**self.model_dump(mode="json", exclude=unset), "regrade": regrade}
 
     def resolved(self) -> TrainConfig:
-        """These settings with the precision that is computed in here, never "auto"."""
+        """Return these settings with the precision that this machine computes in, never "auto"."""
         return self.model_copy(update={"precision": resolve_precision(self.precision)})
 
     @field_validator("loss_options")
@@ -378,7 +375,7 @@ class MergeModelsConfig(Settings):
         return self
 
     def identity(self) -> dict[str, Any]:
-        """What makes two merges the same; how w is chosen counts only where it is chosen."""
+        """Return the settings that make two merges the same; how w is chosen counts only where it is chosen."""
         chosen = {"candidates", "documents", "guard_tolerance"} if self.dev else set()
         return self.model_dump(mode="json", include={"models", "weights", "max_length", *chosen}) | {
             "precision": resolve_precision()

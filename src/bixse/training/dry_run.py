@@ -162,7 +162,6 @@ def _seconds_of_base(trainer: GradedTrainer) -> float:
 
 
 def _seconds_to_merge(model: SentenceTransformer, corpus: Watched, weights: int) -> float:
-    """Seconds to score so many weights on a dev or guard corpus."""
     texts = [document.content for document in corpus.collection.corpus.values()] if weights else []
     return _seconds_to_encode(model, texts) * corpus.encoded_for(weights) / max(1, len(texts))
 

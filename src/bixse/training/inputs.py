@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Inputs(NamedTuple):
-    """What a configuration names, read."""
+    """The files that a configuration names, read, and the record of the run."""
 
     where: str
     """Names of the files of pairs, for messages."""

@@ -161,12 +161,10 @@ class MergeResult:
         return "## Weights merged with the base model\n\n" + "".join(f"- {line}\n" for line in self.lines())
 
     def to_json(self) -> dict[str, Any]:
-        """As `run.json` holds it."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> MergeResult:
-        """From what `run.json` holds."""
         return TypeAdapter(cls).validate_python(values)
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a training run left; `run.json` holds all but the first two."""
+    """The result of a training run; `run.json` holds all but the first two fields."""
 
     model_path: Path
     """Folder of the model; loads in plain SentenceTransformer."""
@@ -52,7 +52,6 @@ class TrainResult:
     """What a judge said of suspicious zeros after each epoch."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `run.json` holds."""
         return {name: value for name, value in asdict(self).items() if name not in ("model_path", "reused")}
 
     @classmethod

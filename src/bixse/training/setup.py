@@ -39,7 +39,7 @@ CHECKPOINTING: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Parts:
-    """What a trainer is made of, checked."""
+    """The parts of a trainer, checked."""
 
     loss: GradedLoss
     evaluator: DevEvaluator | None
@@ -155,7 +155,6 @@ def steps_of(config: TrainConfig, batches: int) -> tuple[int, int, int]:
 
 
 def _check_trackers(names: Sequence[str]) -> None:
-    """Refuse a tracker whose package is not there before any training."""
     missing = [name for name in names if name not in get_available_reporting_integrations()]
     if missing:
         raise InputError(

@@ -182,7 +182,6 @@ def _token_states(part: Any, tokens: Tensor) -> Tensor:
 
 
 def _unit_embedding(model: SentenceTransformer, texts: list[str]) -> Tensor:
-    """(D,) embedding of the first text."""
     embeddings = _evaluated(model, model.preprocess(texts), model.device)["sentence_embedding"]
     return torch.nn.functional.normalize(embeddings[0], dim=0)
 

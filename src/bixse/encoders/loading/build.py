@@ -263,7 +263,7 @@ def _check_all_layers(model: SentenceTransformer, name: str, left_over: set[str]
 
 
 def _reads_pooler(model: SentenceTransformer) -> bool:
-    """Whether the embedding is the backbone's own `pooler_output`; its weights count then."""
+    """Return True if the embedding is the backbone's own `pooler_output`; its weights count then."""
     from bixse.encoders.loading.backbones import backbones
 
     outputs = [

@@ -68,7 +68,6 @@ class BatchPlan(Sampler[list[EpochIndex]]):
         self.epoch = epoch
 
     def of_epoch(self, epoch: int) -> BatchPlan:
-        """Return the same plan at an epoch."""
         plan = copy.copy(self)
         plan.set_epoch(epoch)
         return plan
@@ -141,7 +140,6 @@ class GroupDataset(Dataset[DrawnGroup]):
         self.take(pairs)
 
     def take(self, pairs: GradedPairs) -> None:
-        """Draw from these pairs from now on."""
         self.pairs, self.groups = pairs, pairs.groups()
 
     def __len__(self) -> int:
@@ -227,7 +225,6 @@ class GradedCollator:
         self.take(pairs)
 
     def take(self, pairs: GradedPairs) -> None:
-        """Read texts and grades from these pairs from now on."""
         self.pairs, self.known = pairs, KnownGrades(pairs)
 
     def __call__(self, groups: Sequence[DrawnGroup]) -> dict[str, Any]:
@@ -271,7 +268,6 @@ class GradedCollator:
         return KnownEntries(self.task_of(groups), numbers, documents, self._targets(groups, documents)[0])
 
     def task_of(self, groups: Sequence[DrawnGroup]) -> int:
-        """Return the number of a batch's task."""
         return int(self.pairs.groups().tasks[groups[0].number])
 
     def first_prompt(self, task: int, kind: Kind) -> str | None:

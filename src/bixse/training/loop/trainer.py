@@ -403,7 +403,6 @@ def _pairs_of(data: TrainingData) -> GradedPairs:
 
 
 def _as_datasets(data: TrainingData) -> Any:
-    """As sentence-transformers' trainer keeps them."""
     if isinstance(data, Mapping):
         return DatasetDict({str(name): _as_datasets(part) for name, part in data.items()})
     return Dataset(_pairs_of(data).table)  # checks the columns

@@ -33,7 +33,7 @@ FIT_ENTRIES = 2**20
 
 
 class KnownEntries(NamedTuple):
-    """What is known of the entries of a batch."""
+    """The known entries of a batch."""
 
     task: int
     groups: NDArray[np.int64]
@@ -58,7 +58,6 @@ class BaseTargets:
     """Task, by its number -> scale and bias of sigma(scale * cos + bias)."""
 
     def of(self, task: int, groups: NDArray[np.int64], documents: NDArray[Any]) -> BaseProbability:
-        """Return the targets of a batch's unlabelled entries."""
         curve = torch.tensor([*self.curves[task], self.weight], dtype=torch.float32)
         return BaseProbability(self._rows(self.queries, groups), self._rows(self.documents, documents), curve)
 
@@ -195,7 +194,7 @@ class SuspectCollector:
 
     @torch.no_grad()
     def look(self, queries: torch.Tensor, documents: torch.Tensor, targets: GradedTargets) -> None:
-        """Of (B, D) queries and (N, D) documents, L2-normalised; the loss calls it."""
+        """Look at (B, D) queries and (N, D) documents, L2-normalised; the loss calls this."""
         stride = max(1, -(-len(queries) * len(documents) // ENTRIES_LOOKED_AT))
         start = self.step % stride
         logits = self.loss.logits(queries[start::stride].float() @ documents.float().T)
@@ -213,7 +212,7 @@ class SuspectCollector:
 
 @dataclass(frozen=True)
 class RegradedEpoch:
-    """What came of the questions after an epoch."""
+    """The outcome of the questions after an epoch."""
 
     epoch: int
     asked: int
@@ -229,7 +228,6 @@ class RegradedEpoch:
     """Why the judge did not answer all; training went on with what is known."""
 
     def line(self) -> str:
-        """For people."""
         mean = "" if self.mean_relevance is None else f", mean relevance {self.mean_relevance:.3f}"
         return (
             f"regraded after epoch {self.epoch}: {self.graded} of {self.asked} suspicious zeros, "
