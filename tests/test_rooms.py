@@ -30,7 +30,7 @@ BUDGET = {
     "data": (2400, 29),
     "report": (980, 11),
     "encoders": (2420, 19),
-    "losses": (2150, 18),
+    "losses": (2150, 17),
     "search": (850, 23),
     "evaluation": (1330, 41),
     "calibration": (1040, 35),

@@ -177,3 +177,9 @@ def _sum_of_unlabelled(targets: GradedTargets) -> Tensor:
     block = sample.unlabelled.block(slice(None), slice(None))
     block[sample.rows, sample.columns] = 0.0
     return block.sum() * (targets.shape[0] / max(1, sample.shape[0]))
+
+
+def mean_of_all(values: Tensor) -> float:
+    """Mean over the values of all processes; 0.5 when there is none."""
+    total, number = all_reduce_sum(torch.stack([values.sum(), values.new_tensor(values.numel())])).tolist()
+    return total / number if number else 0.5
