@@ -23,14 +23,14 @@ from transformers import TrainerCallback, set_seed
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pydocs import PYDOCS_SCALE, load_pydocs
 from bixse.encoders.loading.build import build_encoder
-from bixse.encoders.lora import add_lora, merge_lora
+from bixse.encoders.weights import add_lora, merge_lora
 from bixse.evaluation.metrics import PRIMARY_METRIC, evaluate_run
 from bixse.losses.bixse import BiXSELoss
 from bixse.losses.catalogue import build_loss
 from bixse.search.search_collection import encode_collection
 from bixse.training.config import TrainConfig
 from bixse.training.loop.trainer import GradedTrainer
-from bixse.training.recipe import training_arguments
+from bixse.training.setup import training_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -125,7 +125,7 @@ def train_arm(arm: dict[str, Any], seed: int, pairs: GradedPairs, texts: list[st
         loss = build_loss("bixse", model, scale=config.scale)
     pull = PullToBase(dict(model.named_parameters()), base, arm["l2"]) if "l2" in arm else None
     with tempfile.TemporaryDirectory() as folder:
-        arguments = training_arguments(config, Path(folder), None)
+        arguments = training_arguments(config.resolved(), Path(folder), None)
         arguments.save_strategy = "no"
         trainer = GradedTrainer(model, arguments, pairs, loss=loss, callbacks=[pull] if pull else [])
         trainer.train()

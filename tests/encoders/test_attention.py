@@ -9,7 +9,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoConfig, BertTokenizerFast
 
 from bixse.encoders.encode import encode_texts
-from bixse.encoders.loading.attention import (
+from bixse.encoders.loading.backbones import (
     check_attention,
     check_padding,
     input_parts,

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bixse.encoders.encode import encode_texts
-from bixse.encoders.identity import embeddings_key, model_hashes
+from bixse.encoders.encode import embeddings_key, encode_texts
+from bixse.encoders.loading.build import model_hashes
 from bixse.encoders.loading.precision import resolve_precision, use_precision
 from bixse.encoders.relevance_model import RelevanceModel
 

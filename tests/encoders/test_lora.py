@@ -6,9 +6,9 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Transformer
 
 from bixse.encoders.encode import encode_texts
-from bixse.encoders.loading.attention import BidirectionalTransformer, sees_whole_text
+from bixse.encoders.loading.backbones import BidirectionalTransformer, sees_whole_text
 from bixse.encoders.loading.build import build_encoder
-from bixse.encoders.lora import add_lora, has_lora, merge_lora
+from bixse.encoders.weights import add_lora, has_lora, merge_lora
 from bixse.errors import InputError, ModelError
 
 TEXTS = ["copy a file", "sort the list of words", "open"]

@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, LayerNorm, Pooling, Transformer
 
+from bixse.encoders.loading.backbones import pool_backbone
 from bixse.encoders.loading.build import build_encoder
-from bixse.encoders.lora import add_lora, merge_lora
-from bixse.encoders.pooling import pool_backbone
 from bixse.encoders.relevance_model import RelevanceModel
+from bixse.encoders.weights import add_lora, merge_lora
 from bixse.errors import InputError, ModelError
 from bixse.losses.bixse import BiXSELoss
 
@@ -184,8 +184,8 @@ class TestRefused:
         del model[1:]
         model[0].module_output_name = "sentence_embedding"
         with pytest.raises(ModelError, match="got a backbone that gives one vector per text"):
-            pool_backbone(model, "bert", "mean", set())
-        pool_backbone(model, "bert", None, set())
+            pool_backbone(model, {}, "bert", "mean", set())
+        pool_backbone(model, {}, "bert", None, set())
         assert modules_of(model) == [Transformer]
 
 

@@ -9,13 +9,8 @@ import torch
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.loading import precision as module
 from bixse.encoders.loading.build import build_encoder
-from bixse.encoders.loading.precision import (
-    PRECISION_VARIABLE,
-    precision_setting,
-    resolve_precision,
-    upcast_trainable_to_float32,
-    use_precision,
-)
+from bixse.encoders.loading.precision import PRECISION_VARIABLE, precision_setting, resolve_precision, use_precision
+from bixse.encoders.weights import upcast_trainable_to_float32
 from bixse.errors import InputError
 
 TEXTS = ["copy a file", "sort the list of words by time and date", "open", "wait for the process in a thread"]

@@ -191,11 +191,11 @@ class TestProducts:
 def test_rows_with_bf16_products(tiny_model, random_batch, word):
     """Embeddings that bf16 holds: only the gradient of entries without a grade is rounded."""
     batch = rounded_to_bf16(random_batch(24, 40, dim=16, known=0.1))
-    loss = build_loss(word, tiny_model, scale=4.0)
     found = []
     for products in ("float32", "bfloat16"):
         leaves = [side.detach().float().requires_grad_() for side in (batch.queries, batch.documents)]
-        value, _ = row_wise_loss(*leaves, batch.targets, 4.0, loss.chunk_result, 200, products)
+        loss = build_loss(word, tiny_model, scale=4.0, products=products)
+        value, _ = row_wise_loss(loss, *leaves, batch.targets, 200)
         found.append([value.detach(), *torch.autograd.grad(value, leaves)])
     value, *gradients = relative_errors(found[1], found[0])
     assert value < 1e-6

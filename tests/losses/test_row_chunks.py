@@ -98,7 +98,7 @@ def test_the_size_of_a_block_does_not_matter(tiny_model, batch, word, entries):
     found = []
     for size in (entries, 9 * 14):
         leaves = [x.detach().clone().requires_grad_() for x in (batch.queries, batch.documents)]
-        value, _ = row_wise_loss(*leaves, batch.targets, 4.0, loss.chunk_result, entries_per_chunk=size)
+        value, _ = row_wise_loss(loss, *leaves, batch.targets, size)
         found.append([value.detach(), *torch.autograd.grad(value, leaves)])
     assert_same(*found)
 

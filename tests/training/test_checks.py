@@ -10,9 +10,8 @@ from bixse.data.graded_pairs import GradedPairs
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError, StorageError, TrainingError
 from bixse.losses import build_loss
-from bixse.training import preflight
-from bixse.training.loop.divergence import check_finite
-from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
+from bixse.training import checks
+from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments, check_finite
 
 
 def pairs_of(*queries):
@@ -29,36 +28,36 @@ class TestLengths:
     )
 
     def test_texts_longer_than_the_encoder_reads_are_counted(self, tiny_model):
-        (warning,) = preflight.check_lengths("p.csv", tiny_model, self.PAIRS, "cut")
+        (warning,) = checks.check_lengths("p.csv", tiny_model, self.PAIRS, "cut")
         assert warning.startswith("2 of 4 documents longer than the 32 tokens the encoder reads: the rest")
         tiny_model.max_seq_length = 16
-        (warning,) = preflight.check_lengths("p.csv", tiny_model, self.PAIRS, "cut")
+        (warning,) = checks.check_lengths("p.csv", tiny_model, self.PAIRS, "cut")
         assert warning.startswith("2 of 4 queries and 2 of 4 documents longer than the 16 tokens")
 
     def test_they_may_be_refused(self, tiny_model):
         with pytest.raises(InputError, match=r"p.csv: got 2 of 4 documents longer than the 32 .* fix: raise"):
-            preflight.check_lengths("p.csv", tiny_model, self.PAIRS, "refuse")
+            checks.check_lengths("p.csv", tiny_model, self.PAIRS, "refuse")
         tiny_model.max_seq_length = 200
-        assert preflight.check_lengths("p.csv", tiny_model, self.PAIRS, "refuse") == []
+        assert checks.check_lengths("p.csv", tiny_model, self.PAIRS, "refuse") == []
 
     def test_the_prompt_before_a_text_counts(self, tiny_model):
         tiny_model.prompts = {"query": "find a path in the tree of ", "document": ""}
         with pytest.raises(InputError, match=r"got 4 of 4 queries .*, the prompt before them included"):
             tiny_model.max_seq_length = 8
-            preflight.check_lengths("p.csv", tiny_model, self.PAIRS, "refuse")
+            checks.check_lengths("p.csv", tiny_model, self.PAIRS, "refuse")
 
     def test_of_many_long_texts_a_sample_is_tokenised(self, tiny_model, monkeypatch):
-        monkeypatch.setattr(preflight, "TEXTS_COUNTED", 10)
+        monkeypatch.setattr(checks, "TEXTS_COUNTED", 10)
         texts = [f"{'list ' * (40 if n % 2 else 12)}{'a' * n}" for n in range(60)]
         pairs = GradedPairs.from_rows({"query": "copy", "document": text, "relevance": 1.0} for text in texts)
-        (warning,) = preflight.check_lengths("p.csv", tiny_model, pairs, "cut")
+        (warning,) = checks.check_lengths("p.csv", tiny_model, pairs, "cut")
         assert warning.startswith("about ")
 
 
 def test_a_max_length_below_the_models_own_is_a_warning_with_both_numbers(tiny_model_path):
     for length in (None, 32):
-        assert preflight.check_max_length(build_encoder(tiny_model_path, length)) == []
-    (warning,) = preflight.check_max_length(build_encoder(tiny_model_path, 16))
+        assert checks.check_max_length(build_encoder(tiny_model_path, length)) == []
+    (warning,) = checks.check_max_length(build_encoder(tiny_model_path, 16))
     assert all(said in warning for said in ("16", "32", "train_max_length: 16"))
 
 
@@ -75,7 +74,7 @@ class TestPairs:
     )
     def test_some_queries_teach_nothing(self, tiny_model, word, documents, found):
         pairs = pairs_of([1.0, 0.3], [0.0, 0.0], [0.7])
-        warnings = preflight.check_pairs("p.csv", word, build_loss(word, tiny_model), pairs, documents)
+        warnings = checks.check_pairs("p.csv", word, build_loss(word, tiny_model), pairs, documents)
         assert len(warnings) == len(found)
         for warning, expected in zip(warnings, found, strict=True):
             assert re.search(expected, warning), warning
@@ -84,12 +83,10 @@ class TestPairs:
     def test_no_query_teaches_anything(self, tiny_model, word, documents):
         pairs = pairs_of([0.4, 0.3], [0.0, 0.2])
         with pytest.raises(InputError, match=r"p.csv: got 2 queries of which .* can use none; expected queries with"):
-            preflight.check_pairs("p.csv", word, build_loss(word, tiny_model), pairs, documents)
+            checks.check_pairs("p.csv", word, build_loss(word, tiny_model), pairs, documents)
 
     def test_all_can_be_used(self, tiny_model):
-        assert not preflight.check_pairs(
-            "p.csv", "bixse", build_loss("bixse", tiny_model), pairs_of([0.2], [1.0]), None
-        )
+        assert not checks.check_pairs("p.csv", "bixse", build_loss("bixse", tiny_model), pairs_of([0.2], [1.0]), None)
 
 
 def make_trainer(model, pairs, folder, batch_size, **options):
@@ -99,17 +96,17 @@ def make_trainer(model, pairs, folder, batch_size, **options):
 
 def test_a_disk_without_room_for_the_checkpoints_is_refused_with_exact_numbers(tiny_model, tmp_path):
     weights = sum(parameter.nbytes for parameter in tiny_model.parameters())
-    preflight.check_disk(tmp_path / "out", tiny_model)
+    checks.check_disk(tmp_path / "out", tiny_model)
     with pytest.raises(StorageError) as caught:
-        preflight.check_disk(tmp_path / "out", tiny_model, checkpoints=10**12)
+        checks.check_disk(tmp_path / "out", tiny_model, checkpoints=10**12)
     assert f"({weights * (3 * (10**12 + 1) + 1):,} bytes)" in str(caught.value)
 
 
 class TestMemory:
     def test_a_cached_loss_holds_one_pass_and_a_larger_batch_needs_more(self, tiny_model, graded_pairs, tmp_path):
-        sizes = [preflight.check_memory(make_trainer(tiny_model, graded_pairs, tmp_path, size)) for size in (4, 16)]
+        sizes = [checks.check_memory(make_trainer(tiny_model, graded_pairs, tmp_path, size)) for size in (4, 16)]
         cached = [
-            preflight.check_memory(make_trainer(tiny_model, graded_pairs, tmp_path, size, gradient_cache=True))
+            checks.check_memory(make_trainer(tiny_model, graded_pairs, tmp_path, size, gradient_cache=True))
             for size in (4, 16)
         ]
         assert sizes[1] > 2 * sizes[0]
@@ -130,12 +127,12 @@ class TestMemory:
             loss = trainer.loss(features, labels)
         weights = sum(parameter.nbytes for parameter in tiny_model.parameters())
         assert loss.isfinite()
-        assert 0.5 < (preflight.check_memory(trainer) - 3 * weights) / (sum(kept.values()) - weights) < 1.5
+        assert 0.5 < (checks.check_memory(trainer) - 3 * weights) / (sum(kept.values()) - weights) < 1.5
 
     def test_nothing_random_is_drawn(self, tiny_model, graded_pairs, tmp_path):
         trainer = make_trainer(tiny_model, graded_pairs, tmp_path, 4)
         state = torch.get_rng_state()
-        preflight.check_memory(trainer)
+        checks.check_memory(trainer)
         assert torch.equal(state, torch.get_rng_state())
 
     def test_nothing_stays_in_memory(self, tiny_model, graded_pairs, tmp_path):
@@ -146,27 +143,27 @@ class TestMemory:
             return sum(issubclass(type(found), torch.Tensor) for found in gc.get_objects())
 
         trainer = make_trainer(tiny_model, graded_pairs, tmp_path, 4)
-        preflight.check_memory(trainer)
+        checks.check_memory(trainer)
         before = tensors()
-        preflight.check_memory(trainer)
+        checks.check_memory(trainer)
         assert tensors() == before
 
     @pytest.mark.parametrize(("cached", "mend"), [(False, "`gradient_cache: true`"), (True, "a smaller batch_size")])
     def test_the_mend_is_what_is_left_to_do(self, tiny_model, graded_pairs, tmp_path, monkeypatch, cached, mend):
-        monkeypatch.setattr(preflight, "free_memory", lambda device: 10_000)
+        monkeypatch.setattr(checks, "free_memory", lambda device: 10_000)
         with pytest.raises(InputError, match=mend):
-            preflight.check_memory(make_trainer(tiny_model, graded_pairs, tmp_path, 4, gradient_cache=cached))
+            checks.check_memory(make_trainer(tiny_model, graded_pairs, tmp_path, 4, gradient_cache=cached))
 
     def test_a_container_is_smaller_than_its_machine(self, tmp_path, monkeypatch):
-        whole = preflight.free_memory(torch.device("cpu"))
+        whole = checks.free_memory(torch.device("cpu"))
         assert whole > 0
         (tmp_path / "max").write_text("5000000\n")
         (tmp_path / "used").write_text("2000000\n")
-        monkeypatch.setattr(preflight, "CGROUP_LIMIT", tmp_path / "max")
-        monkeypatch.setattr(preflight, "CGROUP_USED", tmp_path / "used")
-        assert preflight.free_memory(torch.device("cpu")) == 3_000_000
+        monkeypatch.setattr(checks, "CGROUP_LIMIT", tmp_path / "max")
+        monkeypatch.setattr(checks, "CGROUP_USED", tmp_path / "used")
+        assert checks.free_memory(torch.device("cpu")) == 3_000_000
         (tmp_path / "max").write_text("max\n")
-        assert preflight.free_memory(torch.device("cpu")) > 3_000_000
+        assert checks.free_memory(torch.device("cpu")) > 3_000_000
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

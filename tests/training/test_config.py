@@ -8,7 +8,7 @@ import pytest
 from bixse.errors import ConfigError, InputError
 from bixse.losses.catalogue import LOSSES
 from bixse.training.config import OptimizerConfig, TrainConfig
-from bixse.training.recipe import training_arguments
+from bixse.training.setup import training_arguments
 
 
 def yaml_file(folder, text):
@@ -154,7 +154,7 @@ class TestLearningRate:
 
 
 def test_a_batch_that_the_processes_cannot_share(tmp_path, monkeypatch):
-    monkeypatch.setattr("bixse.training.recipe.world_size", lambda: 3)
+    monkeypatch.setattr("bixse.training.setup.world_size", lambda: 3)
     with pytest.raises(InputError, match=r"got 16 queries for 3 processes; .* fix: set it to 15"):
         training_arguments(TrainConfig(pairs="p.csv"), tmp_path, None)
 

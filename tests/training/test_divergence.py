@@ -10,7 +10,7 @@ from bixse.cli.main import main
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.loading.precision import make_weights_float32
 from bixse.errors import TrainingError
-from bixse.training.loop.divergence import check_learned, embedding_spreads
+from bixse.training.checks import check_learned, embedding_spreads
 from bixse.training.loop.trainer import GradedTrainer
 
 

@@ -65,7 +65,7 @@ def test_what_training_would_refuse_is_refused(run_config, training_files, tiny_
         plan_training(config, tmp_path / "used")
     with pytest.raises(InputError, match="fewer queries than one batch"):
         plan_training(run_config(training_files, tiny_model_path, optimizer={"batch_size": 64}), tmp_path / "out")
-    monkeypatch.setattr("bixse.training.preflight.free_memory", lambda device: 1_000_000)
+    monkeypatch.setattr("bixse.training.checks.free_memory", lambda device: 1_000_000)
     with pytest.raises(InputError, match="needs at least"):
         plan_training(config, tmp_path / "out")
     monkeypatch.setenv("WORLD_SIZE", "2")

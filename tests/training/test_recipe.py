@@ -113,7 +113,7 @@ class TestUnhappyPaths:
         assert not (tmp_path / "out" / "model").exists()
 
     def test_a_batch_that_does_not_fit_is_refused_with_the_bytes(self, monkeypatch, train_toy):
-        monkeypatch.setattr("bixse.training.preflight.free_memory", lambda device: 1_000_000)
+        monkeypatch.setattr("bixse.training.checks.free_memory", lambda device: 1_000_000)
         with pytest.raises(
             InputError, match=r"got a batch of 8 queries and \d+ documents that needs at least .* \([\d,]+ bytes\)"
         ):

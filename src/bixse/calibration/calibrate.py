@@ -26,9 +26,8 @@ from bixse.data.run import open_run
 from bixse.data.transforms import with_random_negatives
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import HEAD_FILE, RelevanceHead
-from bixse.encoders.identity import model_hashes, model_path_settings
 from bixse.encoders.instructions import use_task
-from bixse.encoders.loading.build import build_encoder, quiet_loading
+from bixse.encoders.loading.build import build_encoder, model_hashes, model_path_settings, quiet_loading
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.encoders.relevance_model import RelevanceModel, save_whole
 from bixse.errors import InputError

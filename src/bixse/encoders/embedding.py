@@ -34,24 +34,15 @@ Encoder: TypeAlias = Callable[[dict[str, Any]], Mapping[str, Tensor]]
 def embed_features(
     model: Encoder, features: Features, mini_batch_size: int = 32, gradient_cache: bool = False
 ) -> Tensor:
-    """Embed N tokenised texts in passes of similar length, each trimmed to its own longest text.
+    """Embed N tokenised texts in passes of similar length: (N, D), cut to the model's `truncate_dim`, not normalised.
 
     A batch padded to its longest text spends most of its time on padding. Sorting by length and trimming each pass
     changes no embedding (the attention mask hides padding) and keeps autograd intact. With padding on the left this
-    needs relative positions, as decoders have; absolute ones are counted from the padding on.
+    needs relative positions, as decoders have; absolute ones are counted from the padding on. With `gradient_cache`
+    no activations are kept: the backward pass computes those of one pass at a time, dropout drawn as before.
 
     Each pass through a sharded encoder gathers weights from all processes. Every process must call this then, as often
     as the others; one with fewer passes adds some of a single token, whose embeddings are dropped.
-
-    Args:
-        model: called with features, returns `sentence_embedding` (n, D).
-        features: tokenised texts, N rows; tensors whose first two axes are (N, T) are trimmed.
-        mini_batch_size: rows of one pass, at most.
-        gradient_cache: keep no activations; the backward pass computes those of one pass at a time, dropout drawn as
-            before.
-
-    Returns:
-        (N, D) embeddings in the order of the rows, cut to the model's `truncate_dim` if it has one, not normalised.
     """
     # a distributed wrapper keeps the encoder as its `module`
     dimensions: int | None = getattr(getattr(model, "module", model), "truncate_dim", None)
@@ -120,13 +111,10 @@ def _one_token(features: Features, mask: Tensor) -> dict[str, Any]:
 
 
 def passes_by_length(mask: Tensor, mini_batch_size: int = 32) -> tuple[Tensor, list[int]]:
-    """Which texts go through the encoder together: sorted by length, cut where that costs least.
+    """Return the (N,) rows of the (N, T) mask from the shortest to the longest text, and the number of texts per pass.
 
     A pass costs its number of texts times its longest one, and some tokens for itself (`PASS_COST`). The least sum over
     all cuts is found by dynamic programming. Above 4,096 texts every pass is full: its texts are of nearly one length.
-
-    Returns:
-        (N,) rows of the (N, T) mask from the shortest to the longest text, and the number of texts of each pass.
 
     Example:
         >>> mask = (torch.arange(200) < torch.tensor([[200], [5], [6], [190]])).long()
@@ -194,7 +182,7 @@ def tokens_without_padding(features: Features) -> Tensor:
 
 
 def number_of_texts(features: Features) -> int:
-    """How many texts were tokenised together: N."""
+    """Return N, the number of texts that were tokenised together."""
     rows: Tensor = features["offsets"] if "offsets" in features else features["input_ids"]
     return len(rows)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import signal
 import threading
@@ -10,6 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import repeat
 from multiprocessing import parent_process
+from pprint import pformat
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -20,6 +23,7 @@ from torch import multiprocessing
 
 from bixse.encoders.embedding import embed_features, take_rows
 from bixse.encoders.instructions import prompt_for
+from bixse.encoders.loading.backbones import parts_of
 from bixse.encoders.loading.precision import autocast, resolve_precision
 from bixse.errors import BixseError, InputError
 from bixse.machine import cores
@@ -55,24 +59,18 @@ def encode_texts(
     kind: Kind,
     precision: str | None = None,
     progress: Callable[[int], None] | None = None,
+    prompt: str | None = None,
 ) -> NDArray[np.float32]:
-    """Embed texts, L2-normalised, as the model's own `encode_query` or `encode_document` would.
+    """Embed N texts, (N, D) L2-normalised, as the model's own `encode_query` or `encode_document` would.
 
-    A model that was given several processes (`encode_on`) shares many texts out among them.
-
-    Args:
-        model: put into evaluation mode for the call.
-        texts: N texts; one without any token (an empty one, of a tokenizer without special tokens) is embedded as 0.
-        kind: chooses the prompt, and the route of a model with a router.
-        precision: "float32" or "bfloat16"; "auto" or None: as the process is set, see `resolve_precision`.
-        progress: called with the number of texts done since the last call.
-
-    Returns:
-        (N, D) float32; D is `truncate_dim` for a model that cuts its embeddings.
+    A model that was given several processes (`encode_on`) shares many texts out among them. A text without any token is
+    embedded as 0. `progress` is called with the number of texts done since the last call. `prompt` stands before each
+    text instead of the model's own prompt; "" is none.
     """
     row_of = {text: row for row, text in enumerate(dict.fromkeys(texts))}
     distinct = list(row_of)
-    given = (distinct, kind, prompt_for(model, kind), resolve_precision(precision, encoding_device(model)), progress)
+    before = prompt_for(model, kind) if prompt is None else prompt or None
+    given = (distinct, kind, before, resolve_precision(precision, encoding_device(model)), progress)
     if progress is not None and len(distinct) < len(texts):
         progress(len(texts) - len(distinct))
     pool = POOLS.get(model)
@@ -126,6 +124,47 @@ def by_length(texts: Sequence[str]) -> NDArray[np.int64]:
 def _with_tokens(mask: object) -> Tensor | None:
     """The rows that have a token at all; None where that cannot be told."""
     return mask.any(dim=1).nonzero().squeeze(1) if isinstance(mask, torch.Tensor) and mask.ndim == 2 else None
+
+
+def embeddings_key(model: SentenceTransformer, portable: bool = False) -> str:
+    """Hash of everything that the embedding of a document depends on beside its text.
+
+    With `portable`, what is of this machine and its setting is left out: the precision computed in, and whether weights
+    that are stored in half precision were loaded as float32.
+    """
+    digest = hashlib.sha256()
+    for name, state in sorted(model.state_dict().items()):
+        for part in state if isinstance(state, tuple) else (state,):  # a quantised layer keeps weight and bias as one
+            if not isinstance(part, torch.Tensor):
+                digest.update(f"{name} {part!r}".encode())
+                continue
+            dtype = torch.float32 if portable and part.is_floating_point() else part.dtype
+            tensor = part.dequantize() if part.is_quantized else part
+            digest.update(f"{name} {dtype}".encode())
+            digest.update(tensor.detach().cpu().contiguous().view(-1).float().numpy().tobytes())
+    for module in parts_of(model):
+        backbone = getattr(getattr(module, "auto_model", None), "config", None)
+        own: dict[str, Any] = getattr(module, "get_config_dict", dict)()
+        settings = (own, {n: v for n, v in backbone.to_dict().items() if n != "_name_or_path"} if backbone else {})
+        digest.update(pformat([type(module).__name__, settings]).encode())  # sorts keys, those of a router too
+        digest.update(_tokenizer_content(getattr(module, "tokenizer", None)).encode())
+        digest.update(repr(getattr(module, "max_seq_length", None)).encode())
+    in_bf16 = not portable and resolve_precision(device=encoding_device(model)) == "bfloat16"
+    digest.update(repr((prompt_for(model, "document"), model.truncate_dim, in_bf16)).encode())
+    return digest.hexdigest()[:32]
+
+
+def _tokenizer_content(tokenizer: Any) -> str:
+    """All that decides the tokens of a text except the length limit; the same after saving and loading."""
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    sides = [getattr(tokenizer, name, None) for name in ("truncation_side", "padding_side")]
+    if hasattr(backend, "to_str"):
+        content = json.loads(backend.to_str())
+        kept = {name: value for name, value in content.items() if name not in ("truncation", "padding")}  # of a call
+        return json.dumps([sides, kept], sort_keys=True)
+    words = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else {}
+    special = getattr(tokenizer, "special_tokens_map", {})
+    return json.dumps([type(tokenizer).__name__, sides, words, special], sort_keys=True, default=str)
 
 
 class EncodePool:

@@ -40,9 +40,7 @@ class Threshold:
     recall: float
     """Share of all relevant documents that were among them."""
     pairs: int
-    """Held-out pairs at least this probable."""
     queries: int
-    """Queries of these pairs."""
     relevant_from: float
     """Relevance from which a document counts as relevant."""
 
@@ -73,7 +71,6 @@ class RelevanceHead:
     prior: Share | None = None
     """Mean relevance of the pairs that the probabilities are for, between 0 and 1; None: not known."""
     thresholds: tuple[Threshold, ...] = ()
-    """For wanted precisions, the highest first."""
 
     def logit(self, cosine: Cosines) -> Cosines:
         return self.slope * (self.logit_scale * cosine + self.logit_bias) + self.intercept
@@ -89,9 +86,6 @@ class RelevanceHead:
     def cosine_at(self, probability: float) -> float:
         """The cosine that has this probability, between 0 and 1: the inverse of `probability`.
 
-        Raises:
-            InputError: not between 0 and 1, or the slope is 0, where all cosines have one probability.
-
         Example:
             >>> round(RelevanceHead(20.0, -10.0).cosine_at(0.881), 3)
             0.6
@@ -104,7 +98,6 @@ class RelevanceHead:
         return ((log_odds(probability) - self.intercept) / self.slope - self.logit_bias) / self.logit_scale
 
     def as_trained(self) -> RelevanceHead:
-        """The head without calibration and thresholds."""
         return replace(self, slope=1.0, intercept=0.0, calibrated_on=None, prior=self.trained_prior, thresholds=())
 
     def at_prior(self, prior: float) -> RelevanceHead:
@@ -115,9 +108,6 @@ class RelevanceHead:
         score as before, and irrelevant ones too, and only their numbers change.
 
         The prior is the mean relevance of the pairs the probabilities shall be for, between 0 and 1.
-
-        Raises:
-            InputError: the prior is out of range, or that of the head is not known.
 
         Example:
             >>> head = RelevanceHead(20.0, -10.0, prior=0.5)
@@ -135,9 +125,6 @@ class RelevanceHead:
 
     def threshold_for(self, precision: float) -> float:
         """The probability from which documents are as often relevant as asked for.
-
-        Raises:
-            InputError: the head was not calibrated for this precision.
 
         Example:
             >>> found = Threshold(0.9, 0.62, 0.91, 0.85, 0.95, 0.4, 120, 60, 0.5)

@@ -38,9 +38,6 @@ def prompt_for(model: SentenceTransformer, kind: Kind) -> str | None:
 
     A name that is present but empty means no prompt; without any of the names the model's default prompt holds.
     sentence-transformers gives every model it loads an empty "query" and "document" where it has none of its own.
-
-    Raises:
-        InputError: the model has instructions for several tasks, none of them the default, and no task was chosen.
     """
     table: Instructions | None = getattr(model, "instructions", None)
     if table is not None and getattr(model, "task", None) is None:
@@ -57,9 +54,6 @@ def set_instructions(model: TaskModel, table: Instructions) -> None:
 
     The prompts "query" and "document" become those of the table's default; each task's prompt is kept under the task's
     name, so that plain sentence-transformers finds it with `prompt_name`.
-
-    Raises:
-        ModelError: the tokenizer joins the end of a prompt and the beginning of a text.
     """
     replaced = {*RESERVED, *(model.instructions.tasks if model.instructions is not None else ())}
     kept = {name: text for name, text in (model.prompts or {}).items() if name not in replaced}
@@ -74,11 +68,7 @@ def set_instructions(model: TaskModel, table: Instructions) -> None:
 
 
 def use_task(model: SentenceTransformer, task: str | None) -> None:
-    """Encode with the instructions of one task from now on; None leaves the model's prompts as they are.
-
-    Raises:
-        InputError: the model has no table of instructions, or no instruction for the task.
-    """
+    """Encode with the instructions of one task from now on; None leaves the model's prompts as they are."""
     if task is None:
         return
     table: Instructions | None = getattr(model, "instructions", None)

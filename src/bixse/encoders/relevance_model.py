@@ -14,10 +14,10 @@ from bixse.data.task_instructions import RESERVED
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import HEAD_FILE, RelevanceHead
 from bixse.encoders.instructions import INSTRUCTIONS_FILE, read_instructions, save_instructions
-from bixse.encoders.loading.attention import BidirectionalTransformer
-from bixse.encoders.serving import add_older_settings
+from bixse.encoders.loading.backbones import BidirectionalTransformer
+from bixse.encoders.serving import saved_for_servers
 from bixse.errors import InputError, ModelError, shorten
-from bixse.files.files import drop_hashes, storage_errors, usual_modes, write_atomically, write_hashes
+from bixse.files.files import drop_hashes, storage_errors, write_atomically, write_hashes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,12 +110,10 @@ class RelevanceModel(SentenceTransformer):
             others = {name: text for name, text in prompts.items() if name not in RESERVED}
             self.prompts = {**others, **self.instructions.prompts()}
         try:
-            # safetensors has an error of its own for a full disk
-            with storage_errors(Path(path)), usual_modes(Path(path)):
+            with saved_for_servers(Path(path)):
                 super().save(path, *args, **kwargs)
         finally:
             self.prompts = prompts
-        add_older_settings(Path(path))
         if self.instructions is not None:
             save_instructions(self.instructions, Path(path))
         if self.head is not None:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bixse.errors import ModelError, shorten
-from bixse.files.files import write_with_hash
+from bixse.files.files import storage_errors, usual_modes, write_with_hash
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 POOLING_KEYS = {
@@ -52,7 +53,6 @@ class Reading:
     length: int | None = None
     """Tokens of a text that are read; None where nothing limits them."""
     normalised: bool = True
-    """Whether embeddings have length 1."""
     left_out: tuple[str, ...] = ()
     """Folders of modules after the pooling that are not applied."""
     prompts: bool = False
@@ -100,7 +100,6 @@ class ModelFiles:
                 )
         prompts = (self.read("config_sentence_transformers.json") or {}).get("prompts") or {}
         self.prompts = {name: text for name, text in prompts.items() if text}
-        """Name -> text of the prompts that are not empty."""
         pooling = self.module("Pooling")
         self.pooling_file = f"{pooling['path']}/config.json" if pooling else None
         self.pooling: dict[str, Any] | None = self.read(self.pooling_file) if self.pooling_file else None
@@ -221,7 +220,6 @@ READERS: dict[str, Callable[[ModelFiles], Reading]] = {
     "llama.cpp before April 2026": partial(llama_cpp, new=False),
     "llama.cpp since": partial(llama_cpp, new=True),
 }
-"""Name of a reader -> its rules."""
 
 
 def older_settings(files: ModelFiles) -> dict[str, Any]:
@@ -243,6 +241,14 @@ def older_settings(files: ModelFiles) -> dict[str, Any]:
     if modules != files.modules:
         changed["modules.json"] = modules
     return changed
+
+
+@contextmanager
+def saved_for_servers(folder: Path) -> Iterator[None]:
+    """Save a model inside the block: errors are a StorageError, files have usual modes and what older servers need."""
+    with storage_errors(folder), usual_modes(folder):  # safetensors has an error of its own for a full disk
+        yield
+    add_older_settings(folder)
 
 
 def add_older_settings(folder: Path) -> list[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from bixse.data.run import open_run
 from bixse.data.trec import read_run, write_run
-from bixse.encoders.identity import model_path_settings
+from bixse.encoders.loading.build import model_path_settings
 from bixse.errors import InputError
 from bixse.evaluation.metrics import METRICS, evaluate_run, mean
 from bixse.evaluation.systems import RUN_NAME, open_system

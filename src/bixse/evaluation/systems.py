@@ -15,10 +15,9 @@ import numpy as np
 import torch
 
 from bixse.data.trec import ranked, read_run
-from bixse.encoders.encode import encode_on, encode_texts
-from bixse.encoders.identity import embeddings_key, model_hashes
+from bixse.encoders.encode import embeddings_key, encode_on, encode_texts
 from bixse.encoders.instructions import prompt_for, prompts_hash, use_task
-from bixse.encoders.loading.build import build_encoder, demo_model_path
+from bixse.encoders.loading.build import build_encoder, demo_model_path, model_hashes
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError
 from bixse.extensions import extension

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 
 from bixse.data.run import open_run
 from bixse.data.task_instructions import load_instructions
-from bixse.encoders.identity import model_hashes, model_path_settings
+from bixse.encoders.loading.build import model_hashes, model_path_settings
 from bixse.errors import ERRORS_SHOWN, ConfigError
 from bixse.files.files import hash_files, write_atomically
 from bixse.lab.experiments import (

@@ -45,14 +45,6 @@ class GradedLoss(nn.Module, ABC):
     queries against the documents of all. `order` among the document features says where each column of the batch
     stands among the gathered documents; `GradedTrainer` collates it. The mean over processes is then the loss of the
     whole batch, and so are its gradients.
-
-    Args:
-        model: the encoder that is trained.
-        options: keywords, see `LossOptions` and its subclass of each loss.
-
-    Raises:
-        ModelError: the model embeds no texts, as a CrossEncoder.
-        ConfigError: an option that is unknown or outside its range.
     """
 
     options_class: ClassVar[type[LossOptions]] = LossOptions
@@ -76,9 +68,6 @@ class GradedLoss(nn.Module, ABC):
         """Loss of one batch: the first feature set holds the queries, the others documents.
 
         The arithmetic after the encoder is float32 whatever autocast says.
-
-        Raises:
-            InputError: no document column, no labels, or labels that do not fit the columns.
         """
         query_features, *document_features = list(sentence_features)
         if not document_features or labels is None:
@@ -176,7 +165,7 @@ class GradedLoss(nn.Module, ABC):
         return embeddings
 
     def logits(self, cosines: Tensor) -> Tensor:
-        """What the loss makes of cosines, without gradients."""
+        """Return the logits of cosines, without gradients."""
         return self.options.scale * cosines
 
     def computed_by(self, device: torch.device) -> str:
@@ -186,22 +175,22 @@ class GradedLoss(nn.Module, ABC):
 
     @property
     def positive_threshold(self) -> float | None:
-        """Relevance from which a document can stand for what is relevant; None: any above 0."""
+        """The relevance from which a document counts as relevant; None: any above 0."""
         return None
 
     @property
     def assumes_zeros(self) -> bool:
-        """Whether documents without a grade are taken for irrelevant."""
+        """Return True if documents without a grade are taken for irrelevant."""
         return True
 
     @property
     def requires(self) -> str:
-        """What a query must bring to teach what is relevant, in words."""
+        """The documents that a query needs to teach what is relevant, in words."""
         low = self.positive_threshold
         return f"a document with relevance {'above 0' if low is None else f'of at least {low:g}'}"
 
     def is_informative(self, relevance: Sequence[float]) -> bool:
-        """Whether a query with K documents of this relevance teaches what is relevant; by default one must be."""
+        """Return True if a query with documents of this relevance teaches what is relevant; by default one must be."""
         low = self.positive_threshold
         return any(z > 0 if low is None else z >= low for z in relevance)
 
@@ -210,7 +199,6 @@ class GradedLoss(nn.Module, ABC):
         """The loss of (B, D) queries and (N, D) documents, both L2-normalised, as pure tensor arithmetic."""
 
     def get_config_dict(self) -> dict[str, Any]:
-        """Settings for the model card, as sentence-transformers' losses give them."""
         return self.options.model_dump()
 
 

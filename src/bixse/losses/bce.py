@@ -51,23 +51,9 @@ def graded_bce(
     L = (1/B) sum_ij [ softplus(s_ij) - z_ij s_ij ], s = logit_scale * q.d + logit_bias. The loss separates over
     entries, so value and all four gradients come from one pass over tiles: g = sigma(s) - z, dQ = alpha g D,
     dD = alpha g^T Q, dalpha = <Q, g D>, dbeta = sum g. The B x N matrix is never kept. Logits and sums are float32
-    (float64 for float64 input) whatever autocast says: in bf16 the bias would be lost.
-
-    Args:
-        queries: (B, D).
-        documents: (N, D).
-        targets: known relevance; masked entries count neither way. z of an entry that is not known is 0, or as
-            `GradedTargets.unlabelled` says: its product is one more per tile.
-        logit_scale: alpha, a number or a tensor of one element.
-        logit_bias: beta, likewise.
-        reduction: "query" divides by B, "mean" by the number of entries that count.
-        tile_rows: queries of a tile; changes speed and memory only. None: as suits the device.
-        tile_columns: documents of a tile, likewise.
-        products: what the factors of the three matrix products are rounded to: embeddings, and sigma of entries
-            without a grade. "auto": float32 on the processor, elsewhere the precision of the process.
-
-    Raises:
-        InputError: the shapes do not fit together, a tile is empty, or products of bfloat16 cannot be had here.
+    (float64 for float64 input) whatever autocast says: in bf16 the bias would be lost. `reduction` divides by B or by
+    the number of entries that count; tiles change speed and memory only. `products` says what the factors of the three
+    matrix products are rounded to: embeddings, and sigma of entries without a grade.
 
     Example:
         >>> from bixse.losses import GradedTargets
@@ -233,7 +219,6 @@ class _Tile:
     rows: slice
     columns: slice
     known: slice
-    """Place of its known entries in the sorted targets."""
 
 
 def _tiles(targets: GradedTargets, shape: tuple[int, int]) -> tuple[list[_Tile], tuple[Tensor, Tensor, Tensor]]:
@@ -349,16 +334,9 @@ class DeviceTiles:
     def score(
         self, queries: Tensor, documents: Tensor, scale: Tensor, bias: Tensor, known: Tensor, base: Tensor | None = None
     ) -> Scored:
-        """Score (R, D) queries and (C, D) documents.
+        """Score (R, D) queries and (C, D) documents against (R, C) `base`, the targets of entries without a grade.
 
-        Args:
-            queries: of the tile.
-            documents: of the tile.
-            scale: alpha.
-            bias: beta.
-            known: positions of known entries in the flat tile; for those of other tiles the number of the buffers'
-                entries.
-            base: (R, C) targets of the other entries; None: 0.
+        `known` are positions of known entries in the flat tile, for those of other tiles the size of the buffers.
         """
         shape = (len(queries), len(documents))
         entries = math.prod(shape)

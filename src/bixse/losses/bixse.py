@@ -9,12 +9,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from bixse.encoders.processes import all_reduce_sum
 from bixse.errors import InputError
 from bixse.losses.base import GradedLoss
 from bixse.losses.bce import Reduction, graded_bce
 from bixse.losses.catalogue import LossOptions
-from bixse.losses.products import mean_logits, mean_target
+from bixse.losses.products import mean_logits, mean_of_all, mean_target
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -93,7 +92,6 @@ class BiXSELoss(GradedLoss):
         return self.options.binarise_at
 
     def logits(self, cosines: Tensor) -> Tensor:
-        """Alpha cos + beta."""
         return self.logit_scale.detach() * cosines + self.logit_bias.detach()
 
     def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
@@ -182,7 +180,7 @@ def fit_bias(cosines: Tensor, relevance: Tensor, weight: Tensor, scale: float) -
     low, high = -LARGEST_BIAS, LARGEST_BIAS
     for _ in range(60):
         middle = (low + high) / 2
-        if _mean(torch.sigmoid(logits + middle)) < wanted:
+        if mean_of_all(torch.sigmoid(logits + middle)) < wanted:
             low = middle
         else:
             high = middle
@@ -202,15 +200,9 @@ def prior_bias(relevance: Tensor, weight: Tensor) -> float:
 
 def _mean_relevance(relevance: Tensor, weight: Tensor) -> float:
     """Mean over the entries that count, within [1e-6, 1 - 1e-6]; 0.5 when none counts."""
-    return min(max(_mean(_exact(relevance[weight.bool()])), 1e-6), 1 - 1e-6)
+    return min(max(mean_of_all(_exact(relevance[weight.bool()])), 1e-6), 1 - 1e-6)
 
 
 def _exact(values: Tensor) -> Tensor:
     """Detached float64; float32 on a device that has no other."""
     return values.detach().to(torch.float32 if values.device.type == "mps" else torch.float64)
-
-
-def _mean(values: Tensor) -> float:
-    """Mean over the values of all processes; 0.5 when there is none."""
-    total, number = all_reduce_sum(torch.stack([values.sum(), values.new_tensor(values.numel())])).tolist()
-    return total / number if number else 0.5

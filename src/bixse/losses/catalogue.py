@@ -66,16 +66,10 @@ LOSSES: dict[str, LossEntry] = {
     "lambdarank": LossEntry("LambdaLoss", {"weighting": "lambdarank"}),
     "ndcg-loss2++": LossEntry("LambdaLoss", {"weighting": "ndcg-loss2++"}),
 }
-"""The catalogue: word in a config or on the command line -> what it builds."""
 
 
 def build_loss(word: str, model: SentenceTransformer, **options: Any) -> GradedLoss:
-    """The loss of a word of `LOSSES` on the encoder that is trained, with options of its class.
-
-    Raises:
-        ConfigError: an unknown word, an option the class does not take or outside its range, or one that the word
-            fixes.
-    """
+    """The loss of a word of `LOSSES` on the encoder that is trained, with options of its class."""
     check_loss_options(word, options)
     return _class_of(word)(model, **LOSSES[word].fixed, **options)
 

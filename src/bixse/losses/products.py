@@ -35,9 +35,6 @@ def product_dtype(products: Setting, device: torch.device, embeddings: torch.dty
 
     "auto" is float32 on the processor, and elsewhere what the process computes in (`precision`). Float64 embeddings
     are never rounded.
-
-    Raises:
-        InputError: bfloat16 was asked for, and the installed PyTorch has no product of bf16 with a float32 result.
     """
     if embeddings == torch.float64:
         return embeddings
@@ -180,3 +177,9 @@ def _sum_of_unlabelled(targets: GradedTargets) -> Tensor:
     block = sample.unlabelled.block(slice(None), slice(None))
     block[sample.rows, sample.columns] = 0.0
     return block.sum() * (targets.shape[0] / max(1, sample.shape[0]))
+
+
+def mean_of_all(values: Tensor) -> float:
+    """Mean over the values of all processes; 0.5 when there is none."""
+    total, number = all_reduce_sum(torch.stack([values.sum(), values.new_tensor(values.numel())])).tolist()
+    return total / number if number else 0.5

@@ -21,9 +21,6 @@ from bixse.losses.products import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from bixse.encoders.loading.precision import Setting
     from bixse.losses.targets import GradedTargets
 
 ENTRIES_PER_CHUNK = 2**22
@@ -31,7 +28,7 @@ ENTRIES_PER_CHUNK = 2**22
 
 
 class ChunkResult(NamedTuple):
-    """What a loss says of a block of R rows."""
+    """The result of a loss on a block of R rows."""
 
     value: Tensor
     """Sum of the rows' terms."""
@@ -54,93 +51,36 @@ class RowWiseLoss(GradedLoss):
 
     @abstractmethod
     def chunk_result(self, logits: Tensor, targets: GradedTargets) -> ChunkResult:
-        """Of (R, N) logits, scale * cosine, which may be overwritten; targets count rows from the block's first."""
+        """Return the result of (R, N) logits, scale * cosine, which may be overwritten; rows are those of the block."""
 
     def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
         """As every loss; 0 where there is nothing to learn."""
-        loss, self.denominator = self.loss_and_denominator(queries, documents, targets)
+        on_cpu = queries.device.type == "cpu"
+        entries = ENTRIES_PER_CHUNK if on_cpu else tile_bytes(queries.device) // (4 * self.blocks_held)
+        loss, self.denominator = row_wise_loss(self, queries, documents, targets, entries)
         relevant, irrelevant = mean_logits(queries, documents, targets, self.options.scale)
         self.statistics = {"mean_logit_relevant": relevant, "mean_logit_irrelevant": irrelevant}
         return loss
 
-    def loss_and_denominator(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> tuple[Tensor, Tensor]:
-        """The loss alone, without figures for the log, and what its sum was divided by."""
-        entries = ENTRIES_PER_CHUNK
-        if queries.device.type != "cpu":
-            entries = tile_bytes(queries.device) // (4 * self.blocks_held)
-        return row_wise_loss(
-            queries, documents, targets, self.options.scale, self.chunk_result, entries, self.options.products
-        )
-
 
 def row_wise_loss(
-    queries: Tensor,
-    documents: Tensor,
-    targets: GradedTargets,
-    scale: float,
-    chunk_result: Callable[[Tensor, GradedTargets], ChunkResult],
-    entries_per_chunk: int = ENTRIES_PER_CHUNK,
-    products: Setting = "auto",
+    of: RowWiseLoss, queries: Tensor, documents: Tensor, targets: GradedTargets, entries_per_chunk: int
 ) -> tuple[Tensor, Tensor]:
-    """Sum of the rows' terms over the sum of their counts, differentiable in queries and documents.
+    """Sum of the rows' terms over the sum of their counts, 0 where these are 0; and the sum of the counts, detached.
 
     Logits are scale * q.d of (B, D) queries and (N, D) documents. They and all sums are float32 (float64 for float64
     input) whatever autocast says; `products` says what the factors of the three matrix products are rounded to:
     embeddings, and the gradient of entries without a grade. `entries_per_chunk` changes speed and memory only.
-
-    Returns:
-        Two scalars: the loss, 0 with zero gradients when the counts sum to 0; and the sum of the counts, detached.
     """
     targets.check_fits("loss", queries, documents)
     dtype = torch.promote_types(torch.promote_types(queries.dtype, documents.dtype), torch.float32)
-    rounded = product_dtype(products, queries.device, dtype)
+    rounded = product_dtype(of.options.products, queries.device, dtype)
+    rows = max(1, min(len(queries), entries_per_chunk // max(1, len(documents))))
     with without_autocast(queries.device):
         loss, denominator = _RowWise.apply(  # type: ignore[no-untyped-call]
-            queries.to(dtype), documents.to(dtype), targets, scale, chunk_result, entries_per_chunk, rounded
+            queries.to(dtype), documents.to(dtype), targets, of, rows, rounded
         )
     return loss, denominator
-
-
-def _add_blocks(
-    queries: Tensor,
-    documents: Tensor,
-    targets: GradedTargets,
-    scale: float,
-    chunk_result: Callable[[Tensor, GradedTargets], ChunkResult],
-    entries_per_chunk: int,
-    rounded: torch.dtype,
-    gradients: tuple[Tensor | None, Tensor | None],
-) -> tuple[Tensor, Tensor]:
-    """Return the sum of the terms and its denominator; add the gradients of the sum divided by the scale."""
-    grad_queries, grad_documents = gradients
-    rows = max(1, min(len(queries), entries_per_chunk // max(1, len(documents))))
-    buffer = queries.new_empty(rows * len(documents))
-    exact = torch.float32 if queries.device.type == "mps" else torch.float64
-    total = torch.zeros((), dtype=exact, device=queries.device)
-    denominator = torch.zeros((), dtype=exact, device=queries.device)
-    d = documents.to(rounded)
-    for block, known in targets.row_chunks(rows):
-        q = queries[block].to(rounded)
-        logits = buffer[: len(q) * len(d)].view(len(q), len(d))
-        if rounded == buffer.dtype:
-            torch.addmm(logits, q, d.T, beta=0, alpha=scale, out=logits)
-        else:
-            multiply(q, d.T, out=logits).mul_(scale)
-        result = chunk_result(logits, known)
-        total += result.value
-        denominator += result.denominator
-        of_logits = result.gradient
-        own: Tensor | None = None if grad_queries is None else grad_queries[block]
-        if rounded != of_logits.dtype:
-            entries = known.rows, known.columns
-            add_outer((own, grad_documents), (queries[block], documents), entries, of_logits[entries])
-            of_logits[entries] = 0.0
-            of_logits = of_logits.to(rounded)
-        if own is not None:
-            add_product(own, of_logits, d)
-        if grad_documents is not None:
-            add_product(grad_documents, of_logits.T, q)
-    return total, denominator
 
 
 class _RowWise(torch.autograd.Function):
@@ -152,18 +92,40 @@ class _RowWise(torch.autograd.Function):
         queries: Tensor,
         documents: Tensor,
         targets: GradedTargets,
-        scale: float,
-        chunk_result: Callable[[Tensor, GradedTargets], ChunkResult],
-        entries_per_chunk: int,
+        of: RowWiseLoss,
+        rows: int,
         rounded: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         needs_queries, needs_documents = ctx.needs_input_grad[:2]
         grad_queries = torch.zeros_like(queries) if needs_queries else None
         grad_documents = torch.zeros_like(documents) if needs_documents else None
-        gradients = (grad_queries, grad_documents)
-        total, denominator = _add_blocks(
-            queries, documents, targets, scale, chunk_result, entries_per_chunk, rounded, gradients
-        )
+        scale = of.options.scale
+        buffer = queries.new_empty(rows * len(documents))
+        exact = torch.float32 if queries.device.type == "mps" else torch.float64
+        total = torch.zeros((), dtype=exact, device=queries.device)
+        denominator = torch.zeros_like(total)
+        d = documents.to(rounded)
+        for block, known in targets.row_chunks(rows):
+            q = queries[block].to(rounded)
+            logits = buffer[: len(q) * len(d)].view(len(q), len(d))
+            if rounded == buffer.dtype:
+                torch.addmm(logits, q, d.T, beta=0, alpha=scale, out=logits)
+            else:
+                multiply(q, d.T, out=logits).mul_(scale)
+            result = of.chunk_result(logits, known)
+            total += result.value
+            denominator += result.denominator
+            of_logits = result.gradient
+            own: Tensor | None = None if grad_queries is None else grad_queries[block]
+            if rounded != of_logits.dtype:
+                entries = known.rows, known.columns
+                add_outer((own, grad_documents), (queries[block], documents), entries, of_logits[entries])
+                of_logits[entries] = 0.0
+                of_logits = of_logits.to(rounded)
+            if own is not None:
+                add_product(own, of_logits, d)
+            if grad_documents is not None:
+                add_product(grad_documents, of_logits.T, q)
         divisor = denominator.clamp(min=1.0)
         for gradient in (grad_queries, grad_documents):
             if gradient is not None:
@@ -176,4 +138,4 @@ class _RowWise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor, _: Tensor) -> tuple[Any, ...]:
         gradients = [None if gradient is None else gradient * grad_output for gradient in ctx.saved_tensors]
-        return (*gradients, None, None, None, None, None)
+        return (*gradients, None, None, None, None)

@@ -65,7 +65,6 @@ class BaseProbability:
         return logits.sigmoid_().mul_(weight)
 
     def of_queries(self, rows: slice) -> BaseProbability:
-        """Return the same for some of the queries."""
         return replace(self, queries=self.queries[rows])
 
     def to(self, device: torch.device | str) -> BaseProbability:
@@ -97,7 +96,7 @@ class GradedTargets:
     def from_entries(
         cls, rows: ArrayLike, columns: ArrayLike, relevance: ArrayLike, shape: tuple[int, int]
     ) -> GradedTargets:
-        """From M known entries (NaN masks one); InputError where one is outside the batch, twice, or off [0, 1]."""
+        """Make targets of M known entries (NaN masks one), each inside the batch, given once and in [0, 1]."""
         row, column = (torch.as_tensor(np.asarray(part, dtype=np.int64)) for part in (rows, columns))
         values = torch.as_tensor(np.asarray(relevance))
         if not values.is_floating_point():
@@ -124,18 +123,9 @@ class GradedTargets:
         own: Sequence[Sequence[int]] | None = None,
         in_batch_labels: InBatchLabels = "known",
     ) -> GradedTargets:
-        """From the ids of a batch and every grade that is known.
+        """Make the targets of B queries and N documents from every grade that is known: query -> document -> relevance.
 
-        Args:
-            query_ids: B ids; a query may stand in several rows.
-            document_ids: N ids, each once.
-            graded: query id -> document id -> relevance, of at least the batch's own pairs; NaN masks.
-            own: for each row the columns of its own documents; needed for "paper".
-            in_batch_labels: "known" fills every entry whose grade is known; "paper" only a row's own entries, all else
-                0.
-
-        Raises:
-            InputError: a document id occurs twice, "paper" without `own`, or a relevance off [0, 1].
+        "paper" fills only a row's own entries (`own` has their columns), "known" every entry whose grade is known.
         """
         if len(set(document_ids)) != len(document_ids):
             raise InputError(
@@ -165,7 +155,7 @@ class GradedTargets:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> GradedTargets:
-        """What `tensors` gave, on whatever device it is now; nothing is checked again."""
+        """Return the targets that gave these `tensors`, on the device they are on now; nothing is checked again."""
         base = [tensors[name] for name in BASE_TENSORS if name in tensors]
         unlabelled = BaseProbability(*base) if base else None
         return cls(tensors["rows"], tensors["columns"], tensors["relevance"], shape, unlabelled)
@@ -181,7 +171,7 @@ class GradedTargets:
         )
 
     def number_counted(self) -> Tensor:
-        """How many entries are not masked."""
+        """Return the number of entries that are not masked."""
         return self.shape[0] * self.shape[1] - self.relevance.isnan().sum()
 
     def check_fits(self, what: str, queries: Tensor, documents: Tensor) -> None:

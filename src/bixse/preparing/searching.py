@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.trec import run_lines
-from bixse.encoders.identity import model_hashes, model_path_settings
 from bixse.encoders.instructions import prompt_for
-from bixse.encoders.loading.build import build_encoder
+from bixse.encoders.loading.build import build_encoder, model_hashes, model_path_settings
 from bixse.errors import InputError
 from bixse.files.files import atomic_file
 from bixse.scale.index.corpus_shards import CorpusSearch, SearchShards

@@ -29,7 +29,7 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from bixse.encoders.loading.attention import backbones
+from bixse.encoders.loading.backbones import backbones
 from bixse.encoders.processes import whole_tensors
 from bixse.errors import InputError, ModelError
 from bixse.files.files import storage_errors, write_atomically

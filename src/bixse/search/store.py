@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bixse.encoders.encode import by_length, encode_texts
-from bixse.encoders.identity import embeddings_key
+from bixse.encoders.encode import by_length, embeddings_key, encode_texts
 from bixse.files.files import EMBEDDINGS_FOLDER, cache_folder
 
 if TYPE_CHECKING:

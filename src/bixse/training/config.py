@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import Field, field_validator, model_validator
 
 from bixse.data.collection import MissingDocuments
-from bixse.encoders.loading.build import AttentionKind
+from bixse.encoders.loading.build import AttentionKind, PoolingMode
 from bixse.encoders.loading.precision import Setting, resolve_precision
-from bixse.encoders.pooling import PoolingMode
 from bixse.errors import SEEDS, ConfigError, did_you_mean
 from bixse.losses.catalogue import LOSSES, LossOptions, check_loss_options
 from bixse.settings import Flag, Settings, paths_in
@@ -281,24 +280,31 @@ class TrainConfig(Settings):
 
     @property
     def all_loss_options(self) -> dict[str, Any]:
-        """What the loss is built with: `loss_options` and the scale."""
+        """The options of the loss: `loss_options` and the scale."""
         return {"scale": self.scale, **self.loss_options}
 
     @property
-    def attention_taken(self) -> AttentionKind | None:
-        """The attention asked for, or the one that trains fastest here; None: transformers' choice."""
-        from bixse.encoders.loading.build import attention_to_train_with
+    def pair_files(self) -> tuple[Path, ...]:
+        return tuple(paths_in(self.pairs))
 
-        return self.attention or attention_to_train_with(self.train_max_length or self.max_length)
+    @property
+    def dev_folders(self) -> tuple[Path, ...]:
+        return tuple(paths_in(self.dev))
+
+    @property
+    def guards(self) -> list[tuple[Path, str]]:
+        folders = paths_in(self.guard)
+        splits = [self.guard_split] * len(folders) if isinstance(self.guard_split, str) else self.guard_split
+        return list(zip(folders, splits, strict=True))
 
     def identity(self) -> dict[str, Any]:
-        """What makes two runs the same."""
+        """Return the settings that make two runs the same."""
         regrade = None if self.regrade is None else self.regrade.identity()
         unset = {"sharding"} if self.sharding is None else set()  # runs that were begun before there was this setting
         return {**self.model_dump(mode="json", exclude=unset), "regrade": regrade}
 
     def resolved(self) -> TrainConfig:
-        """These settings with the precision that is computed in here, never "auto"."""
+        """Return these settings with the precision that this machine computes in, never "auto"."""
         return self.model_copy(update={"precision": resolve_precision(self.precision)})
 
     @field_validator("loss_options")
@@ -363,13 +369,13 @@ class MergeModelsConfig(Settings):
         if self.guard and not self.dev:
             raise ValueError("got guard without dev; expected both; fix: give dev, or leave guard out")
         if self.weights is not None:
-            from bixse.encoders.interpolation import check_shares  # not at the top: it imports torch
+            from bixse.encoders.weights import check_shares  # not at the top: it imports torch
 
             check_shares(self.weights, len(self.models))
         return self
 
     def identity(self) -> dict[str, Any]:
-        """What makes two merges the same; how w is chosen counts only where it is chosen."""
+        """Return the settings that make two merges the same; how w is chosen counts only where it is chosen."""
         chosen = {"candidates", "documents", "guard_tolerance"} if self.dev else set()
         return self.model_dump(mode="json", include={"models", "weights", "max_length", *chosen}) | {
             "precision": resolve_precision()

@@ -21,7 +21,6 @@ from bixse.evaluation.tasks import QuerySet, Task, cut_collection
 from bixse.files.files import hash_files
 from bixse.relevance import MIN_RELEVANT_GRADE
 from bixse.search.bm25 import BM25
-from bixse.settings import paths_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from bixse.data.collection import Collection, MissingDocuments
-    from bixse.encoders.relevance_model import RelevanceModel
     from bixse.relevance import Qrels, Ranking
     from bixse.training.config import TrainConfig
 
@@ -131,10 +129,8 @@ class Watched:
 
 def watched_splits(config: TrainConfig) -> list[Split]:
     """The dev and guard splits of a configuration."""
-    guards = paths_in(config.guard)
-    splits = [config.guard_split] * len(guards) if isinstance(config.guard_split, str) else config.guard_split
-    found = [Split(folder, config.dev_split, "dev") for folder in paths_in(config.dev)]
-    return found + [Split(folder, split, "guard") for folder, split in zip(guards, splits, strict=True)]
+    dev = [Split(folder, config.dev_split, "dev") for folder in config.dev_folders]
+    return dev + [Split(folder, split, "guard") for folder, split in config.guards]
 
 
 def load_watched(
@@ -179,13 +175,7 @@ def queries_of(watched: Sequence[Watched]) -> dict[str, Mapping[str, str]]:
 
 
 def check_not_trained_on(held_out: Mapping[str, Mapping[str, str]], queries: Iterable[str], allowed: bool) -> list[str]:
-    """Refuse held-out queries among the texts of the training queries, or return warnings where they are allowed.
-
-    Args:
-        held_out: name of a collection -> query id -> text.
-        queries: texts of the training queries.
-        allowed: whether they may stand on both sides.
-    """
+    """Refuse held-out queries among the texts of the training queries, or return warnings where they are allowed."""
     trained = {text for own in held_out.values() for text in own.values()}.intersection(queries)
     said = []
     for name, own in held_out.items():
@@ -260,7 +250,7 @@ class MeanEvaluator(BaseEvaluator):
 DevEvaluator: TypeAlias = GradedRetrievalEvaluator | MeanEvaluator
 
 
-def dev_evaluator(config: TrainConfig, model: RelevanceModel, watched: Sequence[Watched]) -> DevEvaluator | None:
+def dev_evaluator(config: TrainConfig, model: SentenceTransformer, watched: Sequence[Watched]) -> DevEvaluator | None:
     """Graded nDCG@10 on the dev queries, over their judged documents and those that BM25 ranks high.
 
     Of several collections the mean decides, each counting as much (BiXSE paper, appendix: BEIR(short)). A prompt that

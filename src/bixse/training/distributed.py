@@ -7,19 +7,27 @@ from __future__ import annotations
 
 import atexit
 import warnings
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from bixse.encoders.loading.precision import use_precision
 from bixse.errors import BixseError, InputError
-from bixse.files.files import alone_in
+from bixse.files.files import alone_in, storage_errors
 from bixse.machine import launched_number
+from bixse.training.config import CHECKPOINT_FOLDER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
+    from typing import Self
 
     import torch
+
+    from bixse.data.run import Run, Status
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 NUMBERS_AT_ONCE = 2**23
 """Numbers of gradients that are summed over the processes in one message: 32 MB of float32."""
@@ -94,6 +102,59 @@ def first_process_alone_in(out: Path) -> Iterator[None]:
             if is_main_process():
                 held.enter_context(alone_in(out))
         yield
+
+
+class RunGuard(ExitStack):
+    """What surrounds the steps of a training run: its precision, its processes and its folder.
+
+    Each step runs through `together`. From `begin_writing` on, a failed write is a StorageError and a refusal leaves no
+    empty folder behind. From `lock` on, the run is alone in its folder and has a record there.
+    """
+
+    record: Run
+
+    def __init__(self, out: Path, precision: str) -> None:
+        super().__init__()
+        self.out, self.precision, self.writes = out, precision, False
+
+    def __enter__(self) -> Self:
+        init_distributed()
+        self.enter_context(use_precision(self.precision))
+        return self
+
+    def together(self, step: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+        """Run a step in every process; where it fails in one, it fails in all with the first one's error."""
+        with raise_together(), storage_errors(self.out) if self.writes else nullcontext():
+            return step(*args, **named)
+
+    def begin_writing(self) -> None:
+        from bixse.encoders.loading.build import no_library_bars  # the command imports this module
+
+        self.writes = True
+        self.enter_context(no_library_bars())
+        self.push(self._clear_if_refused)
+
+    def lock(self, record: Run) -> None:
+        """Lock the folder and write its record there; a Ctrl-C from now on is written into it."""
+        self.record = record
+        self.enter_context(first_process_alone_in(self.out))
+        self.enter_context(storage_errors(self.out))
+        self.push(self._record_interrupt)
+        self.save_record("running")
+
+    def save_record(self, status: Status) -> None:
+        if is_main_process():
+            self.record.save(status)
+
+    def _record_interrupt(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, KeyboardInterrupt):
+            self.save_record("interrupted")
+
+    def _clear_if_refused(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Leave no empty folder behind a command that is refused: the trainer makes one before the checks end."""
+        for folder in (self.out / CHECKPOINT_FOLDER, self.out) if isinstance(error, BixseError) else ():
+            with suppress(OSError):
+                folder.rmdir()
 
 
 def check_agreement(named: Mapping[str, Any]) -> None:

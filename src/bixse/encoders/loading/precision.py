@@ -41,9 +41,6 @@ def precision_setting() -> Setting:
 def use_precision(setting: str | None) -> Iterator[None]:
     """Compute so inside the block, in this process and those that it starts; "auto" and None leave it as it is.
 
-    Raises:
-        InputError: no such setting, here or in the environment variable.
-
     Example:
         >>> with use_precision("float32"):
         ...     resolve_precision()
@@ -112,10 +109,3 @@ def make_weights_float32(model: SentenceTransformer) -> None:
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.dtype in (torch.float16, torch.bfloat16):
             tensor.data = tensor.data.float()
-
-
-def upcast_trainable_to_float32(model: SentenceTransformer) -> None:
-    """Make the weights that are trained float32, in place: a step is less than bf16 can tell apart (1 part in 256)."""
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.float()

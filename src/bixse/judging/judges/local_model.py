@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from bixse.encoders.identity import model_hashes
-from bixse.encoders.loading.build import quiet_loading
+from bixse.encoders.loading.build import model_hashes, quiet_loading
 from bixse.encoders.loading.precision import default_device, resolve_precision
 from bixse.errors import InputError, ModelError
 from bixse.files.files import file_hash

@@ -17,9 +17,8 @@ from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import load_several, save_graded_pairs
 from bixse.data.pydocs import load_pydocs
 from bixse.data.task_instructions import load_instructions
-from bixse.encoders.identity import model_hashes
-from bixse.encoders.loading.attention import backbones
-from bixse.encoders.loading.build import build_encoder, quiet_loading
+from bixse.encoders.loading.backbones import backbones
+from bixse.encoders.loading.build import build_encoder, model_hashes, quiet_loading
 from bixse.encoders.relevance_model import RelevanceModel, save_whole
 from bixse.errors import InputError, ModelError, OutputExistsError
 from bixse.files.files import hash_files

@@ -22,8 +22,8 @@ from bixse.data.collection import Collection, Document, save_collection
 from bixse.data.run import open_run
 from bixse.data.task_instructions import RESERVED
 from bixse.encoders.encode import encode_texts
-from bixse.encoders.identity import model_path_settings
 from bixse.encoders.instructions import prompt_for
+from bixse.encoders.loading.build import model_path_settings
 from bixse.encoders.loading.precision import autocast
 from bixse.errors import BixseError, InputError, did_you_mean
 from bixse.evaluation.evaluate import PER_QUERY_NAME, Evaluation

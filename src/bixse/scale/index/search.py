@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from bixse.data.trec import write_run
-from bixse.encoders.encode import encode_texts
-from bixse.encoders.identity import embeddings_key
+from bixse.encoders.encode import embeddings_key, encode_texts
 from bixse.encoders.instructions import prompt_for, prompts_hash, use_task
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError, ModelError, shorten

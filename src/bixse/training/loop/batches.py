@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import zlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -13,7 +14,10 @@ from torch.utils.data import Dataset, Sampler
 
 from bixse.data.columns import first_rows, numbered
 from bixse.data.task_instructions import Instructions
-from bixse.encoders.loading.attention import input_parts
+from bixse.encoders.embedding import positions_computed
+from bixse.encoders.instructions import prompt_for
+from bixse.encoders.loading.backbones import input_parts
+from bixse.encoders.processes import all_reduce_sum
 from bixse.errors import InputError, did_you_mean
 from bixse.losses.targets import GradedTargets
 from bixse.training.loop.unlabelled import KnownEntries
@@ -39,13 +43,8 @@ class BatchPlan(Sampler[list[EpochIndex]]):
     """Batches of query groups of one task each; a function of (seed, epoch), the same on every process.
 
     Several processes all read the same plan and each takes its part of every batch, so that tasks agree at every step
-    and the result does not depend on the number of processes.
-
-    Args:
-        pairs: the graded pairs.
-        batch_size: queries of a batch, over all processes, at least 1; a task's last batch may be smaller.
-        seed: of the order.
-        shares: task -> share of its queries that stand in an epoch, in (0, 1], drawn anew each time; 1 for others.
+    and the result does not depend on the number of processes. A task's last batch may be smaller. `shares` are those of
+    a task's queries that stand in an epoch, in (0, 1], drawn anew each time.
     """
 
     def __init__(
@@ -70,7 +69,6 @@ class BatchPlan(Sampler[list[EpochIndex]]):
         self.epoch = epoch
 
     def of_epoch(self, epoch: int) -> BatchPlan:
-        """Return the same plan at an epoch."""
         plan = copy.copy(self)
         plan.set_epoch(epoch)
         return plan
@@ -143,7 +141,6 @@ class GroupDataset(Dataset[DrawnGroup]):
         self.take(pairs)
 
     def take(self, pairs: GradedPairs) -> None:
-        """Draw from these pairs from now on."""
         self.pairs, self.groups = pairs, pairs.groups()
 
     def __len__(self) -> int:
@@ -198,14 +195,7 @@ class KnownGrades:
 class GradedCollator:
     """Drawn groups to what the trainer feeds a loss: two tokenised columns and the known relevance.
 
-    Args:
-        preprocess: tokenises texts: `model.preprocess`.
-        pairs: all pairs; their grades fill the entries of the batch when `in_batch_labels` is "known".
-        in_batch_labels: see `LossOptions`.
-        prompts: prompt of the columns "query" and "document", or a table of task instructions. Of several
-            instructions of a task one is chosen by the queries of the batch, the same in every process.
-        rank: number of this process, from 0.
-        world_size: W, how many processes share each batch.
+    Of several instructions of a task one is chosen by the queries of the batch, the same in every process.
 
     A batch of B groups holds `query_*` (B rows), `document_*` (N distinct documents), `label` (the tensors of
     `GradedTargets`), `counts`, and in `numbers` those of its groups and documents. Of several processes each collates
@@ -236,7 +226,6 @@ class GradedCollator:
         self.take(pairs)
 
     def take(self, pairs: GradedPairs) -> None:
-        """Read texts and grades from these pairs from now on."""
         self.pairs, self.known = pairs, KnownGrades(pairs)
 
     def __call__(self, groups: Sequence[DrawnGroup]) -> dict[str, Any]:
@@ -280,7 +269,6 @@ class GradedCollator:
         return KnownEntries(self.task_of(groups), numbers, documents, self._targets(groups, documents)[0])
 
     def task_of(self, groups: Sequence[DrawnGroup]) -> int:
-        """Return the number of a batch's task."""
         return int(self.pairs.groups().tasks[groups[0].number])
 
     def first_prompt(self, task: int, kind: Kind) -> str | None:
@@ -367,3 +355,48 @@ def shortened_preprocess(model: SentenceTransformer, max_length: int | None) -> 
                 part.max_seq_length = length
 
     return preprocess
+
+
+def prompts_of(model: SentenceTransformer, given: object, pairs: GradedPairs) -> Mapping[str, str] | Instructions:
+    """Return the model's table of task instructions where it has one, else its prompts, under those that are given."""
+    table: Instructions | None = getattr(model, "instructions", None)
+    if table is not None:
+        table.check_tasks("instructions", pairs.tasks[0])
+        return table
+    own = {"query": prompt_for(model, "query"), "document": prompt_for(model, "document")}
+    prompts = {**own, **(given if isinstance(given, dict) else {})}
+    return {name: text for name, text in prompts.items() if isinstance(text, str)}
+
+
+class Throughput:
+    """What a log entry says of the batches since the last one; sums of one process, which `figures` adds up."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * len(COUNTS)
+        self.tokens, self.positions, self.seconds = 0, 0, 0.0  # without padding; all that went through the encoder
+
+    def add(
+        self, counts: torch.Tensor, features: Sequence[Mapping[str, Any]], mini_batch_size: int, seconds: float
+    ) -> None:
+        """One batch: its `COUNTS`, tokenised queries and documents, texts of a pass, and the wall time of its step."""
+        self.counts = [before + new for before, new in zip(self.counts, counts.tolist(), strict=True)]
+        for part in features:
+            mask = part.get("attention_mask")
+            if mask is not None:
+                self.tokens += int(mask.sum())
+                self.positions += positions_computed(mask, mini_batch_size)
+        self.seconds += seconds
+
+    def figures(self, device: torch.device) -> dict[str, float]:
+        """Figures over all processes: counts, pairs and tokens per second, share of the positions that is padding."""
+        exact = torch.float32 if device.type == "mps" else torch.float64
+        own = torch.tensor([*self.counts, self.tokens, self.positions], dtype=exact, device=device)
+        *counts, tokens, positions = all_reduce_sum(own).tolist()
+        said = dict(zip(COUNTS, counts, strict=True))
+        seconds = self.seconds or math.nan
+        return {
+            **{name: said[name] for name in COUNTS[2:]},
+            "padding_waste": round(1 - tokens / positions, 4) if positions else math.nan,
+            "train_pairs_per_second": round(said["pairs"] / seconds, 1),
+            "train_tokens_per_second": round(tokens / seconds, 1),
+        }

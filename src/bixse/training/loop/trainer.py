@@ -8,6 +8,7 @@ import math
 import re
 import time
 from collections.abc import Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,17 +25,23 @@ from torch.utils.data import DataLoader
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from bixse.data.graded_pairs import GradedPairs
-from bixse.encoders.embedding import number_of_texts, positions_computed, tokens_without_padding
-from bixse.encoders.instructions import prompt_for
-from bixse.encoders.processes import all_reduce_sum, is_sharded, whole_tensors
-from bixse.encoders.serving import add_older_settings
-from bixse.errors import DivergedError
-from bixse.files.files import storage_errors, usual_modes, write_atomically, write_hashes
+from bixse.encoders.embedding import number_of_texts, tokens_without_padding
+from bixse.encoders.processes import is_sharded, local_part, whole_tensors
+from bixse.encoders.serving import saved_for_servers
+from bixse.errors import DivergedError, NotFiniteError
+from bixse.files.files import storage_errors, write_atomically, write_hashes
 from bixse.losses.bixse import BiXSELoss, BiXSEOptions
 from bixse.losses.targets import GradedTargets
 from bixse.training.config import OptimizerConfig
-from bixse.training.distributed import any_process, average_gradients
-from bixse.training.loop.batches import COUNTS, BatchPlan, GradedCollator, GroupDataset, shortened_preprocess
+from bixse.training.distributed import any_process, average_gradients, raise_together
+from bixse.training.loop.batches import (
+    BatchPlan,
+    GradedCollator,
+    GroupDataset,
+    Throughput,
+    prompts_of,
+    shortened_preprocess,
+)
 from bixse.training.loop.checkpoints import (
     check_checkpoint,
     load_loss_state,
@@ -44,11 +51,10 @@ from bixse.training.loop.checkpoints import (
     save_loss_state,
     save_suspects,
 )
-from bixse.training.loop.divergence import FIX, check_finite, check_finite_together, finite_embeddings
 from bixse.training.loop.unlabelled import BaseTargets, SuspectCollector, Suspects, base_embeddings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     import numpy as np
     from numpy.typing import NDArray
@@ -57,11 +63,11 @@ if TYPE_CHECKING:
     from transformers import TrainerCallback
     from transformers.trainer_utils import TrainOutput
 
-    from bixse.data.task_instructions import Instructions
     from bixse.losses.base import GradedLoss
 
+FIX = "lower learning_rate or set max_grad_norm, and give another --out folder"
+"""What to do about training that has diverged."""
 BASE_FOLDER = "base"
-"""Folder of the base model's embeddings, among the checkpoints."""
 TrainingData: TypeAlias = GradedPairs | Dataset | Mapping[str, Dataset]
 """Graded pairs, a data set with their columns, or several data sets by task."""
 
@@ -142,11 +148,10 @@ class GradedTrainer(SentenceTransformerTrainer):
         self.pairs = _pairs_of(train_dataset)
         self.plan = _plan(args, self.pairs, args.train_batch_size)
         self.suspects: SuspectCollector | None = None
-        """What looks for zeros to doubt in every batch; see `collect_suspects`."""
         self.seconds_in_steps = 0.0
         """Wall time of the training steps alone, evaluation and saving excluded."""
         self.throughput = Throughput()
-        self._prompts = _prompts_of(model, args, self.pairs)
+        self._prompts = prompts_of(model, args.prompts, self.pairs)
         self._preprocess = shortened_preprocess(model, args.train_max_length)
         super().__init__(
             model=model,
@@ -277,10 +282,15 @@ class GradedTrainer(SentenceTransformerTrainer):
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
         """As sentence-transformers does; raises DivergedError where weights or embeddings are NaN or infinite."""
-        check_finite_together(self.loss, self.state.global_step)
+        self.check_finite()
         given = eval_dataset if eval_dataset is None or isinstance(eval_dataset, str) else _as_datasets(eval_dataset)
         with finite_embeddings(self.state.global_step):
             return super().evaluate(given, *args, **kwargs)
+
+    def check_finite(self) -> None:
+        """Refuse, by a DivergedError, weights that are not finite in one process, in all at once."""
+        with raise_together():
+            check_finite(self.loss, self.state.global_step)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the loss's figures (bias, scale, mean logits) to each training entry, where there are any."""
@@ -312,17 +322,16 @@ class GradedTrainer(SentenceTransformerTrainer):
 
     def _save_files(self, model: SentenceTransformer | None, output_dir: str | None) -> None:
         folder = Path(output_dir or self.args.output_dir or "tmp_trainer")
-        with storage_errors(folder), usual_modes(folder):
-            if model is not None:
+        if model is not None:
+            with saved_for_servers(folder):  # a plain SentenceTransformer has no such settings by itself
                 model.save_pretrained(str(folder), create_model_card=False)
-                add_older_settings(folder)  # a plain SentenceTransformer does not by itself
         save_loss_state(self.loss, folder)
         if self.suspects is not None:
             save_suspects(self.suspects.found, folder)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         """As transformers does, then the hashes of all files of all processes."""
-        check_finite_together(self.loss, self.state.global_step)
+        self.check_finite()
         if self.suspects is not None:  # the first process keeps them for all
             everyone = Suspects.joined(gather_object([self.suspects.found]), self.suspects.most)
             self.suspects.found = everyone if self.args.process_index == 0 else Suspects.none()
@@ -359,38 +368,27 @@ class GradedTrainer(SentenceTransformerTrainer):
         self.model.load_state_dict(loaded.state_dict())
 
 
-class Throughput:
-    """What a log entry says of the batches since the last one; sums of one process, which `figures` adds up."""
+def check_finite(model: torch.nn.Module, step: int) -> None:
+    """Refuse weights that are not finite, by a DivergedError; of sharded ones this process's part is looked at."""
+    for name, parameter in model.named_parameters():
+        if not bool(local_part(parameter.detach()).isfinite().all()):
+            raise DivergedError(
+                f"training: got weights that are not finite ({name}) after step {step}; expected finite ones; "
+                f"fix: {FIX}"
+            )
 
-    def __init__(self) -> None:
-        self.counts = [0] * len(COUNTS)
-        self.tokens, self.positions, self.seconds = 0, 0, 0.0  # without padding; all that went through the encoder
 
-    def add(
-        self, counts: torch.Tensor, features: Sequence[Mapping[str, Any]], mini_batch_size: int, seconds: float
-    ) -> None:
-        """One batch: its `COUNTS`, tokenised queries and documents, texts of a pass, and the wall time of its step."""
-        self.counts = [before + new for before, new in zip(self.counts, counts.tolist(), strict=True)]
-        for part in features:
-            mask = part.get("attention_mask")
-            if mask is not None:
-                self.tokens += int(mask.sum())
-                self.positions += positions_computed(mask, mini_batch_size)
-        self.seconds += seconds
-
-    def figures(self, device: torch.device) -> dict[str, float]:
-        """Figures over all processes: counts, pairs and tokens per second, share of the positions that is padding."""
-        exact = torch.float32 if device.type == "mps" else torch.float64
-        own = torch.tensor([*self.counts, self.tokens, self.positions], dtype=exact, device=device)
-        *counts, tokens, positions = all_reduce_sum(own).tolist()
-        said = dict(zip(COUNTS, counts, strict=True))
-        seconds = self.seconds or math.nan
-        return {
-            **{name: said[name] for name in COUNTS[2:]},
-            "padding_waste": round(1 - tokens / positions, 4) if positions else math.nan,
-            "train_pairs_per_second": round(said["pairs"] / seconds, 1),
-            "train_tokens_per_second": round(tokens / seconds, 1),
-        }
+@contextmanager
+def finite_embeddings(step: int) -> Iterator[None]:
+    """Take embeddings that are not finite for divergence, by a DivergedError, once there was a step."""
+    try:
+        yield
+    except NotFiniteError as error:
+        if not step:  # the model came so
+            raise
+        raise DivergedError(
+            f"training: got embeddings that are not finite after step {step}; expected finite ones; fix: {FIX}"
+        ) from error
 
 
 class _EpochLoader(DataLoader[Any]):
@@ -405,7 +403,6 @@ def _pairs_of(data: TrainingData) -> GradedPairs:
 
 
 def _as_datasets(data: TrainingData) -> Any:
-    """As sentence-transformers' trainer keeps them."""
     if isinstance(data, Mapping):
         return DatasetDict({str(name): _as_datasets(part) for name, part in data.items()})
     return Dataset(_pairs_of(data).table)  # checks the columns
@@ -413,19 +410,6 @@ def _as_datasets(data: TrainingData) -> Any:
 
 def _plan(args: GradedTrainingArguments, pairs: GradedPairs, batch_size: int, shares: bool = True) -> BatchPlan:
     return BatchPlan(pairs, batch_size * args.world_size, args.seed, args.task_shares if shares else None)
-
-
-def _prompts_of(
-    model: SentenceTransformer, args: GradedTrainingArguments, pairs: GradedPairs
-) -> Mapping[str, str] | Instructions:
-    """The model's table of task instructions where it has one, else its prompts, under those of the arguments."""
-    table: Instructions | None = getattr(model, "instructions", None)
-    if table is not None:
-        table.check_tasks("instructions", pairs.tasks[0])
-        return table
-    own = {"query": prompt_for(model, "query"), "document": prompt_for(model, "document")}
-    given = {**own, **(args.prompts if isinstance(args.prompts, dict) else {})}
-    return {name: text for name, text in given.items() if isinstance(text, str)}
 
 
 def _own_rates(args: GradedTrainingArguments, loss: GradedLoss) -> dict[str, float]:

@@ -9,10 +9,8 @@ import numpy as np
 import torch
 
 from bixse.calibration.reliability import fit_platt
-from bixse.encoders.encode import encode_here, encoding_device
-from bixse.encoders.identity import embeddings_key
+from bixse.encoders.encode import embeddings_key, encode_texts
 from bixse.encoders.instructions import prompt_for
-from bixse.encoders.loading.precision import resolve_precision
 from bixse.losses.targets import BaseProbability, GradedTargets
 from bixse.search.store import EmbeddingStore
 
@@ -36,14 +34,11 @@ FIT_ENTRIES = 2**20
 
 
 class KnownEntries(NamedTuple):
-    """What is known of the entries of a batch."""
+    """The known entries of a batch."""
 
     task: int
-    """Number of its task."""
     groups: NDArray[np.int64]
-    """(B,) numbers of its query groups."""
     documents: NDArray[np.int32]
-    """(N,) numbers of its documents."""
     targets: GradedTargets
 
 
@@ -60,12 +55,10 @@ class BaseTargets:
     documents: NDArray[np.float32]
     """(N, D0) embedding of each distinct document."""
     weight: float
-    """What the probabilities are multiplied by."""
     curves: dict[int, tuple[float, float]]
     """Task, by its number -> scale and bias of sigma(scale * cos + bias)."""
 
     def of(self, task: int, groups: NDArray[np.int64], documents: NDArray[Any]) -> BaseProbability:
-        """Return the targets of a batch's unlabelled entries."""
         curve = torch.tensor([*self.curves[task], self.weight], dtype=torch.float32)
         return BaseProbability(self._rows(self.queries, groups), self._rows(self.documents, documents), curve)
 
@@ -103,16 +96,10 @@ class BaseTargets:
 def base_embeddings(
     model: SentenceTransformer, pairs: GradedPairs, folder: Path, prompt: Callable[[int, Kind], str | None]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Embed the query of each group and each distinct document by a model, at its own length, or read what is there.
+    """Return (G, D0) embeddings of the query of each group and (N, D0) of each distinct document, mapped read-only.
 
-    Args:
-        model: the base model.
-        pairs: graded pairs with G groups and N distinct documents.
-        folder: where the files of this model and these pairs are kept.
-        prompt: task and kind -> what stands before a text. A document of several tasks has the prompt of its first.
-
-    Returns:
-        (G, D0) and (N, D0), mapped read-only.
+    They are made by the model, at its own length, or read from `folder`. `prompt` gives what stands before a text of a
+    task and kind; a document of several tasks has the prompt of its first.
     """
     key = f"{embeddings_key(model)}-{pairs.content_hash()[:16]}"
     groups = pairs.groups()
@@ -151,10 +138,7 @@ def _write(
 def _embed(model: SentenceTransformer, texts: Sequence[str], kind: Kind, prompt: str | None) -> NDArray[np.float32]:
     if kind == "document" and (prompt or None) == prompt_for(model, kind):  # what evaluation keeps too
         return EmbeddingStore(model).encode(texts)
-    distinct = list(dict.fromkeys(texts))
-    row_of = {text: row for row, text in enumerate(distinct)}
-    precision = resolve_precision(device=encoding_device(model))
-    return encode_here(model, distinct, kind, prompt or None, precision)[[row_of[text] for text in texts]]
+    return encode_texts(model, texts, kind, prompt=prompt or "")
 
 
 ENTRIES_LOOKED_AT = 2**20
@@ -211,7 +195,7 @@ class SuspectCollector:
 
     @torch.no_grad()
     def look(self, queries: torch.Tensor, documents: torch.Tensor, targets: GradedTargets) -> None:
-        """Of (B, D) queries and (N, D) documents, L2-normalised; the loss calls it."""
+        """Look at (B, D) queries and (N, D) documents, L2-normalised; the loss calls this."""
         stride = max(1, -(-len(queries) * len(documents) // ENTRIES_LOOKED_AT))
         start = self.step % stride
         logits = self.loss.logits(queries[start::stride].float() @ documents.float().T)
@@ -229,11 +213,10 @@ class SuspectCollector:
 
 @dataclass(frozen=True)
 class RegradedEpoch:
-    """What came of the questions after an epoch."""
+    """The outcome of the questions after an epoch."""
 
     epoch: int
     asked: int
-    """Pairs."""
     graded: int
     relevant: int
     """Of these, pairs with a relevance of at least 0.5."""
@@ -246,7 +229,6 @@ class RegradedEpoch:
     """Why the judge did not answer all; training went on with what is known."""
 
     def line(self) -> str:
-        """For people."""
         mean = "" if self.mean_relevance is None else f", mean relevance {self.mean_relevance:.3f}"
         return (
             f"regraded after epoch {self.epoch}: {self.graded} of {self.asked} suspicious zeros, "

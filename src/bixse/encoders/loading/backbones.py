@@ -1,27 +1,31 @@
-"""The modules of a model, and decoders as encoders: attention that sees the whole text, and the proof that it does."""
+"""The modules of a model, and what makes an encoder of a bare backbone: attention to the whole text, and a pooling."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from sentence_transformers.base.modules import Router
-from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import Dense, LayerNorm, Pooling, Transformer
 from sentence_transformers.util import batch_to_device
+from torch import nn
 
 from bixse.errors import ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from sentence_transformers import SentenceTransformer
-    from torch import Tensor, nn
+    from torch import Tensor
 
 SAMPLE_TEXT = "one two three four five six"
 LONG_TEXT = " ".join([SAMPLE_TEXT] * 4)
 """Beside it the sample is padded."""
 TOLERANCE = 1e-3
 """Largest difference between two unit embeddings that rounding explains in float32."""
+ACTIVATIONS = {"gelu": "GELU", "relu": "ReLU", "silu": "SiLU", "tanh": "Tanh"}
+"""Activation of a ModernBERT's configuration -> the class of torch.nn that plain sentence-transformers loads."""
+POOLER_WEIGHTS = {"dense.weight", "dense.bias"}
 
 
 class BidirectionalTransformer(Transformer):
@@ -64,12 +68,7 @@ def switch_attention(model: SentenceTransformer, implementation: str | None) -> 
 
 
 def set_attention(model: SentenceTransformer, name: str, bare: bool, bidirectional: bool | None) -> None:
-    """Make a bare decoder an encoder, and switch its attention as asked; what is there already is tried out.
-
-    Raises:
-        ModelError: attention that cannot be switched, is not as saved or does not suit the pooling; embeddings that
-            depend on the padding.
-    """
+    """Make a bare decoder an encoder, and switch its attention as asked; what is there already is tried out."""
     decoder = bare and not all(sees_whole_text(part) for part in backbones(model))
     if decoder:
         prepare_decoder(model)
@@ -96,9 +95,6 @@ def make_bidirectional(model: SentenceTransformer, name: str) -> None:
     """Let every token of a decoder attend to the whole text (LLM2Vec, BehnamGhader et al. 2024, arXiv:2404.05961).
 
     Uses the switch of transformers (`config.is_causal`), which is saved in the model's config.json.
-
-    Raises:
-        ModelError: an architecture on which the switch has no effect.
     """
     for part in backbones(model):
         if sees_whole_text(part):
@@ -186,7 +182,6 @@ def _token_states(part: Any, tokens: Tensor) -> Tensor:
 
 
 def _unit_embedding(model: SentenceTransformer, texts: list[str]) -> Tensor:
-    """(D,) embedding of the first text."""
     embeddings = _evaluated(model, model.preprocess(texts), model.device)["sentence_embedding"]
     return torch.nn.functional.normalize(embeddings[0], dim=0)
 
@@ -200,3 +195,108 @@ def _evaluated(module: Any, features: dict[str, Any], device: torch.device) -> d
         return computed
     finally:
         module.train(was_training)
+
+
+def pool_backbone(
+    model: SentenceTransformer, files: dict[str, Any] | None, name: str, pooling: str | None, missing: Collection[str]
+) -> None:
+    """Put the chosen pooling after a bare backbone; a sentence-transformers model keeps its own.
+
+    All of it is sentence-transformers' own modules, so that plain `SentenceTransformer(folder)` loads it. Left to
+    itself the library pools the last token of a backbone whose config.json names a causal language model.
+
+    Without `pooling`, ModernBERT's head is taken where the checkpoint holds one (BiXSE paper: "the representation of
+    the first token through the model's standard pooler"), else the mean. `missing` names the parameters that the
+    checkpoint lacks; `files` are `RelevanceModel.backbone_files`. Raises ModelError for a pooling or a head that this
+    model cannot have, or that cannot be saved.
+    """
+    if files is None:
+        if pooling is not None:
+            raise ModelError(
+                f"pooling: got {pooling!r} for the sentence-transformers model {name!r}, which has its own; expected "
+                "none; fix: leave `pooling` out, or name the bare backbone it was made from"
+            )
+        return
+    part: Any = next(iter(model.children()))
+    if getattr(part, "module_output_name", None) != "token_embeddings":
+        if pooling is not None:
+            raise ModelError(
+                f"model {name!r}: got a backbone that gives one vector per text, and pooling {pooling!r}; expected one "
+                "that gives one state per token; fix: leave `pooling` out"
+            )
+        return
+    head: list[nn.Module] = []
+    if pooling in (None, "cls-head"):
+        if part.auto_model.config.model_type == "modernbert":
+            head = _modernbert_head(part.auto_model, files, name, optional=pooling is None)
+        elif pooling == "cls-head":
+            head = _pooler(part.auto_model, name, missing)
+    mode: Literal["cls", "mean"] = "cls" if head or pooling == "cls" else "mean"
+    del model[1:]
+    for module in (Pooling(part.get_embedding_dimension(), mode), *head):
+        model.append(module.to(device=part.auto_model.device, dtype=part.auto_model.dtype))
+
+
+def _modernbert_head(backbone: Any, files: dict[str, Any], name: str, optional: bool) -> list[nn.Module]:
+    """Dense, activation and norm as ModernBertForSequenceClassification reads them; [] where there may be none."""
+    from transformers.models.modernbert.modeling_modernbert import ModernBertPredictionHead, ModernBertPreTrainedModel
+
+    class HeadAlone(ModernBertPreTrainedModel):
+        """Reads the weights `head.*` of a checkpoint and no others."""
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.head = ModernBertPredictionHead(config)
+            self.post_init()  # type: ignore[no-untyped-call]
+
+    try:
+        loaded: Any = HeadAlone.from_pretrained(**files, dtype=backbone.dtype, output_loading_info=True)
+    except Exception as error:
+        raise ModelError(
+            f"model {name!r}: got {type(error).__name__} while reading its head; expected weights that fit its "
+            "config.json; fix: check that both belong together, or choose pooling 'cls' or 'mean'"
+        ) from error
+    head, missing = loaded[0].head, sorted(loaded[1]["missing_keys"])
+    if optional and len(missing) == len(list(head.parameters())):
+        return []
+    if missing:
+        raise _no_head(name, f"no weights for its head ({', '.join(missing)})")
+    config = backbone.config
+    if config.classifier_activation not in ACTIVATIONS:
+        raise _no_head(name, f"a head with the activation {config.classifier_activation!r}", ", ".join(ACTIVATIONS))
+    norm = LayerNorm(config.hidden_size)
+    if head.norm.eps != norm.norm.eps:  # the module has no setting for it
+        raise _no_head(name, f"a head with norm_eps {config.norm_eps}", f"norm_eps {norm.norm.eps}")
+    norm.norm.weight.data.copy_(head.norm.weight)
+    if head.norm.bias is not None:
+        norm.norm.bias.data.copy_(head.norm.bias)
+    else:  # the module always has a bias: it stays 0
+        norm.norm.bias.requires_grad_(False)
+    return [_dense(head.dense, getattr(nn, ACTIVATIONS[config.classifier_activation])()), norm]
+
+
+def _pooler(backbone: Any, name: str, missing: Collection[str]) -> list[nn.Module]:
+    pooler = getattr(backbone, "pooler", None)
+    if pooler is None:
+        kind = backbone.config.model_type
+        raise _no_head(name, f"a backbone of type {kind} without a pooler", "one that has a pooler, as BERT")
+    lacking = sorted(key for key in missing if key.startswith("pooler."))
+    if lacking:
+        raise _no_head(name, f"no weights for its pooler ({', '.join(lacking)})")
+    is_berts = {key for key, _ in pooler.named_parameters()} == POOLER_WEIGHTS
+    if not is_berts or not isinstance(getattr(pooler, "activation", None), nn.Tanh):
+        raise _no_head(name, f"a pooler of type {type(pooler).__name__}", "a dense layer with tanh, as BERT has")
+    return [_dense(pooler.dense, nn.Tanh())]
+
+
+def _dense(linear: nn.Linear, activation: nn.Module) -> nn.Module:
+    dense = Dense(linear.in_features, linear.out_features, linear.bias is not None, activation)
+    dense.linear.load_state_dict(linear.state_dict())
+    return dense
+
+
+def _no_head(name: str, got: str, expected: str = "them in the model's files") -> ModelError:
+    return ModelError(
+        f"model {name!r}: got {got}; expected {expected}; fix: choose pooling 'cls' (the first token as it is) or "
+        "'mean', or a checkpoint that holds the head"
+    )

@@ -1,9 +1,11 @@
-"""What is refused before training begins: pairs that teach nothing, a disk that is full, a batch that cannot fit."""
+"""What is refused before training begins (pairs that teach nothing, a batch that cannot fit), and after it diverged."""
 
 from __future__ import annotations
 
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,13 +14,15 @@ import torch
 from sentence_transformers.util import batch_to_device
 
 from bixse.encoders.embedding import embed_features, number_of_texts, take_rows
+from bixse.encoders.encode import encode_texts
 from bixse.encoders.instructions import prompt_for
 from bixse.encoders.processes import is_sharded, local_part
-from bixse.errors import InputError, StorageError
+from bixse.errors import DivergedError, InputError, StorageError
 from bixse.progress import size
+from bixse.training.loop.trainer import FIX
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sentence_transformers import SentenceTransformer
 
@@ -35,10 +39,17 @@ TEXTS_COUNTED = 1000
 """Texts that are tokenised to see how many are too long."""
 TEXTS_LOOKED_AT = 8
 """Texts that are encoded to see how many bytes per text takes."""
+TEXTS_COMPARED = 32
+"""Distinct queries, and documents, whose embeddings are compared."""
+SMALLEST_SPREAD = 1e-3
+"""Embeddings have collapsed where no cosine is further from 1 than this, and some were before."""
+LOSS_FACTOR = 10.0
+"""The loss has exploded where it ends above so many times what it was at first."""
+FEWEST_LOSSES = 3
+"""Entries of the log of which "at first" and "ends" are medians: a tenth of all, these at least, or half of them."""
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 """Where a container on Linux writes how much memory it may use."""
 CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
-"""Where it writes how much it uses."""
 
 
 def check_pairs(
@@ -203,3 +214,57 @@ def free_memory(device: torch.device) -> int:
         return min(free, int(CGROUP_LIMIT.read_text("ascii")) - int(CGROUP_USED.read_text("ascii")))
     except (OSError, ValueError):  # no container, or one without a limit ("max")
         return free
+
+
+def embedding_spreads(model: SentenceTransformer, pairs: GradedPairs) -> dict[Kind, float]:
+    """1 minus the smallest cosine between distinct texts of a kind, without prompts.
+
+    In float32, since rounding to bf16 makes embeddings differ by more than `SMALLEST_SPREAD`.
+    """
+    found: dict[Kind, float] = {}
+    for kind in KINDS.values():
+        rows = pairs.distinct(kind)
+        texts = pairs.texts(kind, rows[:: -(-len(rows) // TEXTS_COMPARED)])
+        with _forward_of_its_own(model):
+            embeddings = encode_texts(model, texts, kind, "float32", prompt="")
+        found[kind] = 1 - float((embeddings @ embeddings.T).min())
+    return found
+
+
+@contextmanager
+def _forward_of_its_own(model: SentenceTransformer) -> Iterator[None]:
+    """Without the autocast that accelerate puts into `forward` where training computes in bfloat16."""
+    own = model.__dict__.get("_original_forward")
+    if own is None:
+        yield
+        return
+    wrapped, model.__dict__["forward"] = model.__dict__["forward"], own
+    try:
+        yield
+    finally:
+        model.__dict__["forward"] = wrapped
+
+
+def check_learned(
+    before: Mapping[Kind, float], after: Mapping[Kind, float], losses: Sequence[float], kept_the_best: bool
+) -> None:
+    """Refuse a model that training has made useless.
+
+    A loss says little by itself: for most objectives that of a collapsed encoder is near its start, so the
+    `embedding_spreads` before and after are compared. An exploded loss counts where no checkpoint was chosen on dev.
+    """
+    for kind, spread in after.items():
+        if spread < SMALLEST_SPREAD <= before[kind]:
+            raise DivergedError(
+                f"training: got nearly the same embedding for every {kind}; expected embeddings that differ, as before "
+                f"training; the run has diverged; fix: {FIX}"
+            ).of_all_processes()
+    if not losses or kept_the_best:
+        return
+    compared = min(max(FEWEST_LOSSES, len(losses) // 10), max(1, len(losses) // 2))
+    first, last = median(losses[:compared]), median(losses[-compared:])
+    if last > LOSS_FACTOR * first > 0:
+        raise DivergedError(
+            f"training: got a loss of {last:.3g} at the end and {first:.3g} at first; expected it to fall; the run has "
+            f"diverged; fix: {FIX}"
+        ).of_all_processes()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from bixse.encoders.loading.backbones import BidirectionalTransformer, backbones
 from bixse.encoders.processes import local_part
 from bixse.errors import InputError, ModelError
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from sentence_transformers import SentenceTransformer
     from torch import Tensor
+
 
 Weights: TypeAlias = "Mapping[str, Tensor]"
 """Parameter name -> values, of the parameters that are trained."""
@@ -26,6 +28,13 @@ def trained_weights(model: SentenceTransformer) -> dict[str, Tensor]:
     """
     own = {name: local_part(value.detach()) for name, value in model.named_parameters() if value.requires_grad}
     return {name: value.to("cpu", copy=True) for name, value in own.items()}
+
+
+def upcast_trainable_to_float32(model: SentenceTransformer) -> None:
+    """Make the weights that are trained float32, in place: a step is less than bf16 can tell apart (1 part in 256)."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
 
 
 def interpolate(model: SentenceTransformer, base: Weights, tuned: Weights, weight: float) -> None:
@@ -129,3 +138,81 @@ def _vocabulary(model: SentenceTransformer) -> object:
     tokenizer = getattr(model, "tokenizer", None)
     vocabulary = getattr(tokenizer, "get_vocab", None)
     return vocabulary() if callable(vocabulary) else None
+
+
+def add_lora(
+    model: SentenceTransformer,
+    rank: int = 32,
+    alpha: int | None = None,
+    dropout: float = 0.0,
+    targets: Sequence[str] | str = "all-linear",
+    **options: Any,
+) -> int:
+    """Freeze the encoder and add low-rank adapters to it (LoRA, Hu et al. 2021, arXiv:2106.09685).
+
+    A pretrained head after the pooling (`pooling="cls-head"`) is trained whole. A folder saved from then on holds the
+    adapters and the name of the base model, until `merge_lora`.
+
+    Returns:
+        The number of weights that are trained.
+    """
+    try:
+        from peft import LoraConfig
+    except ImportError as error:
+        raise InputError(
+            "lora: got no package peft; expected it to be installed; fix: pip install 'bixse[lora]'"
+        ) from error
+    if not backbones(model):
+        raise ModelError(
+            "lora: got a model without a transformer, such as static embeddings; expected one whose layers can have "
+            "adapters; fix: leave lora out, all weights of such a model are trained"
+        )
+    if has_lora(model):
+        raise ModelError("lora: got a model that has adapters; expected one without; fix: call merge_lora first")
+    scale = 2 * rank if alpha is None else alpha
+    names = targets if isinstance(targets, str) else list(targets)
+    try:
+        settings = LoraConfig(
+            r=rank, lora_alpha=scale, lora_dropout=dropout, target_modules=names, bias="none", **options
+        )
+        for part in backbones(model):
+            part.auto_model.add_adapter(settings)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"lora: got {error}; expected options of peft.LoraConfig and names of layers of the encoder; "
+            "fix: correct the option, or leave `targets` out for every linear layer"
+        ) from error
+    for part in backbones(model):
+        if getattr(part.auto_model.config, "is_causal", None) is False:
+            part.__class__ = BidirectionalTransformer  # an adapter folder holds no config.json that would say so
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def merge_lora(model: SentenceTransformer) -> None:
+    """Add the adapters to the weights they adapt and drop them: the model saves and loads as a whole one again.
+
+    Raises ModelError for a model without adapters.
+    """
+    if not has_lora(model):
+        raise ModelError("lora: got a model without adapters; expected some to merge; fix: call add_lora first")
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from sentence_transformers.sentence_transformer.modules import Transformer
+
+    for part in backbones(model):
+        backbone = part.auto_model
+        for name, layer in list(backbone.named_modules()):
+            if isinstance(layer, BaseTunerLayer):
+                layer.merge(safe_merge=True)
+                parent, _, last = name.rpartition(".")
+                setattr(backbone.get_submodule(parent), last, layer.get_base_layer())
+        backbone._hf_peft_config_loaded = False
+        del backbone.peft_config
+        if isinstance(part, BidirectionalTransformer):
+            part.__class__ = Transformer
+        for parameter in backbone.parameters():
+            parameter.requires_grad_(True)
+
+
+def has_lora(model: SentenceTransformer) -> bool:
+    """Whether an encoder has adapters that are not merged."""
+    return any(getattr(part.auto_model, "_hf_peft_config_loaded", False) for part in backbones(model))

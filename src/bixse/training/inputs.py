@@ -1,0 +1,86 @@
+"""What a configuration names: pairs, instructions, collections and the record of the run; the model and its loss."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from transformers import set_seed
+
+from bixse.data.pairs_files import load_several
+from bixse.data.run import Run, open_run
+from bixse.data.task_instructions import load_instructions
+from bixse.encoders.instructions import set_instructions, use_task
+from bixse.encoders.loading.build import (
+    build_encoder,
+    model_hashes,
+    model_path_settings,
+    set_dropout,
+    use_attention_to_train_with,
+)
+from bixse.encoders.weights import add_lora, upcast_trainable_to_float32
+from bixse.files.files import file_hash
+from bixse.losses import build_loss
+from bixse.training.dev_evaluation import load_watched, split_hashes, watched_splits
+from bixse.training.distributed import world_size
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from bixse.data.graded_pairs import GradedPairs
+    from bixse.data.task_instructions import Instructions
+    from bixse.losses import GradedLoss
+    from bixse.training.config import TrainConfig
+    from bixse.training.dev_evaluation import Watched
+
+
+class Inputs(NamedTuple):
+    """The files that a configuration names, read, and the record of the run."""
+
+    where: str
+    """Names of the files of pairs, for messages."""
+    pairs: GradedPairs
+    instructions: Instructions | None
+    watched: list[Watched]
+    record: Run
+
+
+def open_training(config: TrainConfig, out: Path) -> Inputs:
+    """Read what a configuration names, and the record of its run; nothing is written."""
+    files, splits = config.pair_files, watched_splits(config)
+    pairs = load_several(files)
+    names = ["pairs"] if len(files) == 1 else [f"pairs/{path.stem}" for path in files]
+    hashes = {name: file_hash(path) for name, path in zip(names, files, strict=True)} | split_hashes(splits)
+    paths = ("pairs", "dev", "guard", "instructions", *model_path_settings(config.model))
+    hashes |= model_hashes(config.model)
+    table = load_instructions(config.instructions) if config.instructions is not None else None
+    if table is not None:
+        hashes["instructions"] = table.content_hash()
+    record = open_run(out, "train", config.identity(), hashes, paths)
+    searched = config.merge.documents if config.merge is not None else None
+    watched = load_watched(splits, searched, config.missing_documents)
+    return Inputs(", ".join(map(str, files)), pairs, table, watched, record)
+
+
+def make_loss(config: TrainConfig, table: Instructions | None) -> GradedLoss:
+    """Return the loss on an encoder that is ready to be trained."""
+    set_seed(config.seed)
+    model = build_encoder(
+        config.model,
+        config.max_length,
+        "cpu" if config.sharding is not None and world_size() > 1 else None,  # each process keeps a part of it
+        trust_remote_code=config.trust_remote_code,
+        bidirectional=config.bidirectional,
+        pooling=config.pooling,
+        attention=config.attention,
+    )
+    if config.attention is None:
+        use_attention_to_train_with(model, config.train_max_length or config.max_length)
+    if table is not None:
+        set_instructions(model, table)
+    use_task(model, config.dev_task)
+    if config.lora is not None:
+        add_lora(model, **config.lora.model_dump(exclude={"options"}), **config.lora.options)
+    upcast_trainable_to_float32(model)
+    if config.dropout is not None:
+        set_dropout(model, config.dropout)
+    return build_loss(config.loss, model, **config.all_loss_options)

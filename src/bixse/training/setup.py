@@ -1,0 +1,163 @@
+"""Everything up to the first step: the loss and its checks, the trainer and its arguments."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from transformers import PrinterCallback, ProgressCallback
+from transformers.integrations.integration_utils import get_available_reporting_integrations
+
+from bixse.encoders.loading.precision import default_device
+from bixse.errors import InputError
+from bixse.extensions import extension
+from bixse.training.checks import check_disk, check_lengths, check_max_length, check_pairs
+from bixse.training.config import CHECKPOINT_FOLDER, LOG_FILE, TENSORBOARD_FOLDER
+from bixse.training.dev_evaluation import check_not_trained_on, dev_evaluator, queries_of
+from bixse.training.distributed import PATIENCE, is_main_process, world_size
+from bixse.training.inputs import make_loss
+from bixse.training.loop.checkpoints import ProgressBar, StepLog, whole_checkpoints
+from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from bixse.encoders.relevance_model import RelevanceModel
+    from bixse.losses.base import GradedLoss
+    from bixse.training.config import TrainConfig
+    from bixse.training.dev_evaluation import DevEvaluator
+    from bixse.training.inputs import Inputs
+
+CHECKPOINTING: dict[str, Any] = {
+    "gradient_checkpointing": True,
+    "gradient_checkpointing_kwargs": {"use_reentrant": False},
+}
+"""Given only where it is wanted: transformers 5.23 warns of these names, sentence-transformers 6.2 knows no others."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a trainer, checked."""
+
+    loss: GradedLoss
+    evaluator: DevEvaluator | None
+    warnings: list[str]
+
+
+def make_parts(config: TrainConfig, out: Path, inputs: Inputs) -> Parts:
+    """Make the loss and the dev evaluation, and refuse what cannot be trained."""
+    loss = make_loss(config, inputs.instructions)
+    model, pairs = cast("RelevanceModel", loss.model), inputs.pairs
+    loss.computed_by(model.device)  # refuses products of bf16 that PyTorch lacks here
+    warnings = check_not_trained_on(queries_of(inputs.watched), pairs.queries, config.allow_shared_queries)
+    warnings += check_pairs(inputs.where, config.loss, loss, pairs, config.optimizer.documents_per_query)
+    warnings += check_max_length(model)
+    warnings += check_lengths(inputs.where, model, pairs, config.long_texts)
+    warnings += [said for corpus in inputs.watched for said in corpus.warnings()]
+    averaged = config.merge is not None and config.merge.checkpoints > 1  # then all checkpoints are kept
+    check_disk(out, model, max(2, config.optimizer.epochs * config.evaluations_per_epoch) if averaged else 2)
+    return Parts(loss, dev_evaluator(config, model, inputs.watched), warnings)
+
+
+def make_trainer(
+    config: TrainConfig, out: Path, inputs: Inputs, parts: Parts, title: str | None = None
+) -> GradedTrainer:
+    """Return the trainer of a run, with a bar of our own under `title` instead of the library's."""
+    arguments = training_arguments(config, out / CHECKPOINT_FOLDER, parts.evaluator)
+    arguments.learning_rate = config.optimizer.scaled_learning_rate(len(inputs.pairs.groups()))
+    kind: type[GradedTrainer] = GradedTrainer if config.sharding is None else extension("sharding")
+    trainer = kind(parts.loss.model, arguments, inputs.pairs, loss=parts.loss, evaluator=parts.evaluator)
+    trainer.plan.check_sizes(inputs.where)
+    trainer.args.save_steps = trainer.args.eval_steps = steps_of(config, len(trainer.plan))[2]
+    if is_main_process():
+        trainer.add_callback(StepLog(out / LOG_FILE))
+        if title is not None:
+            trainer.add_callback(ProgressBar(title))
+    for callback in trainer.callback_handler.callbacks:
+        if getattr(callback, "logging_dir", "") is None:  # TensorBoard's files would go with the checkpoints
+            callback.logging_dir = str(out / TENSORBOARD_FOLDER)
+    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ProgressCallback)
+    return trainer
+
+
+def add_regrading(config: TrainConfig, out: Path, trainer: GradedTrainer) -> Any:
+    """Add the callback that has likely false negatives graded between epochs, and return it; None where not asked."""
+    if config.regrade is None:
+        return None
+    regrading = extension("regrade")(config.regrade, out, trainer, *steps_of(config, len(trainer.plan))[:2])
+    trainer.add_callback(regrading)
+    return regrading
+
+
+def training_arguments(config: TrainConfig, folder: Path, evaluator: DevEvaluator | None) -> GradedTrainingArguments:
+    """The trainer's arguments of a configuration, but how often it saves: that depends on the number of batches.
+
+    `folder` is where checkpoints go; with an evaluator they are compared.
+    """
+    optimizer = config.optimizer
+    bf16 = config.precision == "bfloat16"
+    processes = world_size()
+    if optimizer.batch_size % processes:
+        near = max(1, optimizer.batch_size // processes) * processes
+        raise InputError(
+            f"batch_size: got {optimizer.batch_size} queries for {processes} processes; expected a multiple, so that "
+            f"each has as many; fix: set it to {near}"
+        )
+    _check_trackers(config.report_to)
+    arguments = GradedTrainingArguments(
+        output_dir=str(folder),
+        num_train_epochs=optimizer.epochs,
+        max_steps=optimizer.steps if optimizer.steps is not None else -1,
+        per_device_train_batch_size=optimizer.batch_size // processes,
+        gradient_accumulation_steps=optimizer.gradient_accumulation_steps,
+        **(CHECKPOINTING if optimizer.gradient_checkpointing else {}),
+        documents_per_query=optimizer.documents_per_query,
+        train_max_length=config.train_max_length,
+        task_shares=dict(config.task_shares),
+        learning_rate=optimizer.scaled_learning_rate(),
+        bias_lr_multiplier=optimizer.bias_lr_multiplier,
+        lr_scheduler_type="linear",
+        warmup_steps=optimizer.warmup,
+        adam_beta1=0.9,
+        adam_beta2=optimizer.adam_beta2,
+        weight_decay=optimizer.weight_decay,
+        max_grad_norm=optimizer.max_grad_norm,
+        bf16=bf16,
+        seed=config.seed,
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        save_strategy="steps",
+        save_total_limit=2 if config.merge is None or config.merge.checkpoints == 1 else None,  # the best are merged
+        eval_strategy="steps" if evaluator is not None else "no",
+        eval_on_start=evaluator is not None and not whole_checkpoints(folder),
+        load_best_model_at_end=evaluator is not None,
+        metric_for_best_model=f"eval_{evaluator.primary_metric}" if evaluator is not None else None,
+        greater_is_better=True if evaluator is not None else None,
+        dataloader_pin_memory=default_device() == "cuda",
+        report_to=list(config.report_to) or "none",
+        use_cpu=default_device() == "cpu",
+        ddp_timeout=int(PATIENCE.total_seconds()),
+        dataloader_drop_last=processes > 1,  # the plan drops nothing; this keeps the library from warning
+        disable_tqdm=True,
+    )
+    arguments.mixed_precision = "bf16" if bf16 else "no"  # a launcher's ACCELERATE_MIXED_PRECISION would decide else
+    return arguments
+
+
+def steps_of(config: TrainConfig, batches: int) -> tuple[int, int, int]:
+    """Optimizer steps of a run with so many batches an epoch, of an epoch, and between two checkpoints."""
+    per_epoch = math.ceil(batches / config.optimizer.gradient_accumulation_steps)
+    steps = config.optimizer.steps or per_epoch * config.optimizer.epochs
+    return steps, per_epoch, max(1, per_epoch // max(1, config.evaluations_per_epoch))
+
+
+def _check_trackers(names: Sequence[str]) -> None:
+    missing = [name for name in names if name not in get_available_reporting_integrations()]
+    if missing:
+        raise InputError(
+            f"report_to: got {', '.join(missing)}; expected trackers whose packages are installed; "
+            f"fix: pip install {' '.join(missing)}"
+        )
