@@ -16,7 +16,6 @@ from helpers.tiny_judges import save_judge
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 OTHERS = {
-    "bench_engines": (["--quick"], "plain loop"),
     "bench_grade_server": (["--quick"], "bixse_per_second"),
     "bench_jobs": (["--sizes", "200"], "grade from ledger"),
     "bench_limits": (["--rows", "200"], "chosen pair of mine"),
@@ -26,12 +25,11 @@ OTHERS = {
     "cost": (["train", "scaling"], "all weights, shared out"),
     "mining_grades": (["--quick"], "hard-negatives"),
     "results": (["--help"], "--cranfield"),
-    "ui_screenshots": (["--help"], "--chromium"),
+    "ui_screenshots": (["--help"], "--graded"),
 }
 """Script -> its smallest run, and a word of what it prints. That of `results` is `tests/test_results.py`, and
 `ui_screenshots` needs a browser."""
 LONG = (
-    "bench_engines",
     "bench_grade_server",
     "bench_jobs",
     "bench_limits",
