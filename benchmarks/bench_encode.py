@@ -14,12 +14,11 @@ of hundreds of words) and the same model (all-MiniLM-L6-v2, 256 tokens at most):
 - `bare products`: the matrix products of bixse's passes in its precision and nothing else, which bounds it;
 - `bixse, processes`: the same in several processes, their start not counted (with --processes above 1).
 
-Times are wall times of methods in turn within one run; the ratio is the median over rounds of the time of
-sentence-transformers' defaults to a method's in the same round. `padding` is the share of token positions computed that
-are padding, in one process. `difference` is the largest of a coordinate to that of sentence-transformers' defaults:
-above 1e-5 in float32 the run fails (int8 is left out of this). With `--ndcg` a method also ranks that collection for
-its test queries: `ndcg`, and `ndcg_change`, `ndcg_low`, `ndcg_high`, its difference from sentence-transformers'
-defaults with the 95 % interval over queries. Set OMP_NUM_THREADS to change the number of threads.
+The ratio is the time of sentence-transformers' defaults over a method's. `padding` is the share of token positions
+computed that are padding, in one process. `difference` is the largest of a coordinate to that of sentence-transformers'
+defaults: above 1e-5 in float32 the run fails (int8 is left out of this). With `--ndcg` a method also ranks that
+collection for its test queries: `ndcg`, and `ndcg_change`, `ndcg_low`, `ndcg_high`, its difference from
+sentence-transformers' defaults with the 95 % interval over queries.
 """
 
 from __future__ import annotations

@@ -11,10 +11,9 @@ One row per method, all on the same random unit embeddings, so that nothing is e
 - `mteb, top 100` and `mteb`: mteb's own search and evaluation of a task, 100 documents deep and as it stands (1,000);
   both read the texts through mteb's data loader.
 
-Times are medians of runs in turn within one process; the ratio is the median over rounds of a method's time to that of
-the bare product in the same round. `cpu_ratio` is that of processor time. All methods must reach the same nDCG@10.
-Memory is measured in a process of its own for each method: the peak of resident memory beyond embeddings, texts and
-judgements. The number of threads is PyTorch's: set OMP_NUM_THREADS to change it.
+The ratio is that of a method's time to that of the bare product, `cpu_ratio` that of processor time. All methods must
+reach the same nDCG@10. Memory is the peak of resident memory beyond embeddings, texts and judgements, in a process of
+its own for each method.
 """
 
 from __future__ import annotations

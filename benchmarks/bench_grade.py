@@ -15,12 +15,11 @@ options.
 - `bixse`: `bixse.judging.judges.local_judge.LocalJudge` as it comes;
 - `bare products`: the matrix products of bixse's passes and nothing else, which bounds it.
 
-Timed is everything from texts to grades; loading is not. All methods run in one process, after a pair that is not
-timed, and every other round runs them in the opposite order. Seconds are medians over rounds; a ratio is the median
-over rounds of the ratio within the round, and says how many times as fast. `queries` and `pairs` are those of the first
-round, `prompt_tokens` the mean length of its prompts; `sharing` is what of the prompts' beginnings bixse computes once;
+Timed is everything from texts to grades; loading is not. Methods run after a pair that is not timed, in the opposite
+order every other round. A ratio says how many times as fast. `queries` and `pairs` are those of the first round,
+`prompt_tokens` the mean length of its prompts; `sharing` is what of the prompts' beginnings bixse computes once;
 `prompt_tokens_per_second` counts prompts as given, read or shared; `largest_difference` is that of relevance from
-`generate, one by one`. Set OMP_NUM_THREADS to change the number of threads.
+`generate, one by one`.
 """
 
 from __future__ import annotations

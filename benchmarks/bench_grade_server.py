@@ -6,11 +6,8 @@ A server in a process of its own has a number of places (`slots`) and takes `mil
 inference server does whose GPU is busy; it answers with real log-probabilities of 20 tokens. Its own limit is
 slots / time. `bare` keeps 64 requests in flight with aiohttp and reads the JSON, no more; `bixse` is
 `bixse.judging.judges.server_judge.ServerJudge`, from rendered questions to grades. Both ask the same server the same
-questions in turn, each round in the other order; the ratio is the median over rounds of the ratio within the round.
-
-Columns: `slots`, `milliseconds`, `limit_per_second`: of the server; `questions`, `rounds`; `bare_per_second`,
-`bixse_per_second`: medians; `ratio`, `ratio_lowest`, `ratio_highest`: bixse to bare; `bare_cpu_us`, `bixse_cpu_us`:
-processor time of the client for a question, in microseconds; `load`: of the machine before (1 minute).
+questions. `ratio` is that of bixse to bare, `bare_cpu_us` and `bixse_cpu_us` are microseconds of the client's processor
+per question, `load` is that of the machine before (1 minute).
 """
 
 from __future__ import annotations

@@ -15,9 +15,8 @@ With `--growth` one row per loss of the catalogue and size; "dense" rows are the
 (for pairs, the whole B x N x N tensor) in plain PyTorch, up to the size they can bear. The growth exponent is the slope
 of log(time) or log(memory) over log(size), least squares over the three largest sizes.
 
-Times are medians of runs in turn within one process; the ratio is the median over rounds of a method's time to that of
-the faster products in the same round. Memory is the peak of the resident memory beyond inputs and gradients, each in a
-process of its own. The number of threads is PyTorch's: set OMP_NUM_THREADS to change it.
+The ratio is that to the faster products. Memory is the peak of the resident memory beyond inputs and gradients, each in
+a process of its own.
 """
 
 from __future__ import annotations

@@ -17,11 +17,8 @@ best document of a query, K = 4 three more.
 - `bixse, sdpa` with transformers' choice of attention, `bixse, no dropout` with `dropout: 0`.
 
 Timed is the call of the trainer's `train`: batches, tokenisation, steps, optimizer and log. Checkpoints are left out on
-both sides, and there is no evaluation. All methods run in one process, after a small step of each that is not timed;
-every other round runs them in the opposite order. Seconds are medians over rounds; a ratio is the median over rounds of
-the ratio within the round. With the default, one step per run, the trainer's start (about 0.1 s) is in every run.
-
-Columns that do not explain themselves:
+both sides, and there is no evaluation. Methods run after a small step of each that is not timed, in the opposite order
+every other round. With the default, one step per run, the trainer's start (about 0.1 s) is in every run.
 
 - `queries` of a round, over all epochs; `bf16`: what the run computed in; `bf16_is_fast`: what the processor can;
 - `tokens_per_second`: tokens trained on, padding aside; bixse encodes a document that two queries share once;

@@ -1,4 +1,8 @@
-"""What the benchmarks share: their options, methods timed in turn, runs in fresh processes, and the table of rows."""
+"""What the benchmarks share: their options, methods timed in turn, runs in fresh processes, and the table of rows.
+
+Seconds are medians over rounds. Methods run in turn in one process, so that another program slows all of a round alike,
+and a ratio is the median over rounds of the ratio within a round. Set OMP_NUM_THREADS to change the number of threads.
+"""
 
 from __future__ import annotations
 
