@@ -46,7 +46,7 @@ lint: $(TESTED)  ## style and types alone
 
 bench-loss: $(TESTED)  ## the fused loss against plain PyTorch and the bare matrix products; every loss against batch size
 	$(BIN)/python benchmarks/bench_loss.py $(ARGS)
-	$(BIN)/python benchmarks/bench_growth.py $(GROWTH_ARGS)
+	$(BIN)/python benchmarks/bench_loss.py --growth $(GROWTH_ARGS)
 
 bench-train: $(TESTED)  ## training speed against the stock trainer of sentence-transformers
 	$(BIN)/python benchmarks/bench_train.py $(ARGS)

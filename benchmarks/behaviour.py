@@ -3,9 +3,9 @@
 python benchmarks/behaviour.py record BEFORE.json --shared DATA      # once with each version of the code
 python benchmarks/behaviour.py compare BEFORE.json AFTER.json        # every figure that differs; exit code 1 if any
 
-Only the command line, files and `import bixse` are relied on; `PLACES`, `FILES` and `SOURCE_FILES` name what else must
-be kept up to date. A command that fails is recorded by its exit code; a section that fails keeps the figures it had,
-and the exit code is 1. Figures are those of one machine and one set of library versions.
+Only the command line, files and `import bixse` are relied on; `PLACES` names what else must be kept up to date.
+A command that fails is recorded by its exit code; a section that fails keeps the figures it had, and the exit code is
+1. Figures are those of one machine and one set of library versions.
 """
 
 from __future__ import annotations
@@ -43,19 +43,7 @@ PLACES = {
     "save_collection": "bixse.data.collection",
 }
 """Name -> inner module: all that this file takes from inside bixse."""
-FILES = {
-    "log": "log.jsonl",
-    "model": "model",
-    "pairs": "pairs.parquet",
-    "judgements": "judgements.parquet",
-    "audit": "audit.json",
-    "map": "map.json",
-    "study": ["runs.csv", "summary.csv", "findings.csv"],
-    "sweep": ["sweep.csv"],
-}
-"""What is read of output folders -> its name there."""
-SOURCE_FILES = Path(__file__).parents[1] / "tests" / "preparing" / "source_files.py"
-"""What `bixse convert` is tried on."""
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "preparing"))  # source_files: what `convert` is tried on
 FIXED = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "BIXSE_PRECISION": "float32", "TOKENIZERS_PARALLELISM": "false"}
 os.environ.update(FIXED)  # before torch is imported
 LEFT_OUT = re.compile(
@@ -307,8 +295,7 @@ class Inputs:
     @cached_property
     def pydocs(self):
         """Some queries of each split of the sample collection."""
-        loaded = inner("load_pydocs")()
-        inner("save_collection")(loaded[0] if isinstance(loaded, tuple) else loaded, self.work / "whole-pydocs")
+        inner("save_collection")(inner("load_pydocs")(), self.work / "whole-pydocs")
         return self.part(self.work / "whole-pydocs", "pydocs", {"train": 60, "dev": 12, "guard": 8, "test": 20}, 0)
 
     @cached_property
@@ -319,7 +306,7 @@ class Inputs:
     def judged_pairs(self, split):
         """Graded pairs of a split of pydocs."""
         words = ("convert", "beir", self.pydocs, "--qrels", split, "--scale", "0", "3")
-        return Record(self, "inputs").run(split, *words, "--out", "OUT") / FILES["pairs"]
+        return Record(self, "inputs").run(split, *words, "--out", "OUT") / "pairs.parquet"
 
     def settings(self, name, **changes):
         """A file of training settings."""
@@ -347,7 +334,7 @@ LABELS = {  # shape of labels -> columns of texts, labels
     "table": ([["copy a file", "sort a list", "open", "read", "join"], [*DOCUMENTS, *OTHERS]], TABLE),
 }
 RENAMED = {"in_batch": "in_batch_labels", "cached": "gradient_cache"}
-"""Options of losses under their names before and after the targets became three tensors."""
+"""Option as records name it -> as losses do."""
 OPTIONS = {
     "bixse": [{"bias": "prior"}, {"bias": -3.0, "learn_scale": True}, {"reduction": "mean"}, {"binarise_at": 0.5}],
     "infonce": [{"cutoff": 0.8}],
@@ -368,11 +355,10 @@ def losses(record):
             for shape, (columns, labels) in LABELS.items():
                 name = f"{word} {json.dumps(options)} {shape}"
                 model.zero_grad()
-                new = hasattr(inner("GradedTargets"), "from_entries")
-                named = {RENAMED.get(option, option) if new else option: value for option, value in options.items()}
+                named = {RENAMED.get(option, option): value for option, value in options.items()}
                 loss = inner("build_loss")(word, model, **{"scale": 20.0, **named})
                 given = torch.tensor(labels)
-                if shape == "table" and new:
+                if shape == "table":
                     size = (len(columns[0]), len(columns[1]))
                     given = inner("GradedTargets").from_entries(*given.T, size).tensors()
                 try:
@@ -450,21 +436,21 @@ def train(record):
     interrupted = record.out / "resumed"
     words = ("train", "--config", inputs.settings("resumed", dev=None, loss="infonce"), "--out", interrupted)
     process = record.start(*words)
-    while process.poll() is None and lines_of(interrupted / FILES["log"]) < 2:
+    while process.poll() is None and lines_of(interrupted / "log.jsonl") < 2:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     process.communicate()
     print(f"  interrupted training: exit {process.returncode}", file=sys.stderr)
     training(record, "resumed", record.run("resumed", *words))
-    halves = ("merge", "demo", base / FILES["model"], "--weights", "0.5", "0.5", "--out", "OUT")
-    record.weights("halves", record.run("halves", *halves) / FILES["model"])
+    halves = ("merge", "demo", base / "model", "--weights", "0.5", "0.5", "--out", "OUT")
+    record.weights("halves", record.run("halves", *halves) / "model")
 
 
 def training(record, name, out):
     """Keep log and weights of a training run."""
-    if (out / FILES["log"]).exists():
-        record.put(f"{name}: log", read_rows(out / FILES["log"]))
-        record.weights(name, out / FILES["model"])
+    if (out / "log.jsonl").exists():
+        record.put(f"{name}: log", read_rows(out / "log.jsonl"))
+        record.weights(name, out / "model")
 
 
 def lines_of(path):
@@ -478,7 +464,7 @@ def calibration(record):
 
     inputs = record.inputs
     held_out = inputs.judged_pairs("test")
-    model = ("calibrate", inputs.trained[1] / FILES["model"], "--pairs", held_out)
+    model = ("calibrate", inputs.trained[1] / "model", "--pairs", held_out)
     record.run("pydocs", *model, "--at-precision", "0.3", "0.5", "--out", "OUT")
     record.run("prior", *model, "--prior", "0.01", "--out", "OUT")
     record.run("negatives", *model, "--negatives", "5", "--collection", inputs.pydocs, "--out", "OUT")
@@ -486,17 +472,9 @@ def calibration(record):
     sick = write(inputs.work / "sick.tsv", "\n".join(rows) + "\n")
     columns = ("--query-column", "sentence_A", "--document-column", "sentence_B", "--grade-column", "relatedness_score")
     pairs = record.run("sick pairs", "convert", "table", sick, "--scale", "1", "5", *columns, "--out", "OUT")
-    record.run("sick", "calibrate", "demo", "--pairs", pairs / FILES["pairs"], "--out", "OUT")
-    fitted = load_relevance_model(str(record.out / "pydocs" / FILES["model"]))
+    record.run("sick", "calibrate", "demo", "--pairs", pairs / "pairs.parquet", "--out", "OUT")
+    fitted = load_relevance_model(str(record.out / "pydocs" / "model"))
     record.put("relevance", [float(p) for p in fitted.relevance("copy a folder", ["shutil.copytree", "os.remove"])])
-
-
-def source_files():
-    """Tiny files of every outside format, as the tests read them: names and contents."""
-    spec = importlib.util.spec_from_file_location("source_files", SOURCE_FILES)
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
 
 
 ONE_FILE = ("flagembedding", "tevatron", "sentence-transformers", "umbrela", "trec", "table", "pairs")
@@ -527,7 +505,7 @@ pairs collection | pairs | PAIRS pairs.jsonl | --as collection --scale 0 3
 
 def conversion(record):
     """Every source, every transform, pairs and collections: counts, and the rows that are written."""
-    tables = vars(source_files())
+    tables = vars(import_module("source_files"))
     for line in CONVERSIONS.strip().splitlines():
         name, source, contents, options = (part.strip() for part in line.split("|"))
         folder, words = record.work / "sources" / name, contents.split()
@@ -557,7 +535,7 @@ user = "Query: {query}\\nPassage: {document}"
 
 def grading(record):
     """Judges that run here, audits of published judges, maps to probabilities, and ranking by a judge."""
-    inputs, work, files = record.inputs, record.work, source_files()
+    inputs, work, files = record.inputs, record.work, import_module("source_files")
     shared, cranfield = inputs.shared, inputs.cranfield
     own = write(work / "short.toml", RUBRIC)
     ask = write(work / "ask.jsonl", [{"query": q, "document": d} for q in QUERIES[1:] for d in OTHERS])
@@ -579,19 +557,19 @@ def grading(record):
     for name, words in judges.items():
         out = record.run(name, "grade", *words, "--out", "OUT")
         for table in ("pairs", "judgements"):
-            record.table(f"{name}/{table}", out / FILES[table])
+            record.table(f"{name}/{table}", out / f"{table}.parquet")
     qrels = shared / "llmjudge" / "human.qrels.txt"
     published = sorted((shared / "llmjudge" / "judges").glob("*.txt"))
     audit = ("grade", "audit", "--human", qrels, "--scale", "0", "3", "--samples", "100", "--out", "OUT", "--judge")
-    record.json("audit", record.run("audit", *audit, *published) / FILES["audit"])
+    record.json("audit", record.run("audit", *audit, *published) / "audit.json")
     maps = ("grade", "calibrate", "--human", qrels, "--scale", "0", "3", "--sample", "200", "--force", "--out", "OUT")
     for kind in ("platt", "isotonic"):
         words = (*maps, "--judgements", published[0], "--kind", kind)
-        record.json(f"map {kind}", record.run(f"map {kind}", *words) / FILES["map"])
+        record.json(f"map {kind}", record.run(f"map {kind}", *words) / "map.json")
     graded = record.out / "qrels"
-    apply = ("--judgements", graded / FILES["judgements"], "--apply", graded / FILES["pairs"], "--target", "graded")
+    apply = ("--judgements", graded / "judgements.parquet", "--apply", graded / "pairs.parquet", "--target", "graded")
     mapped = record.run("map applied", "grade", "calibrate", "--human", official, *apply, "--force", "--out", "OUT")
-    record.table("map applied/pairs", mapped / FILES["pairs"])
+    record.table("map applied/pairs", mapped / "pairs.parquet")
     for candidates in ("bm25", "judged"):
         rank = ("grade", "rank", "--collection", cranfield, *replay, "--candidates", candidates, "--depth", "20")
         record.run(f"rank {candidates}", *rank, "--out", "OUT")
@@ -608,14 +586,14 @@ def mining(record):
     }
     for name, words in cases.items():
         out = record.run(name, "mine", "--collection", record.inputs.cranfield, *words, "--out", "OUT")
-        record.table(name, out / FILES["pairs"])
+        record.table(name, out / "pairs.parquet")
 
 
 def search(record):
     """Documents found in a collection and in an index."""
     inputs, work = record.inputs, record.work
     query, texts = "heat transfer in a laminar boundary layer", inputs.cranfield / "queries.jsonl"
-    record.run("collection", "search", inputs.trained[1] / FILES["model"], query, "--collection", inputs.cranfield)
+    record.run("collection", "search", inputs.trained[1] / "model", query, "--collection", inputs.cranfield)
     index = record.run("exact", "index", "demo", "--collection", inputs.cranfield, "--max-length", "32", "--out", "OUT")
     record.run("exact queries", "search", index, "--queries", texts, "--out", work / "exact.trec")
     record.ranking("exact", work / "exact.trec")
@@ -625,12 +603,12 @@ def search(record):
 def study(record):
     """One study of the smoke preset, and a sweep of two trainings."""
     smoke = ("study", "losses", "--preset", "smoke", "--jobs", "1", "--seeds", "0", "--out", "OUT")
-    record.values("losses", record.run("losses", *smoke), FILES["study"])
+    record.values("losses", record.run("losses", *smoke), ["runs.csv", "summary.csv", "findings.csv"])
     inputs = record.inputs
     texts = {"pairs": str(inputs.pairs), "dev": str(inputs.pydocs), "max_length": 32}
     base = {**texts, "merge": None, "optimizer": {"steps": 3}}
     settings = write(record.work / "sweep.yaml", {"base": base, "vary": {"loss": ["bixse", "infonce"]}})
-    record.values("sweep", record.run("sweep", "sweep", "--config", settings, "--out", "OUT"), FILES["sweep"])
+    record.values("sweep", record.run("sweep", "sweep", "--config", settings, "--out", "OUT"), ["sweep.csv"])
 
 
 def quickstart(record):

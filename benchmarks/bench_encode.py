@@ -1,12 +1,12 @@
-"""Texts encoded a second: bixse beside sentence-transformers, with its defaults and with its best settings.
+"""Texts encoded per second: bixse beside sentence-transformers, with its defaults and with its best settings.
 
     python benchmarks/bench_encode.py [--documents 512] [--rounds 4] [--processes 2] [--ndcg DIR] [--out FILE] [--quick]
 
-One row a method, on the same documents of the sample collection (Python's own documentation: many short entries, some
+One row per method, on the same documents of the sample collection (Python's own documentation: many short entries, some
 of hundreds of words) and the same model (all-MiniLM-L6-v2, 256 tokens at most):
 
 - `sentence-transformers`: `model.encode(texts, normalize_embeddings=True)`, 32 texts per batch, float32;
-- `sentence-transformers, best`: the same with whichever of 8, 16, 32 and 128 texts a batch is fastest in a trial on a
+- `sentence-transformers, best`: the same with whichever of 8, 16, 32 and 128 texts per batch is fastest in a trial on a
   part of the documents, and under bf16 autocast where that is the precision (BIXSE_PRECISION chooses);
 - `bixse`: `bixse.encoders.encode.encode_texts`;
 - `bixse, int8`: the same with the linear layers of PyTorch's dynamic quantisation, in three lines of a user's own:
@@ -14,19 +14,16 @@ of hundreds of words) and the same model (all-MiniLM-L6-v2, 256 tokens at most):
 - `bare products`: the matrix products of bixse's passes in its precision and nothing else, which bounds it;
 - `bixse, processes`: the same in several processes, their start not counted (with --processes above 1).
 
-Times are wall times of methods interleaved in one run, the order turned from round to round, so that another program on
-the machine slows all alike; the ratio is the median over rounds of the time of sentence-transformers' defaults to a
-method's in the same round. `padding` is the share of token positions computed that are padding, in one process.
-`difference` is the largest of a coordinate to that of sentence-transformers' defaults: above 1e-5 in float32 the run
-fails (int8 is left out of this). With `--ndcg` a method also ranks that collection for its test queries:
-`ndcg`, and `ndcg_change`, `ndcg_low`, `ndcg_high`, its difference from sentence-transformers' defaults with the 95 %
-interval over queries. The number of threads is PyTorch's: set OMP_NUM_THREADS to change it.
+The ratio is the time of sentence-transformers' defaults over a method's. `padding` is the share of token positions
+computed that are padding, in one process. `difference` is the largest of a coordinate to that of sentence-transformers'
+defaults: above 1e-5 in float32 the run fails (int8 is left out of this). With `--ndcg` a method also ranks that
+collection for its test queries: `ndcg`, and `ndcg_change`, `ndcg_low`, `ndcg_high`, its difference from
+sentence-transformers' defaults with the 95 % interval over queries.
 """
 
 from __future__ import annotations
 
 import copy
-import os
 import warnings
 from contextlib import ExitStack
 from functools import partial
@@ -42,7 +39,7 @@ from bixse.encoders.loading.build import build_encoder, no_library_bars
 from bixse.encoders.loading.precision import autocast, resolve_precision, use_precision
 from bixse.evaluation.evaluate import Evaluation, evaluate
 from bixse.evaluation.statistics import paired_bootstrap
-from measuring import bare_products, in_turn, linear_shapes, make_parser, middle, ratio_with_ends, show, timed
+from measuring import OUT, Option, bare_products, in_turn, linear_shapes, middle, options, ratios, show, timed
 
 if TYPE_CHECKING:
     import argparse
@@ -56,46 +53,34 @@ OURS = "bixse"
 INT8 = "bixse, int8"
 PRODUCTS = "bare products"
 SIZES = (8, 16, 32, 128)
-"""Texts a batch that are tried for sentence-transformers."""
+"""Texts per batch that are tried for sentence-transformers."""
 TOLERANCE = {"float32": 1e-5, "bfloat16": 0.02}
 """Largest difference of a coordinate that is allowed."""
 
 
 def sample(number: int) -> list[str]:
-    """Documents drawn at random from the sample collection, each once."""
+    """Draw documents at random from the sample collection, each once."""
     collection = load_pydocs()
     texts = list(dict.fromkeys(document.content for document in collection.corpus.values()))
     chosen = np.random.default_rng(0).permutation(len(texts))[:number]
     return [texts[row] for row in sorted(chosen)]
 
 
-def lengths_of(model, texts: Sequence[str]) -> np.ndarray:
-    """Tokens of each text."""
-    return np.concatenate([
-        model.preprocess(list(texts[start : start + 512]))["attention_mask"].sum(dim=1).numpy()
-        for start in range(0, len(texts), 512)
-    ])  # fmt: skip
+def padding_of(model: SentenceTransformer, texts: Sequence[str], size: int | None) -> float:
+    """Return the share of padding in sentence-transformers' batches of `size` texts, in ours where it is None.
 
-
-def plain_padding(model, texts: Sequence[str], size: int) -> float:
-    """Share of padding in sentence-transformers' batches: sorted by characters from the longest on."""
-    lengths = lengths_of(model, texts)[by_length(texts)[::-1]]
-    computed = sum(len(part) * part.max() for part in np.split(lengths, range(size, len(lengths), size)))
-    return 1 - lengths.sum() / computed
-
-
-def own_padding(model, texts: Sequence[str]) -> float:
-    """Share of padding in ours."""
-    order = by_length(texts)
-    computed = tokens = 0
-    for start in range(0, len(texts), TEXTS_PER_BLOCK):
-        mask = model.preprocess([texts[row] for row in order[start : start + TEXTS_PER_BLOCK]])["attention_mask"]
-        computed, tokens = computed + positions_computed(mask), tokens + int(mask.sum())
+    They sort by characters from the longest on.
+    """
+    order = by_length(texts)[::-1] if size else by_length(texts)
+    step, computed, tokens = size or TEXTS_PER_BLOCK, 0, 0
+    for start in range(0, len(texts), step):
+        mask = model.preprocess([texts[row] for row in order[start : start + step]])["attention_mask"]
+        computed, tokens = computed + (mask.numel() if size else positions_computed(mask)), tokens + int(mask.sum())
     return 1 - tokens / computed
 
 
 def best_size(model, texts: Sequence[str]) -> int:
-    """The fastest of some batch sizes for sentence-transformers on a part of the texts."""
+    """Return the fastest of some batch sizes for sentence-transformers on a part of the texts."""
     part = list(texts[:: max(1, len(texts) // 128)])
     seconds = {}
     for size in SIZES:
@@ -105,7 +90,7 @@ def best_size(model, texts: Sequence[str]) -> int:
 
 
 def in_int8(model: SentenceTransformer) -> SentenceTransformer:
-    """A copy whose linear layers compute in 8 bits."""
+    """Return a copy whose linear layers compute in 8 bits."""
     torch.backends.quantized.engine = "onednn"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -114,7 +99,7 @@ def in_int8(model: SentenceTransformer) -> SentenceTransformer:
 
 
 def ndcg_of(models: Mapping[str, tuple[SentenceTransformer, str]], collection: str) -> dict[str, Evaluation]:
-    """What models reach on the test queries of a collection, each in its precision."""
+    """Evaluate models on the test queries of a collection, each in its precision."""
     found = {}
     for name, (model, precision) in models.items():
         with use_precision(precision):
@@ -123,21 +108,22 @@ def ndcg_of(models: Mapping[str, tuple[SentenceTransformer, str]], collection: s
 
 
 def ndcg_columns(found: Mapping[str, Evaluation], name: str) -> dict[str, object]:
-    """nDCG@10 and its change."""
-    own = found.get(name)
-    if own is None:
-        return dict.fromkeys(("ndcg", "ndcg_change", "ndcg_low", "ndcg_high"), "")
-    change = paired_bootstrap(own.per_query["ndcg@10"], found[PLAIN].per_query["ndcg@10"])
-    figures = (own.metrics["ndcg@10"], change.mean, change.low, change.high)
-    return dict(zip(("ndcg", "ndcg_change", "ndcg_low", "ndcg_high"), (round(f, 4) for f in figures), strict=True))
+    """Return nDCG@10 and its change, or empty cells."""
+    names = ("ndcg", "ndcg_change", "ndcg_low", "ndcg_high")
+    if name not in found:
+        return dict.fromkeys(names, "")
+    change = paired_bootstrap(found[name].per_query["ndcg@10"], found[PLAIN].per_query["ndcg@10"])
+    figures = (found[name].metrics["ndcg@10"], change.mean, change.low, change.high)
+    return dict(zip(names, (round(figure, 4) for figure in figures), strict=True))
 
 
-def rows_of(options: argparse.Namespace) -> Iterator[dict[str, object]]:
-    """One table row a method."""
-    texts = sample(options.documents)
-    model = build_encoder("demo", device="cpu")
-    precision = resolve_precision(device="cpu")
-    tokens = int(lengths_of(model, texts).sum())
+def rows_of(given: argparse.Namespace) -> Iterator[dict[str, object]]:
+    """Yield one table row per method."""
+    texts, model, precision = (
+        sample(given.documents),
+        build_encoder("demo", device="cpu"),
+        resolve_precision(device="cpu"),
+    )
     quantised = in_int8(model)
     with no_library_bars(), ExitStack() as opened:
         size = best_size(model, texts)
@@ -152,22 +138,21 @@ def rows_of(options: argparse.Namespace) -> Iterator[dict[str, object]]:
             OURS: lambda: encode_texts(model, texts, "document"),
             INT8: lambda: encode_texts(quantised, texts, "document", "float32"),
         }
-        paddings = {PLAIN: plain_padding(model, texts, 32), BEST: plain_padding(model, texts, size)}
-        paddings[OURS] = own_padding(model, texts)
-        if options.processes > 1:
-            pool = EncodePool(model, ["cpu"] * options.processes)
+        paddings = {name: padding_of(model, texts, n) for name, n in ((PLAIN, 32), (BEST, size), (OURS, None))}
+        if given.processes > 1:
+            pool = EncodePool(model, ["cpu"] * given.processes)
             opened.callback(pool.close)
-            methods[f"{OURS}, {options.processes} processes"] = lambda: pool.encode(texts, "document", None, precision)
+            methods[f"{OURS}, {given.processes} processes"] = lambda: pool.encode(texts, "document", None, precision)
         found = {name: method() for name, method in methods.items()}  # also a first run of each, which is not timed
         with linear_shapes(model) as shapes:
             methods[OURS]()
         methods[PRODUCTS] = lambda: bare_products(shapes, precision)
-        print(f"{precision}, best batch size of sentence-transformers {size}; load before: {os.getloadavg()[0]:.1f}")
-        runs = in_turn(methods, options.rounds)
+        print(f"{precision}, best batch size of sentence-transformers {size}")
+        runs = in_turn(methods, given.rounds)
         compared = {PLAIN: (model, "float32"), OURS: (model, precision), INT8: (quantised, "float32")}
-        reached = ndcg_of(compared, options.ndcg) if options.ndcg else {}
+        reached = ndcg_of(compared, given.ndcg) if given.ndcg else {}
+    tokens = sum(int(model.preprocess([text])["attention_mask"].sum()) for text in texts)
     for name in methods:
-        median, lowest, highest = ratio_with_ends(runs[PLAIN], runs[name])
         difference = float(np.abs(found[name] - found[PLAIN]).max()) if name in found else 0.0
         if difference > TOLERANCE["float32" if name == PLAIN else precision] and name != INT8:
             raise SystemExit(f"{name}: embeddings differ by {difference} from those of {PLAIN}")
@@ -176,12 +161,10 @@ def rows_of(options: argparse.Namespace) -> Iterator[dict[str, object]]:
             "tokens": tokens,
             "threads": torch.get_num_threads(),
             "bf16": precision == "bfloat16",
-            "rounds": options.rounds,
+            "rounds": given.rounds,
             "method": name,
             "texts_per_second": round(len(texts) / middle(runs[name], digits=9), 2),
-            "ratio": median,
-            "ratio_lowest": lowest,
-            "ratio_highest": highest,
+            **ratios(runs[PLAIN], runs[name]),
             "padding": round(paddings[name], 4) if name in paddings else "",
             "difference": f"{difference:.1e}",
             **ndcg_columns(reached, name),
@@ -190,17 +173,16 @@ def rows_of(options: argparse.Namespace) -> Iterator[dict[str, object]]:
 
 def main() -> None:
     """Measure, print the table, write the CSV."""
-    parser = make_parser(__doc__, quick="8 documents: a look, not a measurement")
-    parser.add_argument("--documents", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=4, help="the median counts")
-    parser.add_argument("--processes", type=int, default=1, help="above 1: measure so many processes too")
-    parser.add_argument("--ndcg", metavar="DIR", help="rank this collection too, which may take minutes")
-    options = parser.parse_args()
-    if min(options.documents, options.rounds, options.processes) < 1:
-        parser.error("expected documents, rounds and processes of at least 1")
-    if options.quick:
-        options.documents, options.rounds = 8, 1
-    show(rows_of(options), options.out)
+    given = options(
+        __doc__,
+        quick={"documents": 8, "rounds": 1},
+        out=OUT,
+        documents=512,
+        rounds=Option(4, "the median counts"),
+        processes=Option(1, "above 1: measure so many processes too"),
+        ndcg=Option(str, "folder of a collection: rank it too, which may take minutes"),
+    )
+    show(rows_of(given), given.out)
 
 
 if __name__ == "__main__":

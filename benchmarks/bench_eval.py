@@ -2,7 +2,7 @@
 
     python benchmarks/bench_eval.py [--passages 131072] [--queries 256] [--dim 384] [--rounds 5] [--out FILE] [--quick]
 
-One row a method, all on the same random unit embeddings, so that nothing is encoded:
+One row per method, all on the same random unit embeddings, so that nothing is encoded:
 
 - `product, top 100`: the bare matrix product of all pairs and `torch.topk(100)`: what no exact search avoids;
 - `bixse, search`: `bixse.search.exact.exact_search`;
@@ -11,18 +11,14 @@ One row a method, all on the same random unit embeddings, so that nothing is enc
 - `mteb, top 100` and `mteb`: mteb's own search and evaluation of a task, 100 documents deep and as it stands (1,000);
   both read the texts through mteb's data loader.
 
-Times are medians of runs interleaved in one process, the order turned from round to round, so that another program
-on the machine slows all alike; the ratio is the median over rounds of a method's time to that of the bare product in
-the same round. `cpu_ratio` is that of processor time. All methods must reach the same nDCG@10. Memory is measured in a
-process of its own for each method: the peak of resident memory beyond embeddings, texts and judgements. The number of
-threads is PyTorch's: set OMP_NUM_THREADS to change it.
+The ratio is that of a method's time to that of the bare product, `cpu_ratio` that of processor time. All methods must
+reach the same nDCG@10. Memory is the peak of resident memory beyond embeddings, texts and judgements, in a process of
+its own for each method.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
-import os
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,10 +28,10 @@ import torch
 
 from bixse.evaluation.metrics import METRICS, evaluate_run, mean
 from bixse.search.exact import exact_search, to_run
-from measuring import in_a_process_of_its_own, in_turn, make_parser, middle, ratio, ratio_with_ends, show
-from memory import peak_beyond_gradients
+from measuring import OUT, Option, in_turn, memory_alone, middle, options, peak_beyond_gradients, ratio, ratios, show
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Iterator
 
 DEPTH = 100
@@ -63,7 +59,7 @@ class Problem:
 
     @cached_property
     def mteb_tasks(self) -> dict[int, Any]:
-        """Depth -> a task of mteb with its data loaded."""
+        """Return depth -> a task of mteb with its data loaded."""
         from mteb.abstasks.retrieval import AbsTaskRetrieval
         from mteb.abstasks.task_metadata import TaskMetadata
 
@@ -89,55 +85,55 @@ class Stub:
         self.problem = problem
 
     def encode_query(self, *_: object, **__: object) -> torch.Tensor:
-        """What sentence-transformers' evaluator asks for."""
+        """Return what sentence-transformers' evaluator asks for."""
         return torch.from_numpy(self.problem.query_embeddings)
 
     def encode(self, inputs: Any, *, prompt_type: Any = None, **_: object) -> np.ndarray:
-        """What mteb asks for: the embeddings of the texts of a loader, which are ids."""
+        """Return what mteb asks for: the embeddings of the texts of a loader, which are ids."""
         rows = [int(text[1:]) for batch in inputs for text in batch["text"]]
         whole = self.problem.query_embeddings if prompt_type.value == "query" else self.problem.documents
         return whole[rows[0] : rows[-1] + 1]  # in order
 
     def similarity(self, queries: Any, documents: Any) -> torch.Tensor:
-        """Inner products."""
+        """Return inner products."""
         return torch.as_tensor(queries) @ torch.as_tensor(documents).T
 
     similarity_pairwise = similarity
 
     @cached_property
     def mteb_model_meta(self) -> Any:
-        """A name for mteb."""
+        """Return a name for mteb."""
         from mteb.models import ModelMeta
 
         return ModelMeta.create_empty(overwrites={"name": "none/given", "revision": "1"})
 
 
 def unit(rows: np.ndarray) -> np.ndarray:
-    """Rows of length 1."""
+    """Return rows of length 1."""
     scaled: np.ndarray = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     return scaled
 
 
 def bare(problem: Problem) -> None:
-    """The product and the best of it, nothing named or scored."""
+    """Compute the product and the best of it, nothing named or scored."""
     queries, documents = torch.from_numpy(problem.query_embeddings), torch.from_numpy(problem.documents)
     (queries @ documents.T).topk(min(DEPTH, len(documents)), dim=1)
 
 
 def search_alone(problem: Problem) -> None:
-    """Our search."""
+    """Search as bixse does."""
     exact_search(problem.query_embeddings, problem.documents, DEPTH)
 
 
 def bixse(problem: Problem) -> float:
-    """Our search and metrics; returns nDCG@10."""
+    """Search and score as bixse does; return nDCG@10."""
     scores, indices = exact_search(problem.query_embeddings, problem.documents, DEPTH)
     run = to_run(problem.query_ids, problem.document_ids, scores, indices)
     return mean(evaluate_run(problem.qrels, run, METRICS))["ndcg@10"]
 
 
 def sentence_transformers(problem: Problem) -> float:
-    """Their evaluator; returns nDCG@10."""
+    """Run their evaluator; return nDCG@10."""
     from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
     from sentence_transformers.util import dot_score
 
@@ -152,7 +148,7 @@ def sentence_transformers(problem: Problem) -> float:
 
 
 def mteb(problem: Problem, depth: int = 1000) -> float:
-    """Their search and evaluation; returns nDCG@10."""
+    """Run their search and evaluation; return nDCG@10."""
     scores = problem.mteb_tasks[depth].evaluate(
         Stub(problem), "test", encode_kwargs={"show_progress_bar": False, "batch_size": 4096}
     )
@@ -170,70 +166,59 @@ METHODS: dict[str, Callable[[Problem], float | None]] = {
 
 
 def common_ndcg(problem: Problem) -> float:
-    """The nDCG@10 that every method reaches; a first run of each, which is not timed."""
+    """Return the nDCG@10 that every method reaches: a first run of each, which is not timed."""
     figures = {name: value for name, method in METHODS.items() if (value := method(problem)) is not None}
     if max(figures.values()) - min(figures.values()) > 1e-4:
         raise SystemExit(f"the methods differ in nDCG@10: {figures}")
     return figures["bixse"]
 
 
-def measure_memory(method: str, passages: int, queries: int, dim: int) -> float:
-    """Peak resident memory in MiB of one run, in this (fresh) process, beyond the data."""
+def memory_of(method: str, passages: int, queries: int, dim: int) -> float:
+    """Measure the peak resident memory in MiB of one run, in this (fresh) process, beyond the data."""
     METHODS[method](Problem(512, 8, dim))  # load libraries and kernels
     problem = Problem(passages, queries, dim)
     if method.startswith("mteb"):
         _ = problem.mteb_tasks
-    return peak_beyond_gradients(lambda: METHODS[method](problem), [])
+    return peak_beyond_gradients(lambda: METHODS[method](problem))
 
 
-def rows_of(options: argparse.Namespace) -> Iterator[dict[str, object]]:
-    """One table row a method."""
-    problem = Problem(options.passages, options.queries, options.dim)
-    print(f"load of the machine before: {os.getloadavg()[0]:.1f}")
+def rows_of(given: argparse.Namespace) -> Iterator[dict[str, object]]:
+    """Yield one table row per method."""
+    sizes = (given.passages, given.queries, given.dim)
+    problem = Problem(*sizes)
     ndcg = common_ndcg(problem)
-    runs = in_turn({name: partial(method, problem) for name, method in METHODS.items()}, options.rounds)
-    sizes = ("--passages", options.passages, "--queries", options.queries, "--dim", options.dim)
+    runs = in_turn({name: partial(method, problem) for name, method in METHODS.items()}, given.rounds)
     for name in METHODS:
-        median, lowest, highest = ratio_with_ends(runs[name], runs[BARE])
-        measured = name == BARE or not options.quick
+        measured = name == BARE or not given.quick
         yield {
-            "passages": options.passages,
-            "queries": options.queries,
-            "dim": options.dim,
+            **dict(zip(("passages", "queries", "dim"), sizes, strict=True)),
             "threads": torch.get_num_threads(),
-            "rounds": options.rounds,
+            "rounds": given.rounds,
             "method": name,
             "seconds": middle(runs[name]),
             "cpu_seconds": middle(runs[name], "cpu_seconds"),
-            "ratio": median,
-            "ratio_lowest": lowest,
-            "ratio_highest": highest,
+            **ratios(runs[name], runs[BARE]),
             "cpu_ratio": ratio(runs[name], runs[BARE], "cpu_seconds"),
-            "extra_mib": in_a_process_of_its_own(__file__, "--memory-of", name, *sizes) if measured else math.nan,
+            "extra_mib": memory_alone(memory_of, name, *sizes) if measured else math.nan,
             "ndcg_at_10": round(ndcg, 4),
         }
 
 
 def main() -> None:
     """Measure, print the table, write the CSV."""
-    parser = make_parser(__doc__, quick="few passages, one method's memory: a look alone")
-    parser.add_argument("--passages", type=int, default=131_072)
-    parser.add_argument("--queries", type=int, default=256)
-    parser.add_argument("--dim", type=int, default=384)
-    parser.add_argument("--rounds", type=int, default=6, help="the median counts")
-    parser.add_argument("--memory-of", choices=list(METHODS), help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if min(options.rounds, options.passages // (RELEVANT * 2), options.queries, options.dim) < 1:
-        parser.error("expected rounds, queries and dim of at least 1 and some passages")
-    if options.queries * RELEVANT > options.passages:
-        parser.error(f"expected at least {RELEVANT} passages for each query")
-    if options.memory_of:
-        print(measure_memory(options.memory_of, options.passages, options.queries, options.dim))
-        return
-    if options.quick:
-        options.passages, options.queries, options.dim, options.rounds = 4096, 32, 64, 2
+    given = options(
+        __doc__,
+        quick={"passages": 4096, "queries": 32, "dim": 64, "rounds": 2},
+        out=OUT,
+        passages=131_072,
+        queries=256,
+        dim=384,
+        rounds=Option(6, "the median counts"),
+    )
+    if given.queries * RELEVANT > given.passages:
+        raise SystemExit(f"got {given.passages} passages; expected at least {RELEVANT} for each query")
     datasets.disable_progress_bars()
-    show(rows_of(options), options.out)
+    show(rows_of(given), given.out)
 
 
 if __name__ == "__main__":

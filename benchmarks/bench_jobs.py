@@ -18,11 +18,8 @@ The growth exponent is the slope of log(time) or log(memory) over log(size) betw
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
-import subprocess
-import sys
 import tempfile
 import time
 from functools import partial
@@ -30,9 +27,10 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from measuring import exponent, make_parser, show
+from measuring import OUT, Option, alone, options, show, show_growth
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from bixse.judging.judge import Answer, Question
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
 BLOCK = 50_000
 """Rows of the input that are made at a time."""
 QUERIES = 1_000
-"""That are searched for."""
+"""Queries that are searched for."""
 PER_QUERY = 8
 """Graded documents of a query that is loaded."""
 TEXT_BYTES = 300
@@ -50,34 +48,33 @@ BATCHES, BATCH_SIZE = 2_000, 64
 
 
 class Work(NamedTuple):
-    """A job that is measured."""
+    """A job that is measured: a function that makes the input of a size in a folder, and one that does the job there.
+
+    The second says what its time or its files consist of.
+    """
 
     prepare: Callable[[Path, int], object]
-    """Makes the input of a size in a folder."""
     run: Callable[[Path], str]
-    """Does the job on what is in the folder; says what its time or its files consist of."""
-
-
-def blocks_of(size: int) -> Iterator[range]:
-    """Numbers of rows, a block at a time."""
-    for start in range(0, size, BLOCK):
-        yield range(start, min(size, start + BLOCK))
 
 
 def rows_to_grade(numbers: Sequence[int]) -> dict[str, list[Any]]:
-    """Pairs of 160 bytes, ten documents a query."""
+    """Make pairs of 160 bytes, ten documents per query."""
+    document = "document {} says this and that of the matter with the number {}, and more. "
     return {
         "query_id": [f"q{n // 10}" for n in numbers],
         "query": [f"what is known of the matter with the number {n // 10}?" for n in numbers],
         "document_id": [f"d{n}" for n in numbers],
-        "document": [
-            f"document {n} says this and that of the matter with the number {n // 10}, and more. " for n in numbers
-        ],
+        "document": [document.format(n, n // 10) for n in numbers],
     }
 
 
+def rows_to_convert(numbers: Sequence[int]) -> dict[str, list[Any]]:
+    """Make the pairs to grade, with grades from 0 to 3."""
+    return rows_to_grade(numbers) | {"grade": [n % 4 for n in numbers]}
+
+
 def rows_to_load(numbers: Sequence[int]) -> dict[str, list[Any]]:
-    """Pairs of two texts of 300 bytes with a relevance, each document graded for two queries."""
+    """Make pairs of two texts of 300 bytes with a relevance, each document graded for two queries."""
     filling = "abcdefghij klmnop" * (TEXT_BYTES // 17)
     documents = (n // (2 * PER_QUERY) * PER_QUERY + n % PER_QUERY for n in numbers)
     return {
@@ -87,26 +84,22 @@ def rows_to_load(numbers: Sequence[int]) -> dict[str, list[Any]]:
     }
 
 
-def rows_to_convert(numbers: Sequence[int]) -> dict[str, list[Any]]:
-    """The pairs to grade, with grades from 0 to 3."""
-    return rows_to_grade(numbers) | {"grade": [n % 4 for n in numbers]}
-
-
 def write_pairs(
     folder: Path, size: int, rows: Callable[[Sequence[int]], dict[str, list[Any]]], name: str = "pairs.parquet"
 ) -> None:
-    """Pairs in a file whose name says the format."""
+    """Write pairs to a file whose name says the format."""
     import pyarrow as pa
 
     from bixse.files.rows import write_rows
 
     schema = pa.RecordBatch.from_pydict(rows([0])).schema
-    batches = (pa.RecordBatch.from_pydict(rows(numbers), schema) for numbers in blocks_of(size))
+    blocks = (range(start, min(size, start + BLOCK)) for start in range(0, size, BLOCK))
+    batches = (pa.RecordBatch.from_pydict(rows(block), schema) for block in blocks)
     write_rows(pa.RecordBatchReader.from_batches(schema, batches), folder / name)
 
 
 def convert_rows(folder: Path) -> str:
-    """Convert them."""
+    """Convert rows of JSONL."""
     from bixse.preparing.convert import convert
     from bixse.preparing.convert_settings import ConvertSettings
 
@@ -122,7 +115,7 @@ def load_pairs(folder: Path) -> str:
     from bixse.training.loop.batches import BatchPlan, GradedCollator, GroupDataset
 
     def preprocess(texts: Sequence[str], **_: Any) -> dict[str, torch.Tensor]:
-        """Tokens are not what is measured."""
+        """Make tokens of no meaning: they are not what is measured."""
         return {"input_ids": torch.tensor([[len(text)] for text in texts])}
 
     times = [time.perf_counter()]
@@ -137,8 +130,8 @@ def load_pairs(folder: Path) -> str:
     return f"load {load} s, group {group} s, {drawn} batches {batches} s"
 
 
-def write_corpus(folder: Path, size: int) -> None:
-    """A static encoder, and documents and queries of twelve and four words of its vocabulary."""
+def write_corpus(folder: Path, size: int, indexed: bool = False) -> None:
+    """Write a static encoder, and documents and queries of twelve and four words of its vocabulary."""
     import numpy as np
 
     from bixse.lab.studies.study_inputs import save_static_student
@@ -150,8 +143,10 @@ def write_corpus(folder: Path, size: int) -> None:
         generator = np.random.default_rng(len(name))
         with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as file:
             for number in range(rows):
-                text = " ".join(words[place] for place in generator.integers(len(words), size=length))
+                text = " ".join(words[position] for position in generator.integers(len(words), size=length))
                 file.write(json.dumps({"_id": f"{name[0]}{number}", "title": "", "text": text}) + "\n")
+    if indexed:
+        write_index(folder)
 
 
 def write_index(folder: Path) -> str:
@@ -161,12 +156,6 @@ def write_index(folder: Path) -> str:
 
     make_index(IndexSettings(model=str(folder / "model"), collection=folder, cache="none"), folder / "index")
     return bytes_of(folder / "index")
-
-
-def indexed_before(folder: Path, size: int) -> None:
-    """A corpus with its index."""
-    write_corpus(folder, size)
-    write_index(folder)
 
 
 def mine_pairs(folder: Path, retriever: str) -> str:
@@ -179,13 +168,13 @@ def mine_pairs(folder: Path, retriever: str) -> str:
 
 
 def bytes_of(*places: Path) -> str:
-    """What is on disk: name -> bytes."""
-    sizes = {place.name: sum(f.stat().st_size for f in place.rglob("*") if f.is_file()) for place in places}
+    """Say how many bytes files or folders have."""
+    sizes = {place.name: sum(f.stat().st_size for f in (place, *place.rglob("*")) if f.is_file()) for place in places}
     return ", ".join(f"{name} {size:,} bytes" for name, size in sizes.items())
 
 
 class InstantJudge:
-    """Draws probabilities and grades at once; a replay judge would hold all its judgements in memory."""
+    """A judge that draws probabilities and grades at once; a replay judge would hold all its judgements in memory."""
 
     name, at_once, warnings = "instant", 1, ()
     identity = {"model": "instant", "mode": "verbal"}  # noqa: RUF012
@@ -204,7 +193,7 @@ class InstantJudge:
         for question in questions:
             drawn = drawn or generator.dirichlet([0.5] * 4, BLOCK).tolist()
             shares = drawn.pop()
-            grade = sum(place * share for place, share in enumerate(shares))
+            grade = sum(position * share for position, share in enumerate(shares))
             usage = Usage(300, 0, 1)
             yield question, Answer("graded", "verbal", tuple(shares), grade, grade, grade, "2", usage, 0.0, self.name)
 
@@ -216,7 +205,7 @@ class InstantJudge:
 
 
 def grade_pairs(folder: Path, out: str = "out") -> str:
-    """Grade them in shards of 50,000, in this process, with a ledger in a folder."""
+    """Grade pairs in shards of 50,000, in this process, with a ledger in a folder."""
     from bixse.judging.grade_shards import grade_shards
     from bixse.judging.open_judge import GradeConfig
 
@@ -226,7 +215,7 @@ def grade_pairs(folder: Path, out: str = "out") -> str:
 
 
 def graded_before(folder: Path, size: int) -> None:
-    """Pairs whose answers are all in the ledger."""
+    """Write pairs whose answers are all in the ledger."""
     write_pairs(folder, size, rows_to_grade)
     grade_pairs(folder)
 
@@ -236,60 +225,50 @@ JOBS = {
     "load": Work(partial(write_pairs, rows=rows_to_load), load_pairs),
     "index": Work(write_corpus, write_index),
     "mine": Work(write_corpus, partial(mine_pairs, retriever="model")),
-    "mine from index": Work(indexed_before, partial(mine_pairs, retriever="index")),
+    "mine from index": Work(partial(write_corpus, indexed=True), partial(mine_pairs, retriever="index")),
     "grade": Work(partial(write_pairs, rows=rows_to_grade), grade_pairs),
     "grade from ledger": Work(graded_before, partial(grade_pairs, out="again")),
 }
 """Name -> what is measured."""
 
 
-def rows_of(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """One table row a job and size."""
-    for name in options.jobs or JOBS:
-        for size in sorted(options.sizes):
+def measure(name: str, folder: Path) -> tuple[float, float, float, str]:
+    """Do a job in this (fresh) process: seconds, those of the process, its peak in MiB, and what the job said."""
+    started = time.perf_counter()
+    said = JOBS[name].run(folder)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return time.perf_counter() - started, time.process_time(), peak, said
+
+
+def rows_of(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield one table row per job and size."""
+    for name in given.jobs:
+        for size in sorted(given.sizes):
             with tempfile.TemporaryDirectory() as folder:
-                command = [sys.executable, __file__, name, "--in-folder", folder]
-                subprocess.run([*command, "--prepare", str(size)], check=True, stdout=subprocess.PIPE)
-                done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-            seconds, cpu_seconds, peak, said = done.stdout.splitlines()[-1].split(maxsplit=3)
+                alone(JOBS[name].prepare, Path(folder), size)
+                seconds, cpu_seconds, peak, said = alone(measure, name, Path(folder))
             yield {
                 "job": name,
                 "size": size,
-                "seconds": round(float(seconds), 1),
-                "cpu_seconds": round(float(cpu_seconds), 1),
-                "us_each": round(1e6 * float(seconds) / size, 1),
-                "peak_mib": round(float(peak)),
+                "seconds": round(seconds, 1),
+                "cpu_seconds": round(cpu_seconds, 1),
+                "us_each": round(1e6 * seconds / size, 1),
+                "peak_mib": round(peak),
                 "said": said,
             }
 
 
 def main() -> None:
     """Measure and print the tables."""
-    parser = make_parser(__doc__)
-    parser.add_argument("jobs", nargs="*", metavar="JOB", help=f"one of {', '.join(JOBS)}")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 100_000, 1_000_000], help="of the input")
-    parser.add_argument("--in-folder", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--prepare", type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if unknown := sorted(set(options.jobs) - set(JOBS)):
-        parser.error(f"got {unknown[0]!r}; expected one of {', '.join(JOBS)}")
-    if min(options.sizes) < 1:
-        parser.error(f"got the size {min(options.sizes)}; expected at least 1")
-    if options.in_folder is None:
-        rows = show(rows_of(options), options.out)
-        print(f"\n{'job':<18} {'time grows as N^':>16} {'processor as N^':>16} {'memory as N^':>13}")
-        for job in dict.fromkeys(row["job"] for row in rows):
-            own = [row for row in rows if row["job"] == job]
-            sizes, what = [row["size"] for row in own], ("seconds", "cpu_seconds", "peak_mib")
-            grown = [exponent(sizes, [row[name] for row in own], 2) for name in what]
-            print(f"{job:<18} {grown[0]:>16.2f} {grown[1]:>16.2f} {grown[2]:>13.2f}")
-    elif options.prepare is not None:
-        JOBS[options.jobs[0]].prepare(options.in_folder, options.prepare)
-    else:
-        started = time.perf_counter()
-        said = JOBS[options.jobs[0]].run(options.in_folder)
-        took, peak = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(took, time.process_time(), peak, said)
+    given = options(
+        __doc__,
+        out=OUT,
+        jobs=Option(list(JOBS), f"of {', '.join(JOBS)}", list(JOBS), positional=True),
+        sizes=Option([10_000, 100_000, 1_000_000], "of the input"),
+    )
+    rows = show(rows_of(given), given.out)
+    headings = {"seconds": "time grows as N^", "cpu_seconds": "processor as N^", "peak_mib": "memory as N^"}
+    show_growth(rows, "job", headings, 2)
 
 
 if __name__ == "__main__":

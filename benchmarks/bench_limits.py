@@ -36,7 +36,7 @@ from bixse.judging.ledgers.segments import SEALED, StoredRow, WantedKeys, seal
 from bixse.preparing.mine_settings import MineConfig, read_inputs
 from bixse.preparing.mined_pairs import MinedPair, save_mined_pairs
 from bixse.scale.index.index_files import GROUP_ROWS, MOST_GROUPS, SCHEMA, TENSOR, embeddings_content, read_texts
-from measuring import make_parser, show, timed
+from measuring import OUT, Option, options, show, timed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -153,39 +153,35 @@ def mining(folder: Path, rows: int) -> tuple[float, float, float]:
 
 
 def rows_of(rows: int, folder: Path) -> Iterator[dict[str, Any]]:
-    """One table row a figure."""
-
-    def row(what: str, value: float, unit: str) -> dict[str, Any]:
-        return {"value": float(f"{value:.3g}"), "unit": unit, "what": what}
-
-    seconds, first, own = looked_through(folder / "ledger", rows)
-    yield row("answer looked through", 1e6 * seconds, "us")
-    yield row("answer looked through, once its number", 1e6 * first, "us")
-    yield row("key that is looked for", 1e6 * own, "us")
-    yield row("answer in one SQLite file", 1e6 * one_file(folder / "one", rows), "us")
-    groups = MOST_GROUPS if rows >= 50_000 else rows
-    size, seconds = footer(folder / "texts", groups)
-    yield row("row groups of the texts of an index, at most", MOST_GROUPS, "groups")
-    yield row("row group in the footer of the texts", size, "bytes")
-    yield row("row group in the footer of the texts, read", 1e6 * seconds, "us")
-    seconds, maps = opened(folder / "files")
-    yield row("file of embeddings opened", 1e6 * seconds, "us")
-    yield row("file of embeddings opened, memory maps", maps, "maps")
+    """Yield one table row per figure."""
+    look, first, own = looked_through(folder / "ledger", rows)
+    group, read = footer(folder / "texts", MOST_GROUPS if rows >= 50_000 else rows)
+    file, maps = opened(folder / "files")
     document, known, chosen = mining(folder / "mining", 10 * rows)
-    yield row("document of mine", document, "bytes")
-    yield row("known pair of mine", known, "bytes")
-    yield row("chosen pair of mine", chosen, "bytes")
+    for what, value, unit in (
+        ("answer looked through", 1e6 * look, "us"),
+        ("answer looked through, once its number", 1e6 * first, "us"),
+        ("key that is looked for", 1e6 * own, "us"),
+        ("answer in one SQLite file", 1e6 * one_file(folder / "one", rows), "us"),
+        ("row groups of the texts of an index, at most", MOST_GROUPS, "groups"),
+        ("row group in the footer of the texts", group, "bytes"),
+        ("row group in the footer of the texts, read", 1e6 * read, "us"),
+        ("file of embeddings opened", 1e6 * file, "us"),
+        ("file of embeddings opened, memory maps", maps, "maps"),
+        ("document of mine", document, "bytes"),
+        ("known pair of mine", known, "bytes"),
+        ("chosen pair of mine", chosen, "bytes"),
+    ):
+        yield {"value": float(f"{value:.3g}"), "unit": unit, "what": what}
 
 
 def main() -> None:
     """Measure and show."""
-    parser = make_parser(__doc__)
-    parser.add_argument("--rows", type=int, default=50_000, help="answers of a segment, documents, pairs")
-    options = parser.parse_args()
-    if options.rows < 100:
-        parser.error(f"got {options.rows} rows; expected at least 100")
+    given = options(__doc__, out=OUT, rows=Option(50_000, "answers of a segment, documents, pairs"))
+    if given.rows < 100:
+        raise SystemExit(f"got {given.rows} rows; expected at least 100")
     with tempfile.TemporaryDirectory() as folder:
-        show(rows_of(options.rows, Path(folder)), options.out)
+        show(rows_of(given.rows, Path(folder)), given.out)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,7 @@ Columns:
 
 from __future__ import annotations
 
-import statistics
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +29,7 @@ from bixse.scale.index.export_index import SAME_SCORE
 from bixse.scale.index.index_files import EncoderIdentity, Manifest
 from bixse.scale.index.vector_store import Rescored, connect
 from bixse.search.exact import exact_search
-from measuring import make_parser, show
+from measuring import OUT, Option, middle, options, show, timed
 
 if TYPE_CHECKING:
     import argparse
@@ -44,52 +42,54 @@ QDRANT_NAME = "bixse-bench"
 
 def main() -> None:
     """Print the table as it grows, and write it."""
-    parser = make_parser(__doc__, quick="2,000 documents of 32 dimensions, with an approximate index all the same")
-    parser.add_argument("--documents", type=int, default=100_000)
-    parser.add_argument("--dimensions", type=int, default=384)
-    parser.add_argument("--queries", type=int, default=100)
-    parser.add_argument("--qdrant", metavar="URL", help="also measure the server there")
-    args = parser.parse_args()
-    if min(args.documents, args.dimensions, args.queries) < 1:
-        parser.error("got a size below 1; expected at least 1; fix: leave it out")
-    if args.quick:
-        args.documents, args.dimensions, args.queries = 2_000, 32, 10
-        lance.INDEXED_FROM = 1
+    given = options(
+        __doc__,
+        quick={"documents": 2_000, "dimensions": 32, "queries": 10},
+        out=OUT,
+        documents=100_000,
+        dimensions=384,
+        queries=100,
+        qdrant=Option(str, "address of a server that is measured too"),
+    )
+    if given.quick:
+        lance.INDEXED_FROM = 1  # an approximate index all the same
     with tempfile.TemporaryDirectory() as folder:
-        names = [f"lancedb:{folder}/documents", *([f"qdrant:{args.qdrant}/{QDRANT_NAME}"] if args.qdrant else [])]
-        show((row for name in names for row in measure(name, args, Path(folder))), args.out)
-    if args.qdrant:
+        names = [f"lancedb:{folder}/documents", *([f"qdrant:{given.qdrant}/{QDRANT_NAME}"] if given.qdrant else [])]
+        show((row for name in names for row in measure(name, given, Path(folder))), given.out)
+    if given.qdrant:
         from bixse.scale.index.qdrant import connected
 
-        connected(args.qdrant).delete_collection(QDRANT_NAME)
+        connected(given.qdrant).delete_collection(QDRANT_NAME)
 
 
-def measure(name: str, args: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
-    """A row for the exact search and, where there is one, for the approximate."""
-    drawn = np.random.default_rng(0).standard_normal((args.documents + args.queries, args.dimensions), dtype=np.float32)
+def measure(name: str, given: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield a row for the exact search and, where there is one, for the approximate."""
+    size = (given.documents + given.queries, given.dimensions)
+    drawn = np.random.default_rng(0).standard_normal(size, dtype=np.float32)
     drawn /= np.linalg.norm(drawn, axis=1, keepdims=True)
-    documents, queries = drawn[: args.documents], drawn[args.documents :]
+    documents, queries = drawn[: given.documents], drawn[given.documents :]
     best, _ = exact_search(queries, documents, 100)
-    store, started = connect(name), time.perf_counter()
-    store.create(manifest_of(args))
-    for start in range(0, args.documents, store.together):
-        rows = range(start, min(start + store.together, args.documents))
-        texts = [(f"d{row}", Document(f"title {row}", "a text of some length " * 20)) for row in rows]
-        store.write(start, texts, documents[rows.start : rows.stop])
-    written, started = time.perf_counter() - started, time.perf_counter()
-    ann = store.build()
-    built = time.perf_counter() - started
+    store = connect(name)
+
+    def write() -> None:
+        store.create(manifest_of(given))
+        for start in range(0, given.documents, store.together):
+            rows = range(start, min(start + store.together, given.documents))
+            texts = [(f"d{row}", Document(f"title {row}", "a text of some length " * 20)) for row in rows]
+            store.write(start, texts, documents[rows.start : rows.stop])
+
+    written, built = timed(write), timed(store.build)
     ways = {"exact": store.exact}
-    if ann is not None:
+    if (ann := built.result) is not None:
         ways[f"{ann.factory} {ann.parameters}"] = Rescored(store, store.nearest).search
     for number, (search, way) in enumerate(ways.items()):
         yield {
             "store": name.partition(":")[0],
             "search": search,
-            "documents": args.documents,
-            "dimensions": args.dimensions,
-            "write_seconds": round(written, 1),
-            "build_seconds": round(built, 1) if number else 0.0,
+            "documents": given.documents,
+            "dimensions": given.dimensions,
+            "write_seconds": round(written.seconds, 1),
+            "build_seconds": round(built.seconds, 1) if number else 0.0,
             "megabytes": round(sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6),
             **asked(store, way, queries, best),
         }
@@ -97,29 +97,24 @@ def measure(name: str, args: argparse.Namespace, folder: Path) -> Iterator[dict[
 
 
 def asked(store: VectorStore, way: Callable[..., Any], queries: np.ndarray, best: np.ndarray) -> dict[str, float]:
-    """Times and recall of one way to search."""
-    alone = []
-    for query in queries:
-        start = time.perf_counter()
-        _, found = way(query[None], 10)
-        store.documents(found[0].tolist())
-        alone.append(time.perf_counter() - start)
+    """Return times and recall of one way to search."""
+    runs = [timed(lambda query=query: store.documents(way(query[None], 10)[1][0].tolist())) for query in queries]
     recall = {
         f"recall_at_{depth}": round(float((way(queries, depth)[0] >= best[:, depth - 1, None] - SAME_SCORE).mean()), 3)
         for depth in (10, 100)
     }
-    times = {"query_ms": statistics.median(alone), "query_ms_p95": float(np.percentile(alone, 95))}
-    return {**{name: round(1000 * value, 2) for name, value in times.items()}, **recall}
+    slow = float(np.percentile([run.seconds for run in runs], 95))
+    return {"query_ms": round(1000 * middle(runs, digits=9), 2), "query_ms_p95": round(1000 * slow, 2), **recall}
 
 
-def manifest_of(args: argparse.Namespace) -> Manifest:
-    """As of an encoder that there is not."""
+def manifest_of(given: argparse.Namespace) -> Manifest:
+    """Return the manifest of an index by an encoder that does not exist."""
     encoder = EncoderIdentity(
         name="random", weights="", prompts="", document_prompt=None, task=None, max_length=None,
-        dimensions=args.dimensions,
+        dimensions=given.dimensions,
     )  # fmt: skip
     return Manifest(
-        created="", encoder=encoder, corpus="", dtype="float32", precision="float32", documents=args.documents
+        created="", encoder=encoder, corpus="", dtype="float32", precision="float32", documents=given.documents
     )
 
 

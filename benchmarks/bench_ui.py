@@ -31,7 +31,7 @@ from bixse.lab.studies.study_inputs import save_static_student
 from bixse.ui.app import Server
 from bixse.ui.ui_settings import UiSettings
 from bixse.ui.workspace import open_workspace
-from measuring import make_parser, middle, show, timed
+from measuring import OUT, Option, middle, options, show, timed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -136,37 +136,31 @@ def make(folder: Path, pairs: int, steps: int) -> UiSettings:
     return UiSettings(run=run, planned=PLANNED, systems=systems, collection=folder / "collection", held_out=held_out)
 
 
-def looks(client: TestClient, pages: list[str]) -> Iterator[dict[str, Any]]:
-    """Milliseconds of each page: the first look, the median of the later ones, and their time of the processor."""
-    for name in pages:
-        runs = []
-        for turn in range(LOOKS):
-            own = timed(partial(client.get, f"/{PAGES[name](turn)}"))
-            assert own.result.status_code == 200, (name, own.result.text[:500])
-            runs.append(own)
-        size = len(own.result.content)
-        later = runs[1:]
-        yield {"page": name, "first_ms": round(1000 * runs[0].seconds), "later_ms": round(1000 * middle(later)),
-               "later_cpu_ms": round(1000 * middle(later, "cpu_seconds")), "kB": round(size / 1000)}  # fmt: skip
+def looks(client: TestClient) -> Iterator[dict[str, Any]]:
+    """Yield milliseconds of each page: the first look, the median of the later ones, and their processor time."""
+    for name, address in PAGES.items():
+        runs = [timed(partial(client.get, f"/{address(turn)}")) for turn in range(LOOKS)]
+        assert all(run.result.status_code == 200 for run in runs), name
+        yield {
+            "page": name,
+            "first_ms": round(1000 * runs[0].seconds),
+            "later_ms": round(1000 * middle(runs[1:])),
+            "later_cpu_ms": round(1000 * middle(runs[1:], "cpu_seconds")),
+            "kB": round(len(runs[-1].result.content) / 1000),
+        }
 
 
 def main() -> None:
     """Make a folder, open it, and time its pages."""
-    parser = make_parser(__doc__, "a small folder")
-    parser.add_argument("--pairs", type=int, default=100_000)
-    parser.add_argument("--steps", type=int, default=100_000, help="lines of the training log")
-    parser.add_argument("--pages", nargs="+", choices=list(PAGES), default=list(PAGES))
-    parser.add_argument("--folder", type=Path, help="make the data there, or use what an earlier run made")
-    given = parser.parse_args()
-    if given.quick:
-        given.pairs, given.steps = 2_000, 500
+    given = options(
+        __doc__,
+        quick={"pairs": 2_000, "steps": 500},
+        out=OUT,
+        pairs=100_000,
+        steps=Option(100_000, "lines of the training log"),
+    )
     with tempfile.TemporaryDirectory() as scratch:
-        folder = given.folder or Path(scratch)
-        folder.mkdir(parents=True, exist_ok=True)
-        settings_file = folder / "settings.json"
-        if not settings_file.exists():
-            settings_file.write_text(make(folder, given.pairs, given.steps).model_dump_json())
-        settings = UiSettings.model_validate_json(settings_file.read_text())
+        settings = make(Path(scratch), given.pairs, given.steps)
         opened = timed(lambda: open_workspace(settings).__enter__())
         print(f"open: {opened.seconds:.2f} s")
         server = Server(opened.result, PORT)
@@ -177,7 +171,7 @@ def main() -> None:
         client = TestClient(server.guard, base_url=f"http://127.0.0.1:{PORT}", follow_redirects=True)
         with start_blocking_portal() as client.portal:  # one event loop for all requests, as a server has
             client.get("/enter", params={"token": server.sessions.new_token(), "person": "ann"})
-            show(looks(client, given.pages), given.out)
+            show(looks(client), given.out)
 
 
 if __name__ == "__main__":

@@ -1,27 +1,52 @@
 """Arithmetic of very large jobs: hours, bytes and money. Nothing is run; every assumption is a constant of this file.
 
     python benchmarks/cost.py [--pairs 100000000] [--documents 1000000000] [--queries 100000] [--rows 10000000]
+    python benchmarks/cost.py scaling
 
-What bixse itself takes was measured, by `bench_jobs.py`, `bench_limits.py` and `bench_eval.py`.
+What bixse itself takes was measured, by `bench_jobs.py`, `bench_limits.py` and `bench_eval.py`. `scaling` has memory
+and step time of large encoders and batches on eight devices, one row per encoder and batch: one graded document per
+query, trained weights in float32 (frozen ones in bf16), bf16 autocast, gradient checkpointing, and
+`gradient_cache: true` with mini-batches of 32 texts. Bytes are of one device; a step is the computation alone, without
+input or output. What an encoder takes is `bixse.lab.studies.study_plan`'s.
 """
 
 from __future__ import annotations
 
-import argparse
+from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from bixse.judging.ask_shards import ROWS
 from bixse.lab.lab_config import EncoderSize
-from bixse.lab.studies.study_plan import operations, weight_bytes
+from bixse.lab.studies.study_plan import operations, state_bytes, weight_bytes
+from bixse.losses.products import DEVICE_TILE_BYTES
 from bixse.scale.index.index_files import group_rows, shard_rows
 from bixse.search.exact import DEPTH
-from scaling import ACHIEVED, ENCODERS, GATHER_BYTES, GB, TEXTS_PER_PASS, device_bytes, step_seconds, with_adapters
+from measuring import Option, options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-SIZES = {"pairs": 10**8, "documents": 10**9, "queries": 10**5, "rows": 10**7}
-"""Pairs to grade, documents to mine in, queries to mine for, pairs to train on."""
+JOBS = ("grade", "mine", "train", "scaling")
+GB = 1e9
+TEXTS_PER_PASS = 32
+DEVICES, BATCHES = 8, (256, 4096, 65536)
+ACHIEVED = 400e12
+"""Floating point operations a second that a device reaches in bf16 products: 40 % of an H100's 989e12."""
+TILE_BYTES_PER_ENTRY = 10
+"""Of the loss's buffers with bf16 products."""
+GATHER_BYTES = 200e9
+"""Bytes a second between devices: half of NVLink's on an H100."""
+ENCODERS = {
+    "Qwen2.5-0.5B": EncoderSize(parameters=0.494e9, multiplied=0.358e9, layers=24, hidden=896),
+    "Llama-3.2-1B": EncoderSize(parameters=1.236e9, multiplied=0.973e9, layers=16, hidden=2048),
+    "Qwen2.5-1.5B": EncoderSize(parameters=1.544e9, multiplied=1.310e9, layers=28, hidden=1536),
+    "Qwen2.5-3B": EncoderSize(parameters=3.086e9, multiplied=2.775e9, layers=36, hidden=2048),
+    "Mistral-7B": EncoderSize(parameters=7.242e9, multiplied=7.111e9, layers=32, hidden=4096),
+}
+"""Name -> size, from its config.json."""
+LORA_SHARE = 0.02
+"""Weights of adapters of rank 32 on every linear layer, over the encoder's."""
 HOUR, TB = 3600, 1e12
 HEADING = ("", "amount", "$")
 GPU_USD, CORE_USD, TB_USD = 2.50, 0.04, 20.0
@@ -60,9 +85,35 @@ LEDGER_BYTES, JUDGEMENT_BYTES, PAIR_BYTES = 190, 97, 76
 """Measured, of a pair (`bench_jobs.py grade --sizes 10000`); what stands in the pairs beside the texts."""
 SEARCH_OPERATIONS = 2 * 131072 * 256 * 384 / 0.6892
 """Measured, a second of a core: exact search of the top 100 (docs/results/bench-eval.csv)."""
-BATCH, DEVICES, TRAINED = 4096, 8, "Mistral-7B"
+BATCH, TRAINED = 4096, "Mistral-7B"
 GATHERS = 3 + 1
 """With weights shared out and `gradient_cache: true`, of each pass: the weights three times, their gradient once."""
+
+
+def with_adapters(size: EncoderSize) -> EncoderSize:
+    """Return the encoder frozen, with low-rank adapters that are trained."""
+    adapters = LORA_SHARE * size.parameters
+    return size.model_copy(update={"parameters": size.parameters + adapters, "trained": adapters})
+
+
+def device_bytes(size: EncoderSize, batch: int) -> float:
+    """Return peak bytes of one device: weights, gradients and Adam, one pass, embeddings, and the loss's tiles.
+
+    Gathered are all documents, their gradient and its sum, and half as much again in bf16.
+    """
+    embeddings = 4 * size.hidden * (3.5 * DEVICES + 4) * batch / DEVICES
+    states = state_bytes(size, TEXTS_PER_PASS * DOCUMENT_TOKENS, checkpointing=True)
+    tile = min(DEVICE_TILE_BYTES, TILE_BYTES_PER_ENTRY * batch * batch / DEVICES)
+    return weight_bytes(size) + states + embeddings + tile
+
+
+def step_seconds(size: EncoderSize, batch: int) -> tuple[float, float, float]:
+    """Return seconds of encoding, of the loss (three products of B / W queries by B documents), and between devices."""
+    texts = [(QUERY_TOKENS, batch), (DOCUMENT_TOKENS, batch)]
+    encoding = operations(size, texts, True, gradient_cache=True) / DEVICES / ACHIEVED
+    loss = 3 * 2.0 * -(-batch // DEVICES) * batch * size.hidden / ACHIEVED
+    between = (2 * 4 * batch * size.hidden + 2 * 4 * (size.trained or size.parameters)) / GATHER_BYTES
+    return encoding, loss, between
 
 
 def table(*rows: Sequence[str]) -> None:
@@ -73,12 +124,12 @@ def table(*rows: Sequence[str]) -> None:
 
 
 def priced(amounts: Mapping[str, float], unit: str, usd: float) -> list[list[str]]:
-    """Rows of a name, how much it takes, and the money for it."""
+    """Return rows of a name, how much it takes, and the money for it."""
     return [[name, f"{amount:,.2f} {unit}", f"{usd * amount:,.0f}"] for name, amount in amounts.items()]
 
 
 def grading(pairs: int) -> None:
-    """What it costs to grade pairs, by a GPU of one's own and by an API, and what they leave on disk."""
+    """Print what it costs to grade pairs, by a GPU of one's own and by an API, and what they leave on disk."""
     whole = PREFIX_TOKENS + QUERY_TOKENS + DOCUMENT_TOKENS + END_TOKENS
     rows = []
     for name, judge in JUDGES.items():
@@ -98,7 +149,7 @@ def grading(pairs: int) -> None:
 
 
 def mining(documents: int, queries: int) -> None:
-    """What it costs to encode a corpus, to store it and to search it exactly."""
+    """Print what it costs to encode a corpus, to store it and to search it exactly."""
     shards = -(-documents // shard_rows(ENCODER.hidden, documents))
     encode = FORWARD * operations(ENCODER, [(DOCUMENT_TOKENS, documents)], False) / ACHIEVED / HOUR
     seconds = {
@@ -118,14 +169,14 @@ def mining(documents: int, queries: int) -> None:
 
 
 def training(rows: int) -> None:
-    """What it costs to train a 7B encoder once over pairs of one document a query."""
-    size, lengths, found = ENCODERS[TRAINED], (QUERY_TOKENS, DOCUMENT_TOKENS), []
+    """Print what it costs to train a 7B encoder once over pairs of one document a query."""
+    size, found = ENCODERS[TRAINED], []
     passes = 2 * BATCH / DEVICES / TEXTS_PER_PASS
     gathered = passes * GATHERS * 4 * size.parameters / GATHER_BYTES
     for name, own, more in (("LoRA", with_adapters(size), 0.0), ("all weights, shared out", size, gathered)):
-        held = device_bytes(own, BATCH, DEVICES, DOCUMENT_TOKENS)
+        held = device_bytes(own, BATCH)
         held -= weight_bytes(own) * (1 - 1 / DEVICES) * bool(more)
-        seconds = sum(step_seconds(own, BATCH, DEVICES, lengths)) + more
+        seconds = sum(step_seconds(own, BATCH)) + more
         hours = seconds * rows / BATCH / HOUR
         told = (held / GB, seconds, more, hours, GPU_USD * DEVICES * hours)
         found.append([name, *(f"{value:,.1f}" for value in told)])
@@ -133,17 +184,32 @@ def training(rows: int) -> None:
     table(["trained", "GB a device", "seconds a step", "of them gathering", "hours", "$"], *found)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def scaling() -> None:
+    """Print memory and step time of every encoder and batch."""
+    rows = []
+    for (name, size), batch in product(ENCODERS.items(), BATCHES):
+        both = (size, with_adapters(size))
+        held = [f"{device_bytes(one, batch) / GB:.1f}" for one in both]
+        (encoding, loss, full), (_, _, lora) = (step_seconds(one, batch) for one in both)
+        rows.append([name, f"{batch:,}", *held, f"{encoding:.2f}", f"{loss:.3f}", f"{full:.3f} / {lora:.3f}"])
+    head = ["encoder", "batch", "full, GB", "LoRA, GB", "encode, s", "loss, s", "between devices, s (full / LoRA)"]
+    table(head, *rows)
+
+
+def main() -> None:
     """Print the tables as Markdown."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    for name, number in SIZES.items():
-        parser.add_argument(f"--{name}", type=int, default=number)
-    options = parser.parse_args(arguments)
-    if min(vars(options).values()) < 1:
-        parser.error("expected numbers of at least 1")
-    grading(options.pairs)
-    mining(options.documents, options.queries)
-    training(options.rows)
+    given = options(
+        __doc__,
+        jobs=Option(["grade", "mine", "train"], f"of {', '.join(JOBS)}", JOBS, positional=True),
+        pairs=Option(10**8, "to grade"),
+        documents=Option(10**9, "to mine in"),
+        queries=Option(10**5, "to mine for"),
+        rows=Option(10**7, "to train on"),
+    )
+    work = {"grade": partial(grading, given.pairs), "mine": partial(mining, given.documents, given.queries),
+            "train": partial(training, given.rows), "scaling": scaling}  # fmt: skip
+    for job in given.jobs:
+        work[job]()
 
 
 if __name__ == "__main__":

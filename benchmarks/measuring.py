@@ -1,26 +1,81 @@
-"""What the benchmarks share: methods timed in turn, memory of a run in a process of its own, and the table of rows."""
+"""What the benchmarks share: their options, methods timed in turn, runs in fresh processes, and the table of rows.
+
+Seconds are medians over rounds. Methods run in turn in one process, so that another program slows all of a round alike,
+and a ratio is the median over rounds of the ratio within a round. Set OMP_NUM_THREADS to change the number of threads.
+"""
 
 from __future__ import annotations
 
 import argparse
 import csv
 import math
+import os
 import statistics
-import subprocess
-import sys
 import time
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from unittest.mock import patch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import torch
 
+CLEAR_PEAK = Path("/proc/self/clear_refs")
+"""The file by which Linux is asked to count the peak of resident memory anew."""
+FREED_AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+"""The environment of a process that gives memory back as soon as it is freed, so that peaks are those in use."""
 Shapes: TypeAlias = "Counter[tuple[int, int, int]]"
 """How often a product of (rows, inputs) and (inputs, outputs) was computed."""
+
+
+class Option(NamedTuple):
+    """An option of a benchmark, where its default does not say all of it."""
+
+    default: Any
+    """One value or a list of some; a type: none is given. Its type is that of the option."""
+    help: str | None = None
+    choices: Sequence[str] | None = None
+    positional: bool = False
+
+
+def options(doc: str | None, quick: Mapping[str, Any] | None = None, **table: Any) -> argparse.Namespace:
+    """Parse the command line: one option per entry of the table, and `--quick`, which sets some of them.
+
+    Counts below 1 are refused.
+    """
+    parser = argparse.ArgumentParser(description=(doc or "").split("\n")[0])
+    known = {name: entry if isinstance(entry, Option) else Option(entry) for name, entry in table.items()}
+    for name, (default, text, _, positional) in known.items():
+        one = default[0] if isinstance(default, list) else default
+        words: dict[str, Any] = {"help": text, "default": None if isinstance(one, type) else default}
+        if isinstance(one, bool):
+            words["action"] = "store_true"
+        else:
+            several = "*" if positional else "+"
+            words |= {"metavar": name.upper(), "nargs": several if isinstance(default, list) else None}
+            words["type"] = one if isinstance(one, type) else type(one)
+        parser.add_argument(name if positional else f"--{name.replace('_', '-')}", **words)
+    if quick is not None:
+        parser.add_argument("--quick", action="store_true", help="at the smallest size: a look, not a measurement")
+    given = parser.parse_args()
+    for name, option in known.items():
+        value = getattr(given, name)
+        for one in value if isinstance(value, list) else [value]:
+            if type(one) is int and one < 1:
+                parser.error(f"--{name.replace('_', '-')}: got {one}; expected at least 1")
+            if option.choices and one not in option.choices:
+                parser.error(f"{name}: got {one!r}; expected one of {', '.join(option.choices)}")
+    if quick is not None and given.quick:
+        vars(given).update(quick)
+    return given
+
+
+OUT = Option(Path, "write the table here as CSV")
 
 
 class Timed(NamedTuple):
@@ -40,7 +95,7 @@ def timed(work: Callable[[], Any]) -> Timed:
 
 
 def in_turn(methods: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[Timed]]:
-    """Every method in each round, each round beginning with another: what else the machine does slows all alike."""
+    """Run every method in each round, each round beginning with another: other programs then slow all methods alike."""
     names = list(methods)
     runs: dict[str, list[Timed]] = {name: [] for name in names}
     for turn in range(rounds):
@@ -50,19 +105,20 @@ def in_turn(methods: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, 
 
 
 def middle(runs: Sequence[Timed], figure: str = "seconds", digits: int = 4) -> float:
-    """The median of a figure."""
+    """Return the median of a figure."""
     return round(statistics.median(getattr(run, figure) for run in runs), digits)
 
 
 def ratio(over: Sequence[Timed], under: Sequence[Timed], figure: str = "seconds") -> float:
-    """The median over rounds of the ratio within a round."""
+    """Return the median over rounds of the ratio within a round."""
     return round(statistics.median(_ratios(over, under, figure)), 3)
 
 
-def ratio_with_ends(over: Sequence[Timed], under: Sequence[Timed]) -> list[float]:
-    """The ratio of seconds: median, lowest and highest over the rounds."""
+def ratios(over: Sequence[Timed], under: Sequence[Timed], name: str = "ratio") -> dict[str, float]:
+    """Return the ratio of seconds as columns: median, lowest and highest over the rounds."""
     found = _ratios(over, under, "seconds")
-    return [round(value, 3) for value in (statistics.median(found), min(found), max(found))]
+    columns = {name: statistics.median(found), "ratio_lowest": min(found), "ratio_highest": max(found)}
+    return {column: round(value, 3) for column, value in columns.items()}
 
 
 def _ratios(over: Sequence[Timed], under: Sequence[Timed], figure: str) -> list[float]:
@@ -71,7 +127,7 @@ def _ratios(over: Sequence[Timed], under: Sequence[Timed], figure: str) -> list[
 
 @contextmanager
 def linear_shapes(model: torch.nn.Module, with_gradient: bool = False) -> Iterator[Shapes]:
-    """The shapes of the products that the linear layers of a model compute within this block.
+    """Count the products that the linear layers of a model compute within this block.
 
     `with_gradient` leaves out passes without gradients.
     """
@@ -110,48 +166,62 @@ def bare_products(shapes: Shapes, precision: str, backward: bool = False) -> Non
                     gradient.T @ states
 
 
-def in_a_process_of_its_own(script: str, *arguments: object) -> float:
-    """The number that a script prints when called so, rounded; NaN on a system without /proc."""
-    from memory import CLEAR_PEAK, freed_at_once  # with PyTorch, which not every script needs
-
-    if not CLEAR_PEAK.exists():
-        return math.nan
-    command = [sys.executable, script, *map(str, arguments)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=freed_at_once())
-    return round(float(done.stdout), 1)
+def alone(function: Callable[..., Any], *arguments: Any, **environment: str) -> Any:
+    """Return what a function of a script gives in a fresh process."""
+    with patch.dict(os.environ, environment), ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
 
 
-def exponent(sizes: Sequence[float], values: Sequence[float], last: int = 3) -> float:
-    """Slope of log(value) over log(size), least squares over the `last` largest sizes; NaN of fewer than two."""
-    points = sorted(zip(sizes, values, strict=True))[-last:]
-    points = [(math.log(size), math.log(value)) for size, value in points if value > 0]
-    if len(points) < 2:
-        return math.nan
-    return statistics.linear_regression(*zip(*points, strict=True)).slope
+def memory_alone(function: Callable[..., float], *arguments: Any) -> float:
+    """Return the MiB that a function measures in a fresh process, rounded; NaN on a system without /proc."""
+    return round(alone(function, *arguments, **FREED_AT_ONCE), 1) if CLEAR_PEAK.exists() else math.nan
 
 
-def make_parser(doc: str | None, quick: str = "") -> argparse.ArgumentParser:
-    """A parser with --out, and --quick where its help is given."""
-    parser = argparse.ArgumentParser(description=(doc or "").split("\n")[0])
-    parser.add_argument("--out", type=Path, help="write the table here as CSV")
-    if quick:
-        parser.add_argument("--quick", action="store_true", help=quick)
-    return parser
+def resident(field: str) -> float:
+    """Return VmRSS (now) or VmHWM (peak) of this process in MiB; Linux."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
+
+
+def peak_beyond_gradients(work: Callable[[], object], inputs: Sequence[torch.Tensor] = ()) -> float:
+    """Return the peak resident memory in MiB of one call, beyond its inputs and as much again for their gradients."""
+    gradients = [part.new_ones(part.shape) for part in inputs]
+    level = resident("VmRSS")
+    CLEAR_PEAK.write_text("5", encoding="ascii")
+    del gradients
+    work()
+    return max(0.0, resident("VmHWM") - level)
+
+
+def show_growth(rows: Sequence[dict[str, Any]], key: str, figures: Mapping[str, str], last: int) -> None:
+    """Print how figures grow with the size, for each value of a key: slopes of log(figure) over log(size).
+
+    They are least squares over the `last` largest sizes; NaN of fewer than two. `figures` are columns with headings.
+    """
+    print(f"\n{key:<20}", *(f"{heading:>16}" for heading in figures.values()))
+    for value in dict.fromkeys(row[key] for row in rows):
+        own = sorted((row for row in rows if row[key] == value), key=lambda row: row["size"])[-last:]
+        slopes = []
+        for name in figures:
+            points = [(math.log(row["size"]), math.log(row[name])) for row in own if row[name] > 0]
+            slopes.append(statistics.linear_regression(*zip(*points, strict=True)).slope if points[1:] else math.nan)
+        print(f"{value:<20}", *(f"{slope:>16.2f}" for slope in slopes))
 
 
 def show(rows: Iterable[dict[str, Any]], out: Path | None) -> list[dict[str, Any]]:
-    """Print rows of the same keys as they come, and write them as CSV."""
-    kept: list[dict[str, Any]] = []
+    """Print the load of the machine, then rows of the same keys as they come, and write the rows as CSV."""
+    print(f"{os.cpu_count()} cores, load before: {os.getloadavg()[0]:.1f}")
+    shown: list[dict[str, Any]] = []
     for row in rows:
-        if not kept:
+        if not shown:
             widths = {name: max(len(name), len(str(value)), 8) for name, value in row.items()}
             print("  ".join(f"{name:>{width}}" for name, width in widths.items()))
-        kept.append(row)
+        shown.append(row)
         print("  ".join(f"{row[name]!s:>{width}}" for name, width in widths.items()), flush=True)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         with out.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, list(kept[0]), lineterminator="\n")
+            writer = csv.DictWriter(file, list(shown[0]), lineterminator="\n")
             writer.writeheader()
-            writer.writerows(kept)
-    return kept
+            writer.writerows(shown)
+    return shown

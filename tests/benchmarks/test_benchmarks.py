@@ -16,31 +16,26 @@ from helpers.tiny_judges import save_judge
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 OTHERS = {
-    "bench_engines": (["--quick"], "plain loop"),
     "bench_grade_server": (["--quick"], "bixse_per_second"),
     "bench_jobs": (["--sizes", "200"], "grade from ledger"),
     "bench_limits": (["--rows", "200"], "chosen pair of mine"),
     "bench_sharding": (["--quick"], "full"),
     "bench_stores": (["--quick"], "SQ8"),
     "bench_ui": (["--quick"], "slider moved"),
-    "cost": ([], "all weights, shared out"),
+    "cost": (["train", "scaling"], "all weights, shared out"),
     "mining_grades": (["--quick"], "hard-negatives"),
-    "padding": (["--quick"], "by length"),
-    "scaling": (["--batches", "256"], "Mistral-7B"),
     "results": (["--help"], "--cranfield"),
-    "ui_screenshots": (["--help"], "--chromium"),
+    "ui_screenshots": (["--help"], "--graded"),
 }
 """Script -> its smallest run, and a word of what it prints. That of `results` is `tests/test_results.py`, and
 `ui_screenshots` needs a browser."""
 LONG = (
-    "bench_engines",
     "bench_grade_server",
     "bench_jobs",
     "bench_limits",
     "bench_sharding",
     "bench_ui",
     "mining_grades",
-    "padding",
     "results",
 )
 """Scripts that take ten seconds and more all the same."""
@@ -151,9 +146,9 @@ def test_bench_grade(table):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("losses", [["bixse"], ["bixse", "lambdaloss-v2", "dense infonce"]])
-def test_bench_growth(table, tmp_path, losses):
+def test_growth_of_losses(table, tmp_path, losses):
     plot = tmp_path / "growth.svg"
-    rows = table("bench_growth", "--sizes", 64, 128, "--dim", 16, "--losses", *losses, "--plot", plot)
+    rows = table("bench_loss", "--growth", "--sizes", 64, 128, "--dims", 16, "--losses", *losses, "--plot", plot)
     assert [(row["loss"], row["size"]) for row in rows] == [(loss, size) for loss in losses for size in ("64", "128")]
     assert plot.read_text(encoding="utf-8").lstrip().startswith("<?xml")
 
@@ -187,8 +182,8 @@ def test_bench_train(table, monkeypatch, precision):
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 @pytest.mark.parametrize("method", ["stock", "bixse"])
 def test_memory_of_training_is_that_of_adam_and_the_states(method):
-    case = ["--documents", 1, "--max-lengths", 16, "--batch-size", 4, "--queries", 4]
-    done = run("bench_train", "--memory-of", method, *case)
+    code = f"import bench_train; print(bench_train.memory_of({method!r}, bench_train.Case(1, 16, 4, 4, 1)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=FOLDER)
     assert done.returncode == 0, done.stderr
     moments = 2 * 22.7e6 * 4 / 2**20
     assert moments < float(done.stdout) < 3 * moments
