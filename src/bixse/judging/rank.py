@@ -21,11 +21,8 @@ from bixse.judging.grade_settings import BM25, JUDGED, GradeSettings, RankSettin
 from bixse.judging.judge import Judge, stored_identity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-    from bixse.judging.ask import Budget
-    from bixse.judging.grade_settings import Prices
-    from bixse.progress import Step
     from bixse.relevance import Ranking
     from bixse.results import Difference
 
@@ -55,23 +52,15 @@ class JudgeRanking:
         return bool(self.summary["statuses"].get("graded", 0) == self.summary["pairs"])
 
 
-def rank(
-    judge: Judge,
-    settings: RankSettings,
-    out: str | Path,
-    prices: Prices | None = None,
-    budget: Budget | None = None,
-    progress: Callable[[str, int], Step] | None = None,
-    strict: bool = False,
-) -> JudgeRanking:
+def rank(judge: Judge, settings: RankSettings, out: str | Path, **asking: Any) -> JudgeRanking:
     """Let a judge grade the candidates of every judged query, and score the order of its expected grades.
 
     Equal grades, and candidates whose answer has no grade, keep the order of the candidates, those without a grade
     after all others; documents beyond `depth` come last. In the BiXSE paper a judge of 32B parameters used in this way
     is the row to reach for encoders.
 
-    Writes run.trec, per_query.json, run.json and the folder `grades` into `out`; judge, prices, budget, progress and
-    strict are those of `grade`. A budget that ends before the last candidate raises an IncompleteError.
+    Writes run.trec, per_query.json, run.json and the folder `grades` into `out`; `asking` is passed on
+    to `grade`: prices, budget, progress, strict. A budget that ends before the last candidate is an IncompleteError.
     """
     target = Path(out)
     candidates, depth, min_relevant_grade = settings.candidates, settings.depth, settings.min_relevant_grade
@@ -83,9 +72,9 @@ def rank(
     if candidates not in (BM25, JUDGED):
         inputs["candidates"] = file_hash(Path(candidates))
         paths.append("candidates")
-    asking = GradeSettings(rubric=settings.rubric, document_characters=settings.document_characters)
+    graded_by = GradeSettings(rubric=settings.rubric, document_characters=settings.document_characters)
     ranked_by = settings.model_dump(include={"collection", "split", "candidates", "depth", "min_relevant_grade"})
-    config = {"judge": stored_identity(judge.identity), **asking.config(), **ranked_by}
+    config = {"judge": stored_identity(judge.identity), **graded_by.config(), **ranked_by}
     record = open_run(target, "grade rank", config, inputs, paths)
     record.save("running")
     pairs = [
@@ -93,7 +82,7 @@ def rank(
         for query_id, found in given.items()
         for document_id in ranked(found)[:depth]
     ]
-    result = grade(pairs, judge, target / GRADES, asking, None, prices, budget, progress=progress, strict=strict)
+    result = grade(pairs, judge, target / GRADES, graded_by, **asking)
     if result.summary["not_asked"]:
         record.save("interrupted")
         raise IncompleteError(

@@ -26,7 +26,8 @@ def run(config: RankConfig, options: RankOptions) -> CommandResult:
     judge = config.open()
     try:
         prices = config.of(config.model or judge.name)
-        result = rank(judge, settings, options.out, prices, Budget(config.max_usd), progress_bar, config.strict)
+        asking = {"prices": prices, "budget": Budget(config.max_usd), "progress": progress_bar, "strict": config.strict}
+        result = rank(judge, settings, options.out, **asking)
     finally:
         judge.close()
     before = result.candidate_metrics
