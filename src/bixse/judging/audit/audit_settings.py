@@ -1,4 +1,4 @@
-"""Settings of `bixse grade audit` and `bixse grade calibrate`: human labels, scales, and what is done with them."""
+"""Settings of `bixse grade audit` and `bixse grade calibrate`: human labels, scales, figures and files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MapKind: TypeAlias = Literal["platt", "isotonic"]
 
 
 class LabelSettings(Settings):
-    """Human labels, the scales of both sides, and what counts as relevant."""
+    """Human labels, the scales of both sides, and the lowest relevant grade."""
 
     human: Annotated[Path, Flag(metavar="QRELS")]
     """Human labels: qrels (TREC, BEIR) or a table of query_id, document_id, grade."""
@@ -56,7 +56,7 @@ class AuditSettings(LabelSettings):
     samples: int = Field(default=1000, ge=1)
     """Resamples of the queries for the intervals."""
     seed: int = Field(default=0, ge=0, lt=SEEDS)
-    """Of the resampling."""
+    """Random seed of the resampling."""
 
     @model_validator(mode="after")
     def _one_source_of_texts(self) -> Self:
@@ -76,13 +76,13 @@ class GradeMapSettings(LabelSettings):
     kind: MapKind = "platt"
     """platt: a logistic curve; isotonic: steps."""
     target: Literal["relevant", "graded"] = "relevant"
-    """What a mapped relevance says: the probability that people find the pair relevant, or their mean grade on
+    """Meaning of a mapped relevance: the probability that people find the pair relevant, or their mean grade on
     [0, 1]."""
     sample: int | None = Field(default=None, ge=1)
-    """Fit on so many random human labels and measure on all; null fits on all."""
+    """Number of random human labels to fit on; all are measured. null fits on all."""
     seed: int = Field(default=0, ge=0, lt=SEEDS)
-    """Of the sample and the split of the queries."""
+    """Random seed of the sample and of the split of the queries."""
     apply: Annotated[Path | None, Flag(metavar="FILE")] = None
     """Graded pairs to map: written to pairs.parquet, their own grade in `grade`."""
     force: bool = False
-    """Write a map that does not help on held-out queries too."""
+    """Also write a map that does not help on held-out queries."""

@@ -54,10 +54,6 @@ class HeldOutFigures(BaseModel):
     change_low: float | None
     change_high: float | None
 
-    @property
-    def interval(self) -> IntervalEstimate:
-        return IntervalEstimate(self.change, self.change_low, self.change_high)
-
 
 class GradeMap(BaseModel):
     """A map that never falls and stays in [0, 1], with its labels and its figures.
@@ -140,8 +136,8 @@ class GradeMapResult:
             ["mapped", figures.brier_after, figures.ece_after],
             ["a constant", figures.brier_constant, None],
         ]
-        change = figures.interval
-        said = {
+        change = IntervalEstimate(figures.change, figures.change_low, figures.change_high)
+        verdict = {
             "below": "lower beyond the interval",
             "across": "the interval holds 0: no difference is shown",
             "above": "higher beyond the interval",
@@ -155,7 +151,7 @@ class GradeMapResult:
             format_table(rows, ["held-out queries", "Brier", "ECE"]),
             "",
             f"change of the Brier score {format_difference(change.value or 0.0)} "
-            f"{format_interval(change.low, change.high, signed=True)}: {said}",
+            f"{format_interval(change.low, change.high, signed=True)}: {verdict}",
             "mapped: " + ", ".join(f"{z:.2f} to {p:.2f}" for z, p in points),
         ]
         return "\n".join([*lines, *impossible_lines(self.impossible)])

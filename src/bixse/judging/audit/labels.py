@@ -224,7 +224,8 @@ def read_labels(
     path = Path(path)
     files_of(path, (".parquet",), "a file of labels, or a folder of some in Parquet")
     errors = InvalidFileError(path)
-    read = list(_table_rows(path, errors, sampled) if _is_table(path) else _qrels_rows(path, errors))
+    table = _is_table(path)
+    read = list(_table_rows(path, errors, sampled)) if table else [_Row(*row) for row in qrels_rows(path, errors)]
     counted = [row for row in read if not (independent and row.seen)]
     rows = (_of_sample if sampled else _merged)(_people_as_one(counted), errors)
     scale = scale or _scale_of_relevance(rows) or otherwise or _scale_found(path, rows)
@@ -303,10 +304,6 @@ def _identifier(number: int, row: Mapping[str, Any], kind: str, errors: InvalidF
     if identifier is None and text is None:
         errors.add(number, f"{kind}_id", "nothing", f"an id, or the {kind}'s text", "add a column of ids or of texts")
     return identifier or text_id(text or "")
-
-
-def _qrels_rows(path: Path, errors: InvalidFileError) -> Iterator[_Row]:
-    return (_Row(*row) for row in qrels_rows(path, errors))
 
 
 def _of_sample(rows: Iterable[_Row], errors: InvalidFileError) -> list[_Row]:

@@ -85,7 +85,7 @@ class Endpoint:
 
 
 class ChatClient:
-    """Ask one or several endpoints that serve the same model."""
+    """A client of one or several endpoints that serve the same model."""
 
     def __init__(self, endpoints: Sequence[str], settings: ServerSettings | None = None) -> None:
         settings = settings or ServerSettings()

@@ -52,9 +52,9 @@ class SeenToken:
 
     text: str
     top: float
-    """Its highest natural log-probability."""
+    """The highest natural log-probability given."""
     least: float
-    """Its lowest probability."""
+    """The lowest probability given."""
     more: float = 0.0
     """Probability of its other names, should they be other tokens."""
 

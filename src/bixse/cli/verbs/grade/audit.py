@@ -9,7 +9,7 @@ from bixse.judging.audit.audit_settings import AuditSettings
 
 
 class AuditOptions(Options):
-    """Where the files go."""
+    """The folder of the files."""
 
     out: Folder = Path("runs/audit")
     """Write audit.json, audit.html and run.json here."""

@@ -1,4 +1,4 @@
-"""`bixse grade calibrate`: map a judge's grades to what people would say."""
+"""`bixse grade calibrate`: map a judge's grades to people's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bixse.judging.audit.audit_settings import GradeMapSettings
 
 
 class MapOptions(Options):
-    """Where the files go."""
+    """The folder of the files."""
 
     out: Folder = Path("runs/grade-map")
     """Write map.json and run.json here."""
