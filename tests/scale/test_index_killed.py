@@ -23,7 +23,6 @@ from bixse.encoders import encode
 from bixse.search import store
 from bixse.scale.index.index_settings import IndexSettings
 from bixse.scale.index.make_index import make_index
-from helpers.indexes import index_of
 store.SAVED_TOGETHER = 4
 encode_here = encode.encode_here
 def slow(*arguments):
