@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from bixse.calibration.calibrate_head import (
     HeldOutCheck,
     OperatingPoint,
+    ScoredPairs,
     choose_thresholds,
     fit_head,
     held_out_check,
@@ -107,24 +108,26 @@ def calibrate(
         return replace(TypeAdapter(CalibrateResult).validate_python(record.results), reused=True)
     encoder = build_encoder(model)
     use_task(encoder, settings.task)
-    measured = (pair_cosines(encoder, judged, progress), judged.relevance, judged.query_ids)
+    pairs = ScoredPairs(
+        pair_cosines(encoder, judged, progress), judged.relevance, judged.query_ids,
+        settings.prior, settings.relevant_from, settings.seed,
+    )  # fmt: skip
     before: RelevanceHead | None = getattr(encoder, "head", None)
-    check = held_out_check(before, *measured, settings.seed, settings.prior)
+    check = held_out_check(before, pairs)
     kept = settings.anyway or (check.helps and check.beats_constant)
     precision, negatives = resolve_precision(device=encoder.device), len(judged) - len(given)
-    if not kept and not check.beats_constant:
-        return CalibrateResult(check, before, (), facts, negatives, precision, {}, kept)
+    result = CalibrateResult(check, before, (), facts, negatives, precision, {}, kept)
+    if result.refused:
+        return result
     if record is not None:
         record.save("running")
     head = before
     if kept:
-        head = fit_head(before, *measured[:2], facts)
+        head = fit_head(before, pairs.cosines, pairs.relevance, facts)
         head = head if settings.prior is None else head.at_prior(settings.prior)
     points: list[OperatingPoint] = []
     if settings.at_precision and head is not None:
-        head, points = choose_thresholds(
-            head, *measured, settings.at_precision, settings.relevant_from, settings.prior, settings.seed
-        )
+        head, points = choose_thresholds(head, pairs, settings.at_precision)
     artifacts = _save(encoder, head, None if head == before else model, out)
     if out is not None:
         save_plot(reliability_diagram(check.calibrated, "calibrated, held-out half"), out / DIAGRAM)
@@ -134,17 +137,7 @@ def calibrate(
         cuts = cuts_of(head, settings.export)
         saved = artifacts.get("model", model)
         artifacts |= write_export(cuts, saved, (Path(model) if out is None else out) / EXPORT_FOLDER)
-    result = CalibrateResult(
-        check=check,
-        head=head,
-        points=tuple(points),
-        pairs=facts,
-        negatives=negatives,
-        precision=precision,
-        artifacts=artifacts,
-        kept=kept,
-        cuts=tuple(cuts),
-    )
+    result = replace(result, head=head, points=tuple(points), artifacts=artifacts, cuts=tuple(cuts))
     if record is not None:
         record.results = TypeAdapter(CalibrateResult).dump_python(result, mode="json")
         record.save("finished")

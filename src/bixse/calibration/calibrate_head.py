@@ -221,20 +221,34 @@ class HeldOutCheck:
         return f"its Brier score on held-out queries is {'lower' if self.helps else 'not lower'} {than}"
 
 
-def held_out_check(
-    head: RelevanceHead | None,
-    cosines: NDArray[np.float64],
-    relevance: NDArray[np.float64],
-    query_ids: Sequence[str],
-    seed: int = 0,
-    prior: float | None = None,
-) -> HeldOutCheck:
-    """Fit on one half of the queries, at least 4 in all, and measure on the other.
+@dataclass(frozen=True)
+class ScoredPairs:
+    """M judged pairs with their cosines, and how they are measured: on the half of the queries that is held out."""
 
-    `cosines`, `relevance` in [0, 1] and `query_ids` are (M,). `prior` is the mean relevance of what will be scored:
-    everything is measured on pairs weighted to it; None: that of the pairs.
-    """
-    held, ids = _held_out(query_ids, seed)
+    cosines: NDArray[np.float64]
+    relevance: NDArray[np.float64]
+    """In [0, 1]."""
+    query_ids: Sequence[str]
+    prior: float | None = None
+    """Mean relevance of what will be scored: the pairs are weighted to it; None: that of the pairs."""
+    relevant_from: float = RELEVANT_FROM
+    seed: int = 0
+
+    def held_out(self, what: str, fewest: int, otherwise: str = "") -> tuple[NDArray[np.bool_], tuple[str, ...]]:
+        """Which pairs are held out, and their queries; raises InputError for fewer than `fewest` queries in all."""
+        number, held, ids = _halves(tuple(self.query_ids), self.seed)
+        if number < fewest:
+            raise InputError(
+                f"{what}: got pairs of {number} queries; expected at least {fewest}, half of which are held out; "
+                f"fix: grade documents for more queries{otherwise}"
+            )
+        return held, ids
+
+
+def held_out_check(head: RelevanceHead | None, pairs: ScoredPairs) -> HeldOutCheck:
+    """Fit on one half of the queries, at least 4 in all, and measure on the other."""
+    held, ids = pairs.held_out("calibration", fewest=4)
+    cosines, relevance, prior = pairs.cosines, pairs.relevance, pairs.prior
     for name, half in (("fitted on", ~held), ("measured on", held)):
         if np.ptp(relevance[half]) == 0:
             raise InputError(
@@ -246,7 +260,7 @@ def held_out_check(
     weights, observed = (None, relevance[held]) if prior is None else reweight_to_prevalence(relevance[held], prior)
 
     def measured(candidate: RelevanceHead) -> CalibrationReport:
-        return calibration_report(candidate.probability(cosines[held]), observed, ids, seed=seed, weights=weights)
+        return calibration_report(candidate.probability(cosines[held]), observed, ids, seed=pairs.seed, weights=weights)
 
     fitted = fit_head(head, cosines[~held], relevance[~held], "held-out check")
     found: dict[str, CalibrationReport] = {}
@@ -263,86 +277,48 @@ def held_out_check(
 
 
 def choose_thresholds(
-    head: RelevanceHead,
-    cosines: NDArray[np.float64],
-    relevance: NDArray[np.float64],
-    query_ids: Sequence[str],
-    precisions: Sequence[float],
-    relevant_from: float = RELEVANT_FROM,
-    prior: float | None = None,
-    seed: int = 0,
+    head: RelevanceHead, pairs: ScoredPairs, precisions: Sequence[float]
 ) -> tuple[RelevanceHead, list[OperatingPoint]]:
-    """Give a head thresholds for wanted precisions, chosen on the queries that `held_out_check` holds out.
+    """Give a head a threshold for each precision that is reached; and what was found for every one, the highest first.
 
-    A threshold on a probability is one on the cosine, since the one rises with the other: what a threshold gives does
-    not depend on how the probabilities were fitted. Gives the head with a threshold for each precision that is reached,
-    and what was found for every one, the highest first. Arguments and errors as for `held_out_check`; 20 queries at
-    least.
+    They are chosen on the queries that `held_out_check` holds out, of 20 at least. A threshold on a probability is one
+    on the cosine, since the one rises with the other: it does not depend on how the probabilities were fitted.
     """
-    probabilities, relevant, ids, weights = _judged(head, cosines, relevance, query_ids, relevant_from, prior, seed)
+    probabilities, relevant, ids, weights = _judged(head, pairs)
     points = [
         threshold_at_precision(probabilities, relevant, ids, precision, weights)
         for precision in sorted(set(precisions), reverse=True)
     ]
     thresholds = tuple(
         Threshold(
-            p.wanted, p.threshold, p.precision, *p.interval, p.recall, p.pairs, p.queries, relevant_from=relevant_from
+            p.wanted, p.threshold, p.precision, *p.interval, p.recall, p.pairs, p.queries,
+            relevant_from=pairs.relevant_from,
         )
         for p in points
         if p.is_reached and p.interval is not None
-    )
+    )  # fmt: skip
     return replace(head, thresholds=thresholds), points
 
 
-def measure_threshold(
-    head: RelevanceHead,
-    cosines: NDArray[np.float64],
-    relevance: NDArray[np.float64],
-    query_ids: Sequence[str],
-    probability: float,
-    relevant_from: float = RELEVANT_FROM,
-    prior: float | None = None,
-    seed: int = 0,
-) -> OperatingPoint:
-    """What a probability gives as a threshold, on the queries and by the arguments of `choose_thresholds`."""
-    probabilities, relevant, ids, weights = _judged(head, cosines, relevance, query_ids, relevant_from, prior, seed)
+def measure_threshold(head: RelevanceHead, pairs: ScoredPairs, probability: float) -> OperatingPoint:
+    """Measure a probability as a threshold, on the queries that `choose_thresholds` takes."""
+    probabilities, relevant, ids, weights = _judged(head, pairs)
     return operating_point(probabilities, relevant, ids, probability, weights)
 
 
 def _judged(
-    head: RelevanceHead,
-    cosines: NDArray[np.float64],
-    relevance: NDArray[np.float64],
-    query_ids: Sequence[str],
-    relevant_from: float,
-    prior: float | None,
-    seed: int,
+    head: RelevanceHead, pairs: ScoredPairs
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_], tuple[str, ...], NDArray[np.float64] | None]:
-    """Of the pairs that are held out: probabilities, whether they are relevant, their queries and weights."""
-    number, held, ids = _halves(tuple(query_ids), seed)
-    if number < FEWEST_QUERIES:
-        raise InputError(
-            f"thresholds: got pairs of {number} queries; expected at least {FEWEST_QUERIES}, half of which are held "
-            "out; fix: grade documents for more queries, or leave --at-precision out"
-        )
-    weights = reweight_to_prevalence(relevance[held], prior)[0] if prior is not None else None
-    return head.probability(cosines[held]), relevance[held] >= relevant_from, ids, weights
-
-
-def _held_out(query_ids: Sequence[str], seed: int) -> tuple[NDArray[np.bool_], tuple[str, ...]]:
-    """Which of the (M,) pairs belong to the half of the queries that is held out, and the queries of these."""
-    number, held, ids = _halves(tuple(query_ids), seed)
-    if number < 4:
-        raise InputError(
-            f"calibration: got pairs of {number} queries; expected at least 4, so that half can be held out; "
-            "fix: grade documents for more queries"
-        )
-    return held, ids
+    """Probabilities of the held-out pairs, whether they are relevant, their queries and weights."""
+    held, ids = pairs.held_out("thresholds", FEWEST_QUERIES, ", or leave --at-precision out")
+    relevance = pairs.relevance[held]
+    weights = reweight_to_prevalence(relevance, pairs.prior)[0] if pairs.prior is not None else None
+    return head.probability(pairs.cosines[held]), relevance >= pairs.relevant_from, ids, weights
 
 
 @lru_cache(maxsize=1)
 def _halves(query_ids: tuple[str, ...], seed: int) -> tuple[int, NDArray[np.bool_], tuple[str, ...]]:
-    """How many queries there are, and `_held_out`; kept, since a slider asks for the same pairs again and again."""
+    """Split queries: their number, the pairs held out and the queries of these; kept, since a slider asks again."""
     queries = sorted(set(query_ids))
     fitting = set(np.random.default_rng(seed).permutation(queries)[: len(queries) // 2].tolist())
     held = np.array([query not in fitting for query in query_ids], dtype=bool)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bixse.data.collection import (
+    CorpusCheck,
     check_corpus,
     check_qrels,
     drop_missing,
@@ -99,8 +100,7 @@ def collection_task(
 
     Example:
         >>> import tempfile
-        >>> from bixse.data.collection import Collection, Document
-        >>> from bixse.data.collection import save_collection
+        >>> from bixse.data.collection import Collection, Document, save_collection
         >>> toy = Collection("toy", {"d1": Document("", "copies")}, {"q": "copy"}, {"test": {"q": {"d1": 1}}})
         >>> folder = Path(tempfile.mkdtemp())
         >>> save_collection(toy, folder)
@@ -110,26 +110,17 @@ def collection_task(
     """
     folder = Path(folder)
     check_min_relevant_grade(min_relevant_grade)
-    judgements, corpus_file = judgements_of(folder, split), folder / "corpus.jsonl"
-    qrels, missing = read_qrels(judgements), 0
-    texts = read_queries(folder / "queries.jsonl")
-    corpus = check_corpus(corpus_file, qrels)
-    if missing_documents == "drop":
-        qrels, missing = drop_missing(qrels, corpus.missing)
-        corpus.missing.clear()
-    check_qrels(judgements, qrels, texts, corpus.missing)
-    queries = {query_id: texts[query_id] for query_id in qrels}
-    name = folder.resolve().name
-    return Task(
-        name=name,
-        documents=lambda: ((name, document.content) for name, document in stream_documents(corpus_file)),
-        count=corpus.count,
-        query_sets=(QuerySet(name, queries, qrels),),
+    judgements, drop = judgements_of(folder, split), missing_documents == "drop"
+    task, corpus, missing = _judged_corpus(folder, read_qrels(judgements), judgements, drop)
+    (own,) = task.query_sets
+    notes = warn_of_collection(corpus, missing, split, own.queries, own.qrels, min_relevant_grade, exclude_self)
+    return replace(
+        task,
         exclude_self=exclude_self,
         min_relevant_grade=min_relevant_grade,
         inputs=hash_files(files_of_split(folder, split)),
         settings={"collection": folder, "split": split, "missing_documents": missing_documents},
-        warnings=tuple(warn_of_collection(corpus, missing, split, queries, qrels, min_relevant_grade, exclude_self)),
+        warnings=tuple(notes),
     )
 
 
@@ -138,24 +129,28 @@ def graded_task(
 ) -> Task:
     """The queries of a judge's graded pairs, read from the file `graded`; without a collection for run files alone."""
     graded = Path(graded)
-    inputs = {"grades": graded}
     if collection is None:
         own = QuerySet(graded.stem, dict.fromkeys(qrels, ""), qrels)
-        return Task(graded.stem, lambda: iter(()), 0, (own,), exclude_self, inputs=hash_files(inputs))
-    files = {name: Path(collection) / name for name in ("corpus.jsonl", "queries.jsonl")}
-    texts = read_queries(files["queries.jsonl"])
-    corpus = check_corpus(files["corpus.jsonl"], qrels)
-    check_qrels(graded, qrels, texts, corpus.missing)
-    name = Path(collection).resolve().name
-    return Task(
-        name=name,
-        documents=lambda: ((name, document.content) for name, document in stream_documents(files["corpus.jsonl"])),
-        count=corpus.count,
-        query_sets=(QuerySet(name, {query_id: texts[query_id] for query_id in qrels}, qrels),),
-        exclude_self=exclude_self,
-        inputs=hash_files(files | inputs),
-        settings={"collection": Path(collection)},
-    )
+        return Task(graded.stem, lambda: iter(()), 0, (own,), exclude_self, inputs=hash_files({"grades": graded}))
+    folder = Path(collection)
+    task, _, _ = _judged_corpus(folder, qrels, graded)
+    files = {name: folder / name for name in ("corpus.jsonl", "queries.jsonl")} | {"grades": graded}
+    return replace(task, exclude_self=exclude_self, inputs=hash_files(files), settings={"collection": folder})
+
+
+def _judged_corpus(folder: Path, qrels: Qrels, source: Path, drop: bool = False) -> tuple[Task, CorpusCheck, int]:
+    """The task of judgements read from `source`, what its corpus shows, and the number of judgements dropped."""
+    corpus_file, missing = folder / "corpus.jsonl", 0
+    texts = read_queries(folder / "queries.jsonl")
+    corpus = check_corpus(corpus_file, qrels)
+    if drop:
+        qrels, missing = drop_missing(qrels, corpus.missing)
+        corpus.missing.clear()
+    check_qrels(source, qrels, texts, corpus.missing)
+    name = folder.resolve().name
+    own = QuerySet(name, {query_id: texts[query_id] for query_id in qrels}, qrels)
+    documents = lambda: ((name, document.content) for name, document in stream_documents(corpus_file))  # noqa: E731
+    return Task(name, documents, corpus.count, (own,)), corpus, missing
 
 
 QUERIES = 256

@@ -161,12 +161,12 @@ class TwoSystems:
         Raises:
             InputError: too few queries, or a half with pairs of one kind.
         """
-        from bixse.calibration.calibrate_head import held_out_check
+        from bixse.calibration.calibrate_head import ScoredPairs, held_out_check
 
         searcher, pairs = self.searchers[side], self.held_out
         assert pairs is not None
         judged = (self.cosines[searcher.name], pairs.relevance, self.query_ids)
-        return held_out_check(searcher.head, *judged, self.settings.seed, prior)
+        return held_out_check(searcher.head, ScoredPairs(*judged, prior, seed=self.settings.seed))
 
     def measured(self, searcher: Searcher, head: RelevanceHead, probability: float) -> OperatingPoint | None:
         """Precision and recall of a threshold on the held-out pairs; None where there are none.
@@ -174,10 +174,10 @@ class TwoSystems:
         Raises:
             InputError: too few pairs or queries, or pairs of one kind.
         """
-        from bixse.calibration.calibrate_head import measure_threshold
+        from bixse.calibration.calibrate_head import ScoredPairs, measure_threshold
 
         if self.held_out is None or searcher.name not in self.cosines:
             return None
         pairs, seed = self.held_out, self.settings.seed
         judged = (self.cosines[searcher.name], pairs.relevance, self.query_ids)
-        return measure_threshold(head, *judged, probability, seed=seed)
+        return measure_threshold(head, ScoredPairs(*judged, seed=seed), probability)
