@@ -36,13 +36,9 @@ KEPT_SUFFIXES = (".sqlite", ".sqlite-journal", ".safetensors")
 
 
 def cache_folder(choice: str | Path | None = None) -> Path | None:
-    """The cache folder; it need not exist.
+    """The cache folder, which need not exist; None where nothing is to be kept.
 
-    Example:
-        >>> cache_folder("none") is None
-        True
-        >>> cache_folder("scratch").name
-        'scratch'
+    `choice` is a folder or "none"; without it BIXSE_CACHE_DIR says the same, else it is the user's cache folder.
     """
     found = str(choice) if choice is not None else os.environ.get(CACHE_VARIABLE, "")
     if found == NO_CACHE:

@@ -278,13 +278,7 @@ class CosineCut:
 
 
 def cuts_of(head: RelevanceHead, probabilities: Sequence[float]) -> list[CosineCut]:
-    """Cuts at probabilities between 0 and 1 and at the thresholds of a head, the highest cosine first.
-
-    Example:
-        >>> from bixse.encoders.head import RelevanceHead
-        >>> [round(cut.cosine, 3) for cut in cuts_of(RelevanceHead(20.0, -10.0), [0.5, 0.9])]
-        [0.61, 0.5]
-    """
+    """Cuts at probabilities between 0 and 1 and at the thresholds of a head, the highest cosine first."""
     found = [CosineCut(probability, head.cosine_at(probability)) for probability in probabilities]
     found += [
         CosineCut(threshold.probability, head.cosine_at(threshold.probability), threshold.precision)

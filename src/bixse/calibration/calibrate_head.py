@@ -100,11 +100,6 @@ def operating_point(
     """What any threshold gives, by arguments and intervals of `threshold_at_precision`.
 
     Where no pair reaches it the precision is NaN.
-
-    Example:
-        >>> found = operating_point([0.9, 0.8, 0.7, 0.2], [1, 1, 0, 1], ["a", "b", "a", "b"], 0.75)
-        >>> found.precision, round(found.recall, 3), found.pairs
-        (1.0, 0.667, 2)
     """
     values, labels, counted = checked(scores, relevant, weights)
     _check(labels)

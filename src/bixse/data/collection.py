@@ -41,14 +41,7 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True)
 class Collection:
-    """A corpus, queries and judgements by split.
-
-    Example:
-        >>> collection = Collection("toy", {"d1": Document("copy", "copies a file")}, {"q1": "copy a file"},
-        ...                         {"test": {"q1": {"d1": 3}}})
-        >>> collection.qrels["test"]["q1"]["d1"]
-        3
-    """
+    """A corpus, queries and judgements by split."""
 
     name: str
     """Shown in tables and reports."""
@@ -279,10 +272,6 @@ def warn_of_empty(empty: Sequence[str], count: int) -> list[str]:
 
     Published collections hold some, even judged ones (Cranfield two of 1,400). They are kept: without them the figures
     would be those of another collection.
-
-    Example:
-        >>> warn_of_empty(["d2"], 2)
-        ["1 of 2 documents has neither title nor text ('d2'): it is kept as it is"]
     """
     if not empty:
         return []

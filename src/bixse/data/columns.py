@@ -1,4 +1,4 @@
-"""Columns of an Arrow table as sequences of Python values that are looked up when they are asked for."""
+"""The columns of graded pairs: schema and check, values looked up when they are asked for, numbers of texts."""
 
 from __future__ import annotations
 

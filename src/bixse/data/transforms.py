@@ -139,19 +139,7 @@ class Transform(Protocol):
 
 
 def transformed(pairs: GradedPairs, transform: Transform, record: list[TransformReport] | None = None) -> GradedPairs:
-    """A table after a transform; what was done goes to `record`, where a list is given.
-
-    Example:
-        >>> from bixse.data.graded_pairs import GradedPairs
-        >>> pairs = GradedPairs.from_rows(
-        ...     {"query": "copy a folder", "document": text, "relevance": z}
-        ...     for text, z in [("shutil.copytree", 1.0), ("shutil.copy", 0.7), ("os.walk", 0.2)]
-        ... )
-        >>> transformed(pairs, KeepFrom(0.7)).documents
-        ['shutil.copytree', 'shutil.copy']
-        >>> transformed(pairs, LabelNoise(1.0)).relevance.tolist()
-        [0.2, 0.7, 1.0]
-    """
+    """A table after a transform; what was done goes to `record`, where a list is given."""
     if not len(pairs):
         return pairs
     columns = PairColumns.of(pairs, transform.needs)
@@ -339,17 +327,7 @@ class SplitByQuery:
 
 
 def split_by_query(pairs: GradedPairs, shares: Mapping[str, float], seed: int = 0) -> dict[str, GradedPairs]:
-    """Parts of a table such that no query text stands in two of them, see `SplitByQuery`.
-
-    Example:
-        >>> from bixse.data.graded_pairs import GradedPairs
-        >>> pairs = GradedPairs.from_rows(
-        ...     {"query": f"q{i // 2}", "document": f"d{i}", "relevance": 1.0} for i in range(200)
-        ... )
-        >>> parts = split_by_query(pairs, {"train": 0.8, "test": 0.2})
-        >>> sum(map(len, parts.values())), set(parts["train"].queries) & set(parts["test"].queries)
-        (200, set())
-    """
+    """Parts of a table such that no query text stands in two of them, see `SplitByQuery`."""
     split = SplitByQuery(shares, seed)
     columns = PairColumns.of(pairs, split.needs)
     return {name: part.selected(pairs) for name, part in split.parts(columns).items()}
@@ -396,14 +374,6 @@ def with_random_negatives(pairs: GradedPairs, collection: Collection, number: in
     Never one that is judged for the query: by a pair (same id, or same text) or by a split of the collection (same
     query id, or same text of the query). What is drawn for a query depends on seed, query id and corpus alone, not on
     the other queries. A document that nobody judged may still be relevant; of a large corpus few are.
-
-    Example:
-        >>> from bixse.data.collection import Collection, Document
-        >>> row = {"query_id": "q", "query": "copy", "document_id": "d1", "document": "copies a file", "relevance": 1.0}
-        >>> texts = {"d1": "copies a file", "d2": "waits", "d3": "sorts"}
-        >>> toy = Collection("toy", {name: Document("", text) for name, text in texts.items()}, {})
-        >>> sorted(with_random_negatives(GradedPairs.from_rows([row]), toy, 2).document_ids)
-        ['d1', 'd2', 'd3']
     """
     if number < 1:
         raise InputError(f"--negatives: got {number}; expected 1 or more; fix: leave it out for none")

@@ -62,13 +62,6 @@ def read_run(path: str | Path) -> dict[str, dict[str, float]]:
     """Read a TREC run file: lines of query id, Q0, document id, rank, score, tag.
 
     The rank is ignored, as trec_eval does: scores and document ids make the order.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "bm25.run"
-        >>> write_run(path, {"q1": {"d1": 1.5, "d2": 3.25}}, tag="bm25")
-        >>> read_run(path)
-        {'q1': {'d2': 3.25, 'd1': 1.5}}
     """
     path = Path(path)
     errors = InvalidFileError(path)
@@ -125,13 +118,6 @@ def read_qrels(path: str | Path) -> dict[str, dict[str, float]]:
 
     BEIR: tab-separated with the header `query-id corpus-id score`. TREC: no header and four columns separated by
     white space: query id, iteration (ignored), document id, grade. A judgement given twice is kept once.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "qrels.txt"
-        >>> _ = path.write_text("q1 0 d1 3\nq1 0 d2 0\n")
-        >>> read_qrels(path)
-        {'q1': {'d1': 3.0, 'd2': 0.0}}
     """
     path = Path(path)
     errors = InvalidFileError(path)

@@ -203,10 +203,6 @@ def randomisation_test(a: Mapping[str, float], b: Mapping[str, float], samples: 
     Fisher's randomisation test, recommended for retrieval by Smucker, Allan and Carterette 2007
     (doi:10.1145/1321440.1321528). Exact over all 2^n swaps when these are no more than `samples`; else drawn at
     random, the observed assignment counted as one of them. Errors as for `paired_bootstrap`.
-
-    Example:
-        >>> randomisation_test({"q1": 0.9, "q2": 0.8, "q3": 0.7}, {"q1": 0.5, "q2": 0.5, "q3": 0.5})
-        0.25
     """
     return sign_flip_test(paired_differences(a, b), samples, seed)
 

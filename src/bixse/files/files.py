@@ -162,12 +162,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text can be written as UTF-8; half of a surrogate pair, which JSON can spell, cannot.
-
-    Example:
-        >>> is_unicode("naïve"), is_unicode(chr(0xD83D))
-        (True, False)
-    """
+    """Whether a text can be written as UTF-8; half of a surrogate pair, which JSON can spell, cannot."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

@@ -72,7 +72,11 @@ def read_blocks(
     errors: InvalidFileError | None = None,
     rows: range | None = None,
 ) -> Iterator[Block]:
-    """Read the rows of a file in blocks of bounded size; rows with errors are left out."""
+    """Read a file, or a folder of Parquet files by their names, in blocks of rows; rows with errors are left out.
+
+    None as `errors` raises them all when the file has been read; a list that is given takes them, for a caller that has
+    checks of its own to add. Of Parquet, only the `rows` counted from 0 are read.
+    """
     path = Path(path)
     found = errors if errors is not None else InvalidFileError(path)
     again = partial(_values_of, path, columns, rows)

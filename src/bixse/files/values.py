@@ -181,7 +181,7 @@ class FirstRows:
 
     As long as they do, only their 64-bit hashes are kept: 8 bytes a value, up to 24 while they are sorted. The first
     hash that comes again, which may stand for two values, makes the column be read from its beginning; from then on
-    values and rows are kept themselves.
+    values and rows are kept themselves. `read_again` gives value and row of the column from its beginning.
 
     Example:
         >>> column = [("a", 1), ("b", 2), ("a", 3), ("b", 4)]

@@ -68,7 +68,8 @@ class BM25:
     def search(self, queries: Mapping[str, str], top_k: int, exclude_self: bool = False) -> dict[str, dict[str, float]]:
         """The `top_k` (1 or more) best documents per query (query id -> text), fewer when fewer share a term with it.
 
-        With `exclude_self` without the document whose id equals the query's id.
+        Best first, equal scores by document id descending as trec_eval orders them. With `exclude_self` without the
+        document whose id equals the query's id.
         """
         if top_k < 1:
             raise InputError(f"top_k: got {top_k}; expected at least 1; fix: ask for at least one document")

@@ -34,7 +34,8 @@ def exact_search(
     """The `top_k` documents with the highest inner product per query, found by scoring all of them in float32.
 
     Memory is bounded by one chunk of documents and a block of queries, so `document_embeddings` may be a memory map of
-    any length. Equal scores are ordered by position, the earlier document first.
+    any length. Equal scores are ordered by position, the earlier document first. The scores (Q, k) are float32, highest
+    first, and the positions (Q, k) int64, where k is `top_k` or N. None as `device` is that of the documents.
 
     Example:
         >>> import numpy as np
@@ -52,14 +53,6 @@ class TopK:
     """The documents with the highest inner product per query, over blocks of one corpus given one by one.
 
     Positions count on from block to block; the result does not depend on where the corpus is cut.
-
-    Example:
-        >>> import numpy as np
-        >>> best = TopK(np.eye(2), top_k=2)
-        >>> best.add(np.array([[0.0, 1.0], [0.6, 0.8]]))
-        >>> best.add(np.array([[1.0, 0.0]]))
-        >>> best.result()[1].tolist()
-        [[2, 1], [0, 1]]
     """
 
     def __init__(self, query_embeddings: Embeddings, top_k: int, device: str | torch.device = "cpu") -> None:
@@ -102,14 +95,7 @@ class TopK:
 def merge_best(
     parts: Iterable[tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]], top_k: int
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """The `top_k` best per query of several results, each the best of a part of one corpus.
-
-    Example:
-        >>> import numpy as np
-        >>> parts = [(np.float32([[0.9, 0.2]]), np.array([[1, 0]])), (np.float32([[0.9, 0.8]]), np.array([[3, 2]]))]
-        >>> merge_best(parts, top_k=3)[1].tolist()
-        [[1, 3, 2]]
-    """
+    """The `top_k` best per query of several results, each the best of a part of one corpus."""
     best: torch.Tensor | None = None
     for scores, positions in parts:
         keys = _to_keys(torch.from_numpy(scores), 0, torch.from_numpy(positions))
@@ -131,11 +117,6 @@ def to_run(
 
     With `exclude_self` the document whose id equals the query's id is dropped, for collections whose queries are also
     documents (ArguAna, Quora). Such a query keeps k - 1 documents: search for one more than you need.
-
-    Example:
-        >>> import numpy as np
-        >>> to_run(["q"], ["q", "d"], np.array([[1.0, 0.5]]), np.array([[0, 1]]), exclude_self=True)
-        {'q': {'d': 0.5}}
     """
     return {
         query_id: {

@@ -103,13 +103,6 @@ def read_queries(path: Path) -> dict[str, str]:
     The file has the columns _id and text (.jsonl, .csv, .parquet), or one query per line, after its id and a tab or
     without (then the ids are q1, q2, ... by line). Raises InputError where it holds no query, InvalidFileError with
     every invalid line.
-
-    Example:
-        >>> import tempfile, pathlib
-        >>> file = pathlib.Path(tempfile.mkdtemp()) / "queries.txt"
-        >>> _ = file.write_text("copy a file\n\nt7\tsort a list\n")
-        >>> read_queries(file)
-        {'q1': 'copy a file', 't7': 'sort a list'}
     """
     if kind_of(path) in (".jsonl", ".csv", ".parquet"):
         return queries_of_table(path)

@@ -34,13 +34,8 @@ _TABLE = "CREATE TABLE IF NOT EXISTS embeddings (text BLOB PRIMARY KEY, embeddin
 class EmbeddingStore:
     """The document embeddings that one model has made, in one SQLite file; several processes may use it at once.
 
-    What cannot be read is encoded again; where the folder cannot be written, nothing is kept.
-
-    Example:
-        Only new texts are encoded the second time::
-
-            EmbeddingStore(model).encode(["copy a file", "move a file"])
-            EmbeddingStore(model).encode(["copy a file", "move a file", "open a file"])
+    What cannot be read is encoded again; where the folder cannot be written, nothing is kept. The model must not change
+    while the store is used. `cache` is the choice of `bixse.machine.cache_folder`.
     """
 
     def __init__(self, model: SentenceTransformer, cache: str | Path | None = None) -> None:
