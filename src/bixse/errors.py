@@ -108,7 +108,6 @@ class RowError:
     row: int | None
     """1-based data row (the header does not count), or None for the whole file."""
     column: str | None
-    """Column or key, or None."""
     got: str
     expected: str
     fix: str

@@ -28,7 +28,6 @@ def launched_number(name: str, least: int) -> int:
 CACHE_VARIABLE = "BIXSE_CACHE_DIR"
 """Environment variable that names the cache folder, or is `NO_CACHE`."""
 NO_CACHE = "none"
-"""Word for keeping nothing."""
 EMBEDDINGS_FOLDER = "embeddings"
 """Folder of the cache for document embeddings, see `bixse.search.store`."""
 KEPT_SUFFIXES = (".sqlite", ".sqlite-journal", ".safetensors")

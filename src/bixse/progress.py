@@ -89,7 +89,6 @@ class Progress:
 
 
 progress_bar = Progress
-"""What makes a `Progress` from a title and a total."""
 
 
 def size(number: float) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from bixse.errors import InputError
 
 Qrels: TypeAlias = Mapping[str, Mapping[str, float]]
 Ranking: TypeAlias = Mapping[str, Mapping[str, float]]
+Kind: TypeAlias = Literal["query", "document"]
+"""What a text is; a model may have another prompt and, behind a router, another encoder for each."""
 
 MIN_RELEVANT_GRADE = 1.0
 """Grade from which a document is relevant for the binary metrics, unless another is chosen."""

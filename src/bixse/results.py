@@ -97,7 +97,6 @@ class CalibrationReport:
     pairs: int
     queries: int
     brier: float
-    """Mean of (p - z)^2."""
     brier_interval: Interval
     ece: float
     ece_interval: Interval
@@ -105,7 +104,6 @@ class CalibrationReport:
     base_rate_brier: float
     """Brier score of always predicting mean(z)."""
     curve: list[ReliabilityBin]
-    """Bins that hold pairs, from low to high predictions."""
 
     @property
     def against_base_rate(self) -> Verdict:

@@ -60,20 +60,17 @@ class CalibrateResult:
     head: RelevanceHead | None
     """None where the model had none and the calibration does not help."""
     points: tuple[OperatingPoint, ...]
-    """The highest precision first."""
     pairs: str
     """What the pairs are, in words."""
     negatives: int
     """Random documents added as irrelevant pairs."""
     precision: str
     artifacts: dict[str, str]
-    """Name -> path."""
     kept: bool
     """Whether the calibration is saved: it helps and beats a constant, or it was to be saved anyway."""
     cuts: tuple[CosineCut, ...] = ()
     """For vector stores, the highest cosine first."""
     reused: bool = False
-    """The run was finished before."""
 
     @property
     def refused(self) -> bool:
@@ -263,7 +260,6 @@ def calibration_warnings(result: CalibrateResult) -> list[str]:
 
 CUTS_FILE = "cuts.json"
 STORES = ("langchain", "llama_index", "haystack", "qdrant", "elasticsearch", "opensearch", "pgvector")
-"""What there is a snippet for; `snippets/` holds them."""
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from bixse.data.columns import normal_form
 from bixse.data.trec import read_qrels, write_qrels
 from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.files.rows import read_blocks, write_rows
-from bixse.files.values import FileColumn
+from bixse.files.values import FileColumn, normal_form
 from bixse.relevance import MIN_RELEVANT_GRADE
 
 if TYPE_CHECKING:
@@ -44,11 +43,8 @@ class Collection:
     """A corpus, queries and judgements by split."""
 
     name: str
-    """Shown in tables and reports."""
     corpus: Mapping[str, Document]
-    """Document id -> document."""
     queries: Mapping[str, str]
-    """Query id -> text."""
     qrels: Mapping[str, Qrels] = field(default_factory=dict)
     """Split -> query id -> document id -> grade, judged zeros included."""
     missing: Mapping[str, int] = field(default_factory=dict)
@@ -62,7 +58,6 @@ DOCUMENT_COLUMNS = (
 )
 """Columns of a corpus. A document without title and text is no error: published corpora hold some, even judged ones."""
 QUERY_COLUMNS = (FileColumn("_id", "id", unique=True), FileColumn("text"))
-"""Columns of queries."""
 
 
 def load_collection(
@@ -162,7 +157,6 @@ class CorpusCheck:
 
     count: int = 0
     empty: list[str] = field(default_factory=list)
-    """Ids of the documents without title and text."""
     named_as_queries: dict[str, Document] = field(default_factory=dict)
     """Documents with the id of a judged query."""
     missing: set[str] = field(default_factory=set)

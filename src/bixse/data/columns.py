@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 
 REQUIRED_COLUMNS = ("query", "document", "relevance")
-"""Columns every table of graded pairs has."""
 OPTIONAL_COLUMNS = ("task", "grade", "grade_probs", "judge")
 """Columns carried along: task name, grade on its scale, the judge's probability of each grade (a list), its name."""
 SCHEMA = pa.schema(
@@ -48,17 +46,6 @@ def text_id(text: str) -> str:
         'f21ca126cf2f02a5'
     """
     return hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
-
-
-def normal_form(text: str) -> str:
-    r"""A text as it is compared: NFKC, case folded, white space as one space.
-
-    Example:
-        >>> normal_form("  Copy\n a FOLDER "), normal_form(chr(0xFB01) + "le")
-        ('copy a folder', 'file')
-    """
-    folded = text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).casefold()
-    return " ".join(folded.split())
 
 
 def checked_batches(source: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import pyarrow as pa
@@ -39,12 +39,10 @@ if TYPE_CHECKING:
 
     from bixse.data.collection import Collection
     from bixse.relevance import GradeScale
+    from bixse.relevance import Kind as Kind
 
 TEXTS_HELD = 2**6
 """Texts that are looked up before the pages they were read from are given back."""
-
-Kind: TypeAlias = Literal["query", "document"]
-"""What a text is; a model may have another prompt and, behind a router, another encoder for each."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,6 @@ class Pair:
     document_id: str
     document: str
     task: str | None = None
-    """Name of the task, or None."""
 
 
 @dataclass(frozen=True)
@@ -66,13 +63,10 @@ class QueryGroup:
     query_id: str
     query: str
     document_ids: Sequence[str]
-    """K ids, each once."""
     documents: Sequence[str]
-    """K texts."""
     relevance: Sequence[float]
     """K values in [0, 1]."""
     task: str | None = None
-    """Name of the task, or None."""
 
 
 class GradedPairs:

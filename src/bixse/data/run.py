@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RUN_FILE = "run.json"
-"""Name of the record in an output folder."""
 PACKAGES = ("bixse", "torch", "sentence-transformers", "transformers", "numpy", "bm25s")
-"""Packages whose versions are recorded."""
 
 T = TypeVar("T")
 Status = Literal["running", "interrupted", "failed", "finished"]
@@ -46,9 +44,7 @@ class Run:
     timings: dict[str, float] = field(default_factory=dict)
     """Stage -> seconds of wall time."""
     results: dict[str, Any] = field(default_factory=dict)
-    """Figures and paths the command reports."""
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    """UTC time of the first start."""
 
     @property
     def fingerprint(self) -> str:

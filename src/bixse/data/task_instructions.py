@@ -36,7 +36,6 @@ class TaskInstructions(BaseModel):
     symmetric: bool = False
     """Documents carry the instruction too, as where both sides are of one kind (duplicate questions)."""
     template: str | None = None
-    """Replaces the table's template."""
 
 
 class Instructions(BaseModel):
@@ -57,7 +56,6 @@ class Instructions(BaseModel):
     default: str | None = None
     """Instruction of every other task, and of rows and commands without a task; None: there must be none."""
     tasks: Mapping[str, TaskInstructions] = Field(default_factory=dict)
-    """Task -> its instructions."""
 
     @field_validator("template")
     @classmethod

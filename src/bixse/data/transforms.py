@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from bixse.data.columns import normal_form
 from bixse.data.graded_pairs import GradedPairs
 from bixse.errors import SEEDS, InputError
+from bixse.files.values import normal_form
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -58,7 +58,6 @@ class PairColumns:
     labels: NDArray[np.int64]
     """(M,) rows that grade and probabilities are taken from; `NO_LABEL` where the relevance is nobody's grade."""
     relevance: NDArray[np.float64]
-    """(M,) values in [0, 1]."""
     keys: Mapping[Key, NDArray[np.uint64]]
     """Key -> (M,) numbers; those that were asked for."""
 
@@ -117,7 +116,6 @@ class TransformReport:
     rows_before: int
     rows_after: int
     notes: Mapping[str, int] = field(default_factory=dict)
-    """What it counted, by name."""
 
     def __str__(self) -> str:
         settings = ", ".join(f"{name} {value}" for name, value in self.settings.items())
@@ -130,9 +128,7 @@ class Transform(Protocol):
     """From columns to columns."""
 
     name: ClassVar[str]
-    """What it is called in records."""
     needs: ClassVar[tuple[Key, ...]]
-    """Keys it compares rows by."""
 
     def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
         """The new columns, rows in the order of the old ones, and what was counted; there is at least one row."""

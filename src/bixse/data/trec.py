@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from bixse.relevance import Qrels, Ranking
 
 QRELS_HEADER = ("query-id", "corpus-id", "score")
-"""Columns of BEIR's qrels files."""
 BEIR_HEADER = "\t".join(QRELS_HEADER)
-"""First line of BEIR's qrels files."""
 _QRELS_COLUMNS = (FileColumn("query-id", "id"), FileColumn("corpus-id", "id"), FileColumn("score", "number"))
 _TREC_COLUMNS = ("query id", "0", "document id", "grade")
 

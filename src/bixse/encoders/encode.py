@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
     from torch import Tensor
 
-    from bixse.data.graded_pairs import Kind
     from bixse.encoders.loading.precision import Precision
+    from bixse.relevance import Kind
 
 TEXTS_PER_BLOCK = 512
 """Texts tokenised together; sorted by length, so a block holds texts of like length."""

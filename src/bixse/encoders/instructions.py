@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from sentence_transformers import SentenceTransformer
 
-    from bixse.data.graded_pairs import Kind
+    from bixse.relevance import Kind
 
 PROMPT_NAMES: dict[str, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
 """Names under which a model may keep the prompt of a kind, the first one present wins."""

@@ -46,7 +46,6 @@ class Evaluation:
     run: Ranking = field(repr=False)
     """Empty in the results of a suite, whose runs are on disk."""
     seconds: float
-    """Wall time of encoding and search."""
     reused: bool = False
     """Read from an output folder that held this very evaluation."""
     warnings: tuple[str, ...] = ()

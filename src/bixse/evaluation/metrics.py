@@ -15,8 +15,11 @@ from bixse.errors import InputError, did_you_mean
 from bixse.relevance import MIN_RELEVANT_GRADE
 
 if TYPE_CHECKING:
-    from bixse.evaluation.statistics import Floats
+    from numpy.typing import NDArray
+
     from bixse.relevance import Qrels, Ranking
+
+    Floats: TypeAlias = NDArray[np.float64]
 
 PerQuery: TypeAlias = dict[str, dict[str, float]]
 """Metric name -> query id -> value in [0, 1]."""

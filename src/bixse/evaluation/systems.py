@@ -163,7 +163,6 @@ HASH_DIGITS = 8
 RUN_NAME = "run.trec"
 """The run in an output folder of `bixse evaluate`."""
 RUN_SUFFIXES = (".trec", ".run")
-"""Files that are read as runs."""
 MOST_KEPT = 1_000_000
 """The embeddings of a larger corpus are kept only in a cache folder that was named."""
 

@@ -68,7 +68,6 @@ class Task:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """For the record of a run; "collection" is a path that `inputs` stands for."""
     warnings: tuple[str, ...] = ()
-    """What makes figures on it mislead."""
 
 
 class TaskSource(NamedTuple):
@@ -159,7 +158,6 @@ PASSAGES = 131_072
 SEED = 0
 """Of the choice; part of each hash."""
 FOLDER = "beir-short"
-"""Of the id lists, beside the tasks' folders."""
 
 
 @dataclass(frozen=True)

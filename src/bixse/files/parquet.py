@@ -147,7 +147,6 @@ BYTES_IN_MEMORY = 2**26
 BYTES_PER_BATCH = 2**23
 """About so much of a spooled table stands in a record batch: opening the file reads pages of every batch."""
 ROWS_PER_BLOCK = 2**16
-"""Rows that are turned into Python objects at a time."""
 
 
 @dataclass(frozen=True)

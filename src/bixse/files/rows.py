@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 FORMATS = (".parquet", ".jsonl", ".csv", ".tsv")
 """Suffixes of files of rows; all but Parquet may have .gz behind it."""
 BLOCK_ROWS = 1024
-"""Most rows of a block."""
 BLOCK_BYTES = 1 << 26
 """Most bytes of text that a block of JSONL or CSV is read from."""
 LONGEST_LINE = 1 << 26
@@ -445,7 +444,6 @@ def _read_each(
 
 
 BATCH_ROWS = 1024
-"""Most rows that are turned into text at once."""
 
 
 def write_rows(table: pa.Table | pa.RecordBatchReader, path: str | Path) -> None:

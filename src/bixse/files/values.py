@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
+import unicodedata
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -44,9 +45,7 @@ class FileColumn:
     """
 
     name: str
-    """Its name in the rows that are read."""
     kind: ColumnKind = "text"
-    """What its values are."""
     needed: bool = True
     """The column has to be there, with a value in every row; else an absent, null, empty or NaN value is None."""
     may_be_empty: bool = False
@@ -54,9 +53,7 @@ class FileColumn:
     unique: bool = False
     """No two rows have the same value."""
     low: float = -math.inf
-    """Smallest number."""
     high: float = math.inf
-    """Largest number."""
     other_names: tuple[str, ...] = ()
     """Names it may have instead in the file; the first that is there is taken."""
 
@@ -174,6 +171,17 @@ def is_empty(value: Any) -> bool:
         or (isinstance(value, str) and not value.strip())
         or (isinstance(value, float) and math.isnan(value))
     )
+
+
+def normal_form(text: str) -> str:
+    r"""A text as it is compared: NFKC, case folded, white space as one space.
+
+    Example:
+        >>> normal_form("  Copy\n a FOLDER "), normal_form(chr(0xFB01) + "le")
+        ('copy a folder', 'file')
+    """
+    folded = text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).casefold()
+    return " ".join(folded.split())
 
 
 class FirstRows:

@@ -42,7 +42,6 @@ class EmbeddingStore:
         self.model = model
         root = cache_folder(cache)
         self.path = None if root is None else root / EMBEDDINGS_FOLDER / f"{embeddings_key(model)}.sqlite"
-        """None where nothing is kept."""
         self.failure: str | None = None
         """Why embeddings could not be kept; None where they were."""
         self.encoded = 0

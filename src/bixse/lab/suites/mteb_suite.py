@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
     from mteb.abstasks import AbsTask
 
-    from bixse.data.graded_pairs import Kind
     from bixse.data.run import Run
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.evaluation.metrics import PerQuery
     from bixse.evaluation.systems import System
     from bixse.progress import ProgressBars
+    from bixse.relevance import Kind
 
 CACHE_FOLDER = "mteb"
 """mteb's own results, inside a system's folder, so that no other system reads them."""

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from statistics import median
 from typing import TYPE_CHECKING, get_args
 
-from bixse.data.graded_pairs import Kind
 from bixse.encoders.encode import encode_here
 from bixse.encoders.processes import local_part
 from bixse.errors import DivergedError, NotFiniteError
+from bixse.relevance import Kind
 from bixse.training.distributed import raise_together
 
 if TYPE_CHECKING:
