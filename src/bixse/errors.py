@@ -30,9 +30,9 @@ def did_you_mean(word: str, known: Iterable[str], otherwise: str = "choose one o
 SEEDS = 2**32
 """Exclusive upper bound of a seed, that of NumPy."""
 ERRORS_SHOWN = 20
-"""How many errors of one file a message lists; the rest are counted."""
+"""Number of errors of one file that a message lists; the rest are counted."""
 _ERRORS_KEPT = 5_000
-"""How many errors of one file are held before only the first are kept."""
+"""Number of errors of one file that are held before only the first are kept."""
 
 
 class BixseError(Exception):
@@ -98,7 +98,7 @@ class InterruptedRunError(BixseError):
 
 @dataclass(frozen=True)
 class RowError:
-    """What is wrong in one place of an input file.
+    """An error in one place of an input file.
 
     Example:
         >>> print(RowError(3, "relevance", "1.7", "a number in [0, 1]", "divide by the largest grade"))
@@ -137,7 +137,7 @@ class InvalidFileError(InputError):
         self.path = path
         self._errors = list(errors)
         self.total = len(self._errors) if total is None else total
-        """How many errors there are, listed or not."""
+        """The number of errors, listed or not."""
 
     @property
     def errors(self) -> list[RowError]:
@@ -202,7 +202,7 @@ def first_fault(error: Exception) -> str:
 
 
 def thread_error(error: Exception, what: str) -> str:
-    """What is said of an error in a thread; where it is no `BixseError`, its traceback is logged."""
+    """Describe an error of a thread; where it is no `BixseError`, its traceback is logged."""
     if isinstance(error, BixseError):
         return str(error)
     log.error("%s", what, exc_info=error)

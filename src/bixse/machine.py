@@ -1,4 +1,4 @@
-"""What this process may use of its machine, and what a launcher told it."""
+"""The machine of this process: cores, the cache folder, and numbers that a launcher set."""
 
 from __future__ import annotations
 

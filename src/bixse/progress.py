@@ -16,7 +16,7 @@ from bixse.errors import printable
 SECONDS_VARIABLE = "BIXSE_PROGRESS_SECONDS"
 """Environment variable: seconds between two lines where standard error is no terminal."""
 SECONDS = 60.0
-"""Those seconds where the variable is not set."""
+"""Seconds between two lines where the variable is not set."""
 LINE = "{desc}: {n_fmt} of {total_fmt} ({percentage:.0f} %), {rate_fmt}, {elapsed} so far, {remaining} left{postfix}"
 """A line of a log, in the words of tqdm."""
 ProgressBars: TypeAlias = Callable[[str, int], Callable[[int], None]]

@@ -11,7 +11,7 @@ from bixse.errors import InputError
 Qrels: TypeAlias = Mapping[str, Mapping[str, float]]
 Ranking: TypeAlias = Mapping[str, Mapping[str, float]]
 Kind: TypeAlias = Literal["query", "document"]
-"""What a text is; a model may have another prompt and, behind a router, another encoder for each."""
+"""The kind of a text; a model may have another prompt and, behind a router, another encoder for each."""
 
 MIN_RELEVANT_GRADE = 1.0
 """Grade from which a document is relevant for the binary metrics, unless another is chosen."""

@@ -1,4 +1,4 @@
-"""What measurements come to: differences, estimates with intervals, calibration. Plain data, made in `evaluation`."""
+"""The results of measurements: differences, estimates with intervals, calibration. Plain data, made in `evaluation`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Verdict: TypeAlias = Literal["better", "no difference", "worse"]
-"""What an interval says of the first system; "no difference" means none shown."""
+"""The verdict of an interval on the first system; "no difference" means none shown."""
 Interval: TypeAlias = tuple[float, float]
 FEW_QUERIES = 30
 """With fewer, resampled intervals are too narrow, and no usual one is safe where a few queries make the difference."""
@@ -67,7 +67,7 @@ class IntervalEstimate:
 
     @property
     def side(self) -> Literal["above", "below", "across"]:
-        """Where the whole interval lies from 0; "across" also where there is none."""
+        """The side of 0 on which the whole interval lies; "across" also where there is none."""
         if self.low is not None and self.low > 0:
             return "above"
         return "below" if self.high is not None and self.high < 0 else "across"
@@ -88,7 +88,7 @@ class ReliabilityBin:
 
 @dataclass(frozen=True)
 class CalibrationReport:
-    """How far predictions are probabilities; read `brier` against `base_rate_brier` before `ece`.
+    """A measure of predictions as probabilities; read `brier` against `base_rate_brier` before `ece`.
 
     A constant prediction at the base rate has a small calibration error and knows nothing; only a Brier score below
     that of the constant shows that predictions carry information.

@@ -34,7 +34,7 @@ EXPECTED = {
 
 
 class Flag(NamedTuple):
-    """How a setting looks on the command line, where that is not the rule: `Annotated[int, Flag(metavar="K")]`."""
+    """The form of a setting on the command line, where it is not the rule: `Annotated[int, Flag(metavar="K")]`."""
 
     metavar: str | None = None
     """The word for its value in the help; else it follows from the type."""
@@ -45,7 +45,7 @@ class Flag(NamedTuple):
     hidden: bool = False
     """Set in Python and YAML alone."""
     flat: bool = False
-    """Of a section: its settings are named without its name."""
+    """The settings of this section are named without its name."""
 
 
 class Settings(BaseModel):

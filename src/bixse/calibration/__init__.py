@@ -1,1 +1,1 @@
-"""Whether a score is a probability: reliability, Platt scaling, thresholds, prevalence."""
+"""Scores as probabilities: reliability, Platt scaling, thresholds, prevalence."""

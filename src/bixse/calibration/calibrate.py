@@ -54,20 +54,20 @@ EXPORT_FOLDER = "export"
 
 @dataclass(frozen=True)
 class CalibrateResult:
-    """What a calibration found and left."""
+    """The findings and files of a calibration."""
 
     check: HeldOutCheck
     head: RelevanceHead | None
     """None where the model had none and the calibration does not help."""
     points: tuple[OperatingPoint, ...]
     pairs: str
-    """What the pairs are, in words."""
+    """A description of the pairs."""
     negatives: int
     """Random documents added as irrelevant pairs."""
     precision: str
     artifacts: dict[str, str]
     kept: bool
-    """Whether the calibration is saved: it helps and beats a constant, or it was to be saved anyway."""
+    """True if the calibration is saved: it helps and beats a constant, or it was to be saved anyway."""
     cuts: tuple[CosineCut, ...] = ()
     """For vector stores, the highest cosine first."""
     reused: bool = False
@@ -224,7 +224,7 @@ def _kept(result: CalibrateResult) -> str:
 
 
 def _figures(report: CalibrationReport) -> list[str]:
-    """Where few are relevant, Brier scores are small and need more digits."""
+    """Write the figures of a report; where few are relevant, Brier scores are small and need more digits."""
     digits = 3 if report.base_rate_brier >= 0.01 else 6
     return [
         format_number(report.brier, digits),
@@ -270,7 +270,7 @@ class CosineCut:
     cosine: float
     """(logit(p) - intercept) / slope, less beta, over alpha; outside [-1, 1] where no cosine reaches it, or all do."""
     precision: float | None = None
-    """What was asked for where the probability is the threshold of a precision."""
+    """The precision that was asked for, if the probability is its threshold."""
 
 
 def cuts_of(head: RelevanceHead, probabilities: Sequence[float]) -> list[CosineCut]:

@@ -34,7 +34,7 @@ FEWEST_PAIRS = 10
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """What a threshold gives on judged pairs."""
+    """The precision and recall of a threshold on judged pairs."""
 
     wanted: float
     is_reached: bool
@@ -97,7 +97,7 @@ def operating_point(
     threshold: float,
     weights: npt.ArrayLike | None = None,
 ) -> OperatingPoint:
-    """What any threshold gives, by arguments and intervals of `threshold_at_precision`.
+    """Measure any threshold, with the arguments and intervals of `threshold_at_precision`.
 
     Where no pair reaches it the precision is NaN.
     """
@@ -179,7 +179,7 @@ def fit_head(
 
 @dataclass(frozen=True)
 class HeldOutCheck:
-    """How good probabilities are on queries that the calibration has not seen."""
+    """The quality of probabilities on queries that the calibration has not seen."""
 
     base_rate: float
     """Mean relevance of the held-out pairs, weighted to the prior: always answering it is the constant."""
@@ -193,18 +193,18 @@ class HeldOutCheck:
 
     @property
     def helps(self) -> bool:
-        """Whether the calibrated Brier score is lower than before, or lower than a constant's without a head."""
+        """Return True if the calibrated Brier score is lower than before; without a head, than that of a constant."""
         before = self.reports.get("before")
         return self.calibrated.brier < (before.brier if before else self.calibrated.base_rate_brier)
 
     @property
     def beats_constant(self) -> bool:
-        """Whether the calibrated Brier score is lower than that of always answering the base rate."""
+        """Return True if the calibrated Brier score is lower than that of always answering the base rate."""
         return self.calibrated.brier < self.calibrated.base_rate_brier
 
     @property
     def finding(self) -> str:
-        """What the check comes to, in words."""
+        """The result of the check, in words."""
         own, constant = self.calibrated.brier, self.calibrated.base_rate_brier
         if not self.beats_constant:
             digits = 3 if constant >= 0.01 else 6
@@ -230,7 +230,7 @@ class ScoredPairs:
     seed: int = 0
 
     def held_out(self, what: str, fewest: int, otherwise: str = "") -> tuple[NDArray[np.bool_], tuple[str, ...]]:
-        """Which pairs are held out, and their queries; raises InputError for fewer than `fewest` queries in all."""
+        """Choose the pairs that are held out, and name their queries; refuse fewer than `fewest` queries in all."""
         number, held, ids = _halves(tuple(self.query_ids), self.seed)
         if number < fewest:
             raise InputError(

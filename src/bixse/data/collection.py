@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 MissingDocuments: TypeAlias = Literal["refuse", "drop"]
-"""What is done with judgements that name a document which the corpus lacks."""
+"""The treatment of judgements that name a document which the corpus lacks."""
 
 
 class Document(NamedTuple):
@@ -153,7 +153,7 @@ def read_queries(path: Path) -> dict[str, str]:
 
 @dataclass
 class CorpusCheck:
-    """What one reading of a corpus found: ids and exceptions alone."""
+    """The ids and exceptions that one reading of a corpus found."""
 
     count: int = 0
     empty: list[str] = field(default_factory=list)

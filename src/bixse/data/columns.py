@@ -93,7 +93,7 @@ def checked(table: pa.Table, rows_before: int = 0) -> pa.Table:
 
 
 def needs_ids(table: pa.Table) -> bool:
-    """Whether some rows have ids and some have none."""
+    """Return True if some rows have ids and some have none."""
     return any(
         name in table.column_names and (table[name].null_count or pc.any(pc.equal(table[name], "")).as_py())
         for name in ("query_id", "document_id")

@@ -107,7 +107,7 @@ def pairs_to_parquet(path: Path, target: Path) -> None:
 
 
 def open_pairs(path: str | Path, rows: range | None = None) -> GradedPairs:
-    """As `load_pairs`, but as a table that is memory-mapped where it is large; its relevance says nothing."""
+    """Read pairs as `load_pairs` does, into a table, memory-mapped where it is large; its relevance says nothing."""
     return _load(Path(path), PAIR_COLUMNS, rows)
 
 

@@ -23,7 +23,7 @@ PAPER = "paper"
 RESERVED = ("query", "document")
 """Names under which sentence-transformers keeps the prompts of queries and documents: no task can have them."""
 TEMPLATE = "Instruct: {instruction}\nQuery:\n"
-"""How an instruction becomes a prompt, unless the table says otherwise."""
+"""The prompt of an instruction, unless the table says otherwise."""
 
 
 class TaskInstructions(BaseModel):
@@ -92,11 +92,11 @@ class Instructions(BaseModel):
         )
 
     def choices(self, task: str | None) -> int:
-        """How many instructions a task has."""
+        """The number of instructions of a task."""
         return len(self.of(task).instructions)
 
     def prompt(self, task: str | None, kind: Literal["query", "document"], choice: int = 0) -> str:
-        """What stands before a text, by the task's instruction `choice`; empty for documents unless symmetric."""
+        """The prompt of a text, with the task's instruction `choice`; empty for documents unless symmetric."""
         found = self.of(task)
         if kind == "document" and not found.symmetric:
             return ""

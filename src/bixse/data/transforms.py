@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 Key: TypeAlias = Literal["query_id", "document_id", "task", "query", "document"]
-"""What a row is compared by: ids and task as they are written, texts in their normal form (`normal_form`)."""
+"""A column that rows are compared by: ids and task as they are written, texts in their `normal_form`."""
 NO_LABEL = -1
 """In `PairColumns.labels`: the relevance is nobody's grade."""
 ROUNDING = 1e-9
-"""How far below a cutoff a relevance may lie by rounding: grade 4.6 on 1 to 5 is 0.8999999999999999."""
+"""Distance below a cutoff that rounding makes: grade 4.6 on 1 to 5 is 0.8999999999999999."""
 BINS = 10
 """Levels of relevance that a sample keeps in proportion."""
 
@@ -109,7 +109,7 @@ class PairColumns:
 
 @dataclass(frozen=True)
 class TransformReport:
-    """What one transform did to a table."""
+    """A report of what one transform did to a table."""
 
     name: str
     settings: Mapping[str, Any]

@@ -167,7 +167,7 @@ def qrels_rows(path: Path, errors: InvalidFileError) -> Iterator[tuple[int, str,
 
 
 def is_qrels_header(line: str) -> bool:
-    """Whether a line is the header of BEIR's qrels, in any case and with - or _."""
+    """Return True for the header of BEIR's qrels, in any case and with - or _."""
     return tuple(field.strip().lower().replace("_", "-") for field in line.split("\t")) == QRELS_HEADER
 
 

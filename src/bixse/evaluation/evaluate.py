@@ -36,7 +36,7 @@ PARTIAL_NAME = "best_so_far.json"
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What one system reached on one query set."""
+    """The figures of one system on one query set."""
 
     task: str
     metrics: Mapping[str, float]

@@ -36,7 +36,7 @@ class _Judged:
     ideal: Floats
     """All grades above 0, highest first."""
     hits: Floats
-    """Which ranked documents are relevant, 1 or 0."""
+    """1 for each ranked document that is relevant, else 0."""
     relevant: int
 
 

@@ -29,7 +29,7 @@ _BLOCK_SIZE = 1 << 22
 
 
 def query_draws(queries: int, samples: int, seed: int) -> Iterator[Floats]:
-    """How often each query occurs in bootstrap resamples: blocks of shape (S, queries), `samples` rows in all."""
+    """Count each query in bootstrap resamples: blocks of shape (S, queries), `samples` rows in all."""
     check_samples(samples)
     if queries * samples <= _BLOCK_SIZE:
         yield _kept_draws(queries, samples, seed)
@@ -189,7 +189,7 @@ def bootstrap_mean(
 
 
 def _standard_error(strata: Sequence[Floats], weights: Sequence[float]) -> tuple[float, float]:
-    """Of the weighted sum of means, with Welch's degrees of freedom; a single query tells nothing of its scatter."""
+    """The standard error of the weighted sum of means, and Welch's degrees of freedom; one query shows no scatter."""
     several = [(values, weight) for values, weight in zip(strata, weights, strict=True) if len(values) > 1]
     variances = [weight**2 * float(values.var(ddof=1)) / len(values) for values, weight in several]
     total = sum(variances)

@@ -1,4 +1,4 @@
-"""What is evaluated: encoders, indexes and BM25, each with a name that says which checkpoint it is."""
+"""The systems that are evaluated: encoders, indexes, BM25 and run files, named so that checkpoints differ."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class System:
 
     label: str
     prompts_hash: str | None = None
-    """Of the prompts of the last search; None where there are none."""
+    """A hash of the prompts of the last search, or None."""
 
     @property
     def name(self) -> str:
@@ -191,7 +191,7 @@ class System:
 
     @property
     def precision(self) -> str | None:
-        """What a model computes in; None without one."""
+        """The dtype that a model computes in; None without a model."""
         return None
 
     def check(self, instructions: Sequence[str]) -> None:
@@ -262,7 +262,7 @@ class EncoderSystem(System):
 
     @cached_property
     def inputs(self) -> dict[str, str]:
-        """Of a hub name or a loaded model the hash of what is loaded."""
+        """The hashes of the files of a model folder; of a hub name or a loaded model, the hash of what is loaded."""
         files = {}
         if self._given is None:
             files = model_hashes(demo_model_path() if self.label == "demo" else self.label)

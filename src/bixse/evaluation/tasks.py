@@ -1,4 +1,4 @@
-"""What is evaluated: a corpus, judged queries over it, and how their answers are scored."""
+"""The tasks of an evaluation: a corpus, judged queries over it, and how their answers are scored."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Task:
     instructions: tuple[str, ...] = ()
     """Names under which a model's table of instructions may hold the task, the first one it knows counts."""
     inputs: Mapping[str, str] = field(default_factory=dict)
-    """What the task was read from -> hash of its content."""
+    """Name of each input -> hash of its content."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """For the record of a run; "collection" is a path that `inputs` stands for."""
     warnings: tuple[str, ...] = ()
@@ -156,13 +156,13 @@ QUERIES = 256
 PASSAGES = 131_072
 """Queries and (at most) passages of a task that are kept."""
 SEED = 0
-"""Of the choice; part of each hash."""
+"""The seed of the choice, part of each hash."""
 FOLDER = "beir-short"
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Which queries (in the order of the qrels) and documents (in that of the corpus) of a task are kept.
+    """The queries (in the order of the qrels) and documents (in that of the corpus) of a task that are kept.
 
     Example:
         >>> Cut("toy", ("q1",), ("d1", "d2")).content_hash[:8]

@@ -103,7 +103,7 @@ NO_SPACE = (
     "unexpected pos",  # torch.save, when it closes the file
     "iostream error",  # torch.save of a small file
 )
-"""What libraries that raise errors of their own say of a full disk."""
+"""Words for a full disk in the errors of libraries that raise no OSError."""
 OS_ERROR = re.compile(r"\(os error (\d+)\)")
 """Number of an operating system's error in those of safetensors, which are no OSError."""
 
@@ -162,7 +162,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text can be written as UTF-8; half of a surrogate pair, which JSON can spell, cannot."""
+    """Return True if UTF-8 can write a text; half of a surrogate pair, which JSON can spell, it cannot."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -356,7 +356,7 @@ def write_hashes(folder: Path) -> None:
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with a folder that has hashes, in words; None where nothing is, or the folder has none.
+    """Say what is wrong with a folder that has hashes; None where nothing is, or the folder has none.
 
     Files that were added since are not looked at.
     """

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 REPLACE = "write or fetch it again, or name it by its real format"
-"""What to do about a Parquet file that cannot be read."""
+"""The fix for a Parquet file that cannot be read."""
 
 
 def save_table(table: pa.Table | pa.RecordBatchReader, path: Path, group_rows: int | None = None) -> None:
@@ -106,7 +106,7 @@ def row_batches(
 
 
 def row_counts(paths: Sequence[Path]) -> list[int]:
-    """How many rows each Parquet file has, by its footer alone."""
+    """Read the number of rows of each Parquet file from its footer."""
     counts = []
     for path in paths:
         with open_table(path) as file:

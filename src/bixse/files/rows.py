@@ -42,7 +42,7 @@ class Block:
     columns: Mapping[str, list[Any]]
     """Name -> a value per row, as the kind of the column says; None where an optional one is absent."""
     position: int
-    """How many bytes of the file have been read."""
+    """Number of bytes of the file that have been read."""
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -1,4 +1,4 @@
-"""What a column of a file holds, and the rules that every value of it is checked by."""
+"""The columns of a file: their kinds, the rules that check every value, and hints that fix an invalid one."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class FileColumn:
     needed: bool = True
     """The column has to be there, with a value in every row; else an absent, null, empty or NaN value is None."""
     may_be_empty: bool = False
-    """Of a needed column of text: a value may be empty or null, which is read as ""."""
+    """A value of a needed column of text may be empty or null, which is read as ""."""
     unique: bool = False
     """No two rows have the same value."""
     low: float = -math.inf
@@ -165,7 +165,7 @@ def number_of(value: Any) -> float:
 
 
 def is_empty(value: Any) -> bool:
-    """Whether a value says nothing: null, text of white space alone, or the NaN that data frames write."""
+    """Return True for null, text of white space alone, and the NaN that data frames write."""
     return (
         value is None
         or (isinstance(value, str) and not value.strip())
@@ -235,7 +235,7 @@ class FirstRows:
 
 
 SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "vertical bars"}
-"""What may stand between columns, in words."""
+"""Separators of columns, in words."""
 DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+\s*")
 OTHER_NAMES = {
     "query": ("search", "search_query", "search_term", "question", "query_text", "anchor", "sentence1", "text1"),
@@ -247,7 +247,7 @@ OTHER_NAMES = {
 
 
 def number_hint(value: object, otherwise: str) -> str:
-    """How to fix what is not a number.
+    """The fix for a value that is not a number.
 
     Example:
         >>> number_hint("0,5", "drop the row"), number_hint("good", "drop the row")
@@ -259,7 +259,7 @@ def number_hint(value: object, otherwise: str) -> str:
 
 
 def column_hint(column: str, names: Sequence[object], otherwise: str) -> str:
-    """How to get a column that is missing: its name in other letters, or a header with another separator.
+    """The fix for a missing column: its name in other letters, or a header with another separator.
 
     Example:
         >>> column_hint("relevance", ["query", "Relevance "], "add it")
@@ -280,7 +280,7 @@ def column_hint(column: str, names: Sequence[object], otherwise: str) -> str:
 
 @lru_cache
 def missing_column_hint(path: Path, column: str, names: tuple[str, ...], needed: tuple[str, ...]) -> str:
-    """How to get a column that is missing: as `column_hint`, or by a command that maps the columns of graded pairs.
+    """The fix for a missing column: as `column_hint`, or a command that maps the columns of graded pairs.
 
     Example:
         >>> from pathlib import Path

@@ -55,7 +55,7 @@ def hits_of(
 
 
 def probable(cosine: float, head: RelevanceHead | None, least: float | None) -> bool:
-    """Whether a document is at least so probable to be relevant; True where `least` is None."""
+    """Return True if the probability reaches `least`, or if `least` is None."""
     return least is None or (head is not None and head.probability(cosine) >= least)
 
 
@@ -146,7 +146,7 @@ def hit_lines(hits: Iterable[Hit]) -> list[str]:
 
 @dataclass(frozen=True)
 class CollectionAnswer:
-    """What `search_collection` found."""
+    """The answer of `search_collection`."""
 
     hits: list[Hit]
     """The highest cosine first; of equal cosines the first document of the corpus."""

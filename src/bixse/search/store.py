@@ -43,7 +43,7 @@ class EmbeddingStore:
         root = cache_folder(cache)
         self.path = None if root is None else root / EMBEDDINGS_FOLDER / f"{embeddings_key(model)}.sqlite"
         self.failure: str | None = None
-        """Why embeddings could not be kept; None where they were."""
+        """The reason why embeddings could not be kept, or None."""
         self.encoded = 0
         """Texts that were encoded, not read."""
 
