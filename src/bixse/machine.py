@@ -8,6 +8,14 @@ from pathlib import Path
 
 from bixse.errors import InputError
 
+CACHE_VARIABLE = "BIXSE_CACHE_DIR"
+"""Environment variable that names the cache folder, or is `NO_CACHE`."""
+NO_CACHE = "none"
+EMBEDDINGS_FOLDER = "embeddings"
+"""Folder of the cache for document embeddings, see `bixse.search.store`."""
+KEPT_SUFFIXES = (".sqlite", ".sqlite-journal", ".safetensors")
+"""Files of that folder; the last ones are of earlier versions."""
+
 
 def cores() -> int:
     """Processor cores this process may use."""
@@ -23,15 +31,6 @@ def launched_number(name: str, least: int) -> int:
             f"fix: unset {name}, or let a launcher set it"
         )
     return int(text)
-
-
-CACHE_VARIABLE = "BIXSE_CACHE_DIR"
-"""Environment variable that names the cache folder, or is `NO_CACHE`."""
-NO_CACHE = "none"
-EMBEDDINGS_FOLDER = "embeddings"
-"""Folder of the cache for document embeddings, see `bixse.search.store`."""
-KEPT_SUFFIXES = (".sqlite", ".sqlite-journal", ".safetensors")
-"""Files of that folder; the last ones are of earlier versions."""
 
 
 def cache_folder(choice: str | Path | None = None) -> Path | None:

@@ -47,9 +47,10 @@ if TYPE_CHECKING:
     from bixse.progress import ProgressBars
     from bixse.results import CalibrationReport
 
-
 DIAGRAM = "reliability.svg"
 EXPORT_FOLDER = "export"
+CUTS_FILE = "cuts.json"
+STORES = ("langchain", "llama_index", "haystack", "qdrant", "elasticsearch", "opensearch", "pgvector")
 
 
 @dataclass(frozen=True)
@@ -256,10 +257,6 @@ def calibration_warnings(result: CalibrateResult) -> list[str]:
         for point in result.points
         if point.is_reached and point.interval is not None and point.interval[0] < point.wanted
     ]
-
-
-CUTS_FILE = "cuts.json"
-STORES = ("langchain", "llama_index", "haystack", "qdrant", "elasticsearch", "opensearch", "pgvector")
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,13 @@ if TYPE_CHECKING:
 
     from bixse.evaluation.statistics import Floats
 
-
 _ROUNDING = 1e-12
 FEWEST_PAIRS = 10
 """Fewer that reach a threshold say nothing of its precision: they choose no threshold, and have no interval."""
+PLAIN_SCALE = 20.0
+"""Logit scale of a model that was trained without a head; the calibration slope corrects it."""
+FEWEST_QUERIES = 20
+"""Needed for a threshold, since half of them are held out."""
 
 
 @dataclass(frozen=True)
@@ -154,12 +157,6 @@ def _check(labels: Floats, precision: float = 1.0, fewest: int = 1) -> None:
         )
     if len(labels) < fewest:
         raise InputError(f"thresholds: got {len(labels)} pairs; expected at least {fewest}; fix: judge more pairs")
-
-
-PLAIN_SCALE = 20.0
-"""Logit scale of a model that was trained without a head; the calibration slope corrects it."""
-FEWEST_QUERIES = 20
-"""Needed for a threshold, since half of them are held out."""
 
 
 def fit_head(

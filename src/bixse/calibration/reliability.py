@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from bixse.evaluation.statistics import Floats
     from bixse.results import Interval
 
+_NEWTON_STEPS = 100
+
 
 def brier(p: npt.ArrayLike, z: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> float:
     """Mean squared difference of prediction and relevance (Brier 1950); 0 is perfect.
@@ -179,9 +181,6 @@ def _bin_of(predicted: Floats, bins: int) -> npt.NDArray[np.int64]:
     if bins < 1:
         raise InputError(f"bins: got {bins}; expected at least 1; fix: use 10")
     return np.minimum((predicted * bins).astype(np.int64), bins - 1)
-
-
-_NEWTON_STEPS = 100
 
 
 def fit_platt(logits: npt.ArrayLike, z: npt.ArrayLike) -> tuple[float, float]:

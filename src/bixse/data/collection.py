@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 
 MissingDocuments: TypeAlias = Literal["refuse", "drop"]
 """The treatment of judgements that name a document which the corpus lacks."""
+DOCUMENT_COLUMNS = (
+    FileColumn("_id", "id", unique=True),
+    FileColumn("title", needed=False),
+    FileColumn("text", may_be_empty=True),
+)
+"""Columns of a corpus. A document without title and text is no error: published corpora hold some, even judged ones."""
+QUERY_COLUMNS = (FileColumn("_id", "id", unique=True), FileColumn("text"))
 
 
 class Document(NamedTuple):
@@ -49,15 +56,6 @@ class Collection:
     """Split -> query id -> document id -> grade, judged zeros included."""
     missing: Mapping[str, int] = field(default_factory=dict)
     """Split -> judgements left out since the corpus lacks their document."""
-
-
-DOCUMENT_COLUMNS = (
-    FileColumn("_id", "id", unique=True),
-    FileColumn("title", needed=False),
-    FileColumn("text", may_be_empty=True),
-)
-"""Columns of a corpus. A document without title and text is no error: published corpora hold some, even judged ones."""
-QUERY_COLUMNS = (FileColumn("_id", "id", unique=True), FileColumn("text"))
 
 
 def load_collection(

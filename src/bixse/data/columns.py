@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-
 REQUIRED_COLUMNS = ("query", "document", "relevance")
 OPTIONAL_COLUMNS = ("task", "grade", "grade_probs", "judge")
 """Columns carried along: task name, grade on its scale, the judge's probability of each grade (a list), its name."""
@@ -36,6 +35,8 @@ SCHEMA = pa.schema(
     }
 )
 """Every column a table may have, in order."""
+KEYS_AT_ONCE = 2**18
+"""About so many keys are told apart in one table."""
 
 
 def text_id(text: str) -> str:
@@ -113,10 +114,6 @@ def with_ids(table: pa.Table) -> pa.Table:
 def without_empty_columns(table: pa.Table) -> pa.Table:
     """A table without the columns that hold nothing in any row."""
     return table.drop_columns([n for n in table.column_names if len(table) and table[n].null_count == len(table)])
-
-
-KEYS_AT_ONCE = 2**18
-"""About so many keys are told apart in one table."""
 
 
 class Column(Sequence[Any]):

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 RUN_FILE = "run.json"
 PACKAGES = ("bixse", "torch", "sentence-transformers", "transformers", "numpy", "bm25s")
-
 T = TypeVar("T")
 Status = Literal["running", "interrupted", "failed", "finished"]
 

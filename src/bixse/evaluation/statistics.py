@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Floats: TypeAlias = npt.NDArray[np.float64]
 _BLOCK_SIZE = 1 << 22
 """Numbers (samples x queries) drawn at once: bounds memory to some 100 MB."""
+SAMPLES = 10_000
 
 
 def query_draws(queries: int, samples: int, seed: int) -> Iterator[Floats]:
@@ -132,9 +133,6 @@ def quotient(above: Floats, below: Floats) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore"):
         found: Floats = np.where(below > 0, above / below, np.nan)
     return found
-
-
-SAMPLES = 10_000
 
 
 def paired_bootstrap(

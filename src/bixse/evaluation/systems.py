@@ -36,11 +36,16 @@ if TYPE_CHECKING:
     from bixse.evaluation.tasks import QuerySet, Task
     from bixse.relevance import Ranking
 
-
 DOCUMENTS_PER_BLOCK = 16_384
 """At 1,024 dimensions their embeddings take 67 MB."""
 SAVE_SECONDS = 60.0
 """The best so far are written after a block when those on disk are this old."""
+HASH_DIGITS = 8
+RUN_NAME = "run.trec"
+"""The run in an output folder of `bixse evaluate`."""
+RUN_SUFFIXES = (".trec", ".run")
+MOST_KEPT = 1_000_000
+"""The embeddings of a larger corpus are kept only in a cache folder that was named."""
 
 
 class _Search:
@@ -157,14 +162,6 @@ def _restore(path: Path, searches: list[_Search]) -> int:
             f"{path}: got a damaged file ({type(error).__name__}: {error}); expected the best documents so far, as "
             "bixse wrote them; fix: delete the file"
         ) from error
-
-
-HASH_DIGITS = 8
-RUN_NAME = "run.trec"
-"""The run in an output folder of `bixse evaluate`."""
-RUN_SUFFIXES = (".trec", ".run")
-MOST_KEPT = 1_000_000
-"""The embeddings of a larger corpus are kept only in a cache folder that was named."""
 
 
 class System:

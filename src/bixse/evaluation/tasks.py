@@ -33,6 +33,13 @@ if TYPE_CHECKING:
     from bixse.data.collection import MissingDocuments
     from bixse.relevance import Qrels
 
+QUERIES = 256
+PASSAGES = 131_072
+"""Queries and (at most) passages of a task that are kept."""
+SEED = 0
+"""The seed of the choice, part of each hash."""
+FOLDER = "beir-short"
+
 
 @dataclass(frozen=True)
 class QuerySet:
@@ -150,14 +157,6 @@ def _judged_corpus(folder: Path, qrels: Qrels, source: Path, drop: bool = False)
     own = QuerySet(name, {query_id: texts[query_id] for query_id in qrels}, qrels)
     documents = lambda: ((name, document.content) for name, document in stream_documents(corpus_file))  # noqa: E731
     return Task(name, documents, corpus.count, (own,)), corpus, missing
-
-
-QUERIES = 256
-PASSAGES = 131_072
-"""Queries and (at most) passages of a task that are kept."""
-SEED = 0
-"""The seed of the choice, part of each hash."""
-FOLDER = "beir-short"
 
 
 @dataclass(frozen=True)

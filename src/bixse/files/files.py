@@ -18,7 +18,6 @@ from bixse.errors import BixseError, ConfigError, InputError, OutputExistsError,
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping
 
-
 PACKED = {
     b"\x1f\x8b": ("gzip", "unpack it with `gunzip < FILE > NEW`"),
     b"\xff\xfe": ("UTF-16", "convert it with `iconv -f utf-16 -t utf-8`"),
@@ -30,6 +29,24 @@ PACKED = {
     b"\x28\xb5\x2f\xfd": ("Zstandard", "unpack it with `unzstd < FILE > NEW`"),
 }
 """First bytes of a file -> what it holds instead of UTF-8 text, and how to make that text."""
+LOCK_FILE = ".lock"
+"""In a folder that one process at a time works in."""
+NO_SPACE = (
+    "No space left",
+    "Not enough free space",
+    "Disk quota exceeded",
+    "PytorchStreamWriter",  # torch.save
+    "unexpected pos",  # torch.save, when it closes the file
+    "iostream error",  # torch.save of a small file
+)
+"""Words for a full disk in the errors of libraries that raise no OSError."""
+OS_ERROR = re.compile(r"\(os error (\d+)\)")
+"""Number of an operating system's error in those of safetensors, which are no OSError."""
+HASHES_FILE = "SHA256SUMS"
+"""Name of the file inside the folder; `sha256sum -c SHA256SUMS` reads it too."""
+FOR_PEOPLE = (".md",)
+"""Suffixes of pages that people edit and no program reads: they have no hash."""
+_LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 
 
 class RepeatedKeyError(ValueError):
@@ -91,21 +108,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique)
-
-
-LOCK_FILE = ".lock"
-"""In a folder that one process at a time works in."""
-NO_SPACE = (
-    "No space left",
-    "Not enough free space",
-    "Disk quota exceeded",
-    "PytorchStreamWriter",  # torch.save
-    "unexpected pos",  # torch.save, when it closes the file
-    "iostream error",  # torch.save of a small file
-)
-"""Words for a full disk in the errors of libraries that raise no OSError."""
-OS_ERROR = re.compile(r"\(os error (\d+)\)")
-"""Number of an operating system's error in those of safetensors, which are no OSError."""
 
 
 def not_text(start: bytes) -> str | None:
@@ -334,13 +336,6 @@ def hash_files(files: Mapping[str, Path]) -> dict[str, str]:
         raise InputError(
             f"{error.filename}: got {error.strerror or error}; expected a file; fix: check the path"
         ) from error
-
-
-HASHES_FILE = "SHA256SUMS"
-"""Name of the file inside the folder; `sha256sum -c SHA256SUMS` reads it too."""
-FOR_PEOPLE = (".md",)
-"""Suffixes of pages that people edit and no program reads: they have no hash."""
-_LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 
 
 def write_hashes(folder: Path) -> None:

@@ -25,9 +25,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from typing import BinaryIO
 
-
 REPLACE = "write or fetch it again, or name it by its real format"
 """The fix for a Parquet file that cannot be read."""
+BYTES_IN_MEMORY = 2**26
+"""A table up to this size is kept in memory."""
+BYTES_PER_BATCH = 2**23
+"""About so much of a spooled table stands in a record batch: opening the file reads pages of every batch."""
+ROWS_PER_BLOCK = 2**16
 
 
 def save_table(table: pa.Table | pa.RecordBatchReader, path: Path, group_rows: int | None = None) -> None:
@@ -140,13 +144,6 @@ def footer_hash(path: Path) -> str:
         length = int.from_bytes(file.read(4), "little")
         file.seek(-8 - length, os.SEEK_END)
         return hashlib.sha256(file.read(length)).hexdigest()
-
-
-BYTES_IN_MEMORY = 2**26
-"""A table up to this size is kept in memory."""
-BYTES_PER_BATCH = 2**23
-"""About so much of a spooled table stands in a record batch: opening the file reads pages of every batch."""
-ROWS_PER_BLOCK = 2**16
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ from bixse.files.values import FileColumn, FirstRows, InvalidValueError, missing
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping, Sequence
 
-
 FORMATS = (".parquet", ".jsonl", ".csv", ".tsv")
 """Suffixes of files of rows; all but Parquet may have .gz behind it."""
 BLOCK_ROWS = 1024
@@ -31,6 +30,7 @@ BLOCK_BYTES = 1 << 26
 """Most bytes of text that a block of JSONL or CSV is read from."""
 LONGEST_LINE = 1 << 26
 """Most bytes of one line or field, so that a file without line ends does not fill the memory."""
+BATCH_ROWS = 1024
 
 
 @dataclass(frozen=True)
@@ -441,9 +441,6 @@ def _read_each(
             invalid.add(place)
             found.append(None)
     return found
-
-
-BATCH_ROWS = 1024
 
 
 def write_rows(table: pa.Table | pa.RecordBatchReader, path: str | Path) -> None:

@@ -25,6 +25,16 @@ if TYPE_CHECKING:
 
 ColumnKind: TypeAlias = Literal["text", "id", "number", "integer", "numbers", "any"]
 """Kinds of columns; "numbers" is a list of finite numbers, "any" is taken as it stands."""
+SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "vertical bars"}
+"""Separators of columns, in words."""
+DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+\s*")
+OTHER_NAMES = {
+    "query": ("search", "search_query", "search_term", "question", "query_text", "anchor", "sentence1", "text1"),
+    "document": ("passage", "doc", "document_text", "passage_text", "text", "title", "content", "body", "answer",
+                 "positive", "product", "sentence2", "text2"),
+    "relevance": ("grade", "label", "score", "rating", "stars", "judgement", "judgment", "relevance_score", "rel"),
+}  # fmt: skip
+"""Column of graded pairs -> what others call it."""
 
 
 class InvalidValueError(ValueError):
@@ -232,18 +242,6 @@ class FirstRows:
             joined = np.concatenate([self._hashes.pop(), self._hashes.pop()])
             joined.sort()
             self._hashes.append(joined)
-
-
-SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "vertical bars"}
-"""Separators of columns, in words."""
-DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+\s*")
-OTHER_NAMES = {
-    "query": ("search", "search_query", "search_term", "question", "query_text", "anchor", "sentence1", "text1"),
-    "document": ("passage", "doc", "document_text", "passage_text", "text", "title", "content", "body", "answer",
-                 "positive", "product", "sentence2", "text2"),
-    "relevance": ("grade", "label", "score", "rating", "stars", "judgement", "judgment", "relevance_score", "rel"),
-}  # fmt: skip
-"""Column of graded pairs -> what others call it."""
 
 
 def number_hint(value: object, otherwise: str) -> str:
