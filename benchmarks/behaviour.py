@@ -39,7 +39,7 @@ PLACES = {
     "mean": "bixse.evaluation.metrics",
     "paired_bootstrap": "bixse.evaluation.statistics",
     "randomisation_test": "bixse.evaluation.statistics",
-    "load_pydocs": "bixse.data.pydocs.load_pydocs",
+    "load_pydocs": "bixse.data.pydocs",
     "save_collection": "bixse.data.collection",
 }
 """Name -> inner module: all that this file takes from inside bixse."""

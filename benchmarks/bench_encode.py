@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from bixse.data.pydocs.load_pydocs import load_pydocs
+from bixse.data.pydocs import load_pydocs
 from bixse.encoders.embedding import positions_computed
 from bixse.encoders.encode import TEXTS_PER_BLOCK, EncodePool, by_length, encode_texts
 from bixse.encoders.loading.build import build_encoder, no_library_bars

@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from bixse.data.pydocs.load_pydocs import load_pydocs
+from bixse.data.pydocs import load_pydocs
 from bixse.judging.judge import Question
 from bixse.judging.judges.local_judge import LocalJudge
 from bixse.judging.judges.local_model import LocalModel

@@ -64,7 +64,7 @@ from transformers import PrinterCallback, Trainer
 
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
-from bixse.data.pydocs.load_pydocs import PYDOCS_SCALE, load_pydocs
+from bixse.data.pydocs import PYDOCS_SCALE, load_pydocs
 from bixse.encoders.loading.build import demo_model_path, quiet_loading
 from bixse.encoders.loading.precision import bf16_is_fast, resolve_precision
 from bixse.training.config import OptimizerConfig, TrainConfig

@@ -18,7 +18,7 @@ from typing import get_args
 from bixse.data.collection import save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
-from bixse.data.pydocs.load_pydocs import PYDOCS_RELEVANT_GRADE, PYDOCS_SCALE, load_pydocs
+from bixse.data.pydocs import PYDOCS_RELEVANT_GRADE, PYDOCS_SCALE, load_pydocs
 from bixse.preparing.candidates import Strategy
 from bixse.preparing.mine import mine
 from bixse.preparing.mine_settings import MineConfig

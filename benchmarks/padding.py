@@ -12,7 +12,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from bixse.data.graded_pairs import GradedPairs
-from bixse.data.pydocs.load_pydocs import PYDOCS_SCALE, load_pydocs
+from bixse.data.pydocs import PYDOCS_SCALE, load_pydocs
 from bixse.encoders.embedding import positions_computed
 from bixse.encoders.loading.build import build_encoder
 from bixse.training.loop.batches import BatchPlan, GradedCollator, GroupDataset, shortened_preprocess

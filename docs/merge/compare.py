@@ -21,7 +21,7 @@ import torch
 from transformers import TrainerCallback, set_seed
 
 from bixse.data.graded_pairs import GradedPairs
-from bixse.data.pydocs.load_pydocs import PYDOCS_SCALE, load_pydocs
+from bixse.data.pydocs import PYDOCS_SCALE, load_pydocs
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.lora import add_lora, merge_lora
 from bixse.evaluation.metrics import PRIMARY_METRIC, evaluate_run

@@ -23,7 +23,7 @@ import numpy as np
 from bixse.data.collection import Collection, load_collection, save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
-from bixse.data.pydocs.load_pydocs import load_pydocs
+from bixse.data.pydocs import load_pydocs
 from bixse.data.trec import read_qrels
 from bixse.relevance import GradeScale
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.collection import save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
-from bixse.data.pydocs.load_pydocs import PYDOCS_RELEVANT_GRADE, PYDOCS_SCALE, load_pydocs
+from bixse.data.pydocs import PYDOCS_RELEVANT_GRADE, PYDOCS_SCALE, load_pydocs
 from bixse.encoders.loading.build import build_encoder, load_relevance_model
 from bixse.search.bm25 import BM25
 from bixse.search.exact import DEPTH

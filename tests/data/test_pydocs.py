@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from bixse.data.pydocs import load_pydocs as pydocs
+from bixse.data import pydocs
 from bixse.errors import InputError
 
 SHIPPED = ("corpus.jsonl.gz", "queries.jsonl", *(f"qrels/{split}.tsv" for split in pydocs.SPLITS))

@@ -11,7 +11,7 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from bixse.cli.main import main
-from bixse.data.pydocs.load_pydocs import load_pydocs
+from bixse.data.pydocs import load_pydocs
 from bixse.encoders.loading.precision import use_precision
 from bixse.errors import InputError, ModelError
 from bixse.judging.judge import Question

@@ -105,7 +105,7 @@ def test_plain_texts(address):
 
 def test_the_local_judge_on_the_same_weights_agrees(address, capsys):
     """llama.cpp computes with the 4-bit weights as they are, transformers expands them to float32: nearly the same."""
-    from bixse.data.pydocs.load_pydocs import load_pydocs
+    from bixse.data.pydocs import load_pydocs
     from bixse.judging.judges.local_judge import LocalJudge
 
     rubric, collection = load_rubric("trec-dl-0-3"), load_pydocs()

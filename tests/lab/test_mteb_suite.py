@@ -7,7 +7,7 @@ import pytest
 from toy import save_toy
 
 from bixse.data.collection import Collection, load_collection, save_collection
-from bixse.data.pydocs.load_pydocs import load_pydocs
+from bixse.data.pydocs import load_pydocs
 from bixse.data.task_instructions import Instructions
 from bixse.encoders.instructions import set_instructions
 from bixse.errors import InputError

@@ -14,7 +14,7 @@ from transformers import AutoModel
 from bixse.data.collection import Collection, save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
-from bixse.data.pydocs.load_pydocs import PYDOCS_SCALE, load_pydocs
+from bixse.data.pydocs import PYDOCS_SCALE, load_pydocs
 from bixse.encoders.loading.attention import sees_whole_text
 from bixse.encoders.loading.build import build_encoder, load_relevance_model
 from bixse.encoders.loading.precision import use_precision

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bixse.data.graded_pairs import GradedPairs
-from bixse.data.pydocs.load_pydocs import PYDOCS_SCALE, load_pydocs
+from bixse.data.pydocs import PYDOCS_SCALE, load_pydocs
 from bixse.data.task_instructions import Instructions
 from bixse.encoders.embedding import positions_computed
 from bixse.encoders.loading.build import build_encoder

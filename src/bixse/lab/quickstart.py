@@ -15,7 +15,7 @@ import yaml
 from bixse.data.collection import save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
-from bixse.data.pydocs.load_pydocs import PYDOCS_PYTHON, PYDOCS_SCALE, load_pydocs, query_kinds
+from bixse.data.pydocs import PYDOCS_PYTHON, PYDOCS_SCALE, load_pydocs, query_kinds
 from bixse.data.run import open_run
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import demo_model_path

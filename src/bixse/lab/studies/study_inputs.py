@@ -15,7 +15,7 @@ from bixse.data import transforms
 from bixse.data.collection import Collection, files_of_split, load_collection, save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import load_several, save_graded_pairs
-from bixse.data.pydocs.load_pydocs import load_pydocs
+from bixse.data.pydocs import load_pydocs
 from bixse.data.task_instructions import load_instructions
 from bixse.encoders.identity import model_hashes
 from bixse.encoders.loading.attention import backbones
