@@ -9,7 +9,7 @@ from bixse.cli.main import main
 from bixse.data.collection import Collection, Document, save_collection
 from bixse.encoders import encode
 from bixse.errors import InputError
-from bixse.machine import cache_folder
+from bixse.files.files import cache_folder
 from bixse.preparing.mine import mine
 from bixse.preparing.mine_settings import MineConfig
 

@@ -15,8 +15,7 @@ from safetensors.numpy import load_file
 from bixse.encoders import encode
 from bixse.encoders.head import RelevanceHead
 from bixse.errors import InputError, InvalidFileError, ModelError, OutputExistsError
-from bixse.files.files import LOCK_FILE
-from bixse.machine import cache_folder
+from bixse.files.files import LOCK_FILE, cache_folder
 from bixse.scale.index import index_files
 from bixse.scale.index import make_index as index_module
 from bixse.scale.index import search as search_module

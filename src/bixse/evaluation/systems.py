@@ -213,7 +213,7 @@ class EncoderSystem(System):
         task: task of the model's table whose instructions stand before all texts; None chooses by the evaluated task.
         trust_remote_code: run code that comes with the model.
         devices: one device, or one per process, such as ["cuda:0", "cuda:1"] or ["cpu", "cpu"]; None: here.
-        cache: folder in which document embeddings are kept, or "none"; None: see `bixse.machine.cache_folder`
+        cache: folder in which document embeddings are kept, or "none"; None: see `bixse.files.files.cache_folder`
             (corpora of more than a million documents are then not kept).
 
     Example:

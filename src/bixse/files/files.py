@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 import stat
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -42,6 +42,13 @@ NO_SPACE = (
 """Words for a full disk in the errors of libraries that raise no OSError."""
 OS_ERROR = re.compile(r"\(os error (\d+)\)")
 """Number of an operating system's error in those of safetensors, which are no OSError."""
+CACHE_VARIABLE = "BIXSE_CACHE_DIR"
+"""Environment variable that names the cache folder, or is `NO_CACHE`."""
+NO_CACHE = "none"
+EMBEDDINGS_FOLDER = "embeddings"
+"""Folder of the cache for document embeddings, see `bixse.search.store`."""
+KEPT_SUFFIXES = (".sqlite", ".sqlite-journal", ".safetensors")
+"""Files of that folder; the last ones are of earlier versions."""
 HASHES_FILE = "SHA256SUMS"
 """Name of the file inside the folder; `sha256sum -c SHA256SUMS` reads it too."""
 FOR_PEOPLE = (".md",)
@@ -413,3 +420,38 @@ def _load(folder: Path) -> dict[str, str] | None:
 def _is_inside(name: str) -> bool:
     path = PurePosixPath(name)
     return not path.is_absolute() and ".." not in path.parts
+
+
+def cache_folder(choice: str | Path | None = None) -> Path | None:
+    """The cache folder, which need not exist; None where nothing is to be kept.
+
+    `choice` is a folder or "none"; without it BIXSE_CACHE_DIR says the same, else it is the user's cache folder.
+    """
+    found = str(choice) if choice is not None else os.environ.get(CACHE_VARIABLE, "")
+    if found == NO_CACHE:
+        return None
+    if found:
+        return Path(found).expanduser()
+    import platformdirs
+
+    return platformdirs.user_cache_path("bixse", appauthor=False)
+
+
+def cached_files(folder: Path) -> list[Path]:
+    """The files that bixse keeps in a cache folder; what else lies there is none of its business."""
+    found = sorted((folder / EMBEDDINGS_FOLDER).glob("*"))
+    return [path for path in found if path.is_file() and path.suffix in KEPT_SUFFIXES]
+
+
+def clear_cache(folder: Path) -> int:
+    """Delete the files that bixse keeps in a cache folder."""
+    freed = 0
+    for path in cached_files(folder):
+        with suppress(FileNotFoundError):  # another process was faster
+            size = path.stat().st_size
+            path.unlink()
+            freed += size
+    for empty in (folder / EMBEDDINGS_FOLDER, folder):
+        with suppress(OSError):
+            empty.rmdir()
+    return freed

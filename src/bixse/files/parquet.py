@@ -18,8 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from bixse.errors import InputError
-from bixse.files.files import atomic_file, storage_errors
-from bixse.machine import cache_folder
+from bixse.files.files import atomic_file, cache_folder, storage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -162,7 +161,7 @@ class Spool:
 def spool(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Spool:
     """Record batches as one table: in memory up to 64 MB, else in a file that goes when the table does.
 
-    The file has no name and lies in the cache folder (`bixse.machine`), or among the temporary files where
+    The file has no name and lies in the cache folder (`bixse.files.files`), or among the temporary files where
     nothing is to be cached.
     """
     held: list[pa.RecordBatch] = []

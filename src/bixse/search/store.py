@@ -11,7 +11,7 @@ import numpy as np
 
 from bixse.encoders.encode import by_length, encode_texts
 from bixse.encoders.identity import embeddings_key
-from bixse.machine import EMBEDDINGS_FOLDER, cache_folder
+from bixse.files.files import EMBEDDINGS_FOLDER, cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +35,7 @@ class EmbeddingStore:
     """The document embeddings that one model has made, in one SQLite file; several processes may use it at once.
 
     What cannot be read is encoded again; where the folder cannot be written, nothing is kept. The model must not change
-    while the store is used. `cache` is the choice of `bixse.machine.cache_folder`.
+    while the store is used. `cache` is the choice of `bixse.files.files.cache_folder`.
     """
 
     def __init__(self, model: SentenceTransformer, cache: str | Path | None = None) -> None:

