@@ -104,7 +104,7 @@ def _pairs(path: Path | None, judge: Judge) -> list[Pair]:
 
 
 def _shown(result: GradeResult, judge: Judge, priced: bool, warnings: Sequence[str]) -> CommandResult:
-    from bixse.report.grade_summary import grade_lines, grade_warnings
+    from bixse.judging.estimate import grade_lines, grade_warnings
 
     lines = grade_lines(result.summary, judge.name)
     if result.stopped:
