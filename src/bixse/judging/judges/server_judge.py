@@ -305,12 +305,12 @@ class ServerModel:
         self._revision = settings.revision
         self._client = ChatClient(endpoints, settings)
         try:
-            self._client.run(self._open(settings))
+            self._client.run(self.connect(settings))
         except BaseException:
             self._client.close()
             raise
 
-    async def _open(self, settings: ServerSettings) -> None:
+    async def connect(self, settings: ServerSettings) -> None:
         self._model = await self._client.served_model(settings.model)
 
     def __enter__(self) -> Self:
@@ -334,9 +334,9 @@ class ServerJudge(ServerModel):
         self._rubric, self._options = rubric, options or JudgeOptions()
         super().__init__(endpoints, self._options)
 
-    async def _open(self, settings: ServerSettings) -> None:
+    async def connect(self, settings: ServerSettings) -> None:
         """Find the form with the first present endpoint, and check it with the others."""
-        await super()._open(settings)
+        await super().connect(settings)
         probes = [
             Probe(self._client, endpoint, self._model, self._rubric, self._options)
             for endpoint in self._client.endpoints
