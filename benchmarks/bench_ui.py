@@ -28,7 +28,7 @@ from bixse.files.parquet import save_table
 from bixse.judging.judge import Answer
 from bixse.judging.ledger import Ledger
 from bixse.lab.studies.study_inputs import save_static_student
-from bixse.ui.app import Server
+from bixse.ui.serve import Server
 from bixse.ui.ui_settings import UiSettings
 from bixse.ui.workspace import open_workspace
 from measuring import OUT, Option, middle, options, show, timed
@@ -167,7 +167,7 @@ def main() -> None:
         if opened.result.systems is not None:
             loaded = timed(lambda: opened.result.systems.wait("compare"))
             print(f"load and evaluate both systems: {loaded.seconds:.0f} s")
-        opened.result.batches.wait(0, 0)
+        opened.result.batches.start(0, 0).wait()
         client = TestClient(server.guard, base_url=f"http://127.0.0.1:{PORT}", follow_redirects=True)
         with start_blocking_portal() as client.portal:  # one event loop for all requests, as a server has
             client.get("/enter", params={"token": server.sessions.new_token(), "person": "ann"})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import logging
 import unicodedata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,8 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
     from typing import Self
-
-log = logging.getLogger(__name__)
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "choose one of them") -> str:
@@ -199,11 +196,3 @@ def first_fault(error: Exception) -> str:
     faults = error.errors() if hasattr(error, "errors") else []
     text = f"{'.'.join(map(str, faults[0]['loc']))}: {faults[0]['msg']}" if faults else str(error)
     return " ".join(text.split()).removeprefix(": ")[:200]
-
-
-def thread_error(error: Exception, what: str) -> str:
-    """Describe an error of a thread; where it is no `BixseError`, its traceback is logged."""
-    if isinstance(error, BixseError):
-        return str(error)
-    log.error("%s", what, exc_info=error)
-    return f"{type(error).__name__}: {error}; the terminal shows more"

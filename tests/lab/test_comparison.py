@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from bixse.report.training_log import training_curve
+from bixse.report.schema import training_curve
 
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf, None])

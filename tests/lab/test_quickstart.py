@@ -78,7 +78,7 @@ def test_the_guard_is_measured_and_the_merge_is_in_the_report(finished):
 
 def test_its_rows_are_those_of_evaluate_and_of_the_page(finished, tiny_model_path, capsys):
     """Each with an empty store of embeddings: to the last bit, and with no other option."""
-    from bixse.ui.systems.two_systems import TwoSystems
+    from bixse.ui.systems import TwoSystems
     from bixse.ui.ui_settings import UiSettings
 
     out, result, _, _ = finished
@@ -90,7 +90,7 @@ def test_its_rows_are_those_of_evaluate_and_of_the_page(finished, tiny_model_pat
         assert {metric: said[metric] for metric in rows[name]} == rows[name]
     two = TwoSystems(UiSettings(run=out, collection=out / "collection", systems=tuple(models.values())))
     two.wait("compare")
-    assert two.error is None
+    assert two.loading("compare") is None
     for name, values in zip(models, two.per_query, strict=True):
         assert {metric: sum(per.values()) / len(per) for metric, per in values.items()} == pytest.approx(
             rows[name], abs=1e-12

@@ -7,15 +7,13 @@ from xml.etree import ElementTree
 import matplotlib
 from markupsafe import escape
 
+from bixse.lab.studies.outcome import Point, line_plot, row_plot
 from bixse.report.plots import (
     POINTS_SHOWN,
-    Point,
     forest_plot,
     gains_and_losses_plot,
-    line_plot,
     merge_plot,
     reliability_diagram,
-    row_plot,
     training_plots,
 )
 from bixse.report.schema import MergeCurve, MergeScore, QueryChange, TrainingCurve, TrainingPoint
@@ -71,7 +69,7 @@ def test_text_from_data_stays_text():
         forest_plot([comparison(name) for name in HOSTILE]),
         merge_plot(MergeCurve(system=HOSTILE[0], weight=0.5, points=merged, guards=HOSTILE[:1])),
         row_plot("t", "l", [(name, Point(0.0, 0.5, 0.4, 0.6)) for name in HOSTILE]),
-        line_plot("t", "x", "y", {name: [Point(1.0, 0.5, 0.4, 0.6), Point(2.0, 0.5, 0.4, 0.6)] for name in HOSTILE}),
+        line_plot("t", "x", "y", {name: [Point(x, 0.5, 0.4, 0.6) for x in (1.0, 2.0)] for name in HOSTILE}, "log"),
     ]
     for plot in plots:
         root = ElementTree.fromstring(plot.svg)  # well-formed XML

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from bixse.ui.app import Server
+from bixse.ui.serve import Server
 from bixse.ui.ui_settings import UiSettings
 from bixse.ui.workspace import open_workspace
 from helpers.ui_browser import started_chromium

@@ -48,7 +48,7 @@ def test_what_cannot_be_drawn_is_said_in_words_beside_the_zeros(trained, open_se
         record["config"]["pairs"] = None if broken == "no pairs" else str(trained / "nothing.jsonl")
     (trained / "run.json").write_text(json.dumps(record))
     server = open_server(trained)
-    server.workspace.batches.wait(0, 0)
+    server.workspace.batches.start(-1, -1).wait()
     html = Browser(server, "ann").get("/batch").text
     assert "got" in html and "fix:" in html and 'class="card"' in html and 'http-equiv="refresh"' not in html
 
@@ -56,19 +56,17 @@ def test_what_cannot_be_drawn_is_said_in_words_beside_the_zeros(trained, open_se
 def test_entries_are_those_of_the_pairs_and_sigma_the_models(trained, actions, open_server):
     server = open_server(trained)
     batches = server.workspace.batches
-    found = batches.wait(1, 2)
+    found = batches.start(1, 2).wait().result
     rows = [json.loads(line) for line in (actions.parent / "pairs.jsonl").read_text().splitlines()]
     given = {(row["query"], row["document"]): row["relevance"] for row in rows}
-    queries = batches.pairs.texts("query", found.query_rows)
-    documents = batches.pairs.texts("document", found.document_rows)
+    queries, documents = found.queries, found.documents
     expected = [[given.get((query, document), -1.0) for document in documents] for query in queries]
     assert found.known == pytest.approx(np.array(expected)) and (found.known > 0).sum() >= 8
     assert len(queries) == 8 and found.epoch == 1 and found.whole == found.known.shape
     model = load_relevance_model(trained / "model")
     cosines = encode_texts(model, queries, "query") @ encode_texts(model, documents, "document").T
     assert found.sigma == pytest.approx(model.head.probability(cosines.astype(np.float64)))
-    other = batches.wait(0, 2)
-    assert other.query_rows != found.query_rows
+    assert batches.start(0, 2).wait().result.queries != queries
     html = Browser(server).get("/batch", params={"epoch": "2", "batch": "3"}).text
     assert "Epoch 2, batch 3 of 4" in html
     counts = [
@@ -91,7 +89,7 @@ def test_an_address_with_nonsense_is_a_page(trained, open_server, query):
 def test_before_there_is_a_model_the_grades_are_shown(trained, open_server):
     shutil.rmtree(trained / "model")
     server = open_server(trained)
-    assert server.workspace.batches.wait(0, 0).sigma is None
+    assert server.workspace.batches.start(0, 0).wait().result.sigma is None
     html = Browser(server).get("/batch").text
     assert "when it is trained" in html and "assumed zero<" in html
 

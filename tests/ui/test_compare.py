@@ -13,7 +13,7 @@ from bixse.data.trec import write_run
 from bixse.errors import ConfigError, InputError
 from bixse.judging.audit.labels import read_labels
 from bixse.relevance import GradeScale
-from bixse.ui.systems import searcher
+from bixse.ui.searcher import open_searcher
 from bixse.ui.ui_settings import UiSettings
 from bixse.ui.workspace import open_workspace
 from helpers.html_page import Page
@@ -76,8 +76,8 @@ def test_what_cannot_be_loaded_is_said_in_words(compare, toy, broken):
 
 
 def test_a_page_says_that_models_are_being_loaded(toy, open_server, monkeypatch):
-    gate, really = threading.Event(), searcher.open_searcher
-    monkeypatch.setattr(searcher, "open_searcher", lambda *given: gate.wait(60) and really(*given))
+    gate, really = threading.Event(), open_searcher
+    monkeypatch.setattr("bixse.ui.searcher.open_searcher", lambda *given: gate.wait(60) and really(*given))
     server = open_server(toy / "empty", systems=("bm25", "bm25"), collection=toy / "toy")
     page = Browser(server).get("/compare").text
     assert "Loading" in page and 'http-equiv="refresh"' in page

@@ -9,7 +9,7 @@ import pytest
 
 from bixse.errors import InputError
 from bixse.judging.rubrics import load_rubric
-from bixse.ui.rubric_trials import save_version
+from bixse.ui.rubric_versions import save_version
 from helpers.chat_server import chat_server, planted
 from helpers.command import call
 from helpers.ui_server import Browser, events_of, graded_folder

@@ -13,8 +13,8 @@ from bixse.data.pairs_files import load_pairs, save_graded_pairs
 from bixse.errors import ConfigError, InputError
 from bixse.judging.audit.labels import read_labels
 from bixse.relevance import GradeScale
-from bixse.ui.app import Server
-from bixse.ui.drawing import LabelPlan, inclusion_probabilities
+from bixse.ui.label_plan import LabelPlan, inclusion_probabilities
+from bixse.ui.serve import Server
 from bixse.ui.ui_settings import UiSettings
 from bixse.ui.workspace import open_workspace
 from helpers.command import call

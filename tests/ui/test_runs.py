@@ -9,7 +9,7 @@ from bixse.errors import InputError
 from bixse.judging.judge import Answer
 from bixse.judging.ledger import Ledger
 from bixse.judging.ledgers.ledger_files import answers_by_status
-from bixse.ui.runs.run_list import list_runs
+from bixse.ui.pages.runs import list_runs
 from helpers.ui_server import Browser
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from bixse.calibration.calibrate import calibrate
 from bixse.calibration.calibrate_settings import CalibrateSettings
-from bixse.ui import app
-from bixse.ui.runs.train_run import TrainRun
+from bixse.ui import serve
+from bixse.ui.train_run import TrainRun
 from helpers.html_page import Page
 from helpers.ui_server import ORIGIN, Browser
 
@@ -97,7 +97,7 @@ def test_what_is_finished_shows_merge_and_questions(trained, open_server):
 
 
 def test_a_browser_is_told_of_news_until_it_leaves(trained, open_server, monkeypatch):
-    monkeypatch.setattr(app, "NEWS_EVERY", 0.01)
+    monkeypatch.setattr(serve, "NEWS_EVERY", 0.01)
     browser = Browser(open_server(trained))
     headers = [(b"host", ORIGIN.removeprefix("http://").encode())]
     cookie = "; ".join(f"{name}={value}" for name, value in browser.cookies.items())

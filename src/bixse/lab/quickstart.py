@@ -26,8 +26,7 @@ from bixse.evaluation.tasks import collection_task
 from bixse.files.files import write_atomically
 from bixse.lab.comparison import Comparer, ReportedSystem, merge_curve
 from bixse.report.page import write_report
-from bixse.report.schema import load_report_data, save_report_data
-from bixse.report.training_log import training_curve
+from bixse.report.schema import load_report_data, save_report_data, training_curve
 from bixse.training.config import TUNED_FOLDER, MergeConfig, OptimizerConfig, TrainConfig
 from bixse.training.recipe import TrainResult, train
 

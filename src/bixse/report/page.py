@@ -68,7 +68,7 @@ def write_report(data: ReportData, path: Path | str) -> None:
 
 @cache
 def page_environment(package: str = "bixse.report") -> Environment:
-    """What fills the templates of a package; every text from data is escaped."""
+    """The environment that fills the templates of a package; it escapes every text from data."""
     environment = Environment(
         loader=PackageLoader(package),
         autoescape=True,
@@ -99,7 +99,7 @@ def _moment(created: str) -> str:
 
 
 def _evidence(difference: Difference) -> str:
-    """Blanks that must not break are no-break spaces."""
+    """The interval, p-value and queries of a difference, with no-break spaces where no line may break."""
     p_value = table.format_p_value(difference.p_value)
     p_value = f"p {p_value if p_value.startswith('<') else f'= {p_value}'}".replace(" ", "\N{NO-BREAK SPACE}")
     interval = table.format_interval(difference.low, difference.high, signed=True)
@@ -122,7 +122,7 @@ def _with_code(text: str) -> Markup:
 
 
 def _best_scores(data: ReportData) -> Mapping[str, str]:
-    """Metric -> best mean as written, so that systems equal in print are marked alike; none for a single system."""
+    """Metric -> best mean as written, so that systems equal in print are marked alike; empty for a single system."""
     if len(data.systems) < 2:
         return {}
     return {
@@ -132,7 +132,7 @@ def _best_scores(data: ReportData) -> Mapping[str, str]:
 
 
 def _by_kind(changes: list[QueryChange]) -> list[tuple[str, int, float, float]]:
-    """Kind, queries, mean baseline and mean system score; empty when no query has a kind."""
+    """The kind, queries, mean baseline and mean system score of each kind; empty when no query has a kind."""
     kinds: dict[str, list[QueryChange]] = {}
     for change in changes:
         kinds.setdefault(change.kind or "(no kind)", []).append(change)

@@ -1,4 +1,4 @@
-"""Pictures: training curves, reliability diagram, gains and losses, differences with intervals, a study's plot.
+"""Pictures: training curves, reliability diagram, gains and losses, differences with intervals.
 
 The same data give the same bytes. matplotlib is imported on first use and its settings outside are left alone. `label`
 turns a system's name into what the picture shows.
@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import base64
 import io
-import itertools
 import unicodedata
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import escape
@@ -23,7 +22,7 @@ from bixse.files.files import write_atomically
 from bixse.report.table import format_difference, format_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from bixse.report.schema import MergeCurve, QueryChange, TrainingCurve, TrainingPoint
@@ -69,21 +68,12 @@ class Plot:
 
     svg: str
     alt: str
-    """What it shows, for screen readers."""
+    """A description for screen readers."""
 
     def __html__(self) -> str:
-        """How Jinja writes it into a page."""
+        """Return the markup by which Jinja writes it into a page."""
         data = base64.b64encode(self.svg.encode("utf-8")).decode("ascii")
         return f'<img src="data:image/svg+xml;base64,{data}" alt="{escape(self.alt)}">'
-
-
-class Point(NamedTuple):
-    """A mean with its interval at a place on the horizontal axis."""
-
-    x: float
-    value: float
-    low: float
-    high: float
 
 
 def training_plots(curves: Sequence[TrainingCurve], label: Callable[[str], str] = str) -> dict[str, Plot]:
@@ -105,7 +95,7 @@ def training_plots(curves: Sequence[TrainingCurve], label: Callable[[str], str] 
 
 
 def _training_plot(title: str, series: Sequence[tuple[str, TrainingCurve, str]]) -> Plot | None:
-    """Each of the series is (label, curve, field); None when none has a value."""
+    """A plot of series, each (label, curve, field), if one of them has a value."""
     drawn = [(name, curve, *_values(curve.points, field)) for name, curve, field in series]
     drawn = [item for item in drawn if len(item[2])]
     if not drawn:
@@ -257,61 +247,6 @@ def forest_plot(comparisons: Sequence[Comparison], label: Callable[[str], str] =
         axes.spines["left"].set_visible(False)
         axes.locator_params(axis="x", nbins=6)
         return finished(figure, f"Differences of {comparisons[0].metric} with intervals: {'; '.join(said)}")
-
-
-def line_plot(
-    title: str,
-    x_label: str,
-    y_label: str,
-    series: Mapping[str, Sequence[Point]],
-    x_scale: str = "linear",
-    y_log: bool = False,
-) -> Plot:
-    """Lines with a bar for each point's interval; points of different lines stand a little apart.
-
-    `series` is name -> points, `x_scale` "linear" or "log". On a logarithmic vertical axis values below 1 are drawn at
-    1.
-    """
-    with drawing(height=3.1) as figure:
-        axes = figure.add_subplot()
-        places = sorted({point.x for points in series.values() for point in points})
-        step = min((b - a for a, b in itertools.pairwise(places)), default=1.0)
-        said = []
-        for number, (name, points) in enumerate(series.items()):
-            ordered = sorted(points)
-            shift = (number - (len(series) - 1) / 2) * 0.08
-            xs = [p.x * (1 + shift) if x_scale == "log" else p.x + shift * step for p in ordered]
-            values = [max(p.value, 1.0) if y_log else p.value for p in ordered]
-            style = {"color": SERIES[number % len(SERIES)], "marker": MARKERS[number % len(MARKERS)]}
-            axes.plot(xs, values, linewidth=1.5, markersize=4.5, label=clean(name), **style)
-            if any(p.high > p.low for p in ordered):
-                axes.vlines(xs, [p.low for p in ordered], [p.high for p in ordered], color=style["color"],
-                            linewidth=1.2, alpha=0.6)  # fmt: skip
-            said.append(f"{name}: " + ", ".join(f"{point.x:g} {format_number(point.value)}" for point in ordered))
-        if x_scale == "log":
-            axes.set_xscale("log", base=2)
-        if y_log:
-            axes.set_yscale("log")
-        axes.set_xticks(places, [f"{place:g}" for place in places])
-        axes.minorticks_off()
-        axes.set(xlabel=x_label, ylabel=y_label)
-        if len(series) > 1:
-            figure.legend(loc="outside lower left", ncols=2)
-        return finished(figure, f"{title}, {y_label} against {x_label}: {'; '.join(said)}")
-
-
-def row_plot(title: str, label: str, points: Sequence[tuple[str, Point]]) -> Plot:
-    """A row per system, from the top: its mean as a dot, its interval as a line; the title is for screen readers."""
-    with drawing(height=0.8 + 0.34 * len(points)) as figure:
-        axes = figure.add_subplot()
-        for row, (_, point) in enumerate(points):
-            axes.hlines(row, point.low, point.high, color=SERIES[0], linewidth=1.8, alpha=0.6)
-            axes.plot(point.value, row, color=SERIES[0], marker="o", markersize=5)
-        axes.set_yticks(range(len(points)), [clean(name, 22) for name, _ in points], color=INK)
-        axes.set(ylim=(len(points) - 0.5, -0.5), xlabel=label)
-        axes.locator_params(axis="x", nbins=5)
-        said = "; ".join(f"{name} {format_number(point.value)}" for name, point in points)
-        return finished(figure, f"{title}, {label}: {said}")
 
 
 def clean(text: str, length: int = 34) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -13,7 +14,9 @@ from bixse.files.files import read_text, write_atomically
 from bixse.results import CalibrationReport, Comparison
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from typing import Self
+
 
 UnitInterval = Annotated[float, Field(ge=0.0, le=1.0)]
 Text = Annotated[str, AfterValidator(lambda text: text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))]
@@ -36,7 +39,7 @@ class SystemScores(_Plain):
     """One row of the results table."""
 
     name: Text
-    """Unique; comparisons use it."""
+    """Unique name; comparisons use it."""
     label: Text
     metrics: dict[Text, float]
     """Metric name -> mean over the queries."""
@@ -45,7 +48,7 @@ class SystemScores(_Plain):
 
 
 class TrainingPoint(_Plain):
-    """What was logged at one training step; only the step must be known."""
+    """The log of one training step; only the step must be known."""
 
     step: int
     epoch: Positive | None = None
@@ -67,13 +70,12 @@ class TrainingCurve(_Plain):
 
     system: Text
     points: list[TrainingPoint]
-    """By rising step."""
     best_step: int | None = None
-    """Of the checkpoint kept."""
+    """Step of the checkpoint that was kept."""
 
 
 class MergeScore(_Plain):
-    """What one weight between the base and the tuned model reaches."""
+    """The scores of one weight between the base and the tuned model."""
 
     weight: UnitInterval
     """0 is the base model, 1 the tuned one."""
@@ -90,9 +92,9 @@ class MergeCurve(_Plain):
 
     system: Text
     weight: UnitInterval
-    """The one that was kept."""
+    """The weight that was kept."""
     points: list[MergeScore]
-    """By weight, the base model first."""
+    """Points by weight, the base model first."""
     reason: Text = ""
     """Sentence that says why the weight was kept."""
     guards: list[Text] = Field(default_factory=list)
@@ -121,7 +123,7 @@ class RankedDocument(_Plain):
     title: Text = ""
     text: Text = ""
     grade: float | None = None
-    """None when nobody judged the pair."""
+    """The grade, if somebody judged the pair."""
     score: float
     probability: UnitInterval | None = None
 
@@ -162,7 +164,7 @@ class ReportData(_Plain):
     """ISO 8601."""
     description: Text = ""
     verdicts: list[Text] = Field(default_factory=list)
-    """What was found, in plain sentences."""
+    """Findings in plain sentences."""
     systems: list[SystemScores] = Field(min_length=1)
     comparisons: list[Comparison] = Field(default_factory=list)
     primary_metric: Text
@@ -205,21 +207,21 @@ class ReportData(_Plain):
 
     @property
     def metrics(self) -> list[str]:
-        """The primary one first, then in order of appearance."""
+        """Metrics, the primary one first, then in order of appearance."""
         names = [self.primary_metric, *(metric for system in self.systems for metric in system.metrics)]
         return list(dict.fromkeys(names))
 
     def label(self, name: str) -> str:
-        """The name itself when it is not listed."""
+        """The label of a system, or the name itself when it is not listed."""
         return next((system.label for system in self.systems if system.name == name), name)
 
     @property
     def baselines(self) -> list[str]:
-        """What the primary metric is compared with, in order of appearance."""
+        """Systems that the primary metric is compared with, in order of appearance."""
         return list(dict.fromkeys(c.baseline for c in self.comparisons if c.metric == self.primary_metric))
 
     def comparison(self, system: str, baseline: str) -> Comparison | None:
-        """On the primary metric."""
+        """The comparison on the primary metric."""
         wanted = (system, baseline, self.primary_metric)
         return next((c for c in self.comparisons if (c.system, c.baseline, c.metric) == wanted), None)
 
@@ -241,3 +243,22 @@ def load_report_data(path: Path | str) -> ReportData:
             fix = "write the file again with the command that made it"
             errors.add(None, column, shorten(found["input"]), found["msg"], fix)
         raise errors from error
+
+
+def training_curve(system: str, history: Sequence[Mapping[str, Any]], best_step: int | None) -> TrainingCurve:
+    """The trainer's log as the report's curve: entries of one step are one point.
+
+    A figure that is no finite number is left out: a batch without a relevant document has no mean logit of such.
+    """
+    renamed = {"grad_norm": "gradient_norm", "eval_dev_ndcg@10": "dev_ndcg"}
+    known = set(TrainingPoint.model_fields) - {"step"}
+    points: dict[int, dict[str, Any]] = {}
+    for entry in history:
+        point = points.setdefault(int(entry["step"]), {"step": int(entry["step"])})
+        for name, value in entry.items():
+            field = renamed.get(name, name)
+            if field in known and value is not None and math.isfinite(value):
+                point[field] = float(value)
+    return TrainingCurve(
+        system=system, points=[TrainingPoint(**points[step]) for step in sorted(points)], best_step=best_step
+    )

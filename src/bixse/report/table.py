@@ -26,7 +26,7 @@ VERDICT_WORDS: dict[Verdict, str] = {
 
 
 def format_verdict(difference: Difference) -> str:
-    """A verdict with its sign; few queries are said.
+    """A verdict with its sign, and a remark if the queries are few.
 
     Example:
         >>> from bixse.results import Difference
@@ -37,7 +37,7 @@ def format_verdict(difference: Difference) -> str:
 
 
 def format_number(value: float | None, digits: int = 3) -> str:
-    """With fixed decimals, or a dash for None; never "-0.000"."""
+    """A number with fixed decimals, or a dash for None; never "-0.000"."""
     return "–" if value is None else f"{value:z.{digits}f}"
 
 
@@ -53,7 +53,7 @@ def format_difference(value: float, digits: int = 3) -> str:
 
 
 def format_interval(low: float | None, high: float | None, signed: bool = False, digits: int = 3) -> str:
-    """Such as "[−0.010, +0.090]", or an empty text when it is not known."""
+    """An interval such as "[−0.010, +0.090]", or an empty text when it is not known."""
     if low is None or high is None:
         return ""
     write = format_difference if signed else format_number
@@ -61,12 +61,12 @@ def format_interval(low: float | None, high: float | None, signed: bool = False,
 
 
 def format_p_value(value: float | None) -> str:
-    """Below one in a thousand only "< 0.001"."""
+    """A p-value; below one in a thousand "< 0.001"."""
     return "< 0.001" if value is not None and value < 0.001 else format_number(value)
 
 
 def format_seconds(seconds: float | None) -> str:
-    """Such as "1 min 23 s", or a dash for None."""
+    """A duration such as "1 min 23 s", or a dash for None."""
     return "–" if seconds is None else duration(seconds)
 
 

@@ -41,12 +41,12 @@ class LabelEvent(Word):
     document_id: str
     status: LabelStatus
     grade: float | None = None
-    """On the rubric's scale."""
+    """Grade on the rubric's scale."""
     explanation: str | None = None
     seconds: float | None = None
-    """From the page's appearance, or the person's last event, to this one."""
+    """Seconds from the page's appearance, or the person's last event, to this one."""
     probability: float | None = None
-    """Of the pair's being among those drawn; only the ratios between pairs matter where fewer were labelled."""
+    """Probability that the pair was drawn; where fewer were labelled only the ratios between pairs matter."""
     undoes: str | None = None
     """The event that no longer counts."""
     seen: str | None = None
@@ -57,7 +57,7 @@ class LabelEvent(Word):
 
 
 class LabelLog:
-    """All events of a file, and what of them stands."""
+    """All events of a file, and the labels that are valid after them."""
 
     def __init__(self, path: Path) -> None:
         """Read a file, or begin one; see `open_labels`."""
@@ -75,7 +75,7 @@ class LabelLog:
                     errors.add(number, "grade", "nothing", f"a grade with the status {row['status']!r}", "correct it")
             errors.raise_any()
         self.words = standing_words(self.events)
-        """Pair -> person -> the event that stands."""
+        """Pair -> person -> the event that counts."""
 
     def _take(self, event: LabelEvent) -> None:
         if event.event not in self._names:
@@ -83,28 +83,20 @@ class LabelLog:
             self.events.append(event)
 
     def add(self, event: LabelEvent) -> bool:
-        """Write an event to the disk; False, and nothing is written, where the file has it already.
-
-        Raises:
-            StorageError: the disk is full or the file cannot be written; then the event does not count.
-        """
+        """Write an event to the disk; return False if the file had it already. On a StorageError it does not count."""
         line = json.dumps({name: value for name, value in asdict(event).items() if value is not None})
         with self._lock:
             if event.event in self._names:
                 return False
             append_line(self.path, line)
             self._take(event)
-            if event.undoes is None:
-                self._stand(event)
-            else:
+            if event.undoes is not None:
                 self.words = standing_words(self.events)
+                return True
+            words, person = dict(self.words.get(event.pair, {})), "" if event.status == "final" else event.person
+            words.pop(person, None)
+            self.words = {**self.words, event.pair: {**words, person: event}}
             return True
-
-    def _stand(self, event: LabelEvent) -> None:
-        words = dict(self.words.get(event.pair, {}))
-        person = "" if event.status == "final" else event.person
-        words.pop(person, None)
-        self.words = {**self.words, event.pair: {**words, person: event}}
 
     @property
     def independent(self) -> Mapping[PairIds, Mapping[str, LabelEvent]]:
@@ -161,7 +153,7 @@ def open_labels(path: Path) -> Iterator[LabelLog]:
 
 
 def _set_torn_line_apart(path: Path) -> None:
-    """What was cut short while it was written was never said to be saved: its browser sends it again."""
+    """Move a line that was cut short to FILE.torn: no page said that it was saved, so its browser sends it again."""
     content = path.read_bytes()
     kept = content.rfind(b"\n") + 1
     torn = content[kept:]

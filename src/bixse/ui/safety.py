@@ -40,7 +40,7 @@ HEADERS = {
 }
 WITHOUT_SESSION = "No session. Open the link that `bixse ui` printed when it started."
 SECRET_FILE, SECRET_BYTES = ".ui-secret", 32
-"""Signs the sessions, so that they outlive the server; whoever can read it can make a session."""
+"""The file signs the sessions, so that they outlive the server; whoever can read it can make a session."""
 
 
 def open_secret(folder: Path) -> bytes:
@@ -62,9 +62,9 @@ class Session:
 
     name: str
     person: str = ""
-    """Who labels there; empty until the name is given."""
+    """The name of the person who labels there; empty until it is given."""
     said: list[str] = field(default_factory=list)
-    """What the next page says first."""
+    """Messages that the next page shows first."""
 
 
 class Sessions:

@@ -1,21 +1,182 @@
-"""`serve`: open a run folder and show it until it is stopped."""
+"""`serve`: show the pages of a run folder until it is stopped; `Server`: the routes that follow from the pages."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 import socket
-from typing import TYPE_CHECKING
+import threading
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, quote
 
 import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
-from bixse.errors import InputError
-from bixse.ui.app import Server
-from bixse.ui.workspace import open_workspace
+from bixse.errors import BixseError, InputError, printable
+from bixse.report.page import page_environment
+from bixse.ui.pages import compare, label, rubric, runs, training
+from bixse.ui.safety import Guard, Session, Sessions, open_secret
+from bixse.ui.workspace import Page, Visit, open_workspace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from starlette.requests import Request
 
     from bixse.ui.ui_settings import UiSettings
+    from bixse.ui.workspace import Act, Draw, Show, Workspace
+
+PAGES = (*label.PAGES, *rubric.PAGES, *compare.PAGES, *training.PAGES, *runs.PAGES)
+"""All pages in the order of the navigation; the first that has something to show is shown at `/`."""
+NEWS_EVERY = 2.0
+"""Seconds between two looks for news."""
+SVG = "image/svg+xml"
+LONGEST_NAME = 40
+"""Characters of a person's name."""
+log = logging.getLogger(__name__)
+
+
+class Server:
+    """The application and what its requests share."""
+
+    def __init__(self, workspace: Workspace, port: int) -> None:
+        self.workspace = workspace
+        self.sessions = Sessions(open_secret(workspace.settings.labels_path.parent))
+        self._drawing = threading.Lock()
+        self.pages = [page for page in PAGES if page.fits(workspace)]
+        routes = [
+            Route("/", self.first),
+            Route("/enter", self.enter),
+            Route("/person", self.name_person, methods=["POST"]),
+            Route("/invite", self.invite, methods=["POST"]),
+            Mount("/static", StaticFiles(directory=Path(__file__).parent / "static")),
+        ]
+        for page in self.pages:
+            answers: dict[str, Callable[[Visit], Response]] = {"": partial(self.show, page, page.show, page.name)}
+            for name, show in page.parts.items():
+                answers[f"/{name}"] = partial(self.show, page, show, f"{page.name}-{name}")
+            answers |= {f"/{name}.svg": partial(self.draw, draw) for name, draw in page.pictures.items()}
+            for path, make in answers.items():
+                routes.append(Route(f"/{page.name}{path}", partial(self.answer, page, make)))
+            for name, act in page.actions.items():
+                make = partial(self.act, act)
+                routes.append(Route(f"/{page.name}/{name}", partial(self.answer, page, make), methods=["POST"]))
+            if page.news is not None:
+                routes.append(Route(f"/{page.name}/news", partial(self.tell_news, page.news)))
+        settings = workspace.settings
+        self.guard = Guard(Starlette(routes=routes), self.sessions, settings.host, port, settings.is_local)
+
+    async def first(self, request: Request) -> Response:
+        return RedirectResponse(f"/{self.pages[0].name}", 303)
+
+    async def enter(self, request: Request) -> Response:
+        """Take a one-time token for a session; the way of the printed address."""
+        if request.method == "HEAD":  # a preview takes nothing
+            return Response()
+        if request.scope["session"] is not None:
+            return RedirectResponse("/", 303)
+        session = self.sessions.enter(request.query_params.get("token", ""))
+        if session is None:
+            why = (
+                "this address was used, or is of an earlier start: ask for a new one on the first page, or start again"
+            )
+            return self.page("message.html.j2", 403, None, title="A used address", message=why)
+        session.person = _name(request.query_params.get("person", ""))
+        # a page of ours that leads on: where another site's page led here, its redirect would come without the cookie
+        return self.guard.hand_over(self.page("entered.html.j2", 200, None, title="Welcome"), session)
+
+    async def name_person(self, request: Request) -> Response:
+        """Keep who labels in this browser."""
+        visit = await self.visit(request)
+        visit.session.person = _name(visit.form.get("person", ""))
+        to = visit.form.get("to", "")
+        answer = RedirectResponse(f"/{to}" if to in {page.name for page in self.pages} else "/", 303)
+        return self.guard.hand_over(answer, visit.session)
+
+    async def invite(self, request: Request) -> Response:
+        """Show an address that lets one more browser in."""
+        visit = await self.visit(request)
+        visit.session.said.append(
+            f"for one more browser, once: {visit.address}/enter?token={self.sessions.new_token()}"
+        )
+        return RedirectResponse("/", 303)
+
+    def show(self, page: Page, show: Show, template: str, visit: Visit) -> Response:
+        """A page, or a part of one."""
+        return self.page(f"{template}.html.j2", 200, visit.session, page, **show(self.workspace, visit))
+
+    def act(self, act: Act, visit: Visit) -> Response:
+        """Change something and lead on."""
+        return RedirectResponse(quote(act(self.workspace, visit), safe="/?&=#%+"), 303)
+
+    def draw(self, draw: Draw, visit: Visit) -> Response:
+        """A picture."""
+        with self._drawing:  # matplotlib's settings belong to the process
+            plot = draw(self.workspace, visit)
+        return Response("" if plot is None else plot.svg, 404 if plot is None else 200, None, SVG)
+
+    async def tell_news(self, news: Callable[[Workspace], str], request: Request) -> Response:
+        """Send an event for all news, until the browser leaves."""
+
+        async def events() -> AsyncIterator[str]:
+            before = await run_in_threadpool(news, self.workspace)
+            while not await request.is_disconnected():
+                await asyncio.sleep(NEWS_EVERY)
+                now = await run_in_threadpool(news, self.workspace)
+                yield f"data: {now}\n\n" if now != before else ": still there\n\n"
+                before = now
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    async def answer(self, page: Page, make: Callable[[Visit], Response], request: Request) -> Response:
+        """The answer to a visit, or a page that says why there is none."""
+        visit = await self.visit(request)
+        session = visit.session
+        if page.needs_person and not visit.person:
+            return self.page("person.html.j2", 200, session, page, title="Who labels?")
+        try:
+            return await run_in_threadpool(make, visit)
+        except BixseError as error:
+            return self.page("message.html.j2", 400, session, page, message=str(error), title="That did not work")
+        except Exception:
+            log.exception("%s", page.name)
+            why = "an error of ours; what was saved is saved, and the terminal of `bixse ui` shows what it was"
+            return self.page("message.html.j2", 500, session, page, message=why, title="That did not work")
+
+    async def visit(self, request: Request) -> Visit:
+        """The visit of a request; of a field that is given twice the last value counts."""
+        body = (await request.body()).decode("utf-8", "replace") if request.method == "POST" else ""
+        form = dict(parse_qsl(body, keep_blank_values=True))
+        address = f"http://{request.headers['host']}"
+        return Visit(request.scope["session"], request.query_params, form, address)
+
+    def page(
+        self, template: str, status: int, session: Session | None, here: Page | None = None, /, **values: Any
+    ) -> Response:
+        """A filled template; messages of the session are shown once."""
+        shared = {
+            "title": here.title if here is not None else "",
+            "pages": self.pages if session is not None else [],
+            "here": here,
+            "person": session.person if session is not None else "",
+            "said": [session.said.pop(0) for _ in list(session.said)] if session is not None else [],
+            "settings": self.workspace.settings,
+        }
+        environment = page_environment("bixse.ui")
+        environment.filters.setdefault("shown", printable)
+        return HTMLResponse(environment.get_template(template).render({**shared, **values}), status)
+
+
+def _name(given: str) -> str:
+    """A person's name in one line, without control characters."""
+    return " ".join(printable(given).split())[:LONGEST_NAME]
 
 
 def serve(settings: UiSettings, say: Callable[[str], None]) -> None:

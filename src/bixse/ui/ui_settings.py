@@ -48,7 +48,7 @@ class UiSettings(JudgeConfig):
     tried: int = Field(default=50, ge=2)
     """Labelled pairs that an edited rubric is tried on."""
     seed: int = Field(default=0, ge=0, lt=SEEDS)
-    """Of all draws."""
+    """Random seed of all draws."""
     systems: Annotated[tuple[str, ...], Flag(metavar="SYSTEM")] = ()
     """Two systems to compare: each a model, an index folder, bm25, a TREC run, or an output folder of `bixse evaluate`;
     the second is held against the first."""
@@ -89,7 +89,7 @@ class UiSettings(JudgeConfig):
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine reaches the host."""
+        """Return True if only this machine reaches the host."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:

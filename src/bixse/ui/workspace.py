@@ -1,64 +1,87 @@
-"""What the pages share: a run folder's settings, its pairs, people's labels and the rubric they label by."""
+"""`Workspace`: a run folder as the pages share it; `Page`: functions from it and a visit to a template's values."""
 
 from __future__ import annotations
 
+import math
 import shlex
 import threading
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from bixse.data.graded_pairs import GradedPairs
+import numpy as np
+
 from bixse.errors import InputError
-from bixse.judging.grade import JUDGEMENTS_NAME, PAIRS_NAME
+from bixse.judging.audit.agreement import agreement_within, cohen_kappa, counts_by_query
+from bixse.judging.grade import JUDGEMENTS_NAME
 from bixse.judging.open_judge import DEFAULT_RUBRIC
 from bixse.judging.rubrics import load_rubric, rubric_names
 from bixse.training.config import LOG_FILE
-from bixse.ui.agreement_so_far import agreement_so_far
-from bixse.ui.drawing import Desk, LabelPlan
 from bixse.ui.label_log import open_labels
-from bixse.ui.run_index import RunIndex, open_index
-from bixse.ui.runs.run_list import read_record, runs_below
-from bixse.ui.runs.train_batch import TrainBatches
-from bixse.ui.runs.train_run import TrainRun
-from bixse.ui.systems.two_systems import TwoSystems
+from bixse.ui.label_plan import Desk, LabelPlan, open_index
+from bixse.ui.systems import TwoSystems
+from bixse.ui.train_run import TrainBatches, TrainRun, read_record, runs_below
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from bixse.judging.rubrics import Rubric
-    from bixse.ui.agreement_so_far import AgreementSoFar
+    from bixse.report.plots import Plot
+    from bixse.results import IntervalEstimate
     from bixse.ui.label_log import LabelLog
+    from bixse.ui.label_plan import RunIndex
+    from bixse.ui.safety import Session
     from bixse.ui.ui_settings import UiSettings
+
+SAMPLES = 500
+"""Resamples of the queries, few enough for a page."""
+
+
+@dataclass(frozen=True)
+class AgreementSoFar:
+    """Agreement of judge and people on all pairs of the folder, estimated from the labels."""
+
+    labels: int
+    """Pairs with a label and a grade of the judge."""
+    kappa: IntervalEstimate
+    """Quadratic."""
+    within_one: IntervalEstimate
+
+    def left(self, width: float) -> int | None:
+        """About how many labels are missing until the interval of kappa is as narrow; None where it is not known.
+
+        Its width falls with the root of the number of labels. It has none where the judge gives all pairs one grade.
+        """
+        low, high = self.kappa.low, self.kappa.high
+        if low is None or high is None or math.isclose(low, high, abs_tol=1e-9):
+            return None
+        return max(0, math.ceil(self.labels * (((high - low) / width) ** 2 - 1)))
 
 
 class Workspace:
     """An open run folder; what a page needs is read when the server starts, once."""
 
     def __init__(self, settings: UiSettings, index: RunIndex, labels: LabelLog) -> None:
-        self.settings, self.index, self.labels = settings, index, labels
+        self.settings, self.run, self.index, self.labels = settings, settings.run, index, labels
+        self.systems = TwoSystems(settings) if settings.systems else None
+        self.training, self.batches = TrainRun(self.run), TrainBatches(self.run)
+        self.plan = LabelPlan(index, self.rubric, settings)
+        self.desk = Desk(self.plan, index, labels)
         self.lock = threading.Lock()
-        self.jobs: dict[str, Any] = {}
-        """Page -> the work in a thread that it began last; the lock is held to begin one."""
+        self.trial: Any = None
+        """The version of the rubric that was tried last, and its job; the lock is held to begin one."""
         self._agreement: tuple[Any, AgreementSoFar | None] = (None, None)
-
-    @property
-    def run(self) -> Path:
-        return self.settings.run
 
     @cached_property
     def record(self) -> dict[str, Any]:
-        """What run.json says; read once."""
+        """The content of run.json, read once."""
         return read_record(self.run)
 
     @cached_property
     def rubric(self) -> Rubric:
-        """What people label by.
-
-        Raises:
-            InputError: the folder was graded with a rubric that does not come with the package.
-        """
+        """The rubric that people label by; InputError if the folder was graded with one that is not known here."""
         if self.settings.rubric is not None:
             return self.settings.rubric
         asked = (self.record.get("config") or {}).get("rubric")
@@ -73,51 +96,38 @@ class Workspace:
         return rubric
 
     def audit_command(self, *others: Path) -> str:
-        """What measures the folder's judge, and the judges of other files, against people's labels."""
+        """The command that measures the folder's judge, and the judges of other files, against people's labels."""
         ends = (f"{self.rubric.scale.minimum:g}", f"{self.rubric.scale.maximum:g}")
         judges = (self.run / JUDGEMENTS_NAME, *others)
         words = ("bixse", "grade", "audit", "--judge", *judges, "--human", self.settings.labels_path, "--scale", *ends)
         return shlex.join(map(str, words))
 
-    @cached_property
-    def systems(self) -> TwoSystems | None:
-        """The two that are compared; loaded when they are first asked for."""
-        return TwoSystems(self.settings) if self.settings.systems else None
-
-    @cached_property
-    def training(self) -> TrainRun:
-        """The log of the folder."""
-        return TrainRun(self.run)
-
-    @cached_property
-    def batches(self) -> TrainBatches:
-        """Those of a training run."""
-        return TrainBatches(self.training)
-
-    @cached_property
-    def plan(self) -> LabelPlan:
-        """Which pairs are labelled."""
-        return LabelPlan(self.index, self.rubric, self.settings)
-
-    @cached_property
-    def desk(self) -> Desk:
-        """Who labels what next."""
-        return Desk(self.plan, self.index, self.labels)
-
     @property
     def agreement(self) -> AgreementSoFar | None:
-        """Of judge and people; computed anew where labels came."""
-        words, found = self._agreement
-        if words is not self.labels.words:
-            words, independent = self.labels.words, self.labels.independent
-            labels = {
-                pair: grade
-                for pair, grade in self.labels.grades(independent=True).items()
-                if any(word.probability is not None for word in independent[pair].values())  # drawn, chosen by nobody
-            }
-            found = agreement_so_far(labels, self.index, self.plan.probabilities, self.rubric, self.settings.seed)
-            self._agreement = (words, found)
-        return found
+        """The agreement of judge and people, computed again when labels came; None for fewer than two queries."""
+        words = self.labels.words
+        if words is not self._agreement[0]:
+            self._agreement = (words, self._agreement_so_far())
+        return self._agreement[1]
+
+    def _agreement_so_far(self) -> AgreementSoFar | None:
+        """Every label counts by one over its pair's probability of being drawn; a pair that a person chose has none."""
+        index, rubric, independent = self.index, self.rubric, self.labels.independent
+        rows = [
+            (index.query_ids[row], grade, judged, 1 / self.plan.probabilities[row])
+            for pair, grade in self.labels.grades(independent=True).items()
+            if any(word.probability is not None for word in independent[pair].values())
+            and (row := index.row_of.get(pair)) is not None
+            and (judged := index.grade(row, rubric.scale)) is not None
+        ]
+        if len({query_id for query_id, *_ in rows}) < 2:
+            return None
+        query_ids, *columns = zip(*rows, strict=True)
+        human, judge, weights = (np.array(column, dtype=np.float64) for column in columns)
+        counts = counts_by_query(human, judge, query_ids, np.array(rubric.values), weights)
+        same, next_to = agreement_within(0), agreement_within(1)
+        measures = {"kappa": cohen_kappa(2), "within_one": lambda tables: same(tables) + next_to(tables)}
+        return AgreementSoFar(len(rows), **counts.estimates(measures, SAMPLES, self.settings.seed))
 
 
 @contextmanager
@@ -130,13 +140,62 @@ def open_workspace(settings: UiSettings) -> Iterator[Workspace]:
     """
     if not settings.run.is_dir():
         raise InputError(f"{settings.run}: got no such folder; expected a run folder; fix: check the path")
-    nothing = settings.pairs is None and not any(
-        (settings.run / name).is_file() for name in (PAIRS_NAME, JUDGEMENTS_NAME)
-    )
     others = settings.systems or (settings.run / LOG_FILE).is_file() or any(runs_below(settings.run))
-    index = RunIndex(GradedPairs.from_rows([])) if nothing and others else open_index(settings.run, settings.pairs)
+    index = open_index(settings.run, settings.pairs, may_be_empty=bool(others))
     with open_labels(settings.labels_path) as labels:
         workspace = Workspace(settings, index, labels)
-        _ = workspace.desk  # what is refused is refused at the start, not at the first page
         workspace.training.look()
         yield workspace
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What one request says."""
+
+    session: Session
+    query: Mapping[str, str]
+    """Fields of the address, after `?`."""
+    form: Mapping[str, str] = field(default_factory=dict)
+    """Fields of the form that was sent."""
+    address: str = ""
+    """The address of the server, such as http://127.0.0.1:8765."""
+
+    @property
+    def person(self) -> str:
+        return self.session.person
+
+    def number(self, name: str) -> int:
+        """A whole number of the address, or 0."""
+        text = self.query.get(name, "")
+        return int(text) if text.isdecimal() and len(text) < 10 else 0
+
+
+Show: TypeAlias = "Callable[[Workspace, Visit], dict[str, Any]]"
+"""Values of a template; reads files, changes nothing."""
+Draw: TypeAlias = "Callable[[Workspace, Visit], Plot | None]"
+"""A picture, if there is one."""
+Act: TypeAlias = "Callable[[Workspace, Visit], str]"
+"""Changes something; returns the address to go on with."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """One page, as a module of `bixse.ui.pages` lists it in `PAGES`."""
+
+    name: str
+    """Its address and its template: `/NAME` and `NAME.html.j2`."""
+    title: str
+    show: Show
+    fits: Callable[[Workspace], bool]
+    """Whether this run folder has what the page shows."""
+    actions: Mapping[str, Act] = field(default_factory=dict)
+    """`/NAME/ACTION`, by POST."""
+    parts: Mapping[str, Show] = field(default_factory=dict)
+    """`/NAME/PART`, by GET, of `NAME-PART.html.j2`: a part that is loaded later, such as progress."""
+    needs_person: bool = False
+    """Whether it asks for a name first."""
+    pictures: Mapping[str, Draw] = field(default_factory=dict)
+    """`/NAME/PICTURE.svg`, by GET."""
+    news: Callable[[Workspace], str] | None = None
+    """A value that changes when the page should reload, for example a file size; sent as server-sent events at
+    `/NAME/news`."""

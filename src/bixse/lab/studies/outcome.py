@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import statistics
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bixse.evaluation.metrics import PRIMARY_METRIC
 from bixse.evaluation.statistics import holm
@@ -15,7 +16,7 @@ from bixse.lab.experiments import TRAIN_FOLDER, show
 from bixse.lab.studies.measures import NOT_MERGED
 from bixse.lab.studies.study import ClaimResult, PerSeed, above, interval_of, key_of, measure
 from bixse.report.page import render_page
-from bixse.report.plots import Point, line_plot, row_plot, save_plot
+from bixse.report.plots import INK, MARKERS, SERIES, clean, drawing, finished, save_plot
 from bixse.report.table import format_difference, format_interval, format_markdown, format_number, format_p_value
 from bixse.training.config import MODEL_FOLDER
 
@@ -282,6 +283,15 @@ def page_content(outcome: StudyOutcome, plot: Plot) -> dict[str, Any]:
     }
 
 
+class Point(NamedTuple):
+    """A mean with its interval at a position on the horizontal axis."""
+
+    x: float
+    value: float
+    low: float
+    high: float
+
+
 def plot_of(outcome: StudyOutcome) -> Plot:
     """Lines over the study's axis with intervals, or a row per arm where it has none."""
     study = outcome.study
@@ -305,6 +315,50 @@ def _point(row: SummaryRow, x: float) -> Point:
 
 def _name(row: SummaryRow) -> str:
     return ", ".join(str(value) for value in row.labels.values())
+
+
+def line_plot(title: str, x_label: str, y_label: str, series: Mapping[str, Sequence[Point]], x_scale: str) -> Plot:
+    """Lines with a bar for each point's interval; points of different lines are a little apart.
+
+    `series` is name -> points, `x_scale` "linear" or "log".
+    """
+    with drawing(height=3.1) as figure:
+        axes = figure.add_subplot()
+        ticks = sorted({point.x for points in series.values() for point in points})
+        step = min((b - a for a, b in itertools.pairwise(ticks)), default=1.0)
+        lines = []
+        for number, (name, points) in enumerate(series.items()):
+            ordered = sorted(points)
+            shift = (number - (len(series) - 1) / 2) * 0.08
+            xs = [p.x * (1 + shift) if x_scale == "log" else p.x + shift * step for p in ordered]
+            style = {"color": SERIES[number % len(SERIES)], "marker": MARKERS[number % len(MARKERS)]}
+            axes.plot(xs, [p.value for p in ordered], linewidth=1.5, markersize=4.5, label=clean(name), **style)
+            if any(p.high > p.low for p in ordered):
+                axes.vlines(xs, [p.low for p in ordered], [p.high for p in ordered], color=style["color"],
+                            linewidth=1.2, alpha=0.6)  # fmt: skip
+            lines.append(f"{name}: " + ", ".join(f"{point.x:g} {format_number(point.value)}" for point in ordered))
+        if x_scale == "log":
+            axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+        axes.set(xlabel=x_label, ylabel=y_label)
+        if len(series) > 1:
+            figure.legend(loc="outside lower left", ncols=2)
+        return finished(figure, f"{title}, {y_label} against {x_label}: {'; '.join(lines)}")
+
+
+def row_plot(title: str, label: str, points: Sequence[tuple[str, Point]]) -> Plot:
+    """A row per system, from the top: its mean as a dot, its interval as a line; the title is for screen readers."""
+    with drawing(height=0.8 + 0.34 * len(points)) as figure:
+        axes = figure.add_subplot()
+        for row, (_, point) in enumerate(points):
+            axes.hlines(row, point.low, point.high, color=SERIES[0], linewidth=1.8, alpha=0.6)
+            axes.plot(point.value, row, color=SERIES[0], marker="o", markersize=5)
+        axes.set_yticks(range(len(points)), [clean(name, 22) for name, _ in points], color=INK)
+        axes.set(ylim=(len(points) - 0.5, -0.5), xlabel=label)
+        axes.locator_params(axis="x", nbins=5)
+        means = "; ".join(f"{name} {format_number(point.value)}" for name, point in points)
+        return finished(figure, f"{title}, {label}: {means}")
 
 
 def markdown(outcome: StudyOutcome) -> str:

@@ -1,33 +1,36 @@
-"""Search: the hits of two systems side by side, what moved between them, and what a threshold would keep."""
+"""Pages over two systems: their hits side by side, wins and losses by query, and how true their probabilities are."""
 
 from __future__ import annotations
 
 import math
-import secrets
 import shlex
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from bixse.errors import BixseError, InputError, shorten
-from bixse.ui.cards import event_of, options
-from bixse.ui.ui_page import Page
+from bixse.report.schema import QueryChange
+from bixse.ui.pages.label import event_of, grading_form
+from bixse.ui.workspace import Page
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from bixse.report.plots import Plot
     from bixse.search.search_collection import Hit
-    from bixse.ui.systems.searcher import Searcher
-    from bixse.ui.systems.two_systems import TwoSystems
-    from bixse.ui.ui_page import Visit
-    from bixse.ui.workspace import Workspace
+    from bixse.ui.searcher import Searcher
+    from bixse.ui.systems import TwoSystems
+    from bixse.ui.workspace import Visit, Workspace
 
 TOPS = (5, 10, 20)
 SHOWN_QUERIES = 500
-"""Of the collection, to pick from; others are found by typing."""
+"""Queries of the collection to pick from; others are found by typing."""
 ROW = 10
 """Height of a row in the drawing of lines."""
+CHANGES_AT_ONCE = 50
+"""Queries on one page of wins and losses."""
+LOWEST, HIGHEST = -4.0, -0.1
+"""Ends of the slider: logarithms of the prior to base 10."""
 
 
 @dataclass(frozen=True)
@@ -37,47 +40,51 @@ class HitRow:
     hit: Hit
     ranks: tuple[int | None, int | None]
     grade: float | None
-    """Of the collection's judgements."""
+    """The grade of the collection's judgements."""
     own: float | None
-    """The person's."""
+    """The grade of the person."""
     is_below: bool
     """Less probable than the threshold."""
 
     @property
     def move(self) -> str:
-        """From the first system's rank to the second's."""
         return " → ".join("–" if rank is None else str(rank) for rank in self.ranks)
 
     @property
     def way(self) -> str:
-        """A word for the style: what the second system did."""
+        """The name of a style: what the second system did."""
         before, after = self.ranks
         if before is None or after is None:
             return "new" if before is None else "gone"
         return "up" if after < before else "down" if after > before else "same"
 
 
-def show(workspace: Workspace, visit: Visit) -> dict[str, Any]:
-    """Both lists, or what is still being loaded."""
+def compare(workspace: Workspace, visit: Visit) -> dict[str, Any]:
+    """Both lists, or how far the loading is."""
     systems = workspace.systems
     assert systems is not None
-    if not systems.start():
-        return {"loading": systems.doing, "error": systems.error, "names": systems.names}
-    return {"loading": None, "error": None, **_values(workspace, systems, visit)}
-
-
-def _values(workspace: Workspace, systems: TwoSystems, visit: Visit) -> dict[str, Any]:
+    if loading := systems.loading():
+        return loading
     query = visit.query
-    query_id = query.get("query") or systems.query_of.get(query.get("text", "").strip())
-    collection = systems.collection
-    known = collection is not None and query_id in collection.queries
-    text = collection.queries[query_id] if collection is not None and query_id and known else query.get("text", "")
+    asked = query.get("query") or systems.query_of.get(query.get("text", "").strip())
+    queries = systems.collection.queries if systems.collection is not None else {}
+    query_id = asked if asked in queries else None
+    text = query.get("text", "") if query_id is None else queries[query_id]
     probability = _probability(query.get("p", ""))
     top = next((number for number in TOPS if query.get("top") == str(number)), 10)
-    sides, problem = _sides(workspace, systems, visit, text, query_id if known else None, top, probability)
+    sides: list[list[HitRow]] = []
+    problem = None
+    if text.strip():
+        try:
+            answers = [systems.answer(side, text, query_id, top) for side in (0, 1)]
+            sides = _rows(workspace, visit, answers, query_id or "", probability)
+        except BixseError as error:
+            problem = str(error)
     return {
+        "loading": None,
+        "error": None,
         "text": text,
-        "query_id": query_id if known else None,
+        "query_id": query_id,
         "top": top,
         "tops": TOPS,
         "p": probability,
@@ -89,11 +96,9 @@ def _values(workspace: Workspace, systems: TwoSystems, visit: Visit) -> dict[str
         "lines": _lines(*sides) if sides else [],
         "height": ROW * max((len(rows) for rows in sides), default=0),
         "cuts": [_cut(systems, searcher, probability) for searcher in systems.searchers],
-        "options": options(workspace),
-        "event": secrets.token_hex(8),
-        "shown_at": time.time(),
+        **grading_form(workspace),
         "commands": _commands(workspace, systems.searchers, text if sides else "", top, probability),
-        "address": urlencode({"query": query_id} if known else {"text": text}),
+        "address": urlencode({"text": text} if query_id is None else {"query": query_id}),
     }
 
 
@@ -105,35 +110,22 @@ def _probability(given: str) -> float:
     return min(max(found, 0.001), 0.999) if math.isfinite(found) else 0.5
 
 
-def _sides(
-    workspace: Workspace,
-    systems: TwoSystems,
-    visit: Visit,
-    text: str,
-    query_id: str | None,
-    top: int,
-    probability: float,
-) -> tuple[list[list[HitRow]], str | None]:
-    """The rows of both systems, or why there are none."""
-    if not text.strip():
-        return [], None
-    try:
-        answers = [systems.answer(side, text, query_id, top) for side in (0, 1)]
-    except BixseError as error:
-        return [], str(error)
+def _rows(
+    workspace: Workspace, visit: Visit, answers: list[list[Hit]], query_id: str, probability: float
+) -> list[list[HitRow]]:
+    """The rows of both systems."""
+    assert workspace.systems is not None
     ranks = [{hit.document_id: rank for rank, hit in enumerate(hits, start=1)} for hits in answers]
-    judged, words = systems.qrels.get(query_id or "", {}), workspace.labels.words
-    found = []
-    for hits in answers:
-        rows = []
-        for hit in hits:
-            name = hit.document_id
-            own = words.get((query_id or "", name), {}).get(visit.person)
-            below = hit.probability is not None and hit.probability < probability
-            places = (ranks[0].get(name), ranks[1].get(name))
-            rows.append(HitRow(hit, places, judged.get(name), own.grade if own is not None else None, below))
-        found.append(rows)
-    return found, None
+    judged, words = workspace.systems.qrels.get(query_id, {}), workspace.labels.words
+
+    def row(hit: Hit) -> HitRow:
+        name = hit.document_id
+        word = words.get((query_id, name), {}).get(visit.person)
+        below = hit.probability is not None and hit.probability < probability
+        grade = word.grade if word is not None else None
+        return HitRow(hit, (ranks[0].get(name), ranks[1].get(name)), judged.get(name), grade, below)
+
+    return [[row(hit) for hit in hits] for hits in answers]
 
 
 def _lines(left: Sequence[HitRow], right: Sequence[HitRow]) -> list[tuple[str, str]]:
@@ -156,23 +148,23 @@ def _lines(left: Sequence[HitRow], right: Sequence[HitRow]) -> list[tuple[str, s
 
 
 def _cut(systems: TwoSystems, searcher: Searcher, probability: float) -> dict[str, Any] | None:
-    """What the threshold gives for one system; None for one without probabilities."""
+    """The figures of the threshold for one system, if it has probabilities."""
     head = searcher.head
     if head is None:
         return None
-    found: dict[str, Any] = {"point": None, "problem": None, "cosine": None, "thresholds": head.thresholds}
+    cut: dict[str, Any] = {"point": None, "problem": None, "cosine": None, "thresholds": head.thresholds}
     try:
-        found["cosine"] = head.cosine_at(probability)
-        found["point"] = systems.measured(searcher, head, probability)
+        cut["cosine"] = head.cosine_at(probability)
+        cut["point"] = systems.measured(searcher, head, probability)
     except InputError as error:
-        found["problem"] = str(error)
-    return found
+        cut["problem"] = str(error)
+    return cut
 
 
 def _commands(
     workspace: Workspace, searchers: Sequence[Searcher], text: str, top: int, probability: float
 ) -> list[str]:
-    """What finds the same hits, and what writes the same cut."""
+    """The commands that find the same hits, and that write the same cut."""
     settings, found = workspace.settings, []
     for searcher in searchers if text else ():
         if searcher.kind in ("model", "index"):
@@ -208,9 +200,141 @@ def grade(workspace: Workspace, visit: Visit) -> str:
     return back
 
 
-def fits(workspace: Workspace) -> bool:
-    """Where two systems were named."""
-    return workspace.systems is not None
+def wins(workspace: Workspace, visit: Visit) -> dict[str, Any]:
+    """The verdict, and the queries from the largest gain of the second system to its largest loss."""
+    from bixse.evaluation.metrics import METRICS
+
+    systems = workspace.systems
+    assert systems is not None
+    if loading := systems.loading("compare"):
+        return loading
+    metric = visit.query.get("metric", "")
+    metric = metric if metric in METRICS else METRICS[0]
+    found = _changes(systems, metric)
+    worst = visit.query.get("from") == "losses"
+    start = min(visit.number("start"), max(0, len(found) - 1))
+    ordered = found[::-1] if worst else found
+    return {
+        "loading": None,
+        "error": None,
+        "names": systems.names,
+        "metric": metric,
+        "metrics": METRICS,
+        "changes": ordered[start : start + CHANGES_AT_ONCE],
+        "start": start,
+        "step": CHANGES_AT_ONCE,
+        "queries": len(found),
+        "worst": worst,
+        "gained": sum(change.change > 0 for change in found),
+        "lost": sum(change.change < 0 for change in found),
+        "most": max((abs(change.change) for change in found), default=0.0) or 1.0,
+        "means": [sum(values[metric].values()) / len(values[metric]) for values in systems.per_query],
+        "difference": systems.difference(metric),
+        "command": _evaluate_command(workspace),
+    }
 
 
-PAGE = Page("compare", "Search", show, {"grade": grade}, {"results": show}, fits)
+def _changes(systems: TwoSystems, metric: str) -> list[QueryChange]:
+    """The change of every judged query, the largest gain first."""
+    before, after = (values[metric] for values in systems.per_query)
+    texts = systems.queries
+    changes = [
+        QueryChange(
+            query_id=query_id, query=texts[query_id], baseline_score=before[query_id], system_score=after[query_id]
+        )
+        for query_id in before
+    ]
+    return sorted(changes, key=lambda change: (-change.change, change.query_id))
+
+
+def draw_changes(workspace: Workspace, visit: Visit) -> Plot | None:
+    """All changes, sorted."""
+    from bixse.evaluation.metrics import METRICS
+    from bixse.report.plots import gains_and_losses_plot
+
+    systems, metric = workspace.systems, visit.query.get("metric", "")
+    if systems is None or metric not in METRICS or systems.loading("compare"):
+        return None
+    return gains_and_losses_plot(_changes(systems, metric), metric)
+
+
+def _evaluate_command(workspace: Workspace) -> str:
+    settings = workspace.settings
+    where = ["--collection", str(settings.collection), "--split", settings.split]
+    if settings.min_relevant_grade != 1:
+        where += ["--min-relevant-grade", f"{settings.min_relevant_grade:g}"]
+    return shlex.join(["bixse", "evaluate", *reversed(settings.systems), *where])
+
+
+def calibration(workspace: Workspace, visit: Visit) -> dict[str, Any]:
+    """Figures before and after a calibration on half of the queries, measured on the other half."""
+    systems = workspace.systems
+    assert systems is not None
+    if loading := systems.loading():
+        return loading
+    side, prior = _asked(systems, visit)
+    values: dict[str, Any] = {"loading": None, "error": None, "names": systems.names, "side": side, "prior": prior}
+    values |= {"ends": (LOWEST, HIGHEST), "sides": _sides(systems), "exponent": visit.query.get("exponent", "")}
+    if not values["sides"]:
+        error = "got no system with a relevance head; expected one; fix: run `bixse calibrate` on a model"
+        return {**values, "error": error}
+    command = ["bixse", "calibrate", systems.names[side], "--pairs", str(workspace.settings.held_out)]
+    command += ["--seed", str(workspace.settings.seed)] + (["--prior", f"{prior:g}"] if prior else [])
+    values["command"] = shlex.join([*command, "--out", "calibrated"])
+    try:
+        return {**values, "check": systems.check(side, prior), "problem": None}
+    except InputError as error:
+        return {**values, "check": None, "problem": str(error)}
+
+
+def _sides(systems: TwoSystems) -> list[int]:
+    """The systems that have probabilities."""
+    return [side for side, searcher in enumerate(systems.searchers) if searcher.name in systems.judged]
+
+
+def _asked(systems: TwoSystems, visit: Visit) -> tuple[int, float | None]:
+    """The system and the prior that the address names; None is the prior of the pairs."""
+    sides = _sides(systems) or [0]
+    asked = visit.query.get("side", "")
+    side = int(asked) if asked in map(str, sides) else sides[0]
+    try:
+        exponent = float(visit.query.get("exponent", ""))
+    except ValueError:
+        return side, None
+    return side, float(f"{10**exponent:.3g}") if LOWEST <= exponent <= HIGHEST else None
+
+
+def draw_reliability(workspace: Workspace, visit: Visit) -> Plot | None:
+    """The reliability diagram of the calibrated probabilities."""
+    from bixse.report.plots import reliability_diagram
+
+    systems = workspace.systems
+    if systems is None or systems.loading() or not _sides(systems):
+        return None
+    side, prior = _asked(systems, visit)
+    return reliability_diagram(systems.check(side, prior).calibrated, "calibrated, held-out half")
+
+
+def _has_collection(workspace: Workspace) -> bool:
+    return workspace.systems is not None and workspace.settings.collection is not None
+
+
+PAGES = (
+    Page(
+        "compare",
+        "Search",
+        compare,
+        lambda workspace: workspace.systems is not None,
+        {"grade": grade},
+        {"results": compare},
+    ),
+    Page("wins", "Wins and losses", wins, _has_collection, pictures={"changes": draw_changes}),
+    Page(
+        "calibration",
+        "Calibration",
+        calibration,
+        lambda workspace: workspace.settings.held_out is not None,
+        parts={"figures": calibration},
+        pictures={"diagram": draw_reliability},
+    ),
+)

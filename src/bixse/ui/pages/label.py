@@ -1,31 +1,160 @@
-"""Label: one query with its documents; the judge's and other people's grades show when all of them have one's own."""
+"""Pages over graded pairs: overview, label a query's documents, settle where people differ, judge against people."""
 
 from __future__ import annotations
 
 import secrets
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode
 
-from bixse.ui.cards import event_name, event_of, make_card, options
+import krippendorff
+import numpy as np
+
+from bixse.errors import InputError, shorten
+from bixse.judging.audit.agreement import nearest_level
 from bixse.ui.label_log import LabelEvent
-from bixse.ui.rubric_trials import current_rubric
-from bixse.ui.ui_page import Page, with_pairs
+from bixse.ui.pages.rubric import has_judge
+from bixse.ui.rubric_versions import current_rubric
+from bixse.ui.workspace import Page
 
 if TYPE_CHECKING:
-    from bixse.ui.ui_page import Visit
-    from bixse.ui.workspace import Workspace
+    from collections.abc import Mapping
+
+    from bixse.judging.audit.labels import LabelStatus, PairIds
+    from bixse.ui.workspace import Visit, Workspace
+
+SHOWN = 4000
+"""Characters of a document that are shown at once."""
+LONGEST_EXPLANATION = 10_000
+ANSWERS: dict[str, LabelStatus] = {"cannot-tell": "cannot-tell", "skip": "skipped"}
+"""Answers that are no grade."""
+AT_ONCE = 20
+"""Pairs on one page."""
 
 
-def show(workspace: Workspace, visit: Visit) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Card:
+    """A pair with its texts, the judge's answer, and people's labels."""
+
+    row: int
+    query_id: str
+    document_id: str
+    query: str
+    document: str
+    cut: int
+    """Number of characters of the document that are not shown."""
+    judge: float | None
+    bounds: tuple[float, float] | None
+    probabilities: list[float] | None
+    words: dict[str, LabelEvent]
+    event: str
+    """Name of the event that the card's form becomes: sent twice it is one event."""
+    shown: float
+
+
+def make_card(workspace: Workspace, visit: Visit, row: int) -> Card:
+    """The card of one row; a long document is cut unless the address names the row (`all`)."""
+    whole = visit.query.get("all") == str(row)
+    pair, scale = workspace.index.pair(row), workspace.rubric.scale
+    document = pair.document if whole else pair.document[:SHOWN]
+    return Card(
+        row=row,
+        query_id=pair.query_id,
+        document_id=pair.document_id,
+        query=pair.query,
+        document=document,
+        cut=len(pair.document) - len(document),
+        judge=workspace.index.grade(row, scale),
+        bounds=workspace.index.bounds(row, scale),
+        probabilities=workspace.index.probabilities(row),
+        words=workspace.labels.words.get((pair.query_id, pair.document_id), {}),
+        event=secrets.token_hex(8),
+        shown=time.time(),
+    )
+
+
+def options(workspace: Workspace) -> list[tuple[str, str]]:
+    """Key and label of each grade: the label itself where it is one character, else its position."""
+    return [(x if len(x) == 1 else str(position), x) for position, x in enumerate(workspace.rubric.labels)]
+
+
+def grading_form(workspace: Workspace) -> dict[str, Any]:
+    """Values of a form that grades a pair which the person found."""
+    return {"options": options(workspace), "event": secrets.token_hex(8), "shown_at": time.time()}
+
+
+def _event_name(visit: Visit) -> str:
+    """The name that a form has for its event, so that it is one event however often it is sent."""
+    return visit.form.get("event", "").strip()[:64] or secrets.token_hex(8)
+
+
+def event_of(workspace: Workspace, visit: Visit, final: bool = False, chosen: bool = False) -> LabelEvent:
+    """The event of a card's form; a `chosen` pair was found by the person, drawn by no plan and perhaps in no file."""
+    form, labels = visit.form, workspace.rubric.labels
+    pair = (form.get("query_id", ""), form.get("document_id", ""))
+    row, answer = workspace.index.row_of.get(pair), form.get("answer", "")
+    if row is None and not chosen:
+        raise InputError(f"label: got the pair {shorten(pair)}; expected one of this folder; fix: load the page again")
+    if answer not in labels and (final or answer not in ANSWERS):
+        raise InputError(
+            f"label: got the answer {shorten(answer)}; expected {', '.join(labels)}; fix: load the page again"
+        )
+    status: LabelStatus = "final" if final else ANSWERS.get(answer, "graded")
+    seen = pair in workspace.labels.shown_to(visit.person)
+    return LabelEvent(
+        event=_event_name(visit),
+        person=visit.person,
+        query_id=pair[0],
+        document_id=pair[1],
+        status=status,
+        grade=workspace.rubric.values[labels.index(answer)] if answer in labels else None,
+        explanation=form.get("explanation", "").strip()[:LONGEST_EXPLANATION] or None,
+        seconds=_seconds(workspace, visit),
+        probability=None if row is None or chosen else round(float(workspace.plan.probabilities[row]), 9),
+        seen="judge" if seen else None,
+    )
+
+
+def _seconds(workspace: Workspace, visit: Visit) -> float | None:
+    try:
+        shown = float(visit.form.get("shown", ""))
+    except ValueError:
+        return None
+    last = workspace.labels.last_of(visit.person)
+    since = max(shown, datetime.fromisoformat(last.time).timestamp()) if last is not None else shown
+    found = round(time.time() - since, 1)
+    return found if 0 <= found < 1e6 else None
+
+
+def overview(workspace: Workspace, visit: Visit) -> dict[str, Any]:
+    """Counts of the folder, labels by person, and the command behind the figures."""
+    index = workspace.index
+    return {
+        "run": str(workspace.run),
+        "pairs": len(index),
+        "queries": len(set(index.query_ids)),
+        "judge": index.judge,
+        "statuses": Counter(status or "not judged" for status in index.status).most_common(),
+        "without_text": index.without_text,
+        "rubric": workspace.rubric.name,
+        "people": workspace.labels.people(),
+        "labels": len(workspace.labels.grades()),
+        "command": workspace.audit_command(),
+    }
+
+
+def label(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     """The next query, or the one that is named; above it the one that `done` names, if it is complete."""
     desk, person = workspace.desk, visit.person
     query_id = visit.query.get("query") or desk.next_query(person)
     rows = desk.rows_for(query_id, person) if query_id is not None else []
-    cards = [make_card(workspace, row, whole=visit.query.get("all") == str(row)) for row in rows]
+    cards = [make_card(workspace, visit, row) for row in rows]
     still_open = [card.row for card in cards if desk.is_open(card.row, person)]
     shown = workspace.labels.shown_to(person)
-    done = [make_card(workspace, row) for row in desk.rows_for(visit.query.get("done", ""), person)]
+    done = [make_card(workspace, visit, row) for row in desk.rows_for(visit.query.get("done", ""), person)]
     return {
         "query_id": query_id,
         "cards": cards,
@@ -44,7 +173,7 @@ def show(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     }
 
 
-def save(workspace: Workspace, visit: Visit) -> str:
+def save_label(workspace: Workspace, visit: Visit) -> str:
     """Write what a form says, once, and go to what is next; with the last document the judge's grades are shown."""
     event, desk = event_of(workspace, visit), workspace.desk
     row = workspace.index.row_of[event.pair]
@@ -59,14 +188,14 @@ def save(workspace: Workspace, visit: Visit) -> str:
     return f"/label?{urlencode({'query': event.query_id})}" if left else "/label"
 
 
-def undo(workspace: Workspace, visit: Visit) -> str:
+def undo_label(workspace: Workspace, visit: Visit) -> str:
     """Take back the person's last event, and show its pair again."""
     last = workspace.labels.last_of(visit.person)
     if last is None:
         visit.session.said.append("There is nothing to undo.")
         return "/label"
     seen = "judge" if last.pair in workspace.labels.shown_to(visit.person) else None
-    name, person = event_name(visit), visit.person
+    name, person = _event_name(visit), visit.person
     if workspace.labels.add(LabelEvent(name, person, *last.pair, status="undone", undoes=last.event, seen=seen)):
         visit.session.said.append(f"Undone: {_word(workspace, last)} for {last.document_id}.")
     return f"/label?{urlencode({'query': last.query_id})}"
@@ -79,4 +208,162 @@ def _word(workspace: Workspace, event: LabelEvent) -> str:
     return f"{event.grade:g}" if event.grade is not None else event.status.replace("-", " ")
 
 
-PAGE = Page("label", "Label", show, {"save": save, "undo": undo}, needs_person=True, fits=with_pairs)
+@dataclass(frozen=True)
+class PeopleAgreement:
+    """How far people agree on the pairs that several labelled."""
+
+    pairs: int
+    alpha: float | None
+    """Krippendorff's alpha for ordinal grades; None where all grades are the same."""
+    differing: list[PairIds]
+    """Pairs whose grades differ and were not settled."""
+    settled: int
+
+
+def people_agreement(workspace: Workspace) -> PeopleAgreement:
+    """The agreement over all pairs with grades of two people or more; a settled grade is nobody's own.
+
+    Alpha is of independent labels: with the judge's grade people also saw each other's.
+    """
+    labels = workspace.labels
+    several = _of_several(labels.independent)
+    differing = [
+        pair
+        for pair, grades in _of_several(labels.words).items()
+        if len(set(grades.values())) > 1 and "" not in labels.words[pair]
+    ]
+    settled = sum("" in words for words in labels.words.values())
+    people = sorted({person for grades in several.values() for person in grades})
+    table = np.array([[grades.get(person, np.nan) for grades in several.values()] for person in people])
+    alpha = None
+    if several and len(set(table[~np.isnan(table)])) > 1:
+        domain = list(workspace.rubric.values)
+        alpha = float(krippendorff.alpha(table, level_of_measurement="ordinal", value_domain=domain))
+    return PeopleAgreement(len(several), alpha, differing, settled)
+
+
+def _of_several(words_of: Mapping[PairIds, Mapping[str, LabelEvent]]) -> dict[PairIds, dict[str, float]]:
+    """Pair -> person -> grade, of pairs that two people or more graded."""
+    grades_of = {
+        pair: {p: word.grade for p, word in words.items() if word.status == "graded" and word.grade is not None}
+        for pair, words in words_of.items()
+    }
+    return {pair: grades for pair, grades in grades_of.items() if len(grades) > 1}
+
+
+def adjudicate(workspace: Workspace, visit: Visit) -> dict[str, Any]:
+    """Pairs that are not settled, oldest first."""
+    found = people_agreement(workspace)
+    rows = [row for pair in found.differing if (row := workspace.index.row_of.get(pair)) is not None]
+    cards = [make_card(workspace, visit, row) for row in rows[:AT_ONCE]]
+    return {"found": found, "cards": cards, "more": len(rows) - len(cards), "options": options(workspace)}
+
+
+def settle(workspace: Workspace, visit: Visit) -> str:
+    """Write the final grade of a pair."""
+    event = event_of(workspace, visit, final=True)
+    if workspace.labels.add(event):
+        visit.session.said.append(f"Settled: {event.grade:g} for {event.document_id}.")
+    return "/adjudicate"
+
+
+class Labelled(NamedTuple):
+    """A pair that judge and people graded."""
+
+    row: int
+    human: int
+    """Position of the grade on the scale."""
+    judge: int
+    """Position of the nearest grade."""
+    gap: float
+    """Judge - people, in grades."""
+
+
+def labelled_pairs(workspace: Workspace) -> list[Labelled]:
+    """Every pair that judge and people graded, the largest gap first."""
+    index, rubric = workspace.index, workspace.rubric
+    found = [
+        (row, grade, judged)
+        for pair, grade in workspace.labels.grades().items()
+        if (row := index.row_of.get(pair)) is not None and (judged := index.grade(row, rubric.scale)) is not None
+    ]
+    if not found:
+        return []
+    rows, human, judge = zip(*found, strict=True)
+    levels, gaps = np.array(rubric.values), np.subtract(judge, human)
+    places = [nearest_level(np.array(side, dtype=np.float64), levels).tolist() for side in (human, judge)]
+    labelled = [Labelled(*entry) for entry in zip(rows, *places, gaps.tolist(), strict=True)]
+    return sorted(labelled, key=lambda entry: (-abs(entry.gap), entry.row))
+
+
+def disagreements(workspace: Workspace, visit: Visit) -> dict[str, Any]:
+    """The table of counts, and the pairs that the address chooses: `human`, `judge`, `gap`, `query`, `page`."""
+    everything, labels = labelled_pairs(workspace), workspace.rubric.labels
+    unfinished = workspace.desk.unfinished(visit.person)
+    entries = [entry for entry in everything if entry.row not in unfinished]
+    counts = np.zeros((len(labels), len(labels)), dtype=int)
+    for entry in entries:
+        counts[entry.human, entry.judge] += 1
+    chosen = {name: visit.query.get(name, "") for name in ("human", "judge", "gap", "query")}
+    found = _chosen(workspace, entries, chosen)
+    page = int(_number("page", visit.query.get("page", ""), 1))
+    shown = found[(page - 1) * AT_ONCE : page * AT_ONCE]
+    return {
+        "labels": labels,
+        "counts": counts.tolist(),
+        "total": len(entries),
+        "hidden": len(everything) - len(entries),
+        "chosen": chosen,
+        "found": len(found),
+        "cards": [(entry, make_card(workspace, visit, entry.row)) for entry in shown],
+        "page": page,
+        "pages_left": page * AT_ONCE < len(found),
+        "address": f"/disagreements?{urlencode({name: value for name, value in chosen.items() if value})}",
+        "agreement": workspace.agreement,
+        "people": people_agreement(workspace),
+        "rubric": current_rubric(workspace),
+        "command": workspace.audit_command(),
+    }
+
+
+def _chosen(workspace: Workspace, entries: list[Labelled], chosen: Mapping[str, str]) -> list[Labelled]:
+    labels, index, word = workspace.rubric.labels, workspace.index, chosen["query"].casefold()
+    for name in ("human", "judge"):
+        if chosen[name]:
+            if chosen[name] not in labels:
+                raise InputError(f"{name}: got {shorten(chosen[name])}; expected {', '.join(labels)}; fix: choose one")
+            place = labels.index(chosen[name])
+            entries = [entry for entry in entries if getattr(entry, name) == place]
+    least = _number("gap", chosen["gap"], 0)
+    entries = [entry for entry in entries if abs(entry.gap) >= least]
+    if word:
+        texts = index.pairs.texts("query", [entry.row for entry in entries])
+        entries = [
+            entry
+            for entry, text in zip(entries, texts, strict=True)
+            if word in text.casefold() or word == index.query_ids[entry.row].casefold()
+        ]
+    return entries
+
+
+def _number(name: str, text: str, least: float) -> float:
+    try:
+        found = float(text or least)
+    except ValueError:
+        found = -1.0
+    if not least <= found < 1e9:
+        raise InputError(f"{name}: got {shorten(text)}; expected a number from {least:g} up; fix: correct it")
+    return found
+
+
+def with_pairs(workspace: Workspace) -> bool:
+    """Whether the folder has pairs to label."""
+    return len(workspace.index) > 0
+
+
+PAGES = (
+    Page("overview", "Overview", overview, with_pairs),
+    Page("label", "Label", label, with_pairs, {"save": save_label, "undo": undo_label}, needs_person=True),
+    Page("adjudicate", "Settle", adjudicate, with_pairs, {"settle": settle}, needs_person=True),
+    Page("disagreements", "Disagreements", disagreements, has_judge),
+)

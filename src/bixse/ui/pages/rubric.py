@@ -1,31 +1,117 @@
-"""Rubric: edit it, see what a trial costs, grade the same labelled pairs again, keep or drop what changed."""
+"""The page of the rubric: edit it, see what a trial costs, grade the same labelled pairs again, keep or drop it."""
 
 from __future__ import annotations
 
+import shlex
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bixse.errors import InputError
-from bixse.ui.pages.disagreements import has_judge
-from bixse.ui.rubric_trials import (
-    Trial,
-    change_of,
-    commands,
-    current_rubric,
-    decide,
-    find_version,
-    price,
-    save_version,
-    trial_pairs,
-    versions,
-)
-from bixse.ui.ui_page import Page
+from bixse.data.graded_pairs import GradedPairs
+from bixse.data.pairs_files import load_pairs, save_graded_pairs
+from bixse.errors import InputError, shorten
+from bixse.files.files import file_hash
+from bixse.judging.ask import Budget
+from bixse.judging.estimate import estimate
+from bixse.judging.grade import JUDGEMENTS_NAME, LEDGER_NAME, grade
+from bixse.judging.grade_settings import GradeSettings
+from bixse.judging.open_judge import JudgeConfig
+from bixse.ui.background import BackgroundJob
+from bixse.ui.label_plan import share_of
+from bixse.ui.rubric_versions import change_of, current_rubric, decide, save_version, versions
+from bixse.ui.workspace import Page
 
 if TYPE_CHECKING:
-    from bixse.ui.ui_page import Visit
-    from bixse.ui.workspace import Workspace
+    from collections.abc import Iterator
+
+    from bixse.judging.judge import Judge
+    from bixse.ui.rubric_versions import Version
+    from bixse.ui.workspace import Visit, Workspace
+
+PAIRS_FILE = "rubric-pairs.parquet"
 
 
-def show(workspace: Workspace, visit: Visit) -> dict[str, Any]:
+def _version_of(workspace: Workspace, visit: Visit) -> Version:
+    """The version that a form names."""
+    number = visit.form.get("version", "")
+    for version in versions(workspace):
+        if str(version.number) == number:
+            return version
+    raise InputError(f"rubric: got version {number!r}; expected one of this folder; fix: load the page again")
+
+
+def trial_pairs(workspace: Workspace) -> Path:
+    """The file of the pairs that every version is tried on: drawn once, among those with a label."""
+    path = workspace.run / PAIRS_FILE
+    if path.is_file():
+        return path
+    index, grades = workspace.index, workspace.labels.grades()
+    known = [pair for pair in grades if pair in index.row_of]
+    drawn = sorted(known, key=lambda pair: share_of(workspace.settings.seed, "try", *pair))[: workspace.settings.tried]
+    if len({query_id for query_id, _ in drawn}) < 2:
+        raise InputError(f"rubric: got labels of {len(drawn)} pairs; expected of two queries or more; fix: label first")
+    scale, rows = workspace.rubric.scale, []
+    for pair in drawn:
+        own = {"relevance": scale.to_relevance(grades[pair]), "grade": grades[pair], "judge": "people"}
+        rows.append(asdict(index.pair(index.row_of[pair])) | own)
+    save_graded_pairs(GradedPairs.from_rows(rows), path)
+    return path
+
+
+def _document_characters(workspace: Workspace) -> int | None:
+    """The setting of the run that graded the folder, unless another one is given."""
+    return workspace.settings.document_characters or (workspace.record.get("config") or {}).get("document_characters")
+
+
+def _ledger(workspace: Workspace) -> Path:
+    own = workspace.run / LEDGER_NAME
+    named = Path((workspace.record.get("results") or {}).get("ledger") or own)
+    return own if own.is_file() else named
+
+
+def commands(workspace: Workspace, version: Version) -> list[str]:
+    """The commands that do the same as the buttons: price, grade, compare."""
+    settings = workspace.settings
+    words = ["bixse", "grade", "--pairs", workspace.run / PAIRS_FILE, "--rubric", version.path, "--out", version.out]
+    words += ["--ledger", _ledger(workspace)]
+    given = settings.model_dump(include=settings.model_fields_set & (JudgeConfig.model_fields.keys() - {"rubric"}))
+    given["document_characters"] = _document_characters(workspace)
+    for name, value in given.items():
+        if value not in (None, False, ()):
+            values = [] if value is True else value if isinstance(value, (list, tuple)) else [value]
+            words += [f"--{name.replace('_', '-')}", *values]
+    grading = [shlex.join(map(str, line)) for line in ([*words, "--dry-run", "--pilot", "0"], words)]
+    return [*grading, workspace.audit_command(version.out / JUDGEMENTS_NAME)]
+
+
+@contextmanager
+def _trial(workspace: Workspace, version: Version) -> Iterator[tuple[Judge, dict[str, Any]]]:
+    """The judge, and the arguments that `grade` and `estimate` share; answers go to the folder's ledger."""
+    path, settings = trial_pairs(workspace), workspace.settings
+    arguments = {
+        "pairs": load_pairs(path),
+        "out": version.out,
+        "settings": GradeSettings(rubric=version.rubric, document_characters=_document_characters(workspace)),
+        "ledger": _ledger(workspace),
+        "inputs": {"pairs": file_hash(path)},
+    }
+    judge = settings.model_copy(update={"rubric": version.rubric}).open()
+    try:
+        yield judge, {**arguments, "judge": judge, "prices": settings.of(settings.model or judge.name)}
+    finally:
+        judge.close()
+
+
+def try_now(workspace: Workspace, version: Version, job: BackgroundJob) -> None:
+    """Grade the pairs with one version; killed, it goes on where it stopped."""
+    job.note = "opening the judge"
+    with _trial(workspace, version) as (_, arguments):
+        grade(budget=Budget(workspace.settings.max_usd), progress=job.begin, **arguments)
+
+
+def rubric(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     """The text in use, and every version with what it changed."""
     found = [
         {
@@ -38,10 +124,15 @@ def show(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     return {
         "rubric": current_rubric(workspace),
         "found": found,
-        "trial": workspace.jobs.get("rubric"),
+        "trial": workspace.trial,
         "labels": len(workspace.labels.grades()),
         "has_judge": bool(workspace.settings.judge),
     }
+
+
+def progress(workspace: Workspace, visit: Visit) -> dict[str, Any]:
+    """How far the trial is."""
+    return {"trial": workspace.trial}
 
 
 def save(workspace: Workspace, visit: Visit) -> str:
@@ -52,36 +143,24 @@ def save(workspace: Workspace, visit: Visit) -> str:
 
 
 def say_price(workspace: Workspace, visit: Visit) -> str:
-    """What a trial would take."""
-    version = find_version(workspace, visit.form.get("version", ""))
+    """Say what a trial would take, without asking any of its questions."""
+    version = _version_of(workspace, visit)
     _check_judge(workspace)
-    visit.session.said.extend(price(workspace, version).splitlines())
+    with _trial(workspace, version) as (judge, arguments):
+        visit.session.said.extend(estimate(pilot=0, **arguments).text(judge.name).splitlines())
     return f"/rubric#version-{version.number}"
 
 
 def try_version(workspace: Workspace, visit: Visit) -> str:
     """Begin to grade the labelled pairs again; one trial at a time."""
-    version = find_version(workspace, visit.form.get("version", ""))
+    version = _version_of(workspace, visit)
     _check_judge(workspace)
     trial_pairs(workspace)
     with workspace.lock:
-        under_way = workspace.jobs.get("rubric")
-        if under_way is None or not under_way.is_running:
-            workspace.jobs["rubric"] = Trial(workspace, version)
+        if workspace.trial is None or not workspace.trial[1].is_running:
+            job = BackgroundJob(f"trial of rubric {version.number}", partial(try_now, workspace, version))
+            workspace.trial = (version, job)
     return "/rubric#trial"
-
-
-def keep_or_drop(workspace: Workspace, visit: Visit) -> str:
-    """Write what was decided."""
-    version, decision = find_version(workspace, visit.form.get("version", "")), visit.form.get("decision", "")
-    decide(workspace, version, decision, visit.person)
-    visit.session.said.append(f"Version {version.number}: {decision}.")
-    return f"/rubric#version-{version.number}"
-
-
-def progress(workspace: Workspace, visit: Visit) -> dict[str, Any]:
-    """How far the trial is."""
-    return {"trial": workspace.jobs.get("rubric")}
 
 
 def _check_judge(workspace: Workspace) -> None:
@@ -89,5 +168,22 @@ def _check_judge(workspace: Workspace) -> None:
         raise InputError("--judge: got none; expected the judge to ask; fix: start bixse ui with --judge JUDGE")
 
 
+def keep_or_drop(workspace: Workspace, visit: Visit) -> str:
+    """Write what was decided."""
+    version, decision = _version_of(workspace, visit), visit.form.get("decision", "")
+    if decision not in ("keep", "drop"):
+        raise InputError(
+            f"rubric: got the decision {shorten(decision)}; expected keep or drop; fix: load the page again"
+        )
+    decide(workspace, version, decision, visit.person)
+    visit.session.said.append(f"Version {version.number}: {decision}.")
+    return f"/rubric#version-{version.number}"
+
+
+def has_judge(workspace: Workspace) -> bool:
+    """Whether there is a judge to disagree with."""
+    return any(status == "graded" for status in workspace.index.status)
+
+
 ACTIONS = {"save": save, "price": say_price, "try": try_version, "decide": keep_or_drop}
-PAGE = Page("rubric", "Rubric", show, ACTIONS, {"progress": progress}, has_judge)
+PAGES = (Page("rubric", "Rubric", rubric, has_judge, ACTIONS, {"progress": progress}),)

@@ -1,35 +1,110 @@
-"""Runs: what lies under the folder, how far grading is, what it cost and what it will."""
+"""The page of the runs below a folder: how far each is, what grading cost and what the rest will cost."""
 
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bixse.ui.runs.run_list import list_runs, runs_below
-from bixse.ui.ui_page import Page
+from bixse.data.run import RUN_FILE
+from bixse.errors import BixseError, InputError
+from bixse.judging.grade import LEDGER_NAME
+from bixse.judging.ledgers.ledger_files import answers_by_status
+from bixse.ui.train_run import read_record, runs_below
+from bixse.ui.workspace import Page
 
 if TYPE_CHECKING:
-    from bixse.ui.ui_page import Visit
-    from bixse.ui.workspace import Workspace
+    from collections.abc import Mapping
+
+    from bixse.ui.workspace import Visit, Workspace
+
+MOST_RUNS = 200
+"""Runs that are listed."""
 
 
-def show(workspace: Workspace, visit: Visit) -> dict[str, Any]:
-    """The last written first."""
-    runs = list_runs(workspace.run)
-    spent = [run.grading.usd for run in runs if run.grading is not None and run.grading.usd is not None]
-    to_come = [run.grading.usd_to_come for run in runs if run.grading is not None]
+@dataclass(frozen=True)
+class RunState:
+    """One run folder."""
+
+    name: str
+    """Path below the root; "." for the root itself."""
+    folder: Path
+    command: str
+    status: str
+    written: str
+    grading: GradingState | None
+
+
+@dataclass(frozen=True)
+class GradingState:
+    """How far a run of grading is."""
+
+    answers: Mapping[str, int]
+    """Status -> answers in its ledger, which other runs may share."""
+    pairs: int | None
+    """Pairs to grade, which its record holds when it stops or ends."""
+    statuses: Mapping[str, int]
+    """Status -> pairs, likewise."""
+    usd: float | None
+
+    @property
+    def left(self) -> int | None:
+        """Pairs without a grade: not asked yet, or to be asked again."""
+        return None if self.pairs is None else self.pairs - self.statuses.get("graded", 0)
+
+    @property
+    def usd_to_come(self) -> float | None:
+        """The price of what is left, at the mean price of the pairs so far."""
+        asked = sum(self.statuses.values())
+        return None if self.usd is None or self.left is None or not asked else self.usd / asked * self.left
+
+
+def list_runs(root: Path) -> list[RunState]:
+    """The state of each run, the last written first; a damaged record is a run with that status."""
+    states = []
+    for folder in list(runs_below(root))[:MOST_RUNS]:
+        record = _record(folder, (folder / RUN_FILE).stat().st_mtime_ns)
+        grading = _grading(folder, record) if record.get("command") == "grade" else None
+        command, status, written = (str(record.get(name) or "") for name in ("command", "status", "written"))
+        states.append(RunState(folder.relative_to(root).as_posix(), folder, command, status, written, grading))
+    return sorted(states, key=lambda run: run.written, reverse=True)
+
+
+@lru_cache(MOST_RUNS)
+def _record(folder: Path, changed: int) -> dict[str, Any]:
+    """The short parts of a record, read again when it changed."""
+    try:
+        record = read_record(folder)
+    except InputError:
+        return {"status": "damaged record"}
+    results = record["results"] if isinstance(record.get("results"), dict) else {}
+    kept = {name: record.get(name) for name in ("command", "status", "written")}
+    return {**kept, "ledger": results.get("ledger"), "summary": results.get("summary") or {}}
+
+
+def _grading(folder: Path, record: Mapping[str, Any]) -> GradingState:
+    ledger, summary = Path(record["ledger"] or folder / LEDGER_NAME), record["summary"]
+    try:
+        answers = answers_by_status(ledger if ledger.exists() else folder / LEDGER_NAME)  # it may have moved along
+    except BixseError:
+        answers = {}
+    pairs = summary["pairs"] + summary["not_asked"] if "pairs" in summary and "not_asked" in summary else None
+    return GradingState(answers, pairs, summary.get("statuses") or {}, summary.get("usd"))
+
+
+def runs(workspace: Workspace, visit: Visit) -> dict[str, Any]:
+    """The table of runs, and the dollars of all."""
+    states = list_runs(workspace.run)
+    gradings = [run.grading for run in states if run.grading is not None]
     return {
         "root": str(workspace.run),
-        "runs": runs,
-        "usd": sum(spent),
-        "usd_to_come": sum(price for price in to_come if price is not None),
-        "folders": {run.name: shlex.join(["bixse", "ui", str(run.folder)]) for run in runs if run.name != "."},
+        "runs": states,
+        "usd": sum(grading.usd or 0 for grading in gradings),
+        "usd_to_come": sum(grading.usd_to_come or 0 for grading in gradings),
+        "folders": {run.name: shlex.join(["bixse", "ui", str(run.folder)]) for run in states if run.name != "."},
     }
 
 
-def fits(workspace: Workspace) -> bool:
-    """Where a run has left a record."""
-    return any(runs_below(workspace.run))
-
-
-PAGE = Page("runs", "Runs", show, fits=fits)
+PAGES = (Page("runs", "Runs", runs, lambda workspace: any(runs_below(workspace.run))),)

@@ -1,35 +1,134 @@
-"""Which pairs people label, and in which order: drawn by what a label is worth, with known probabilities."""
+"""The pairs of a run folder, indexed once, and which of them people label, in which order and with what probability."""
 
 from __future__ import annotations
 
 import hashlib
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow.compute as pc
 
+from bixse.data.graded_pairs import GradedPairs, Pair
+from bixse.data.pairs_files import open_pairs
 from bixse.data.trec import read_run
+from bixse.errors import InputError
+from bixse.files.parquet import read_table
 from bixse.judging.audit.agreement import nearest_level
+from bixse.judging.grade import JUDGEMENTS_NAME, PAIRS_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from bixse.evaluation.statistics import Floats
+    from bixse.judging.audit.labels import PairIds
     from bixse.judging.rubrics import Rubric
-    from bixse.relevance import Ranking
+    from bixse.relevance import GradeScale, Ranking
     from bixse.ui.label_log import LabelEvent, LabelLog
-    from bixse.ui.run_index import RunIndex
     from bixse.ui.ui_settings import UiSettings
 
+FIGURES = ("relevance", "relevance_low", "relevance_high")
+COLUMNS = ["query_id", "document_id", "repeat", "status", "judge", "grade_probs", *FIGURES]
 GAIN = 2.0
 """How much sooner a pair comes for full uncertainty, or full disagreement of systems: three times."""
 HELD = 900.0
 """Seconds for which a pair that one person was shown is shown to no other."""
 
 
+class RunIndex:
+    """The N pairs that have texts, and what the judge said of each."""
+
+    def __init__(self, pairs: GradedPairs, judgements: Any = None) -> None:
+        """Join pairs with the table of `judgements.parquet`, or with nothing."""
+        self.pairs = pairs
+        self.query_ids, self.document_ids = list(pairs.query_ids), list(pairs.document_ids)
+        self.row_of: dict[PairIds, int] = {
+            pair: row for row, pair in enumerate(zip(self.query_ids, self.document_ids, strict=True))
+        }
+        self.figures: dict[str, Floats] = {name: np.full(len(pairs), np.nan) for name in FIGURES}
+        """The judge's relevance and its bounds in [0, 1]; (N,), NaN where there is none."""
+        self.status: list[str | None] = [None] * len(pairs)
+        self.without_text = 0
+        """Judged pairs whose texts are not known: these are not shown."""
+        self.judge = ""
+        self._probabilities: Any = None
+        self._row_of_judgement = np.full(len(pairs), -1)
+        if judgements is None:
+            return
+        if "repeat" in judgements.column_names:
+            judgements = judgements.filter(pc.equal(pc.fill_null(judgements["repeat"], 0), 0))
+        ids = zip(judgements["query_id"].to_pylist(), judgements["document_id"].to_pylist(), strict=True)
+        rows = np.fromiter((self.row_of.get(pair, -1) for pair in ids), dtype=np.int64, count=len(judgements))
+        known = rows >= 0
+        self.without_text = int((~known).sum())
+        self._row_of_judgement[rows[known]] = np.flatnonzero(known)
+        for name in FIGURES:
+            if name in judgements.column_names:
+                values = judgements[name].to_numpy().astype(np.float64)
+                self.figures[name][rows[known]] = values[known]
+        for row, status in zip(rows.tolist(), judgements["status"].to_pylist(), strict=True):
+            if row >= 0:
+                self.status[row] = status
+        judges = set(judgements["judge"].unique().to_pylist()) - {None} if "judge" in judgements.column_names else set()
+        self.judge = ", ".join(sorted(judges))
+        if "grade_probs" in judgements.column_names:
+            self._probabilities = judgements["grade_probs"].combine_chunks()
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def probabilities(self, row: int) -> list[float] | None:
+        """Return the probabilities of the options, if the judge gave them."""
+        position = int(self._row_of_judgement[row])
+        return None if position < 0 or self._probabilities is None else self._probabilities[position].as_py()
+
+    def entropies(self) -> Floats:
+        """(N,) entropy of the option probabilities as a share of its maximum; 0 where none are known."""
+        if self._probabilities is None:
+            return np.zeros(len(self))
+        p = self._probabilities.flatten().to_numpy(zero_copy_only=False).astype(np.float64)
+        terms = -p * np.log(np.where(p > 0, p, 1.0))
+        parents = pc.list_parent_indices(self._probabilities).to_numpy()
+        sums = np.bincount(parents, weights=terms, minlength=len(self._probabilities))
+        options = pc.fill_null(pc.list_value_length(self._probabilities), 0).to_numpy()
+        shares = np.append(sums / np.log(np.maximum(options, 2)), 0.0)  # the last for pairs without a judgement
+        found: Floats = shares[self._row_of_judgement]
+        return found
+
+    def grade(self, row: int, scale: GradeScale) -> float | None:
+        """The judge's grade, on a scale."""
+        value = float(self.figures["relevance"][row])
+        return None if np.isnan(value) else scale.to_grade(value)
+
+    def bounds(self, row: int, scale: GradeScale) -> tuple[float, float] | None:
+        """The lowest and the highest grade that the judge may have meant, on a scale."""
+        low, high = (float(self.figures[name][row]) for name in FIGURES[1:])
+        return None if np.isnan(low) or np.isnan(high) else (scale.to_grade(low), scale.to_grade(high))
+
+    def pair(self, row: int) -> Pair:
+        (query,), (document,) = (self.pairs.texts(kind, [row]) for kind in ("query", "document"))
+        return Pair(self.query_ids[row], query, self.document_ids[row], document)
+
+
+def open_index(run: Path, pairs: Path | None = None, may_be_empty: bool = False) -> RunIndex:
+    """The pairs of a run folder, or of the file `pairs`; InputError if there are none where there must be."""
+    source = pairs or run / PAIRS_NAME
+    judgements = run / JUDGEMENTS_NAME
+    if not source.is_file():
+        if may_be_empty and pairs is None and not judgements.is_file():
+            return RunIndex(GradedPairs.from_rows([]))
+        found = f"{JUDGEMENTS_NAME}, which holds no texts" if judgements.is_file() else "no pairs"
+        raise InputError(
+            f"{source}: got {found}; expected pairs with texts; fix: name the output folder of `bixse grade`, or "
+            "--pairs FILE with the pairs that were graded"
+        )
+    return RunIndex(open_pairs(source), read_table(judgements, COLUMNS) if judgements.is_file() else None)
+
+
 def share_of(*content: object) -> float:
-    """A number in [0, 1) that follows from what is given alone."""
+    """A number in [0, 1) that is a function of `content` alone."""
     return int.from_bytes(hashlib.sha256(repr(content).encode()).digest()[:8], "big") / 2**64
 
 
@@ -66,8 +165,8 @@ def label_values(index: RunIndex, rubric: Rubric, runs: Sequence[Ranking]) -> Fl
     if len(runs) > 1:
         gains = np.array([_gains(index, run) for run in runs])
         spread = gains.max(axis=0) - gains.min(axis=0)
-    found: Floats = (1 + GAIN * uncertainty) * (1 + GAIN * spread) / np.sqrt(np.bincount(stratum)[stratum])
-    return found
+    values: Floats = (1 + GAIN * uncertainty) * (1 + GAIN * spread) / np.sqrt(np.bincount(stratum)[stratum])
+    return values
 
 
 def _gains(index: RunIndex, run: Ranking) -> Floats:
@@ -89,11 +188,10 @@ class LabelPlan:
     """
 
     def __init__(self, index: RunIndex, rubric: Rubric, settings: UiSettings) -> None:
-        """Draw `settings.planned` pairs."""
-        self._seed = settings.seed
+        self.seed = settings.seed
         runs = [read_run(path) for path in settings.runs]
         self.probabilities = inclusion_probabilities(label_values(index, rubric, runs), settings.planned)
-        """(N,) of being drawn."""
+        """(N,) probability of being drawn."""
         pairs = list(zip(index.query_ids, index.document_ids, strict=True))
         drawn = np.array([share_of(settings.seed, "pair", *pair) for pair in pairs])
         odds = np.where(self.probabilities < 1, self.probabilities / np.maximum(1 - self.probabilities, 1e-300), np.inf)
@@ -106,10 +204,6 @@ class LabelPlan:
             self.rows_of_query.setdefault(pairs[row][0], []).append(row)
         self.queries = sorted(self.rows_of_query, key=lambda query_id: share_of(settings.seed, "query", query_id))
 
-    def in_random_order(self, rows: Sequence[int], person: str) -> list[int]:
-        """Another one for each person, so that the place on the page favours no document."""
-        return sorted(rows, key=lambda row: share_of(self._seed, person, row))
-
 
 class Desk:
     """Who labels what next: every pair of the plan by one person, those for all by each."""
@@ -120,16 +214,15 @@ class Desk:
         self._lock = threading.Lock()
 
     def words(self, row: int) -> dict[str, LabelEvent]:
-        """What people said of a pair."""
         return self._labels.words.get((self._index.query_ids[row], self._index.document_ids[row]), {})
 
     def rows_for(self, query_id: str, person: str) -> list[int]:
-        """The planned pairs of a query that are this person's to label, in random order."""
+        """The planned pairs of a query that this person labels, in an order of their own that favours no text."""
         with self._lock:
             rows = [row for row in self.plan.rows_of_query.get(query_id, ()) if self._may(row, person)]
             for row in rows:
                 self._held[row] = (person, time.monotonic())
-        return self.plan.in_random_order(rows, person)
+        return sorted(rows, key=lambda row: share_of(self.plan.seed, person, row))
 
     def _may(self, row: int, person: str) -> bool:
         words = self.words(row)
@@ -145,7 +238,7 @@ class Desk:
         return word is None or word.status == "skipped"
 
     def unfinished(self, person: str) -> set[int]:
-        """The rows that are this person's in queries with something left to label: the judge's grades stay hidden."""
+        """The person's rows of queries with something left to label: their judge's grades stay hidden."""
         found: set[int] = set()
         for rows in self.plan.rows_of_query.values() if person else ():
             own = [row for row in rows if self._may(row, person)]
@@ -154,7 +247,7 @@ class Desk:
         return found
 
     def next_query(self, person: str) -> str | None:
-        """The first query with something to label; what was skipped comes last."""
+        """The first query with something to label; skipped pairs come last."""
         with self._lock:
             skipped = None
             for query_id in self.plan.queries:

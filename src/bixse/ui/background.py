@@ -1,0 +1,62 @@
+"""`BackgroundJob`: one piece of work in a thread, with its progress and its error in words."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+from bixse.errors import BixseError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bixse.progress import Step
+
+log = logging.getLogger(__name__)
+
+
+class BackgroundJob:
+    """Work that begins when the job is made; pages read how far it is, and `result` or `error` when it has ended."""
+
+    def __init__(self, name: str, work: Callable[[BackgroundJob], Any]) -> None:
+        self.name, self.doing, self.note, self.error = name, "waiting", "", ""
+        self.done = self.total = 0
+        self.result: Any = None
+        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
+        self._thread.start()
+
+    def _run(self, work: Callable[[BackgroundJob], Any]) -> None:
+        try:
+            self.result = work(self)
+        except BixseError as error:
+            self.error = str(error)
+        except Exception as error:
+            log.exception("%s", self.name)
+            self.error = f"{type(error).__name__}: {error}; the terminal shows more"
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended without an error."""
+        return not self.is_running and not self.error
+
+    @property
+    def status(self) -> str:
+        return f"{self.doing}: {self.done:,} of {self.total:,}" if self.total else self.doing
+
+    def wait(self) -> BackgroundJob:
+        self._thread.join()
+        return self
+
+    def begin(self, doing: str, total: int = 0) -> Step:
+        """Begin a part of the work, and return what counts it."""
+        self.doing, self.note, self.done, self.total = doing, "", 0, total
+
+        def step(done: int, note: str = "", known: int = 0) -> None:
+            self.done, self.note = self.done + done + known, note or self.note
+
+        return step

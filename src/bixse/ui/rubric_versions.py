@@ -1,0 +1,144 @@
+"""Versions of the rubric in the run folder, and the change by each on the same labelled pairs."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pydantic import ValidationError
+
+from bixse.errors import InputError
+from bixse.evaluation.statistics import percentile_estimate
+from bixse.files.files import append_line, write_atomically
+from bixse.files.parquet import read_table
+from bixse.files.rows import read_rows
+from bixse.files.values import FileColumn
+from bixse.judging.audit.agreement import cohen_kappa, counts_by_query
+from bixse.judging.grade import JUDGEMENTS_NAME
+from bixse.judging.rubrics import Rubric, load_rubric, rubric_toml
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from bixse.results import IntervalEstimate
+    from bixse.ui.workspace import Workspace
+
+DECISIONS_FILE = "rubrics.jsonl"
+FILE_NAME = re.compile(r"rubric-(\d+)\.toml")
+DECISION_COLUMNS = (FileColumn("version", "integer"), FileColumn("decision"))
+SAMPLES = 1000
+"""As `bixse grade audit`, so that its figures are the same."""
+
+
+@dataclass(frozen=True)
+class RubricChange:
+    """Quadratic kappa of judge and people on the pairs graded with both rubrics."""
+
+    pairs: int
+    before: IntervalEstimate
+    after: IntervalEstimate
+    difference: IntervalEstimate
+    """After - before."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """One edited rubric. The first is version 2; version 1 is the one that the folder was graded with."""
+
+    number: int
+    path: Path
+    rubric: Rubric
+    decision: str | None
+    """keep or drop, once decided."""
+
+    @property
+    def out(self) -> Path:
+        """Output folder of its trial."""
+        return self.path.with_suffix("")
+
+    @property
+    def is_tried(self) -> bool:
+        return (self.out / JUDGEMENTS_NAME).is_file()
+
+
+def versions(workspace: Workspace) -> list[Version]:
+    """The versions in the folder, newest first; of several decisions about one the last counts."""
+    files = {int(match[1]): path for path in workspace.run.iterdir() if (match := FILE_NAME.fullmatch(path.name))}
+    log = workspace.run / DECISIONS_FILE
+    rows = read_rows(log, DECISION_COLUMNS) if log.is_file() and log.stat().st_size else ()
+    decided = {row["version"]: row["decision"] for _, row in rows}
+    return [
+        Version(number, path, load_rubric(path), decided.get(number))
+        for number, path in sorted(files.items(), reverse=True)
+    ]
+
+
+def current_rubric(workspace: Workspace) -> Rubric:
+    """The newest version that is kept, else that of the folder."""
+    return next((version.rubric for version in versions(workspace) if version.decision == "keep"), workspace.rubric)
+
+
+def save_version(workspace: Workspace, texts: Mapping[str, str]) -> Version:
+    """Write an edited rubric as the next version; none is ever overwritten.
+
+    Labels and values stay those of the folder's rubric, so that people's labels stay comparable. `texts` holds
+    `system-0` and `user-0` of the first prompt variant, `system-1` and so on; InputError if a prompt lacks `{query}`
+    or `{document}`.
+    """
+    base = current_rubric(workspace)
+    variants = [
+        {"name": variant.name}
+        | {key: texts.get(f"{key}-{position}", "").replace("\r\n", "\n") for key in ("system", "user")}
+        for position, variant in enumerate(base.variants)
+    ]
+    try:
+        rubric = Rubric.model_validate(base.model_dump() | {"variants": variants})
+    except ValidationError as error:
+        why = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise InputError(f"rubric: {why}; fix: go back and correct it") from error
+    with workspace.lock:
+        number = max((version.number for version in versions(workspace)), default=1) + 1
+        rubric = rubric.model_copy(update={"name": f"{workspace.rubric.name}-version-{number}"})
+        path = workspace.run / f"rubric-{number}.toml"
+        write_atomically(path, rubric_toml(rubric))
+    return Version(number, path, rubric, None)
+
+
+def change_of(workspace: Workspace, version: Version) -> RubricChange | None:
+    """The change by a tried version on the pairs that both rubrics gave a grade; None for fewer than two queries."""
+    columns = ["query_id", "document_id", "relevance", "repeat"]
+    rows = read_table(version.out / JUDGEMENTS_NAME, columns).to_pylist()
+    index, scale, labels = workspace.index, workspace.rubric.scale, workspace.labels.grades(independent=True)
+    graded = [
+        (pair[0], labels[pair], before, scale.to_grade(row["relevance"]))
+        for row in rows
+        if (pair := (row["query_id"], row["document_id"])) in labels
+        and pair in index.row_of
+        and row["relevance"] is not None
+        and not row["repeat"]
+        and (before := index.grade(index.row_of[pair], scale)) is not None
+    ]
+    if len({query_id for query_id, *_ in graded}) < 2:
+        return None
+    query_ids, *grades = zip(*graded, strict=True)
+    human, *judged = (np.array(column, dtype=np.float64) for column in grades)
+    counts = [counts_by_query(human, side, query_ids, np.array(workspace.rubric.values)) for side in judged]
+    measure = {"kappa": cohen_kappa(2)}
+    values = [side.values(measure)["kappa"] for side in counts]
+    drawn = [side.draws(measure, SAMPLES, workspace.settings.seed)["kappa"] for side in counts]
+    first, second = (percentile_estimate(value, draws) for value, draws in zip(values, drawn, strict=True))
+    return RubricChange(len(graded), first, second, percentile_estimate(values[1] - values[0], drawn[1] - drawn[0]))
+
+
+def decide(workspace: Workspace, version: Version, decision: str, person: str) -> None:
+    """Add a line to rubrics.jsonl: keep or drop, by whom and on what grounds."""
+    change = change_of(workspace, version) if version.is_tried else None
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    row = {"version": version.number, "decision": decision, "person": person or None, "time": now}
+    row |= {} if change is None else asdict(change)
+    append_line(workspace.run / DECISIONS_FILE, json.dumps(row))

@@ -1,1 +1,0 @@
-"""What the folders of runs say while they are under way."""

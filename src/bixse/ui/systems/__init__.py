@@ -1,1 +1,0 @@
-"""Two systems that answer queries, side by side: opened once, in a thread."""
