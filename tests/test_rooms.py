@@ -34,7 +34,7 @@ BUDGET = {
     "search": (770, 20),
     "evaluation": (1260, 31),
     "calibration": (930, 28),
-    "training": (3760, 125),
+    "training": (3660, 106),
     "scale": (3010, 71),
     "preparing": (3140, 66),
     "judging": (10350, 178),
