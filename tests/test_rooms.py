@@ -19,7 +19,7 @@ ALLOWED = {room: set(ORDER[: position + 1]) for position, room in enumerate(ORDE
 PACKAGE = "the package itself"  # from bixse import ...: the catalogue, which only the command may ask (for the version)
 FILES = sorted(SOURCE.rglob("*.py"))
 BUDGET = {
-    "errors": (210, 0),
+    "errors": (200, 0),
     "progress": (140, 1),
     "relevance": (60, 1),
     "results": (120, 0),
@@ -27,20 +27,20 @@ BUDGET = {
     "extensions": (20, 0),
     "files": (1460, 4),
     "settings": (240, 2),
-    "data": (2400, 29),
+    "data": (2190, 26),
     "report": (830, 11),
-    "encoders": (2470, 24),
-    "losses": (2270, 17),
-    "search": (770, 20),
-    "evaluation": (1260, 31),
-    "calibration": (930, 28),
-    "training": (3760, 125),
-    "scale": (3010, 71),
-    "preparing": (3140, 66),
-    "judging": (10350, 178),
-    "lab": (5100, 157),
+    "encoders": (2420, 19),
+    "losses": (2150, 17),
+    "search": (770, 19),
+    "evaluation": (1260, 30),
+    "calibration": (930, 27),
+    "training": (3660, 106),
+    "scale": (3000, 70),
+    "preparing": (3140, 65),
+    "judging": (9550, 149),
+    "lab": (5100, 154),
     "ui": (3100, 109),
-    "cli": (2000, 101),
+    "cli": (2000, 100),
 }
 """Room -> most lines, and most imports of modules of other rooms; running this file prints today's."""
 SPARE = 1.05
