@@ -19,7 +19,7 @@ ALLOWED = {room: set(ORDER[: position + 1]) for position, room in enumerate(ORDE
 PACKAGE = "the package itself"  # from bixse import ...: the catalogue, which only the command may ask (for the version)
 FILES = sorted(SOURCE.rglob("*.py"))
 BUDGET = {
-    "errors": (210, 0),
+    "errors": (200, 0),
     "progress": (140, 1),
     "relevance": (60, 1),
     "results": (120, 0),
@@ -27,7 +27,7 @@ BUDGET = {
     "extensions": (20, 0),
     "files": (1460, 4),
     "settings": (240, 2),
-    "data": (2400, 29),
+    "data": (2190, 26),
     "report": (830, 11),
     "encoders": (2470, 24),
     "losses": (2270, 17),
@@ -40,7 +40,7 @@ BUDGET = {
     "judging": (10350, 178),
     "lab": (5100, 157),
     "ui": (3100, 109),
-    "cli": (2000, 101),
+    "cli": (2000, 100),
 }
 """Room -> most lines, and most imports of modules of other rooms; running this file prints today's."""
 SPARE = 1.05
