@@ -20,8 +20,8 @@ from bixse.judging.rubrics import load_rubric, rubric_names
 from bixse.training.config import LOG_FILE
 from bixse.ui.label_log import open_labels
 from bixse.ui.label_plan import Desk, LabelPlan, open_index
-from bixse.ui.systems import TwoSystems
 from bixse.ui.train_run import TrainBatches, TrainRun, read_record, runs_below
+from bixse.ui.two_systems import TwoSystems
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

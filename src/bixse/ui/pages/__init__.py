@@ -1,1 +1,1 @@
-"""One module a page, named in `bixse.ui.app.PAGES`; its templates have its name."""
+"""The pages: a module lists its own in `PAGES`; templates have the name of their page."""

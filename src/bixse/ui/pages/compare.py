@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bixse.report.plots import Plot
     from bixse.search.search_collection import Hit
     from bixse.ui.searcher import Searcher
-    from bixse.ui.systems import TwoSystems
+    from bixse.ui.two_systems import TwoSystems
     from bixse.ui.workspace import Visit, Workspace
 
 TOPS = (5, 10, 20)
