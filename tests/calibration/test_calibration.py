@@ -8,13 +8,8 @@ from sklearn.calibration import calibration_curve
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import brier_score_loss
 
-from bixse.calibration.reliability import (
-    brier,
-    calibration_report,
-    expected_calibration_error,
-    fit_platt,
-    reliability_curve,
-)
+from bixse.calibration.reliability import brier, calibration_report, expected_calibration_error, reliability_curve
+from bixse.encoders.platt import fit_platt
 from bixse.errors import InputError
 
 

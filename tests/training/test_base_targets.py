@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from bixse.calibration.reliability import fit_platt
 from bixse.data.graded_pairs import GradedPairs
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.loading.build import build_encoder
+from bixse.encoders.platt import fit_platt
 from bixse.errors import InputError
 from bixse.losses import BiXSELoss
 from bixse.training.dry_run import plan_training

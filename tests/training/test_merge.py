@@ -316,7 +316,7 @@ class TestTraining:
     def test_a_run_killed_before_it_was_merged_is_merged_the_same(self, monkeypatch, train_guarded):
         whole = train_guarded("whole")
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr("bixse.training.merge_models.merge", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr("bixse.training.finish.merge", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
             train_guarded("killed")
         again = train_guarded("killed")
         assert again.merge == whole.merge
@@ -338,10 +338,10 @@ class TestTraining:
 
     def test_the_mean_of_the_best_checkpoints(self, tmp_path, monkeypatch, train_toy):
         """The soup itself, at w = 1, against the checkpoints as they lay on the disk."""
-        from bixse.training import merge_models
+        from bixse.training import finish
 
         kept: list[dict[str, torch.Tensor]] = []
-        merge = merge_models.merge
+        merge = finish.merge
 
         def keep(model, base, tuned, *rest):
             folder = tmp_path / "out" / "checkpoints"
@@ -351,7 +351,7 @@ class TestTraining:
             kept.extend(weights(folder / f"checkpoint-{step}") for step in best)
             return merge(model, base, tuned, *rest)
 
-        monkeypatch.setattr(merge_models, "merge", keep)
+        monkeypatch.setattr(finish, "merge", keep)
         result = train_toy(max_length=None, merge=MergeConfig(weights=(1.0,), checkpoints=2), optimizer={"epochs": 4})
         assert len(kept) == 2
         assert_between(weights(result.model_path), kept[0], kept[1], 0.5)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bixse.calibration.calibrate_settings import RELEVANT_FROM
-from bixse.calibration.reliability import calibration_report, checked, fit_platt, reweight_to_prevalence
+from bixse.calibration.reliability import calibration_report, reweight_to_prevalence
 from bixse.encoders.head import RelevanceHead, Threshold
+from bixse.encoders.platt import checked, fit_platt
 from bixse.errors import InputError
 from bixse.evaluation.statistics import numbered_queries, wilson_interval
 from bixse.results import (

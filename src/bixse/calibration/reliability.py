@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bixse.encoders.head import log_odds
-from bixse.errors import InputError, shorten
+from bixse.encoders.platt import checked
+from bixse.errors import InputError
 from bixse.evaluation.statistics import (
     interval_bounds,
     numbered_queries,
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
     from bixse.evaluation.statistics import Floats
     from bixse.results import Interval
-
-_NEWTON_STEPS = 100
 
 
 def brier(p: npt.ArrayLike, z: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> float:
@@ -147,30 +146,6 @@ def reweight_to_prevalence(z: npt.ArrayLike, prior: float) -> tuple[Floats, Floa
     return weights, relevant / weights
 
 
-def checked(p: npt.ArrayLike, z: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> tuple[Floats, Floats, Floats]:
-    """Predictions, relevance and weights as float64 vectors; raises InputError where they do not fit."""
-    arrays: list[Any] = [np.asarray(p, dtype=np.float64), np.asarray(z, dtype=np.float64)]
-    if arrays[0].ndim != 1 or arrays[0].shape != arrays[1].shape or not arrays[0].size:
-        raise InputError(
-            f"calibration: got predictions {arrays[0].shape} and relevance {arrays[1].shape}; expected two vectors of "
-            "one length, at least 1; fix: pass one prediction and one relevance per pair"
-        )
-    for name, values, fix in (
-        ("predictions", arrays[0], "apply the sigmoid to logits first"),
-        ("relevance", arrays[1], "map grades to [0, 1] with GradeScale.to_relevance"),
-    ):
-        wrong = ~((values >= 0) & (values <= 1))
-        if wrong.any():
-            raise InputError(f"{name}: got {values[wrong][0]}; expected 0 to 1; fix: {fix}")
-    counted = np.ones(arrays[0].shape) if weights is None else np.asarray(weights, dtype=np.float64)
-    if counted.shape != arrays[0].shape or not (np.isfinite(counted) & (counted >= 0)).all() or not counted.any():
-        raise InputError(
-            f"weights: got {shorten(counted.tolist())}; expected one per pair, finite, 0 and up, not all 0; fix: "
-            "leave them out to count all pairs alike"
-        )
-    return arrays[0], arrays[1], counted
-
-
 def _basic_interval(estimate: float, drawn: Floats) -> Interval:
     lower, upper = np.quantile(drawn, interval_bounds(0.95))
     low, high = np.clip([2 * estimate - upper, 2 * estimate - lower], 0.0, 1.0)
@@ -181,62 +156,3 @@ def _bin_of(predicted: Floats, bins: int) -> npt.NDArray[np.int64]:
     if bins < 1:
         raise InputError(f"bins: got {bins}; expected at least 1; fix: use 10")
     return np.minimum((predicted * bins).astype(np.int64), bins - 1)
-
-
-def fit_platt(logits: npt.ArrayLike, z: npt.ArrayLike) -> tuple[float, float]:
-    """Slope a >= 0 and intercept c of sigma(a * logit + c), fitted to relevance by binary cross-entropy.
-
-    Platt scaling (Platt 1999, "Probabilistic outputs for support vector machines") with soft targets, by Newton's
-    method with step halving in float64. A slope of 0 means that the logits do not rise with relevance. The targets are
-    pulled in as Platt does: relevance 1 becomes (n1 + 1) / (n1 + 2) and relevance 0 becomes 1 / (n0 + 2), where n1 =
-    sum z and n0 = sum (1 - z), and graded targets lie between. It keeps the answer finite when the logits separate the
-    relevances or these are all 0 or 1, and hardly matters with many pairs.
-
-    Both `logits`, finite, and `z` in [0, 1] have shape (N,); raises InputError where they do not.
-
-    Example:
-        >>> slope, intercept = fit_platt([-2.0, -1.0, 1.0, 2.0], [0.0, 0.4, 0.6, 1.0])
-        >>> slope > 0, abs(intercept) < 1e-9
-        (True, True)
-    """
-    scores = np.asarray(logits, dtype=np.float64)
-    _, observed, _ = checked(np.zeros(scores.shape), z)
-    if not np.isfinite(scores).all():
-        raise InputError("logits: got NaN or infinity; expected finite numbers; fix: check the model")
-    top, bottom = (observed.sum() + 1) / (observed.sum() + 2), 1 / ((1 - observed).sum() + 2)
-    targets = bottom + (top - bottom) * observed
-    mean = float(targets.mean())
-    constant = (0.0, float(np.log(mean / (1 - mean))))
-    spread = float(scores.std())
-    if spread <= 1e-12 * max(1.0, float(np.abs(scores).max())):
-        return constant
-    center = float(scores.mean())
-    slope, intercept = _newton((scores - center) / spread, targets, constant[1])
-    if slope <= 0:
-        return constant
-    return slope / spread, intercept - slope * center / spread
-
-
-def _newton(x: Floats, targets: Floats, intercept: float) -> tuple[float, float]:
-    """Minimise mean softplus(a x + c) - targets (a x + c), which is convex in (a, c), from a = 0."""
-    design = np.stack([x, np.ones_like(x)], axis=1)
-    weights = np.array([0.0, intercept])
-
-    def loss(candidate: Floats) -> float:
-        logits = design @ candidate
-        return float(np.mean(np.logaddexp(0.0, logits) - targets * logits))
-
-    for _ in range(_NEWTON_STEPS):
-        probabilities = 0.5 * (1 + np.tanh(0.5 * (design @ weights)))
-        gradient = design.T @ (probabilities - targets) / len(x)
-        if np.abs(gradient).max() < 1e-12:
-            break
-        curvature = (design * (probabilities * (1 - probabilities))[:, None]).T @ design / len(x)
-        step = np.linalg.solve(curvature + 1e-12 * np.eye(2), gradient)
-        scale = 1.0
-        while scale > 1e-9 and loss(weights - scale * step) > loss(weights):
-            scale /= 2
-        if scale <= 1e-9:
-            break
-        weights = weights - scale * step
-    return float(weights[0]), float(weights[1])

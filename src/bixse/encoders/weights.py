@@ -104,40 +104,9 @@ def check_shares(shares: Sequence[float], models: int) -> None:
         )
 
 
-def check_same_kind(first: SentenceTransformer, second: SentenceTransformer, names: tuple[str, str]) -> None:
-    """Refuse, by a ModelError, two encoders that differ in parameters, modules or tokenizer; `names` are theirs."""
-    one, two = (dict(model.named_parameters()) for model in (first, second))
-    differing = [name for name in {**one, **two} if _shape(one, name) != _shape(two, name)]
-    kinds = [[type(module).__name__ for module in model] for model in (first, second)]
-    vocabularies = [_vocabulary(model) for model in (first, second)]
-    if differing:
-        shown = ", ".join(f"{name} ({_shape(one, name)} and {_shape(two, name)})" for name in differing[:3])
-        found = f"{len(differing)} tensors that differ: {shown}"
-    elif kinds[0] != kinds[1]:
-        found = f"other modules: {', '.join(kinds[0])} and {', '.join(kinds[1])}"
-    elif vocabularies[0] != vocabularies[1]:
-        found = "other tokenizers: the same text gives other tokens"
-    else:
-        return
-    raise ModelError(
-        f"merge: got {found}, in {names[0]} and {names[1]}; expected models of one architecture and tokenizer; "
-        "fix: merge a base model with models that were trained from it"
-    )
-
-
 def _check_weight(weight: float) -> None:
     if not 0 <= weight <= 1:
         raise InputError(f"merge weight: got {weight}; expected 0 (base model) to 1 (tuned model); fix: try 0.5")
-
-
-def _shape(parameters: Mapping[str, Tensor], name: str) -> str:
-    return str(tuple(parameters[name].shape)) if name in parameters else "missing"
-
-
-def _vocabulary(model: SentenceTransformer) -> object:
-    tokenizer = getattr(model, "tokenizer", None)
-    vocabulary = getattr(tokenizer, "get_vocab", None)
-    return vocabulary() if callable(vocabulary) else None
 
 
 def add_lora(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from heapq import nsmallest
 from pathlib import Path
@@ -22,9 +21,9 @@ from bixse.data.collection import (
     warn_of_collection,
 )
 from bixse.data.trec import read_qrels
-from bixse.errors import InputError, StorageError
+from bixse.errors import InputError
 from bixse.evaluation.metrics import check_min_relevant_grade
-from bixse.files.files import hash_files, write_atomically
+from bixse.files.files import hash_files
 from bixse.relevance import MIN_RELEVANT_GRADE
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ PASSAGES = 131_072
 """Queries and (at most) passages of a task that are kept."""
 SEED = 0
 """The seed of the choice, part of each hash."""
-FOLDER = "beir-short"
 
 
 @dataclass(frozen=True)
@@ -203,28 +201,4 @@ def cut_collection(
         task,
         tuple(query_id for query_id in qrels if query_id in chosen),
         tuple(document_id for document_id in corpus if document_id in kept),
-    )
-
-
-def short_task(task: Task, name: str, data: Path, queries: int = QUERIES, passages: int = PASSAGES) -> Task:
-    """A task with one query set cut down; the id lists are written to <data>/beir-short."""
-    (whole,) = task.query_sets
-    cut = cut_collection(name, whole.qrels, (document for document, _ in task.documents()), queries, passages)
-    made_from = {"queries": queries, "passages": passages, "files": dict(task.inputs)}
-    lists = {"queries": cut.queries, "documents": cut.documents}
-    content = {"task": name, "seed": SEED, "made from": made_from, "sha256": cut.content_hash, **lists}
-    with suppress(StorageError):  # the lists are for the reader: they come out the same each time
-        write_atomically(data / FOLDER / f"{name}-seed{SEED}.json", json.dumps(content) + "\n")
-    kept = frozenset(cut.documents)
-    own = replace(
-        whole,
-        queries={query: whole.queries[query] for query in cut.queries},
-        qrels={query: whole.qrels[query] for query in cut.queries},
-    )
-    return replace(
-        task,
-        documents=lambda: ((document, text) for document, text in task.documents() if document in kept),
-        count=len(cut.documents),
-        query_sets=(own,),
-        inputs={**task.inputs, "id lists": cut.content_hash},
     )

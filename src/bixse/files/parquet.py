@@ -6,7 +6,6 @@ import hashlib
 import mmap
 import os
 import tempfile
-from bisect import bisect_left, bisect_right
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from bixse.errors import InputError
@@ -115,25 +113,6 @@ def row_counts(paths: Sequence[Path]) -> list[int]:
         with open_table(path) as file:
             counts.append(int(file.metadata.num_rows))
     return counts
-
-
-def keyed_groups(file: pq.ParquetFile, column: str, wanted: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """The rows of each row group, or those whose value of a text column is `wanted` (sorted).
-
-    A row group whose range of values has none of them is not read, of another first that column alone.
-    """
-    place = file.schema_arrow.names.index(column)
-    for number in range(file.metadata.num_row_groups):
-        if wanted is None:
-            yield file.read_row_group(number)
-            continue
-        ends, near = file.metadata.row_group(number).column(place).statistics, wanted
-        if ends is not None and ends.has_min_max:
-            near = wanted[bisect_left(wanted, ends.min) : bisect_right(wanted, ends.max)]
-        if near:
-            chosen = pc.is_in(file.read_row_group(number, [column])[column], pa.array(near, pa.string()))
-            if pc.any(chosen).as_py():
-                yield file.read_row_group(number).filter(chosen)
 
 
 def footer_hash(path: Path) -> str:

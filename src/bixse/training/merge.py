@@ -10,9 +10,9 @@ import torch
 from accelerate.utils import gather_object
 from pydantic import TypeAdapter
 
-from bixse.calibration.reliability import fit_platt
 from bixse.encoders.embedding import embed_features
 from bixse.encoders.loading.precision import autocast
+from bixse.encoders.platt import fit_platt
 from bixse.encoders.processes import is_sharded
 from bixse.encoders.weights import has_lora, interpolate
 from bixse.evaluation.statistics import paired_bootstrap, paired_differences

@@ -1,51 +1,40 @@
-"""Models merged: those that exist (`merge_models`), and the one that was just trained with its base model."""
+"""Merge models that exist."""
 
 from __future__ import annotations
 
-import copy
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run import open_run
 from bixse.encoders.head import RelevanceHead
-from bixse.encoders.loading.backbones import switch_attention
-from bixse.encoders.loading.build import build_encoder, model_hashes, quiet_loading
+from bixse.encoders.loading.build import build_encoder, model_hashes
 from bixse.encoders.relevance_model import save_whole
-from bixse.encoders.weights import (
-    check_can_be_scaled,
-    check_same_kind,
-    has_lora,
-    mean_weights,
-    merge_lora,
-    trained_weights,
-)
+from bixse.encoders.weights import mean_weights, trained_weights
+from bixse.errors import ModelError
 from bixse.files.files import file_hash, storage_errors
 from bixse.training.checks import check_max_length
-from bixse.training.config import CHECKPOINT_FOLDER, MODEL_FOLDER, TUNED_FOLDER
+from bixse.training.config import MODEL_FOLDER
 from bixse.training.dev_evaluation import (
     Split,
     check_not_trained_on,
-    dev_figures,
     load_watched,
     queries_of,
     split_hashes,
 )
-from bixse.training.distributed import first_process_alone_in, is_main_process, raise_together
+from bixse.training.distributed import first_process_alone_in
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 from bixse.training.merge import MergeResult, merge, refitted_head
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
     from sentence_transformers import SentenceTransformer
+    from torch import Tensor
 
-    from bixse.encoders.relevance_model import RelevanceModel
-    from bixse.encoders.weights import Weights
-    from bixse.training.config import MergeModelsConfig, TrainConfig
-    from bixse.training.dev_evaluation import Watched
+    from bixse.training.config import MergeModelsConfig
 
 
 @dataclass(frozen=True)
@@ -121,69 +110,32 @@ def merge_models(config: MergeModelsConfig, out: str | Path, progress: bool = Fa
     return MergedModel(folder / MODEL_FOLDER, result, warnings)
 
 
-def weights_to_merge_with(config: TrainConfig, trainer: GradedTrainer) -> Weights | None:
-    """Return the weights before training, where w can be chosen on dev or is given."""
-    if config.merge is None or (config.dev is None and len(config.merge.weights) > 1):
-        return None
-    base = trained_weights(trainer.loss.model)
-    check_can_be_scaled(base)
-    return base
+def check_same_kind(first: SentenceTransformer, second: SentenceTransformer, names: tuple[str, str]) -> None:
+    """Refuse, by a ModelError, two encoders that differ in parameters, modules or tokenizer; `names` are theirs."""
+    one, two = (dict(model.named_parameters()) for model in (first, second))
+    differing = [name for name in {**one, **two} if _shape(one, name) != _shape(two, name)]
+    kinds = [[type(module).__name__ for module in model] for model in (first, second)]
+    vocabularies = [_vocabulary(model) for model in (first, second)]
+    if differing:
+        shown = ", ".join(f"{name} ({_shape(one, name)} and {_shape(two, name)})" for name in differing[:3])
+        found = f"{len(differing)} tensors that differ: {shown}"
+    elif kinds[0] != kinds[1]:
+        found = f"other modules: {', '.join(kinds[0])} and {', '.join(kinds[1])}"
+    elif vocabularies[0] != vocabularies[1]:
+        found = "other tokenizers: the same text gives other tokens"
+    else:
+        return
+    raise ModelError(
+        f"merge: got {found}, in {names[0]} and {names[1]}; expected models of one architecture and tokenizer; "
+        "fix: merge a base model with models that were trained from it"
+    )
 
 
-def merge_tuned(
-    config: TrainConfig,
-    out: Path,
-    trainer: GradedTrainer,
-    base: Weights,
-    watched: Sequence[Watched],
-    head: RelevanceHead | None,
-    progress: bool,
-) -> tuple[MergeResult, RelevanceHead | None]:
-    """Set the trained encoder, or the mean of its best checkpoints, to the best weights between it and the base."""
-    settings, model = config.merge, trainer.loss.model
-    assert settings is not None
-    device = model.device
-    if settings.keep_tuned:
-        whole = trainer.whole_model()
-        with raise_together():
-            if is_main_process():
-                save_model(copy.deepcopy(whole.cpu()), head, out / TUNED_FOLDER)
-        model.to(device)
-    tuned = [trained_weights(model)]
-    if settings.checkpoints > 1:
-        figures = dev_figures(trainer.state.log_history)
-        best = sorted((step for step in figures if step > 0), key=lambda step: -figures[step])
-        tuned = []
-        for step in best[: settings.checkpoints]:
-            trainer._load_from_checkpoint(str(out / CHECKPOINT_FOLDER / f"checkpoint-{step}"))
-            tuned.append(trained_weights(model))
-    model.eval()
-    # as a saved model computes: eager attention, which trains faster, rounds differently and is slow on long texts
-    switch_attention(model, config.attention)
-    mean = mean_weights(tuned) if len(tuned) > 1 else tuned[0]
-    tolerance, keep = config.guard_tolerance, settings.keep_tuned
-    found = merge(model, base, mean, settings.weights, watched, tolerance, progress, keep)
-    merged = replace(found, checkpoints=len(tuned), checkpoints_wanted=settings.checkpoints)
-    if head is not None and (merged.weight < 1 or settings.checkpoints > 1):
-        with raise_together():
-            head = refitted_head(trainer, head)
-    return merged, head
+def _shape(parameters: Mapping[str, Tensor], name: str) -> str:
+    return str(tuple(parameters[name].shape)) if name in parameters else "missing"
 
 
-def save_model(
-    encoder: SentenceTransformer,
-    head: RelevanceHead | None,
-    folder: Path,
-    merged: MergeResult | None = None,
-    adapters: Path | None = None,
-) -> None:
-    """Save an encoder with its head and the card of a merge; adapters are written alone first, then merged into it."""
-    model = cast("RelevanceModel", encoder)
-    model.head = head  # one that came with the base model is not this encoder's
-    with quiet_loading():
-        if has_lora(model):
-            if adapters is not None:
-                save_whole(model, adapters)
-            model.float()  # bf16 would round away a part of what the adapters add
-            merge_lora(model)
-        save_whole(model, folder, merged.card() if merged is not None else "")
+def _vocabulary(model: SentenceTransformer) -> object:
+    tokenizer = getattr(model, "tokenizer", None)
+    vocabulary = getattr(tokenizer, "get_vocab", None)
+    return vocabulary() if callable(vocabulary) else None

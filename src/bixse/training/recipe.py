@@ -16,11 +16,11 @@ from bixse.training.checks import check_learned, check_memory, embedding_spreads
 from bixse.training.config import ADAPTER_FOLDER, CHECKPOINT_FOLDER, MODEL_FOLDER
 from bixse.training.dev_evaluation import dev_figures
 from bixse.training.distributed import RunGuard, any_process, check_agreement, is_main_process
+from bixse.training.finish import merge_tuned, save_model, weights_to_merge_with
 from bixse.training.inputs import open_training
 from bixse.training.loop.checkpoints import StopOnInterrupt, checkpoint_to_resume, relocate_best_checkpoint
 from bixse.training.loop.unlabelled import RegradedEpoch  # noqa: TC001 pydantic reads it
 from bixse.training.merge import MergeResult  # noqa: TC001 pydantic reads it
-from bixse.training.merge_models import merge_tuned, save_model, weights_to_merge_with
 from bixse.training.setup import add_regrading, make_parts, make_trainer
 
 if TYPE_CHECKING:

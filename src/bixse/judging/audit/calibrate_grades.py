@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from bixse.calibration.reliability import brier, expected_calibration_error, fit_platt
+from bixse.calibration.reliability import brier, expected_calibration_error
 from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
 from bixse.data.run import open_run
+from bixse.encoders.platt import fit_platt
 from bixse.errors import InputError
 from bixse.evaluation.statistics import mean_estimate
 from bixse.files.files import file_hash, write_atomically

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -10,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.data.collection import files_of_split
 from bixse.data.run import open_run
-from bixse.errors import BixseError, InputError, did_you_mean
+from bixse.errors import BixseError, InputError, StorageError, did_you_mean
 from bixse.evaluation.evaluate import evaluate, evaluate_query_sets
 from bixse.evaluation.metrics import PRIMARY_METRIC
 from bixse.evaluation.systems import check_distinct, open_system
-from bixse.evaluation.tasks import Task, TaskSource, collection_task, short_task
+from bixse.evaluation.tasks import PASSAGES, QUERIES, SEED, Task, TaskSource, collection_task, cut_collection
+from bixse.files.files import write_atomically
 from bixse.lab.suites.known_suites import LOCAL, suite_named
 from bixse.lab.suites.suite_result import SuiteDifference, SuiteResult, compare_systems
 from bixse.lab.suites.trec_dl import WITHOUT, chosen_years, missing_files, trec_means, trec_notes, trec_sources
@@ -312,3 +315,31 @@ def _source(suite: Suite, task: SuiteTask, data: Path) -> TaskSource:
         return replace(found, name=task.name, query_sets=(named,), settings={"task": task.name}, warnings=())
 
     return TaskSource(read, task.instructions)
+
+
+SHORT_FOLDER = "beir-short"
+"""Of the data of a suite: the id lists of its short form."""
+
+
+def short_task(task: Task, name: str, data: Path, queries: int = QUERIES, passages: int = PASSAGES) -> Task:
+    """A task with one query set cut down; the id lists are written to <data>/beir-short."""
+    (whole,) = task.query_sets
+    cut = cut_collection(name, whole.qrels, (document for document, _ in task.documents()), queries, passages)
+    made_from = {"queries": queries, "passages": passages, "files": dict(task.inputs)}
+    lists = {"queries": cut.queries, "documents": cut.documents}
+    content = {"task": name, "seed": SEED, "made from": made_from, "sha256": cut.content_hash, **lists}
+    with suppress(StorageError):  # the lists are for the reader: they come out the same each time
+        write_atomically(data / SHORT_FOLDER / f"{name}-seed{SEED}.json", json.dumps(content) + "\n")
+    kept = frozenset(cut.documents)
+    own = replace(
+        whole,
+        queries={query: whole.queries[query] for query in cut.queries},
+        qrels={query: whole.qrels[query] for query in cut.queries},
+    )
+    return replace(
+        task,
+        documents=lambda: ((document, text) for document, text in task.documents() if document in kept),
+        count=len(cut.documents),
+        query_sets=(own,),
+        inputs={**task.inputs, "id lists": cut.content_hash},
+    )

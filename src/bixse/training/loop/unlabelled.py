@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from bixse.calibration.reliability import fit_platt
 from bixse.encoders.encode import embeddings_key, encode_texts
 from bixse.encoders.instructions import prompt_for
+from bixse.encoders.platt import fit_platt
 from bixse.losses.targets import BaseProbability, GradedTargets
 from bixse.search.store import EmbeddingStore
 

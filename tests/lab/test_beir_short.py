@@ -6,7 +6,8 @@ import pytest
 
 from bixse.data.collection import Collection, Document, save_collection
 from bixse.errors import InputError
-from bixse.evaluation.tasks import FOLDER, collection_task, cut_collection, short_task
+from bixse.evaluation.tasks import collection_task, cut_collection
+from bixse.lab.suites.suite_run import SHORT_FOLDER, short_task
 
 CORPUS = [f"d{number}" for number in range(200)]
 QRELS = {f"q{number}": {f"d{number}": 1.0, f"d{number + 50}": 0.0} for number in range(40)}
@@ -58,7 +59,7 @@ def prepare(data):
 
 def test_the_lists_are_written_and_come_out_the_same(data):
     first, again = prepare(data), prepare(data)
-    (path,) = (data / FOLDER).iterdir()
+    (path,) = (data / SHORT_FOLDER).iterdir()
     written = json.loads(path.read_text())
     assert written["queries"] == list(first.query_sets[0].queries)
     assert [name for name, _ in first.documents()] == written["documents"]
@@ -67,5 +68,5 @@ def test_the_lists_are_written_and_come_out_the_same(data):
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(data):
-    (data / FOLDER).write_text("a file where the folder should be")
+    (data / SHORT_FOLDER).write_text("a file where the folder should be")
     assert prepare(data).count == 60

@@ -1,1 +1,0 @@
-"""Verbs that ask a judge, or look at what it said."""

@@ -1,0 +1,199 @@
+"""`bixse convert`, `mine` and `generate`: make pairs."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import model_validator
+
+from bixse.cli.verb import FINISHED_BEFORE, CommandResult, Folder, Options, Verb, waits
+from bixse.judging.generate.generate_settings import WriterConfig
+from bixse.preparing.convert_settings import ConvertSettings
+from bixse.preparing.mine_settings import MineConfig
+from bixse.settings import Flag
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Self
+
+    from bixse.preparing.convert import ConvertResult
+
+
+class ConvertOptions(Options):
+    """The output folder, and what is only shown."""
+
+    list: bool = False
+    """Show the sources: what they are, licence, citation."""
+    out: Folder = Path("runs/convert")
+    """Output folder."""
+    dry_run: bool = False
+    """Read all, write nothing: counts, relevance, errors."""
+
+
+def run_convert(settings: ConvertSettings, options: ConvertOptions) -> CommandResult:
+    """Convert a source, or only look at it."""
+    from bixse.preparing.convert import convert
+    from bixse.progress import progress_bar
+
+    out = None if options.dry_run else options.out
+
+    def bar(title: str, total: int) -> Callable[[int], None]:
+        return progress_bar(title, total, "B")
+
+    result = convert(settings, out, bar)
+    warnings = list(result.warnings)
+    if result.errors and out is not None:
+        warnings.append(f"{result.errors} invalid rows were left out: see {out / 'errors.jsonl'}")
+    if result.reused:
+        warnings.append(FINISHED_BEFORE)
+    metrics = {name: getattr(result, name) for name in ("judgements", "statuses", "errors", "parts", "transforms",
+               "source")}  # fmt: skip
+    files = {**{name: name for name in result.files}, "record": "run.json"}
+    artifacts = {name: str(out / file) for name, file in files.items()} if out is not None else {}
+    code = 3 if result.errors else 0
+    return CommandResult(_text(result, settings, out), metrics, artifacts, warnings, exit_code=code)
+
+
+def _text(result: ConvertResult, settings: ConvertSettings, out: Path | None) -> str:
+    from bixse.data.transforms import TransformReport
+    from bixse.report.table import format_histogram
+
+    graded = result.statuses.get("graded", 0)
+    lines = [f"{result.judgements} judgements read, {graded} of them with a grade"]
+    lines += [str(TransformReport(**done)) for done in result.transforms]
+    for name, part in result.parts.items():
+        lines += [
+            "",
+            f"{name}: {part['rows']} pairs of {part['queries']} queries",
+            *format_histogram(part["histogram"]),
+        ]
+        if len(part["tasks"]) > 1:
+            lines.append("tasks: " + ", ".join(f"{task} {count}" for task, count in part["tasks"].items()))
+    if out is None:
+        told = [result.errors_shown] if result.errors else []
+        return "\n".join([*lines, "", *told, "dry run: nothing was written"])
+    lines += ["", *(f"{what}: {out / name}" for name, what in result.files.items())]
+    if settings.form == "pairs":
+        following = f"next: bixse train --config {shlex.quote(str(out / 'train.yaml'))} --out runs/mine"
+    else:
+        split = next(iter(result.parts))
+        following = f"next: bixse evaluate bm25 --collection {shlex.quote(str(out))} --split {split}"
+    return "\n".join([*lines, following])
+
+
+def _sources(options: ConvertOptions) -> CommandResult:
+    from bixse.preparing.formats import describe_formats
+
+    text, rows = describe_formats()
+    return CommandResult(text, {"sources": rows})
+
+
+CONVERT = Verb(ConvertSettings, ConvertOptions, run_convert, {"list": _sources})
+
+
+LISTED = 10
+"""How many queries without candidates the text shows; --json and run.json hold all."""
+
+
+class MineOptions(Options):
+    """The output folder, and the report after grading."""
+
+    out: Folder = Path("runs/mined")
+    """Folder for pairs, runs and run.json."""
+    report: Annotated[Path | None, Flag(metavar="FILE")] = None
+    """After grading: the graded pairs of a mining run_mine, to show how many mined documents are relevant."""
+    mined: Folder | None = None
+    """With --report: the --out folder of that run."""
+    relevant_from: Annotated[float | None, Flag(metavar="Z")] = None
+    """With --report: relevance that counts as relevant, 0 to 1; null: 0.5."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        for name in ("mined", "relevant_from"):
+            if self.report is None and getattr(self, name) is not None:
+                flag = f"--{name.replace('_', '-')}"
+                raise ValueError(
+                    f"{flag}: got it without --report; expected both; fix: --report FILE with graded pairs"
+                )
+        if self.report is not None and self.mined is None:
+            raise ValueError("--report: got no --mined; expected the folder the pairs were mined into; fix: add it")
+        return self
+
+
+def run_mine(config: MineConfig, options: MineOptions) -> CommandResult:
+    """Mine pairs, and say what there is to grade."""
+    from bixse.preparing.mine import mine
+    from bixse.progress import progress_bar
+
+    result = mine(config, options.out, progress_bar)
+    if result.waiting:
+        return waits(result.waiting, result.warnings)
+    missing = result.without_candidates
+    warnings = [*result.warnings, *([FINISHED_BEFORE] if result.reused else [])]
+    if missing:
+        shown = ", ".join(missing[:LISTED]) + (f" and {len(missing) - LISTED} more" if len(missing) > LISTED else "")
+        warnings.append(f"{len(missing)} of {result.queries} queries have no candidate: {shown}")
+    metrics = {name: getattr(result, name) for name in ("pairs", "queries", "bands", "without_candidates", "with_fewer",
+               "known", "copies", "empty_documents")}  # fmt: skip
+    path = options.out / result.path
+    following = f"next: bixse grade --pairs {shlex.quote(str(path))} --judge JUDGE --dry-run"
+    artifacts = {"pairs": str(path), "record": str(options.out / "run.json")}
+    artifacts |= {f"run {label}": str(options.out / name) for label, name in result.runs.items()}
+    text = "\n".join([result.text(), f"pairs: {path}", following])
+    return CommandResult(text, metrics, artifacts, warnings, exit_code=3 if missing else 0)
+
+
+def _report(options: MineOptions) -> CommandResult:
+    from bixse.preparing.mined_pairs import RELEVANT_FROM, report_mined
+
+    assert options.report is not None and options.mined is not None
+    level = RELEVANT_FROM if options.relevant_from is None else options.relevant_from
+    found = report_mined(options.report, options.mined, level)
+    return CommandResult(str(found), found.to_json())
+
+
+MINE = Verb(MineConfig, MineOptions, run_mine, {"report": _report})
+
+
+class GenerateOptions(Options):
+    """Where everything goes."""
+
+    out: Folder = Path("runs/generate")
+    """Write queries.jsonl, pairs.parquet, the ledger and run.json here."""
+
+
+def run_generate(config: WriterConfig, options: GenerateOptions) -> CommandResult:
+    """Write, clean, keep each once, print counts."""
+    from bixse.judging.generate.generate import generate
+    from bixse.progress import progress_bar
+
+    out = options.out
+    writer = config.open()
+    try:
+        result = generate(config, writer, out, progress_bar)
+    finally:
+        writer.close()
+    if result.waiting:
+        return waits(result.waiting, asked=result.asked, reused=result.reused, usd=result.usd)
+    lines = [f"{result.queries} queries for {result.documents} documents, written by {writer.name}"]
+    lines += [f"  {count} texts not kept: {reason}" for reason, count in result.refused.items()]
+    lines.append(
+        f"{result.asked} requests, {result.reused} texts from the ledger; {result.prompt_tokens:,} tokens read, "
+        f"{result.completion_tokens:,} written, {result.usd:.4f} US dollars"
+    )
+    if result.stopped:
+        lines.append(f"stopped: {result.stopped}; the same command with a higher limit goes on")
+    if result.queries:
+        lines.append(
+            f"next: bixse mine --corpus {config.corpus} --queries {out / 'queries.jsonl'}, or grade these pairs: "
+            f"bixse grade --pairs {out / 'pairs.parquet'} --judge ..."
+        )
+    artifacts = {"queries": str(out / "queries.jsonl"), "pairs": str(out / "pairs.parquet")}
+    exit_code = 0 if result.complete and result.queries else 3
+    return CommandResult("\n".join(lines), asdict(result), artifacts, [], [], exit_code)
+
+
+GENERATE = Verb(WriterConfig, GenerateOptions, run_generate)

@@ -1,0 +1,100 @@
+"""Platt scaling: a slope and an intercept that make logits probabilities of relevance."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bixse.errors import InputError, shorten
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from numpy import float64
+
+_NEWTON_STEPS = 100
+
+
+def fit_platt(logits: npt.ArrayLike, z: npt.ArrayLike) -> tuple[float, float]:
+    """Slope a >= 0 and intercept c of sigma(a * logit + c), fitted to relevance by binary cross-entropy.
+
+    Platt scaling (Platt 1999, "Probabilistic outputs for support vector machines") with soft targets, by Newton's
+    method with step halving in float64. A slope of 0 means that the logits do not rise with relevance. The targets are
+    pulled in as Platt does: relevance 1 becomes (n1 + 1) / (n1 + 2) and relevance 0 becomes 1 / (n0 + 2), where n1 =
+    sum z and n0 = sum (1 - z), and graded targets lie between. It keeps the answer finite when the logits separate the
+    relevances or these are all 0 or 1, and hardly matters with many pairs.
+
+    Both `logits`, finite, and `z` in [0, 1] have shape (N,); raises InputError where they do not.
+
+    Example:
+        >>> slope, intercept = fit_platt([-2.0, -1.0, 1.0, 2.0], [0.0, 0.4, 0.6, 1.0])
+        >>> slope > 0, abs(intercept) < 1e-9
+        (True, True)
+    """
+    scores = np.asarray(logits, dtype=np.float64)
+    _, observed, _ = checked(np.zeros(scores.shape), z)
+    if not np.isfinite(scores).all():
+        raise InputError("logits: got NaN or infinity; expected finite numbers; fix: check the model")
+    top, bottom = (observed.sum() + 1) / (observed.sum() + 2), 1 / ((1 - observed).sum() + 2)
+    targets = bottom + (top - bottom) * observed
+    mean = float(targets.mean())
+    constant = (0.0, float(np.log(mean / (1 - mean))))
+    spread = float(scores.std())
+    if spread <= 1e-12 * max(1.0, float(np.abs(scores).max())):
+        return constant
+    center = float(scores.mean())
+    slope, intercept = _newton((scores - center) / spread, targets, constant[1])
+    if slope <= 0:
+        return constant
+    return slope / spread, intercept - slope * center / spread
+
+
+def _newton(x: npt.NDArray[float64], targets: npt.NDArray[float64], intercept: float) -> tuple[float, float]:
+    """Minimise mean softplus(a x + c) - targets (a x + c), which is convex in (a, c), from a = 0."""
+    design = np.stack([x, np.ones_like(x)], axis=1)
+    weights = np.array([0.0, intercept])
+
+    def loss(candidate: npt.NDArray[float64]) -> float:
+        logits = design @ candidate
+        return float(np.mean(np.logaddexp(0.0, logits) - targets * logits))
+
+    for _ in range(_NEWTON_STEPS):
+        probabilities = 0.5 * (1 + np.tanh(0.5 * (design @ weights)))
+        gradient = design.T @ (probabilities - targets) / len(x)
+        if np.abs(gradient).max() < 1e-12:
+            break
+        curvature = (design * (probabilities * (1 - probabilities))[:, None]).T @ design / len(x)
+        step = np.linalg.solve(curvature + 1e-12 * np.eye(2), gradient)
+        scale = 1.0
+        while scale > 1e-9 and loss(weights - scale * step) > loss(weights):
+            scale /= 2
+        if scale <= 1e-9:
+            break
+        weights = weights - scale * step
+    return float(weights[0]), float(weights[1])
+
+
+def checked(
+    p: npt.ArrayLike, z: npt.ArrayLike, weights: npt.ArrayLike | None = None
+) -> tuple[npt.NDArray[float64], npt.NDArray[float64], npt.NDArray[float64]]:
+    """Predictions, relevance and weights as float64 vectors; raises InputError where they do not fit."""
+    arrays: list[Any] = [np.asarray(p, dtype=np.float64), np.asarray(z, dtype=np.float64)]
+    if arrays[0].ndim != 1 or arrays[0].shape != arrays[1].shape or not arrays[0].size:
+        raise InputError(
+            f"calibration: got predictions {arrays[0].shape} and relevance {arrays[1].shape}; expected two vectors of "
+            "one length, at least 1; fix: pass one prediction and one relevance per pair"
+        )
+    for name, values, fix in (
+        ("predictions", arrays[0], "apply the sigmoid to logits first"),
+        ("relevance", arrays[1], "map grades to [0, 1] with GradeScale.to_relevance"),
+    ):
+        wrong = ~((values >= 0) & (values <= 1))
+        if wrong.any():
+            raise InputError(f"{name}: got {values[wrong][0]}; expected 0 to 1; fix: {fix}")
+    counted = np.ones(arrays[0].shape) if weights is None else np.asarray(weights, dtype=np.float64)
+    if counted.shape != arrays[0].shape or not (np.isfinite(counted) & (counted >= 0)).all() or not counted.any():
+        raise InputError(
+            f"weights: got {shorten(counted.tolist())}; expected one per pair, finite, 0 and up, not all 0; fix: "
+            "leave them out to count all pairs alike"
+        )
+    return arrays[0], arrays[1], counted

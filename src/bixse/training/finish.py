@@ -1,0 +1,105 @@
+"""The end of a training run: merge with the base model, save."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+from bixse.encoders.loading.backbones import switch_attention
+from bixse.encoders.loading.build import quiet_loading
+from bixse.encoders.relevance_model import save_whole
+from bixse.encoders.weights import (
+    check_can_be_scaled,
+    has_lora,
+    mean_weights,
+    merge_lora,
+    trained_weights,
+)
+from bixse.training.config import CHECKPOINT_FOLDER, TUNED_FOLDER
+from bixse.training.dev_evaluation import (
+    dev_figures,
+)
+from bixse.training.distributed import is_main_process, raise_together
+from bixse.training.merge import MergeResult, merge, refitted_head
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from sentence_transformers import SentenceTransformer
+
+    from bixse.encoders.head import RelevanceHead
+    from bixse.encoders.relevance_model import RelevanceModel
+    from bixse.encoders.weights import Weights
+    from bixse.training.config import TrainConfig
+    from bixse.training.dev_evaluation import Watched
+    from bixse.training.loop.trainer import GradedTrainer
+
+
+def weights_to_merge_with(config: TrainConfig, trainer: GradedTrainer) -> Weights | None:
+    """Return the weights before training, where w can be chosen on dev or is given."""
+    if config.merge is None or (config.dev is None and len(config.merge.weights) > 1):
+        return None
+    base = trained_weights(trainer.loss.model)
+    check_can_be_scaled(base)
+    return base
+
+
+def merge_tuned(
+    config: TrainConfig,
+    out: Path,
+    trainer: GradedTrainer,
+    base: Weights,
+    watched: Sequence[Watched],
+    head: RelevanceHead | None,
+    progress: bool,
+) -> tuple[MergeResult, RelevanceHead | None]:
+    """Set the trained encoder, or the mean of its best checkpoints, to the best weights between it and the base."""
+    settings, model = config.merge, trainer.loss.model
+    assert settings is not None
+    device = model.device
+    if settings.keep_tuned:
+        whole = trainer.whole_model()
+        with raise_together():
+            if is_main_process():
+                save_model(copy.deepcopy(whole.cpu()), head, out / TUNED_FOLDER)
+        model.to(device)
+    tuned = [trained_weights(model)]
+    if settings.checkpoints > 1:
+        figures = dev_figures(trainer.state.log_history)
+        best = sorted((step for step in figures if step > 0), key=lambda step: -figures[step])
+        tuned = []
+        for step in best[: settings.checkpoints]:
+            trainer._load_from_checkpoint(str(out / CHECKPOINT_FOLDER / f"checkpoint-{step}"))
+            tuned.append(trained_weights(model))
+    model.eval()
+    # as a saved model computes: eager attention, which trains faster, rounds differently and is slow on long texts
+    switch_attention(model, config.attention)
+    mean = mean_weights(tuned) if len(tuned) > 1 else tuned[0]
+    tolerance, keep = config.guard_tolerance, settings.keep_tuned
+    found = merge(model, base, mean, settings.weights, watched, tolerance, progress, keep)
+    merged = replace(found, checkpoints=len(tuned), checkpoints_wanted=settings.checkpoints)
+    if head is not None and (merged.weight < 1 or settings.checkpoints > 1):
+        with raise_together():
+            head = refitted_head(trainer, head)
+    return merged, head
+
+
+def save_model(
+    encoder: SentenceTransformer,
+    head: RelevanceHead | None,
+    folder: Path,
+    merged: MergeResult | None = None,
+    adapters: Path | None = None,
+) -> None:
+    """Save an encoder with its head and the card of a merge; adapters are written alone first, then merged into it."""
+    model = cast("RelevanceModel", encoder)
+    model.head = head  # one that came with the base model is not this encoder's
+    with quiet_loading():
+        if has_lora(model):
+            if adapters is not None:
+                save_whole(model, adapters)
+            model.float()  # bf16 would round away a part of what the adapters add
+            merge_lora(model)
+        save_whole(model, folder, merged.card() if merged is not None else "")
