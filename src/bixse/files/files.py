@@ -1,4 +1,4 @@
-"""Reading and writing small files so that nothing is ever half-written and every failure is explained."""
+"""Read and write small files: no file is ever half-written, and every failure says how to fix it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ PACKED = {
     b"\xfd7zXZ": ("xz", "unpack it with `unxz < FILE > NEW`"),
     b"\x28\xb5\x2f\xfd": ("Zstandard", "unpack it with `unzstd < FILE > NEW`"),
 }
-"""First bytes of a file -> what it holds instead of UTF-8 text, and how to make that text."""
+"""First bytes of a file -> the format that is not UTF-8 text, and the command that converts it to text."""
 LOCK_FILE = ".lock"
-"""In a folder that one process at a time works in."""
+"""Name of the lock file in a folder that one process at a time may use."""
 NO_SPACE = (
     "No space left",
     "Not enough free space",
@@ -41,23 +41,23 @@ NO_SPACE = (
 )
 """Words for a full disk in the errors of libraries that raise no OSError."""
 OS_ERROR = re.compile(r"\(os error (\d+)\)")
-"""Number of an operating system's error in those of safetensors, which are no OSError."""
+"""Error number of the operating system in the text of a safetensors error, which is no OSError."""
 CACHE_VARIABLE = "BIXSE_CACHE_DIR"
-"""Environment variable that names the cache folder, or is `NO_CACHE`."""
+"""Environment variable that holds the path of the cache folder, or `NO_CACHE`."""
 NO_CACHE = "none"
 EMBEDDINGS_FOLDER = "embeddings"
-"""Folder of the cache for document embeddings, see `bixse.search.store`."""
+"""Subfolder of the cache for document embeddings, see `bixse.search.store`."""
 KEPT_SUFFIXES = (".sqlite", ".sqlite-journal", ".safetensors")
-"""Files of that folder; the last ones are of earlier versions."""
+"""Suffixes of the cached files; earlier versions wrote `.safetensors`."""
 HASHES_FILE = "SHA256SUMS"
-"""Name of the file inside the folder; `sha256sum -c SHA256SUMS` reads it too."""
+"""Name of the hash file inside a folder; `sha256sum -c SHA256SUMS` reads it too."""
 FOR_PEOPLE = (".md",)
-"""Suffixes of pages that people edit and no program reads: they have no hash."""
+"""Suffixes of pages that people edit and no program reads. They have no hash."""
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 
 
 class RepeatedKeyError(ValueError):
-    """An object has a key twice."""
+    """The error for an object that has the same key twice."""
 
     def __init__(self, key: str, line: int | None = None) -> None:
         self.key = key
@@ -65,7 +65,7 @@ class RepeatedKeyError(ValueError):
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text.
+    """Return the value of a JSON text; raise RepeatedKeyError for an object with a key twice.
 
     Example:
         >>> parse_json('{"query": "copy"}')
@@ -79,11 +79,11 @@ def parse_json(text: str) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """The value of a YAML text."""
+    """Return the value of a YAML text; raise RepeatedKeyError for a mapping with a key twice."""
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Builds every value whole, so that one that holds itself is refused."""
+        """A loader that builds every value completely, so that a value that contains itself is refused."""
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = True) -> dict[Hashable, Any]:
             seen: set[tuple[str, str]] = set()
@@ -118,7 +118,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 
 
 def not_text(start: bytes) -> str | None:
-    """Say what the first bytes of a file tell of its format, and how to make it text; None where it may be text.
+    """Return an error message if the first bytes are those of a known format that is not text, else None.
 
     Example:
         >>> not_text(b"BZh91AY")
@@ -133,7 +133,7 @@ def not_text(start: bytes) -> str | None:
 
 
 def read_text(path: Path, keep_line_ends: bool = False) -> str:
-    """The UTF-8 text of a file; a byte order mark is dropped and line ends become newlines."""
+    """Return the UTF-8 text of a file. A byte order mark is dropped; line ends become newlines."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -152,7 +152,7 @@ def read_text(path: Path, keep_line_ends: bool = False) -> str:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """The settings of a YAML file: a mapping whose keys are names."""
+    """Return the settings of a YAML file: a mapping whose keys are names."""
     import yaml
 
     try:
@@ -171,7 +171,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def is_unicode(text: str) -> bool:
-    """Return True if UTF-8 can write a text; half of a surrogate pair, which JSON can spell, it cannot."""
+    """Return True if UTF-8 can encode the text. It cannot encode half of a surrogate pair, which JSON can spell."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -183,8 +183,7 @@ def is_unicode(text: str) -> bool:
 def storage_errors(path: Path) -> Iterator[None]:
     """Turn a failed write below `path` into a StorageError that says how to fix it.
 
-    A full disk is also recognised in the errors of torch, and all of the system's errors in those of safetensors,
-    which are no OSError.
+    Errors of torch (full disk) and of safetensors (every system error) are recognised too. They are no OSError.
     """
     try:
         yield
@@ -218,13 +217,13 @@ def _mend(number: int | None, full: bool) -> str:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that appears whole or not at all (a temporary file beside it, then a rename).
+    """Open a file that appears complete or not at all: a temporary file next to it is renamed at the end.
 
-    A file that is there keeps its mode, and a link stays a link to what is written; a new file gets the mode that the
-    umask leaves. The content is on the disk before the name is.
+    An existing file keeps its mode, and a link stays a link. A new file gets the mode of the umask. The content is on
+    the disk before the name is.
     """
     with storage_errors(path):
-        target = Path(os.path.realpath(path))
+        target = Path(os.path.realpath(path))  # the rename would replace a link by a plain file
         old = target.stat().st_mode if target.exists() else None
         if old is not None and not stat.S_ISREG(old):
             raise StorageError(
@@ -239,7 +238,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
                     part.chmod(stat.S_IMODE(old))
                 yield file
                 file.flush()
-                os.fsync(file.fileno())
+                os.fsync(file.fileno())  # a crash after the rename could else leave an empty file
             part.replace(target)
         except BaseException:
             part.unlink(missing_ok=True)
@@ -247,13 +246,13 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a small file whole or not at all, as `atomic_file` does."""
+    """Write a small file completely or not at all, as `atomic_file` does."""
     with atomic_file(path) as file:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add a line to a file, or begin one; it is on the disk, or, by a StorageError, nothing of it is in the file."""
+    """Append a line to a file and sync it. After a StorageError no part of the line is in the file."""
     rest = memoryview(f"{line}\n".encode())
     with storage_errors(path), path.open("ab", buffering=0) as file:  # a buffer would be written again by close()
         end = file.tell()
@@ -270,9 +269,9 @@ def append_line(path: Path, line: str) -> None:
 def alone_in(
     out: Path, lock: str = LOCK_FILE, wait: bool = False, fix: str = "wait until it has ended, or choose another --out"
 ) -> Iterator[None]:
-    """Make a folder and hold a lock in it; the operating system releases the lock of a process that is killed.
+    """Make a folder and hold a lock in it; the operating system releases the lock of a killed process.
 
-    With `wait` the lock of another process is waited for; else the error says that the `fix` is to be done.
+    If `wait` is True, wait for the lock of another process; else raise an error that ends with `fix`.
     """
     from filelock import FileLock, Timeout
 
@@ -293,9 +292,9 @@ def alone_in(
 
 @contextmanager
 def usual_modes(folder: Path) -> Iterator[None]:
-    """Make a folder; give weights that a library writes below it the mode they had, or that the umask leaves.
+    """Make a folder; afterwards give the weights below it their earlier mode, or that of the umask.
 
-    safetensors writes a temporary file, which nobody else may read, and renames it.
+    safetensors writes a temporary file that nobody else may read, and renames it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     before = {path: path.stat().st_mode for path in folder.rglob("*.safetensors")}
@@ -309,7 +308,7 @@ def usual_modes(folder: Path) -> Iterator[None]:
 
 
 def put_in_place(part: Path, target: Path) -> None:
-    """Give a file that was written under another name its own, once its content is on the disk."""
+    """Rename a finished file to its final name, once its content is on the disk."""
     with part.open("rb") as file:
         os.fsync(file.fileno())
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -317,9 +316,9 @@ def put_in_place(part: Path, target: Path) -> None:
 
 
 def file_hash(path: Path, step: Callable[[int], None] | None = None) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal; `step` is told how many more bytes were read.
+    """Return the SHA-256 of a file in hexadecimal; `step` is called with the number of bytes per read.
 
-    Of a folder that of the names and hashes of its files; hidden ones do not count.
+    The hash of a folder covers the names and hashes of its files, without hidden files.
     """
     digest = hashlib.sha256()
     if path.is_dir():
@@ -336,7 +335,7 @@ def file_hash(path: Path, step: Callable[[int], None] | None = None) -> str:
 
 
 def hash_files(files: Mapping[str, Path]) -> dict[str, str]:
-    """Name -> content hash of the file of that name."""
+    """Return name -> SHA-256 of the file."""
     try:
         return {name: file_hash(path) for name, path in files.items()}
     except OSError as error:
@@ -346,7 +345,7 @@ def hash_files(files: Mapping[str, Path]) -> dict[str, str]:
 
 
 def write_hashes(folder: Path) -> None:
-    """Write the hashes of all files below a folder: the last step of writing it."""
+    """Write the hashes of all files below a folder, as the last step of writing the folder."""
     with storage_errors(folder):
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         hashes = {
@@ -358,9 +357,9 @@ def write_hashes(folder: Path) -> None:
 
 
 def damage(folder: Path) -> str | None:
-    """Say what is wrong with a folder that has hashes; None where nothing is, or the folder has none.
+    """Return the damage of a folder with hashes, in words, or None.
 
-    Files that were added since are not looked at.
+    Files that were added later are not checked. A folder without hashes has no damage.
     """
     try:
         hashes = _load(folder)
@@ -375,9 +374,9 @@ def damage(folder: Path) -> str | None:
 
 
 def write_with_hash(path: Path, content: str, folder: Path | None = None) -> None:
-    """Replace a file as `write_atomically` does, and its hash where `folder` (default: the file's own) has hashes.
+    """Replace a file atomically, and its hash if `folder` (default: the parent) has hashes.
 
-    Stopped between the two, the file has no hash, and the folder is still read.
+    If the process stops between the two writes, the file has no hash, and the folder can still be read.
     """
     folder = folder or path.parent
     name = path.relative_to(folder).as_posix()
@@ -395,7 +394,7 @@ def write_with_hash(path: Path, content: str, folder: Path | None = None) -> Non
 
 
 def drop_hashes(folder: Path) -> None:
-    """Delete the hashes of a folder: before its files are replaced."""
+    """Delete the hashes of a folder, before its files are replaced."""
     with storage_errors(folder):
         (folder / HASHES_FILE).unlink(missing_ok=True)
 
@@ -423,9 +422,9 @@ def _is_inside(name: str) -> bool:
 
 
 def cache_folder(choice: str | Path | None = None) -> Path | None:
-    """The cache folder, which need not exist; None where nothing is to be kept.
+    """Return the cache folder, which need not exist; None if nothing is to be cached.
 
-    `choice` is a folder or "none"; without it BIXSE_CACHE_DIR says the same, else it is the user's cache folder.
+    `choice` is a folder or "none". The default is BIXSE_CACHE_DIR, then the cache folder of the user.
     """
     found = str(choice) if choice is not None else os.environ.get(CACHE_VARIABLE, "")
     if found == NO_CACHE:
@@ -438,13 +437,13 @@ def cache_folder(choice: str | Path | None = None) -> Path | None:
 
 
 def cached_files(folder: Path) -> list[Path]:
-    """The files that bixse keeps in a cache folder; what else lies there is none of its business."""
+    """Return the files of bixse in a cache folder, and no other files."""
     found = sorted((folder / EMBEDDINGS_FOLDER).glob("*"))
     return [path for path in found if path.is_file() and path.suffix in KEPT_SUFFIXES]
 
 
 def clear_cache(folder: Path) -> int:
-    """Delete the files that bixse keeps in a cache folder."""
+    """Delete the files of bixse in a cache folder; return the number of bytes freed."""
     freed = 0
     for path in cached_files(folder):
         with suppress(FileNotFoundError):  # another process was faster

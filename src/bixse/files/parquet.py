@@ -1,4 +1,4 @@
-"""Parquet files, every page with a checksum: written so, and checked wherever one is read."""
+"""Write Parquet files with a checksum per page, and check the checksums on reading."""
 
 from __future__ import annotations
 
@@ -25,17 +25,14 @@ if TYPE_CHECKING:
 REPLACE = "write or fetch it again, or name it by its real format"
 """The fix for a Parquet file that cannot be read."""
 BYTES_IN_MEMORY = 2**26
-"""A table up to this size is kept in memory."""
+"""Maximum size of a table in memory."""
 BYTES_PER_BATCH = 2**23
-"""About so much of a spooled table stands in a record batch: opening the file reads pages of every batch."""
+"""Approximate bytes per record batch on disk: opening the file reads pages of every batch."""
 ROWS_PER_BLOCK = 2**16
 
 
 def save_table(table: pa.Table | pa.RecordBatchReader, path: Path, group_rows: int | None = None) -> None:
-    """Write a table, or one batch after the other, with page checksums; the file appears whole or not at all.
-
-    `group_rows`: most rows of a row group.
-    """
+    """Write a table or its batches atomically with page checksums, at most `group_rows` rows per row group."""
     with atomic_file(path) as file, table_writer(file, table.schema) as writer:
         if isinstance(table, pa.Table):
             writer.write_table(table, group_rows)
@@ -45,26 +42,26 @@ def save_table(table: pa.Table | pa.RecordBatchReader, path: Path, group_rows: i
 
 
 def table_writer(target: Path | BinaryIO, schema: pa.Schema) -> pq.ParquetWriter:
-    """A writer that takes one table after the other, with page checksums."""
-    return pq.ParquetWriter(target, schema, write_page_checksum=True)
+    """Return a writer that takes one table after the other, with page checksums."""
+    return pq.ParquetWriter(target, schema, write_page_checksum=True)  # off by default in pyarrow
 
 
 def checked_file(path: Path) -> pq.ParquetFile:
-    """A Parquet file whose pages are held against their checksums as they are read."""
-    # pre_buffer, on by default since some version of pyarrow, keeps all that was read until the file is closed
+    """Return a Parquet file whose page checksums are checked on reading."""
+    # pre_buffer is on by default and keeps everything that was read until the file is closed
     return pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True)
 
 
 @contextmanager
 def open_table(path: Path, fix: str = REPLACE) -> Iterator[pq.ParquetFile]:
-    """Open a Parquet file; the checksums of the pages that are read, where it has any, are verified."""
+    """Open a Parquet file; the checksums of the pages, if there are any, are checked on reading."""
     with reading(path, fix), checked_file(path) as file:
         yield file
 
 
 @contextmanager
 def reading(path: Path, fix: str = REPLACE) -> Iterator[None]:
-    """Explain what goes wrong while a Parquet file is read, and say what to do about it."""
+    """Turn an error while a Parquet file is read into an InputError that ends with `fix`."""
     try:
         yield
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -76,14 +73,14 @@ def reading(path: Path, fix: str = REPLACE) -> Iterator[None]:
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """A Parquet file; of these columns only those that it has, all where it has none of them."""
+    """Return a Parquet file with those of `columns` that it has, or with all columns if it has none of them."""
     with open_table(path) as file:
         names = [name for name in file.schema_arrow.names if columns is None or name in columns]
         return file.read(columns=names or None)
 
 
 def column_names(path: Path) -> list[str]:
-    """The names of the columns of a Parquet file."""
+    """Return the column names of a Parquet file."""
     with open_table(path) as file:
         names: list[str] = file.schema_arrow.names
         return names
@@ -92,7 +89,7 @@ def column_names(path: Path) -> list[str]:
 def row_batches(
     file: pq.ParquetFile, columns: Sequence[str], size: int, rows: range | None = None
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Batches of at most `size` rows, each with the number of its first row from 0; only row groups with `rows`."""
+    """Yield (row number of the first row from 0, batch of at most `size` rows) from the row groups with `rows`."""
     start = 0
     for group in range(file.metadata.num_row_groups):
         end = start + file.metadata.row_group(group).num_rows
@@ -116,7 +113,7 @@ def row_counts(paths: Sequence[Path]) -> list[int]:
 
 
 def footer_hash(path: Path) -> str:
-    """SHA-256 of what a Parquet file says of its columns: their places, sizes, and least and greatest values."""
+    """Return the SHA-256 of a Parquet footer: offsets, sizes, minima and maxima of the columns."""
     with reading(path), path.open("rb") as file:
         file.seek(-8, os.SEEK_END)
         length = int.from_bytes(file.read(4), "little")
@@ -126,22 +123,21 @@ def footer_hash(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Spool:
-    """A table, and the memory map it lies in where it is not in memory."""
+    """A table, and its memory map if the table is on disk."""
 
     table: pa.Table
     mapping: mmap.mmap | None = None
 
     def release(self) -> None:
-        """Give the pages that were read back to the operating system; they are read again when they are needed."""
+        """Give pages that were read back to the operating system, which reads them again on demand."""
         if self.mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
             self.mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def spool(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Spool:
-    """Record batches as one table: in memory up to 64 MB, else in a file that goes when the table does.
+    """Return record batches as one table: in memory up to 64 MB, else in a file that is deleted with the table.
 
-    The file has no name and lies in the cache folder (`bixse.files.files`), or among the temporary files where
-    nothing is to be cached.
+    The file has no name. It is in the cache folder (`bixse.files.files`), or in the temporary folder if caching is off.
     """
     held: list[pa.RecordBatch] = []
     size = 0
@@ -160,7 +156,7 @@ def _on_disk(held: list[pa.RecordBatch], rest: Iterator[pa.RecordBatch], schema:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
             with pa.ipc.new_file(file, schema) as writer:
-                first = (held.pop(0) for _ in range(len(held)))
+                first = (held.pop(0) for _ in range(len(held)))  # each batch is freed once it is written
                 for table in _of_some_size(chain(first, rest)):
                     writer.write_table(table)
             file.flush()
@@ -169,7 +165,7 @@ def _on_disk(held: list[pa.RecordBatch], rest: Iterator[pa.RecordBatch], schema:
 
 
 def _of_some_size(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """The rows in tables of about `BYTES_PER_BATCH`, each of one chunk."""
+    """Yield the rows in tables of about `BYTES_PER_BATCH`, each of one chunk."""
     group: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
@@ -183,7 +179,7 @@ def _of_some_size(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def blocks(column: pa.ChunkedArray) -> Iterator[pa.Array]:
-    """A column in pieces of at most `ROWS_PER_BLOCK` rows."""
+    """Yield a column in pieces of at most `ROWS_PER_BLOCK` rows."""
     for chunk in column.chunks:
         for start in range(0, len(chunk), ROWS_PER_BLOCK):
             yield chunk.slice(start, ROWS_PER_BLOCK)

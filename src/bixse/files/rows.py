@@ -1,4 +1,4 @@
-"""Files of rows: JSONL, CSV, TSV (each also with .gz) and Parquet, read block by block with every row checked."""
+"""Read files of rows block by block and check every row: JSONL, CSV, TSV (each also with .gz) and Parquet."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping, Sequence
 
 FORMATS = (".parquet", ".jsonl", ".csv", ".tsv")
-"""Suffixes of files of rows; all but Parquet may have .gz behind it."""
+"""Suffixes of files of rows; all but Parquet may be followed by .gz."""
 BLOCK_ROWS = 1024
 BLOCK_BYTES = 1 << 26
-"""Most bytes of text that a block of JSONL or CSV is read from."""
+"""Maximum bytes of text per block of JSONL or CSV."""
 LONGEST_LINE = 1 << 26
-"""Most bytes of one line or field, so that a file without line ends does not fill the memory."""
+"""Maximum bytes per line or field: a file without line ends must not fill the memory."""
 BATCH_ROWS = 1024
 
 
 @dataclass(frozen=True)
 class Block:
-    """Checked rows that follow one another in a file, column by column."""
+    """Checked consecutive rows of a file, column by column."""
 
     rows: Sequence[int]
-    """Their numbers: lines of JSONL, elsewhere data rows, from 1."""
+    """Row numbers from 1: lines of JSONL, data rows of the other formats."""
     columns: Mapping[str, list[Any]]
-    """Name -> a value per row, as the kind of the column says; None where an optional one is absent."""
+    """Name -> one value per row, converted to the kind of the column; None for an absent optional value."""
     position: int
     """Number of bytes of the file that have been read."""
 
@@ -51,7 +51,7 @@ class Block:
 def read_rows(
     path: str | Path, columns: Sequence[FileColumn], errors: InvalidFileError | None = None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    r"""The checked rows of a file one by one, with their numbers; see `read_blocks`.
+    r"""Yield the row number and the checked row for each row of a file; see `read_blocks`.
 
     Example:
         >>> import tempfile
@@ -71,10 +71,10 @@ def read_blocks(
     errors: InvalidFileError | None = None,
     rows: range | None = None,
 ) -> Iterator[Block]:
-    """Read a file, or a folder of Parquet files by their names, in blocks of rows; rows with errors are left out.
+    """Read a file, or a folder of Parquet files in the order of their names, in blocks; leave out invalid rows.
 
-    None as `errors` raises them all when the file has been read; a list that is given takes them, for a caller that has
-    checks of its own to add. Of Parquet, only the `rows` counted from 0 are read.
+    If `errors` is None, all errors are raised at the end of the file. Otherwise they are added to `errors`, and the
+    caller may add its own. `rows`, counted from 0, limits what is read from Parquet.
     """
     path = Path(path)
     found = errors if errors is not None else InvalidFileError(path)
@@ -95,10 +95,9 @@ def read_blocks(
 def raw_rows(
     path: Path, errors: InvalidFileError, needed: Sequence[str] = (), optional: Sequence[str] | None = None
 ) -> Iterator[tuple[int, dict[str, Any], int]]:
-    """Read the rows of a file as they are, for formats whose keys differ from row to row: number, row, bytes read.
+    """Yield row number, row and bytes read without checks, for formats whose keys differ from row to row.
 
-    `needed` names columns that a file with a header must have, `optional` those it may have; others are not read.
-    None reads all.
+    `needed` are the columns that a header must have, `optional` the columns it may have; None reads all columns.
     """
     if checked_format(path) == ".jsonl":
         yield from json_rows(path, errors)
@@ -111,9 +110,9 @@ def raw_rows(
 
 
 def kind_of(path: Path) -> str:
-    """The suffix that says what a file holds, in lower case: that before `.gz` where it is compressed.
+    """Return the suffix that names the format, in lower case and without `.gz`.
 
-    A compressed file without another suffix is JSONL, as the shards of MS MARCO 2 are.
+    A compressed file without another suffix is JSONL, like the shards of MS MARCO 2.
 
     Example:
         >>> kind_of(Path("nq.JSONL.gz")), kind_of(Path("nq.parquet"))
@@ -126,7 +125,7 @@ def kind_of(path: Path) -> str:
 
 
 def checked_format(path: Path) -> str:
-    """The suffix of a file of rows, see `kind_of`."""
+    """Return the suffix of a file of rows, see `kind_of`; raise InputError for another suffix."""
     kind = kind_of(path)
     if kind not in FORMATS or (kind == ".parquet" and path.suffix.lower() == ".gz"):
         raise InputError(
@@ -136,7 +135,7 @@ def checked_format(path: Path) -> str:
 
 
 def stem_of(path: Path) -> str:
-    """The name of a file without its suffix, and without `.gz`.
+    """Return the name of a file without its suffix and without `.gz`.
 
     Example:
         >>> stem_of(Path("data/nq.v1.jsonl.gz"))
@@ -147,7 +146,7 @@ def stem_of(path: Path) -> str:
 
 
 def files_of(path: Path, suffixes: Sequence[str] = FORMATS, what: str = "a file of rows") -> list[Path]:
-    """The file itself, or those of a folder with one of these suffixes, by name."""
+    """Return the file itself, or the files of a folder with one of these suffixes, sorted by name."""
     if path.is_dir() and suffixes:
         rows = sorted(file for file in path.rglob("*") if file.is_file() and kind_of(file) in {*FORMATS, *suffixes})
         found = [file for file in rows if kind_of(file) in suffixes]
@@ -172,9 +171,9 @@ def files_of(path: Path, suffixes: Sequence[str] = FORMATS, what: str = "a file 
 
 
 def text_lines(path: Path, errors: InvalidFileError) -> Iterator[tuple[int, str, int]]:
-    """The lines of a UTF-8 file (gzip is unpacked) that are not blank: number from 1, text, bytes of the file read.
+    """Yield line number from 1, text and bytes read for each line of a UTF-8 file (or .gz) that is not blank.
 
-    Line ends and a byte order mark are dropped; a line that is too long or not UTF-8 is an error.
+    Line ends and a byte order mark are dropped. A line that is too long or not UTF-8 is an error.
     """
     with _opened(path) as (file, raw):
         number = 0
@@ -255,14 +254,14 @@ def _json_blocks(path: Path, columns: Sequence[FileColumn], errors: InvalidFileE
 
 
 def json_rows(path: Path, errors: InvalidFileError, after: int = 0) -> Iterator[tuple[int, dict[str, Any], int]]:
-    """Read the objects of a JSONL file behind a line: line, object, bytes read; other lines are errors."""
+    """Yield line, object and bytes read for each JSONL line behind line `after`; other lines are errors."""
     for number, line, position in text_lines(path, errors):
         if number > after and (row := json_object(number, line, errors)) is not None:
             yield number, row, position
 
 
 def json_object(number: int, line: str, errors: InvalidFileError) -> dict[str, Any] | None:
-    """Return the object of a line; None, and an error, where it holds something else or a key twice."""
+    """Return the object of a line; otherwise, or for a repeated key, add an error and return None."""
     try:
         row = parse_json(line)
     except RepeatedKeyError as error:
@@ -287,7 +286,7 @@ def _csv_blocks(path: Path, columns: Sequence[FileColumn] | None, errors: Invali
     csv.field_size_limit(LONGEST_LINE)
     delimiter = "\t" if kind_of(path) == ".tsv" else ","
     with _opened(path) as (file, raw):
-        # bytes that are no UTF-8 become halves of surrogate pairs, which the rule for texts finds in its row
+        # invalid UTF-8 becomes halves of surrogate pairs, so that the check of texts reports the row
         text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
         reader = csv.reader(_csv_lines(text), delimiter=delimiter, strict=True)
         number = size = 0
@@ -359,7 +358,7 @@ def _all_columns(names: Sequence[str]) -> list[FileColumn]:
 def _choose(
     path: Path, names: Sequence[str], columns: Sequence[FileColumn], errors: InvalidFileError
 ) -> dict[str, str]:
-    """Column -> its name in the header; stops where a needed one is missing, or one that is read is there twice."""
+    """Map each column to its name in the header; raise for a missing needed column or a name used twice."""
     chosen: dict[str, str] = {}
     for column in columns:
         found = _name_in(column, names)
@@ -421,7 +420,7 @@ def _check_unique(
 def _values_of(
     path: Path, columns: Sequence[FileColumn], rows: range | None, column: FileColumn
 ) -> Iterator[tuple[Any, int]]:
-    """The values of one of the columns as they are used, and their rows, without those that cannot be used."""
+    """Yield value and row of one column, without invalid rows."""
     errors = InvalidFileError(path)
     for raw in _raw_blocks(path, columns, errors, rows):
         block = _checked(raw, [replace(column, unique=False)], {}, errors)
@@ -431,7 +430,7 @@ def _values_of(
 def _read_each(
     column: FileColumn, rows: Sequence[int], values: Sequence[Any], invalid: set[int], errors: InvalidFileError
 ) -> list[Any]:
-    """The values of a column one by one; places of those that cannot be used are added to `invalid`."""
+    """Read values one by one; add the positions of invalid values to `invalid`."""
     found: list[Any] = []
     for place, value in enumerate(values):
         try:
@@ -444,9 +443,9 @@ def _read_each(
 
 
 def write_rows(table: pa.Table | pa.RecordBatchReader, path: str | Path) -> None:
-    """Write rows, of a reader one batch after the other, to a file whose suffix names the format.
+    """Write a table or its batches atomically to a file whose suffix names the format.
 
-    The file appears whole or not at all. Lists are JSON in CSV and TSV, and what is absent is an empty field.
+    Lists are JSON in CSV and TSV. An absent value is an empty field.
     """
     path = Path(path)
     kind = checked_format(path)

@@ -1,4 +1,4 @@
-"""The columns of a file: their kinds, the rules that check every value, and hints that fix an invalid one."""
+"""The columns of a file: kinds, the check of every value, and hints that fix an invalid value."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 
 
 ColumnKind: TypeAlias = Literal["text", "id", "number", "integer", "numbers", "any"]
-"""Kinds of columns; "numbers" is a list of finite numbers, "any" is taken as it stands."""
+"""Kinds of columns: "numbers" is a list of finite numbers, "any" is not checked."""
 SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "vertical bars"}
-"""Separators of columns, in words."""
 DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+\s*")
 OTHER_NAMES = {
     "query": ("search", "search_query", "search_term", "question", "query_text", "anchor", "sentence1", "text1"),
@@ -34,11 +33,11 @@ OTHER_NAMES = {
                  "positive", "product", "sentence2", "text2"),
     "relevance": ("grade", "label", "score", "rating", "stars", "judgement", "judgment", "relevance_score", "rel"),
 }  # fmt: skip
-"""Column of graded pairs -> what others call it."""
+"""Column of graded pairs -> names of the same column in other projects."""
 
 
 class InvalidValueError(ValueError):
-    """A value that its column cannot hold."""
+    """The error for a value that is not valid in its column."""
 
     def __init__(self, got: str, expected: str, fix: str) -> None:
         super().__init__(got, expected, fix)
@@ -47,29 +46,28 @@ class InvalidValueError(ValueError):
 
 @dataclass(frozen=True)
 class FileColumn:
-    """A column to read, and what its values must be.
+    """A column to read, and the rule for its values.
 
-    An id is text or a whole number, not empty and without white space (which separates the columns of TREC run files);
-    it is read as text. A number is finite; text that spells one counts (as in CSV), a bool does not. Text of white
-    space alone counts as empty.
+    An id is text or an integer, not empty and without white space, which separates the columns of TREC run files. It is
+    read as text. A number is finite; text that spells a number is valid (as in CSV), a bool is not. Text of white space
+    alone counts as empty.
     """
 
     name: str
     kind: ColumnKind = "text"
     needed: bool = True
-    """The column has to be there, with a value in every row; else an absent, null, empty or NaN value is None."""
+    """True if every row must have a value; else an absent, null, empty or NaN value is None."""
     may_be_empty: bool = False
-    """A value of a needed column of text may be empty or null, which is read as ""."""
+    """True if a text of a needed column may be empty or null, which is read as ""."""
     unique: bool = False
-    """No two rows have the same value."""
     low: float = -math.inf
     high: float = math.inf
     other_names: tuple[str, ...] = ()
-    """Names it may have instead in the file; the first that is there is taken."""
+    """Alternative names in the file; the first one that exists is used."""
 
     @property
     def expected(self) -> str:
-        """What a value should be, in words."""
+        """The expected value, in words."""
         between = f" in [{self.low:g}, {self.high:g}]" if math.isfinite(self.high) else ""
         from_low = f" from {self.low:g} up" if math.isfinite(self.low) and not between else ""
         return {
@@ -82,7 +80,7 @@ class FileColumn:
         }[self.kind]
 
     def read_all(self, values: list[Any]) -> list[Any] | None:
-        """All values at once, as they are used; None where one of them needs a look of its own."""
+        """Return all values at once; None if a value needs `read`."""
         present = values if self.needed else [value for value in values if value is not None]
         found = self._read_present(present) if present else present
         if found is None or len(present) == len(values):
@@ -110,7 +108,7 @@ class FileColumn:
         return None
 
     def read(self, value: Any) -> Any:
-        """One value as it is used."""
+        """Return one value, converted; raise InvalidValueError if it is not valid."""
         if is_empty(value):
             if not self.needed:
                 return None
@@ -160,7 +158,7 @@ class FileColumn:
 
 
 def number_of(value: Any) -> float:
-    """The number a value holds or spells, NaN where it is none (a bool, bytes, and Python's 1_000 are none).
+    """Return the number that a value holds or spells, else NaN; a bool, bytes and Python's 1_000 are NaN.
 
     Example:
         >>> number_of(" 0.5"), number_of(True)
@@ -184,7 +182,7 @@ def is_empty(value: Any) -> bool:
 
 
 def normal_form(text: str) -> str:
-    r"""A text as it is compared: NFKC, case folded, white space as one space.
+    r"""Return the text for comparisons: NFKC, case folded, white space as one space.
 
     Example:
         >>> normal_form("  Copy\n a FOLDER "), normal_form(chr(0xFB01) + "le")
@@ -195,11 +193,11 @@ def normal_form(text: str) -> str:
 
 
 class FirstRows:
-    """The first row of each value of a column, whose values should all differ.
+    """The first row of each value of a column whose values should be unique.
 
-    As long as they do, only their 64-bit hashes are kept: 8 bytes a value, up to 24 while they are sorted. The first
-    hash that comes again, which may stand for two values, makes the column be read from its beginning; from then on
-    values and rows are kept themselves. `read_again` gives value and row of the column from its beginning.
+    As long as no hash repeats, only 64-bit hashes are stored: 8 bytes per value, up to 24 while they are sorted. At the
+    first repeated hash, which may be a collision, `read_again` reads values and rows from the start. After that, values
+    and rows are stored.
 
     Example:
         >>> column = [("a", 1), ("b", 2), ("a", 3), ("b", 4)]
@@ -211,11 +209,11 @@ class FirstRows:
     def __init__(self, read_again: Callable[[], Iterable[tuple[Hashable, int]]]) -> None:
         self._read_again = read_again
         self._hashes: list[npt.NDArray[np.int64]] = []
-        """Sorted; each array has at least twice the length of the next one."""
+        """Sorted arrays, each at least twice as long as the next one."""
         self._rows: dict[Hashable, int] | None = None
 
     def add(self, values: Sequence[Hashable], rows: Sequence[int]) -> Sequence[int]:
-        """The first row of each of these values, which stand behind all that were added before."""
+        """Return the first row of each value; the values follow all values added before."""
         if not values:
             return []
         if self._rows is None:
@@ -245,7 +243,7 @@ class FirstRows:
 
 
 def number_hint(value: object, otherwise: str) -> str:
-    """The fix for a value that is not a number.
+    """Return the fix for a value that is not a number.
 
     Example:
         >>> number_hint("0,5", "drop the row"), number_hint("good", "drop the row")
@@ -257,7 +255,7 @@ def number_hint(value: object, otherwise: str) -> str:
 
 
 def column_hint(column: str, names: Sequence[object], otherwise: str) -> str:
-    """The fix for a missing column: its name in other letters, or a header with another separator.
+    """Return the fix for a missing column: a name in other letters, or a header with another separator.
 
     Example:
         >>> column_hint("relevance", ["query", "Relevance "], "add it")
@@ -278,14 +276,14 @@ def column_hint(column: str, names: Sequence[object], otherwise: str) -> str:
 
 @lru_cache
 def missing_column_hint(path: Path, column: str, names: tuple[str, ...], needed: tuple[str, ...]) -> str:
-    """The fix for a missing column: as `column_hint`, or a command that maps the columns of graded pairs.
+    """Return `column_hint`, or the command that maps the columns of graded pairs.
 
     Example:
         >>> from pathlib import Path
         >>> wanted = ("query", "document", "relevance")
         >>> print(missing_column_hint(Path("clicks.csv"), "query", ("search", "title", "stars"), wanted))
         with the lowest and highest possible grade for LOW HIGH: bixse convert table clicks.csv --query-column search \
---document-column title --grade-column stars --scale LOW HIGH
+    --document-column title --grade-column stars --scale LOW HIGH
     """
     otherwise = f"rename or add {column!r}"
     hint = column_hint(column, names, "")
