@@ -1,4 +1,4 @@
-"""Search a task with a system and score the answers; every figure with its run on disk."""
+"""Search a task with a system and score the answers; every result is stored with its run."""
 
 from __future__ import annotations
 
@@ -36,22 +36,21 @@ PARTIAL_NAME = "best_so_far.json"
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The figures of one system on one query set."""
+    """The metrics of one system on one query set."""
 
     task: str
     metrics: Mapping[str, float]
-    """Metric -> mean over the judged queries."""
     per_query: PerQuery
-    """Empty where the task is not retrieval (of mteb's suites)."""
+    """Values per query; empty if a task of mteb's suites is not retrieval."""
     run: Ranking = field(repr=False)
-    """Empty in the results of a suite, whose runs are on disk."""
+    """Ranking per query; empty in the results of a suite, whose runs are on disk."""
     seconds: float
     reused: bool = False
-    """Read from an output folder that held this very evaluation."""
+    """True if the evaluation was read from an output folder."""
     warnings: tuple[str, ...] = ()
     precision: str | None = None
     group: str = ""
-    """Groups of query sets count as one in the mean of a suite."""
+    """Name of a group; the query sets of a group count as one in the mean of a suite."""
 
 
 def evaluate(
@@ -64,10 +63,10 @@ def evaluate(
 
     Args:
         system: model folder, hub name, "demo", "bm25", a loaded model, or an `EncoderSystem(...)` with options.
-        task: a collection folder, of which the split "test" is read, or a task such as
+        task: a collection folder, whose split "test" is read, or a task such as
             `collection_task("my-collection", "dev", min_relevant_grade=2)`.
-        out: folder for run.json, run.trec and per_query.json: the same call then reads what is finished, and goes on
-            inside a corpus where it was stopped. None writes nothing.
+        out: folder for run.json, run.trec and per_query.json. The same call reads finished results from it, and
+            continues an interrupted search of the corpus. None writes nothing.
         progress: makes a progress callback from a title and a total.
 
     Raises:
@@ -91,7 +90,7 @@ def evaluate(
 def evaluate_query_sets(
     system: System, task: Task, out: Path | None = None, progress: ProgressBars | None = None
 ) -> dict[str, Evaluation]:
-    """`evaluate` of each query set by its name, the corpus encoded once; several get a folder each in `out`."""
+    """Return name of the query set -> `evaluate`, the corpus encoded once; several sets get subfolders of `out`."""
     record = open_evaluation(system, task, out) if out is not None else None
     reused = record is not None and record.status == "finished"
     if record is not None and reused:
@@ -113,7 +112,7 @@ def evaluate_query_sets(
 
 
 def open_evaluation(system: System, task: Task, out: Path) -> Run:
-    """The record of an evaluation, new, to go on with or finished; nothing is written yet."""
+    """Return the record of a new, interrupted or finished evaluation; nothing is written yet."""
     config = {
         **system.settings,
         **task.settings,

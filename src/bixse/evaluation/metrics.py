@@ -1,4 +1,4 @@
-"""Graded retrieval metrics, equal to trec_eval's where it has them."""
+"""Graded retrieval metrics, equal to trec_eval's implementation where it has the metric."""
 
 from __future__ import annotations
 
@@ -24,37 +24,39 @@ if TYPE_CHECKING:
 PerQuery: TypeAlias = dict[str, dict[str, float]]
 """Metric name -> query id -> value in [0, 1]."""
 PRIMARY_METRIC = "ndcg@10"
-"""The metric by which systems are compared and checkpoints chosen."""
+"""The metric that compares systems and selects checkpoints."""
 METRICS = (PRIMARY_METRIC, "recall@100", "mrr@10", "map@100")
-"""The headlines of BEIR, its recall, MS MARCO's metric, and that of TREC."""
+"""The main metric of BEIR, its recall, the metric of MS MARCO, and that of TREC."""
 
 
 @dataclass(frozen=True)
 class _Judged:
     gains: Floats
-    """Grade of each ranked document, best first; 0 where unjudged or below 0."""
+    """Grade of each ranked document, best first; 0 if unjudged or below 0."""
     ideal: Floats
     """All grades above 0, highest first."""
     hits: Floats
-    """1 for each ranked document that is relevant, else 0."""
+    """1 for each relevant ranked document, else 0."""
     relevant: int
 
 
 def evaluate_run(
     qrels: Qrels, run: Ranking, metrics: Iterable[str] = METRICS, min_relevant_grade: float = MIN_RELEVANT_GRADE
 ) -> PerQuery:
-    """Score every judged query of a run; equal to trec_eval where it has the metric, ties and float32 scores included.
+    """Score every judged query of a run; equal to trec_eval where it has the metric, with its ties and float32 scores.
 
-    The metrics, with an optional cut-off `@k` (rank k counts; without it the whole ranking):
-    `ndcg` (gain = grade, discount log2(rank + 1), ideal ranking of all judged documents; Järvelin and Kekäläinen
-    2002, doi:10.1145/582415.582418, in trec_eval's linear form), `recall`, `precision` (always with @k), `mrr`
-    (reciprocal rank of the first relevant document) and `map` (average precision). The last four are binary: a
-    document is relevant from grade `min_relevant_grade` on (above 0; TREC Deep Learning uses 2). Grades may be
-    fractional; those below 0 and unjudged documents count as 0.
+    Each metric may have a cutoff `@k` (rank k counts; without it the complete ranking):
 
-    A query counts when it has a grade above 0. One that the run lacks scores 0, where trec_eval and pytrec_eval by
-    default leave it out of the mean (their option -c counts it). One without a document at `min_relevant_grade` scores
-    0 in the binary metrics, as in trec_eval. Queries of the run without judgements are ignored.
+    - `ndcg`: gain = grade, discount log2(rank + 1), ideal ranking of all judged documents; Järvelin and Kekäläinen
+      2002, doi:10.1145/582415.582418, in trec_eval's linear form.
+    - `recall`; `precision` (always with @k); `mrr`: reciprocal rank of the first relevant document; `map`: average
+      precision. These are binary: a document is relevant from grade `min_relevant_grade` on (above 0; 2 in TREC Deep
+      Learning).
+
+    Grades may be fractional. Grades below 0 and unjudged documents count as 0. Queries without a grade above 0 and
+    queries without judgements are ignored. A judged query that the run lacks scores 0, where trec_eval and pytrec_eval
+    by default leave it out of the mean (their option -c counts it). A query without a document at `min_relevant_grade`
+    scores 0 in the binary metrics, as in trec_eval.
 
     Example:
         >>> evaluate_run({"q1": {"d1": 3, "d2": 1}}, {"q1": {"d2": 0.9, "d1": 0.8}}, ["ndcg@10", "mrr@10"])
@@ -93,7 +95,7 @@ def check_min_relevant_grade(grade: float) -> None:
 
 
 def mean(per_query: PerQuery) -> dict[str, float]:
-    """The mean of each metric over its queries."""
+    """Return the mean of each metric over its queries."""
     return {name: math.fsum(values.values()) / len(values) for name, values in per_query.items()}
 
 
@@ -114,7 +116,7 @@ def _judge(grades: Mapping[str, float], scores: Mapping[str, float], min_relevan
 
 
 def _dcg(gains: Floats) -> float:
-    """Summed from rank 1 down, the order in which trec_eval adds."""
+    """Return the DCG, summed from rank 1 down, which is the order of trec_eval."""
     if not len(gains):
         return 0.0
     discounts = np.array([math.log2(rank + 1) for rank in range(1, len(gains) + 1)])

@@ -1,8 +1,8 @@
 """Resampling of queries, intervals and corrections.
 
-The pairs of one query are alike, so every bootstrap here draws whole queries with replacement (cluster bootstrap). A
-resample is a vector that says how often each query was drawn; sums over its pairs are then products with totals that
-were computed once per query.
+The pairs of one query are alike, so every bootstrap here draws complete queries with replacement (cluster bootstrap).
+A resample is a vector with the count of each query. Sums over its pairs are products with totals computed once per
+query.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 _BLOCK_SIZE = 1 << 22
-"""Numbers (samples x queries) drawn at once: bounds memory to some 100 MB."""
+"""Numbers (samples x queries) drawn at once: bounds memory to about 100 MB."""
 SAMPLES = 10_000
 
 
 def query_draws(queries: int, samples: int, seed: int) -> Iterator[Floats]:
-    """Count each query in bootstrap resamples: blocks of shape (S, queries), `samples` rows in all."""
+    """Yield the counts of each query in bootstrap resamples: blocks of shape (S, queries), `samples` rows in all."""
     check_samples(samples)
     if queries * samples <= _BLOCK_SIZE:
         yield _kept_draws(queries, samples, seed)
@@ -40,9 +40,9 @@ def query_draws(queries: int, samples: int, seed: int) -> Iterator[Floats]:
 
 @lru_cache(maxsize=2)
 def _kept_draws(queries: int, samples: int, seed: int) -> Floats:
-    """Several figures of the same queries need the same resamples; whoever gets them may not change them."""
+    """Return cached, read-only draws, since several figures of the same queries need the same resamples."""
     (found,) = _draws(queries, samples, seed)
-    found.flags.writeable = False
+    found.flags.writeable = False  # the cache hands out the same array again
     return found
 
 
@@ -54,19 +54,19 @@ def _draws(queries: int, samples: int, seed: int) -> Iterator[Floats]:
 
 
 def block_sizes(queries: int, samples: int) -> Iterator[int]:
-    """Rows of the blocks in which `samples` resamples of so many queries are drawn."""
+    """Yield the number of rows per block for `samples` resamples of `queries` queries."""
     rows = max(1, _BLOCK_SIZE // queries)
     for start in range(0, samples, rows):
         yield min(rows, samples - start)
 
 
 def resampled_ratios(above: npt.NDArray[Any], below: npt.NDArray[Any], samples: int, seed: int) -> Floats:
-    """Sum of `above` over sum of `below`, both per query, on each resample; NaN where the latter is 0."""
+    """Return sum of `above` over sum of `below`, both per query, per resample; NaN if the latter is 0."""
     return np.concatenate([quotient(times @ above, times @ below) for times in query_draws(len(above), samples, seed)])
 
 
 def percentile_estimate(value: float, drawn: Floats) -> IntervalEstimate:
-    """A value with the 95 % percentile interval of its resamples; resamples where it is not defined are left out."""
+    """Return a value with the 95 % percentile interval of its resamples; undefined resamples are left out."""
     defined = drawn[np.isfinite(drawn)]
     if not np.isfinite(value) or not defined.size:
         return IntervalEstimate(None)
@@ -75,16 +75,16 @@ def percentile_estimate(value: float, drawn: Floats) -> IntervalEstimate:
 
 
 def mean_estimate(values: Floats, query_ids: Sequence[str], samples: int, seed: int) -> IntervalEstimate:
-    """The mean over pairs with its interval over queries; raises InputError for fewer than 2 queries."""
+    """Return the mean over pairs with its interval over queries; raise InputError for fewer than 2 queries."""
     query, _ = numbered_queries(query_ids, len(values))
     sums, sizes = np.bincount(query, weights=values), np.bincount(query).astype(np.float64)
     return percentile_estimate(float(values.mean()), resampled_ratios(sums, sizes, samples, seed))
 
 
 def wilson_interval(count: float, total: float) -> Interval:
-    """The 95 % score interval of a share (Wilson 1927, doi:10.1080/01621459.1927.10502953), of use for small counts.
+    """Return the 95 % score interval of a share (Wilson 1927, doi:10.1080/01621459.1927.10502953), for small counts.
 
-    It takes pairs as independent; those of one query are not quite. `count` need not be whole.
+    It assumes independent pairs; pairs of one query are not quite independent. `count` may be fractional.
     """
     from statsmodels.stats.proportion import proportion_confint
 
@@ -93,7 +93,7 @@ def wilson_interval(count: float, total: float) -> Interval:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values corrected for their number (Holm 1979): the chance of one false finding among all stays below each."""
+    """Return p-values corrected for their number (Holm 1979): each bounds the chance of one false finding among all."""
     from statsmodels.stats.multitest import multipletests
 
     corrected: list[float] = multipletests(p_values, method="holm")[1].tolist() if len(p_values) else []
@@ -101,14 +101,14 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def interval_bounds(confidence: float) -> Interval:
-    """The two quantiles that enclose a share `confidence` of a distribution."""
+    """Return the two quantiles that enclose a share `confidence` of a distribution."""
     if not 0 < confidence < 1:
         raise InputError(f"confidence: got {confidence}; expected between 0 and 1; fix: use 0.95")
     return (1 - confidence) / 2, (1 + confidence) / 2
 
 
 def numbered_queries(query_ids: Sequence[str], pairs: int) -> tuple[npt.NDArray[np.int64], int]:
-    """The query of each pair as a number from 0 on, and how many there are; raises InputError for fewer than 2."""
+    """Return the query number of each pair from 0 on, and the number of queries; raise InputError below 2."""
     if len(query_ids) != pairs:
         raise InputError(
             f"query ids: got {len(query_ids)} for {pairs} pairs; expected one per pair; fix: pass the query id of each"
@@ -129,7 +129,7 @@ def check_samples(samples: int) -> None:
 
 
 def quotient(above: Floats, below: Floats) -> Floats:
-    """NaN where the divisor is not above 0."""
+    """Return the quotient; NaN if the divisor is not above 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         found: Floats = np.where(below > 0, above / below, np.nan)
     return found
@@ -138,12 +138,12 @@ def quotient(above: Floats, below: Floats) -> Floats:
 def paired_bootstrap(
     a: Mapping[str, float], b: Mapping[str, float], samples: int = SAMPLES, confidence: float = 0.95, seed: int = 0
 ) -> Difference:
-    """Interval and p-value of the mean difference a - b, by resampling queries with replacement.
+    """Return interval and p-value of the mean difference a - b, by resampling queries with replacement.
 
     Below 30 queries both are Student's t instead, which covers better there (`docs/evaluation.md` has figures). From 30
     on the interval is the percentile interval (Efron and Tibshirani 1993, "An Introduction to the Bootstrap", chapter
-    13; for retrieval: Sakai 2006, doi:10.1145/1148170.1148261). The p-value inverts that same interval: twice the
-    smaller share of resampled means on either side of 0, with one added to count and samples so that it is never 0.
+    13; for retrieval: Sakai 2006, doi:10.1145/1148170.1148261). The p-value inverts the same interval. It is twice the
+    smaller share of resampled means on either side of 0; one is added to count and samples so that it is never 0.
 
     `a` and `b` are query id -> value for the same queries; `confidence` lies between 0 and 1.
 
@@ -163,7 +163,7 @@ def bootstrap_mean(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> Difference:
-    """`paired_bootstrap` of the weighted sum of means of several sets of differences, resampled within each set."""
+    """Return `paired_bootstrap` of the weighted sum of means of several sets, each resampled within itself."""
     queries = sum(map(len, strata))
     mean = float(sum(values.mean() * weight for values, weight in zip(strata, weights, strict=True)))
     _check_number(queries)
@@ -187,7 +187,7 @@ def bootstrap_mean(
 
 
 def _standard_error(strata: Sequence[Floats], weights: Sequence[float]) -> tuple[float, float]:
-    """The standard error of the weighted sum of means, and Welch's degrees of freedom; one query shows no scatter."""
+    """Return the standard error and Welch's degrees of freedom; a set of one query has no variance."""
     several = [(values, weight) for values, weight in zip(strata, weights, strict=True) if len(values) > 1]
     variances = [weight**2 * float(values.var(ddof=1)) / len(values) for values, weight in several]
     total = sum(variances)
@@ -196,17 +196,17 @@ def _standard_error(strata: Sequence[Floats], weights: Sequence[float]) -> tuple
 
 
 def randomisation_test(a: Mapping[str, float], b: Mapping[str, float], samples: int = SAMPLES, seed: int = 0) -> float:
-    """Two-sided p-value of the mean difference under random swaps of the two systems' values within each query.
+    """Return the two-sided p-value of the mean difference under random swaps of the two values within each query.
 
     Fisher's randomisation test, recommended for retrieval by Smucker, Allan and Carterette 2007
-    (doi:10.1145/1321440.1321528). Exact over all 2^n swaps when these are no more than `samples`; else drawn at
-    random, the observed assignment counted as one of them. Errors as for `paired_bootstrap`.
+    (doi:10.1145/1321440.1321528). It is exact over all 2^n swaps if these are at most `samples`. Otherwise swaps are
+    drawn, and the observed assignment counts as one of them. Errors as for `paired_bootstrap`.
     """
     return sign_flip_test(paired_differences(a, b), samples, seed)
 
 
 def sign_flip_test(differences: Floats, samples: int = SAMPLES, seed: int = 0) -> float:
-    """`randomisation_test` of differences."""
+    """Return the p-value of `randomisation_test` for given differences."""
     from scipy.stats import monte_carlo_test, permutation_test
 
     _check_number(len(differences))
@@ -224,7 +224,7 @@ def sign_flip_test(differences: Floats, samples: int = SAMPLES, seed: int = 0) -
 
 
 def paired_differences(a: Mapping[str, float], b: Mapping[str, float]) -> Floats:
-    """The differences a - b, finite, of the same queries in sorted order, so that a seed means the same."""
+    """Return the finite differences a - b in sorted order of the queries, so that a seed means the same."""
     if a.keys() != b.keys():
         only_a, only_b = sorted(a.keys() - b.keys()), sorted(b.keys() - a.keys())
         raise InputError(

@@ -1,4 +1,4 @@
-"""The systems that are evaluated: encoders, indexes, BM25 and run files, named so that checkpoints differ."""
+"""The systems under evaluation: encoders, indexes, BM25 and run files, with a distinct name per checkpoint."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
     from bixse.relevance import Ranking
 
 DOCUMENTS_PER_BLOCK = 16_384
-"""At 1,024 dimensions their embeddings take 67 MB."""
+"""Number of documents encoded per block; at 1,024 dimensions their embeddings take 67 MB."""
 SAVE_SECONDS = 60.0
-"""The best so far are written after a block when those on disk are this old."""
+"""Minimum age of the partial result on disk before it is written again, after a block."""
 HASH_DIGITS = 8
 RUN_NAME = "run.trec"
-"""The run in an output folder of `bixse evaluate`."""
+"""File name of the run in an output folder of `bixse evaluate`."""
 RUN_SUFFIXES = (".trec", ".run")
 MOST_KEPT = 1_000_000
-"""The embeddings of a larger corpus are kept only in a cache folder that was named."""
+"""Maximum corpus size whose embeddings are cached without a cache folder being named."""
 
 
 class _Search:
@@ -52,10 +52,10 @@ class _Search:
         self.query_set = query_set
         self.best = TopK(embeddings, depth)
         self.names: dict[int, str] = {}
-        """Position in the corpus -> id of the best documents."""
+        """Position in the corpus -> id, for the best documents."""
 
     def add(self, ids: list[str], documents: NDArray[np.float32]) -> None:
-        """At equal scores the earlier document stays ahead."""
+        """Add a block; at equal scores the earlier document stays ahead."""
         rows = [row for row, name in enumerate(ids) if name not in self.query_set.left_out]
         start = self.best.seen
         self.best.add(documents if len(rows) == len(ids) else documents[rows])
@@ -103,11 +103,11 @@ def search_blocks(
     partial: Path | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, Ranking]:
-    """Name of each query set -> run, each document encoded once and one block of them held in memory.
+    """Return name of each query set -> run; each document is encoded once, one block in memory at a time.
 
-    Of a corpus that is only reranked, the candidates alone are encoded. `partial` is a file for the best so far, which
-    the caller removes when it has the answers: a killed search goes on after the last block it wrote, with the same
-    result. `progress` is called with the number of documents done since the last call.
+    If all sets rerank, only their candidates are encoded. `partial` is a file for the best documents so far: a killed
+    search continues after the last written block, with the same result. The caller removes the file at the end.
+    `progress` is called with the number of documents since the last call.
     """
     states: list[_Search | _Reranking] = []
     for query_set in task.query_sets:
@@ -122,7 +122,7 @@ def search_blocks(
         wanted = {name for own in task.query_sets for names in (own.candidates or {}).values() for name in names}
         documents = ((name, text) for name, text in documents if name in wanted)
     if len(searches) < len(states):
-        partial = None  # lists of candidates are short
+        partial = None  # reranking is short, and its state is not saved
     done = _restore(partial, searches) if partial is not None else 0
     if progress is not None and done:
         progress(done)
@@ -141,7 +141,7 @@ def search_blocks(
 
 
 def without_self(run: dict[str, dict[str, float]], depth: int) -> dict[str, dict[str, float]]:
-    """The `depth` best documents per query, none with the query's own id."""
+    """Return the `depth` best documents per query, without the document that has the query's id."""
     return {
         query_id: dict(islice(((name, score) for name, score in found.items() if name != query_id), depth))
         for query_id, found in run.items()
@@ -164,7 +164,7 @@ def _restore(path: Path, searches: list[_Search]) -> int:
 
 
 class System:
-    """Something that answers queries: a subclass with a `label` and a `search` can be evaluated."""
+    """The base of systems that answer queries: a subclass needs a `label` and a `search`."""
 
     label: str
     prompts_hash: str | None = None
@@ -172,17 +172,17 @@ class System:
 
     @property
     def name(self) -> str:
-        """A word for folders, another one for each checkpoint."""
+        """A word for folder names, different per checkpoint."""
         return self.label
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """For the record of a run; "model" may be a path."""
+        """The settings for the record of a run; "model" may be a path."""
         return {"model": self.label}
 
     @property
     def inputs(self) -> Mapping[str, str]:
-        """File -> hash of its content."""
+        """The hashes of the input files, by file."""
         return {}
 
     @property
@@ -191,29 +191,29 @@ class System:
         return None
 
     def check(self, instructions: Sequence[str]) -> None:
-        """Raise InputError, before any other work, where a task with these names of instructions cannot be run."""
+        """Raise InputError, before any other work, if a task with these instruction names cannot be run."""
 
     def search(
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
     ) -> Mapping[str, Ranking]:
-        """Name of each query set -> run; arguments as for `bixse.evaluation.systems.search_blocks`."""
+        """Return name of each query set -> run; arguments as for `bixse.evaluation.systems.search_blocks`."""
         raise NotImplementedError
 
     def release(self) -> None:
-        """Free the memory that can be filled again."""
+        """Free memory that can be filled again."""
 
 
 class EncoderSystem(System):
-    """A checkpoint, loaded when it is first needed, or a model in memory.
+    """A checkpoint, loaded on first use, or a model in memory.
 
     Args:
         model: model folder, hub name, "demo", or a loaded model.
-        max_length: tokens of a text that are read; None keeps the model's own. Of a loaded model it is not changed.
-        task: task of the model's table whose instructions stand before all texts; None chooses by the evaluated task.
+        max_length: number of tokens read per text. None keeps the model's own value. It does not change a loaded model.
+        task: task of the model's table whose instructions precede all texts; None selects by the evaluated task.
         trust_remote_code: run code that comes with the model.
-        devices: one device, or one per process, such as ["cuda:0", "cuda:1"] or ["cpu", "cpu"]; None: here.
-        cache: folder in which document embeddings are kept, or "none"; None: see `bixse.files.files.cache_folder`
-            (corpora of more than a million documents are then not kept).
+        devices: one device, or one per process, such as ["cuda:0", "cuda:1"] or ["cpu", "cpu"]; None: the current one.
+        cache: cache folder for document embeddings, or "none"; None: see `bixse.files.files.cache_folder` (corpora of
+            more than a million documents are then not cached).
 
     Example:
         The first 64 tokens, on two processes::
@@ -252,13 +252,13 @@ class EncoderSystem(System):
 
     @cached_property
     def weights(self) -> str:
-        """Hash of everything that embeddings depend on except the texts: weights, tokenizer, prompts, lengths."""
+        """The hash of everything except the texts that embeddings depend on: weights, tokenizer, prompts, lengths."""
         content = f"{embeddings_key(self.encoder)} {prompts_hash(self.encoder)}"
         return hashlib.sha256(content.encode()).hexdigest()[:32]
 
     @cached_property
     def inputs(self) -> dict[str, str]:
-        """The hashes of the files of a model folder; of a hub name or a loaded model, the hash of what is loaded."""
+        """The file hashes of a model folder; for a hub name or a loaded model, the hash of the loaded model."""
         files = {}
         if self._given is None:
             files = model_hashes(demo_model_path() if self.label == "demo" else self.label)
@@ -266,7 +266,7 @@ class EncoderSystem(System):
 
     @property
     def name(self) -> str:
-        """The last part of path or hub name, and the beginning of the checkpoint's hash."""
+        """The last part of path or hub name, and the first digits of the checkpoint's hash."""
         digest = hashlib.sha256(repr(sorted(self.inputs.items())).encode()).hexdigest()
         words = "-".join((Path(self.label).name or "model").split())
         return f"{words}-{digest[:HASH_DIGITS]}"
@@ -299,15 +299,15 @@ class EncoderSystem(System):
     def find(
         self, task: Task, depth: int, partial: Path | None, progress: Callable[[int], None] | None
     ) -> dict[str, Ranking]:
-        """Search as `search` does, once the instructions of the task are in place; a subclass may search elsewhere."""
+        """Search with the instructions of the task in place; a subclass may search elsewhere."""
         return search_blocks(EmbeddingStore(self.encoder, self.cache_for(task)), task, depth, partial, progress)
 
     def cache_for(self, task: Task) -> str | Path | None:
-        """Folder in which the embeddings of a task's documents are kept, or "none"; None: the usual one."""
+        """Return the cache folder for the documents of a task, "none", or None for the default."""
         return "none" if self.cache is None and task.count > MOST_KEPT else self.cache
 
     def release(self) -> None:
-        """A checkpoint is loaded again when it is needed."""
+        """Unload the checkpoint, which is loaded again on demand."""
         self._placed.close()
         self._loaded = None
 
@@ -318,14 +318,13 @@ class EncoderSystem(System):
 
 
 class Bm25System(System):
-    """The word-matching baseline: it holds the corpus in memory and takes no instructions."""
+    """The word-matching baseline; it holds the corpus in memory and takes no instructions."""
 
     label = BM25_NAME
 
     def search(
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
     ) -> dict[str, Ranking]:
-        """Sets that search the same documents share an index."""
         corpus = dict(task.documents())
         indexes: dict[frozenset[str], BM25] = {}
         runs: dict[str, Ranking] = {}
@@ -348,7 +347,7 @@ class Bm25System(System):
 
 
 class RunFileSystem(System):
-    """A ranking that exists already, as a TREC run file: nothing is searched."""
+    """An existing ranking from a TREC run file; nothing is searched."""
 
     def __init__(self, path: str | Path) -> None:
         self.label, self.path = str(path), Path(path)
@@ -359,13 +358,12 @@ class RunFileSystem(System):
 
     @property
     def name(self) -> str:
-        """The file's own name, and the beginning of its hash."""
+        """The name of the file, and the first digits of its hash."""
         return f"{'-'.join(self.path.stem.split())}-{self.inputs['run'][:HASH_DIGITS]}"
 
     def search(
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
     ) -> dict[str, Ranking]:
-        """The best documents of the task's queries."""
         run = read_run(self.path)
         runs: dict[str, Ranking] = {}
         for own in task.query_sets:
@@ -391,9 +389,9 @@ class RunFileSystem(System):
 def open_system(
     model: str | Path | SentenceTransformer | System, exact: bool = False, model_at: str | None = None, **options: Any
 ) -> System:
-    """A system by the name that a user gives, or of a loaded model.
+    """Return a system by its user-given name, or a loaded model as a system.
 
-    `exact` and `model_at` are those of `IndexSystem`, `options` those of `EncoderSystem`.
+    `exact` and `model_at` are arguments of `IndexSystem`, `options` of `EncoderSystem`.
     """
     if isinstance(model, System):
         return model
@@ -407,17 +405,17 @@ def open_system(
 
 
 def run_file(path: Path) -> Path | None:
-    """The TREC run of a file with one of `RUN_SUFFIXES` or of an output folder of `bixse evaluate`; else None."""
+    """Return the TREC run at a path with one of `RUN_SUFFIXES` or in a folder of `bixse evaluate`; else None."""
     found = path / RUN_NAME if path.is_dir() else path
     return found if found.suffix in RUN_SUFFIXES and found.is_file() else None
 
 
 @contextmanager
 def instructions_of(encoder: SentenceTransformer, names: Sequence[str], must: bool = False) -> Iterator[str | None]:
-    """Encode with the instructions of the first name that the model's table holds; afterwards as before.
+    """Encode with the instructions of the first name in the model's table; restore the prompts afterwards.
 
-    Gives that name, or None for the model's default. Case does not matter, unless `must`: then a table without the
-    first name is refused.
+    Yield the name, or None for the model's default. Names match in any case. With `must`, refuse a table without the
+    first name.
     """
     table = getattr(encoder, "instructions", None)
     known = {name.casefold(): name for name in (table.tasks if table is not None else ())}
@@ -432,7 +430,7 @@ def instructions_of(encoder: SentenceTransformer, names: Sequence[str], must: bo
 
 
 def check_distinct(systems: Sequence[System]) -> None:
-    """Raise InputError for one checkpoint twice."""
+    """Raise InputError for a checkpoint that is given twice."""
     seen: dict[str, str] = {}
     for system in systems:
         if system.name in seen:

@@ -1,4 +1,4 @@
-"""The tasks of an evaluation: a corpus, judged queries over it, and how their answers are scored."""
+"""The tasks of an evaluation: a corpus, judged queries, and the rules of scoring."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 QUERIES = 256
 PASSAGES = 131_072
-"""Queries and (at most) passages of a task that are kept."""
+"""Number of queries and maximum number of passages in a cut task."""
 SEED = 0
-"""The seed of the choice, part of each hash."""
+"""Seed of the selection, part of each hash."""
 
 
 @dataclass(frozen=True)
@@ -49,34 +49,33 @@ class QuerySet:
     left_out: frozenset[str] = frozenset()
     """Documents that are not searched for these queries."""
     candidates: Mapping[str, Sequence[str]] | None = None
-    """Query id -> the documents to rank; None: the whole corpus."""
+    """Query id -> documents to rank; None: the complete corpus."""
     group: str | None = None
-    """Sets of one group count as one in the mean of a suite; None: the set is its own."""
+    """Name of a group; its sets count as one in the mean of a suite. None: a group of its own."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One corpus, read as often as needed and never held, and the query sets that are searched in it."""
+    """A corpus, streamed and never held in memory, and its query sets."""
 
     name: str
     documents: Callable[[], Iterator[tuple[str, str]]]
-    """Id and text of each document, in an order that stays the same."""
+    """A function that yields id and text of each document, in a fixed order."""
     count: int
     query_sets: tuple[QuerySet, ...]
     exclude_self: bool = False
-    """Leave the document with the query's own id out of its answers."""
+    """True if the document with the query's id is left out of the answers."""
     min_relevant_grade: float = MIN_RELEVANT_GRADE
     instructions: tuple[str, ...] = ()
-    """Names under which a model's table of instructions may hold the task, the first one it knows counts."""
+    """Names of the task in a model's table of instructions; the first known name is used."""
     inputs: Mapping[str, str] = field(default_factory=dict)
-    """Name of each input -> hash of its content."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """For the record of a run; "collection" is a path that `inputs` stands for."""
+    """Settings for the record of a run; "collection" is a path that `inputs` stands for."""
     warnings: tuple[str, ...] = ()
 
 
 class TaskSource(NamedTuple):
-    """A task whose data are there, not yet read."""
+    """A task whose data exist and are not yet read."""
 
     read: Callable[[], Task]
     instructions: tuple[str, ...] = ()
@@ -89,14 +88,14 @@ def collection_task(
     min_relevant_grade: float = MIN_RELEVANT_GRADE,
     missing_documents: MissingDocuments = "refuse",
 ) -> Task:
-    """The judged queries of one split of a collection folder; the corpus is checked here and streamed later.
+    """Return the judged queries of a split of a collection folder; the corpus is checked now and streamed later.
 
     Args:
         folder: holds `corpus.jsonl`, `queries.jsonl` and `qrels/<split>.tsv`.
         split: qrels file to score against.
-        exclude_self: leave the document with the query's own id out of its answers (ArguAna, Quora).
+        exclude_self: leave the document with the query's id out of its answers (ArguAna, Quora).
         min_relevant_grade: grade from which a document counts as relevant for recall, MRR and MAP, above 0.
-        missing_documents: what to do with judgements that name a document which the corpus lacks.
+        missing_documents: treatment of judgements that name a document which the corpus lacks.
 
     Raises:
         InputError: a file is missing, there is nothing to score, or a value is out of range.
@@ -131,7 +130,7 @@ def collection_task(
 def graded_task(
     qrels: Qrels, graded: str | Path, collection: str | Path | None = None, exclude_self: bool = False
 ) -> Task:
-    """The queries of a judge's graded pairs, read from the file `graded`; without a collection for run files alone."""
+    """Return a judge's graded pairs, from the file `graded`, as a task; without a collection for run files only."""
     graded = Path(graded)
     if collection is None:
         own = QuerySet(graded.stem, dict.fromkeys(qrels, ""), qrels)
@@ -143,7 +142,7 @@ def graded_task(
 
 
 def _judged_corpus(folder: Path, qrels: Qrels, source: Path, drop: bool = False) -> tuple[Task, CorpusCheck, int]:
-    """The task of judgements read from `source`, what its corpus shows, and the number of judgements dropped."""
+    """Return the task, the check of its corpus, and the number of dropped judgements."""
     corpus_file, missing = folder / "corpus.jsonl", 0
     texts = read_queries(folder / "queries.jsonl")
     corpus = check_corpus(corpus_file, qrels)
@@ -159,7 +158,7 @@ def _judged_corpus(folder: Path, qrels: Qrels, source: Path, drop: bool = False)
 
 @dataclass(frozen=True)
 class Cut:
-    """The queries (in the order of the qrels) and documents (in that of the corpus) of a task that are kept.
+    """The queries (in qrels order) and documents (in corpus order) that are kept of a task.
 
     Example:
         >>> Cut("toy", ("q1",), ("d1", "d2")).content_hash[:8]
@@ -178,10 +177,10 @@ class Cut:
 def cut_collection(
     task: str, qrels: Qrels, document_ids: Iterable[str], queries: int = QUERIES, passages: int = PASSAGES
 ) -> Cut:
-    """Choose queries and passages: all judged ones of the chosen queries, then others until the number is full.
+    """Select queries and passages: all judged passages of the selected queries, then others up to `passages`.
 
-    The choice takes those whose hash, of which the task's name is a part, is smallest: it is the same on every machine,
-    whatever the order of the files. Queries without a grade above 0 are never chosen.
+    The smallest hashes of task name and id are selected: the result is the same on every machine, for every order of
+    the files. Queries without a grade above 0 are never selected.
     """
 
     def place(identifier: str) -> bytes:
