@@ -54,37 +54,37 @@ STORES = ("langchain", "llama_index", "haystack", "qdrant", "elasticsearch", "op
 
 @dataclass(frozen=True)
 class CalibrateResult:
-    """The findings and files of a calibration."""
+    """The results and files of a calibration."""
 
     check: HeldOutCheck
     head: RelevanceHead | None
-    """None where the model had none and the calibration does not help."""
+    """None if the model had no head and the calibration does not help."""
     points: tuple[OperatingPoint, ...]
     pairs: str
-    """A description of the pairs."""
+    """A description of the pairs, in words."""
     negatives: int
-    """Random documents added as irrelevant pairs."""
+    """Number of random documents added as irrelevant pairs."""
     precision: str
     artifacts: dict[str, str]
     kept: bool
-    """True if the calibration is saved: it helps and beats a constant, or it was to be saved anyway."""
+    """True if the calibration is saved: it helps and beats a constant, or `anyway` is set."""
     cuts: tuple[CosineCut, ...] = ()
-    """For vector stores, the highest cosine first."""
+    """Cuts for vector stores, the highest cosine first."""
     reused: bool = False
 
     @property
     def refused(self) -> bool:
-        """Nothing is written: the calibration is no better than a constant."""
+        """Return True if nothing is written, since the calibration is no better than a constant."""
         return not (self.kept or self.check.beats_constant)
 
 
 def calibrate(
     settings: CalibrateSettings, out: str | Path | None = None, progress: ProgressBars | None = None
 ) -> CalibrateResult:
-    """Fit probabilities on half of the queries and measure them on the other half; keep the map only if it helps there.
+    """Fit probabilities on half of the queries, check them on the other half, and save the map only if it helps there.
 
     The calibrated model, a reliability diagram and run.json are written to `out`; None replaces the head inside the
-    model folder. Where the probabilities are no better than always answering the mean relevance, nothing is written
+    model folder. If the probabilities are no better than always answering the mean relevance, nothing is written
     unless `settings.anyway` is set. `progress` makes a progress callback from a title and a total.
 
     Raises:
@@ -166,7 +166,7 @@ def _with_negatives(pairs: GradedPairs, settings: CalibrateSettings) -> tuple[Gr
 def pair_cosines(
     model: RelevanceModel, pairs: GradedPairs, progress: ProgressBars | None = None
 ) -> NDArray[np.float64]:
-    """(M,) cosines of pairs in [-1, 1]."""
+    """Return the (M,) cosines of pairs in [-1, 1]."""
     step = progress("encode pairs", 2 * len(pairs)) if progress else None
     queries = encode_texts(model, pairs.queries, "query", progress=step).astype(np.float64)
     documents = encode_texts(model, pairs.documents, "document", progress=step).astype(np.float64)
@@ -175,7 +175,7 @@ def pair_cosines(
 
 
 def _save(encoder: RelevanceModel, head: RelevanceHead | None, model: str | None, out: Path | None) -> dict[str, str]:
-    """`model` is None for a head that did not change."""
+    """Save the model or its head; `model` is None if the head did not change."""
     if head is None or model is None:
         return {}
     if out is None:
@@ -188,7 +188,7 @@ def _save(encoder: RelevanceModel, head: RelevanceHead | None, model: str | None
 
 
 def calibration_text(result: CalibrateResult, prior: float | None) -> str:
-    """Tables and lines for a terminal; `prior` is the one that was asked for."""
+    """Return tables and lines for a terminal; `prior` is the prior of the settings."""
     after = result.check.calibrated
     weighted = f", weighted to a mean relevance of {prior:g}" if prior is not None else ""
     parts = [result.pairs] if result.negatives else []
@@ -224,7 +224,7 @@ def _kept(result: CalibrateResult) -> str:
 
 
 def _figures(report: CalibrationReport) -> list[str]:
-    """Write the figures of a report; where few are relevant, Brier scores are small and need more digits."""
+    """Format the values of a report; if few pairs are relevant, Brier scores are small and need more digits."""
     digits = 3 if report.base_rate_brier >= 0.01 else 6
     return [
         format_number(report.brier, digits),
@@ -247,7 +247,7 @@ def _point_line(point: OperatingPoint) -> str:
 
 
 def calibration_warnings(result: CalibrateResult) -> list[str]:
-    """A calibration that was kept anyway, and thresholds that held-out queries leave in doubt."""
+    """Warn of a calibration kept in spite of the check, and of thresholds whose interval is too low."""
     check = result.check
     anyway = result.kept and not (check.helps and check.beats_constant)
     return ([f"kept anyway: {check.finding}"] if anyway else []) + [
@@ -260,17 +260,17 @@ def calibration_warnings(result: CalibrateResult) -> list[str]:
 
 @dataclass(frozen=True)
 class CosineCut:
-    """A place to cut a ranking by cosine."""
+    """A cosine at which a ranking is cut."""
 
     probability: float
     cosine: float
-    """(logit(p) - intercept) / slope, less beta, over alpha; outside [-1, 1] where no cosine reaches it, or all do."""
+    """((logit(p) - intercept) / slope - beta) / alpha; outside [-1, 1] if no cosine reaches p, or all do."""
     precision: float | None = None
-    """The precision that was asked for, if the probability is its threshold."""
+    """The requested precision, if the probability is its threshold."""
 
 
 def cuts_of(head: RelevanceHead, probabilities: Sequence[float]) -> list[CosineCut]:
-    """Cuts at probabilities between 0 and 1 and at the thresholds of a head, the highest cosine first."""
+    """Return cuts at probabilities between 0 and 1 and at the thresholds of a head, the highest cosine first."""
     found = [CosineCut(probability, head.cosine_at(probability)) for probability in probabilities]
     found += [
         CosineCut(threshold.probability, head.cosine_at(threshold.probability), threshold.precision)
@@ -281,7 +281,7 @@ def cuts_of(head: RelevanceHead, probabilities: Sequence[float]) -> list[CosineC
 
 
 def write_export(cuts: Sequence[CosineCut], model: str, folder: Path) -> dict[str, str]:
-    """Write `cuts.json`, and a snippet for every store with the first cut; gives name -> path."""
+    """Write `cuts.json`, and a snippet with the first cut for every store; return name -> path."""
     files = {"cuts": folder / CUTS_FILE, **{store: folder / f"{store}.py" for store in STORES}}
     shown = {"probability": f"{cuts[0].probability:g}", "cosine": f"{cuts[0].cosine:.6f}", "model": model}
     with storage_errors(folder):
@@ -294,7 +294,7 @@ def write_export(cuts: Sequence[CosineCut], model: str, folder: Path) -> dict[st
 
 
 def cuts_text(cuts: Sequence[CosineCut]) -> str:
-    """A table for a terminal."""
+    """Return the cuts as a table for a terminal."""
     rows = [
         [f"{cut.probability:.4g}", f"{cut.cosine:.4f}", "–" if cut.precision is None else f"{cut.precision:g}"]
         for cut in cuts

@@ -1,4 +1,4 @@
-"""Fit a relevance head on held-out pairs, say whether it helps, and choose its thresholds."""
+"""Fit a relevance head on held-out pairs, check whether it helps, and choose its thresholds."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 _ROUNDING = 1e-12
 FEWEST_PAIRS = 10
-"""Fewer that reach a threshold say nothing of its precision: they choose no threshold, and have no interval."""
+"""Minimum number of pairs above a threshold; fewer give neither a threshold nor an interval of the precision."""
 PLAIN_SCALE = 20.0
-"""Logit scale of a model that was trained without a head; the calibration slope corrects it."""
+"""Logit scale for a model trained without a head; the calibration slope corrects it."""
 FEWEST_QUERIES = 20
-"""Needed for a threshold, since half of them are held out."""
+"""Minimum number of queries for a threshold, since half of them are held out."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class OperatingPoint:
 
     wanted: float
     is_reached: bool
-    """Some threshold has it; otherwise this is the threshold of the highest precision."""
+    """True if a threshold has the precision; else this is the threshold of the highest precision."""
     threshold: float
     """Pairs scored this high or higher are taken."""
     precision: float
@@ -50,7 +50,7 @@ class OperatingPoint:
     """95 % interval of the precision, over queries; None for fewer than 10 pairs."""
     recall: float
     pairs: int
-    """Pairs taken, of so many queries."""
+    """Number of pairs taken; `queries` is the number of their queries."""
     queries: int
     recall_interval: Interval | None = None
     """95 % interval of the recall, over queries; None for fewer than 10 relevant pairs."""
@@ -64,15 +64,15 @@ def threshold_at_precision(
     weights: npt.ArrayLike | None = None,
     fewest: int = FEWEST_PAIRS,
 ) -> OperatingPoint:
-    """The lowest threshold whose precision is at least the one wanted: of all such the one that finds most.
+    """Return the lowest threshold with at least the precision, which has the highest recall.
 
-    The interval is Wilson's at this threshold, on the effective number of pairs, since those of one query are alike. It
-    leaves out that the threshold was chosen on the same pairs: on new queries the precision lies below the wanted one
+    The interval is Wilson's at this threshold, on the effective number of pairs, since pairs of one query are alike. It
+    ignores that the threshold was chosen on the same pairs. On new queries the precision is below the wanted precision
     more often than above it (`docs/evaluation.md` has figures), so read the lower end.
 
-    `scores` in [0, 1], `relevant`, 0 or 1, and `weights` (see `reweight_to_prevalence`) have shape (N,), and there are
-    N `query_ids` of at least 2 queries. At least `fewest` pairs must reach a threshold. Raises InputError where they do
-    not, or where all pairs are of one kind.
+    `scores` in [0, 1], `relevant`, 0 or 1, and `weights` (see `reweight_to_prevalence`) have shape (N,), and the N
+    `query_ids` name at least 2 queries. At least `fewest` pairs must reach a threshold. Raises InputError for fewer
+    pairs, and for pairs of one kind.
 
     Example:
         >>> found = threshold_at_precision([0.9, 0.8, 0.7, 0.2], [1, 1, 0, 0], ["a", "b", "a", "b"], 0.9, fewest=1)
@@ -101,10 +101,7 @@ def operating_point(
     threshold: float,
     weights: npt.ArrayLike | None = None,
 ) -> OperatingPoint:
-    """Measure any threshold, with the arguments and intervals of `threshold_at_precision`.
-
-    Where no pair reaches it the precision is NaN.
-    """
+    """Measure any threshold, with the arguments and intervals of `threshold_at_precision`; NaN without pairs."""
     values, labels, counted = checked(scores, relevant, weights)
     _check(labels)
     query, _ = numbered_queries(query_ids, len(values))
@@ -125,11 +122,11 @@ def operating_point(
 
 
 def _share(hits: Floats, weights: Floats, query: npt.NDArray[np.int64]) -> tuple[float, Interval | None]:
-    """The weighted share of hits among pairs, with Wilson's interval on their effective number.
+    """Return the weighted share of hits among pairs, with Wilson's interval on their effective number.
 
-    That is share (1 - share) over the variance of the share by queries (Cochran 1977, "Sampling Techniques", section
-    6.5; with Wilson's interval: Franco et al. 2019, doi:10.1093/jssam/smy019), at most that of the weights alone (Kish
-    1965). Where all pairs are alike, variance tells nothing, and each query counts as one.
+    This number is share (1 - share) over the variance of the share by queries (Cochran 1977, "Sampling Techniques",
+    section 6.5; with Wilson's interval: Franco et al. 2019, doi:10.1093/jssam/smy019), at most that of the weights
+    (Kish 1965). If all pairs are alike, the variance is uninformative, and each query counts as one.
     """
     if not weights.any():
         return float("nan"), None
@@ -163,10 +160,7 @@ def _check(labels: Floats, precision: float = 1.0, fewest: int = 1) -> None:
 def fit_head(
     head: RelevanceHead | None, cosines: NDArray[np.float64], relevance: NDArray[np.float64], fitted_on: str
 ) -> RelevanceHead:
-    """Calibrate a head on (M,) cosines and relevance by `fit_platt`, or make one for a model that has none.
-
-    `fitted_on`, what the pairs are, in words, is kept in the head.
-    """
+    """Calibrate a head, or a new one, on (M,) cosines and relevance by `fit_platt`; `fitted_on` describes the pairs."""
     plain = head.as_trained() if head else RelevanceHead(PLAIN_SCALE, 0.0)
     slope, intercept = fit_platt(plain.logit(cosines), relevance)
     share = float(np.mean(relevance))
@@ -180,10 +174,11 @@ class HeldOutCheck:
     """The quality of probabilities on queries that the calibration has not seen."""
 
     base_rate: float
-    """Mean relevance of the held-out pairs, weighted to the prior: always answering it is the constant."""
+    """Mean relevance of the held-out pairs, weighted to the prior; the constant always answers it."""
     reports: dict[str, CalibrationReport]
-    """The head as it was is "before" (where the model had one); then other ways to get probabilities; "calibrated" is
-    last, fitted on the other half of the queries and moved to the prior asked for."""
+    """Reports by name: first "before", the earlier head, if there is one; last "calibrated", fitted on the other half
+    of the queries and moved to the prior.
+    """
 
     @property
     def calibrated(self) -> CalibrationReport:
@@ -216,19 +211,19 @@ class HeldOutCheck:
 
 @dataclass(frozen=True)
 class ScoredPairs:
-    """M judged pairs with their cosines, and how they are measured: on the half of the queries that is held out."""
+    """M judged pairs with their cosines, measured on the held-out half of the queries."""
 
     cosines: NDArray[np.float64]
     relevance: NDArray[np.float64]
-    """In [0, 1]."""
+    """Relevance in [0, 1]."""
     query_ids: Sequence[str]
     prior: float | None = None
-    """Mean relevance of what will be scored: the pairs are weighted to it; None: that of the pairs."""
+    """Mean relevance of the documents that will be scored: pairs are weighted to it; None: no weights."""
     relevant_from: float = RELEVANT_FROM
     seed: int = 0
 
     def held_out(self, what: str, fewest: int, otherwise: str = "") -> tuple[NDArray[np.bool_], tuple[str, ...]]:
-        """Choose the pairs that are held out, and name their queries; refuse fewer than `fewest` queries in all."""
+        """Return the mask and the queries of the held-out pairs; refuse fewer than `fewest` queries in all."""
         number, held, ids = _halves(tuple(self.query_ids), self.seed)
         if number < fewest:
             raise InputError(
@@ -272,10 +267,10 @@ def held_out_check(head: RelevanceHead | None, pairs: ScoredPairs) -> HeldOutChe
 def choose_thresholds(
     head: RelevanceHead, pairs: ScoredPairs, precisions: Sequence[float]
 ) -> tuple[RelevanceHead, list[OperatingPoint]]:
-    """Give a head a threshold for each precision that is reached; and what was found for every one, the highest first.
+    """Give a head a threshold for each precision that is reached; return all results too, highest first.
 
-    They are chosen on the queries that `held_out_check` holds out, of 20 at least. A threshold on a probability is one
-    on the cosine, since the one rises with the other: it does not depend on how the probabilities were fitted.
+    The thresholds are chosen on the queries that `held_out_check` holds out, of 20 at least. The probability rises with
+    the cosine, so a threshold on one is a threshold on the other. It does not depend on the fit of the probabilities.
     """
     probabilities, relevant, ids, weights = _judged(head, pairs)
     points = [
@@ -294,7 +289,7 @@ def choose_thresholds(
 
 
 def measure_threshold(head: RelevanceHead, pairs: ScoredPairs, probability: float) -> OperatingPoint:
-    """Measure a probability as a threshold, on the queries that `choose_thresholds` takes."""
+    """Measure a probability as a threshold, on the queries of `choose_thresholds`."""
     probabilities, relevant, ids, weights = _judged(head, pairs)
     return operating_point(probabilities, relevant, ids, probability, weights)
 
@@ -302,7 +297,7 @@ def measure_threshold(head: RelevanceHead, pairs: ScoredPairs, probability: floa
 def _judged(
     head: RelevanceHead, pairs: ScoredPairs
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_], tuple[str, ...], NDArray[np.float64] | None]:
-    """Probabilities of the held-out pairs, whether they are relevant, their queries and weights."""
+    """Return probabilities, relevance (True or False), queries and weights of the held-out pairs."""
     held, ids = pairs.held_out("thresholds", FEWEST_QUERIES, ", or leave --at-precision out")
     relevance = pairs.relevance[held]
     weights = reweight_to_prevalence(relevance, pairs.prior)[0] if pairs.prior is not None else None
@@ -311,9 +306,9 @@ def _judged(
 
 @lru_cache(maxsize=1)
 def _halves(query_ids: tuple[str, ...], seed: int) -> tuple[int, NDArray[np.bool_], tuple[str, ...]]:
-    """Split queries: their number, the pairs held out and the queries of these; kept, since a slider asks again."""
+    """Return number of queries, held-out mask and its queries; cached, since a slider asks again."""
     queries = sorted(set(query_ids))
     fitting = set(np.random.default_rng(seed).permutation(queries)[: len(queries) // 2].tolist())
     held = np.array([query not in fitting for query in query_ids], dtype=bool)
-    held.flags.writeable = False
+    held.flags.writeable = False  # the cache hands out the same array again
     return len(queries), held, tuple(query for query in query_ids if query not in fitting)

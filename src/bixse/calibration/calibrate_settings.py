@@ -1,4 +1,4 @@
-"""`CalibrateSettings`: what `bixse calibrate` can be told."""
+"""`CalibrateSettings`: the settings of `bixse calibrate`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 RELEVANT_FROM = 0.5
-"""Relevance from which a document counts as relevant, where nothing else is said."""
+"""Default relevance from which a document counts as relevant."""
 Precision = Annotated[float, Field(gt=0, le=1)]
 Probability = Annotated[float, Field(gt=0, lt=1)]
 

@@ -1,4 +1,4 @@
-"""Are scores probabilities of relevance? Brier score, calibration error and reliability curve, with intervals."""
+"""Brier score, calibration error and reliability curve of probabilities of relevance, with intervals."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 def brier(p: npt.ArrayLike, z: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> float:
-    """Mean squared difference of prediction and relevance (Brier 1950); 0 is perfect.
+    """Return the mean squared difference of prediction and relevance (Brier 1950); 0 is perfect.
 
-    With graded z it does not reach 0 for honest predictions, since z scatters around its mean. Arguments and errors as
-    for `calibration_report`.
+    With graded z, honest predictions do not reach 0, since z scatters around its mean. Arguments and errors as for
+    `calibration_report`.
     """
     predicted, observed, counted = checked(p, z, weights)
     return float(counted @ (predicted - observed) ** 2 / counted.sum())
@@ -40,11 +40,10 @@ def brier(p: npt.ArrayLike, z: npt.ArrayLike, weights: npt.ArrayLike | None = No
 def expected_calibration_error(
     p: npt.ArrayLike, z: npt.ArrayLike, bins: int = 10, weights: npt.ArrayLike | None = None
 ) -> float:
-    """Mean over pairs of |mean prediction - mean relevance| in the pair's bin; 0 is perfect.
+    """Return the mean over pairs of |mean prediction - mean relevance| in the pair's bin; 0 is perfect.
 
-    Bins of equal width over [0, 1], as in Guo et al. 2017 (arXiv:1706.04599); a prediction on an inner edge falls
-    into the upper bin. The estimate is biased upwards when bins hold few pairs. Arguments and errors as for
-    `calibration_report`.
+    Bins have equal width over [0, 1], as in Guo et al. 2017 (arXiv:1706.04599); a prediction on an inner edge is in the
+    upper bin. The estimate is biased upwards if bins hold few pairs. Arguments and errors as for `calibration_report`.
 
     Example:
         >>> expected_calibration_error([0.2, 0.2, 0.9], [0.0, 0.0, 0.6], bins=10)
@@ -58,12 +57,12 @@ def expected_calibration_error(
 def reliability_curve(
     p: npt.ArrayLike, z: npt.ArrayLike, bins: int = 10, weights: npt.ArrayLike | None = None
 ) -> list[ReliabilityBin]:
-    """Mean prediction against mean relevance by bins of equal width; empty bins are left out.
+    """Return mean prediction and mean relevance per bin of equal width; empty bins are left out.
 
-    The interval is Wilson's (1927, doi:10.1080/01621459.1927.10502953) at 95 %, too wide for graded z, whose variance
-    is below that of binary z. It takes pairs as independent: where a query has many pairs it is too narrow, and those
-    of `calibration_report` are the ones to quote. Weighted pairs count as (sum of weights)^2 / (sum of squared weights)
-    of them (Kish 1965, "Survey Sampling", section 11.7). Arguments and errors as for `calibration_report`.
+    The interval is Wilson's (1927, doi:10.1080/01621459.1927.10502953) at 95 %. It is too wide for graded z, whose
+    variance is below that of binary z. It assumes independent pairs: with many pairs per query it is too narrow, so
+    quote those of `calibration_report`. Weighted pairs count as (sum of weights)^2 / (sum of squared weights) pairs
+    (Kish 1965, "Survey Sampling", section 11.7). Arguments and errors as for `calibration_report`.
     """
     predicted, observed, counted = checked(p, z, weights)
     members = _bin_of(predicted, bins)
@@ -90,13 +89,13 @@ def calibration_report(
     seed: int = 0,
     weights: npt.ArrayLike | None = None,
 ) -> CalibrationReport:
-    """Everything a report shows about calibration, with 95 % intervals over queries.
+    """Return all calibration values of a report, with 95 % intervals over queries.
 
-    Whole queries are resampled, since the pairs of one query are alike. The interval is the basic one,
+    Complete queries are resampled, since the pairs of one query are alike. The interval is the basic one,
     [2t - upper quantile, 2t - lower quantile] around the estimate t and cut to [0, 1] (Davison and Hinkley 1997,
-    "Bootstrap Methods and their Application", section 5.2), because the calibration error is biased upwards, more so
-    when resampled: the percentile interval would miss the truth (`docs/evaluation.md`).
-    `p`, `z` and `weights` have shape (N,), the first two lie in [0, 1]; a graded z of 0.7 is right when such documents
+    "Bootstrap Methods and their Application", section 5.2). The calibration error is biased upwards, more so when
+    resampled: the percentile interval would miss the truth (`docs/evaluation.md`).
+    `p`, `z` and `weights` have shape (N,); `p` and `z` lie in [0, 1]. A graded z of 0.7 is right if such documents
     average 0.7.
 
     Example:
@@ -126,12 +125,12 @@ def calibration_report(
 
 
 def reweight_to_prevalence(z: npt.ArrayLike, prior: float) -> tuple[Floats, Floats]:
-    """Weights (N,) of mean 1 that give judged pairs another mean relevance, and the relevance (N,) each pair then has.
+    """Return weights (N,) of mean 1 that move judged pairs to another mean relevance, and the new relevance (N,).
 
-    A pair of relevance z stands for a share z of relevant and 1 - z of irrelevant ones. The former count
-    prior / mean(z) times, the latter (1 - prior) / (1 - mean(z)) times: importance weights under a shift of the prior
-    alone (Saerens, Latinne and Decaestecker 2002, doi:10.1162/089976602753284446). For z of 0 and 1 the relevance stays
-    as it is. Raises InputError for a prior not between 0 and 1, and for pairs of one kind alone.
+    A pair of relevance z stands for a share z of relevant and 1 - z of irrelevant pairs. The relevant share counts
+    prior / mean(z) times, the irrelevant share (1 - prior) / (1 - mean(z)) times. These are importance weights under a
+    shift of the prior alone (Saerens, Latinne and Decaestecker 2002, doi:10.1162/089976602753284446). A z of 0 or 1
+    stays. Raises InputError for a prior not between 0 and 1, and for pairs of one kind only.
     """
     log_odds(prior, "prior")
     observed = np.asarray(z, dtype=np.float64)

@@ -27,21 +27,21 @@ DOCUMENT_COLUMNS = (
     FileColumn("title", needed=False),
     FileColumn("text", may_be_empty=True),
 )
-"""Columns of a corpus. A document without title and text is no error: published corpora hold some, even judged ones."""
+"""Columns of a corpus. Documents without title and text are valid: published corpora hold some, even judged ones."""
 QUERY_COLUMNS = (FileColumn("_id", "id", unique=True), FileColumn("text"))
 
 
 class Document(NamedTuple):
-    """One document of a corpus."""
+    """A document of a corpus."""
 
     title: str
     """Title, may be empty."""
     text: str
-    """Body, may be empty when there is a title."""
+    """Body, may be empty if there is a title."""
 
     @property
     def content(self) -> str:
-        """Title and text as one string, as every system indexes and encodes it (BEIR's convention)."""
+        """Title and text as one string, which every system indexes and encodes (BEIR's convention)."""
         return f"{self.title} {self.text}".strip()
 
 
@@ -55,20 +55,20 @@ class Collection:
     qrels: Mapping[str, Qrels] = field(default_factory=dict)
     """Split -> query id -> document id -> grade, judged zeros included."""
     missing: Mapping[str, int] = field(default_factory=dict)
-    """Split -> judgements left out since the corpus lacks their document."""
+    """Split -> number of judgements left out since the corpus lacks their document."""
 
 
 def load_collection(
     folder: str | Path, splits: list[str] | None = None, missing_documents: MissingDocuments = "refuse"
 ) -> Collection:
-    """Read a collection folder and check that its qrels name only documents and queries it holds.
+    """Read a collection folder and check that its qrels name only its own documents and queries.
 
     Args:
         folder: holds `corpus.jsonl` ({_id, title, text}), `queries.jsonl` ({_id, text}) and `qrels/<split>.tsv`.
         splits: the splits to read; None reads every qrels file.
-        missing_documents: of judgements that name a document which the corpus lacks: "refuse" raises, "drop" leaves
-            them out and counts them in `Collection.missing`. Figures are then not those of the whole collection: the
-            ideal ranking lacks these documents too.
+        missing_documents: treatment of judgements that name a document which the corpus lacks. "refuse" raises; "drop"
+            leaves them out and counts them in `Collection.missing`. Metrics then differ from those of the complete
+            collection, since the ideal ranking lacks these documents too.
 
     Raises:
         InputError: a file or split is missing, or a split has no judged query.
@@ -100,18 +100,18 @@ def load_collection(
 
 
 def files_of_split(folder: Path, split: str) -> dict[str, Path]:
-    """The files that one split of a collection folder needs: name below the folder -> path."""
+    """Return name -> path of the files that a split of a collection folder needs."""
     return {name: folder / name for name in ("corpus.jsonl", "queries.jsonl", f"qrels/{split}.tsv")}
 
 
 def judgements_of(folder: Path, split: str) -> Path:
-    """The qrels file of a split of a collection folder."""
+    """Return the qrels file of a split of a collection folder."""
     check_split(folder, split)
     return folder / "qrels" / f"{split}.tsv"
 
 
 def check_split(folder: Path, split: str) -> None:
-    """Refuse a folder that is no collection, or has no judgements of the split."""
+    """Refuse a folder that is no collection, or that has no judgements of the split."""
     _check_folder(folder)
     if split not in _splits(folder):
         raise InputError(
@@ -121,28 +121,28 @@ def check_split(folder: Path, split: str) -> None:
 
 
 def load_corpus(folder: str | Path) -> dict[str, Document]:
-    """Read only the documents of a collection folder: document id -> document."""
+    """Return document id -> document of a collection folder."""
     folder = Path(folder)
     _check_folder(folder)
     return read_corpus(folder / "corpus.jsonl")
 
 
 def read_corpus(path: Path) -> dict[str, Document]:
-    """Read a file of documents (`DOCUMENT_COLUMNS`): document id -> document."""
+    """Return document id -> document of a file with `DOCUMENT_COLUMNS`."""
     corpus = dict(stream_documents(path))
     _refuse_all_empty(path, len(corpus), sum(not document.content for document in corpus.values()))
     return corpus
 
 
 def stream_documents(path: Path) -> Iterator[tuple[str, Document]]:
-    """The documents of a file one by one, in file order, never all in memory."""
+    """Yield the documents of a file in file order; they are never all in memory."""
     for block in read_blocks(path, DOCUMENT_COLUMNS):
         for name, title, text in zip(*block.columns.values(), strict=True):
             yield name, Document(title or "", text)
 
 
 def read_queries(path: Path) -> dict[str, str]:
-    """Read a file of queries (`QUERY_COLUMNS`): query id -> text, in file order."""
+    """Return query id -> text of a file with `QUERY_COLUMNS`, in file order."""
     queries: dict[str, str] = {}
     for block in read_blocks(path, QUERY_COLUMNS):
         queries.update(zip(block.columns["_id"], block.columns["text"], strict=True))
@@ -151,7 +151,7 @@ def read_queries(path: Path) -> dict[str, str]:
 
 @dataclass
 class CorpusCheck:
-    """The ids and exceptions that one reading of a corpus found."""
+    """The result of one reading of a corpus."""
 
     count: int = 0
     empty: list[str] = field(default_factory=list)
@@ -162,7 +162,7 @@ class CorpusCheck:
 
 
 def check_corpus(path: Path, qrels: Qrels, see: Callable[[str, Document], object] | None = None) -> CorpusCheck:
-    """Read a corpus of any size once, and look for the documents that are judged; `see` is told of every document."""
+    """Read a corpus of any size once and find the judged documents; `see` is called for every document."""
     found = CorpusCheck(missing={document_id for judged in qrels.values() for document_id in judged})
     for name, document in stream_documents(path):
         found.count += 1
@@ -178,14 +178,14 @@ def check_corpus(path: Path, qrels: Qrels, see: Callable[[str, Document], object
 
 
 def drop_missing(qrels: Qrels, missing: Container[str]) -> tuple[dict[str, dict[str, float]], int]:
-    """The judgements of documents that are there, and how many were left out; a query without any goes."""
+    """Return the judgements of existing documents, and the number left out; queries without judgements are dropped."""
     kept = {query_id: {d: g for d, g in own.items() if d not in missing} for query_id, own in qrels.items()}
     number = sum(map(len, qrels.values())) - sum(map(len, kept.values()))
     return {query_id: own for query_id, own in kept.items() if own}, number
 
 
 def save_collection(collection: Collection, folder: str | Path) -> None:
-    """Write a collection folder in the BEIR layout; each file appears whole or not at all."""
+    """Write a collection folder in the BEIR layout; each file appears completely or not at all."""
     folder = Path(folder)
     documents = [(name, *document) for name, document in collection.corpus.items()]
     write_rows(_table(("_id", "title", "text"), documents), folder / "corpus.jsonl")
@@ -195,7 +195,7 @@ def save_collection(collection: Collection, folder: str | Path) -> None:
 
 
 def check_qrels(path: Path, qrels: Qrels, queries: Mapping[str, str], missing: Container[str]) -> None:
-    """Refuse the judgements of a file with ids that the collection lacks, or without a relevant document."""
+    """Refuse judgements with ids that the collection lacks, or without a relevant document."""
     errors = InvalidFileError(path)
     for query_id, judged in qrels.items():
         if query_id not in queries:
@@ -247,9 +247,9 @@ def warn_of_collection(
     min_relevant_grade: float,
     exclude_self: bool,
 ) -> list[str]:
-    """Documents without text or missing, grades below the lowest relevant one, queries that are documents.
+    """Warn of documents without text, low grades, and queries that are documents.
 
-    `missing` judgements of the split were left out since the corpus lacks their document.
+    `missing` is the number of judgements left out since the corpus lacks their document.
     """
     return [
         *warn_of_empty(corpus.empty, corpus.count),
@@ -260,10 +260,10 @@ def warn_of_collection(
 
 
 def warn_of_empty(empty: Sequence[str], count: int) -> list[str]:
-    """One line that counts the documents without title and text, or none.
+    """Return a warning that counts the documents without title and text, or no warning.
 
-    Published collections hold some, even judged ones (Cranfield two of 1,400). They are kept: without them the figures
-    would be those of another collection.
+    Published collections hold such documents, even judged ones (Cranfield two of 1,400). They are kept: without them
+    the metrics would be those of another collection.
     """
     if not empty:
         return []
@@ -272,7 +272,7 @@ def warn_of_empty(empty: Sequence[str], count: int) -> list[str]:
 
 
 def warn_of_missing(missing: int, qrels: Qrels, split: str) -> list[str]:
-    """One line that counts the judgements left out beside `qrels` since the corpus lacks their document, or none."""
+    """Return a warning that counts the judgements left out of `qrels`, or no warning."""
     if not missing:
         return []
     total = missing + sum(map(len, qrels.values()))
@@ -303,7 +303,7 @@ def _warn_of_grades(qrels: Qrels, lowest: float) -> list[str]:
 def _warn_of_self_matches(
     queries: Mapping[str, str], named_as_queries: Mapping[str, Document], exclude_self: bool
 ) -> list[str]:
-    """Queries that are documents, by id and text, or that lose a document which only has the same id."""
+    """Warn of queries that are documents, or of documents that only share a query's id."""
     both = {name: named_as_queries[name] for name in queries if name in named_as_queries}
     same = [name for name, document in both.items() if _is_document(queries[name], document)]
     others = [name for name in both if name not in set(same)]

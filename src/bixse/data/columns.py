@@ -1,4 +1,4 @@
-"""The columns of graded pairs: schema and check, values looked up when they are asked for, numbers of texts."""
+"""The columns of graded pairs: schema, checks, values read on demand, and numbers of texts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 REQUIRED_COLUMNS = ("query", "document", "relevance")
 OPTIONAL_COLUMNS = ("task", "grade", "grade_probs", "judge")
-"""Columns carried along: task name, grade on its scale, the judge's probability of each grade (a list), its name."""
+"""Optional columns: task name, grade on its scale, the judge's probabilities of the grades (a list), judge name."""
 SCHEMA = pa.schema(
     {
         "query_id": pa.large_string(),
@@ -34,13 +34,13 @@ SCHEMA = pa.schema(
         "judge": pa.large_string(),
     }
 )
-"""Every column a table may have, in order."""
+"""All columns of a table, in order."""
 KEYS_AT_ONCE = 2**18
-"""About so many keys are told apart in one table."""
+"""Approximate number of keys per hash table."""
 
 
 def text_id(text: str) -> str:
-    """A stable id for a text that has none: the start of its SHA-256.
+    """Return a stable id for a text without an id: the start of its SHA-256.
 
     Example:
         >>> text_id("copy a folder")
@@ -50,7 +50,7 @@ def text_id(text: str) -> str:
 
 
 def checked_batches(source: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Record batches as `checked` leaves a table, one at a time."""
+    """Yield record batches one at a time, each as `checked` returns a table."""
     rows = 0
     for batch in source:
         yield from checked(pa.Table.from_batches([batch]), rows).combine_chunks().to_batches()
@@ -58,7 +58,7 @@ def checked_batches(source: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch
 
 
 def checked(table: pa.Table, rows_before: int = 0) -> pa.Table:
-    """The columns of `SCHEMA` that a table has, in its types."""
+    """Return the columns of `SCHEMA` that a table has, with the types of `SCHEMA`."""
     given = {"relevance": "label"} if "relevance" not in table.column_names else {}
     sources = {name: given.get(name, name) for name in SCHEMA.names if given.get(name, name) in table.column_names}
     for name in REQUIRED_COLUMNS:
@@ -102,7 +102,7 @@ def needs_ids(table: pa.Table) -> bool:
 
 
 def with_ids(table: pa.Table) -> pa.Table:
-    """The columns of ids that a table has, with ids of the texts where there is none."""
+    """Fill missing ids of the id columns that a table has with ids of the texts."""
     for kind in ("query", "document"):
         if f"{kind}_id" in table.column_names:
             at, texts = table.column_names.index(f"{kind}_id"), table[kind].to_pylist()
@@ -112,12 +112,12 @@ def with_ids(table: pa.Table) -> pa.Table:
 
 
 def without_empty_columns(table: pa.Table) -> pa.Table:
-    """A table without the columns that hold nothing in any row."""
+    """Return a table without the columns that are null in every row."""
     return table.drop_columns([n for n in table.column_names if len(table) and table[n].null_count == len(table)])
 
 
 class Column(Sequence[Any]):
-    """A column as a read-only sequence: equal to a list of the same values, and never one in memory.
+    """A column as a read-only sequence: equal to a list of the same values, without a list in memory.
 
     Example:
         >>> column = Column(pa.chunked_array([["copy", "move"], ["sort"]]))
@@ -156,9 +156,9 @@ class Column(Sequence[Any]):
 
 
 def numbered(keys: NDArray[np.int64]) -> NDArray[np.int32]:
-    """(M,) numbers from 0 up in order of first appearance, equal where the keys are.
+    """Return (M,) numbers from 0 up in order of first appearance, equal if the keys are equal.
 
-    A part of the keys is looked at at a time, so that no table of all different keys is in memory.
+    Keys are hashed in parts, so that no table of all distinct keys is in memory.
 
     Example:
         >>> numbered(np.array([70, 30, 70, 10])).tolist()
@@ -172,7 +172,7 @@ def numbered(keys: NDArray[np.int64]) -> NDArray[np.int32]:
         encoded = pa.array(keys[rows]).dictionary_encode()
         codes = encoded.indices.to_numpy()
         first_of_code = np.empty(len(encoded.dictionary), dtype=np.int32)
-        first_of_code[codes[::-1]] = rows[::-1]  # the last to be assigned stays
+        first_of_code[codes[::-1]] = rows[::-1]  # reversed, since the last assignment stays
         first_of_row[rows] = first_of_code[codes]
     is_first = first_of_row == np.arange(len(keys), dtype=np.int32)
     numbers: NDArray[np.int32] = (np.cumsum(is_first, dtype=np.int32) - 1)[first_of_row]
@@ -180,7 +180,7 @@ def numbered(keys: NDArray[np.int64]) -> NDArray[np.int32]:
 
 
 def first_rows(numbers: NDArray[np.int32]) -> NDArray[np.intp]:
-    """Row at which each number first stands, in order of the numbers, which are those of `numbered`.
+    """Return the row at which each number of `numbered` first appears, in order of the numbers.
 
     Example:
         >>> first_rows(np.array([0, 1, 0, 2])).tolist()
@@ -190,7 +190,7 @@ def first_rows(numbers: NDArray[np.int32]) -> NDArray[np.intp]:
 
 
 def numbered_texts(column: pa.ChunkedArray, release: Callable[[], None]) -> NDArray[np.int32]:
-    """(M,) numbers of texts, equal texts having the same one: by Python's 64-bit hash, a block of rows at a time."""
+    """Return (M,) numbers of texts, equal for equal texts by Python's 64-bit hash, one block at a time."""
     hashes = np.empty(len(column), dtype=np.int64)
     row = 0
     for block in blocks(column):

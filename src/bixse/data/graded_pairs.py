@@ -1,4 +1,4 @@
-"""`GradedPairs`: the one table that training reads, one row per graded (query, document) pair, kept in Arrow."""
+"""`GradedPairs`: the table that training reads, one row per graded (query, document) pair, stored in Arrow."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     from bixse.relevance import Kind as Kind
 
 TEXTS_HELD = 2**6
-"""Texts that are looked up before the pages they were read from are given back."""
+"""Number of texts that are read before their memory-mapped pages are released."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A (query, document) pair that has no grade yet."""
+    """A (query, document) pair without a grade."""
 
     query_id: str
     query: str
@@ -58,7 +58,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class QueryGroup:
-    """The K >= 1 graded documents of one query."""
+    """The K >= 1 graded documents of a query."""
 
     query_id: str
     query: str
@@ -70,9 +70,9 @@ class QueryGroup:
 
 
 class GradedPairs:
-    """Graded (query, document) pairs; the rows of one query form its group.
+    """Graded (query, document) pairs; the rows of a query form its group.
 
-    A view of an Arrow table: texts stay in it, memory-mapped where it is large, and are read when they are asked for.
+    A view of an Arrow table. Texts stay in the table, memory-mapped if it is large, and are read on demand.
 
     Example:
         >>> pairs = GradedPairs.from_rows([
@@ -84,16 +84,16 @@ class GradedPairs:
     """
 
     def __init__(self, spooled: Spool) -> None:
-        """Use one of the `from_` methods: they check what they are given."""
+        """Use one of the `from_` methods instead: they check their input."""
         self._spooled = spooled
         self._looked_up = 0
         table = spooled.table
         self.table: pa.Table = table
-        """M rows in columns of `SCHEMA`; without ids where none were given."""
+        """M rows in columns of `SCHEMA`; without ids if none were given."""
         self.relevance: NDArray[np.float64] = table["relevance"].to_numpy()
         """(M,) values in [0, 1]: 0 irrelevant, 1 perfectly relevant."""
         self.query_ids, self.document_ids = (self._ids(kind) for kind in ("query", "document"))
-        """M ids each, made from the texts where the table has none."""
+        """M ids each, made from the texts if the table has none."""
         self.queries, self.documents = Column(table["query"]), Column(table["document"])
         """M texts each."""
         self.extra: dict[str, Column] = {n: Column(table[n]) for n in OPTIONAL_COLUMNS if n in table.column_names}
@@ -108,7 +108,7 @@ class GradedPairs:
 
     @classmethod
     def from_arrow(cls, source: pa.Table | pa.RecordBatchReader | Iterable[pa.RecordBatch]) -> GradedPairs:
-        """From a table, which is not copied, or from record batches of one schema, which are spooled to disk.
+        """Make pairs from a table, which is not copied, or from record batches of one schema, spooled to disk if large.
 
         Columns: query, document, relevance (or label, in [0, 1]), and optionally query_id, document_id, task, grade,
         grade_probs, judge; others are ignored.
@@ -139,7 +139,7 @@ class GradedPairs:
 
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any]]) -> GradedPairs:
-        """From row dictionaries; missing ids are made from the texts."""
+        """Make pairs from row dictionaries; missing ids are made from the texts."""
         taken = list(rows)
         names = [n for n in SCHEMA.names if n in REQUIRED_COLUMNS or any(row.get(n) is not None for row in taken)]
         schema = pa.schema([SCHEMA.field(name) for name in names])
@@ -149,18 +149,18 @@ class GradedPairs:
 
     @classmethod
     def from_pandas(cls, frame: Any) -> GradedPairs:
-        """From a `pandas.DataFrame` with the columns of `from_arrow`."""
+        """Make pairs from a `pandas.DataFrame` with the columns of `from_arrow`."""
         return cls.from_arrow(pa.Table.from_pandas(frame, preserve_index=False))
 
     @classmethod
     def from_dataset(cls, dataset: datasets.Dataset | Mapping[str, datasets.Dataset]) -> GradedPairs:
-        """From a data set with the columns of `from_arrow`, or from a `DatasetDict` with one task per key.
+        """Make pairs from a data set with the columns of `from_arrow`, or from a `DatasetDict` with one task per key.
 
-        The data set is not copied: one that `datasets` keeps on disk stays there. Rows that were selected or shuffled
-        are gathered in memory; `flatten_indices()` writes them to disk first.
+        The data set is not copied: if `datasets` keeps it on disk, it stays there. Selected or shuffled rows are
+        gathered in memory; `flatten_indices()` writes them to disk first.
 
         Raises:
-            InputError: as `from_arrow`; or the data set is a stream, whose length is not known.
+            InputError: as `from_arrow`; or the data set is a stream, whose length is unknown.
 
         Example:
             >>> from datasets import Dataset
@@ -181,7 +181,7 @@ class GradedPairs:
 
     @classmethod
     def from_collection(cls, collection: Collection, split: str, scale: GradeScale) -> GradedPairs:
-        """The judged pairs of one split, grades mapped to relevance by `scale`.
+        """Make pairs from the judgements of a split; `scale` maps grades to relevance.
 
         Raises:
             InputError: for a split the collection lacks, ids it does not hold, or a grade off the scale.
@@ -213,10 +213,10 @@ class GradedPairs:
 
     @classmethod
     def joined(cls, tables: Mapping[str, GradedPairs]) -> GradedPairs:
-        """Several tables as one, each under a name.
+        """Join named tables into one.
 
-        Ids become `<name>/<id>`, since two tables may use one id for different texts, and a table without tasks has
-        its name as the task of its rows.
+        Ids become `<name>/<id>`, since two tables may use one id for different texts. Rows of a table without tasks get
+        its name as their task.
 
         Example:
             >>> row = {"query_id": "1", "query": "copy a folder", "document": "shutil.copytree", "relevance": 1.0}
@@ -247,7 +247,7 @@ class GradedPairs:
         return cls(spool(batches(), schema))
 
     def blocks(self) -> Iterator[pa.Table]:
-        """The table in blocks of rows, with ids."""
+        """Yield the table in blocks of rows, with ids."""
         for start in range(0, len(self), ROWS_PER_BLOCK):
             block = self.table.slice(start, ROWS_PER_BLOCK)
             columns = {name: block[name] for name in block.column_names}
@@ -258,23 +258,23 @@ class GradedPairs:
             yield pa.table({name: columns[name] for name in SCHEMA.names if name in columns})
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Row dictionaries in order, optional columns included."""
+        """Yield row dictionaries in order, optional columns included."""
         for block in self.blocks():
             yield from block.to_pylist()
 
     @cached_property
     def query_numbers(self) -> NDArray[np.int32]:
-        """(M,) numbers of the query texts, in order of first appearance."""
+        """The (M,) numbers of the query texts, in order of first appearance."""
         return numbered_texts(self.table["query"], self.release)
 
     @cached_property
     def document_numbers(self) -> NDArray[np.int32]:
-        """(M,) numbers of the document texts, in order of first appearance."""
+        """The (M,) numbers of the document texts, in order of first appearance."""
         return numbered_texts(self.table["document"], self.release)
 
     @cached_property
     def tasks(self) -> tuple[list[str | None], NDArray[np.int32]]:
-        """Names of the tasks in order of first appearance (None for rows without one), and (M,) numbers of them."""
+        """The task names in order of first appearance (None for rows without a task), and their (M,) numbers."""
         if "task" not in self.table.column_names or not len(self):
             return [None], np.zeros(len(self), dtype=np.int32)
         encoded = pc.dictionary_encode(self.table["task"], null_encoding="encode").combine_chunks()
@@ -285,20 +285,20 @@ class GradedPairs:
         return QueryGroups(self)
 
     def groups(self) -> QueryGroups:
-        """One group per query and task, in the order queries first appear."""
+        """Return one group per query and task, in the order in which queries first appear."""
         return self._groups
 
     def distinct(self, kind: Kind) -> NDArray[np.intp]:
-        """Rows at which each query or document text first stands, in order."""
+        """Return the row at which each query or document text first appears, in order."""
         return first_rows(self.query_numbers if kind == "query" else self.document_numbers)
 
     def bytes_per_text(self, kind: Kind) -> NDArray[np.int64]:
-        """(M,) length of the query or document texts in UTF-8."""
+        """Return the (M,) lengths of the query or document texts in UTF-8."""
         lengths: NDArray[np.int64] = pc.binary_length(self.table[kind]).to_numpy()
         return lengths
 
     def texts(self, kind: Kind, rows: Iterable[int]) -> list[str]:
-        """The query or document texts of some rows."""
+        """Return the query or document texts of some rows."""
         column, found = self.table[kind], []
         for row in rows:
             if self._looked_up == TEXTS_HELD:
@@ -313,7 +313,7 @@ class GradedPairs:
         self._spooled.release()
 
     def select(self, rows: NDArray[Any]) -> GradedPairs:
-        """The pairs at these rows: M truth values, or row numbers in any order."""
+        """Return the pairs at these rows: a mask of length M, or row numbers in any order."""
         rows = np.asarray(rows)
         chosen = (
             self.table.filter(pa.array(rows)) if rows.dtype == bool else self.table.take(pa.array(rows, pa.int64()))
@@ -321,12 +321,12 @@ class GradedPairs:
         return GradedPairs(Spool(chosen, self._spooled.mapping))
 
     def select_queries(self, query_ids: Iterable[str]) -> GradedPairs:
-        """Only the pairs of these queries, in the order of this table."""
+        """Return the pairs of these queries, in the order of this table."""
         wanted = set(query_ids)
         return self.select(np.fromiter((own in wanted for own in self.query_ids), dtype=bool, count=len(self)))
 
     def with_columns(self, **columns: Any) -> GradedPairs:
-        """The same pairs with other values in these columns of `SCHEMA`, M each."""
+        """Return the same pairs with M new values in each of these columns of `SCHEMA`."""
         table = self.table
         for name, values in columns.items():
             field, array = SCHEMA.field(name), pa.chunked_array([pa.array(values, SCHEMA.field(name).type)])
@@ -337,9 +337,9 @@ class GradedPairs:
     def with_grades(
         self, query_rows: NDArray[Any], document_rows: NDArray[Any], relevance: NDArray[np.float64]
     ) -> GradedPairs:
-        """These pairs and P more after them: the query of one row with the document of another, and their relevance.
+        """Append P pairs: the query of one row with the document of another row, and their relevance.
 
-        Numbers of queries, documents and groups stay what they are.
+        Numbers of queries, documents and groups do not change.
         """
         taken = {"query": query_rows, "query_id": query_rows, "task": query_rows}
         taken |= {"document": document_rows, "document_id": document_rows}
@@ -357,11 +357,11 @@ class GradedPairs:
         return GradedPairs(Spool(pa.concat_tables([self.table, more]), self._spooled.mapping))
 
     def to_arrow(self) -> pa.Table:
-        """The table with ids, in blocks of rows."""
+        """Return the table with ids, in blocks of rows."""
         return pa.concat_tables(self.blocks()) if len(self) else self.table
 
     def to_dataset(self) -> datasets.Dataset:
-        """The pairs as sentence-transformers' own trainer takes them: columns query, document, label (the relevance).
+        """Return the pairs for sentence-transformers' trainer: columns query, document, label (the relevance).
 
         Example:
             >>> row = {"query": "copy a folder", "document": "shutil.copytree", "relevance": 1.0}
@@ -374,7 +374,7 @@ class GradedPairs:
         return Dataset(self.table.select(list(names)).rename_columns(list(names.values())))
 
     def content_hash(self) -> str:
-        """SHA-256 over every row's ids, texts and relevance, in order; how the table is chunked does not count."""
+        """Return the SHA-256 of ids, texts and relevance of all rows, in order; independent of the table's chunks."""
         digest = hashlib.sha256()
         for block in self.blocks():
             for name in ("query_id", "query", "document_id", "document"):
@@ -387,7 +387,7 @@ class GradedPairs:
 
 
 class QueryGroups(Sequence[QueryGroup]):
-    """The groups of a table as index arrays; a group's texts are looked up when it is asked for."""
+    """The groups of a table as index arrays; the texts of a group are read on demand."""
 
     def __init__(self, pairs: GradedPairs) -> None:
         self._pairs = pairs
@@ -396,11 +396,11 @@ class QueryGroups(Sequence[QueryGroup]):
         queries = numbered_texts(pairs.table["query_id"], pairs.release) if by_id else pairs.query_numbers
         groups = numbered(queries.astype(np.int64) * len(names) + tasks)
         self.order: NDArray[np.intp] = np.argsort(groups, kind="stable")
-        """(M,) rows of the table, those of a group one after the other."""
+        """(M,) rows of the table, grouped."""
         self.offsets: NDArray[np.int64] = np.concatenate([[0], np.cumsum(np.bincount(groups))]).astype(np.int64)
-        """(G + 1,) where the rows of each group begin in `order`, and the end of the last."""
+        """(G + 1,) start of each group in `order`, and the end of the last group."""
         self.tasks: NDArray[np.int32] = tasks[self.first_rows]
-        """(G,) numbers of the groups' tasks, see `GradedPairs.tasks`."""
+        """(G,) task number of each group, see `GradedPairs.tasks`."""
 
     @property
     def first_rows(self) -> NDArray[np.intp]:
@@ -410,7 +410,7 @@ class QueryGroups(Sequence[QueryGroup]):
         return len(self.offsets) - 1
 
     def rows(self, number: int) -> NDArray[np.intp]:
-        """(K,) rows of a group."""
+        """Return the (K,) rows of a group."""
         return self.order[self.offsets[number] : self.offsets[number + 1]]
 
     @overload
@@ -433,7 +433,7 @@ class QueryGroups(Sequence[QueryGroup]):
 
 
 def _value(name: str, value: Any) -> Any:
-    """A value of a row as its column takes it: ids may be numbers, relevance text."""
+    """Convert a value for its column: ids may be numbers, relevance may be text."""
     if value is None or name in ("grade_probs", "query", "document"):
         return value
     return float(value) if name in ("relevance", "grade") else str(value)

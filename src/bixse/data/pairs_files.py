@@ -1,4 +1,4 @@
-"""Graded pairs from and to files: Parquet, JSONL or CSV, every error of a file reported together."""
+"""Read and write graded pairs as Parquet, JSONL or CSV; every error of a file is reported together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BLOCKS_OF_A_GROUP = 16
-"""Blocks of rows of a text file that become one row group of a Parquet file."""
+"""Number of blocks of a text file per row group of a Parquet file."""
 PAIR_COLUMNS = (
     FileColumn("query_id", "id", needed=False),
     FileColumn("query"),
@@ -32,7 +32,7 @@ PAIR_COLUMNS = (
     FileColumn("document"),
     FileColumn("task", needed=False),
 )
-"""Columns of pairs that are still to be graded; others are ignored."""
+"""Columns of pairs without grades; others are ignored."""
 GRADED_COLUMNS = (
     *PAIR_COLUMNS[:4],
     FileColumn("relevance", "number", low=0, high=1),
@@ -50,12 +50,12 @@ def load_graded_pairs(path: str | Path) -> GradedPairs:
     A folder of Parquet files is read as one file, in the order of their names.
 
     Columns: `query`, `document` (text) and `relevance` (a number in [0, 1]); optional `query_id`, `document_id`
-    (made from a hash of the text when absent), `task`, `grade`, `grade_probs` (a list, JSON in CSV), `judge`; other
-    columns are ignored. A pair given twice with the same relevance is kept once.
+    (made from a hash of the text if absent), `task`, `grade`, `grade_probs` (a list, JSON in CSV), `judge`; other
+    columns are ignored. A pair that is repeated with the same relevance is kept once.
 
     Raises:
         InputError: the file is missing, empty or of another format.
-        InvalidFileError: every error with row, column, what was got, what was expected and how to fix it.
+        InvalidFileError: every error with row, column, value, expected value and fix.
 
     Example:
         >>> import tempfile, pathlib
@@ -68,14 +68,14 @@ def load_graded_pairs(path: str | Path) -> GradedPairs:
 
 
 def load_pairs(path: str | Path, rows: range | None = None) -> list[Pair]:
-    r"""Read pairs that are still to be graded from a .parquet, .jsonl, .csv or .tsv file and check every row.
+    r"""Read pairs without grades from a .parquet, .jsonl, .csv or .tsv file and check every row.
 
-    As `load_graded_pairs`, without the column `relevance`, which is not read where there is one. Of Parquet, `rows` are
-    those to read, counted from 0: only they are in memory, and only they are held against each other.
+    The rules are those of `load_graded_pairs`; a column `relevance` is not read. `rows`, counted from 0, limits Parquet
+    to these rows: only they are in memory, and only they are compared with each other.
 
     Raises:
         InputError: the file is missing, empty or of another format.
-        InvalidFileError: every error with row, column, what was got, what was expected and how to fix it.
+        InvalidFileError: every error with row, column, value, expected value and fix.
 
     Example:
         >>> import tempfile, pathlib
@@ -89,7 +89,7 @@ def load_pairs(path: str | Path, rows: range | None = None) -> list[Pair]:
 
 
 def pairs_to_parquet(path: Path, target: Path) -> None:
-    """Copy pairs that are still to be graded into a Parquet file, a block of rows at a time."""
+    """Copy pairs without grades into a Parquet file, one block of rows at a time."""
     errors = InvalidFileError(path)
     blocks = _batches(path, PAIR_COLUMNS, errors, array("q"), None)
     first = next(blocks, None)
@@ -107,14 +107,14 @@ def pairs_to_parquet(path: Path, target: Path) -> None:
 
 
 def open_pairs(path: str | Path, rows: range | None = None) -> GradedPairs:
-    """Read pairs as `load_pairs` does, into a table, memory-mapped where it is large; its relevance says nothing."""
+    """Read pairs as `load_pairs` does, into a table, memory-mapped if large; its relevance has no meaning."""
     return _load(Path(path), PAIR_COLUMNS, rows)
 
 
 def load_several(paths: Sequence[str | Path]) -> GradedPairs:
-    """Read graded pairs from one file, or from several as one table (see `GradedPairs.joined`; named by their files).
+    """Read graded pairs from one file, or from several files joined as in `GradedPairs.joined`, named by their files.
 
-    The order of the files does not matter; white space in their names becomes _, as ids have none.
+    The order of the files does not matter. White space in their names becomes _, since ids have no white space.
     """
     if len(paths) == 1:
         return load_graded_pairs(paths[0])
@@ -129,7 +129,7 @@ def load_several(paths: Sequence[str | Path]) -> GradedPairs:
 
 
 def save_graded_pairs(pairs: GradedPairs, path: str | Path) -> None:
-    """Write graded pairs to .parquet, .jsonl, .csv or .tsv (text also with .gz), whole or not at all."""
+    """Write graded pairs to .parquet, .jsonl, .csv or .tsv (text also with .gz), completely or not at all."""
     checked_format(Path(path))
     if len(pairs) == 0:
         raise InputError(f"{path}: got no pairs; expected at least one; fix: check what was selected")
@@ -163,7 +163,7 @@ def _check_texts(
     pairs: GradedPairs, kind: str, ids: NDArray[np.int32], texts: NDArray[np.int32], rows: array[int],
     errors: InvalidFileError,
 ) -> None:  # fmt: skip
-    """Every row whose id stands for another text than in an earlier row is an error."""
+    """Add an error for every row whose id has another text in an earlier row."""
     if numbered(_joined(ids, texts)).max(initial=-1) == ids.max(initial=-1):
         return
     first: dict[str, tuple[int, str]] = {}
@@ -179,7 +179,7 @@ def _each_pair_once(
     pairs: GradedPairs, queries: NDArray[np.int32], documents: NDArray[np.int32], rows: array[int],
     errors: InvalidFileError,
 ) -> GradedPairs:  # fmt: skip
-    """The first row of every pair of a task; another relevance in a later one is an error."""
+    """Keep the first row of every pair per task; another relevance in a later row is an error."""
     numbers, (names, tasks) = numbered(_joined(queries, documents)), pairs.tasks
     if len(names) > 1:
         numbers = numbered(_joined(numbers, tasks))
@@ -195,5 +195,5 @@ def _each_pair_once(
 
 
 def _joined(high: NDArray[np.int32], low: NDArray[np.int32]) -> NDArray[np.int64]:
-    """(M,) one number for two: equal where both are."""
+    """Combine two (M,) arrays into one: entries are equal if both are equal."""
     return high.astype(np.int64) << 32 | low

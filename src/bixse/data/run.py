@@ -1,4 +1,4 @@
-"""`run.json`: what a command did, with which settings and inputs, and whether it may go on where it stopped."""
+"""`run.json`: the record of a command with its settings and inputs, and the check that a run may continue."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ Status = Literal["running", "interrupted", "failed", "finished"]
 
 @dataclass
 class Run:
-    """The record of one run in its output folder."""
+    """The record of a run in its output folder."""
 
     folder: Path
     command: str
     config: Mapping[str, Any]
-    """Every setting, defaults resolved."""
+    """All settings, defaults resolved."""
     inputs: Mapping[str, str]
     """Input name -> hash of its content."""
     paths: Collection[str] = ()
-    """Settings that only say where an input lies: kept in the record, no part of what makes two runs the same."""
+    """Settings left out of the comparison: `inputs` holds a hash of the file that each one names."""
     status: Status = "running"
     timings: dict[str, float] = field(default_factory=dict)
     """Stage -> seconds of wall time."""
@@ -47,12 +47,12 @@ class Run:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of command, settings and inputs: equal when a rerun would do the same."""
+        """The hash of command, settings and inputs: equal if a rerun would do the same."""
         content = json.dumps([self.command, _identity(self.config, self.inputs, self.paths)], sort_keys=True)
         return hashlib.sha256(content.encode("utf-8")).hexdigest()
 
     def result(self, kind: Callable[..., T], needed: Callable[[T], Iterable[str]]) -> T:
-        """Return the results of a finished run with `reused` set; refuse them without the files that are `needed`."""
+        """Return the results of a finished run with `reused` set; refuse them if `needed` files are missing."""
         try:
             found = kind(**{**self.results, "reused": True})
             missing = [name for name in needed(found) if not (self.folder / name).is_file()]
@@ -66,7 +66,7 @@ class Run:
         return found
 
     def save(self, status: Status | None = None) -> None:
-        """Write run.json, with a new status when given."""
+        """Write run.json, with a new status if given."""
         self.status = status or self.status
         content = {
             "command": self.command,
@@ -86,11 +86,10 @@ class Run:
 def open_run(
     folder: Path, command: str, config: Mapping[str, Any], inputs: Mapping[str, str], paths: Collection[str] = ()
 ) -> Run:
-    """Look at an output folder: new, to continue ("running"), or "finished" already; refuse that of another run.
+    """Return the record of an output folder: new, to continue ("running") or "finished"; refuse that of another run.
 
-    Nothing is written yet: call `save` when the inputs are checked and the work begins, so that a command refused for
-    its input leaves no folder behind. 1 and 1.0 are the same setting; the settings named by `paths` are not compared,
-    since `inputs` holds a hash of the file that each one names.
+    Nothing is written: call `save` when the inputs are checked, so that a refused command leaves no folder behind. 1
+    and 1.0 are the same setting. The settings in `paths` are not compared: `inputs` holds the hashes of their files.
     """
     record = Run(folder, command, config, inputs, paths=paths)
     with storage_errors(folder):
@@ -169,7 +168,7 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any, whole: bool = False) -> Any:
-    """A value as JSON can hold it: null for NaN and infinity, text for a path; `whole` writes 1.0 as 1."""
+    """Return a value as JSON can hold it: null for NaN and infinity, text for a path; `whole` writes 1.0 as 1."""
     if isinstance(value, Mapping):
         return {str(name): _plain(entry, whole) for name, entry in value.items()}
     if isinstance(value, (list, tuple)):

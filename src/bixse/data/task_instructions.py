@@ -1,4 +1,4 @@
-"""Task instructions as data: what stands before a query of a task, in training, encoding, evaluation and search."""
+"""Task instructions as data: the prompts of queries per task, in training, encoding, evaluation and search."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 PAPER = "paper"
-"""The word that stands for the BiXSE paper's own table, where no file has that name."""
+"""The word for the table of the BiXSE paper, unless a file has this name."""
 RESERVED = ("query", "document")
-"""Names under which sentence-transformers keeps the prompts of queries and documents: no task can have them."""
+"""Prompt names of sentence-transformers for queries and documents, which no task may have."""
 TEMPLATE = "Instruct: {instruction}\nQuery:\n"
-"""The prompt of an instruction, unless the table says otherwise."""
+"""The prompt of an instruction, unless the table has its own template."""
 
 
 class TaskInstructions(BaseModel):
-    """The instructions of one task."""
+    """The instructions of a task."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     instructions: tuple[str, ...] = Field(min_length=1)
-    """One or several; one of them is chosen for each batch, the first one outside training."""
+    """At least one instruction. Training picks one per batch; otherwise the first is used."""
     symmetric: bool = False
-    """Documents carry the instruction too, as where both sides are of one kind (duplicate questions)."""
+    """True if documents have the instruction too, because both sides are of one kind (duplicate questions)."""
     template: str | None = None
 
 
@@ -52,9 +52,9 @@ class Instructions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     template: str = TEMPLATE
-    """Holds `{instruction}` once and ends in a line break: a token never reaches over one from prompt to text."""
+    """Text with `{instruction}` once and a final line break: no token crosses it from prompt to text."""
     default: str | None = None
-    """Instruction of every other task, and of rows and commands without a task; None: there must be none."""
+    """Instruction of all other tasks, and of rows and commands without a task; None: they are refused."""
     tasks: Mapping[str, TaskInstructions] = Field(default_factory=dict)
 
     @field_validator("template")
@@ -78,7 +78,7 @@ class Instructions(BaseModel):
         return tasks
 
     def of(self, task: str | None) -> TaskInstructions:
-        """The instructions of a task; those of a task that is not named, or of None, are the default's."""
+        """Return the instructions of a task; an unknown task and None have the default's."""
         if task in self.tasks:
             return self.tasks[str(task)]
         if self.default is not None:
@@ -92,20 +92,19 @@ class Instructions(BaseModel):
         )
 
     def choices(self, task: str | None) -> int:
-        """The number of instructions of a task."""
         return len(self.of(task).instructions)
 
     def prompt(self, task: str | None, kind: Literal["query", "document"], choice: int = 0) -> str:
-        """The prompt of a text, with the task's instruction `choice`; empty for documents unless symmetric."""
+        """Return the prompt of a text with instruction number `choice`; empty for documents unless symmetric."""
         found = self.of(task)
         if kind == "document" and not found.symmetric:
             return ""
         return (found.template or self.template).replace("{instruction}", found.instructions[choice])
 
     def prompts(self) -> dict[str, str]:
-        """Prompts by the names of sentence-transformers: query, document and each task (its first instruction).
+        """Return prompts by the names of sentence-transformers: query, document and each task (its first instruction).
 
-        "query" is missing where the table has several tasks and no default.
+        "query" is missing if the table has several tasks and no default.
         """
         named = {task: self.prompt(task, "query") for task in self.tasks}
         if self.default is None and len(self.tasks) != 1:
@@ -127,12 +126,12 @@ class Instructions(BaseModel):
             )
 
     def content_hash(self) -> str:
-        """SHA-256 of the table, the same however its file was written."""
+        """Return the SHA-256 of the table, independent of the layout of its file."""
         return hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()
 
 
 def load_instructions(source: str | Path) -> Instructions:
-    """A table of task instructions from a TOML file, or the BiXSE paper's own for the word "paper".
+    """Return a table of task instructions from a TOML file, or the table of the BiXSE paper for the word "paper".
 
     Example:
         >>> load_instructions("paper").prompt("nq", "query").splitlines()[0]
@@ -152,7 +151,7 @@ def load_instructions(source: str | Path) -> Instructions:
 
 
 def parse_instructions(values: Mapping[str, Any], where: str) -> Instructions:
-    """A table from plain data."""
+    """Return a table from plain data."""
     try:
         return Instructions.model_validate(dict(values))
     except ValidationError as error:

@@ -1,6 +1,6 @@
-"""Graded pairs made of graded pairs: cutoff, binary relevance, label noise, samples of a size, parts, no duplicates.
+"""Transforms of graded pairs: cutoff, binary relevance, label noise, samples of a size, parts, no duplicates.
 
-A transform works on `PairColumns`, a few numbers per row, so that `bixse convert` does the same to files larger than
+A transform works on `PairColumns`, a few numbers per row. `bixse convert` thus does the same to files larger than
 memory as `transformed` does to a table.
 """
 
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 
 Key: TypeAlias = Literal["query_id", "document_id", "task", "query", "document"]
-"""A column that rows are compared by: ids and task as they are written, texts in their `normal_form`."""
+"""A column that rows are compared by: ids and task literally, texts in their `normal_form`."""
 NO_LABEL = -1
-"""In `PairColumns.labels`: the relevance is nobody's grade."""
+"""Value in `PairColumns.labels` for a relevance that is nobody's grade."""
 ROUNDING = 1e-9
-"""Distance below a cutoff that rounding makes: grade 4.6 on 1 to 5 is 0.8999999999999999."""
+"""Tolerance below a cutoff: grade 4.6 on 1 to 5 is 0.8999999999999999."""
 BINS = 10
-"""Levels of relevance that a sample keeps in proportion."""
+"""Number of relevance levels that a sample keeps in proportion."""
 
 
 @lru_cache(maxsize=256)
 def key_value(key: Key, value: str | None) -> int:
-    """64 bits that stand for one value, the start of a BLAKE2b; 0 where there is none."""
+    """Return 64 bits for a value, the start of its BLAKE2b; 0 if there is no value."""
     if key in ("query", "document"):
         return _hashed(normal_form(value or ""))
     return _hashed(value) if value is not None else 0
@@ -51,22 +51,22 @@ def _hashed(text: str) -> int:
 
 @dataclass(frozen=True)
 class PairColumns:
-    """M graded pairs as numbers: which row of a table, what relevance, and keys to compare by."""
+    """M graded pairs as numbers: row of the table, relevance, and keys for comparisons."""
 
     rows: NDArray[np.int64]
-    """(M,) rows of the table that texts, ids and task are taken from."""
+    """(M,) rows of the table that hold texts, ids and task."""
     labels: NDArray[np.int64]
-    """(M,) rows that grade and probabilities are taken from; `NO_LABEL` where the relevance is nobody's grade."""
+    """(M,) rows that hold grade and probabilities; `NO_LABEL` if the relevance is nobody's grade."""
     relevance: NDArray[np.float64]
     keys: Mapping[Key, NDArray[np.uint64]]
-    """Key -> (M,) numbers; those that were asked for."""
+    """Key -> (M,) numbers, for the requested keys."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @classmethod
     def of(cls, pairs: GradedPairs, keys: Iterable[Key]) -> PairColumns:
-        """The columns of a table in memory, with these keys."""
+        """Return the columns of a table in memory, with these keys."""
         columns: dict[Key, Any] = {
             "query_id": pairs.query_ids,
             "document_id": pairs.document_ids,
@@ -79,7 +79,7 @@ class PairColumns:
 
     @classmethod
     def numbered(cls, relevance: NDArray[np.float64], keys: Mapping[Key, NDArray[np.uint64]]) -> PairColumns:
-        """The columns of all rows of a table, from the first to the last."""
+        """Return the columns of all rows of a table, in order."""
         rows = np.arange(len(relevance), dtype=np.int64)
         return cls(rows, rows, relevance, keys)
 
@@ -88,7 +88,7 @@ class PairColumns:
         return PairColumns(self.rows[places], self.labels[places], self.relevance[places], keys)
 
     def groups(self, *keys: Key) -> NDArray[np.int64]:
-        """(M,) numbers from 0 up, equal where all these keys are."""
+        """Return (M,) numbers from 0 up, equal if all these keys are equal."""
         found = np.zeros(len(self), dtype=np.int64)
         for key in keys:
             _, codes = np.unique(self.keys[key], return_inverse=True)
@@ -97,7 +97,7 @@ class PairColumns:
         return found
 
     def selected(self, pairs: GradedPairs) -> GradedPairs:
-        """These rows of the table they were made of."""
+        """Return these rows of the source table."""
         chosen = pairs.select(self.rows).with_columns(relevance=self.relevance)
         grades = {
             name: [pairs.extra[name][row] if row != NO_LABEL else None for row in self.labels.tolist()]
@@ -109,7 +109,7 @@ class PairColumns:
 
 @dataclass(frozen=True)
 class TransformReport:
-    """A report of what one transform did to a table."""
+    """A report of the effect of one transform on a table."""
 
     name: str
     settings: Mapping[str, Any]
@@ -125,17 +125,17 @@ class TransformReport:
 
 
 class Transform(Protocol):
-    """From columns to columns."""
+    """The interface of transforms, from columns to columns."""
 
     name: ClassVar[str]
     needs: ClassVar[tuple[Key, ...]]
 
     def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
-        """The new columns, rows in the order of the old ones, and what was counted; there is at least one row."""
+        """Return the new columns, in the old order, and counts; the input has at least one row."""
 
 
 def transformed(pairs: GradedPairs, transform: Transform, record: list[TransformReport] | None = None) -> GradedPairs:
-    """A table after a transform; what was done goes to `record`, where a list is given."""
+    """Return a table after a transform; append the report to `record` if given."""
     if not len(pairs):
         return pairs
     columns = PairColumns.of(pairs, transform.needs)
@@ -148,16 +148,16 @@ def transformed(pairs: GradedPairs, transform: Transform, record: list[Transform
 def reported(
     transform: Transform | SplitByQuery, before: PairColumns, after: PairColumns, notes: dict[str, int]
 ) -> TransformReport:
-    """The report of a transform."""
+    """Return the report of a transform."""
     return TransformReport(transform.name, dict(vars(transform)), len(before), len(after), notes)
 
 
 @dataclass(frozen=True)
 class KeepFrom:
-    """Rows with relevance >= cutoff (BiXSE paper, study of the relevance cutoff); `ROUNDING` below it still counts."""
+    """The rows with relevance >= cutoff (BiXSE paper, study of the relevance cutoff), with tolerance `ROUNDING`."""
 
     cutoff: float
-    """In [0, 1]."""
+    """Cutoff in [0, 1]."""
     name: ClassVar[str] = "cutoff"
     needs: ClassVar[tuple[Key, ...]] = ()
 
@@ -170,10 +170,10 @@ class KeepFrom:
 
 @dataclass(frozen=True)
 class Binarise:
-    """Relevance 1 from a threshold up (`ROUNDING` below it still counts), 0 below; the grade stays."""
+    """Relevance 1 from a threshold up (tolerance `ROUNDING`), 0 below; the grade stays."""
 
     threshold: float
-    """In [0, 1]."""
+    """Threshold in [0, 1]."""
     name: ClassVar[str] = "binarise"
     needs: ClassVar[tuple[Key, ...]] = ()
 
@@ -187,18 +187,17 @@ class Binarise:
 
 @dataclass(frozen=True)
 class LabelNoise:
-    """The labels of a positive and a hard negative of a query swapped with a probability, once (paper, label noise).
+    """Swaps of the labels of a positive and a hard negative of a query, with a probability (paper, label noise).
 
-    The best and the worst document of a query and task exchange relevance, grade and probabilities; among equals the
-    seed draws. Whether a query is hit depends on the seed and the query's id alone, so that the queries hit at a
-    probability of .1 are among those hit at .3. A query whose documents all have one relevance has nothing to swap
-    ("equal").
+    The best and the worst document per query and task exchange relevance, grade and probabilities once; the seed breaks
+    ties. A hit depends on the seed and the query's id alone, so the queries hit at .1 are among those hit at .3. If all
+    documents of a query have one relevance, there is nothing to swap ("equal").
     """
 
     probability: float
-    """In [0, 1]."""
+    """Probability in [0, 1]."""
     seed: int = 0
-    """From 0 to 2**32 - 1."""
+    """Seed from 0 to 2**32 - 1."""
     name: ClassVar[str] = "noise"
     needs: ClassVar[tuple[Key, ...]] = ("query_id", "task", "document_id")
 
@@ -224,16 +223,16 @@ class LabelNoise:
 
 @dataclass(frozen=True)
 class Sample:
-    """Exactly so many rows, every task and tenth of relevance in its proportion.
+    """A sample of exactly `size` rows; every task and tenth of relevance keeps its proportion.
 
-    Shares follow Sainte-Lague's rule, which rounds to whole rows and never takes a row back: the sample of a smaller
-    size is part of that of a larger one. A row's chance depends on its ids and the seed, not on its place.
+    Sainte-Lague's rule rounds shares to complete rows and never takes a row back: a smaller sample is part of a larger
+    one. The chance of a row depends on its ids and the seed, not on its position.
     """
 
     size: int
-    """Rows to keep, from 1."""
+    """Number of rows to keep, from 1."""
     seed: int = 0
-    """From 0 to 2**32 - 1."""
+    """Seed from 0 to 2**32 - 1."""
     name: ClassVar[str] = "sample"
     needs: ClassVar[tuple[Key, ...]] = ("query_id", "task", "document_id")
 
@@ -243,7 +242,7 @@ class Sample:
         _check_seed(self.seed)
 
     def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
-        """The sample; raises InputError where there are fewer rows."""
+        """Return the sample; raise InputError if there are fewer rows."""
         if self.size > len(columns):
             raise InputError(
                 f"size of a sample: got {self.size}; expected at most the {len(columns)} rows there are; "
@@ -265,9 +264,9 @@ class Sample:
 
 @dataclass(frozen=True)
 class WithoutDuplicates:
-    """One row for rows of the same texts (see `normal_form`) and task, with the mean of their relevances.
+    """One row per pair of texts (see `normal_form`) and task, with the mean of the relevances.
 
-    The first row stays; where relevances differ it has no grade and no probabilities, as nobody gave the mean.
+    The first row stays. If relevances differ, it has no grade and no probabilities, since nobody gave the mean.
     """
 
     name: ClassVar[str] = "dedup"
@@ -293,14 +292,14 @@ class WithoutDuplicates:
 class SplitByQuery:
     """Parts that share no query text.
 
-    The part of a query follows from the seed and a hash of its text in normal form: it stays the same when rows are
-    added, and shares are met about, not exactly. A part may come out empty.
+    The part of a query follows from the seed and a hash of its text in normal form. It stays the same when rows are
+    added; shares are met approximately. A part may be empty.
     """
 
     shares: Mapping[str, float]
-    """Part -> its share, together 1."""
+    """Part -> its share; the sum is 1."""
     seed: int = 0
-    """From 0 to 2**32 - 1."""
+    """Seed from 0 to 2**32 - 1."""
     name: ClassVar[str] = "split"
     needs: ClassVar[tuple[Key, ...]] = ("query",)
 
@@ -315,7 +314,7 @@ class SplitByQuery:
         _check_seed(self.seed)
 
     def parts(self, columns: PairColumns) -> dict[str, PairColumns]:
-        """The parts, in the order of the shares; the order has no part in who goes where."""
+        """Return the parts in the order of the shares; the order does not affect the assignment."""
         names = sorted(self.shares)
         ends = np.cumsum([self.shares[name] for name in names])[:-1]
         part = np.searchsorted(ends, _shares(_draws(self.seed, "split", columns.keys["query"])), side="right")
@@ -323,7 +322,7 @@ class SplitByQuery:
 
 
 def split_by_query(pairs: GradedPairs, shares: Mapping[str, float], seed: int = 0) -> dict[str, GradedPairs]:
-    """Parts of a table such that no query text stands in two of them, see `SplitByQuery`."""
+    """Return parts of a table that share no query text, see `SplitByQuery`."""
     split = SplitByQuery(shares, seed)
     columns = PairColumns.of(pairs, split.needs)
     return {name: part.selected(pairs) for name, part in split.parts(columns).items()}
@@ -334,7 +333,7 @@ def _starts(ordered: NDArray[np.int64]) -> NDArray[np.intp]:
 
 
 def _draws(seed: int, purpose: str, *keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """(M,) numbers uniform over 64 bits that depend on seed, purpose and (M,) keys alone, whatever the other rows."""
+    """Return (M,) uniform 64-bit numbers that depend on seed, purpose and (M,) keys, not on the other rows."""
     found = np.full(len(keys[0]), _hashed(f"{purpose}/{seed}"), dtype=np.uint64)
     for key in keys:
         found = _mixed(found ^ key)
@@ -342,12 +341,12 @@ def _draws(seed: int, purpose: str, *keys: NDArray[np.uint64]) -> NDArray[np.uin
 
 
 def _shares(numbers: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """64-bit numbers as numbers in [0, 1), by their upper 53 bits."""
+    """Return 64-bit numbers as numbers in [0, 1), by their upper 53 bits."""
     return (numbers >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014): every bit of the input reaches every bit."""
+    """Apply the finaliser of SplitMix64 (Steele, Lea and Flood 2014): each input bit affects each output bit."""
     numbers = numbers + np.uint64(0x9E3779B97F4A7C15)
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -365,11 +364,11 @@ def _check_seed(seed: int) -> None:
 
 
 def with_random_negatives(pairs: GradedPairs, collection: Collection, number: int, seed: int = 0) -> GradedPairs:
-    """Add documents of a corpus, drawn at random for each query, as pairs of relevance 0.
+    """Add random documents of a corpus, drawn per query, as pairs of relevance 0.
 
-    Never one that is judged for the query: by a pair (same id, or same text) or by a split of the collection (same
-    query id, or same text of the query). What is drawn for a query depends on seed, query id and corpus alone, not on
-    the other queries. A document that nobody judged may still be relevant; of a large corpus few are.
+    A document that is judged for the query is never drawn: by a pair (same id, or same text) or by a split of the
+    collection (same query id, or same query text). The draw depends on seed, query id and corpus alone, not on other
+    queries. An unjudged document may still be relevant; few are in a large corpus.
     """
     if number < 1:
         raise InputError(f"--negatives: got {number}; expected 1 or more; fix: leave it out for none")

@@ -1,4 +1,4 @@
-"""TREC run files and judgements (TREC qrels and BEIR TSV), in and out, every error of a file reported together."""
+"""Read and write TREC run files and judgements (TREC qrels, BEIR TSV); all errors of a file are reported together."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _TREC_COLUMNS = ("query id", "0", "document id", "grade")
 
 
 def ranked(scores: Mapping[str, float]) -> list[str]:
-    """Document ids as trec_eval ranks them: score descending in float32, ties by document id descending.
+    """Return document ids as trec_eval ranks them: score descending in float32, ties by document id descending.
 
-    trec_eval keeps scores as C floats and ignores the order and the ranks of a run (`form_res_rels.c`), so two
-    scores that differ only beyond float32 are a tie.
+    trec_eval stores scores as C floats and ignores the order and the ranks of a run (`form_res_rels.c`), so two scores
+    that differ only beyond float32 are a tie.
 
     Example:
         >>> ranked({"a": 1.0, "b": 2.0, "c": 1.0 + 1e-12})
@@ -43,7 +43,7 @@ def ranked(scores: Mapping[str, float]) -> list[str]:
 
 
 def numbers(entries: Mapping[str, Any], what: str, infinite: bool = False) -> NDArray[np.float64]:
-    """The values of documents as an array; raises InputError for NaN, text, and infinity unless `infinite`."""
+    """Return the values of documents as an array; raise InputError for NaN, text, and infinity unless `infinite`."""
     if all(issubclass(kind, Real) for kind in {*map(type, entries.values())}):
         values = np.fromiter(entries.values(), dtype=np.float64, count=len(entries))
         if not (np.isnan(values) if infinite else ~np.isfinite(values)).any():
@@ -59,7 +59,7 @@ def numbers(entries: Mapping[str, Any], what: str, infinite: bool = False) -> ND
 def read_run(path: str | Path) -> dict[str, dict[str, float]]:
     """Read a TREC run file: lines of query id, Q0, document id, rank, score, tag.
 
-    The rank is ignored, as trec_eval does: scores and document ids make the order.
+    The rank is ignored, as in trec_eval: scores and document ids define the order.
     """
     path = Path(path)
     errors = InvalidFileError(path)
@@ -87,10 +87,10 @@ def read_run(path: str | Path) -> dict[str, dict[str, float]]:
 
 
 def write_run(path: str | Path, run: Ranking, tag: str) -> None:
-    """Write a TREC run file, ranked as trec_eval ranks it; the file appears whole or not at all.
+    """Write a TREC run file, ranked as in trec_eval; the file appears completely or not at all.
 
-    Scores are written with every digit, so that a run read again evaluates to the same numbers. A query without
-    documents has no line: read again it is missing, which evaluates alike.
+    Scores are written with all digits, so that the run evaluates to the same numbers when it is read. A query without
+    documents has no line: it is then missing, which evaluates alike.
     """
     path = Path(path)
     lines = list(run_lines(run, tag))
@@ -102,7 +102,7 @@ def write_run(path: str | Path, run: Ranking, tag: str) -> None:
 
 
 def run_lines(run: Ranking, tag: str) -> Iterator[str]:
-    """The lines of a TREC run file; raises as `write_run`."""
+    """Yield the lines of a TREC run file; raise as `write_run`."""
     _check_word("tag", tag)
     for query_id, scores in run.items():
         _check_word("query id", query_id)
@@ -112,10 +112,10 @@ def run_lines(run: Ranking, tag: str) -> Iterator[str]:
 
 
 def read_qrels(path: str | Path) -> dict[str, dict[str, float]]:
-    r"""Read judgements; the first line tells the format.
+    r"""Read judgements; the first line names the format.
 
-    BEIR: tab-separated with the header `query-id corpus-id score`. TREC: no header and four columns separated by
-    white space: query id, iteration (ignored), document id, grade. A judgement given twice is kept once.
+    BEIR: tab-separated with the header `query-id corpus-id score`. TREC: no header and four columns separated by white
+    space: query id, iteration (ignored), document id, grade. A repeated judgement is kept once.
     """
     path = Path(path)
     errors = InvalidFileError(path)
@@ -127,7 +127,7 @@ def read_qrels(path: str | Path) -> dict[str, dict[str, float]]:
 
 
 def qrels_rows(path: Path, errors: InvalidFileError) -> Iterator[tuple[int, str, str, float]]:
-    """The judgements of a file one by one: row, query id, document id, grade; see `read_qrels`."""
+    """Yield row, query id, document id and grade of each judgement of a file; see `read_qrels`."""
     is_beir: bool | None = None
     first: dict[tuple[str, str], tuple[int, float]] = {}
     count = 0
@@ -172,7 +172,7 @@ def is_qrels_header(line: str) -> bool:
 
 
 def write_qrels(path: str | Path, qrels: Qrels) -> None:
-    """Write judgements as BEIR TSV with its header; the file appears whole or not at all."""
+    """Write judgements as BEIR TSV with its header; the file appears completely or not at all."""
     path = Path(path)
     lines = [BEIR_HEADER + "\n"]
     for query_id, judged in qrels.items():

@@ -13,19 +13,19 @@ from bixse.errors import InputError
 from bixse.relevance import GradeScale
 
 PYDOCS_SCALE = GradeScale(0, 3)
-"""3 exactly answers the query, 2 highly relevant, 1 related topic that does not solve it, 0 not relevant."""
+"""Grades: 3 exactly answers the query, 2 highly relevant, 1 related topic without a solution, 0 not relevant."""
 PYDOCS_RELEVANT_GRADE = 2
-"""The lowest grade that counts as relevant in binary metrics; grade 1 does not solve the query."""
+"""The lowest relevant grade in binary metrics; grade 1 does not solve the query."""
 PYDOCS_PYTHON = "3.11.7"
-"""Version of the Python whose docstrings the documents are."""
+"""Version of the Python whose docstrings are the documents."""
 SPLITS = ("train", "dev", "test", "guard")
-"""Splits by query: no query is in two of them. Choose nothing on test; guard shows what training does to the rest."""
+"""Disjoint splits by query. Choose nothing on test; guard shows what training does to other queries."""
 FOLDER = Path(__file__).parent
-"""Holds the files of the collection."""
+"""Folder of the files of the collection."""
 
 
 def load_pydocs() -> Collection:
-    """The sample collection: 1,099 queries, 4,558 documents (docstrings of CPython 3.11.7), 12,883 graded pairs.
+    """Return the sample collection: 1,099 queries, 4,558 documents (docstrings of CPython 3.11.7), 12,883 graded pairs.
 
     Example:
         >>> collection = load_pydocs()
@@ -41,7 +41,7 @@ def load_pydocs() -> Collection:
 
 
 def query_kinds() -> dict[str, str]:
-    """Query id -> how it is put: howto, keyword, symptom, concept or task.
+    """Return query id -> kind of wording: howto, keyword, symptom, concept or task.
 
     Example:
         >>> query_kinds()["conc-002"]
