@@ -87,7 +87,7 @@ def threshold_at_precision(
     ends = np.flatnonzero(np.append(np.diff(values[order]) < 0, True))  # the last pair of each score
     ends = ends[(ends + 1 >= fewest) & (taken[ends] > 0)]
     shares = found[ends] / taken[ends]
-    reaching = np.flatnonzero(shares >= precision - 1e-12)
+    reaching = np.flatnonzero(shares >= precision - 1e-12)  # the quotient may round below the precision
     place = int(reaching[-1]) if len(reaching) else int(np.flatnonzero(shares == shares.max())[-1])
     threshold = float(values[order][ends[place]])
     point = operating_point(values, labels, query_ids, threshold, counted)
@@ -306,7 +306,7 @@ def _judged(
 
 @lru_cache(maxsize=1)
 def _halves(query_ids: tuple[str, ...], seed: int) -> tuple[int, NDArray[np.bool_], tuple[str, ...]]:
-    """Return number of queries, held-out mask and its queries; cached, since a slider asks again."""
+    """Return number of queries, held-out mask and held-out queries; cached, since a slider asks again."""
     queries = sorted(set(query_ids))
     fitting = set(np.random.default_rng(seed).permutation(queries)[: len(queries) // 2].tolist())
     held = np.array([query not in fitting for query in query_ids], dtype=bool)

@@ -91,12 +91,12 @@ def calibration_report(
 ) -> CalibrationReport:
     """Return all calibration values of a report, with 95 % intervals over queries.
 
-    Complete queries are resampled, since the pairs of one query are alike. The interval is the basic one,
-    [2t - upper quantile, 2t - lower quantile] around the estimate t and cut to [0, 1] (Davison and Hinkley 1997,
-    "Bootstrap Methods and their Application", section 5.2). The calibration error is biased upwards, more so when
-    resampled: the percentile interval would miss the truth (`docs/evaluation.md`).
-    `p`, `z` and `weights` have shape (N,); `p` and `z` lie in [0, 1]. A graded z of 0.7 is right if such documents
-    average 0.7.
+    Complete queries are resampled, since the pairs of one query are alike. The interval is the basic one: [2t - upper
+    quantile, 2t - lower quantile] around the estimate t, cut to [0, 1]. Source: Davison and Hinkley 1997, "Bootstrap
+    Methods and their Application", section 5.2. The calibration error is biased upwards, more so when resampled: the
+    percentile interval would miss the truth (`docs/evaluation.md`).
+    `p`, `z` and `weights` have shape (N,); `p` and `z` lie in [0, 1]. A graded z of 0.7 is right if documents of this
+    kind average 0.7.
 
     Example:
         >>> report = calibration_report([0.2, 0.3, 0.9], [0, 0, 1], ["q1", "q1", "q2"], samples=100)
@@ -154,4 +154,4 @@ def _basic_interval(estimate: float, drawn: Floats) -> Interval:
 def _bin_of(predicted: Floats, bins: int) -> npt.NDArray[np.int64]:
     if bins < 1:
         raise InputError(f"bins: got {bins}; expected at least 1; fix: use 10")
-    return np.minimum((predicted * bins).astype(np.int64), bins - 1)
+    return np.minimum((predicted * bins).astype(np.int64), bins - 1)  # a prediction of 1 is in the last bin

@@ -262,8 +262,8 @@ def warn_of_collection(
 def warn_of_empty(empty: Sequence[str], count: int) -> list[str]:
     """Return a warning that counts the documents without title and text, or no warning.
 
-    Published collections hold such documents, even judged ones (Cranfield two of 1,400). They are kept: without them
-    the metrics would be those of another collection.
+    Published collections hold them, even judged (Cranfield two of 1,400). Without them the metrics would be those of
+    another collection, so they stay.
     """
     if not empty:
         return []

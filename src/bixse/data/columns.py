@@ -23,7 +23,7 @@ OPTIONAL_COLUMNS = ("task", "grade", "grade_probs", "judge")
 """Optional columns: task name, grade on its scale, the judge's probabilities of the grades (a list), judge name."""
 SCHEMA = pa.schema(
     {
-        "query_id": pa.large_string(),
+        "query_id": pa.large_string(),  # 64-bit offsets: a column of texts may exceed 2 GiB
         "query": pa.large_string(),
         "document_id": pa.large_string(),
         "document": pa.large_string(),

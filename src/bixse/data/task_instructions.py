@@ -137,7 +137,7 @@ def load_instructions(source: str | Path) -> Instructions:
         >>> load_instructions("paper").prompt("nq", "query").splitlines()[0]
         'Instruct: Given a question, retrieve Wikipedia passages that answer the question'
     """
-    if Path(source).name == PAPER and not Path(source).exists():  # a settings file puts its folder before it
+    if Path(source).name == PAPER and not Path(source).exists():  # settings resolve it as a path
         text = (resources.files("bixse.data") / "paper_instructions.toml").read_text(encoding="utf-8")
     else:
         text = read_text(Path(source))

@@ -366,9 +366,9 @@ def _check_seed(seed: int) -> None:
 def with_random_negatives(pairs: GradedPairs, collection: Collection, number: int, seed: int = 0) -> GradedPairs:
     """Add random documents of a corpus, drawn per query, as pairs of relevance 0.
 
-    A document that is judged for the query is never drawn: by a pair (same id, or same text) or by a split of the
-    collection (same query id, or same query text). The draw depends on seed, query id and corpus alone, not on other
-    queries. An unjudged document may still be relevant; few are in a large corpus.
+    A document that is judged for the query is never drawn. It is judged by a pair (same id, or same text) or by a split
+    of the collection (same query id, or same query text). The draw depends on seed, query id and corpus alone, not on
+    other queries. An unjudged document may still be relevant; few are in a large corpus.
     """
     if number < 1:
         raise InputError(f"--negatives: got {number}; expected 1 or more; fix: leave it out for none")
@@ -388,7 +388,7 @@ def with_random_negatives(pairs: GradedPairs, collection: Collection, number: in
         for query_id in {group.query_id} | ids_of_query.get(group.query, set()):
             judged |= {name for qrels in collection.qrels.values() for name in qrels.get(query_id, ())}
         draw = random.Random(f"{seed} {group.query_id}")
-        drawn = draw.sample(names, min(len(names), number + len(judged)))
+        drawn = draw.sample(names, min(len(names), number + len(judged)))  # judged ones are dropped
         chosen = [name for name in drawn if name not in judged][:number]
         if len(chosen) < number:
             raise InputError(

@@ -37,7 +37,7 @@ def ranked(scores: Mapping[str, float]) -> list[str]:
         >>> ranked({"a": 1.0, "b": 2.0, "c": 1.0 + 1e-12})
         ['b', 'c', 'a']
     """
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):  # a score beyond float32 is infinite, as a C float is
         values = numbers(scores, "score", infinite=True).astype(np.float32)
     return [document_id for _, document_id in sorted(zip(values.tolist(), scores, strict=True), reverse=True)]
 

@@ -141,7 +141,7 @@ def _write(record: Run, system: System, task: Task, found: Mapping[str, Evaluati
         if any(run.values()):
             write_run(folder / RUN_NAME, run, tag="-".join(Path(system.label).name.split()) or "model")
         else:
-            write_atomically(folder / RUN_NAME, "")
+            write_atomically(folder / RUN_NAME, "")  # write_run refuses a run without documents
         write_atomically(folder / PER_QUERY_NAME, json.dumps(found[own.name].per_query, indent=1) + "\n")
     metrics = {name: evaluation.metrics for name, evaluation in found.items()}
     record.results = {"metrics": metrics if len(metrics) > 1 else next(iter(metrics.values())), "seconds": seconds}

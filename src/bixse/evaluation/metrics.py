@@ -145,7 +145,7 @@ def _average_precision(judged: _Judged, cutoff: int | None) -> float:
     if not len(positions):
         return 0.0
     precisions = np.arange(1, len(positions) + 1) / (positions + 1)
-    return float(np.add.accumulate(precisions)[-1]) / judged.relevant
+    return float(np.add.accumulate(precisions)[-1]) / judged.relevant  # by rank, as trec_eval; np.sum is pairwise
 
 
 _Measure: TypeAlias = Callable[[_Judged, "int | None"], float]

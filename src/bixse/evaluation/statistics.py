@@ -178,7 +178,7 @@ def bootstrap_mean(
         return Difference(mean, mean - reach, mean + reach, p_value, queries, confidence)
     means = np.zeros(samples)
     for number, (values, weight) in enumerate(zip(strata, weights, strict=True)):
-        drawn = [times @ values for times in query_draws(len(values), samples, seed + number)]
+        drawn = [times @ values for times in query_draws(len(values), samples, seed + number)]  # independent sets
         means += np.concatenate(drawn) * (weight / len(values))
     tail = min(int((means <= 0).sum()), int((means >= 0).sum()))
     ends = np.quantile(means, [low, high])

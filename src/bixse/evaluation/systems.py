@@ -113,7 +113,7 @@ def search_blocks(
     for query_set in task.query_sets:
         embeddings = encode_texts(store.model, list(query_set.queries.values()), "query")
         if query_set.candidates is None:
-            states.append(_Search(query_set, embeddings, depth + task.exclude_self))
+            states.append(_Search(query_set, embeddings, depth + task.exclude_self))  # the query itself is removed
         else:
             states.append(_Reranking(query_set, embeddings))
     searches = [state for state in states if isinstance(state, _Search)]

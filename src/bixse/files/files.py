@@ -107,7 +107,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
+    found = dict(pairs)  # json alone would silently keep the last of two equal keys
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
         raise RepeatedKeyError(next(key for place, key in enumerate(keys) if key in keys[:place]))
@@ -157,7 +157,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
     try:
         loaded = parse_yaml(read_text(path))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # RecursionError: an alias in the value it names
         where = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(
             f"{path}: got no valid YAML ({where}); expected lines of the form `key: value`; fix: correct that place"
@@ -225,7 +225,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     with storage_errors(path):
         target = Path(os.path.realpath(path))  # the rename would replace a link by a plain file
         old = target.stat().st_mode if target.exists() else None
-        if old is not None and not stat.S_ISREG(old):
+        if old is not None and not stat.S_ISREG(old):  # as root, the rename would replace even a device
             raise StorageError(
                 f"{path}: got {'a folder' if stat.S_ISDIR(old) else 'a device'}; expected a file or a free name; "
                 "fix: choose another --out folder"
@@ -300,7 +300,7 @@ def usual_modes(folder: Path) -> Iterator[None]:
     before = {path: path.stat().st_mode for path in folder.rglob("*.safetensors")}
     yield
     probe = folder / f".{secrets.token_hex(4)}"
-    probe.touch(exist_ok=False)
+    probe.touch(exist_ok=False)  # os.umask tells the mask only by setting it, for all threads
     usual = probe.stat().st_mode
     probe.unlink()
     for path in folder.rglob("*.safetensors"):

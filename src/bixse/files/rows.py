@@ -283,7 +283,7 @@ def _csv_blocks(path: Path, columns: Sequence[FileColumn] | None, errors: Invali
         values |= {name: [field or None for field in values[name]] for name in optional & values.keys()}
         return Block(numbers, values, raw.tell())
 
-    csv.field_size_limit(LONGEST_LINE)
+    csv.field_size_limit(LONGEST_LINE)  # the default of 128 KiB is shorter than some documents
     delimiter = "\t" if kind_of(path) == ".tsv" else ","
     with _opened(path) as (file, raw):
         # invalid UTF-8 becomes halves of surrogate pairs, so that the check of texts reports the row
@@ -466,10 +466,11 @@ def write_rows(table: pa.Table | pa.RecordBatchReader, path: str | Path) -> None
 
 @contextmanager
 def _text(file: BinaryIO, path: Path) -> Iterator[TextIO]:
+    # without name and time, equal rows give equal bytes
     packed = gzip.GzipFile(filename="", fileobj=file, mode="wb", mtime=0) if path.suffix.lower() == ".gz" else None
     text = io.TextIOWrapper(cast("BinaryIO", packed or file), encoding="utf-8", newline="")
     yield text
     text.flush()
-    text.detach()
+    text.detach()  # a collected wrapper would close the file of the caller
     if packed is not None:
         packed.close()
