@@ -284,7 +284,7 @@ def missing_column_hint(path: Path, column: str, names: tuple[str, ...], needed:
         >>> wanted = ("query", "document", "relevance")
         >>> print(missing_column_hint(Path("clicks.csv"), "query", ("search", "title", "stars"), wanted))
         with the lowest and highest possible grade for LOW HIGH: bixse convert table clicks.csv --query-column search \
-    --document-column title --grade-column stars --scale LOW HIGH
+--document-column title --grade-column stars --scale LOW HIGH
     """
     otherwise = f"rename or add {column!r}"
     hint = column_hint(column, names, "")
