@@ -379,7 +379,7 @@ class GradedPairs:
         for block in self.blocks():
             for name in ("query_id", "query", "document_id", "document"):
                 texts = [text.encode() for text in block[name].to_pylist()]
-                digest.update(np.array([len(text) for text in texts], dtype="<i8").tobytes())  # moved borders change it
+                digest.update(np.array([len(text) for text in texts], dtype="<i8").tobytes())  # tells ab c from a bc
                 digest.update(b"".join(texts))
             digest.update(block["relevance"].to_numpy().astype("<f8").tobytes())
             self.release()

@@ -388,7 +388,7 @@ def with_random_negatives(pairs: GradedPairs, collection: Collection, number: in
         for query_id in {group.query_id} | ids_of_query.get(group.query, set()):
             judged |= {name for qrels in collection.qrels.values() for name in qrels.get(query_id, ())}
         draw = random.Random(f"{seed} {group.query_id}")
-        drawn = draw.sample(names, min(len(names), number + len(judged)))  # judged ones are dropped
+        drawn = draw.sample(names, min(len(names), number + len(judged)))  # judged names are dropped
         chosen = [name for name in drawn if name not in judged][:number]
         if len(chosen) < number:
             raise InputError(

@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 DOCUMENTS_PER_BLOCK = 16_384
 """Number of documents encoded per block; at 1,024 dimensions their embeddings take 67 MB."""
 SAVE_SECONDS = 60.0
-"""Minimum age of the partial result on disk before it is written again, after a block."""
+"""Minimum seconds between two writes of the partial result; a write follows a block."""
 HASH_DIGITS = 8
 RUN_NAME = "run.trec"
 """File name of the run in an output folder of `bixse evaluate`."""
 RUN_SUFFIXES = (".trec", ".run")
 MOST_KEPT = 1_000_000
-"""Maximum corpus size whose embeddings are cached without a cache folder being named."""
+"""Maximum number of documents whose embeddings are cached in the default cache folder."""
 
 
 class _Search:
@@ -414,8 +414,8 @@ def run_file(path: Path) -> Path | None:
 def instructions_of(encoder: SentenceTransformer, names: Sequence[str], must: bool = False) -> Iterator[str | None]:
     """Encode with the instructions of the first name in the model's table; restore the prompts afterwards.
 
-    Yield the name, or None for the model's default. Names match in any case. With `must`, refuse a table without the
-    first name.
+    Yield the name, or None for the model's default. Names match in any case. With `must`, the case counts, and a table
+    without the first name is refused.
     """
     table = getattr(encoder, "instructions", None)
     known = {name.casefold(): name for name in (table.tasks if table is not None else ())}
