@@ -139,7 +139,7 @@ def _chosen(left: Mapping[str, Question], judge: Judge, pilot: int | None) -> It
     """Yield the pilot's questions."""
     most = max(LEAST_PILOT, min(MOST_PILOT, len(left) // 10)) if pilot is None else pilot
     for number, question in enumerate(random.Random(0).sample(list(left.items()), min(most, len(left)))):
-        if pilot is None and number >= max(LEAST_PILOT, ROUNDS * judge.at_once):  # `at_once` changes while it answers  # `at_once` changes while it answers
+        if pilot is None and number >= max(LEAST_PILOT, ROUNDS * judge.at_once):  # `at_once` changes while it answers
             return
         yield question
 

@@ -58,7 +58,7 @@ class Prices:
 
 
 class PriceSettings(Settings):
-    """Prices and budget."""
+    """Prices, given or looked up, and the budget."""
 
     price_in: float | None = Field(default=None, ge=0)
     """US dollars for a million tokens read."""
@@ -163,7 +163,7 @@ class ServerSettings(Settings):
 
 
 class JudgeOptions(ServerSettings):
-    """Settings of judges."""
+    """Settings of judges; each kind of judge reads the settings that apply to it."""
 
     mode: AskedMode = "auto"
     """How the grade is read: auto takes the options' probabilities and refuses a server without them; sample and verbal
@@ -213,7 +213,7 @@ class AskSettings(Settings):
 
 
 class GradeSettings(AskSettings):
-    """Repeated questions."""
+    """Settings of grading that decide the rows, apart from pairs and judge."""
 
     ask_twice: Annotated[float, Field(ge=0, le=1), Flag(metavar="SHARE")] = 0.0
     """Ask this share of the pairs twice, to see how far the judge agrees with itself."""
