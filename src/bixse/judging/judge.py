@@ -157,16 +157,16 @@ class Answer(Stored):
     low: float | None = None
     """Lowest possible grade, given the probabilities that the judge did not return."""
     high: float | None = None
-    """The most."""
+    """Highest possible grade."""
     text: str = ""
-    """What the judge wrote, cut to `TEXT_WIDTH` characters."""
+    """Text of the judge, cut to `TEXT_WIDTH` characters."""
     usage: Usage = field(default_factory=Usage)
     seconds: float = 0.0
-    """Wall time from question to answer; a batch's time divided by its questions for local judges."""
+    """Wall time from question to answer; for local judges the time of a batch divided by its questions."""
     judge: str = ""
-    """Model that answered."""
+    """Name of the model that answered."""
     detail: str = ""
-    """Why there is no grade, for people; never holds a key."""
+    """The reason for a missing grade, without any API key: some servers repeat it in their messages."""
     tries: int = 1
 
     @property

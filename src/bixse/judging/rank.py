@@ -1,4 +1,4 @@
-"""A judge as a zero-shot ranker: candidates put in the order of its expected grades, and scored."""
+"""Rank candidates by a judge's expected grades (a zero-shot ranker), and score the ranking."""
 
 from __future__ import annotations
 
@@ -27,40 +27,39 @@ if TYPE_CHECKING:
     from bixse.results import Difference
 
 GRADES = "grades"
-"""Folder of the grading inside the output folder."""
+"""Folder of the grading in the output folder."""
 
 
 @dataclass(frozen=True)
 class JudgeRanking:
-    """What the judge's order reached."""
+    """The metrics of a judge's ranking."""
 
     metrics: dict[str, float]
     """Metric -> mean over the queries."""
     candidate_metrics: dict[str, float]
-    """The same for the order the candidates came in; empty for candidates without one."""
+    """Metric -> mean for the order of the candidates; empty if they have no order."""
     difference: Difference | None
     """nDCG@10 of the judge's order minus the candidates', over queries; None without an order or a second query."""
     per_query: PerQuery
     run: Ranking
     summary: Mapping[str, Any]
-    """Of the grading, see `bixse.judging.grade.GradeResult`."""
+    """Summary of the grading, see `bixse.judging.grade.GradeResult`."""
     warnings: list[str]
 
     @property
     def complete(self) -> bool:
-        """Every candidate has a grade."""
+        """True if every candidate has a grade."""
         return bool(self.summary["statuses"].get("graded", 0) == self.summary["pairs"])
 
 
 def rank(judge: Judge, settings: RankSettings, out: str | Path, **asking: Any) -> JudgeRanking:
-    """Let a judge grade the candidates of every judged query, and score the order of its expected grades.
+    """Grade the candidates of every judged query with a judge, and score the order of the expected grades.
 
-    Equal grades, and candidates whose answer has no grade, keep the order of the candidates, those without a grade
-    after all others; documents beyond `depth` come last. In the BiXSE paper a judge of 32B parameters used in this way
-    is the row to reach for encoders.
+    Equal grades keep the order of the candidates. Candidates without a grade follow, then documents beyond `depth`. In
+    the BiXSE paper a judge of 32B parameters, used in this way, is the row to reach for encoders.
 
-    Writes run.trec, per_query.json, run.json and the folder `grades` into `out`; `asking` is passed on
-    to `grade`: prices, budget, progress, strict. A budget that ends before the last candidate is an IncompleteError.
+    Write run.trec, per_query.json, run.json and the folder `grades` into `out`. `asking` goes to `grade`: prices,
+    budget, progress, strict. A budget that ends before the last candidate is an IncompleteError.
     """
     target = Path(out)
     candidates, depth, min_relevant_grade = settings.candidates, settings.depth, settings.min_relevant_grade
@@ -161,7 +160,7 @@ def _warnings(
 def _reordered(
     query_id: str, found: Mapping[str, float], depth: int, relevance: Mapping[tuple[str, str], float | None]
 ) -> dict[str, float]:
-    """Scores in the judge's order: graded candidates, those without a grade, those beyond the depth."""
+    """Return scores in the order: graded candidates, candidates without a grade, candidates beyond the depth."""
     order = ranked(found)
 
     def place(position: int) -> tuple[bool, float, int]:
