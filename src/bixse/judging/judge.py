@@ -257,7 +257,7 @@ class Judge(Protocol):
     status. The next question is taken only when there is room to ask it, so the caller can stop at any time.
 
     A judge that asks questions with known answers when it opens also has `doubts`, a sequence of reasons against its
-    grades. `grade` logs them before the first question, since a run that is paid for is too late.
+    grades. `grade` logs them before the first question, when nothing is paid yet.
     """
 
     @property
