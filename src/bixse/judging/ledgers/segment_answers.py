@@ -70,7 +70,8 @@ class SegmentAnswers:
             for row in rows_of(self.path, wanted, {} if self._looked_for else self._read):
                 self._take(row)
             self._looked_for |= wanted
-            self._read = {path: end for path, end in self._read.items() if path.suffix in (OPEN, SEALED)}  # claims again
+            # writers' files are read from the start again: their claims of the new keys were skipped before
+            self._read = {path: end for path, end in self._read.items() if path.suffix in (OPEN, SEALED)}
 
     def find(self, key: str) -> str | None:
         if key not in self._looked_for:

@@ -57,7 +57,7 @@ class StoredRow(NamedTuple):
 
 
 OPEN, SEALED = ".jsonl", ".parquet"
-"""Suffixes of open segments (a line with format and writer, then one JSON list per line) and of sealed ones (by key)."""
+"""Suffixes of open segments (a header with format and writer, then one JSON list per line) and sealed ones (by key)."""
 SCHEMA = pa.schema(
     [
         *((name, pa.string()) for name in ("key", "query_id", "document_id", "variant")),

@@ -113,7 +113,7 @@ def is_of_this_machine(path: Path) -> bool:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Wait until no other process is in a block with this file; a file system without locks allows no waiting."""
+    """Wait until no other process is in a block with this file; on a file system without locks, do not wait."""
     with storage_errors(path):
         file = path.open("ab")
     with file:
