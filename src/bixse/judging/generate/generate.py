@@ -124,9 +124,9 @@ class GenerateResult:
     queries: int
     documents: int
     refused: Mapping[str, int]
-    """Reason -> number of texts that were not kept. Reasons are a status of the model's answer, "empty", "declined" (the
-    model writes that it cannot help), "placeholder" ("null"), "too long", "copied" (from the document) or "repeated"
-    (another query is the same)."""
+    """Reason -> number of texts that were not kept. Reasons are a status of the model's answer, "empty", "declined"
+    (the model writes that it cannot help), "placeholder" ("null"), "too long", "copied" (from the document) or
+    "repeated" (another query is the same)."""
     not_asked: int
     """Queries without a request, since a limit was reached."""
     asked: int
@@ -208,14 +208,15 @@ def generate(
     """Write queries for documents with a model, clean them and keep each once.
 
     Write `queries.jsonl` (BEIR layout), `pairs.parquet` (each query with its document), the ledger and `run.json` into
-    `out`, which all machines share. The pairs still need grades: a query may fit its document badly. The same call
-    again asks nothing twice, and continues where the run stopped.
+    `out`, which all machines share. The pairs need grades, since a query does not make its document relevant. The same
+    call again asks nothing twice, and continues where the run stopped.
 
     The documents are one shard by default. The ledger of several shards is a folder, unless an SQLite file is named or
     exists for one machine. Each shard has its share, by documents, of `max_usd`. The last of several ranks cleans the
     texts, and writes queries and pairs.
 
     `writer` is the model that `config` opens, and gives its identity; it stays open. Other processes open their own.
+    `progress` makes a progress callback from a title and a total.
     """
     place = config.chosen_engine(here=config.processes is None)
     prompt = load_query_prompt(config.prompt)
