@@ -163,16 +163,12 @@ def with_ledger(job: Own, engine: str, record: Run) -> Own:
 def asked_shards(
     job: AskShards,
     place: Engine,
-    kept: Callable[[Step | None], Any],
-    a_row: int,
+    kept: Callable[[Step | None], Any],  # makes the worker state of this process from a progress callback
+    a_row: int,  # questions per row
     title: str,
     progress: Callable[[str, int], Step] | None,
 ) -> tuple[dict[int, dict[str, Any]], dict[int, dict[str, Any]]]:
-    """Run this engine's share of the shards; return their summaries, and the summaries that were there before.
-
-    `kept` makes the worker state of this process from a progress callback, which `progress` makes from a title and a
-    total. `a_row` is the number of questions per row.
-    """
+    """Run this engine's share of the shards; return their summaries, and the summaries that were there before."""
     shards = range(job.source.number)
     sizes = {shard: len(job.source.rows(shard)) * a_row for shard in place.share(shards)}
     step = progress(title, sum(sizes.values())) if progress is not None and sizes else None

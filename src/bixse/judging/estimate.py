@@ -37,7 +37,7 @@ class Estimate:
 
     pairs: int
     questions: int
-    """One per pair and prompt variant of the rubric, and the questions that are asked twice."""
+    """One question per pair and prompt variant of the rubric, and the questions that are asked twice."""
     answered: int
     """Questions with an answer in the ledger, this estimate's own pilot included."""
     prompt_tokens: int
@@ -90,12 +90,7 @@ def estimate(
     inputs: Mapping[str, str] | None = None,
     strict: bool = False,
 ) -> Estimate:
-    """Count the questions left, and ask a pilot, drawn at random from them, to see tokens and time.
-
-    Arguments and errors are those of `grade`. The answers of the pilot stay in the ledger; no table is written.
-    `pilot` is the number of questions to ask, for no more than `max_usd`; 0 asks and writes nothing. None asks a tenth
-    of the questions left, at least 16, and at most three times `at_once` of the judge.
-    """
+    """Count the questions left, and ask a random pilot for tokens and time; arguments and errors are as in `grade`."""
     settings, prices = settings or GradeSettings(), prices or Prices()
     record, book = open_grading(pairs, judge, out, settings, ledger, inputs, strict)
     identity = dict(judge.identity)
@@ -104,7 +99,7 @@ def estimate(
     answers = _known(book, questions, identity, strict)
     left = {key: question for key, question in questions.items() if key not in answers}
     seconds, pilot_usd = [], 0.0
-    if left and (pilot is None or pilot > 0):
+    if left and (pilot is None or pilot > 0):  # 0 asks and writes nothing
         record.save("running")
         try:
             with Ledger(book) as file:
@@ -136,7 +131,7 @@ def estimate(
 
 
 def _chosen(left: Mapping[str, Question], judge: Judge, pilot: int | None) -> Iterator[tuple[str, Question]]:
-    """Yield the pilot's questions."""
+    """Yield `pilot` questions; None: a tenth of all left, at least 16, and at most three times `at_once`."""
     most = max(LEAST_PILOT, min(MOST_PILOT, len(left) // 10)) if pilot is None else pilot
     for number, question in enumerate(random.Random(0).sample(list(left.items()), min(most, len(left)))):
         if pilot is None and number >= max(LEAST_PILOT, ROUNDS * judge.at_once):  # `at_once` changes while it answers

@@ -58,12 +58,12 @@ class JudgedPair:
 
     @property
     def grade(self) -> float | None:
-        """Mean over the variants."""
+        """Mean grade over the variants."""
         return self._mean("grade")
 
     @property
     def relevance(self) -> float | None:
-        """In [0, 1]."""
+        """Relevance in [0, 1]."""
         return self._relevance("grade")
 
     @property
@@ -200,7 +200,7 @@ class GradeResult:
     """The result of a run of grading."""
 
     judgements: Sequence[JudgedPair]
-    """One per pair and repeat, in the order of the pairs, repeats last; empty for a run in shards (see its files)."""
+    """One row per pair and repeat, in the order of the pairs, repeats last; a run in shards has its rows in files."""
     summary: Mapping[str, Any]
     """A `GradeSummary` as a dictionary."""
     artifacts: Mapping[str, str]
@@ -212,7 +212,7 @@ class GradeResult:
 
     @property
     def complete(self) -> bool:
-        """True if every pair has relevance, and every repeat was asked."""
+        """Return True if every pair has relevance, and every repeat was asked."""
         left = self.summary["not_asked"] + self.summary["repeats_not_asked"] + self.waiting
         return not left and self.summary["statuses"].get("graded", 0) == self.summary["pairs"]
 

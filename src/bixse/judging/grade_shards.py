@@ -111,18 +111,13 @@ class GradeShards(AskShards):
 def grade_shards(
     config: GradeConfig, out: str | Path, judge: Judge, progress: Callable[[str, int], Step] | None = None
 ) -> GradeResult:
-    """Grade the pairs of a file or folder like `bixse.grade`, but in shards, one in memory per process.
-
-    - `pairs.parquet` and `judgements.parquet` are folders with one file per shard, in the order of the rows.
-    - The ledger is a folder, unless an SQLite file is named for one machine. All machines share the folder `out`.
-    - Equal pairs are found only within a shard. Each shard has its share, by rows, of `max_usd` and `max_pairs`.
-    - `judge` is the judge that `config` opens, and gives its identity. Other processes open their own judge.
-    - Shards that failed twice end the run with an IncompleteError; the other shards are kept. The same call again does
-      the shards that are missing or have pairs without an answer.
-    """
+    """Grade the pairs of a file or folder like `bixse.grade`, but in shards, one in memory per process."""
+    # Differences: equal pairs are found only within a shard, and each shard has its share, by rows, of `max_usd` and
+    # `max_pairs`. All machines share `out`. `judge`, which `config` opens, is for this process and for its identity;
+    # other processes open their own. The same call again does the shards that are missing or lack an answer.
     place = config.chosen_engine(here=config.processes is None)
     job, record = _opened(config, Path(out).absolute(), judge)
-    job = with_ledger(job, config.engine, record)
+    job = with_ledger(job, config.engine, record)  # a folder, unless an SQLite file is named for one machine
     started, status = time.perf_counter(), "failed"
     try:
         new, known = asked_shards(
@@ -132,7 +127,7 @@ def grade_shards(
         total = sum([*(GradeSummary(**summary) for summary in new.values()), *before], GradeSummary())
         result = result_of(record, judge, total, job.ledger, (), job.source.number - len(new) - len(known))
         status = "finished" if result.complete else "interrupted"
-    except (KeyboardInterrupt, IncompleteError):
+    except (KeyboardInterrupt, IncompleteError):  # IncompleteError: some shards failed twice, the others are kept
         status = "interrupted"
         raise
     finally:

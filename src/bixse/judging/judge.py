@@ -127,7 +127,7 @@ class Stored:
 
     @property
     def usage_unknown(self) -> bool:
-        """True if there is a text without a number of prompt tokens."""
+        """Return True if there is a text without a number of prompt tokens."""
         return bool(self.text) and not self.usage.prompt
 
     def to_json(self) -> str:
@@ -223,11 +223,7 @@ def model_name(identifier: str) -> str:
 
 
 def same_model(asked: str, answered: str) -> bool:
-    """Return whether the names of the model that was asked and the model that answered may be of one model.
-
-    The last parts of the names (after "/") are compared, without case and the ending ".gguf". A release ("-0613",
-    "-2024-08-06", "-latest") and a tag (":8b") count only if both names have one; "latest" equals any release or tag.
-    An empty answered name equals any.
+    """Return whether two names may be of one model: the model that was asked, and the model that answered.
 
     Example:
         >>> same_model("gpt-4o", "gpt-4o-2024-08-06"), same_model("gpt-4o", "gpt-4o-mini")
@@ -235,14 +231,15 @@ def same_model(asked: str, answered: str) -> bool:
         >>> same_model("Qwen/Qwen2.5-7B-Instruct", "/models/Qwen2.5-7B-Instruct")
         True
     """
-    if not answered or asked == answered:
+    if not answered or asked == answered:  # an answer without a name is believed
         return True
+    # A release ("-0613", "-2024-08-06", "-latest") and a tag (":8b") count only if both names have one.
     (name, *one), (other, *two) = _parts(asked), _parts(answered)
     return name == other and all(a == b or not (a and b) for a, b in zip(one, two, strict=True))
 
 
 def _parts(name: str) -> tuple[str, str, str]:
-    """Return name, release and tag; release and tag are empty if missing or "latest"."""
+    """Return the lower-case name after the last "/", without ".gguf"; release and tag, "" if missing or "latest"."""
     bare = re.split(r"[/\\]", name.strip().rstrip("/\\").lower())[-1].removesuffix(".gguf")
     bare, _, tag = bare.partition(":")
     found = _RELEASE.search(bare)
@@ -270,7 +267,7 @@ class Judge(Protocol):
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """Everything but the question that decides an answer, as plain JSON values; no address, no key."""
+        """Everything that decides an answer except the question, as plain JSON values; no address, no key."""
 
     @property
     def at_once(self) -> int:
@@ -299,7 +296,7 @@ class TextModel(Protocol):
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """Everything but the messages that decides a text, as plain JSON values; no address, no key."""
+        """Everything that decides a text except the messages, as plain JSON values; no address, no key."""
 
     def complete(self, prompts: Iterable[Question]) -> Iterator[tuple[Question, Completion]]:
         """Write a text for the messages of each prompt as they come; its `repeat` is the seed."""

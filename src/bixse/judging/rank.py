@@ -48,19 +48,14 @@ class JudgeRanking:
 
     @property
     def complete(self) -> bool:
-        """True if every candidate has a grade."""
+        """Return True if every candidate has a grade."""
         return bool(self.summary["statuses"].get("graded", 0) == self.summary["pairs"])
 
 
 def rank(judge: Judge, settings: RankSettings, out: str | Path, **asking: Any) -> JudgeRanking:
-    """Grade the candidates of every judged query with a judge, and score the order of the expected grades.
-
-    Equal grades keep the order of the candidates. Candidates without a grade follow, then documents beyond `depth`. In
-    the BiXSE paper a judge of 32B parameters, used in this way, is the row to reach for encoders.
-
-    Write run.trec, per_query.json, run.json and the folder `grades` into `out`. `asking` goes to `grade`: prices,
-    budget, progress, strict. A budget that ends before the last candidate is an IncompleteError.
-    """
+    """Grade the candidates of every judged query, score the order of the expected grades, and write both to `out`."""
+    # In the BiXSE paper a judge of 32B parameters, used in this way, is the row to reach for encoders.
+    # `asking` is for `grade`: prices, budget, progress, strict.
     target = Path(out)
     candidates, depth, min_relevant_grade = settings.candidates, settings.depth, settings.min_relevant_grade
     task = collection_task(settings.collection, settings.split, min_relevant_grade=min_relevant_grade)
@@ -82,7 +77,7 @@ def rank(judge: Judge, settings: RankSettings, out: str | Path, **asking: Any) -
         for document_id in ranked(found)[:depth]
     ]
     result = grade(pairs, judge, target / GRADES, graded_by, **asking)
-    if result.summary["not_asked"]:
+    if result.summary["not_asked"]:  # a budget ended before the last candidate
         record.save("interrupted")
         raise IncompleteError(
             f"{target}: got {result.summary['not_asked']} of {len(pairs)} candidates not graded ({result.stopped}); "
@@ -161,6 +156,7 @@ def _reordered(
     query_id: str, found: Mapping[str, float], depth: int, relevance: Mapping[tuple[str, str], float | None]
 ) -> dict[str, float]:
     """Return scores in the order: graded candidates, candidates without a grade, candidates beyond the depth."""
+    # equal grades, and candidates without a grade, keep the order of the candidates
     order = ranked(found)
 
     def place(position: int) -> tuple[bool, float, int]:

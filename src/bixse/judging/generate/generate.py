@@ -142,7 +142,7 @@ class GenerateResult:
 
     @property
     def complete(self) -> bool:
-        """True if every requested text came back, whether it was kept or not."""
+        """Return True if every requested text came back, whether it was kept or not."""
         return not self.not_asked and not self.refused.get("failed") and not self.waiting
 
 
@@ -205,19 +205,10 @@ class GenerateShards(AskShards):
 def generate(
     config: WriterConfig, writer: TextModel, out: Path, progress: Callable[[str, int], Step] | None = None
 ) -> GenerateResult:
-    """Write queries for documents with a model, clean them and keep each once.
-
-    Write `queries.jsonl` (BEIR layout), `pairs.parquet` (each query with its document), the ledger and `run.json` into
-    `out`, which all machines share. The pairs need grades, since a query does not make its document relevant. The same
-    call again asks nothing twice, and continues where the run stopped.
-
-    The documents are one shard by default. The ledger of several shards is a folder, unless an SQLite file is named or
-    exists for one machine. Each shard has its share, by documents, of `max_usd`. The last of several ranks cleans the
-    texts, and writes queries and pairs.
-
-    `writer` is the model that `config` opens, and gives its identity; it stays open. Other processes open their own.
-    `progress` makes a progress callback from a title and a total.
-    """
+    """Write queries for documents with a model, clean them, keep each once, and write queries and pairs to `out`."""
+    # All machines share `out`. `writer`, which `config` opens, is for this process and for its identity, and stays
+    # open; other processes open their own. Each shard has its share, by documents, of `max_usd`. The same call again
+    # asks nothing twice, and continues where the run stopped.
     place = config.chosen_engine(here=config.processes is None)
     prompt = load_query_prompt(config.prompt)
     documents, record = _opened(config, writer, prompt, out)
@@ -253,7 +244,7 @@ def generate(
         failure, new, known = error, here.figures, {}
     waiting = job.source.number - len(new) - len(known) if failure is None else 0
     figures = _sum_of(new.values())
-    if waiting:
+    if waiting:  # the last rank cleans the texts, and writes queries and pairs
         return GenerateResult(0, len(documents), {}, 0, **figures, waiting=waiting)
     result = _write_queries(job, writer, documents, record, figures)
     record.timings[TITLE] = record.timings.get(TITLE, 0.0) + time.perf_counter() - started
@@ -349,6 +340,7 @@ def _write_queries(
         kept[same_query(query)] = MinedPair(name, query, question.document_id, document, job.config.task, SOURCE, 1)
     rows: list[dict[str, Any]] = [{"_id": pair.query_id, "text": pair.query} for pair in kept.values()]
     write_atomically(record.folder / QUERIES_NAME, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    # without relevance: a query does not make its document relevant, so the pairs need grades
     save_mined_pairs(list(kept.values()), pairs_path(record.folder, "parquet"))
     result = GenerateResult(len(kept), len(documents), dict(sorted(refused.items())), not_asked, **figures)
     record.results = asdict(result)

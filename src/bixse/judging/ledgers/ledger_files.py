@@ -109,22 +109,18 @@ def answers_by_status(path: Path) -> dict[str, int]:
 
 
 def merge_ledgers(ledgers: Sequence[Path], to: Path | None = None) -> tuple[Path, int]:
-    """Merge ledgers into one sealed segment of a folder; return the folder and the number of rows of the segment.
-
-    Without `to`, the segment replaces all sealed segments of the ledger, which is a folder. Nothing else is deleted;
-    equal rows are written once, and segments of living processes stay unchanged. Concurrent merges wait in turn.
-    """
-    target = to or ledgers[0]
+    """Merge ledgers into one sealed segment of a folder, equal rows once; return the folder and the segment's rows."""
+    target = to or ledgers[0]  # one ledger, a folder, is merged in place
     make_folder(target)
-    with alone(target / MERGE_LOCK):
-        seal_left(target)
+    with alone(target / MERGE_LOCK):  # concurrent merges wait in turn
+        seal_left(target)  # segments of living processes stay unchanged
         old = [path for path in segments_of(target) if path.suffix == SEALED]
         new = target / f"segment-{secrets.token_hex(8)}{SEALED}"
         with _opened([path for path in ledgers if path != target], old) as database:
             reader = database.sql("SELECT DISTINCT * FROM stored ORDER BY key, written").to_arrow_reader(GROUP_ROWS)
             batches = (batch.cast(SCHEMA) for batch in reader)
             save_table(pa.RecordBatchReader.from_batches(SCHEMA, batches), new)
-        with storage_errors(target):
+        with storage_errors(target):  # after the new segment is complete; nothing else is deleted
             for path in old:
                 path.unlink(missing_ok=True)
                 numbers_of(path).unlink(missing_ok=True)

@@ -46,7 +46,7 @@ class StoredRow(NamedTuple):
     status: str
     mode: str
     answer: str
-    """As JSON."""
+    """The answer as JSON."""
     written: float
     """Seconds since 1970."""
 
@@ -86,7 +86,7 @@ class OpenSegment:
 
     @property
     def is_there(self) -> bool:
-        """True if no process has deleted the file."""
+        """Return True if no process has deleted the file."""
         with suppress(OSError):  # NFS, after another machine deleted the file
             return os.fstat(self._file.fileno()).st_nlink > 0
         return False
@@ -280,19 +280,16 @@ def _save_numbers(segment: Path) -> None:
 
 
 def keyed_groups(file: pq.ParquetFile, column: str, wanted: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """Yield the rows of each row group: all, or the rows with a `wanted` value (sorted) in a text column.
-
-    Row groups without a wanted value in their range are not read; of other groups, that column is read first.
-    """
+    """Yield the rows of each row group: all, or the rows with a `wanted` value (sorted) in a text column."""
     place = file.schema_arrow.names.index(column)
     for number in range(file.metadata.num_row_groups):
         if wanted is None:
             yield file.read_row_group(number)
             continue
         ends, near = file.metadata.row_group(number).column(place).statistics, wanted
-        if ends is not None and ends.has_min_max:
+        if ends is not None and ends.has_min_max:  # a group without a wanted value in its range is not read
             near = wanted[bisect_left(wanted, ends.min) : bisect_right(wanted, ends.max)]
-        if near:
+        if near:  # the column alone first: a group may lack a value within its range
             chosen = pc.is_in(file.read_row_group(number, [column])[column], pa.array(near, pa.string()))
             if pc.any(chosen).as_py():
                 yield file.read_row_group(number).filter(chosen)

@@ -55,7 +55,7 @@ class WriterFile:
 
     @property
     def held(self) -> bool:
-        """True if this process holds the lock; a forked child of the process that made it does not."""
+        """Return True if this process holds the lock; a forked child of the process that made it does not."""
         return not self._file.closed
 
     def add(self, line: str) -> None:
