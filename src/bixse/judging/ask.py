@@ -1,4 +1,4 @@
-"""Asking a judge or a text model through the ledger: nothing twice, nothing beyond the budget, nothing lost."""
+"""Ask a judge or a text model through the ledger: nothing twice, nothing beyond the budget, nothing lost."""
 
 from __future__ import annotations
 
@@ -20,18 +20,16 @@ if TYPE_CHECKING:
 
 WAIT = 1.0
 """Seconds between two looks at questions that another process is asking."""
-_CHARACTERS_A_TOKEN = 2.0
-"""For a first guess of a price, before an answer reports its tokens: low, so that the guess is high."""
-_FIRST_COMPLETION = 16
-"""Tokens written, for that guess, where the judge has no limit of its own."""
+_CHARACTERS_A_TOKEN = 2.0  # for the price before any answer reports its tokens; low, so that the guess is high
+_FIRST_COMPLETION = 16  # written tokens in that guess if the judge has no limit of its own
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of a run; what was answered until then is kept."""
+    """Limits of a run. Answers that came before a limit was reached are kept."""
 
     max_usd: float | None = None
-    """US dollars of this run; requests in flight are counted at the highest price seen."""
+    """US dollars of this run. Requests in flight count at the highest price seen."""
     max_questions: int | None = None
 
     def __post_init__(self) -> None:
@@ -41,23 +39,23 @@ class Budget:
 
 
 def keyed(questions: Iterable[Question], identity: Mapping[str, Any]) -> list[tuple[str, Question]]:
-    """Questions with their keys in the ledger."""
+    """Return questions with their keys in the ledger."""
     return [(question.key(identity), question) for question in questions]
 
 
 def of_another_model(answer: Answer | Completion, identity: Mapping[str, Any]) -> bool:
-    """Tell whether an answer is of another model than the judge's identity names."""
-    if identity.get("kind") == "replay":  # whose answers name the judges of the file
+    """Return whether an answer came from another model than the judge's identity names."""
+    if identity.get("kind") == "replay":  # replayed answers name the judges of the file
         return False
     return not same_model(str(identity.get("model") or answer.judge), answer.judge)
 
 
 @dataclass
 class Asking(Generic[Kept]):
-    """Questions to one judge or text model through a ledger, and figures of this run; the ledger has the answers.
+    """Questions to one judge or text model through a ledger, and the figures of this run.
 
-    Questions that are equal are asked once. A question whose last answer is "failed" (nothing came back) is asked
-    again; one with another status only with `retry_failed`, which then asks nothing else.
+    Equal questions are asked once. A question whose last answer is "failed" (nothing came back) is asked again.
+    A question with another status but no grade is asked again only with `retry_failed`, which asks nothing else.
     """
 
     answers: Callable[[Iterable[Question]], Iterator[tuple[Question, Kept]]]
@@ -68,21 +66,21 @@ class Asking(Generic[Kept]):
     budget: Budget = field(default_factory=Budget)
     retry_failed: bool = False
     strict: bool = False
-    """Take no answer of another model than the one that was asked, neither from the ledger nor a new one."""
+    """Refuse answers of a model that was not asked, both in the ledger and new."""
 
     settled: set[str] = field(default_factory=set)
     """Keys of answered questions, from the ledger or this run."""
     asked: int = 0
     """Questions answered in this run."""
     reused: int = 0
-    """Questions whose answer was in the ledger."""
+    """Questions with an answer in the ledger."""
     usage: Usage = field(default_factory=Usage)
     usd: float = 0.0
     statuses: Counter[str] = field(default_factory=Counter)
     other_precision: Counter[str] = field(default_factory=Counter)
-    """Dtype -> questions asked although the ledger holds this judge's answer with weights of that dtype."""
+    """Dtype -> questions asked although the ledger has this judge's answer with weights of that dtype."""
     stopped: str | None = None
-    """The limit that was reached."""
+    """The limit that was reached, or None."""
 
     def __post_init__(self) -> None:
         own = self.identity.get("dtype")
@@ -94,7 +92,7 @@ class Asking(Generic[Kept]):
         self._guessed = 0.0  # dollars of answers that came without a number of tokens
 
     def run(self, questions: Iterable[tuple[str, Question]], step: Step | None = None) -> None:
-        """Answer questions from the ledger, and ask for the rest; an answer is kept the moment it comes."""
+        """Answer questions from the ledger, and ask the rest; each answer is written the moment it comes."""
         asked = reused = 0
         for _ in self.each(questions):
             if step is not None:
@@ -105,17 +103,16 @@ class Asking(Generic[Kept]):
 
     @property
     def note(self) -> str:
-        """Answers of this run by status and their price, for a progress bar."""
+        """Counts of this run's answers by status, and their price, for a progress bar."""
         counts = ", ".join(f"{count:,} {status}" for status, count in self.statuses.most_common())
         return f"{counts}, {self.usd:.4f} US dollars" if self.usd else counts
 
     def load(self, questions: Iterable[tuple[str, Question]]) -> None:
-        """Tell the ledger what will be looked for."""
         others = self._other_dtypes.values()
         self.ledger.load(key for own, one in questions for key in (own, *(one.key(other) for other in others)))
 
     def each(self, questions: Iterable[tuple[str, Question]]) -> Iterator[Kept]:
-        """Do as `run` with questions that are taken one by one as there is room; give the new answers."""
+        """Do the same as `run`, take questions one by one as there is room, and yield the new answers."""
         left, before = questions, 0
         while True:
             for question, answer in self.answers(self._to_ask(left)):
@@ -128,7 +125,7 @@ class Asking(Generic[Kept]):
             left, before, self._elsewhere = self._elsewhere, len(self._elsewhere), []
 
     def _to_ask(self, questions: Iterable[tuple[str, Question]]) -> Iterator[Question]:
-        """The questions to ask, each once, until the budget is reached."""
+        """Yield the questions to ask, each once, until the budget is reached."""
         elsewhere: set[str] = set()
         for key, question in questions:
             if key in self.settled or key in self._in_flight or key in elsewhere:
@@ -141,7 +138,7 @@ class Asking(Generic[Kept]):
             if not self.ledger.claim(key):
                 elsewhere.add(key)
                 self._elsewhere.append((key, question))
-            elif self._reuse(key, self.ledger.find(key)):  # another process has answered it just before
+            elif self._reuse(key, self.ledger.find(key)):  # another process answered between the find and the claim
                 self.ledger.give_back(key)
             else:
                 for dtype, identity in self._other_dtypes.items():
@@ -187,7 +184,7 @@ class Asking(Generic[Kept]):
         return self.prices.usd(Usage(prompt=prompt, completion=written)) * int(samples)
 
     def _affordable(self, question: Question) -> bool:
-        """Tell whether there is budget for one more question; `stopped` says which limit was reached."""
+        """Return whether the budget covers one more question; if not, set `stopped`."""
         if self.budget.max_questions is not None and self._started >= self.budget.max_questions:
             self.stopped = f"the limit of {self.budget.max_questions} questions was reached"
         in_flight = math.fsum(max(guess, self._highest_price) for guess in self._in_flight.values())

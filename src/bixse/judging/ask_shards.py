@@ -1,4 +1,4 @@
-"""Documents or pairs cut into ranges of rows; jobs that ask a judge or a writer about each, through one ledger."""
+"""Ranges of rows of documents or pairs, and jobs that ask a judge or a writer about each range through one ledger."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from bixse.scale.engines.job import Engine
 
 ROWS = 50_000
-"""Rows of a shard where nobody says how many shards: some hundred megabytes with the questions about them."""
+"""Rows per shard if no number of shards is given: some hundred megabytes with the questions about them."""
 SHARDS_FOLDER = "shards"
-"""In the output folder: what came of each shard, and markers of those that are complete."""
+"""Folder in the output folder with the summary and the completion marker of each shard."""
 
 Own = TypeVar("Own", bound="AskShards")
 Opened = TypeVar("Opened", bound="Judge | TextModel")
@@ -41,30 +41,26 @@ class RowShards:
     """Ranges of rows of nearly equal size."""
 
     path: Path
-    """A Parquet file, a folder of some, or a file of another format."""
+    """A Parquet file, a folder of Parquet files, or a file of another format."""
     content: str
-    """What `content_of` the path is."""
+    """The hash that `content_of` gives for the path."""
     total: int
-    """Rows."""
+    """Number of rows."""
     number: int
-    """Shards, at most one per row."""
+    """Number of shards, at most one per row."""
 
     def rows(self, shard: int) -> range:
-        """The rows of a shard, from 0."""
         return range(self.total * shard // self.number, self.total * (shard + 1) // self.number)
 
 
 def number_of_shards(wanted: int | None, total: int) -> int:
-    """Shards of so many rows: those that are wanted, or as many as have `ROWS`."""
+    """Return the wanted number of shards, or as many as `ROWS` rows per shard give; at most one per row."""
     return min(wanted or -(-total // ROWS), total)
 
 
 def cut_pairs(path: Path, number: int | None, copy: Path) -> RowShards:
-    """Cut pairs into a number of shards, or into shards of `ROWS`; of Parquet the footers alone are read.
-
-    Pairs of another format are copied to Parquet, once for each content.
-    """
-    if not _is_parquet(path):
+    """Cut pairs into shards; only the footers of Parquet files are read."""
+    if not _is_parquet(path):  # only Parquet can be read from any row on; the copy is made once per content
         if not is_marked(copy, content := file_hash(path)):
             pairs_to_parquet(path, copy)
             mark(copy, content)
@@ -76,13 +72,11 @@ def cut_pairs(path: Path, number: int | None, copy: Path) -> RowShards:
 
 
 def content_of(path: Path) -> str:
-    """A hash of the footers of Parquet files, which know files of any size at once; of another file a hash of it all.
-
-    A footer says where each column lies and what its least and greatest values are.
-    """
+    """Return a hash of the footers of Parquet files, or of all bytes of another file."""
     files = _files(path)
     if not _is_parquet(path):
         return file_hash(path)
+    # A footer has the position, least and greatest value of each column, and is read at once from files of any size.
     known = [[file.name, file.stat().st_size, footer_hash(file)] for file in files]
     return hashlib.sha256(json.dumps(known).encode()).hexdigest()
 
@@ -97,22 +91,22 @@ def _is_parquet(path: Path) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class AskShards(Job[int, dict[str, Any]]):
-    """The part that such jobs share; each shard gives and leaves a summary."""
+    """The base of jobs that ask about rows. Each shard returns its summary and writes it to a file."""
 
     folder: Path
     source: RowShards
-    """What is asked about."""
+    """The documents or pairs."""
     config: PriceSettings
-    """With the engine, and how judge or writer are opened."""
+    """Settings that open the judge or writer, with the engine."""
     identity: dict[str, Any]
-    """Identity of the judge or writer where the job comes from."""
+    """Identity of the judge or writer on the machine that started the job."""
     ledger: Path
     prices: Prices
     ledger_id: str = ""
-    """The id of a ledger in a folder; "" of a file, which processes of one machine share."""
+    """The id of a ledger in a folder; "" for a file, which only processes of one machine share."""
 
     def opened_here(self, opening: Callable[[], Opened]) -> Opened:
-        """Open the judge or writer of this process, on a machine that finds the same source, ledger and model."""
+        """Open the judge or writer of this process; raise if source, ledger or model differ on this machine."""
         if content_of(self.source.path) != self.source.content:
             raise InputError(
                 f"{self.source.path}: got other pairs or documents than on the machine that started this; expected the "
@@ -136,12 +130,11 @@ class AskShards(Job[int, dict[str, Any]]):
         return self.folder / SHARDS_FOLDER / f"{shard:05d}.json"
 
     def leave(self, shard: int, summary: dict[str, Any]) -> dict[str, Any]:
-        """Write down what came of a shard."""
         write_atomically(self.output(shard), json.dumps({"of": self.fingerprint(), "summary": summary}) + "\n")
         return summary
 
     def summary(self, shard: int) -> dict[str, Any] | None:
-        """What came of a shard, now or in an earlier run of the same; None where nothing has yet."""
+        """Return the summary of a shard from this run or an earlier run of the same job, or None."""
         try:
             found = json.loads(read_text(self.output(shard)))
             return dict(found["summary"]) if found["of"] == self.fingerprint() else None
@@ -149,17 +142,17 @@ class AskShards(Job[int, dict[str, Any]]):
             return None
 
     def budget(self, shard: int, questions: int | None = None) -> Budget:
-        """The shard's share, by rows, of the dollars that the run may spend; and most questions."""
+        """Return the shard's share, by rows, of the dollars of the run, with a limit of questions."""
         usd, rows = self.config.max_usd, self.source.rows(shard)
         return Budget(None if usd is None else usd * len(rows) / self.source.total, questions)
 
 
 def with_ledger(job: Own, engine: str, record: Run) -> Own:
-    """Begin the run of a job: the record, and a ledger in a folder, which all machines share."""
+    """Save the record of a job as running, and make its ledger if it is a folder."""
     shared = engine != "local" or not is_one_file(job.ledger)
     if shared:
         check_no_file(job.ledger)
-    record.save("running")  # before anything else is there: other ranks look for it
+    record.save("running")  # before any other file, since other ranks look for the record
     if not shared:
         return job
     job = replace(job, ledger_id=make_folder(job.ledger))
@@ -170,16 +163,12 @@ def with_ledger(job: Own, engine: str, record: Run) -> Own:
 def asked_shards(
     job: AskShards,
     place: Engine,
-    kept: Callable[[Step | None], Any],
-    a_row: int,
+    kept: Callable[[Step | None], Any],  # makes the worker state of this process from a progress callback
+    a_row: int,  # questions per row
     title: str,
     progress: Callable[[str, int], Step] | None,
 ) -> tuple[dict[int, dict[str, Any]], dict[int, dict[str, Any]]]:
-    """Have this engine's share of the shards done: summaries of those, and of others that are there.
-
-    `kept` makes the worker state of this process with a progress callback, which `progress` makes from title and
-    total; `a_row` is the number of questions about a row.
-    """
+    """Run this engine's share of the shards; return their summaries, and the summaries that were there before."""
     shards = range(job.source.number)
     sizes = {shard: len(job.source.rows(shard)) * a_row for shard in place.share(shards)}
     step = progress(title, sum(sizes.values())) if progress is not None and sizes else None

@@ -1,4 +1,4 @@
-"""Text before and after a run of grading: the questions, tokens, dollars and time it will take; the grades it gave."""
+"""Estimate the questions, tokens, dollars and time of grading, and format its results."""
 
 from __future__ import annotations
 
@@ -22,43 +22,41 @@ if TYPE_CHECKING:
     from bixse.data.graded_pairs import Pair
 
 COUNTED = 1000
-"""Questions whose tokens are counted; the rest follows by the number of characters."""
+"""Questions that are tokenized. The tokens of the rest follow from their characters."""
 CHARACTERS_A_TOKEN = 4.0
-"""Where neither a tokenizer nor an answer tells: a common ratio for English text."""
+"""A common ratio for English text, used if neither a tokenizer nor an answer gives tokens."""
 LEAST_PILOT, MOST_PILOT = 16, 1000
-"""Questions that a pilot asks where nobody says how many."""
+"""Least and most questions of a pilot if no number is given."""
 ROUNDS = 3
-"""A pilot asks so many times what the judge takes at once; only the last round is timed, those before warm it up."""
+"""Rounds of a pilot, each of `at_once` questions. Only the last is timed: connections and pace need a warm-up."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run of grading would take from here on."""
+    """The cost of the rest of a run of grading; tokens, `usd` and `seconds` are of questions without an answer."""
 
     pairs: int
     questions: int
-    """One per pair and prompt variant of the rubric, and those asked again."""
+    """One question per pair and prompt variant of the rubric, and the questions that are asked twice."""
     answered: int
-    """Of these, questions whose answer is in the ledger (this estimate's own pilot included)."""
+    """Questions with an answer in the ledger, this estimate's own pilot included."""
     prompt_tokens: int
-    """To be read for the rest."""
     completion_tokens: int
-    """To be written for the rest."""
     counted_by: str
-    """How tokens were counted: "tokenizer", "answers" (their usage) or "characters" (a guess)."""
+    """Source of the tokens: "tokenizer", "answers" (their usage) or "characters" (a guess)."""
     usd: float
-    """For the rest; nothing is taken off for prompts that the server has in its cache."""
+    """Price without a discount for prompts in the server's cache."""
     seconds: float | None
-    """Wall time for the rest, or None without a pilot: the mean time of the pilot's answers after its warm-up, divided
-    by `at_once`."""
+    """Wall time from the mean time of the pilot's answers after its warm-up, divided by `at_once`; None without a
+    pilot."""
     at_once: int
-    """Questions that the judge took at once at the end of the pilot."""
+    """Concurrent questions at the end of the pilot."""
     pilot: int
     """Questions asked for this estimate."""
     pilot_usd: float
 
     def text(self, name: str) -> str:
-        """What a person reads; `name` is the judge's."""
+        """Format the estimate; `name` is the name of the judge."""
         counted = {
             "tokenizer": "counted by the judge's tokenizer",
             "answers": "from the usage of answers so far",
@@ -92,15 +90,7 @@ def estimate(
     inputs: Mapping[str, str] | None = None,
     strict: bool = False,
 ) -> Estimate:
-    """Count what is left to ask, and ask some of it to see tokens and time.
-
-    The pilot's questions are drawn at random from what is left. Its answers are in the ledger of `out` and are not
-    asked again; tables are not written.
-
-    Arguments and errors are those of `grade`. `pilot` is how many questions to ask, for no more than `max_usd`; 0: ask
-    and write nothing; None: a tenth of what is left, at least 16, and no more than three times what the judge takes at
-    once.
-    """
+    """Count the questions left, and ask a random pilot for tokens and time; arguments and errors are as in `grade`."""
     settings, prices = settings or GradeSettings(), prices or Prices()
     record, book = open_grading(pairs, judge, out, settings, ledger, inputs, strict)
     identity = dict(judge.identity)
@@ -109,7 +99,7 @@ def estimate(
     answers = _known(book, questions, identity, strict)
     left = {key: question for key, question in questions.items() if key not in answers}
     seconds, pilot_usd = [], 0.0
-    if left and (pilot is None or pilot > 0):
+    if left and (pilot is None or pilot > 0):  # 0 asks and writes nothing
         record.save("running")
         try:
             with Ledger(book) as file:
@@ -141,17 +131,17 @@ def estimate(
 
 
 def _chosen(left: Mapping[str, Question], judge: Judge, pilot: int | None) -> Iterator[tuple[str, Question]]:
-    """The pilot's questions; without a number as many as the judge's `at_once`, which may change meanwhile, needs."""
+    """Yield `pilot` questions; None: a tenth of all left, at least 16, and at most three times `at_once`."""
     most = max(LEAST_PILOT, min(MOST_PILOT, len(left) // 10)) if pilot is None else pilot
     for number, question in enumerate(random.Random(0).sample(list(left.items()), min(most, len(left)))):
-        if pilot is None and number >= max(LEAST_PILOT, ROUNDS * judge.at_once):
+        if pilot is None and number >= max(LEAST_PILOT, ROUNDS * judge.at_once):  # `at_once` changes while it answers
             return
         yield question
 
 
 def _known(path: Path, keys: Iterable[str], identity: Mapping[str, Any], strict: bool) -> dict[str, Answer]:
-    """Answers that a run would take over; a ledger that is not there is not made."""
-    if not path.exists():
+    """Return the answers that a run would reuse."""
+    if not path.exists():  # opening would make a ledger
         return {}
     with Ledger(path) as ledger:
         keys = list(keys)
@@ -181,7 +171,7 @@ def _prompt_tokens(
 
 
 def grade_lines(summary: Mapping[str, Any], name: str) -> list[str]:
-    """Counts, spread and costs of a run of grading; `name` is the judge's."""
+    """Return lines with counts, spread and costs of a run of grading; `name` is the name of the judge."""
     graded = summary["statuses"].get("graded", 0)
     computed = f" in {summary['precision']}" if summary["precision"] else ""
     rows: list[list[str | float]] = [[status, str(count)] for status, count in summary["statuses"].items()]
@@ -206,7 +196,7 @@ def grade_lines(summary: Mapping[str, Any], name: str) -> list[str]:
 
 
 def grade_warnings(summary: Mapping[str, Any], name: str, priced: bool) -> list[str]:
-    """The doubts about the grades: missing ones, little probability on the options, wide bounds, other models."""
+    """Return doubts about the grades: missing grades, little mass on the options, wide bounds, other models."""
     graded = summary["statuses"].get("graded", 0)
     warnings = []
     for dtype, count in summary["answered_in_other_precision"].items():

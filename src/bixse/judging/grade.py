@@ -1,4 +1,4 @@
-"""Grade pairs by a judge: questions through the ledger, one row per pair, a record of what it took."""
+"""Grade pairs with a judge: ask questions through the ledger, write one row per pair, and record the costs."""
 
 from __future__ import annotations
 
@@ -32,48 +32,48 @@ log = logging.getLogger(__name__)
 PAIRS_NAME = "pairs.parquet"
 """The graded pairs, ready for `bixse train`."""
 JUDGEMENTS_NAME = "judgements.parquet"
-"""Every pair that was asked, with its status, bounds, probabilities and price."""
+"""All pairs that were asked, with status, bounds, probabilities and price."""
 LEDGER_NAME = "ledger.sqlite"
-"""Every answer, unless another ledger is named."""
+"""The ledger, unless another one is named."""
 LEDGER_FOLDER = "ledger"
-"""The same of a run that is cut into shards."""
+"""The ledger of a run in shards."""
 WIDE = 0.05
-"""Bounds of relevance further apart than this are counted in the summary."""
+"""Distance of the bounds of a relevance, beyond which the summary counts them as wide."""
 
 
 @dataclass(frozen=True)
 class JudgedPair:
-    """What the judge made of one pair, all prompt variants of the rubric together; None where there is no grade."""
+    """The judgement of one pair over all prompt variants of the rubric; its values are None without a grade."""
 
     pair: Pair
     answers: Sequence[Answer]
-    """One per prompt variant of the rubric."""
+    """One answer per prompt variant of the rubric."""
     scale: GradeScale
     repeat: int = 0
 
     @property
     def status(self) -> str:
-        """The status of the first variant without a grade, or "graded"."""
+        """Status of the first variant without a grade, or "graded"."""
         return next((answer.status for answer in self.answers if not answer.usable), "graded")
 
     @property
     def grade(self) -> float | None:
-        """Mean over the variants."""
+        """Mean grade over the variants."""
         return self._mean("grade")
 
     @property
     def relevance(self) -> float | None:
-        """In [0, 1]."""
+        """Relevance in [0, 1]."""
         return self._relevance("grade")
 
     @property
     def bounds(self) -> tuple[float | None, float | None]:
-        """The least and most the relevance can be."""
+        """The lowest and highest possible relevance, in [0, 1]."""
         return self._relevance("low"), self._relevance("high")
 
     @property
     def probabilities(self) -> list[float] | None:
-        """Probabilities of the options, divided by their sum; mean over the variants."""
+        """Probabilities of the options, divided by their sum: the mean over the variants."""
         if self.status != "graded" or not all(answer.probabilities for answer in self.answers):
             return None
         shares = [[value / sum(answer.probabilities) for value in answer.probabilities] for answer in self.answers]
@@ -81,7 +81,7 @@ class JudgedPair:
 
     @property
     def mass(self) -> float | None:
-        """The least probability that an answer put on the options together."""
+        """The lowest sum, over the answers, of the probabilities of the options."""
         return min((answer.mass for answer in self.answers if answer.probabilities), default=None)
 
     @property
@@ -102,7 +102,6 @@ class JudgedPair:
         return self.scale.to_relevance(rounded)
 
     def row(self, prices: Prices) -> dict[str, Any]:
-        """One row of `judgements.parquet`."""
         (low, high), usage, last = self.bounds, self.usage, self.answers[-1]
         told = next((answer for answer in self.answers if not answer.usable), last)
         return {
@@ -133,14 +132,14 @@ class JudgedPair:
 
 @dataclass(frozen=True)
 class GradeSummary:
-    """Counts, tokens, dollars and doubts of a run, as plain data; those of shards are added."""
+    """Counts, tokens, dollars and doubts of a run, as plain data; `+` joins the summaries of shards."""
 
     pairs: int = 0
     statuses: dict[str, int] = field(default_factory=dict)
     modes: dict[str, int] = field(default_factory=dict)
     mean_relevance: float | None = None
     relevance_tenths: list[int] = field(default_factory=lambda: [0] * 10)
-    """Graded pairs in each tenth of [0, 1]."""
+    """Graded pairs per tenth of [0, 1]."""
     low_mass: int = 0
     wide_bounds: int = 0
     prompt_tokens: int = 0
@@ -154,7 +153,7 @@ class GradeSummary:
     not_asked: int = 0
     repeats_not_asked: int = 0
     asked: int = 0
-    """Questions answered in this run, as `reused` and `usd_of_this_run`."""
+    """Questions answered in this run; `reused` and `usd_of_this_run` are of this run too."""
     reused: int = 0
     precision: str | None = None
     answered_in_other_precision: dict[str, int] = field(default_factory=dict)
@@ -180,7 +179,7 @@ class GradeSummary:
 
     @property
     def before_this_run(self) -> GradeSummary:
-        """The summary of pairs that this run took as they were."""
+        """The same summary for pairs that this run did not ask about."""
         return replace(self, asked=0, reused=0, usd_of_this_run=0.0, stopped=None)
 
 
@@ -198,23 +197,22 @@ def _sum(one: Any, two: Any) -> Any:
 
 @dataclass(frozen=True)
 class GradeResult:
-    """What came of a run of grading."""
+    """The result of a run of grading."""
 
     judgements: Sequence[JudgedPair]
-    """One per pair and repeat, in the order of the pairs, repeats last; none of a run in shards, which has them in
-    files."""
+    """One row per pair and repeat, in the order of the pairs, repeats last; a run in shards has its rows in files."""
     summary: Mapping[str, Any]
     """A `GradeSummary` as a dictionary."""
     artifacts: Mapping[str, str]
-    """Name -> path of what was written: judgements, ledger, record, and pairs where there are any."""
+    """Name -> path of the files: judgements, ledger, record, and pairs if any pair has a grade."""
     stopped: str | None
-    """The limit that ended it early, or None."""
+    """The limit that ended the run early, or None."""
     waiting: int = 0
-    """Shards that other ranks have not done yet."""
+    """Pending shards of other ranks."""
 
     @property
     def complete(self) -> bool:
-        """Every pair has relevance, and those to be asked again were."""
+        """Return True if every pair has relevance, and every repeat was asked."""
         left = self.summary["not_asked"] + self.summary["repeats_not_asked"] + self.waiting
         return not left and self.summary["statuses"].get("graded", 0) == self.summary["pairs"]
 
@@ -232,30 +230,30 @@ def grade(
     progress: Callable[[str, int], Step] | None = None,
     strict: bool = False,
 ) -> GradeResult:
-    """Grade pairs; the expected grade of each becomes its relevance in [0, 1] (BiXSE paper, section 3).
+    """Grade pairs; the expected grade of each pair becomes its relevance in [0, 1] (BiXSE paper, section 3).
 
-    Writes `pairs.parquet` (graded pairs alone), `judgements.parquet` (every pair asked), `ledger.sqlite` and `run.json`
-    into `out`. The same call again asks nothing that was answered and goes on where it stopped.
+    Write `pairs.parquet` (graded pairs only), `judgements.parquet` (every pair asked), `ledger.sqlite` and `run.json`
+    into `out`. The same call again continues where the run stopped, and asks no answered question.
 
     Args:
-        pairs: what to grade.
-        judge: see `bixse.judging.judge`; not closed here.
+        pairs: pairs to grade.
+        judge: see `bixse.judging.judge`; it stays open.
         out: output folder.
-        settings: rubric, and what else decides the rows.
-        ledger: answers shared with other runs, in a file or a folder that is there (see `bixse.judging.ledger`); None:
-            those this folder used before, or `out/ledger.sqlite`.
-        prices: 0 when None.
-        budget: no limit when None.
+        settings: rubric, and other settings that decide the rows.
+        ledger: answers shared with other runs, in a file or an existing folder (see `bixse.judging.ledger`). None uses
+            the ledger of an earlier run in this folder, or `out/ledger.sqlite`.
+        prices: None for 0.
+        budget: None for no limit.
         retry_failed: ask only pairs whose answer has no grade.
         inputs: input name -> hash, for run.json.
         progress: makes a progress callback (see `bixse.progress.Step`) from a title and a total.
-        strict: ask nothing of a judge that does not look trustworthy, and take no answer of another model. Without it
-            the doubts are logged as warnings, and such answers are counted.
+        strict: refuse a judge with doubts, and answers of another model. Without it, doubts are logged as warnings,
+            and answers of another model are counted.
 
     Raises:
-        InputError: no pairs, a folder that holds another run, or with `strict` a judge to be doubted.
+        InputError: no pairs, a folder with another run, or with `strict` a judge with doubts.
         StorageError: the folder or the ledger cannot be written.
-        InterruptedRunError: stopped by Ctrl-C; answers so far are kept and tables written.
+        InterruptedRunError: stopped by Ctrl-C or SIGTERM. The answers so far are kept, and the tables are written.
     """
     settings, prices, budget = settings or GradeSettings(), prices or Prices(), budget or Budget()
     record, answers = open_grading(pairs, judge, out, settings, ledger, inputs, strict)
@@ -294,7 +292,7 @@ def open_grading(
     strict: bool,
     shards: int | str | None = None,
 ) -> tuple[Run, Path]:
-    """The record of a run of grading, new or to go on with, and its ledger; nothing is written yet."""
+    """Return the record of a run of grading, new or resumed, and the path of its ledger; write nothing."""
     if not pairs:
         raise InputError("pairs: got none; expected at least one; fix: check what was selected")
     doubts: Sequence[str] = getattr(judge, "doubts", ())
@@ -308,7 +306,8 @@ def open_grading(
         )
     folder = Path(out)
     config = {"judge": stored_identity(judge.identity), **settings.config(), **({"shards": shards} if shards else {})}
-    record = open_run(folder, "grade", config, dict(inputs or {}), paths=("ask_twice", "seed"))  # of repeats alone
+    # `ask_twice` and `seed` may change in a later call: they decide the repeats alone
+    record = open_run(folder, "grade", config, dict(inputs or {}), paths=("ask_twice", "seed"))
     answers = Path(ledger or record.results.get("ledger") or folder / (LEDGER_FOLDER if shards else LEDGER_NAME))
     record.results["ledger"] = str(answers.resolve())
     return record, answers
@@ -322,7 +321,7 @@ def result_of(
     judgements: Sequence[JudgedPair] = (),
     waiting: int = 0,
 ) -> GradeResult:
-    """The result of a run, which the record gets too."""
+    """Return the result of a run, and put it into the record."""
     artifacts = {"judgements": str(record.folder / JUDGEMENTS_NAME), "ledger": str(ledger)}
     if summary.graded:
         artifacts["pairs"] = str(record.folder / PAIRS_NAME)
@@ -333,7 +332,7 @@ def result_of(
 
 
 class Grading:
-    """Pairs, of a whole run or of one shard, and the questions about them, repeats last."""
+    """The pairs of a run or of one shard, and the questions about them, repeats last."""
 
     def __init__(self, pairs: Sequence[Pair], judge: Judge, settings: GradeSettings, asking: Asking[Answer]) -> None:
         self._judge, self._asking = judge, asking
@@ -348,7 +347,7 @@ class Grading:
         self._asking.run(self.questions, step)
 
     def write(self, rows: Path, graded: Path) -> tuple[list[JudgedPair], GradeSummary]:
-        """Write all judgements to the file `rows`, those with a grade to `graded`, which is deleted without any."""
+        """Write all judgements to `rows`, and graded pairs to `graded`; delete `graded` if there are none."""
         asking, judgements, others = self._asking, list[JudgedPair](), Counter[str]()
         for pair, repeat, questions in self._asked:
             answers = [answer for key, _ in questions if (answer := asking.ledger.find(key)) is not None]
@@ -378,7 +377,7 @@ class Grading:
 
 
 def graded_pairs(judgements: Iterable[JudgedPair]) -> GradedPairs:
-    """The training table: graded pairs alone, without repeats; expected grade, its probabilities and the judge."""
+    """Return the training table: graded pairs without repeats, with expected grade, probabilities and judge."""
     return GradedPairs.from_rows(
         {
             "query_id": judgement.pair.query_id,
@@ -397,7 +396,7 @@ def graded_pairs(judgements: Iterable[JudgedPair]) -> GradedPairs:
 
 
 def save_judgements(judgements: Sequence[JudgedPair], prices: Prices, path: Path) -> None:
-    """Write every judgement, graded or not, as Parquet; the file appears whole or not at all."""
+    """Write every judgement, graded or not, as Parquet; the file appears complete or not at all."""
     import pyarrow as pa
 
     text, number, whole = pa.string(), pa.float64(), pa.int64()
@@ -413,7 +412,7 @@ def save_judgements(judgements: Sequence[JudgedPair], prices: Prices, path: Path
 
 
 def _figures(judgements: Sequence[JudgedPair], prices: Prices) -> dict[str, Any]:
-    """The fields of `GradeSummary` that follow from the judgements."""
+    """Return the fields of `GradeSummary` that follow from the judgements."""
     first = [judgement for judgement in judgements if not judgement.repeat]
     graded = [judgement for judgement in first if judgement.status == "graded"]
     relevance = {judgement.pair: judgement.relevance for judgement in graded}

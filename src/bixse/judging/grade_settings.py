@@ -1,4 +1,4 @@
-"""Settings of the verbs that ask a judge or a server: how it is asked, what, and of which pairs."""
+"""Settings of the verbs that ask a judge or a server."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 MILLION = 1_000_000
-"""People quote prices per million tokens; price files hold them per token."""
+"""Options give prices per million tokens, price files give them per token."""
 
 
 @dataclass(frozen=True)
 class Prices:
-    """US dollars per token; all 0 for a server or model of one's own.
+    """US dollars per token; all 0 for your own server or model.
 
     Example:
         >>> from bixse.judging.judge import Usage
@@ -42,9 +42,9 @@ class Prices:
     prompt: float = 0.0
     completion: float = 0.0
     cached: float | None = None
-    """A token read from the server's prompt cache; None: as any token read."""
+    """Price of a token from the server's prompt cache; None for the price of a prompt token."""
     reasoning: float | None = None
-    """A token of reasoning; None: as any token written."""
+    """Price of a reasoning token; None for the price of a completion token."""
 
     def usd(self, usage: Usage) -> float:
         cached = self.prompt if self.cached is None else self.cached
@@ -58,7 +58,7 @@ class Prices:
 
 
 class PriceSettings(Settings):
-    """Prices, given or looked up, and the most to spend."""
+    """Prices, given or looked up, and the budget."""
 
     price_in: float | None = Field(default=None, ge=0)
     """US dollars for a million tokens read."""
@@ -84,7 +84,7 @@ class PriceSettings(Settings):
         return self
 
     def of(self, model: str) -> Prices:
-        """The prices of a model; 0 where none are given."""
+        """Return the prices of a model, or 0 if none are given."""
         if self.prices is not None:
             return load_prices(self.prices, model)
         cached = None if self.price_cached is None else self.price_cached / MILLION
@@ -92,7 +92,7 @@ class PriceSettings(Settings):
 
 
 class _Listed(BaseModel):
-    """Prices of a model as litellm's file lists them, in US dollars per token."""
+    """Prices of a model in litellm's file, in US dollars per token."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -103,7 +103,7 @@ class _Listed(BaseModel):
 
 
 def load_prices(path: Path, model: str) -> Prices:
-    """The prices of a model in a file of litellm's shape (`model_prices_and_context_window.json`)."""
+    """Read the prices of a model from a file in litellm's format (`model_prices_and_context_window.json`)."""
     otherwise = "use --price-in and --price-out"
     try:
         table = json.loads(read_text(path))
@@ -134,9 +134,9 @@ def load_prices(path: Path, model: str) -> Prices:
 
 
 BM25, JUDGED = "bm25", "judged"
-"""Words for candidates: the documents BM25 finds, or those that have a judgement."""
+"""Values of `candidates`: the documents that BM25 finds, or the judged documents."""
 AskedMode = Literal["auto", "token-ids", "top-logprobs", "constrained", "sample", "verbal"]
-"""How a server is asked for a grade; see `bixse.judging.judge.Mode`."""
+"""The way to read a grade from a server; see `bixse.judging.judge.Mode`."""
 NamedRubric = Annotated[
     Rubric | None,
     BeforeValidator(lambda given: load_rubric(given) if isinstance(given, (str, Path)) else given),
@@ -163,7 +163,7 @@ class ServerSettings(Settings):
 
 
 class JudgeOptions(ServerSettings):
-    """Settings of judges; each kind takes those that concern it."""
+    """Settings of judges; each kind of judge reads the settings that apply to it."""
 
     mode: AskedMode = "auto"
     """How the grade is read: auto takes the options' probabilities and refuses a server without them; sample and verbal
@@ -189,7 +189,7 @@ class JudgeOptions(ServerSettings):
 
 
 class AskSettings(Settings):
-    """What a judge is asked about a pair."""
+    """Questions about a pair."""
 
     rubric: NamedRubric = None
     """What is asked; None for judges that read no rubric."""
@@ -201,7 +201,7 @@ class AskSettings(Settings):
         return 1 if self.rubric is None else len(self.rubric.variants)
 
     def questions(self, pair: Pair, repeat: int = 0) -> list[Question]:
-        """One question per prompt variant of the rubric."""
+        """Return one question per prompt variant of the rubric."""
         shown = pair.document if self.document_characters is None else pair.document[: self.document_characters]
         ids = (pair.query_id, pair.document_id, pair.query, shown)
         if self.rubric is None:
@@ -213,7 +213,7 @@ class AskSettings(Settings):
 
 
 class GradeSettings(AskSettings):
-    """What decides the rows, apart from pairs and judge."""
+    """Settings of grading that decide the rows, apart from pairs and judge."""
 
     ask_twice: Annotated[float, Field(ge=0, le=1), Flag(metavar="SHARE")] = 0.0
     """Ask this share of the pairs twice, to see how far the judge agrees with itself."""
@@ -221,13 +221,13 @@ class GradeSettings(AskSettings):
     """Of the choice of those pairs."""
 
     def is_repeated(self, pair: Pair) -> bool:
-        """Depends on seed and ids alone, not on the other pairs."""
+        """Return whether a pair is asked twice; this depends on the seed and its ids, not on the other pairs."""
         content = repr((self.seed, pair.query_id, pair.document_id)).encode("utf-8")
         drawn = int.from_bytes(hashlib.sha256(content).digest()[:8], "big") / 2**64
         return drawn < self.ask_twice
 
     def with_repeats(self, pairs: Sequence[Pair]) -> Iterator[tuple[Pair, int]]:
-        """Every pair with repeat 0, then those asked again with repeat 1."""
+        """Yield every pair with repeat 0, then the pairs to ask twice with repeat 1."""
         yield from ((pair, 0) for pair in pairs)
         yield from ((pair, 1) for pair in pairs if self.is_repeated(pair))
 
@@ -242,7 +242,7 @@ class GradeSettings(AskSettings):
 
 
 class RankSettings(AskSettings):
-    """What is put in order, and what the judge is asked about it."""
+    """Candidates to rank, and metrics."""
 
     collection: Annotated[Path, Flag(metavar="DIR")]
     """Folder with corpus.jsonl, queries.jsonl and qrels."""

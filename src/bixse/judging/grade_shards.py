@@ -1,4 +1,4 @@
-"""`grade_shards`: grade pairs shard by shard, in this process, in others, or on other machines."""
+"""Grade pairs shard by shard, in this process, in other processes, or on other machines."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from bixse.progress import Step
 
 COPY_FOLDER = ".pairs"
-"""In the output folder: a copy of pairs that are no Parquet."""
+"""Folder in the output folder with a Parquet copy of pairs of another format."""
 ESTIMATE_FOLDER = ".estimate"
-"""In the output folder: the record of `estimate_shards`."""
+"""Folder in the output folder with the record of `estimate_shards`."""
 
 
 class ShardJudge(NamedTuple):
@@ -50,15 +50,14 @@ class ShardJudge(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class GradeShards(AskShards):
-    """Shard n becomes the n-th file of `pairs.parquet` and `judgements.parquet`, here folders."""
+    """A job of grading; shard n becomes the n-th file of the folders `pairs.parquet` and `judgements.parquet`."""
 
     config: GradeConfig
-    """With the rubric that the judge reads, if any."""
+    """Settings with the rubric that the judge reads, or without one."""
 
     def setup(self) -> ShardJudge:
-        """Open the judge, on a machine where all is as where the job comes from."""
         config = self.config
-        if "dtype" in self.identity:
+        if "dtype" in self.identity:  # "auto" may mean another dtype on the CPU or GPU of this machine
             config = config.model_copy(update={"dtype": self.identity["dtype"]})
         return ShardJudge(self.opened_here(config.open))
 
@@ -73,7 +72,6 @@ class GradeShards(AskShards):
         return self.leave(shard, asdict(summary))
 
     def file(self, name: str, shard: int) -> Path:
-        """The part of a table that is this shard's."""
         return self.folder / name / f"{shard:05d}.parquet"
 
     def summary(self, shard: int) -> dict[str, Any] | None:
@@ -94,7 +92,7 @@ class GradeShards(AskShards):
         return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
 
     def _is_settled(self, shard: int) -> bool:
-        """Tell whether a run has nothing to ask about a shard."""
+        """Return whether a run has nothing to ask about a shard."""
         summary = self.summary(shard)
         if summary is None or summary["not_asked"] or summary["repeats_not_asked"]:
             return False
@@ -102,7 +100,7 @@ class GradeShards(AskShards):
         return not statuses.get("failed") and (not self.config.retry_failed or list(statuses) == ["graded"])
 
     def _most_questions(self, shard: int) -> int | None:
-        """The shard's share of the pairs that the run may ask about, in questions."""
+        """Return the shard's share, by rows, of `max_pairs`, in questions."""
         rows, most = self.source.rows(shard), self.config.max_pairs
         if most is None:
             return None
@@ -113,19 +111,13 @@ class GradeShards(AskShards):
 def grade_shards(
     config: GradeConfig, out: str | Path, judge: Judge, progress: Callable[[str, int], Step] | None = None
 ) -> GradeResult:
-    """Grade the pairs of a file or folder in shards, of which one at a time is in memory in each process.
-
-    As `bixse.grade`, with these differences: `pairs.parquet` and `judgements.parquet` are folders with one file per
-    shard, in the order of the rows; the ledger is a folder, unless an SQLite file is named for one machine; equal pairs
-    are found within a shard alone; each shard has its share, by rows, of `max_usd` and `max_pairs`. The same call again
-    does the shards that are missing or have pairs without an answer.
-
-    All machines share the folder `out`. `judge` is the one that `config` opens, for this process and to know it by;
-    other processes open their own. Shards that failed twice end the run with an IncompleteError; the others are kept.
-    """
+    """Grade the pairs of a file or folder like `bixse.grade`, but in shards, one in memory per process."""
+    # Differences: equal pairs are found only within a shard, and each shard has its share, by rows, of `max_usd` and
+    # `max_pairs`. All machines share `out`. `judge`, which `config` opens, is for this process and for its identity;
+    # other processes open their own. The same call again does the shards that are missing or lack an answer.
     place = config.chosen_engine(here=config.processes is None)
     job, record = _opened(config, Path(out).absolute(), judge)
-    job = with_ledger(job, config.engine, record)
+    job = with_ledger(job, config.engine, record)  # a folder, unless an SQLite file is named for one machine
     started, status = time.perf_counter(), "failed"
     try:
         new, known = asked_shards(
@@ -135,7 +127,7 @@ def grade_shards(
         total = sum([*(GradeSummary(**summary) for summary in new.values()), *before], GradeSummary())
         result = result_of(record, judge, total, job.ledger, (), job.source.number - len(new) - len(known))
         status = "finished" if result.complete else "interrupted"
-    except (KeyboardInterrupt, IncompleteError):
+    except (KeyboardInterrupt, IncompleteError):  # IncompleteError: some shards failed twice, the others are kept
         status = "interrupted"
         raise
     finally:
@@ -145,7 +137,7 @@ def grade_shards(
 
 
 def estimate_shards(config: GradeConfig, out: str | Path, judge: Judge) -> tuple[Estimate, float]:
-    """Estimate the first shard, and give how many times as many rows there are; the answers of its pilot are kept."""
+    """Estimate the first shard, and return all rows divided by its rows; the answers of its pilot are kept."""
     job, record = _opened(config, Path(out).absolute(), judge)
     record.save("interrupted")
     if config.pilot != 0 and not is_one_file(job.ledger):
@@ -159,7 +151,7 @@ def estimate_shards(config: GradeConfig, out: str | Path, judge: Judge) -> tuple
 
 
 def _opened(config: GradeConfig, out: Path, judge: Judge) -> tuple[GradeShards, Run]:
-    """The job, and the record of its run; nothing is written but a copy of pairs that are no Parquet."""
+    """Return the job and the record of its run; write only a Parquet copy of pairs of another format."""
     if config.pairs is None:
         raise InputError("--pairs: got none; expected a file or folder with query and document; fix: name it")
     settings = config.model_copy(update={"rubric": config.asked_rubric()})

@@ -1,4 +1,4 @@
-"""What judges and text models are: they take questions and give back one answer or text each, or a status."""
+"""The protocols of judges and text models, which give one answer, text or status per question."""
 
 from __future__ import annotations
 
@@ -26,32 +26,30 @@ Status = Literal[
     "too-long",
     "failed",
 ]
-"""How an answer ended. Only "graded" carries relevance.
+"""The end of an answer. Only "graded" carries relevance, since a text that no parser understands is no grade of 0.
 
-refused: the judge declined; filtered: a content filter;
-truncated: the length limit came before the end; no-option: no option was answered in the form that was asked for;
-ambiguous: existing judgements of one pair differ; off-scale: an existing judgement or a score outside the scale;
-no-probabilities: the server gave none where they are needed; too-long: the pair does not fit the judge; failed: no
-answer after all tries.
+refused: the judge declined; filtered: a content filter stopped it; truncated: the length limit came before the end;
+no-option: no option was answered in the requested form; ambiguous: existing judgements of one pair differ; off-scale:
+an existing judgement or a score is outside the scale; no-probabilities: the server gave no probabilities, and they are
+needed; too-long: the pair does not fit the judge; failed: no answer after all tries.
 """
 STATUSES: tuple[str, ...] = get_args(Status)
 CompletionStatus = Literal["written", "filtered", "truncated", "too-long", "failed"]
-"""How a text ended: whole, stopped by a content filter, cut by the length limit, not asked since the prompt does not
-fit, or not there after all tries."""
+"""The end of a text: complete, stopped by a content filter, cut by the length limit, not asked since the prompt does
+not fit, or missing after all tries."""
 
 Mode = Literal["token-ids", "top-logprobs", "constrained", "sample", "verbal", "score", "replay"]
-"""How the grade was read off the judge, recorded for every row.
+"""The source of a grade, recorded per row.
 
-token-ids: probabilities of exactly the option tokens; top-logprobs: from the most probable tokens, the rest bounded;
-constrained: from top tokens while decoding may only emit an option; sample: share of each option in n samples; verbal:
-the one grade written (probability 1); score: a cross-encoder's score through a map; replay: an existing judgement.
+token-ids: probabilities of exactly the option tokens; top-logprobs: the most probable tokens, the rest bounded;
+constrained: top tokens while decoding may only emit an option; sample: share of each option in n samples; verbal: the
+written grade (probability 1); score: a cross-encoder's score through a map; replay: an existing judgement.
 """
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-"""Number type of a local judge's weights; "auto": that of the precision the process is set to."""
+"""Dtype of a local judge's weights; "auto" follows the precision of the process."""
 TEXT_WIDTH = 200
-"""Characters of an answer's text, and of its detail, that are kept."""
-MOST_TOKENS = 10_000_000
-"""More than this no model reads or writes for one question."""
+"""Characters kept of an answer's text, and of its detail."""
+MOST_TOKENS = 10_000_000  # more than any model reads or writes per question; some servers report 1e999 or -3000
 _RELEASE = re.compile(r"[-@_](?:latest|v?\d{3,4}|\d{8}|\d{4}-\d\d-\d\d|\d\d-\d\d(?:-\d{4})?)$")
 """Dates and numbers of a release at the end of a model's name, not sizes ("70b") or kinds ("mini")."""
 
@@ -61,15 +59,15 @@ class Usage:
     """Tokens of one answer."""
 
     prompt: int = 0
-    """Read, cached ones included."""
+    """Prompt tokens, cached tokens included."""
     cached: int = 0
     completion: int = 0
-    """Written, reasoning included."""
+    """Completion tokens, reasoning tokens included."""
     reasoning: int = 0
 
     @classmethod
     def reported(cls, prompt: Any = 0, cached: Any = 0, completion: Any = 0, reasoning: Any = 0) -> Usage:
-        """Usage as a server counted it; 0 for what can be no number of tokens and for a part above its whole.
+        """Return the usage that a server counted; 0 for an impossible number, and for a part above its total.
 
         Example:
             >>> Usage.reported(12.0, 40, -3, float("nan"))
@@ -94,7 +92,7 @@ def _tokens(count: Any) -> int:
 
 @dataclass(frozen=True)
 class Question:
-    """One question to a judge: one pair in one prompt variant of a rubric."""
+    """A question to a judge: one pair in one prompt variant of a rubric."""
 
     query_id: str
     document_id: str
@@ -104,7 +102,7 @@ class Question:
     messages: tuple[Mapping[str, str], ...] = ()
     """Rendered chat messages; empty for judges that read the two texts."""
     repeat: int = 0
-    """0, or the number of a repetition asked to measure self-agreement."""
+    """Number of the repetition, which measures self-agreement; 0 for the first question."""
 
     @property
     def characters(self) -> int:
@@ -113,7 +111,7 @@ class Question:
         return sum(len(message["content"]) for message in self.messages)
 
     def key(self, identity: Mapping[str, Any]) -> str:
-        """SHA-256 of everything that decides the answer."""
+        """Return the SHA-256 of everything that decides the answer."""
         asked: Any = [dict(message) for message in self.messages] or [self.query, self.document]
         if identity.get("kind") == "replay":  # existing judgements may be found by their ids
             asked = [asked, self.query_id, self.document_id]
@@ -122,24 +120,24 @@ class Question:
 
 
 class Stored:
-    """What a ledger keeps of an answer: JSON, and what all answers share."""
+    """The base of answers and texts: their JSON form in a ledger, and their common fields."""
 
     text: str
     usage: Usage
 
     @property
     def usage_unknown(self) -> bool:
-        """Whether something was answered, and nobody said how many tokens it took."""
+        """Return True if there is a text without a number of prompt tokens."""
         return bool(self.text) and not self.usage.prompt
 
     def to_json(self) -> str:
-        """One line of JSON; half a surrogate pair, which a server may write, becomes a question mark."""
+        """Return one line of JSON."""
         line = json.dumps(asdict(self), ensure_ascii=False)  # type: ignore[call-overload]
-        return line.encode("utf-8", "replace").decode("utf-8")
+        return line.encode("utf-8", "replace").decode("utf-8")  # servers may write half a surrogate pair: it becomes ?
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """What `to_json` wrote; earlier versions kept texts of models as answers without a grade."""
+        """Read the JSON of `to_json`; earlier versions kept texts of models as answers without a grade."""
         content: dict[str, Any] = json.loads(text)
         content["usage"] = Usage.reported(**content["usage"])
         content["probabilities"] = tuple(content.get("probabilities", ()))
@@ -148,7 +146,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Answer(Stored):
-    """What a judge made of one question."""
+    """A judge's answer to one question."""
 
     status: Status
     mode: Mode
@@ -157,18 +155,18 @@ class Answer(Stored):
     grade: float | None = None
     """Expected grade on the rubric's scale."""
     low: float | None = None
-    """The least that the grade can be, given what the judge did not return."""
+    """Lowest possible grade, given the probabilities that the judge did not return."""
     high: float | None = None
-    """The most."""
+    """Highest possible grade."""
     text: str = ""
-    """What the judge wrote, cut to `TEXT_WIDTH` characters."""
+    """Text of the judge, cut to `TEXT_WIDTH` characters."""
     usage: Usage = field(default_factory=Usage)
     seconds: float = 0.0
-    """Wall time from question to answer; a batch's time divided by its questions for local judges."""
+    """Wall time from question to answer; for local judges the time of a batch divided by its questions."""
     judge: str = ""
-    """Model that answered."""
+    """Name of the model that answered."""
     detail: str = ""
-    """Why there is no grade, for people; never holds a key."""
+    """The reason for a missing grade, without any API key: some servers repeat it in their messages."""
     tries: int = 1
 
     @property
@@ -177,20 +175,20 @@ class Answer(Stored):
 
     @property
     def mass(self) -> float:
-        """Probability the judge put on the options together."""
+        """Sum of the probabilities of the options."""
         return min(1.0, sum(self.probabilities))
 
 
 @dataclass(frozen=True)
 class Completion(Stored):
-    """A text that a model wrote, or why there is none."""
+    """A text of a model, or the status that says why there is none."""
 
     status: CompletionStatus
     text: str = ""
     usage: Usage = field(default_factory=Usage)
     seconds: float = 0.0
     judge: str = ""
-    """Model that wrote it; named as in `Answer`, since one ledger may hold both."""
+    """Name of the model; the field has the name of `Answer`'s, since one ledger may hold both."""
     detail: str = ""
     tries: int = 1
 
@@ -202,7 +200,7 @@ class Completion(Stored):
 
 
 def stored_identity(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """An identity as ledgers and run.json have held it from the first version on, so that what was paid for is found.
+    """Return the form of an identity in ledgers and run.json, fixed since the first version so that keys stay valid.
 
     Example:
         >>> stored_identity({"kind": "server", "model": "m"})
@@ -213,7 +211,7 @@ def stored_identity(identity: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def model_name(identifier: str) -> str:
-    """A model's id without the folders where it is a path of the server's disk.
+    """Return a model's id, without the folders if the id is a path on the server's disk.
 
     Example:
         >>> model_name("/models/Qwen2.5-7B-Instruct"), model_name("Qwen/Qwen2.5-7B-Instruct")
@@ -225,10 +223,7 @@ def model_name(identifier: str) -> str:
 
 
 def same_model(asked: str, answered: str) -> bool:
-    """Whether an answer came from the model that was asked for, as far as the two names tell; an empty one is believed.
-
-    Compared are the last parts of the names (after "/"), without upper case and the ending ".gguf". A release ("-0613",
-    "-2024-08-06", "-latest") and a tag (":8b") count only where both names have one; "latest" is any.
+    """Return whether two names may be of one model: the model that was asked, and the model that answered.
 
     Example:
         >>> same_model("gpt-4o", "gpt-4o-2024-08-06"), same_model("gpt-4o", "gpt-4o-mini")
@@ -236,14 +231,15 @@ def same_model(asked: str, answered: str) -> bool:
         >>> same_model("Qwen/Qwen2.5-7B-Instruct", "/models/Qwen2.5-7B-Instruct")
         True
     """
-    if not answered or asked == answered:
+    if not answered or asked == answered:  # an answer without a name is believed
         return True
+    # A release ("-0613", "-2024-08-06", "-latest") and a tag (":8b") count only if both names have one.
     (name, *one), (other, *two) = _parts(asked), _parts(answered)
     return name == other and all(a == b or not (a and b) for a, b in zip(one, two, strict=True))
 
 
 def _parts(name: str) -> tuple[str, str, str]:
-    """Name, release and tag; the last two are empty where there is none or it is "latest"."""
+    """Return the lower-case name after the last "/", without ".gguf"; release and tag, "" if missing or "latest"."""
     bare = re.split(r"[/\\]", name.strip().rstrip("/\\").lower())[-1].removesuffix(".gguf")
     bare, _, tag = bare.partition(":")
     found = _RELEASE.search(bare)
@@ -254,12 +250,11 @@ def _parts(name: str) -> tuple[str, str, str]:
 class Judge(Protocol):
     """A source of grades: a server, a local model, a cross-encoder, or existing judgements.
 
-    `answers` may take questions ahead and give answers in any order; each question taken is answered once, with a
-    grade or a status. It takes the next question only when there is room to ask it, so the giver of questions can stop
-    at any time.
+    `answers` may take questions ahead and give answers in any order. Each question is answered once, with a grade or a
+    status. The next question is taken only when there is room to ask it, so the caller can stop at any time.
 
-    A judge that asks questions whose answers are known when it is opened has `doubts` too: a sequence of what speaks
-    against its grades, empty where nothing does. `grade` tells them before the first question.
+    A judge that asks questions with known answers when it opens also has `doubts`, a sequence of reasons against its
+    grades. `grade` logs them before the first question, when nothing is paid yet.
     """
 
     @property
@@ -268,32 +263,32 @@ class Judge(Protocol):
 
     @property
     def scale(self) -> GradeScale:
-        """Scale of its grades: the rubric's, or its own where it reads no rubric."""
+        """Scale of the grades: the rubric's, or the judge's own scale if it reads no rubric."""
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """All that decides an answer besides the question, as plain JSON values; no address, no key."""
+        """Everything that decides an answer except the question, as plain JSON values; no address, no key."""
 
     @property
     def at_once(self) -> int:
-        """Questions it answers at the same time now; 1 where a batch's time is divided among its answers already."""
+        """Number of concurrent questions now; 1 if the time of a batch is already divided among its answers."""
 
     @property
     def warnings(self) -> Sequence[str]:
-        """What people should know before they trust it; may grow while it answers."""
+        """Warnings for people who use the grades; the list may grow while the judge answers."""
 
     def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Answer]]:
         """Answer questions as they come."""
 
     def count_tokens(self, questions: Sequence[Question]) -> list[int] | None:
-        """Prompt tokens of each question by the judge's own tokenizer, or None where there is none at hand."""
+        """Count the prompt tokens of each question with the judge's own tokenizer; None without a tokenizer."""
 
     def close(self) -> None:
-        """Free what the judge holds."""
+        """Free the resources of the judge."""
 
 
 class TextModel(Protocol):
-    """A source of texts: one for each prompt, in any order."""
+    """A source of texts, one per prompt, in any order."""
 
     @property
     def name(self) -> str:
@@ -301,10 +296,10 @@ class TextModel(Protocol):
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """All that decides a text besides the messages, as plain JSON values; no address, no key."""
+        """Everything that decides a text except the messages, as plain JSON values; no address, no key."""
 
     def complete(self, prompts: Iterable[Question]) -> Iterator[tuple[Question, Completion]]:
         """Write a text for the messages of each prompt as they come; its `repeat` is the seed."""
 
     def close(self) -> None:
-        """Free what it holds."""
+        """Free the resources of the model."""

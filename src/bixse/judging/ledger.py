@@ -1,4 +1,4 @@
-"""The ledger: every answer of a judge, kept for good, so that no question is paid for twice."""
+"""The ledger: every answer of a judge, kept so that no question is paid for twice."""
 
 from __future__ import annotations
 
@@ -24,23 +24,22 @@ if TYPE_CHECKING:
 
 
 Kept = TypeVar("Kept", bound=Answer | Completion, default=Answer)
-"""What a ledger keeps."""
 
 
 class Ledger(Generic[Kept]):
     """Answers of judges, or texts of a model, under the hash of their question (`Question.key`).
 
-    An answer is written the moment it arrives, so a process that is killed loses only the requests in flight. An answer
-    without a grade can be replaced by a later one; the first is kept too. A ledger is one of two things:
+    An answer is written the moment it arrives, so a killed process loses only the requests in flight. A later answer
+    can replace an answer without a grade; the first is kept too. A ledger is a file or a folder:
 
     - One SQLite file, on a disk of this machine (`SqliteAnswers`).
-    - A folder, where `path` is one (`SegmentAnswers`): for machines that share it, also over a network. Each process
-      writes a file of its own, and reads those of the others before it claims a question.
+    - A folder, if `path` is one (`SegmentAnswers`), for machines that share it, also over a network. Each process
+      writes its own file, and reads the files of other processes before it claims a question.
 
-    Processes that share a ledger claim each question before they ask it; the claims of a process that is gone count no
-    longer. In a folder a claim may be seen up to a second later, on a network file system up to a minute; two
-    processes that claim the same question within that time both get it. An InputError tells what is no ledger, damaged
-    or of a later version.
+    Processes that share a ledger claim each question before they ask it. The claims of an ended process do not count.
+    In a folder a claim may be seen up to a second later, on a network file system up to a minute; two processes that
+    claim the same question within that time both get it. A path that is no ledger, damaged or of a later version is an
+    InputError.
 
     Example:
         >>> import tempfile
@@ -57,7 +56,7 @@ class Ledger(Generic[Kept]):
         self.store = SegmentAnswers(self.path) if self.path.is_dir() else SqliteAnswers(self.path)
 
     def load(self, keys: Iterable[str]) -> None:
-        """Tell which keys will be looked for: in a folder they are found together, one by one takes long."""
+        """Prepare to find these keys: in a folder one search for all is far faster than one per key."""
         self.store.load(keys)
 
     def find(self, key: str) -> Kept | None:
@@ -66,13 +65,13 @@ class Ledger(Generic[Kept]):
         return kept
 
     def claim(self, key: str) -> bool:
-        """Take a question for this process; False where another living process is asking it."""
+        """Claim a question for this process; return False if another living process is asking it."""
         return self.store.claim(key)
 
     def write(
         self, key: str, answer: Kept, query_id: str = "", document_id: str = "", variant: str = "", repeat: int = 0
     ) -> None:
-        """Keep an answer and give its claim back."""
+        """Write an answer and release its claim."""
         row = (key, query_id, document_id, variant, repeat, answer.status, answer.mode, answer.to_json(), time.time())
         self.store.write(StoredRow(*row))
 
@@ -104,13 +103,13 @@ CREATE TABLE IF NOT EXISTS claims (key TEXT PRIMARY KEY, owner TEXT NOT NULL, wr
 
 
 class SqliteAnswers:
-    """Answers by the hash of their question; an answer that was replaced is kept in the table `earlier`.
+    """Answers by the hash of their question; replaced answers stay in the table `earlier`.
 
-    SQLite's write-ahead log needs a disk of this machine.
+    The file must be on a disk of this machine, since SQLite's write-ahead log needs shared memory.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = Path(os.path.realpath(path))  # through a link too, the writers' files lie in one folder
+        self.path = Path(os.path.realpath(path))  # links to one ledger must have the writers' files in one folder
         self._writer: WriterFile | None = None
         with self._errors():
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +120,7 @@ class SqliteAnswers:
                 self._make_tables()
 
     def _write_ahead(self) -> None:
-        """SQLite does not wait by itself where another process switches the log on now."""
+        # SQLite's timeout does not apply while another process switches the log on
         for attempt in range(100):
             try:
                 self._file.execute("PRAGMA journal_mode=WAL")
@@ -146,7 +145,7 @@ class SqliteAnswers:
             self._file.execute(f"PRAGMA user_version={FORMAT}")
 
     def load(self, keys: Iterable[str]) -> None:
-        """Every key is found as fast by itself."""
+        """Do nothing: SQLite finds each key as fast alone."""
 
     def find(self, key: str) -> str | None:
         with self._errors():
@@ -163,7 +162,7 @@ class SqliteAnswers:
         return True
 
     def _owner(self) -> str:
-        """The owner of this process's claims; the first call makes its file, and deletes those of killed processes."""
+        """Return the owner of this process's claims; the first call makes its file, and deletes files of dead ones."""
         if self._writer is None or not self._writer.held:
             for left in self.path.parent.glob(f".{glob.escape(self.path.name)}-*.writer"):
                 with without_writer(left) as gone:
@@ -193,8 +192,7 @@ class SqliteAnswers:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """All or nothing, with the right to write taken at the start so that two processes cannot both read first."""
-        self._file.execute("BEGIN IMMEDIATE")
+        self._file.execute("BEGIN IMMEDIATE")  # takes the write lock now, so that two processes cannot both read first
         try:
             yield
         except BaseException:

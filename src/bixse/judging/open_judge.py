@@ -1,4 +1,4 @@
-"""A judge by its name (a server's address, a local model, ...), and the settings of the verbs that open one."""
+"""Open a judge by its name (a server's address, a local model, ...); the settings of the verbs that do so."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ ENCODER = "encoder:"
 REPLAY = "replay:"
 DEFAULT_RUBRIC = "trec-dl-0-3"
 _BARE_ADDRESS = re.compile(r"localhost(?:/.*)?|(?:[\w.-]+|\[[\da-fA-F:]+\]):\d+(?:/.*)?")
-"""A host with a port; names of the hub hold no colon."""
+"""A host with a port. Model names of the hub have no colon."""
 
 
 class JudgeConfig(PriceSettings, JudgeOptions, AskSettings):
-    """Which judge is asked, what, and at what price: the settings of every verb that grades."""
+    """Judge, question and price: the settings of every verb that grades."""
 
     judge: Annotated[tuple[str, ...], Field(min_length=1), Flag(metavar="JUDGE")]
     """Address of an OpenAI-compatible server (several addresses: the same model behind each), a local model's name or
@@ -86,7 +86,7 @@ class RankConfig(JudgeConfig, RankSettings):
 
 
 def reads_rubric(names: Sequence[str]) -> bool:
-    """Whether judges of this name are asked with a rubric."""
+    """Return whether judges of these names read a rubric."""
     return not any(name.startswith((CROSS_ENCODER, ENCODER, REPLAY)) for name in names)
 
 
@@ -95,11 +95,11 @@ def open_judge(names: Sequence[str], rubric: Rubric, options: JudgeOptions | Non
 
     Args:
         names: one name, or the addresses of several servers of the same model.
-        rubric: what is asked, for judges that read one.
-        options: each kind of judge takes those that concern it.
+        rubric: the question and its options, for judges that read a rubric.
+        options: settings; each kind of judge reads the settings that apply to it.
 
     Raises:
-        InputError: no such judge, several that are not all addresses, or an extra that is not installed.
+        InputError: no such judge, several names that are not all addresses, or an extra that is not installed.
     """
     options = options or JudgeOptions()
     for name in names:

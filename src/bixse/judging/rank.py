@@ -1,4 +1,4 @@
-"""A judge as a zero-shot ranker: candidates put in the order of its expected grades, and scored."""
+"""Rank candidates by a judge's expected grades (a zero-shot ranker), and score the ranking."""
 
 from __future__ import annotations
 
@@ -27,41 +27,35 @@ if TYPE_CHECKING:
     from bixse.results import Difference
 
 GRADES = "grades"
-"""Folder of the grading inside the output folder."""
+"""Folder of the grading in the output folder."""
 
 
 @dataclass(frozen=True)
 class JudgeRanking:
-    """What the judge's order reached."""
+    """The metrics of a judge's ranking."""
 
     metrics: dict[str, float]
     """Metric -> mean over the queries."""
     candidate_metrics: dict[str, float]
-    """The same for the order the candidates came in; empty for candidates without one."""
+    """Metric -> mean for the order of the candidates; empty if they have no order."""
     difference: Difference | None
     """nDCG@10 of the judge's order minus the candidates', over queries; None without an order or a second query."""
     per_query: PerQuery
     run: Ranking
     summary: Mapping[str, Any]
-    """Of the grading, see `bixse.judging.grade.GradeResult`."""
+    """Summary of the grading, see `bixse.judging.grade.GradeResult`."""
     warnings: list[str]
 
     @property
     def complete(self) -> bool:
-        """Every candidate has a grade."""
+        """Return True if every candidate has a grade."""
         return bool(self.summary["statuses"].get("graded", 0) == self.summary["pairs"])
 
 
 def rank(judge: Judge, settings: RankSettings, out: str | Path, **asking: Any) -> JudgeRanking:
-    """Let a judge grade the candidates of every judged query, and score the order of its expected grades.
-
-    Equal grades, and candidates whose answer has no grade, keep the order of the candidates, those without a grade
-    after all others; documents beyond `depth` come last. In the BiXSE paper a judge of 32B parameters used in this way
-    is the row to reach for encoders.
-
-    Writes run.trec, per_query.json, run.json and the folder `grades` into `out`; `asking` is passed on
-    to `grade`: prices, budget, progress, strict. A budget that ends before the last candidate is an IncompleteError.
-    """
+    """Grade the candidates of every judged query, score the order of the expected grades, and write both to `out`."""
+    # In the BiXSE paper a judge of 32B parameters, used in this way, is the row to reach for encoders.
+    # `asking` is for `grade`: prices, budget, progress, strict.
     target = Path(out)
     candidates, depth, min_relevant_grade = settings.candidates, settings.depth, settings.min_relevant_grade
     task = collection_task(settings.collection, settings.split, min_relevant_grade=min_relevant_grade)
@@ -83,7 +77,7 @@ def rank(judge: Judge, settings: RankSettings, out: str | Path, **asking: Any) -
         for document_id in ranked(found)[:depth]
     ]
     result = grade(pairs, judge, target / GRADES, graded_by, **asking)
-    if result.summary["not_asked"]:
+    if result.summary["not_asked"]:  # a budget ended before the last candidate
         record.save("interrupted")
         raise IncompleteError(
             f"{target}: got {result.summary['not_asked']} of {len(pairs)} candidates not graded ({result.stopped}); "
@@ -161,7 +155,8 @@ def _warnings(
 def _reordered(
     query_id: str, found: Mapping[str, float], depth: int, relevance: Mapping[tuple[str, str], float | None]
 ) -> dict[str, float]:
-    """Scores in the judge's order: graded candidates, those without a grade, those beyond the depth."""
+    """Return scores in the order: graded candidates, candidates without a grade, candidates beyond the depth."""
+    # equal grades, and candidates without a grade, keep the order of the candidates
     order = ranked(found)
 
     def place(position: int) -> tuple[bool, float, int]:

@@ -1,4 +1,4 @@
-"""Between epochs, a judge grades likely false negatives: the assumed zeros that the encoder believes least."""
+"""Grade likely false negatives between epochs: the unlabelled entries with the highest logits."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 KEPT_FOR_ONE = 8
-"""Candidates kept per pair of the budget: some have a grade that the batch does not know."""
+"""Candidates kept per pair of the budget, since some have a grade that the batch does not know."""
 
 
 class _Grades(NamedTuple):
@@ -59,9 +59,9 @@ class _Grades(NamedTuple):
 class Regrading(TrainerCallback):
     """A callback that asks a judge before every epoch but the first, after the checkpoint of the previous epoch.
 
-    All ranks agree on the pairs; the first one asks, and broadcasts the answers. From then on the grades count as the
-    data set's own. A resumed run reads the grades of earlier epochs from its folder. Raise InputError for a single
-    epoch, or a loss that takes no ungraded document for irrelevant, BixseError for a judge that cannot be opened.
+    All ranks agree on the pairs; the first rank asks, and broadcasts the answers. The grades then count like those of
+    the data set. A resumed run reads the grades of earlier epochs from its folder. Raise InputError for a single epoch,
+    or a loss without assumed zeros; raise BixseError for a judge that cannot be opened.
     """
 
     def __init__(self, config: RegradeConfig, out: Path, trainer: GradedTrainer, steps: int, per_epoch: int) -> None:
@@ -80,14 +80,13 @@ class Regrading(TrainerCallback):
             )
         trainer.collect_suspects(KEPT_FOR_ONE * config.budget)
         if is_main_process():
-            self.judging.open().close()
+            self.judging.open().close()  # a wrong judge should fail here, not after the first epoch
 
     @cached_property
     def judging(self) -> JudgeConfig:
         return _judging(self.config)
 
     def warnings(self) -> list[str]:
-        """Return one warning per epoch with unanswered questions."""
         return [
             f"regrade: after epoch {epoch.epoch} {epoch.asked - epoch.graded} of {epoch.asked} pairs got no grade "
             f"({epoch.failure or f'see {self._answers(epoch.epoch)}'}): they stay 0"
@@ -116,14 +115,14 @@ class Regrading(TrainerCallback):
             self.trainer.suspects.most += regraded.asked  # the asked pairs stay among the highest
 
     def _done(self, epoch: int) -> tuple[RegradedEpoch, _Grades] | None:
-        """Return the result of an earlier call of this run."""
+        """Return the saved result of an epoch, or None."""
         file = self._summary(epoch)
         if not file.is_file():
             return None
         return RegradedEpoch(**json.loads(read_text(file))), self._grades(read_table(self._pairs(epoch)), epoch)
 
     def _asked(self, found: Suspects, epoch: int) -> tuple[RegradedEpoch, _Grades]:
-        """Choose and ask; unanswered pairs stay zeros."""
+        """Choose pairs and ask about them; unanswered pairs stay zeros."""
         if self._pairs(epoch).is_file():  # chosen before this run was killed
             asked = read_table(self._pairs(epoch))
         else:
@@ -170,18 +169,18 @@ class Regrading(TrainerCallback):
         return result.stopped
 
     def _pairs(self, epoch: int) -> Path:
-        """The file of chosen pairs, written before the first question, so that a killed run asks the same ones."""
+        """Return the file of chosen pairs, written before the first question, so that a killed run asks the same."""
         return self.folder / f"epoch-{epoch}.asked.parquet"
 
     def _answers(self, epoch: int) -> Path:
         return self.folder / f"epoch-{epoch}"
 
     def _summary(self, epoch: int) -> Path:
-        """The file written after the last question."""
+        """Return the file that is written after the last question."""
         return self.folder / f"epoch-{epoch}.json"
 
     def _chosen(self, found: Suspects, epoch: int) -> Suspects:
-        """Return the highest pairs that are neither graded nor asked before, each text once."""
+        """Return the pairs with the highest logits that are neither graded nor asked before, each text once."""
         known: Any = self.trainer.data_collator
         places, entries = known.known.of(found.groups)
         free = np.ones(len(found.groups), dtype=bool)
@@ -213,7 +212,6 @@ class Regrading(TrainerCallback):
         )
 
     def _grades(self, asked: pa.Table, epoch: int) -> _Grades:
-        """Return the grades of an epoch's questions."""
         answers = self._answers(epoch) / PAIRS_NAME
         graded: dict[tuple[str, str], float] = {}
         if answers.is_file():
@@ -230,7 +228,7 @@ class Regrading(TrainerCallback):
 
     @staticmethod
     def estimate(config: RegradeConfig, pairs: GradedPairs, rounds: int, scratch: Path) -> Estimate:
-        """Estimate the cost of all questions by as many random pairs of the training texts, without asking any."""
+        """Estimate the cost of all questions from as many random pairs of the training texts, without asking."""
         number = config.budget * rounds
         generator = np.random.default_rng(0)
         groups, documents = pairs.groups(), pairs.distinct("document")
@@ -269,14 +267,13 @@ def _numbers(asked: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def _judging(config: RegradeConfig) -> JudgeConfig:
-    """Return the settings as those of the verbs that grade."""
+    """Return the settings in the form of the verbs that grade."""
     given = {} if config.rubric is None else {"rubric": config.rubric}
     given |= config.options | config.prices
     return JudgeConfig.load(None, {"judge": config.judge, **given})
 
 
 def _asking(config: RegradeConfig, judging: JudgeConfig, judge: Judge, folder: Path) -> dict[str, Any]:
-    """Return arguments of `grade` and `estimate`."""
     return {
         "settings": GradeSettings(rubric=judging.asked_rubric()),
         "ledger": config.ledger or folder / LEDGER_NAME,

@@ -1,4 +1,4 @@
-"""Rubrics as data: what a judge is asked, and which option tokens its answer may be."""
+"""Rubrics as data: the prompt of a judge, and the option tokens of its answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FIELDS = re.compile(r"\{(query|document)\}")
 
 
 class PromptVariant(BaseModel):
-    """One way to ask: its system text and the user text with `{query}` and `{document}`."""
+    """A prompt: its system text, and its user text with `{query}` and `{document}`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -31,7 +31,7 @@ class PromptVariant(BaseModel):
     system: str = ""
     """System message; empty for none."""
     user: str
-    """User message; `{query}` and `{document}` stand for the texts, each once."""
+    """User message with `{query}` and `{document}`, each once."""
 
     @model_validator(mode="after")
     def _whole(self) -> PromptVariant:
@@ -41,9 +41,9 @@ class PromptVariant(BaseModel):
         return self
 
     def messages(self, query: str, document: str) -> tuple[dict[str, str], ...]:
-        """Chat messages of one pair; texts that contain `{query}` or `{document}` stay as they are."""
+        """Return the chat messages of a pair; texts that contain `{query}` or `{document}` stay as they are."""
         texts = {"query": query, "document": document}
-        user = _FIELDS.sub(lambda match: texts[match[1]], self.user)
+        user = _FIELDS.sub(lambda match: texts[match[1]], self.user)  # in one pass: a document may hold "{query}"
         system = ({"role": "system", "content": self.system.strip()},) if self.system.strip() else ()
         return (*system, {"role": "user", "content": user})
 
@@ -63,14 +63,14 @@ class Rubric(BaseModel):
 
     name: str
     labels: tuple[str, ...] = Field(min_length=2)
-    """What the judge answers with, from irrelevant to perfectly relevant; distinct, without spaces."""
+    """Answers of the judge, from irrelevant to perfectly relevant; distinct, without spaces around them."""
     values: tuple[float, ...] = ()
-    """Grade of each label, rising; the numbers the labels spell where it is left out."""
+    """Grade of each label, rising; the default is the number that the label spells."""
     variants: tuple[PromptVariant, ...] = Field(min_length=1, validation_alias=AliasChoices("variants", "orders"))
-    """Every variant is asked; the relevances are averaged. Files of earlier versions name them `orders`."""
+    """Prompts that are all asked; their relevances are averaged. Files of earlier versions name them `orders`."""
     summary: str = ""
     source: str = ""
-    """Where the wording is from."""
+    """Source of the wording."""
 
     @model_validator(mode="before")
     @classmethod
@@ -104,18 +104,18 @@ class Rubric(BaseModel):
 
     @property
     def content_hash(self) -> str:
-        """SHA-256 of everything that is asked; a changed word changes it."""
+        """SHA-256 of all prompts, labels and values; a changed word changes it."""
         asked = self.model_dump(mode="json", exclude={"name", "summary", "source"})
-        asked["orders"] = asked.pop("variants")  # as hashes have it from the first version on
+        asked["orders"] = asked.pop("variants")  # hashes of the first version have this name, and must stay equal
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode("utf-8")).hexdigest()
 
 
 def load_rubric(name: str | Path) -> Rubric:
-    """A rubric by its name, or the one a TOML file holds (`FILE` or `FILE:NAME` where it holds several).
+    """Load a rubric by its name, or from a TOML file (`FILE`, or `FILE:NAME` for a file with several rubrics).
 
     Raises:
-        InputError: no rubric of that name, no such file, or a file with several and none named.
-        ConfigError: the file is no rubric; says which key and what was expected.
+        InputError: no rubric of that name, no such file, or a file with several rubrics and no name.
+        ConfigError: the file is no rubric. The message has the key and the expected value.
     """
     text = str(name)
     shipped = _shipped()
@@ -140,12 +140,12 @@ def load_rubric(name: str | Path) -> Rubric:
 
 
 def rubric_names() -> list[str]:
-    """Names of the rubrics that come with the package."""
+    """Return the names of the rubrics that come with the package."""
     return list(_shipped())
 
 
 def rubric_toml(rubric: Rubric) -> str:
-    """A rubric as the text of a TOML file that `load_rubric` reads as the same one.
+    """Return a rubric as the text of a TOML file; `load_rubric` reads an equal rubric from it.
 
     Example:
         >>> print(rubric_toml(load_rubric("binary-0-1")).splitlines()[0])
@@ -163,7 +163,7 @@ def rubric_toml(rubric: Rubric) -> str:
 
 
 def _toml_text(text: str, blocks: bool = False) -> str:
-    """A string of TOML; where `blocks` and it has lines, in three quotes with the lines as they are."""
+    """Return a string of TOML; with `blocks`, a text of several lines keeps them in triple quotes."""
     lines = [json.dumps(line, ensure_ascii=False)[1:-1].replace("\x7f", "\\u007f") for line in text.split("\n")]
     if blocks and len(lines) > 1:
         return '"""\n' + "\n".join(lines) + '"""'

@@ -1,4 +1,4 @@
-"""`generate`: queries for the documents of a corpus, written by a language model, cleaned, each kept once."""
+"""Write queries for the documents of a corpus with a language model, clean them, and keep each once."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
 
 QUERIES_NAME = "queries.jsonl"
 SOURCE = "generated"
-"""Value of the column `source` for the pair of a query and the document it was written for."""
+"""Value of the column `source` for a pair of a generated query and its document."""
 TITLE = "write queries"
 
 LONGEST = 40
-"""Words beyond which a text is no query."""
+"""Most words of a query."""
 COPIED = 8
-"""Words in a row that a query may not share with its document: a copied sentence is found by any search."""
+"""Consecutive words that a query may not share with its document: any search finds a copied sentence."""
 _LABEL = re.compile(r"^(?:(?:search )?quer(?:y|ies)|question|q|answer)\s*\d*\s*(?::\s*|-\s+)", re.IGNORECASE)
 _LEAD = re.compile(
     r"^(?:(?:sure|certainly|of course|okay)\b[,.!:]*\s*)?(?:here(?:['\u2019]s| is| are)\b[^:]*:\s*|$)", re.IGNORECASE
 )
-"""Words with which a chat model leads up to the query: "Sure! Here is a query:"."""
+"""Words of a chat model before the query, for example "Sure! Here is a query:"."""
 _PLACEHOLDERS = {"null", "none", "n/a"}
 _MARKS = re.compile(r"^(?:[-*•]\s+|\d+[.)]\s+)")
 _PAIRS = ('""', "''", "``", "“”", "«»")
@@ -56,7 +56,7 @@ _WORDS = re.compile(r"\w+")
 
 
 def clean_query(text: str) -> str:
-    r"""The query in what a model wrote: its first line, without reasoning, leads, labels, list marks and quotes.
+    r"""Return the query in a model's text: its first line, without reasoning, leads, labels, list marks and quotes.
 
     Example:
         >>> clean_query('<think>hm</think>\n1. Query: "how to copy a folder"\nThis query is good.')
@@ -82,7 +82,7 @@ def _clean_line(line: str) -> str:
 
 
 def refusal(query: str, document: str) -> Literal["empty", "declined", "placeholder", "too long", "copied"] | None:
-    """Why a cleaned text is not taken as a query of this document, or None.
+    """Return why a cleaned text is no query of this document, or None.
 
     Example:
         >>> refusal("", "a page"), refusal("how to copy a folder", "shutil.copytree copies a tree")
@@ -103,7 +103,7 @@ def refusal(query: str, document: str) -> Literal["empty", "declined", "placehol
 
 
 def same_query(query: str) -> tuple[str, ...]:
-    """Equal for queries that differ in case, punctuation, word order or endings (English stems) alone.
+    """Return equal keys for queries that differ only in case, punctuation, word order or endings (English stems).
 
     Example:
         >>> same_query("How do I copy folders?") == same_query("copy folder: how do I")
@@ -119,30 +119,30 @@ def _words(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class GenerateResult:
-    """What came of it; tokens and dollars are of this call."""
+    """The result of `generate`; tokens and dollars are of this call."""
 
     queries: int
     documents: int
     refused: Mapping[str, int]
-    """Why other texts were not kept -> how many: a status of the model's answer, "empty", "declined" (the model writes
-    that it cannot help), "placeholder" ("null"), "too long", "copied" (from the document) or "repeated" (another query
-    says the same)."""
+    """Reason -> number of texts that were not kept. Reasons are a status of the model's answer, "empty", "declined"
+    (the model writes that it cannot help), "placeholder" ("null"), "too long", "copied" (from the document) or
+    "repeated" (another query is the same)."""
     not_asked: int
-    """Queries not asked for, since a limit was reached."""
+    """Queries without a request, since a limit was reached."""
     asked: int
     """Requests answered in this run."""
     reused: int
-    """Texts that were in the ledger."""
+    """Texts from the ledger."""
     prompt_tokens: int
     completion_tokens: int
     usd: float
     stopped: str | None
     waiting: int = 0
-    """Shards that other ranks have not done yet: nothing is written until they have."""
+    """Pending shards of other ranks; queries and pairs are written after the last shard."""
 
     @property
     def complete(self) -> bool:
-        """Every text that was wanted came back, whether it was kept or not."""
+        """Return True if every requested text came back, whether it was kept or not."""
         return not self.not_asked and not self.refused.get("failed") and not self.waiting
 
 
@@ -152,24 +152,23 @@ class ShardWriter:
 
     writer: TextModel
     documents: dict[str, str]
-    """All documents that queries are written for."""
+    """The chosen documents of all shards."""
     step: Step | None = None
     figures: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """Shard -> what this process did for it, also where it was stopped."""
+    """Shard -> figures of this process, also after a stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateShards(AskShards):
-    """Shard n: texts for a range of the documents, in the ledger.
+    """A job that writes texts into the ledger; a shard is a range of the documents.
 
-    Where they are there nothing is asked: a shard is done by each call, and needs no completion marker.
+    Each call runs every shard, since the ledger has the known texts. A shard needs no completion marker.
     """
 
     config: WriterConfig
     prompt: QueryPrompt
 
     def setup(self) -> ShardWriter:
-        """Open the writer, on a machine where all is as where the job comes from."""
         writer = self.opened_here(self.config.open)
         return ShardWriter(writer, chosen_documents(self.config.model_copy(update={"corpus": self.source.path})))
 
@@ -194,7 +193,7 @@ class GenerateShards(AskShards):
         return False
 
     def mark(self, shard: int) -> None:
-        """The ledger says what is there."""
+        """Do nothing: the ledger has the texts."""
 
     def fingerprint(self) -> str:
         settings = self.config.model_dump(mode="json", include={*GenerateConfig.model_fields} - {"corpus"})
@@ -206,20 +205,10 @@ class GenerateShards(AskShards):
 def generate(
     config: WriterConfig, writer: TextModel, out: Path, progress: Callable[[str, int], Step] | None = None
 ) -> GenerateResult:
-    """Have a model write queries for documents, clean them and keep each once.
-
-    Writes `queries.jsonl` (BEIR layout), `pairs.parquet` (each query with its document, to be graded: that a query was
-    written for a document does not make the document relevant), the ledger and `run.json`. The same call asks nothing
-    twice and goes on where it stopped.
-
-    The documents are one shard unless `config` says otherwise. The ledger of several shards is a folder, unless an
-    SQLite file is named or there for one machine; each shard has its share, by documents, of `max_usd`. Of several
-    ranks the last one cleans the texts, and writes queries and pairs.
-
-    `writer` is what `config` opens, for this process and to know it by: other processes open their own. It is not
-    closed here. `out` is a folder that all machines share; `progress` makes a progress callback from a title and a
-    total.
-    """
+    """Write queries for documents with a model, clean them, keep each once, and write queries and pairs to `out`."""
+    # All machines share `out`. `writer`, which `config` opens, is for this process and for its identity, and stays
+    # open; other processes open their own. Each shard has its share, by documents, of `max_usd`. The same call again
+    # asks nothing twice, and continues where the run stopped.
     place = config.chosen_engine(here=config.processes is None)
     prompt = load_query_prompt(config.prompt)
     documents, record = _opened(config, writer, prompt, out)
@@ -255,7 +244,7 @@ def generate(
         failure, new, known = error, here.figures, {}
     waiting = job.source.number - len(new) - len(known) if failure is None else 0
     figures = _sum_of(new.values())
-    if waiting:
+    if waiting:  # the last rank cleans the texts, and writes queries and pairs
         return GenerateResult(0, len(documents), {}, 0, **figures, waiting=waiting)
     result = _write_queries(job, writer, documents, record, figures)
     record.timings[TITLE] = record.timings.get(TITLE, 0.0) + time.perf_counter() - started
@@ -272,13 +261,13 @@ def generate(
 
 
 def ledger_in(out: Path, otherwise: str) -> Path:
-    """The ledger that a folder has, of whatever kind, so that nothing is paid for twice; else one of this name."""
+    """Return the ledger of either kind in a folder, so that nothing is paid for twice, or the path `otherwise`."""
     found = [out / name for name in (LEDGER_FOLDER, LEDGER_NAME) if (out / name).exists()]
     return found[0] if found else out / otherwise
 
 
 def chosen_documents(config: GenerateConfig) -> dict[str, str]:
-    """Documents with text, or so many of them drawn by the seed; more of them hold the fewer."""
+    """Return all documents with text, or a number of them drawn by the seed; a larger draw contains a smaller."""
     corpus = read_corpus(config.corpus)
     texts = {name: document.content for name, document in corpus.items() if document.content.strip()}
     if config.documents is None or config.documents >= len(texts):
@@ -290,7 +279,7 @@ def chosen_documents(config: GenerateConfig) -> dict[str, str]:
 
 
 def questions_about(documents: Mapping[str, str], config: GenerateConfig, prompt: QueryPrompt) -> Iterator[Question]:
-    """The questions about the documents, in their order."""
+    """Yield the questions about the documents, in their order."""
     for name, text in documents.items():
         messages = prompt.messages(text[: config.document_characters])
         for repeat in range(config.per_document):
@@ -298,7 +287,7 @@ def questions_about(documents: Mapping[str, str], config: GenerateConfig, prompt
 
 
 def _opened(config: WriterConfig, writer: TextModel, prompt: QueryPrompt, out: Path) -> tuple[dict[str, str], Run]:
-    """The chosen documents, and the record of a run, new or to go on with; nothing is written yet."""
+    """Return the chosen documents, and the record of a run, new or resumed; write nothing."""
     if config.per_document > 1 and not writer.identity.get("parameters", {}).get("temperature", 1.0):
         raise InputError(
             f"--per-document: got {config.per_document} at a temperature of 0, which writes the same each time; "
@@ -311,7 +300,7 @@ def _opened(config: WriterConfig, writer: TextModel, prompt: QueryPrompt, out: P
 
 
 def _sum_of(shards: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Fields of `GenerateResult` that tell what this call did."""
+    """Return the fields of `GenerateResult` with the figures of this call."""
     done = list(shards)
     usage = sum((Usage(**one["usage"]) for one in done), Usage())
     return {
@@ -327,7 +316,7 @@ def _sum_of(shards: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def _write_queries(
     job: GenerateShards, writer: TextModel, documents: Mapping[str, str], record: Run, figures: Mapping[str, Any]
 ) -> GenerateResult:
-    """Clean what the ledger holds, keep each query once, and write queries and pairs."""
+    """Clean the texts of the ledger, keep each query once, and write queries and pairs."""
     refused: Counter[str] = Counter()
     kept: dict[tuple[str, ...], MinedPair] = {}
     not_asked = 0
@@ -351,6 +340,7 @@ def _write_queries(
         kept[same_query(query)] = MinedPair(name, query, question.document_id, document, job.config.task, SOURCE, 1)
     rows: list[dict[str, Any]] = [{"_id": pair.query_id, "text": pair.query} for pair in kept.values()]
     write_atomically(record.folder / QUERIES_NAME, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    # without relevance: a query does not make its document relevant, so the pairs need grades
     save_mined_pairs(list(kept.values()), pairs_path(record.folder, "parquet"))
     result = GenerateResult(len(kept), len(documents), dict(sorted(refused.items())), not_asked, **figures)
     record.results = asdict(result)

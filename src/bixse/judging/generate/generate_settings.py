@@ -1,4 +1,4 @@
-"""What queries are written for, and how a model is asked to write them: instructions and examples as data."""
+"""Settings of generated queries, and the prompt that asks for them: instructions and examples as data."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from bixse.judging.judges.server_judge import ServerTextModel
 
 FIELD = "{document}"
-"""Stands for the text of a document in `QueryPrompt.user`."""
+"""Placeholder for the text of a document in `QueryPrompt.user`."""
 
 
 class GenerateConfig(Settings):
-    """What queries are written for, and how many."""
+    """Documents, and the number of queries."""
 
     corpus: Annotated[Path, Flag(metavar="FILE")]
     """JSONL file of documents: {_id, title, text}."""
@@ -42,7 +42,7 @@ class GenerateConfig(Settings):
 
 
 class WriterConfig(PriceSettings, ServerSettings, GenerateConfig, EngineSettings):
-    """Settings of `bixse generate`: what is written, by which model."""
+    """Settings of `bixse generate`: the queries, and the model that writes them."""
 
     server: Annotated[tuple[str, ...], Field(min_length=1), Flag(metavar="URL")]
     """Address of an OpenAI-compatible server; several addresses: the same model behind each."""
@@ -57,14 +57,13 @@ class WriterConfig(PriceSettings, ServerSettings, GenerateConfig, EngineSettings
     --out folder; else ledger.sqlite there, of a run in shards the folder ledger)."""
 
     def open(self) -> ServerTextModel:
-        """The model that writes."""
         from bixse.judging.judges.server_judge import ServerTextModel
 
         return ServerTextModel(self.server, self, self.temperature, self.max_tokens)
 
 
 class Example(Settings):
-    """A document and the query somebody would type to find it."""
+    """A document and the query of a person who looks for it."""
 
     document: str = Field(min_length=1)
     query: str = Field(min_length=1)
@@ -106,7 +105,7 @@ class QueryPrompt(Settings):
 
 
 def load_query_prompt(path: Path | None = None) -> QueryPrompt:
-    """The prompt of a TOML file, or the one that comes with the package."""
+    """Load the prompt of a TOML file, or the prompt of the package."""
     shipped = resources.files("bixse.judging.generate") / "query_prompt.toml"
     text = shipped.read_text(encoding="utf-8") if path is None else read_text(path)
     try:

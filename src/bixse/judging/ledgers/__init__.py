@@ -1,1 +1,1 @@
-"""Where a ledger keeps its answers: one SQLite file, or a folder of segments that many machines share."""
+"""The storage of a ledger: one SQLite file, or a folder of segments that many machines share."""

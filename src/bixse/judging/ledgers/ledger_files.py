@@ -1,4 +1,4 @@
-"""Whole ledgers, of either kind and any size: several made one, checks, answers by status."""
+"""Merge, check and count ledgers of either kind and any size."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ if TYPE_CHECKING:
     import duckdb
 
 MEMORY_LIMIT = "2GB"
-"""Of DuckDB; what does not fit goes to temporary files."""
+"""Memory of DuckDB; the rest goes to temporary files."""
 MERGE_LOCK = ".merge.lock"
 """File in a ledger's folder that a merge locks."""
 SHOWN = 5
-"""Conflicts that are named."""
+"""Number of conflicts that a check names."""
 _EARLIER = """
 SELECT old.key, coalesce(query_id, ''), coalesce(document_id, ''), coalesce(order_name, ''), coalesce(repeat, 0),
     json_extract(old.answer, '$.status'), coalesce(mode, ''), old.answer, old.written
 FROM earlier AS old LEFT JOIN answers USING (key)
 """
-"""Answers of an SQLite file that were replaced, as rows."""
+"""Query for the replaced answers of an SQLite file, as rows."""
 
 
 class LedgerSettings(Settings):
@@ -78,29 +78,26 @@ class LedgerSettings(Settings):
 
 @dataclass(frozen=True)
 class LedgerCheck:
-    """What is wrong with ledgers."""
+    """The result of a check of ledgers."""
 
     unreadable: Sequence[str] = ()
-    """What was got, by file."""
+    """One error per unreadable file."""
     conflicts: Sequence[str] = ()
     """Keys of questions with two or more different grades, of which the latest counts; at most `SHOWN`."""
     conflicting: int = 0
-    """How many such questions there are."""
+    """Number of questions with different grades."""
     writing: int = 0
-    """Open segments: of processes at work, or killed."""
+    """Number of open segments, of running or killed processes."""
 
 
 def answers_by_status(path: Path) -> dict[str, int]:
-    """How many answers of each status a ledger holds; it may be in use, and nothing is written.
-
-    In a folder answers that were replaced count too.
-    """
-    if path.is_dir():
+    """Count the answers of a ledger by status; the ledger may be in use, and nothing is written."""
+    if path.is_dir():  # replaced answers count too
         counts: Counter[str] = Counter()
         for part in segments_of(path):
             try:
                 counts.update(_statuses(part))
-            except (FileNotFoundError, InputError):  # it was sealed or merged meanwhile
+            except (FileNotFoundError, InputError):  # another process may have sealed or merged it
                 if part.exists():
                     raise
         return dict(counts.most_common())
@@ -112,23 +109,18 @@ def answers_by_status(path: Path) -> dict[str, int]:
 
 
 def merge_ledgers(ledgers: Sequence[Path], to: Path | None = None) -> tuple[Path, int]:
-    """Put the answers of ledgers into a folder as one sealed segment: the folder, and how many rows that has.
-
-    Without `to` the one ledger, a folder, gets one segment in place of all that are sealed. Nothing else is deleted;
-    rows that are equal are written once. Segments of living processes stay as they are. Of several merges at once each
-    waits for the one before.
-    """
-    target = to or ledgers[0]
+    """Merge ledgers into one sealed segment of a folder, equal rows once; return the folder and the segment's rows."""
+    target = to or ledgers[0]  # one ledger, a folder, is merged in place
     make_folder(target)
-    with alone(target / MERGE_LOCK):
-        seal_left(target)
+    with alone(target / MERGE_LOCK):  # concurrent merges wait in turn
+        seal_left(target)  # segments of living processes stay unchanged
         old = [path for path in segments_of(target) if path.suffix == SEALED]
         new = target / f"segment-{secrets.token_hex(8)}{SEALED}"
         with _opened([path for path in ledgers if path != target], old) as database:
             reader = database.sql("SELECT DISTINCT * FROM stored ORDER BY key, written").to_arrow_reader(GROUP_ROWS)
             batches = (batch.cast(SCHEMA) for batch in reader)
             save_table(pa.RecordBatchReader.from_batches(SCHEMA, batches), new)
-        with storage_errors(target):
+        with storage_errors(target):  # after the new segment is complete; nothing else is deleted
             for path in old:
                 path.unlink(missing_ok=True)
                 numbers_of(path).unlink(missing_ok=True)
@@ -136,7 +128,7 @@ def merge_ledgers(ledgers: Sequence[Path], to: Path | None = None) -> tuple[Path
 
 
 def check_ledgers(ledgers: Sequence[Path]) -> LedgerCheck:
-    """Read every row of every segment."""
+    """Read every row of every segment, and report unreadable files and conflicts."""
     unreadable, readable, writing = [], [], 0
     for path in _parts(ledgers):
         writing += path.suffix == OPEN
@@ -145,7 +137,7 @@ def check_ledgers(ledgers: Sequence[Path]) -> LedgerCheck:
                 pass
             readable.append(path)
         except (InputError, FileNotFoundError) as error:
-            if path.exists():  # else it was sealed or merged meanwhile
+            if path.exists():  # else another process sealed or merged it
                 unreadable.append(str(error))
     with _opened((), readable) as database:
         found = database.execute(
@@ -156,7 +148,7 @@ def check_ledgers(ledgers: Sequence[Path]) -> LedgerCheck:
 
 
 def _parts(ledgers: Iterable[Path]) -> list[Path]:
-    """The SQLite files and segments of ledgers."""
+    """Return the SQLite files and segments of ledgers."""
     parts: list[Path] = []
     for path in ledgers:
         if not path.exists():
@@ -171,14 +163,14 @@ def _parts(ledgers: Iterable[Path]) -> list[Path]:
 
 @contextmanager
 def _opened(ledgers: Sequence[Path], parts: Sequence[Path] = ()) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A database with all rows of ledgers and segments as the view `stored`."""
+    """Open a database with all rows of ledgers and segments as the view `stored`."""
     import duckdb
 
     parts = [*_parts(ledgers), *parts]
     sealed = [path for path in parts if path.suffix == SEALED]
     try:
         for path in sealed:
-            for _ in sealed_tables(path):  # DuckDB holds no page against its checksum
+            for _ in sealed_tables(path):  # DuckDB does not verify the checksums of pages
                 pass
         with tempfile.TemporaryDirectory() as folder, duckdb.connect(Path(folder) / "rows.duckdb") as database:
             database.execute(f"SET memory_limit = '{MEMORY_LIMIT}'; SET preserve_insertion_order = false")
@@ -217,7 +209,7 @@ def _rows(path: Path) -> Iterator[StoredRow]:
 
 
 def _sqlite_rows(path: Path) -> Iterator[StoredRow]:
-    """The answers of an SQLite file, then those that were replaced."""
+    """Yield the answers of an SQLite file, then the replaced answers."""
     SqliteAnswers(path).close()  # refuses what is no ledger
     try:
         with closing(sqlite3.connect(path)) as file:

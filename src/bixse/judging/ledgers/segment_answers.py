@@ -1,4 +1,4 @@
-"""Answers in a folder that many machines share: each process adds to a segment of its own, and seals it at its end."""
+"""Answers in a folder that many machines share; each process adds to its own segment, and seals it at the end."""
 
 from __future__ import annotations
 
@@ -34,30 +34,28 @@ if TYPE_CHECKING:
     from bixse.judging.ledgers.segments import StoredRow
 
 FOLDER_FILE = "ledger.json"
-"""Says that a folder is a ledger, and which."""
+"""File that makes a folder a ledger, with the id of the ledger."""
 SQLITE_SUFFIX = ".sqlite"
-"""A path that ends so is one file where there is nothing yet."""
-_TRIES = 50
-"""Looks at that file while another process writes it."""
+"""Suffix of a path that becomes one file if nothing is there yet."""
+_TRIES = 50  # reads of `FOLDER_FILE`, 0.1 seconds apart, while another process writes it
 LOOK_FREE = 2e-4
-"""Seconds. A look at the other processes' files that takes no longer precedes every claim."""
+"""Seconds of a look at the other processes' files, up to which a look precedes every claim."""
 LOOK_PAUSE = 20.0
-"""Pause after a look, per second that the look took beyond `LOOK_FREE`."""
+"""Seconds of pause after a look, per second of the look beyond `LOOK_FREE`."""
 LOOK_AFTER = 1.0
 """Longest pause between two looks, and between two listings of an unchanged folder, in seconds."""
 
 
 class SegmentAnswers:
-    """Answers by the hash of their question; in memory are those that were asked for, and this process's own."""
+    """Answers by the hash of their question; memory has only requested answers and this process's own."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.id = folder_id(path)
-        """What tells this ledger from all others."""
         self._known: dict[str, StoredRow] = {}
         self._looked_for: set[str] = set()
         self._read: dict[Path, int] = {}
-        """Bytes that were read of each open segment and writer's file; 0 for a sealed segment that was read."""
+        """Bytes read of each open segment and writer's file; 0 for a sealed segment that was read."""
         self._claimed: defaultdict[str, set[Path]] = defaultdict(set)
         """Key -> files of the writers that claim it."""
         self._others: list[Path] = []
@@ -72,7 +70,8 @@ class SegmentAnswers:
             for row in rows_of(self.path, wanted, {} if self._looked_for else self._read):
                 self._take(row)
             self._looked_for |= wanted
-            self._read = {path: end for path, end in self._read.items() if path.suffix in (OPEN, SEALED)}  # claims anew
+            # writers' files are read from the start again: their claims of the new keys were skipped before
+            self._read = {path: end for path, end in self._read.items() if path.suffix in (OPEN, SEALED)}
 
     def find(self, key: str) -> str | None:
         if key not in self._looked_for:
@@ -81,7 +80,7 @@ class SegmentAnswers:
         return None if found is None else found.answer
 
     def claim(self, key: str) -> bool:
-        segment = self._segment()  # before anything is paid for that could not be kept
+        segment = self._segment()  # fails here if the folder cannot be written, before an answer is paid
         segment.writer.add(f"+{key}")  # before the look: of two simultaneous claims at least one sees the other
         self._look()
         if any(map(claims_count, self._claimed.get(key, ()))):
@@ -144,12 +143,12 @@ class SegmentAnswers:
 
 
 def is_one_file(path: Path) -> bool:
-    """Whether a ledger is an SQLite file, or becomes one by its name."""
+    """Return whether a ledger is an SQLite file, or becomes one by its name."""
     return path.is_file() or (path.suffix == SQLITE_SUFFIX and not path.is_dir())
 
 
 def check_no_file(path: Path) -> None:
-    """Refuse, by an InputError, a ledger in one file."""
+    """Raise an InputError for a ledger in one file."""
     if is_one_file(path):
         folder = path.with_suffix("")
         raise InputError(
@@ -159,7 +158,7 @@ def check_no_file(path: Path) -> None:
 
 
 def make_folder(path: Path) -> str:
-    """Make a ledger that is a folder where there is none; give its id."""
+    """Make a ledger in a folder if there is none; return its id."""
     check_no_file(path)
     with storage_errors(path):
         path.mkdir(parents=True, exist_ok=True)
@@ -167,12 +166,12 @@ def make_folder(path: Path) -> str:
 
 
 def has_id(path: Path, identifier: str) -> bool:
-    """Whether this very ledger is in a folder."""
+    """Return whether the ledger in a folder has this id."""
     return (path / FOLDER_FILE).exists() and folder_id(path) == identifier
 
 
 def folder_id(path: Path) -> str:
-    """The id of the ledger in a folder; an empty folder becomes one."""
+    """Return the id of the ledger in a folder; an empty folder becomes a ledger."""
     names = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
     file = path / FOLDER_FILE
     if not names:
@@ -208,22 +207,18 @@ def folder_id(path: Path) -> str:
 
 
 def segments_of(path: Path) -> list[Path]:
-    """The segments of a ledger, by name; open ones first, since they may be sealed while they are read.
-
-    One that is there sealed too, since its process was killed before it could delete the other, is there once.
-    """
+    """Return the segments of a ledger by name; open segments first, since they may be sealed while they are read."""
     with os.scandir(path) as entries:  # many times as fast as `Path.iterdir`, and every look at a ledger takes it
         names = {entry.name for entry in entries if not entry.name.startswith(".")}
+    # a process that was killed between sealing and deleting leaves both: only the sealed segment counts
     sealed = {name for name in names if name.endswith(SEALED)}
     left = {name for name in names if name.endswith(OPEN) and name.removesuffix(OPEN) + SEALED not in sealed}
     return [path / name for name in (*sorted(left), *sorted(sealed))]
 
 
 def rows_of(path: Path, wanted: AbstractSet[str], read: dict[Path, int]) -> Iterator[StoredRow]:
-    """The rows of the `wanted` keys; `read` gets the bytes that were read of each segment.
-
-    A segment that is sealed or merged meanwhile is read under its new name; its rows may come twice.
-    """
+    """Yield the rows of the `wanted` keys, some twice; `read` gets the bytes read of each segment."""
+    # a segment that another process seals or merges now is read again under its new name
     while left := [entry for entry in segments_of(path) if entry not in read]:
         yield from (row for _, row in rows_in(left, wanted, read))
 
@@ -231,7 +226,7 @@ def rows_of(path: Path, wanted: AbstractSet[str], read: dict[Path, int]) -> Iter
 def rows_in(
     segments: Iterable[Path], wanted: AbstractSet[str], read: dict[Path, int]
 ) -> Iterator[tuple[Path, StoredRow]]:
-    """The rows that come after the bytes counted in `read`, with their segments; missing segments are passed over."""
+    """Yield the rows after the bytes counted in `read`, with their segments; skip missing segments."""
     looked_for = None
     for entry in segments:
         try:
@@ -244,12 +239,12 @@ def rows_in(
             yield from ((entry, row) for row in rows)
             read.setdefault(entry, 0)
         except (FileNotFoundError, InputError):
-            if entry.exists():
+            if entry.exists():  # else another process sealed or merged it
                 raise
 
 
 def seal_left(path: Path) -> list[Path]:
-    """Seal the open segments whose writers are gone; gives the segments whose writers may live."""
+    """Seal the open segments of ended writers; return the segments of writers that may live."""
     living, files = [], path.glob(".segment-*.writer")
     for entry in sorted({*path.glob(f"*{OPEN}"), *(path / f"{file.stem[1:]}{OPEN}" for file in files)}):
         writer = writer_of(entry)

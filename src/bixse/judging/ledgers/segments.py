@@ -1,4 +1,4 @@
-"""Segments, the files of a ledger that is a folder: open ones, to which lines are added, and sealed ones."""
+"""Segments, the files of a ledger in a folder: open segments, to which lines are added, and sealed segments."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 
 FORMAT = 1
-"""Of ledgers of both kinds."""
+"""Format version of ledgers of both kinds."""
 USABLE = ("graded", "written")
 """Statuses of answers that are not asked again."""
 
 
 class StoredRow(NamedTuple):
-    """One answer; SQLite's columns, and those of a segment, in this order."""
+    """An answer with the columns of SQLite and of segments, in this order."""
 
     key: str
     query_id: str
@@ -46,18 +46,18 @@ class StoredRow(NamedTuple):
     status: str
     mode: str
     answer: str
-    """As JSON."""
+    """The answer as JSON."""
     written: float
     """Seconds since 1970."""
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """Of several answers to one question that with the highest stands: a usable one, then the latest."""
+        """The order of answers to one question; the highest counts: usable before unusable, then the latest."""
         return self.status in USABLE, self.written
 
 
 OPEN, SEALED = ".jsonl", ".parquet"
-"""Suffixes: one JSON list a line after a first line with the format and the writer; sorted by key."""
+"""Suffixes of open segments (a header with format and writer, then one JSON list per line) and sealed ones (by key)."""
 SCHEMA = pa.schema(
     [
         *((name, pa.string()) for name in ("key", "query_id", "document_id", "variant")),
@@ -68,17 +68,17 @@ SCHEMA = pa.schema(
     {"bixse_ledger": str(FORMAT)},
 )
 _FIX = "put back a copy, or move it away (its answers are then asked again); `bixse grade ledger check` looks at all"
-"""What to do about a damaged segment of either kind."""
+"""The fix for a damaged segment of either kind."""
 GROUP_ROWS = 16_384
-"""Rows of a row group, which is read as a whole where it has an answer that is looked for."""
+"""Rows per row group. A group with a wanted answer is read completely."""
 _KINDS: tuple[type | tuple[type, ...], ...] = (*[str] * 4, int, *[str] * 3, (float, int))
 
 
 class OpenSegment:
-    """A new segment of this process alone; every line is in the file, beyond this process, once `add` returns."""
+    """A new segment of this process alone; a line survives the process once `add` returns."""
 
     def __init__(self, folder: Path) -> None:
-        self.writer = WriterFile(folder, "segment-")  # locked before the segment is there for others to see
+        self.writer = WriterFile(folder, "segment-")  # locked first: others seal a segment without a writer
         self.path = folder / f"{self.writer.name}{OPEN}"
         with storage_errors(self.path):
             self._file = self.path.open("xb", buffering=0)
@@ -86,13 +86,13 @@ class OpenSegment:
 
     @property
     def is_there(self) -> bool:
-        """Tell whether the file has a name still."""
+        """Return True if no process has deleted the file."""
         with suppress(OSError):  # NFS, after another machine deleted the file
             return os.fstat(self._file.fileno()).st_nlink > 0
         return False
 
     def close(self, rows: Sequence[StoredRow]) -> None:
-        """Seal the segment with the rows that were added; without a row it is deleted."""
+        """Seal the segment with the rows that were added, or delete it if there are none."""
         self._file.close()
         if rows:
             seal(rows, self.path.with_suffix(SEALED))
@@ -100,7 +100,7 @@ class OpenSegment:
         self.writer.close()
 
     def add(self, line: Any) -> None:
-        """Write a row, or the first line."""
+        """Write a row, or the header."""
         with storage_errors(self.path):
             rest = memoryview(json.dumps(line, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
             while rest:
@@ -108,30 +108,27 @@ class OpenSegment:
 
 
 def table_of(rows: Iterable[StoredRow]) -> pa.Table:
-    """Rows as a table of `SCHEMA`."""
+    """Return rows as a table of `SCHEMA`."""
     columns = list(zip(*rows, strict=True)) or [()] * len(SCHEMA)
     return pa.table([pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], SCHEMA)
 
 
 def seal(rows: Iterable[StoredRow], path: Path) -> None:
-    """Write a sealed segment, whole or not at all."""
+    """Write a sealed segment, complete or not at all."""
     save_table(table_of(sorted(rows)), path, GROUP_ROWS)
 
 
 def writer_of(segment: Path) -> Path:
-    """The hidden file that the writer of a segment held or holds."""
+    """Return the hidden file of the writer of a segment."""
     return writer_path(segment.parent, segment.stem)
 
 
 def new_lines(path: Path, read: dict[Path, int]) -> Iterator[bytes]:
-    """The lines of a file that come after the bytes counted in `read`, which is updated.
-
-    A last line without its end, which is being written or was left by a killed process, does not count.
-    """
+    """Yield the lines of a file after the bytes counted in `read`, which is updated."""
     with path.open("rb") as file:
         file.seek(read.setdefault(path, 0))
         for line in file:
-            if not line.endswith(b"\n"):
+            if not line.endswith(b"\n"):  # another process writes this line, or was killed before its end
                 return
             read[path] += len(line)
             yield line
@@ -140,7 +137,7 @@ def new_lines(path: Path, read: dict[Path, int]) -> Iterator[bytes]:
 def open_rows(
     path: Path, wanted: AbstractSet[str] | None = None, read: dict[Path, int] | None = None
 ) -> Iterator[StoredRow]:
-    """The rows of an open segment that come after the bytes counted in `read`, of the `wanted` keys if given."""
+    """Yield the rows of an open segment after the bytes counted in `read`, of all keys or the `wanted` keys."""
     read = {} if read is None else read
     for line in new_lines(path, read):
         if read[path] == len(line):
@@ -152,24 +149,21 @@ def open_rows(
 
 
 def sealed_rows(path: Path, wanted: Sequence[str] | None = None) -> Iterator[StoredRow]:
-    """The rows of a sealed segment, of `wanted` keys (sorted) alone where they are given.
-
-    Row groups whose range of keys has none of them are not read, and of the others the keys first.
-    """
+    """Yield the rows of a sealed segment, of all keys or the `wanted` keys (sorted)."""
     for table in sealed_tables(path, wanted):
         for batch in table.to_batches(1024):
             yield from starmap(StoredRow, zip(*(column.to_pylist() for column in batch.columns), strict=True))
 
 
 def sealed_tables(path: Path, wanted: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """The same as tables of `SCHEMA`."""
+    """Yield the rows of `sealed_rows` as tables of `SCHEMA`."""
     with open_sealed(path) as file:
         yield from keyed_groups(file, "key", wanted)
 
 
 @contextmanager
 def open_sealed(path: Path) -> Iterator[ParquetFile]:
-    """A sealed segment of this version."""
+    """Open a sealed segment, and check its version and columns."""
     with open_table(path, _FIX) as file:
         _check_version(path, (file.schema_arrow.metadata or {}).get(b"bixse_ledger", b"").decode())
         if file.schema_arrow.names != SCHEMA.names:
@@ -186,7 +180,7 @@ def _check_header(path: Path, line: bytes) -> None:
 
 
 def _key(line: bytes) -> str:
-    """The key at the start of a row's line; "" if the line is damaged."""
+    """Return the key at the start of a row's line, or "" if the line is damaged."""
     key = line[1 : line.find(b'", ') + 1]
     with suppress(ValueError):
         return str(json.loads(key)) if b"\\" in key else key[1:-1].decode()
@@ -219,22 +213,20 @@ def _damaged(path: Path, got: str) -> InputError:
 
 
 BLOCK = 1 << 23
-"""Bytes of it that are read together."""
-BITS = 21
-"""By so many first bits nearly every other number is told from 50,000 that are looked for."""
+"""Bytes per read of a file of numbers."""
+BITS = 21  # first bits that tell nearly every other number from 50,000 wanted numbers
 
 
 def numbers_of(segment: Path) -> Path:
-    """The file: the size of the segment, a number of 8 bytes a key, and one that makes the sum of all 0."""
+    """Return the file with the size of the segment, 8 bytes per key, and a number that makes the sum of all 0."""
     return segment.with_name(f".{segment.stem}.keys")
 
 
 class WantedKeys:
-    """Keys that are looked for in many segments."""
+    """Sorted keys to find in many segments."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self.keys = keys
-        """Sorted."""
         numbers = _numbers_of(keys)
         order = np.argsort(numbers)
         self._sorted, self._key_of = numbers[order], order
@@ -242,13 +234,13 @@ class WantedKeys:
         self._likely[_first_bits(numbers)] = True
 
     def near(self, segment: Path) -> Sequence[str]:
-        """Those that a sealed segment may have, sorted: all that it has, and hardly any other."""
+        """Return, sorted, all wanted keys that a sealed segment has, and hardly any other."""
         try:
             return self._near(segment)
         except (OSError, ValueError):  # not made yet, or damaged
             try:
                 _save_numbers(segment)
-            except StorageError:  # a folder that may be read only
+            except StorageError:  # a folder without write permission
                 return self.keys
             return self._near(segment)
 
@@ -288,19 +280,16 @@ def _save_numbers(segment: Path) -> None:
 
 
 def keyed_groups(file: pq.ParquetFile, column: str, wanted: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """The rows of each row group, or those whose value of a text column is `wanted` (sorted).
-
-    A row group whose range of values has none of them is not read, of another first that column alone.
-    """
+    """Yield the rows of each row group: all, or the rows with a `wanted` value (sorted) in a text column."""
     place = file.schema_arrow.names.index(column)
     for number in range(file.metadata.num_row_groups):
         if wanted is None:
             yield file.read_row_group(number)
             continue
         ends, near = file.metadata.row_group(number).column(place).statistics, wanted
-        if ends is not None and ends.has_min_max:
+        if ends is not None and ends.has_min_max:  # a group without a wanted value in its range is not read
             near = wanted[bisect_left(wanted, ends.min) : bisect_right(wanted, ends.max)]
-        if near:
+        if near:  # the column alone first: a group may lack a value within its range
             chosen = pc.is_in(file.read_row_group(number, [column])[column], pa.array(near, pa.string()))
             if pc.any(chosen).as_py():
                 yield file.read_row_group(number).filter(chosen)

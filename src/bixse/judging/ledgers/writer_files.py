@@ -1,4 +1,4 @@
-"""The writers of a ledger that live: each holds the lock of a hidden file, which the system releases at its death."""
+"""The living writers of a ledger. Each holds the lock of a hidden file, which the system releases at its end."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LEASE = 300.0
-"""Seconds without a touch after which a writer counts as gone where its lock cannot be asked."""
+"""Seconds without a touch after which a writer counts as ended if its lock cannot be tested."""
 TOUCH = 30.0
 """Seconds between two touches."""
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}
-"""Errors of a file system that has no locks."""
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}  # errors of file systems without locks
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _HELD: WeakSet[WriterFile] = WeakSet()
 
@@ -35,8 +34,8 @@ _HELD: WeakSet[WriterFile] = WeakSet()
 class WriterFile:
     """A hidden file that this process keeps locked, and touches at intervals, until `close` or the end of the process.
 
-    Its lines name the writer, then the questions that it takes (`+KEY`) and gives back (`-KEY`). A lock on the segment
-    itself would keep others from reading it on a Windows share.
+    Its first line names the writer; later lines claim (`+KEY`) and release (`-KEY`) questions. The segment itself has
+    no lock, since on a Windows share a lock would keep others from reading it.
     """
 
     def __init__(self, folder: Path, stem: str) -> None:
@@ -56,7 +55,7 @@ class WriterFile:
 
     @property
     def held(self) -> bool:
-        """Tell whether this process holds the lock; a forked child of the process that made it does not."""
+        """Return True if this process holds the lock; a forked child of the process that made it does not."""
         return not self._file.closed
 
     def add(self, line: str) -> None:
@@ -74,13 +73,13 @@ class WriterFile:
 
 
 def writer_path(folder: Path, name: str) -> Path:
-    """The file of the writer with this name."""
+    """Return the file of the writer with this name."""
     return folder / f".{name}.writer"
 
 
 @contextmanager
 def without_writer(path: Path) -> Iterator[bool]:
-    """Tell whether a writer is gone, as far as its lock says; no process can take the lock within the block."""
+    """Yield whether a writer has ended, by its lock; no process can take the lock within the block."""
     file = None
     with suppress(OSError):  # the file was deleted, or its user alone may read it
         file = path.open("rb") if sys.platform != "win32" else None
@@ -90,13 +89,13 @@ def without_writer(path: Path) -> Iterator[bool]:
 
 
 def claims_count(path: Path) -> bool:
-    """Tell whether the claims of a writer's file count: it lives, and gave a sign of life within the lease."""
+    """Return whether the claims of a writer's file count: the writer lives, and touched it within the lease."""
     with without_writer(path) as gone:
         return not gone and not is_quiet(path)  # an NFS server may go on holding the lock of a machine that crashed
 
 
 def is_quiet(*paths: Path) -> bool:
-    """Tell whether none of the files was touched or written within the lease; a missing file was not."""
+    """Return whether none of the files was touched or written within the lease; a missing file was not."""
     last = 0.0
     for path in paths:
         with suppress(OSError):
@@ -105,7 +104,7 @@ def is_quiet(*paths: Path) -> bool:
 
 
 def is_of_this_machine(path: Path) -> bool:
-    """Tell whether a writer runs on this kernel; some NFS mounts hide the locks of other machines."""
+    """Return whether a writer runs on this kernel; some NFS mounts hide the locks of other machines."""
     start = f"{_machine()}/".encode()
     with suppress(OSError), path.open("rb") as file:
         return len(start) > 1 and file.read(len(start)) == start
@@ -114,7 +113,7 @@ def is_of_this_machine(path: Path) -> bool:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Wait until no other process is in a block with this file; on a file system without locks nobody waits."""
+    """Wait until no other process is in a block with this file; on a file system without locks, do not wait."""
     with storage_errors(path):
         file = path.open("ab")
     with file:
@@ -124,14 +123,14 @@ def alone(path: Path) -> Iterator[None]:
 
 @cache
 def _machine() -> str:
-    """The id of the running kernel, the same in all its containers; "" if there is none."""
+    """Return the id of the running kernel, the same in all its containers, or "" if there is none."""
     with suppress(OSError):
         return _BOOT.read_text().strip()
     return ""
 
 
 def _lock(file: IO[bytes], wait: bool) -> bool | None:
-    """Lock a file, exclusively with `wait`; tells whether that worked, None on a file system without locks."""
+    """Lock a file, exclusively with `wait`; return whether that worked, or None on a file system without locks."""
     if sys.platform == "win32":
         return None
     try:
