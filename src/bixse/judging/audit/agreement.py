@@ -74,7 +74,7 @@ def counts_by_query(
     """Count pairs of (N,) grades on one scale per query; raise InputError for fewer than 2 queries.
 
     With rising `levels` each grade counts as its nearest level, which makes the table square. Without levels, each
-    distinct grade has its own row or column. (N,) `weights`, such as 1 / probability of the draw, replace counts of 1.
+    distinct grade has its own row or column. (N,) `weights`, for example 1 / probability, replace counts of 1.
     """
     if levels is None:
         row, column = (np.unique(grades, return_inverse=True)[1] for grades in (human, judged))

@@ -221,7 +221,7 @@ def _worst_queries(common: Any, levels: Floats) -> tuple[QueryDisagreement, ...]
 
 def _worst_pairs(common: Any) -> tuple[Disagreement, ...]:
     found = common.assign(apart=(common.judge - common.human).abs())
-    found = found[found.apart > 0].sort_values("apart", ascending=False, kind="stable")
+    found = found[found.apart > 0].sort_values("apart", ascending=False, kind="stable")  # ties stay in order of ids
     worst = found.groupby(level="query_id").head(WORST_OF_A_QUERY).head(WORST_PAIRS)
     return tuple(Disagreement(*row) for row in worst[["human", "judge"]].reset_index().itertuples(index=False))
 
@@ -311,7 +311,7 @@ def audit_judges(settings: AuditSettings, out: str | Path) -> AuditResult:
         "texts": {"queries": queries, "documents": documents},
     }
     artifacts = {"audit": out / "audit.json", "page": out / "audit.html"}
-    write_atomically(artifacts["audit"], json.dumps(content, indent=2, allow_nan=False) + "\n")
+    write_atomically(artifacts["audit"], json.dumps(content, indent=2, allow_nan=False) + "\n")  # a bare NaN is no JSON
     write_atomically(artifacts["page"], render_audit(report, record.started, warnings, queries, documents))
     record.results = {"figures": report.figures(), "impossible_labels": len(report.impossible)}
     record.save("finished")

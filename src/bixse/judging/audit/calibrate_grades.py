@@ -267,6 +267,7 @@ def fit_grade_map(
         )
     fold_of = np.empty(len(names), dtype=np.int64)
     generator = np.random.default_rng(seed)
+    # queries to fit on come first, so that every fold holds some
     shuffled = [*generator.permutation(fitted_queries), *np.setdiff1d(np.arange(len(names)), fitted_queries)]
     fold_of[shuffled] = np.arange(len(names)) % min(folds, len(fitted_queries))
     fold = fold_of[query]
@@ -298,7 +299,7 @@ def _fitted_map(z: Floats, observed: Floats, kind: MapKind) -> GradeMap:
     if kind == "platt":
         slope, intercept = fit_platt(z, observed)
         return GradeMap(kind=kind, slope=slope, intercept=intercept)
-    from sklearn.isotonic import IsotonicRegression
+    from sklearn.isotonic import IsotonicRegression  # slow to import
 
     model = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip").fit(z, observed)
     outputs = np.maximum.accumulate(np.clip(model.y_thresholds_, 0.0, 1.0))

@@ -289,8 +289,8 @@ def _ndcg_from_pairs(pool: JudgedPool, metric: _Metric, weight: Floats, judge: b
     gains = np.concatenate([[0.0], np.cumsum(discounts)])[np.minimum(np.arange(len(pool.pairs) + 2), metric.depth)]
     own, query = weight[sample.labelled], sample.query[sample.labelled]
     per_query, residual = np.zeros(sample.queries), np.zeros(len(pool.labels))
-    generator = np.random.default_rng(0)
-    # levels come from predicted probabilities, as PRECISE integrates over those of a judge (arXiv:2606.05308)
+    generator = np.random.default_rng(0)  # fixed, so that equal inputs give equal estimates
+    # levels come from predicted probabilities, as PRECISE integrates over a judge's probabilities (arXiv:2606.05308)
     for _ in range(COMPLETIONS):
         complete = generator.random((len(pool.pairs), 1)) < expected
         complete[sample.labelled] = reached

@@ -1,7 +1,7 @@
 """Prediction-powered estimates: predictions of all graded pairs, corrected by the labels of a sample.
 
-With the value v_u of unit u, its prediction m_u and the labelled units S, drawn with probabilities pi_u, the estimate
-of the sum of v is sum_u m_u + sum_S (v_u - m_u) / pi_u. It is unbiased for predictions that do not use labels of the
+Unit u has the value v_u and the prediction m_u; labelled units S are drawn with probabilities pi_u. The estimate of the
+sum of v is sum_u m_u + sum_S (v_u - m_u) / pi_u. It is unbiased for predictions that do not use labels of the
 same query (Horvitz and Thompson 1952, doi:10.1080/01621459.1952.10483446; Angelopoulos et al. 2023, arXiv:2301.09633).
 So m_u = a + lambda f_u of the judge's grade f_u is fitted to the labels of all *other* queries. The slope is PPI++'s
 power tuning (arXiv:2311.01453): least squares gives the smallest variance. It is shrunk by its own uncertainty, so that

@@ -197,7 +197,7 @@ def read_labels(
     A table (.parquet, .jsonl, .csv, .tsv) has the columns `query_id` and `document_id`, or the texts `query` and
     `document`, and `grade` or `relevance`. `status` (only "graded" rows count), `judge` and `repeat` are optional. Rows
     with a `person`, as `bixse ui` writes them: each person's last label counts, and several grades become one.
-    The default `scale` is that of the file's grades and relevance, else `otherwise`, else lowest to highest label.
+    The default `scale` makes the file's relevance follow from its grades, else `otherwise`, else lowest to highest.
 
     `sampled` tables may hold several labels per pair and the `probability` in (0, 1] with which each pair was drawn.
     The mean of the labels counts, or of those with `adjudicated` 1. `independent` leaves out labels that people gave or
