@@ -191,7 +191,7 @@ def _levels_apart(tables: Floats) -> Floats:
 
 
 def _centred_ranks(margin: Floats) -> Floats:
-    """Return the mean rank of each level less the mean of all ranks, for counts of shape (..., levels)."""
+    """Return the mean rank of each level minus the mean of all ranks, for counts of shape (..., levels)."""
     ranks: Floats = margin.cumsum(axis=-1) - margin / 2 - margin.sum(axis=-1, keepdims=True) / 2
     return ranks
 
