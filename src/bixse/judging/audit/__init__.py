@@ -1,1 +1,1 @@
-"""How well a judge agrees with people, and with the ranking of systems."""
+"""The agreement of judges with people, and of the rankings of systems under both."""

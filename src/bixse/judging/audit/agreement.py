@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 
 
 AgreementMeasure: TypeAlias = Callable[[Floats], Floats]
-"""Tables of counts, shape (..., rows, columns) -> one value each, or NaN."""
-_BLOCK_SIZE = 1 << 22
-"""Most counts of resampled tables in memory, about 100 MB."""
+"""A function of tables of counts, shape (..., rows, columns): one value per table, or NaN."""
+_BLOCK_SIZE = 1 << 22  # counts of resampled tables in memory: about 100 MB
 
 
 @dataclass(frozen=True)
@@ -38,9 +37,9 @@ class CountsByQuery:
     """One table of counts per query."""
 
     counts: Any
-    """(Q queries, rows * columns) counts, a scipy.sparse matrix."""
+    """A scipy.sparse matrix of counts, shape (Q queries, rows * columns)."""
     shape: tuple[int, int]
-    """Numbers of distinct human grades and judge's grades."""
+    """Number of distinct grades of the human, and of the judge."""
 
     @property
     def total(self) -> Floats:
@@ -51,7 +50,7 @@ class CountsByQuery:
         return {name: float(measure(self.total)) for name, measure in measures.items()}
 
     def draws(self, measures: Mapping[str, AgreementMeasure], samples: int, seed: int) -> dict[str, Floats]:
-        """Measure resampled queries, shape (samples,); equal seeds and queries give the same resamples."""
+        """Return each measure of resampled queries, shape (samples,); equal seeds and queries give equal resamples."""
         block = max(1, _BLOCK_SIZE // (self.shape[0] * self.shape[1]))
         found: dict[str, list[Floats]] = {name: [] for name in measures}
         for times in query_draws(self.counts.shape[0], samples, seed):
@@ -74,9 +73,8 @@ def counts_by_query(
 ) -> CountsByQuery:
     """Count pairs of (N,) grades on one scale per query; raise InputError for fewer than 2 queries.
 
-    Every grade counts as the nearest of the rising `levels` (a half as the higher), which makes the table square.
-    Without levels, every distinct grade has its own row or column. Pairs count by their (N,) `weights`, for example
-    1 / the probability of each draw, else once each.
+    With rising `levels` each grade counts as its nearest level, which makes the table square. Without levels, each
+    distinct grade has its own row or column. (N,) `weights`, for example 1 / probability, replace counts of 1.
     """
     if levels is None:
         row, column = (np.unique(grades, return_inverse=True)[1] for grades in (human, judged))
@@ -93,12 +91,12 @@ def counts_by_query(
 
 
 def nearest_level(grades: Floats, levels: Floats) -> npt.NDArray[np.int64]:
-    """Return the position of the level nearest to each grade; half-way counts as the higher."""
+    """Return the index of the level nearest to each grade; a grade half-way counts as the higher level."""
     return np.searchsorted((levels[1:] + levels[:-1]) / 2, grades, side="right").astype(np.int64)
 
 
 def agreement_within(steps: int) -> AgreementMeasure:
-    """Return the share of pairs whose grades are exactly `steps` levels apart; -1 means two or more."""
+    """Return the measure "share of pairs whose grades are exactly `steps` levels apart"; -1 means two or more."""
 
     def measure(tables: Floats) -> Floats:
         apart = _levels_apart(tables)
@@ -109,7 +107,7 @@ def agreement_within(steps: int) -> AgreementMeasure:
 
 
 def cohen_kappa(power: int = 0) -> AgreementMeasure:
-    """Return Cohen's kappa: 1 - observed / expected disagreement, where the expected one keeps each side's own grades.
+    """Return the measure Cohen's kappa: 1 - observed / expected disagreement, given each side's frequency of grades.
 
     Disagreement counts 1 (power 0; Cohen 1960, doi:10.1177/001316446002000104), the number of levels apart (1), or its
     square (2; Cohen 1968, doi:10.1037/h0026256). Equal to scikit-learn's `cohen_kappa_score`.
@@ -126,7 +124,7 @@ def cohen_kappa(power: int = 0) -> AgreementMeasure:
 
 
 def binary_kappa(first: int) -> AgreementMeasure:
-    """Return Cohen's kappa of relevant or not; levels from position `first` on are relevant."""
+    """Return the measure Cohen's kappa of relevant or not; levels from index `first` on are relevant."""
 
     def measure(tables: Floats) -> Floats:
         halves = np.add.reduceat(np.add.reduceat(tables, [0, first], axis=-1), [0, first], axis=-2)
@@ -138,7 +136,7 @@ def binary_kappa(first: int) -> AgreementMeasure:
 def krippendorff_alpha(tables: Floats) -> Floats:
     """Return Krippendorff's alpha for ordinal grades (2011, "Computing Krippendorff's Alpha-Reliability").
 
-    Chance is drawn from both sides' grades together, so a judge with another habit of grading gets a lower value.
+    Chance is drawn from both sides' grades together, so a judge with other frequencies of grades gets a lower value.
     """
     coincidences = tables + np.swapaxes(tables, -1, -2)
     used = coincidences.sum(axis=-1)
@@ -170,7 +168,7 @@ def kendall_tau_b(tables: Floats) -> Floats:
 
 
 def of_levels(first: int) -> dict[str, AgreementMeasure]:
-    """Return name -> measure of square tables; levels from position `first` on are relevant."""
+    """Return name -> measure of square tables; levels from index `first` on are relevant."""
     return {
         "exact": agreement_within(0),
         "one_off": agreement_within(1),
@@ -184,7 +182,7 @@ def of_levels(first: int) -> dict[str, AgreementMeasure]:
 
 
 OF_RANKS: dict[str, AgreementMeasure] = {"spearman": spearman, "kendall": kendall_tau_b}
-"""Name -> measure of tables with a row or column for every distinct grade."""
+"""Name -> measure of tables with one row or column per distinct grade."""
 
 
 def _levels_apart(tables: Floats) -> Floats:
@@ -193,7 +191,7 @@ def _levels_apart(tables: Floats) -> Floats:
 
 
 def _centred_ranks(margin: Floats) -> Floats:
-    """Return the mean rank of each level less the mean of all ranks, for counts of shape (..., levels)."""
+    """Return the mean rank of each level minus the mean of all ranks, for counts of shape (..., levels)."""
     ranks: Floats = margin.cumsum(axis=-1) - margin / 2 - margin.sum(axis=-1, keepdims=True) / 2
     return ranks
 
@@ -220,9 +218,9 @@ class SystemRanking:
     tau: IntervalEstimate
     """Kendall's tau-b of the two rankings."""
     tau_ap: float
-    """Yilmaz, Aslam and Robertson's tau: mistakes at the top weigh more (2008, doi:10.1145/1390334.1390435)."""
+    """Yilmaz, Aslam and Robertson's tau: mistakes at the top count more (2008, doi:10.1145/1390334.1390435)."""
     queries: int
-    """Queries with a relevant document on both sides."""
+    """Number of queries with a relevant document on both sides."""
 
 
 def rank_systems(
@@ -234,7 +232,7 @@ def rank_systems(
 ) -> SystemRanking:
     """Score every run, at least 2, by nDCG@10 under both sides' relevance of the pairs that both labelled.
 
-    Expected grades count as they are, unlabelled pairs of a run as irrelevant. The interval of tau resamples queries.
+    Expected grades count unrounded; unlabelled pairs of a run count as irrelevant. Tau's interval resamples queries.
     """
     if len(runs) < 2:
         raise InputError(f"runs: got {len(runs)}; expected at least 2 to rank; fix: give more run files")
@@ -262,7 +260,7 @@ def rank_systems(
 
 
 def tau_ap(reference: Sequence[float], estimated: Sequence[float]) -> float:
-    """Return, from -1 to 1, the share of systems above each one by the estimate that the reference also puts above.
+    """Return tau, -1 to 1, from the share of systems above each system that the reference puts above it too.
 
     Ties of the estimate are broken against it: systems that it cannot order count as a mistake.
 
@@ -286,6 +284,7 @@ def _ndcg(qrels: Mapping[str, Mapping[str, float]], run: Ranking, queries: Seque
 
 def _tau_b(first: Floats, second: Floats) -> Floats:
     higher, lower = np.triu_indices(first.shape[-1], k=1)
+    # rounded, since sums over resampled queries make equal systems differ in the last bits
     signs = [np.sign((values[..., higher] - values[..., lower]).round(12)) for values in (first, second)]
     agreeing = (signs[0] * signs[1]).sum(axis=-1)
     decided = np.abs(signs[0]).sum(axis=-1) * np.abs(signs[1]).sum(axis=-1)

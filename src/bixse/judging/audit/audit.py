@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 
 
 MOST_LEVELS = 21
-"""Most distinct grades of an ordinal scale."""
+"""Maximum number of distinct grades of an ordinal scale."""
 WORST_PAIRS, WORST_OF_A_QUERY = 20, 2
-"""Most disagreements in a report, in total and per query."""
+"""Maximum number of disagreements in a report, in total and per query."""
 NAMED = 3
-"""Most judges in the title."""
+"""Maximum number of judges named in the title."""
 QUERIES_SHOWN, LABELS_SHOWN = 10, 50
-"""Most queries and labels on the page; audit.json holds all."""
+"""Maximum number of queries and of labels on the page; audit.json holds all."""
 
 
 def audit(
@@ -62,12 +62,11 @@ def audit(
     samples: int = 1000,
     seed: int = 0,
 ) -> AuditReport:
-    """Measure how far judges' labels can be trusted, with intervals by resampling queries.
+    """Measure the agreement of judges with people, with intervals by resampling queries.
 
-    The scale is that of the `human` labels; a judge on another is mapped to it. Pairs are relevant from the grade
-    `relevant_from` on, by default the lowest in the upper half of the scale: 2 on 0 to 3, as in TREC Deep Learning.
-    `runs`, name -> TREC run, are ranked under each side's labels. Raise InputError for no judge, two of one name, a
-    judge without a pair of the human labels, or fewer than 2 common queries.
+    Grades on another scale are mapped to that of the `human` labels. `runs`, name -> TREC run, are ranked under each
+    side's labels. Raise InputError for no judge, two judges of one name, a judge without a pair of the human labels,
+    or fewer than 2 common queries.
     """
     names = [judge.name for judge in judges]
     if not names or len(set(names)) < len(names):
@@ -99,7 +98,7 @@ def audit(
 
 
 def grade_levels(human: Labels) -> Floats:
-    """Return the integers of the human scale, or the labels if these are no integers; InputError for more than 21."""
+    """Return the integers of the human scale, or its labels if not all are integers; InputError for more than 21."""
     grades = {human.scale.minimum, human.scale.maximum, *human.grades.values()}
     integers = all(float(grade).is_integer() for grade in grades)
     levels = np.arange(human.scale.minimum, human.scale.maximum + 1) if integers else np.array(sorted(grades))
@@ -112,7 +111,7 @@ def grade_levels(human: Labels) -> Floats:
 
 
 def first_relevant(levels: Floats, relevant_from: float | None) -> float:
-    """Return the grade from which a pair is relevant, by default the lowest in the upper half of the scale."""
+    """Return the lowest relevant grade; by default the lowest in the upper half of the scale (TREC DL: 2 on 0 to 3)."""
     if relevant_from is None:
         return float(levels[levels >= (levels[0] + levels[-1]) / 2][0])
     if not levels[0] < relevant_from <= levels[-1]:
@@ -124,10 +123,7 @@ def first_relevant(levels: Floats, relevant_from: float | None) -> float:
 
 
 def _common(judge: Labels, human: Labels, relevant_from: float) -> Any:
-    """Return the pairs that both sides graded, in order of their ids.
-
-    `human` and `judge` are grades on the human scale, `relevance` is the judge's, `relevant` is 1 by human labels.
-    """
+    """Return pairs of both sides, by id: grades `human` and `judge`, judge's `relevance`, human `relevant` (0 or 1)."""
     pairs = sorted(human.grades.keys() & judge.grades.keys())
     if not pairs:
         ids = [next(iter(side.grades)) for side in (judge, human)]
@@ -206,7 +202,7 @@ def _audit_one(
 
 
 def _by_level(values: Any, grades: Any, levels: Floats) -> Iterator[tuple[float, int, float, float]]:
-    """Yield every level with size, mean and sum of the values whose grade is nearest to it."""
+    """Yield each level with number, mean and sum of the values whose grade is nearest to it."""
     figures = values.groupby(nearest_level(grades.to_numpy(), levels)).agg(["size", "mean", "sum"])
     figures = figures.reindex(range(len(levels)), fill_value=0)
     return ((grade, *row) for grade, row in zip(levels.tolist(), figures.itertuples(index=False), strict=True))
@@ -225,13 +221,13 @@ def _worst_queries(common: Any, levels: Floats) -> tuple[QueryDisagreement, ...]
 
 def _worst_pairs(common: Any) -> tuple[Disagreement, ...]:
     found = common.assign(apart=(common.judge - common.human).abs())
-    found = found[found.apart > 0].sort_values("apart", ascending=False, kind="stable")
+    found = found[found.apart > 0].sort_values("apart", ascending=False, kind="stable")  # ties stay in order of ids
     worst = found.groupby(level="query_id").head(WORST_OF_A_QUERY).head(WORST_PAIRS)
     return tuple(Disagreement(*row) for row in worst[["human", "judge"]].reset_index().itertuples(index=False))
 
 
 def _self_agreement(judge: Labels, human: Labels, levels: Floats, samples: int, seed: int) -> SelfAgreement | None:
-    """Compare every pair asked twice, human-labelled or not; None for fewer than 2 queries."""
+    """Return the agreement on all pairs asked twice, human-labelled or not; None for fewer than 2 queries."""
     twice = sorted(judge.grades.keys() & judge.again.keys())
     query_ids = [query for query, _ in twice]
     if len(set(query_ids)) < 2:
@@ -248,7 +244,7 @@ def _self_agreement(judge: Labels, human: Labels, levels: Floats, samples: int, 
 def _differences(
     one: str, other: str, common: Mapping[str, Any], levels: Floats, samples: int, seed: int
 ) -> list[JudgeDifference]:
-    """Compare two judges on the pairs that both graded; none for fewer than 2 queries."""
+    """Return differences of two judges on the pairs that both graded; none for fewer than 2 queries."""
     pairs = common[one].index.intersection(common[other].index, sort=False)
     sides = [common[name].loc[pairs] for name in (one, other)]
     query_ids = _query_ids(sides[0])
@@ -280,7 +276,7 @@ def audit_judges(settings: AuditSettings, out: str | Path) -> AuditResult:
     """Measure judges against human labels and write audit.json, audit.html and run.json.
 
     Raises:
-        InputError: a file cannot be used, or see `audit`.
+        InputError: a file or a set of labels is unusable (see `audit`).
         OutputExistsError: `out` holds another run.
     """
     out = Path(out)
@@ -315,7 +311,7 @@ def audit_judges(settings: AuditSettings, out: str | Path) -> AuditResult:
         "texts": {"queries": queries, "documents": documents},
     }
     artifacts = {"audit": out / "audit.json", "page": out / "audit.html"}
-    write_atomically(artifacts["audit"], json.dumps(content, indent=2, allow_nan=False) + "\n")
+    write_atomically(artifacts["audit"], json.dumps(content, indent=2, allow_nan=False) + "\n")  # a bare NaN is no JSON
     write_atomically(artifacts["page"], render_audit(report, record.started, warnings, queries, documents))
     record.results = {"figures": report.figures(), "impossible_labels": len(report.impossible)}
     record.save("finished")
@@ -329,7 +325,7 @@ def render_audit(
     queries: Mapping[str, str] | None = None,
     documents: Mapping[str, str] | None = None,
 ) -> str:
-    """Return the page as text; `created` is ISO 8601, `queries` and `documents` are known texts by id."""
+    """Return the HTML page; `created` is ISO 8601, `queries` and `documents` are known texts by id."""
     return render_page(
         "audit.html.j2",
         title=_title(report),

@@ -35,13 +35,13 @@ COMPARED = {"kappa": "Cohen's kappa", "quadratic_kappa": "kappa, quadratic weigh
 
 @dataclass(frozen=True)
 class GradeShare:
-    """The share of relevant pairs among those with one grade of the judge; None without pairs."""
+    """The share of relevant pairs among the pairs with one grade of the judge; None without pairs."""
 
     grade: float
     pairs: int
     relevant: float | None = None
     low: float | None = None
-    """Wilson's 95 % interval, as if pairs were independent."""
+    """Lower end of Wilson's 95 % interval, as if pairs were independent."""
     high: float | None = None
 
 
@@ -56,7 +56,7 @@ class MeanRelevance:
 
 @dataclass(frozen=True)
 class QueryDisagreement:
-    """One query: share of pairs with the same grade, mean absolute difference, and mean of judge less human."""
+    """The disagreement on a query: share of equal grades, mean absolute difference, and mean of judge minus human."""
 
     query_id: str
     pairs: int
@@ -77,45 +77,45 @@ class Disagreement:
 
 @dataclass(frozen=True)
 class SelfAgreement:
-    """The judge against itself on pairs asked twice."""
+    """The agreement of the judge with itself on pairs asked twice."""
 
     pairs: int
     exact: IntervalEstimate
     kappa: IntervalEstimate
     relevance_apart: float
-    """Mean absolute difference of both relevances."""
+    """Mean absolute difference of the two relevances."""
 
 
 @dataclass(frozen=True)
 class JudgeAudit:
-    """One judge against the human labels."""
+    """The comparison of one judge with the human labels."""
 
     name: str
     path: str
     pairs: int
-    """Pairs with a usable grade on both sides; every measure is over these."""
+    """Number of pairs with a usable grade on both sides; every measure is over these pairs."""
     queries: int
     without_grade: int
-    """Human-labelled pairs without a usable grade of the judge."""
+    """Number of human-labelled pairs without a usable grade of the judge."""
     human_only: int
-    """Human-labelled pairs missing in the judge's file."""
+    """Number of human-labelled pairs missing in the judge's file."""
     judge_only: int
     statuses: Mapping[str, int]
     impossible: tuple[ImpossibleLabel, ...]
     mapped: int
-    """Pairs whose relevance does not follow from their grade on the judge's scale."""
+    """Number of pairs whose relevance does not follow from their grade on the judge's scale."""
     measures: Mapping[str, IntervalEstimate]
     """`MEASURES` with intervals over queries; expected grades are rounded, except for rho and tau."""
     confusion: tuple[tuple[int, ...], ...]
-    """Pairs by human grade (rows) and judge's grade (columns)."""
+    """Numbers of pairs by human grade (rows) and judge's grade (columns)."""
     by_grade: tuple[GradeShare, ...]
     by_human_grade: tuple[MeanRelevance, ...]
     calibration: CalibrationReport
     """The judge's relevance as a probability of human relevance."""
     against_constant: IntervalEstimate
-    """Its Brier score less that of a constant mean, paired by query; below 0 the grades are informative."""
+    """Brier score minus that of a constant mean, paired by query; below 0 the grades are informative."""
     worst_queries: tuple[QueryDisagreement, ...]
-    """Every query, from the largest disagreement down."""
+    """All queries, from the largest disagreement down."""
     worst_pairs: tuple[Disagreement, ...]
     self_agreement: SelfAgreement | None = None
     systems: SystemRanking | None = None
@@ -123,7 +123,7 @@ class JudgeAudit:
 
 @dataclass(frozen=True)
 class JudgeDifference:
-    """The first judge less the second, on their common pairs and the same resamples of queries."""
+    """The first judge's measure minus the second's, on their common pairs and the same resamples of queries."""
 
     first: str
     second: str
@@ -133,13 +133,13 @@ class JudgeDifference:
 
     @property
     def shown(self) -> bool:
-        """True for an interval without 0."""
+        """True if the interval leaves out 0."""
         return self.difference.side != "across"
 
 
 @dataclass(frozen=True)
 class AuditReport:
-    """Everything an audit found."""
+    """The result of an audit."""
 
     scale: tuple[float, float]
     levels: tuple[float, ...]
@@ -149,7 +149,7 @@ class AuditReport:
     human_queries: int
     human_impossible: tuple[ImpossibleLabel, ...]
     human_after_judge: int
-    """Labels that people gave or changed after they saw the judge's grade; left out."""
+    """Number of labels given or changed after the person saw the judge's grade; left out."""
     judges: tuple[JudgeAudit, ...]
     differences: tuple[JudgeDifference, ...]
     samples: int
@@ -173,7 +173,7 @@ class AuditReport:
         }
 
     def shown_differences(self) -> dict[str, tuple[int, int]]:
-        """Return the name of a measure -> numbers of differences beyond their interval, and in total."""
+        """Return name of a measure -> number of differences whose interval leaves out 0, and number of all."""
         by_name = {
             name: [row.shown for row in self.differences if row.measure == measure]
             for measure, name in COMPARED.items()

@@ -38,7 +38,7 @@ MAP_FILE, PAIRS_FILE = "map.json", "pairs.parquet"
 
 
 class HeldOutFigures(BaseModel):
-    """Figures of a map on held-out queries, each mapped by a fit to the queries of the other folds."""
+    """The figures of a map on held-out queries, each mapped by a fit to the queries of the other folds."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -71,22 +71,21 @@ class GradeMap(BaseModel):
 
     kind: MapKind
     knots: tuple[tuple[float, float], ...] = ()
-    """isotonic: (relevance, probability), joined by straight lines and level beyond the ends."""
+    """isotonic: points (relevance, probability), joined by straight lines, constant beyond the ends."""
     slope: float = Field(default=0.0, ge=0.0)
     """platt: a and c of sigma(a z + c)."""
     intercept: float = 0.0
     judge: str = ""
-    """The judge whose grades it maps."""
     scale: tuple[float, float] | None = None
-    """The judge's scale: the map reads (grade - lowest) / (highest - lowest)."""
+    """Scale of the judge: the map reads (grade - lowest) / (highest - lowest)."""
     target: str = ""
     """The predicted quantity in words."""
     labels: int = 0
-    """Human labels it was fitted on."""
+    """Number of human labels of the fit."""
     queries: int = 0
     held_out: HeldOutFigures | None = None
     helps: bool | None = None
-    """True if its held-out Brier score is below that of the grades as they are and that of a constant."""
+    """True if the held-out Brier score is below that of the unmapped grades and that of a constant."""
 
     @model_validator(mode="after")
     def _monotone(self) -> GradeMap:
@@ -123,11 +122,10 @@ class GradeMapResult:
 
     map: GradeMap
     kept: bool
-    """True if it was written, since it helps or was forced."""
+    """True if the map was written, because it helps or was forced."""
     impossible: tuple[ImpossibleLabel, ...]
     """Labels off their scale; left out."""
-    artifacts: dict[str, str]
-    """Name -> path."""
+    artifacts: dict[str, str]  # name -> path
 
     def text(self) -> str:
         fitted, figures = self.map, self.map.held_out
@@ -159,10 +157,10 @@ class GradeMapResult:
 
 
 def calibrate_grades(settings: GradeMapSettings, out: str | Path) -> GradeMapResult:
-    """Fit a map, measure it on held-out queries, write map.json and run.json only if it helps there.
+    """Fit a map, measure it on held-out queries, and write map.json and run.json if it helps there or is forced.
 
     Raises:
-        InputError: a file cannot be used, too few labels, or pairs that were mapped before.
+        InputError: a file is unusable, labels are too few, or pairs were mapped before.
         OutputExistsError: `out` holds another run.
     """
     out = Path(out)
@@ -194,7 +192,7 @@ def mapped_pairs(path: Path, fitted: GradeMap, scale: GradeScale) -> GradedPairs
     kept = []
     for row, (grade, relevance) in enumerate(zip(grades, pairs.relevance.tolist(), strict=True), start=1):
         place = scale.to_grade(relevance)
-        if grade is not None and abs(grade - place) > 1e-3 * (scale.maximum - scale.minimum):
+        if grade is not None and abs(grade - place) > 1e-3 * (scale.maximum - scale.minimum):  # files round
             raise InputError(
                 f"{path}: row {row}: got grade {grade:g} with relevance {relevance:g}; expected {place:g}, its place "
                 f"on the judge's scale {scale.minimum:g} to {scale.maximum:g}; fix: give pairs that were not "
@@ -252,11 +250,10 @@ def fit_grade_map(
     folds: int = 5,
     seed: int = 0,
 ) -> GradeMap:
-    """Fit a map on the pairs of `fit_on`, and measure it on all by cross-fitting; look at its `helps` before using it.
+    """Fit a map on the pairs of `fit_on` and measure it on all pairs by cross-fitting; check `helps` before use.
 
-    All arrays are (N,): the judge's `relevance` and the `human` one in [0, 1], and the query of each pair. The logistic
-    curve needs fewer labels than isotonic regression and keeps unequal grades unequal. Raise InputError for fewer
-    than 4 queries to fit on.
+    All arrays are (N,); `relevance` (the judge's) and `human` are in [0, 1]. The logistic curve needs fewer labels than
+    isotonic regression and keeps unequal grades unequal. Raise InputError for fewer than 4 queries to fit on.
     """
     z, observed = np.asarray(relevance, dtype=np.float64), np.asarray(human, dtype=np.float64)
     before = brier(z, observed)  # checks lengths and ranges
@@ -270,6 +267,7 @@ def fit_grade_map(
         )
     fold_of = np.empty(len(names), dtype=np.int64)
     generator = np.random.default_rng(seed)
+    # queries to fit on come first, so that every fold holds some
     shuffled = [*generator.permutation(fitted_queries), *np.setdiff1d(np.arange(len(names)), fitted_queries)]
     fold_of[shuffled] = np.arange(len(names)) % min(folds, len(fitted_queries))
     fold = fold_of[query]
@@ -301,7 +299,7 @@ def _fitted_map(z: Floats, observed: Floats, kind: MapKind) -> GradeMap:
     if kind == "platt":
         slope, intercept = fit_platt(z, observed)
         return GradeMap(kind=kind, slope=slope, intercept=intercept)
-    from sklearn.isotonic import IsotonicRegression
+    from sklearn.isotonic import IsotonicRegression  # slow to import
 
     model = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip").fit(z, observed)
     outputs = np.maximum.accumulate(np.clip(model.y_thresholds_, 0.0, 1.0))

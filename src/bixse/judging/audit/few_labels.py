@@ -1,4 +1,4 @@
-"""nDCG, precision and differences of systems from a judge's grades of all pairs and people's labels of some."""
+"""Estimates of nDCG, precision and differences from a judge's grades of all pairs and people's labels of some."""
 
 from __future__ import annotations
 
@@ -31,41 +31,41 @@ _WORDS = {"above": "better", "below": "worse", "across": "no difference"}
 COMPLETIONS = 20
 """Number of draws of the missing labels."""
 NDCG_RELEVANT, NDCG_LABELS = 4.0, 8
-"""Fewest relevant documents per query, and labels of relevant documents, for nDCG from pairs. With fewer, the ideal DCG
+"""Minimum of relevant documents per query, and of their labels, for nDCG from pairs. With fewer, the ideal DCG
 is too far from linear in the labels: intervals covered .5 to .88 (`docs/evaluation.md`)."""
 
 
 @dataclass(frozen=True)
 class FewLabelsEstimate:
-    """A metric of a system, or its difference to another's, with the worth of the judge's grades."""
+    """A metric of a system, or its difference from another system, with the worth of the judge's grades."""
 
     metric: str
     system: str
     baseline: str | None
-    """The system that is subtracted; None for a value of one system."""
+    """Subtracted system; None for the value of one system."""
     queries: IntervalEstimate
     """Value and interval for queries like these, over the choice of queries and of labels. The ends are None if the
     labels are too few, or too much alike."""
     labels: IntervalEstimate
     """The same value with the interval for these very queries, as if people labelled every pair."""
     plain: IntervalEstimate
-    """`labels` without the judge."""
+    """The same as `labels`, without the judge's grades."""
     judge: float
     """Value from the judge's grades alone, with the judge's bias."""
     labels_worth: int | None
-    """Labels for an equally narrow interval without the judge; None if unknown."""
+    """Number of labels for an equally narrow interval without the judge; None if unknown."""
     labels_to_decide: int | None
-    """Further labels until the interval leaves out 0, if the difference stays the same; None if it does already, or if
-    labels of these queries cannot achieve it."""
+    """Number of further labels until the interval leaves out 0, if the difference stays the same; None if it does so
+    already, or if labels of these queries cannot achieve it."""
     queries_to_decide: int | None
-    """Fully labelled queries until then; None if labels decide."""
+    """Number of fully labelled queries until then; None if labels decide."""
     approximate: bool
     """True for an estimated ideal ranking, which is unbiased to first order only."""
 
 
 @dataclass(frozen=True)
 class FewLabels:
-    """Every estimate from one sample of labels."""
+    """All estimates from one sample of labels."""
 
     estimates: tuple[FewLabelsEstimate, ...]
     drawn: str
@@ -73,20 +73,20 @@ class FewLabels:
     labelled: int
     labelled_queries: int
     pairs: int
-    """Graded pairs of the pool."""
+    """Number of graded pairs in the pool."""
     pool_queries: int
     outside: int
-    """Labels of pairs without a grade; left out."""
+    """Number of labels of pairs without a grade; left out."""
     ungraded: Mapping[str, int]
     """System -> number of ungraded documents within the deepest cut-off; they count as irrelevant."""
     left_out: str | None = None
-    """Reason for no nDCG by default: relevance is too rare."""
+    """Reason why nDCG is not among the default metrics: relevance is too rare."""
 
     def plain(self) -> dict[str, Any]:
         return asdict(self)
 
     def text(self) -> str:
-        """Write a table, a verdict on each difference, and the omissions."""
+        """Return a table, a verdict on each difference, and the omissions."""
         lines = [
             f"{self.labelled} labels of {self.labelled_queries} queries ({self.drawn} were drawn); {self.pairs} graded "
             f"pairs of {self.pool_queries} queries",
@@ -120,9 +120,8 @@ def evaluate_few_labels(
     """Estimate metrics that people's labels of every graded pair would give, from labels of a sample.
 
     The estimate is the judge's value corrected by the differences of its grades from the labels: see
-    `bixse.judging.audit.labelled_sample`. precision@k, and nDCG@k from whole queries, are unbiased (exactly, for
-    queries drawn independently of each other); nDCG@k from pairs is unbiased to first order, since the ideal DCG is
-    estimated.
+    `bixse.judging.audit.labelled_sample`. precision@k, and nDCG@k from whole queries, are unbiased: exactly so for
+    independently drawn queries. nDCG@k from pairs is unbiased to first order, since the ideal DCG is estimated.
 
     Args:
         runs: name -> run; each pair of systems is compared.
@@ -130,12 +129,12 @@ def evaluate_few_labels(
         labels: people's relevance in [0, 1] of the drawn pairs.
         probabilities: probability of each drawn pair; None for equal ones.
         metrics: "ndcg@k" and "precision@k"; None for precision@10 and, given enough labels, nDCG@10.
-        relevant_from: relevance from which a label counts as relevant for precision.
+        relevant_from: lowest relevance that counts as relevant for precision.
 
     Raises:
-        InputError: no run, another metric, a run without a query of the pool, nDCG from pairs with fewer than 4
-            relevant documents per query or fewer than 8 labels of relevant documents, or see
-            `bixse.judging.audit.labelled_sample.judged_pool`.
+        InputError: no run, another metric, a run without a query of the pool, or unusable labels (see
+            `bixse.judging.audit.labelled_sample.judged_pool`). Also nDCG from pairs with fewer than 4 relevant
+            documents per query, or fewer than 8 labels of relevant documents.
 
     Example:
         >>> grades = {(f"q{i}", f"d{j}"): float(j < 3) for i in range(9) for j in range(5)}
@@ -200,26 +199,24 @@ def _too_rare_for_ndcg(pool: JudgedPool) -> str | None:
 
 
 class _Metric(NamedTuple):
-    """One metric of a pool."""
-
     name: str
     measure: str
     depth: int
     relevant_from: float
 
     def relevance(self, values: Floats) -> Floats:
-        """Return relevance as it is for nDCG, 0 or 1 for precision."""
+        """Return relevance unchanged for nDCG, 0 or 1 for precision."""
         return values if self.measure == "ndcg" else (values >= self.relevant_from).astype(np.float64)
 
     def weights(self, ranks: Any) -> Floats:
-        """Return (U,) gains of a relevant document at its rank."""
+        """Return the (U,) gains of a relevant document at its rank."""
         shown = (ranks > 0) & (ranks <= self.depth)
         discounted = 1 / np.log2(np.maximum(ranks, 1) + 1)
         gains: Floats = np.where(shown, discounted if self.measure == "ndcg" else 1 / self.depth, 0.0)
         return gains
 
     def values(self, pool: JudgedPool, relevance: Floats, weight: Floats) -> Floats:
-        """Return the (Q,) metric of (U,) relevances; 0 for a query without a relevant document."""
+        """Return the (Q,) metric of (U,) relevances; 0 for queries without a relevant document."""
         gain = pool.sample.sum_by_query(weight * relevance)
         return np.nan_to_num(quotient(gain, pool.ideal(relevance, self.depth))) if self.measure == "ndcg" else gain
 
@@ -259,7 +256,7 @@ def _estimate(
 
 
 def _from_queries(pool: JudgedPool, metric: _Metric, weight: Floats, judge: bool) -> SampledMean:
-    """Estimate with queries as units: the metric of labelled queries is known."""
+    """Estimate with queries as units, since the metric of labelled queries is known."""
     sample, labels = pool.of_queries, np.zeros(len(pool.pairs))
     labels[pool.sample.labelled] = pool.labels
     known = metric.values(pool, metric.relevance(labels), weight)[sample.labelled]
@@ -271,7 +268,7 @@ def _from_queries(pool: JudgedPool, metric: _Metric, weight: Floats, judge: bool
 
 
 def _precision_from_pairs(pool: JudgedPool, metric: _Metric, weight: Floats, judge: bool) -> SampledMean:
-    """Estimate a sum over documents: each label stands for 1 / probability of them."""
+    """Estimate a sum over documents, in which each label represents 1 / probability documents."""
     sample = pool.sample
     known = metric.relevance(pool.labels)
     predicted = sample.predict(known[:, None], pool.grades if judge else None, weight)[:, 0]
@@ -281,13 +278,7 @@ def _precision_from_pairs(pool: JudgedPool, metric: _Metric, weight: Floats, jud
 
 
 def _ndcg_from_pairs(pool: JudgedPool, metric: _Metric, weight: Floats, judge: bool) -> SampledMean:
-    """Estimate nDCG from known labels and random ones elsewhere, corrected to first order.
-
-    The ideal DCG needs only the number n_j of a query's documents that reach each level z_j: it is sum_j (z_j -
-    z_{j-1}) D(n_j) with the DCG D(n) of n documents of relevance 1. Levels of unlabelled documents are drawn from their
-    predicted probabilities and the metric is averaged over the draws, as PRECISE integrates it over a judge's
-    probabilities (arXiv:2606.05308). Derivatives then carry each label's residual to the documents that were not drawn.
-    """
+    """Estimate nDCG from known labels and random labels of the other documents, corrected to first order."""
     sample = pool.sample
     levels = np.unique(pool.labels[pool.labels > 0]) if pool.labels.any() else np.ones(1)
     steps = np.diff(levels, prepend=0.0)
@@ -298,13 +289,16 @@ def _ndcg_from_pairs(pool: JudgedPool, metric: _Metric, weight: Floats, judge: b
     gains = np.concatenate([[0.0], np.cumsum(discounts)])[np.minimum(np.arange(len(pool.pairs) + 2), metric.depth)]
     own, query = weight[sample.labelled], sample.query[sample.labelled]
     per_query, residual = np.zeros(sample.queries), np.zeros(len(pool.labels))
-    generator = np.random.default_rng(0)
+    generator = np.random.default_rng(0)  # fixed, so that equal inputs give equal estimates
+    # levels come from predicted probabilities, as PRECISE integrates over a judge's probabilities (arXiv:2606.05308)
     for _ in range(COMPLETIONS):
         complete = generator.random((len(pool.pairs), 1)) < expected
         complete[sample.labelled] = reached
         counts = np.column_stack([sample.sum_by_query(level) for level in complete.T]).astype(np.int64)
+        # n_j documents reach level z_j; ideal DCG is sum_j (z_j - z_{j-1}) D(n_j), D(n): DCG of n of relevance 1
         ideal = np.maximum(gains[counts] @ steps, levels[0])
         ndcg = sample.sum_by_query(weight * (complete @ steps)) / ideal
+        # derivatives carry each label's residual to the documents that were not drawn
         slopes = (gains[counts + 1] - gains[np.maximum(counts - 1, 0)]) / 2
         per_query += ndcg / COMPLETIONS
         change = own * (surprise @ steps) - (ndcg[query] * ((slopes[query] * surprise) @ steps))
@@ -315,7 +309,7 @@ def _ndcg_from_pairs(pool: JudgedPool, metric: _Metric, weight: Floats, judge: b
 
 
 def _to_decide(found: SampledMean) -> tuple[float | None, int | None]:
-    """Return labels, or queries, until the interval leaves out 0, if the value stays the same."""
+    """Return the number of labels, or of queries, until the interval leaves out 0, if the value stays the same."""
     interval = found.of_queries()
     if interval.low is None or interval.high is None or interval.side != "across" or not found.value:
         return None, None

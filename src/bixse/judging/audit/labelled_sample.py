@@ -1,11 +1,11 @@
 """Prediction-powered estimates: predictions of all graded pairs, corrected by the labels of a sample.
 
-With the value v_u of unit u, its prediction m_u and the labelled units S, drawn with probabilities pi_u, the estimate
-of the sum of v is sum_u m_u + sum_S (v_u - m_u) / pi_u. It is unbiased for predictions that do not use labels of the
-same query (Horvitz and Thompson 1952, doi:10.1080/01621459.1952.10483446; Angelopoulos et al. 2023, arXiv:2301.09633),
-so m_u = a + lambda f_u of the judge's grade f_u is fitted to the labels of all *other* queries. The slope is PPI++'s
+Unit u has the value v_u and the prediction m_u; labelled units S are drawn with probabilities pi_u. The estimate of the
+sum of v is sum_u m_u + sum_S (v_u - m_u) / pi_u. It is unbiased for predictions that do not use labels of the
+same query (Horvitz and Thompson 1952, doi:10.1080/01621459.1952.10483446; Angelopoulos et al. 2023, arXiv:2301.09633).
+So m_u = a + lambda f_u of the judge's grade f_u is fitted to the labels of all *other* queries. The slope is PPI++'s
 power tuning (arXiv:2311.01453): least squares gives the smallest variance. It is shrunk by its own uncertainty, so that
-a useless judge gets lambda = 0: labels alone.
+a useless judge gets lambda = 0, and labels alone count.
 """
 
 from __future__ import annotations
@@ -32,26 +32,25 @@ if TYPE_CHECKING:
     from bixse.relevance import Ranking
 
 
-_SMALLEST = 1e-12
-"""Variances of grades in [0, 1] below this are rounding."""
+_SMALLEST = 1e-12  # smaller variances of grades in [0, 1] are rounding
 
 
 @dataclass(frozen=True)
 class LabelledSample:
-    """U units (pairs, or queries) of Q queries, of which n are labelled."""
+    """A sample of n labelled units among U units (pairs, or queries) of Q queries."""
 
     query: npt.NDArray[np.int64]
-    """(U,) index of each unit's query."""
+    """(U,) query index per unit."""
     queries: int
     labelled: npt.NDArray[np.int64]
-    """(n,) positions of the labelled units."""
+    """(n,) indices of the labelled units."""
     probability: Floats
-    """(n,) in (0, 1]: the probability of each one's label."""
+    """(n,) probability in (0, 1] with which each labelled unit was drawn."""
 
     def predict(self, values: Floats, grades: Floats | None, importance: Floats | None = None) -> Floats:
         """Predict (U, L) values of all units from (n, L) labelled `values` of other queries.
 
-        `grades` are the judge's, (U,); without them the mean is the prediction. (U,) `importance` weights the units.
+        `grades` (U,) are the judge's; without grades, the mean is the prediction. `importance` (U,) weights the units.
         """
         weight = 1 / self.probability
         if importance is not None:
@@ -76,7 +75,7 @@ class LabelledSample:
         return predicted
 
     def _others(self, weights: Floats, values: Floats | None = None) -> Floats:
-        """Return (Q, L) weighted means over the labelled units of all other queries, or their sums of weights."""
+        """Return (Q, L) weighted means, or sums of weights, over the labelled units of all other queries."""
         terms = weights if values is None else weights * values
         sums = np.zeros((self.queries, terms.shape[1]))
         np.add.at(sums, self.query[self.labelled], terms)
@@ -86,11 +85,11 @@ class LabelledSample:
         return np.nan_to_num(quotient(others, self._others(weights)))
 
     def sum_by_query(self, of_units: Floats) -> Floats:
-        """Sum (U,) values by query: (Q,)."""
+        """Return (Q,) sums of (U,) values per query."""
         return np.bincount(self.query, of_units, self.queries).astype(np.float64)
 
     def sum_labelled(self, of_labelled: Floats) -> Floats:
-        """Sum (n,) values of labelled units by query: (Q,)."""
+        """Return (Q,) sums of the (n,) values of labelled units per query."""
         return np.bincount(self.query[self.labelled], of_labelled, self.queries).astype(np.float64)
 
 
@@ -100,9 +99,9 @@ class SampledMean:
 
     sample: LabelledSample
     per_query: Floats
-    """(Q,), each unbiased, but not within [0, 1]."""
+    """(Q,) unbiased values; they can leave [0, 1]."""
     residual: Floats
-    """(n,) each label less its prediction, not divided by its probability."""
+    """(n,) label minus prediction, not divided by the probability."""
     importance: Floats
     """(U,) weight of each unit's value."""
 
@@ -111,20 +110,20 @@ class SampledMean:
         return float(self.per_query.mean())
 
     def label_variance(self, growth: float = 1.0) -> float:
-        """Return the variance from the choice of labels, with `growth` times each unit's probability (at most 1)."""
+        """Return the variance from the choice of labels at `growth` times each unit's probability (at most 1)."""
         probability = self.sample.probability
         drawn = np.minimum(1, growth * probability)
         scatter = float((self.residual**2 / probability * (1 / drawn - 1)).sum()) / self.sample.queries**2
         return scatter * (1 - 1 / max(self._units, 2.0))  # n - 1 units predict one worse than n would
 
     def labels(self, growth: float = 1.0) -> float:
-        """Return the expected number of labelled units then."""
+        """Return the expected number of labelled units at `growth` times each unit's probability."""
         probability = self.sample.probability
         return float((np.minimum(1, growth * probability) / probability).sum())
 
     @cached_property
     def query_variance(self) -> float:
-        """Variance from the choice of queries alone."""
+        """The variance from the choice of queries alone."""
         return max(float(self.per_query.var(ddof=1)) / self.sample.queries - self.label_variance(), 0.0)
 
     def of_labels(self) -> IntervalEstimate:
@@ -132,17 +131,15 @@ class SampledMean:
         return self._interval(self.label_variance(), max(self._units - 1, 1.0))
 
     def of_queries(self) -> IntervalEstimate:
-        """Return the interval for queries like these, over the choice of queries and of labels.
-
-        The sum of both variances has Satterthwaite's degrees of freedom (1946, doi:10.2307/3002019).
-        """
+        """Return the interval for queries like these, over the choice of queries and of labels."""
         labels, queries = self.label_variance(), self.query_variance
         seen = len(np.unique(self.sample.query[self.sample.labelled]))
+        # Satterthwaite's degrees of freedom for the sum of both variances (1946, doi:10.2307/3002019)
         parts = labels**2 / max(self._units - 1, 1.0) + queries**2 / max(seen - 1, 1)
         return self._interval(labels + queries, (labels + queries) ** 2 / parts if parts else 1.0)
 
     def growth_to(self, variance: float) -> float | None:
-        """Return the factor on the probabilities that brings the labels' variance down to `variance`, or None."""
+        """Return the factor on the probabilities that lowers the labels' variance to `variance`, or None."""
         most = 1 / float(self.sample.probability.min())
         if self._unknown or variance < 0 or not self.residual.any():
             return None
@@ -153,7 +150,7 @@ class SampledMean:
 
     @cached_property
     def _units(self) -> float:
-        """Effective number of labelled units (Kish 1965)."""
+        """The effective number of labelled units (Kish 1965)."""
         counts = (self.importance[self.sample.labelled] / self.sample.probability) ** 2
         return float(np.nan_to_num(quotient(counts.sum() ** 2, (counts**2).sum())))
 
@@ -178,7 +175,7 @@ Pairs: TypeAlias = "Mapping[tuple[str, str], float]"
 
 @dataclass(frozen=True)
 class JudgedPool:
-    """U graded pairs, n of them labelled, of Q queries."""
+    """A pool of U graded pairs of Q queries, with n labelled pairs."""
 
     pairs: tuple[tuple[str, str], ...]
     grades: Floats
@@ -187,11 +184,11 @@ class JudgedPool:
     labels: Floats
     """(n,) relevance by people."""
     outside: int
-    """Number of labels without a grade; left out."""
+    """Number of labels of pairs without a grade; left out."""
 
     @cached_property
     def whole_queries(self) -> bool:
-        """True if whole queries were drawn: all pairs of each labelled query have a label, with one probability."""
+        """True if whole queries were drawn: all pairs of each labelled query have a label and one probability."""
         sample = self.sample
         own = sample.query[sample.labelled]
         sizes, labelled = (np.bincount(which, minlength=sample.queries) for which in (sample.query, own))
@@ -206,12 +203,12 @@ class JudgedPool:
         return LabelledSample(np.arange(sample.queries), sample.queries, labelled, sample.probability[first])
 
     def ranks(self, run: Ranking) -> npt.NDArray[np.int64]:
-        """Return (U,) ranks of the pairs' documents in the run, from 1; 0 for a missing one."""
+        """Return the (U,) ranks of the pairs' documents in the run, from 1; 0 for missing documents."""
         found = {query: {name: rank for rank, name in enumerate(ranked(run[query]), 1)} for query in run}
         return np.array([found.get(query, {}).get(name, 0) for query, name in self.pairs], dtype=np.int64)
 
     def ideal(self, relevance: Floats, depth: int) -> Floats:
-        """Return (Q,) ideal DCG@depth of (U,) relevances."""
+        """Return the (Q,) ideal DCG@depth of (U,) relevances."""
         order = np.lexsort((-relevance, self.sample.query))
         query = self.sample.query[order]
         place = np.arange(len(order)) - np.searchsorted(query, query)
@@ -223,9 +220,8 @@ class JudgedPool:
 def judged_pool(grades: Pairs, labels: Pairs, probabilities: Pairs | None = None) -> JudgedPool:
     """Join a judge's grades and people's labels, all in [0, 1].
 
-    Without `probabilities`, the labelled pairs (or the labelled queries, if all their pairs are labelled) count as
-    drawn uniformly. Raise InputError for no common pair, for probabilities outside (0, 1] or of some labels only, or
-    for fewer than 2 queries.
+    Without `probabilities`, labelled pairs (or labelled queries, if all their pairs are labelled) count as drawn
+    uniformly. Raise InputError for no common pair, fewer than 2 queries, or unusable or missing probabilities.
     """
     pairs = tuple(sorted(grades))
     names = sorted({query for query, _ in pairs})

@@ -1,4 +1,4 @@
-"""Labels of a judge or of people, read from files; what is unusable is set apart and never repaired.
+"""Labels of a judge or of people, read from files; unusable labels are set apart and never repaired.
 
 `bixse ui` keeps people's labels as events in a file that only grows. One line of JSON per event: `event` (its name),
 `person`, `time`, `seconds`, `query_id`, `document_id`, `status`, `grade`, `explanation`, `probability`, `undoes`,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 LabelStatus: TypeAlias = Literal["graded", "final", "cannot-tell", "skipped", "undone"]
-"""graded: a person's grade; final: the settled grade of people who differ; the others are no labels."""
+"""graded: a person's grade; final: the settled grade of a pair on which people differ; other statuses are no labels."""
 LABELS: tuple[LabelStatus, ...] = ("graded", "final")
 
 
@@ -58,24 +58,22 @@ WordType = TypeVar("WordType", bound=Word)
 
 
 def standing_words(events: Iterable[WordType]) -> dict[tuple[str, str], dict[str, WordType]]:
-    """Return pair -> person -> the person's last event that was not undone, in the order of the pairs' first events.
-
-    A settled grade is that of the person "" (whoever settled it), so that it replaces nobody's own.
-    """
+    """Return pair -> person -> the person's last event that was not undone; pairs are in the order of first events."""
     events = list(events)
     undone = {event.undoes for event in events if event.undoes}
     standing: dict[PairIds, dict[str, WordType]] = {}
     for event in events:
         if event.status != "undone" and (event.event is None or event.event not in undone):
             words = standing.setdefault(event.pair, {})
+            # a settled grade belongs to the person "", so that it replaces no person's own grade
             person = "" if event.status == "final" else event.person or ""
-            words.pop(person, None)
+            words.pop(person, None)  # the last word must be last in the dictionary
             words[person] = event
     return standing
 
 
 def agreed_grade(words: Mapping[str, Word]) -> float | None:
-    """Return one grade for a pair: the settled one, else the median of people's; None without any."""
+    """Return the settled grade of a pair, else the median of people's grades; None without grades."""
     final = words.get("")
     if final is not None and final.status == "final":
         return final.grade
@@ -93,26 +91,24 @@ COLUMNS = (
     FileColumn("repeat", "integer", needed=False, low=0),
 )
 SAMPLE_COLUMNS = (*COLUMNS, FileColumn("probability", "number", False), FileColumn("adjudicated", "integer", False))
-_SAME = 1e-3
-"""Most difference of a relevance from its grade's: files round."""
-_ROUNDING = 1e-9
-"""Most excess of a mean of grades over the end of its scale."""
+_SAME = 1e-3  # files round relevance
+_ROUNDING = 1e-9  # a mean of grades may pass the end of its scale
 
 
 @dataclass(frozen=True)
 class ImpossibleLabel:
-    """A label off the scale: listed, never clipped, never used as a grade."""
+    """A label off the scale. It is listed, never clipped, and never used as a grade."""
 
     path: str
     row: int
-    """From 1; a header does not count."""
+    """Row number from 1, without the header."""
     query_id: str
     document_id: str
     value: float
 
 
 def impossible_lines(labels: Sequence[ImpossibleLabel], most: int = 20) -> list[str]:
-    """Write one line per label for a terminal, then the number of further ones."""
+    """Return one line per label for a terminal, then the number of further labels."""
     lines = [
         f"  {label.path}, row {label.row}: query {label.query_id}, document {label.document_id}: {label.value:g}"
         for label in labels[:most]
@@ -123,29 +119,28 @@ def impossible_lines(labels: Sequence[ImpossibleLabel], most: int = 20) -> list[
 
 @dataclass(frozen=True)
 class Labels:
-    """One side's labels of (query, document) pairs."""
+    """The labels of one side for (query, document) pairs."""
 
     name: str
-    """The judge's name, or that of the file."""
+    """Name of the judge, or of the file."""
     path: str
     scale: GradeScale
-    grades: Mapping[PairIds, float]
-    """Usable grades."""
+    grades: Mapping[PairIds, float]  # usable grades only
     relevance: Mapping[PairIds, float]
-    """Relevance of the same pairs: the file's own, else the grade's place on the scale."""
+    """Relevance of the same pairs: from the file, else the position of the grade on the scale."""
     missing: Mapping[PairIds, str] = field(default_factory=dict)
-    """Pair without a usable grade -> "off-scale", the judge's status, or "no grade"."""
+    """Pair without a usable grade -> "off-scale", status of the judge, or "no grade"."""
     again: Mapping[PairIds, float] = field(default_factory=dict)
     """Second grades of the same pairs (column `repeat` 1)."""
     impossible: tuple[ImpossibleLabel, ...] = ()
     probability: Mapping[PairIds, float] = field(default_factory=dict)
-    """Probability with which a pair was drawn for a label, if the file has it."""
+    """Probability with which a pair was drawn for a label, if the file holds it."""
     after_judge: int = 0
-    """Number of events left out because their person had seen the judge's grade."""
+    """Number of events left out because the person had seen the judge's grade."""
 
     @property
     def mapped(self) -> int:
-        """Number of pairs whose relevance does not follow from their grade: mapped, or graded on another scale."""
+        """The number of pairs whose relevance does not follow from their grade: mapped, or graded on another scale."""
         place = self.scale.to_relevance
         return sum(abs(self.relevance[pair] - place(grade)) > _SAME for pair, grade in self.grades.items())
 
@@ -200,18 +195,16 @@ def read_labels(
     r"""Read labels from qrels (TREC or BEIR) or from a table of judgements or graded pairs.
 
     A table (.parquet, .jsonl, .csv, .tsv) has the columns `query_id` and `document_id`, or the texts `query` and
-    `document`, and `grade` or `relevance`; `status` (only "graded" rows count), `judge` and `repeat` are optional. Of
-    rows with a `person`, as `bixse ui` writes them, each person's last word counts, and several grades become one.
+    `document`, and `grade` or `relevance`. `status` (only "graded" rows count), `judge` and `repeat` are optional. Rows
+    with a `person`, as `bixse ui` writes them: each person's last label counts, and several grades become one.
+    The default `scale` makes the file's relevance follow from its grades, else `otherwise`, else lowest to highest.
 
-    The default `scale` is the one by which the file's relevance follows from its grades, else `otherwise`, else the
-    lowest to the highest label.
+    `sampled` tables may hold several labels per pair and the `probability` in (0, 1] with which each pair was drawn.
+    The mean of the labels counts, or of those with `adjudicated` 1. `independent` leaves out labels that people gave or
+    changed after they saw the judge's grade (`seen` is "judge").
 
-    `sampled` tables of people's labels may hold several labels of a pair, whose mean counts, or the mean of those with
-    `adjudicated` 1, and the `probability` in (0, 1] with which each pair was drawn. `independent` leaves out labels
-    that people gave or changed after they saw the judge's grade (`seen` is "judge").
-
-    Raise InvalidFileError with every error together: no id, a grade that is no number, a pair with two grades or two
-    probabilities. Raise InputError for an unreadable file, or one without a usable label.
+    Raise InvalidFileError with all errors: no id, a grade that is no number, two grades or probabilities of one pair.
+    Raise InputError for a file that is unreadable or has no usable label.
 
     Example:
         >>> import tempfile
@@ -307,7 +300,7 @@ def _identifier(number: int, row: Mapping[str, Any], kind: str, errors: InvalidF
 
 
 def _of_sample(rows: Iterable[_Row], errors: InvalidFileError) -> list[_Row]:
-    """Return every row; report a probability outside (0, 1], or two for one pair."""
+    """Return all rows; report a probability outside (0, 1], or two probabilities of one pair."""
     kept, known = list(rows), dict[PairIds, float | None]()
     for row in kept:
         if row.probability is not None and not 0 < row.probability <= 1:
@@ -320,7 +313,7 @@ def _of_sample(rows: Iterable[_Row], errors: InvalidFileError) -> list[_Row]:
 
 
 def _merged(rows: Iterable[_Row], errors: InvalidFileError) -> list[_Row]:
-    """Return one row per pair and repeat; a label wins over none, and two that differ are an error."""
+    """Return one row per pair and repeat; a label replaces a missing one, and labels that differ are an error."""
     kept: dict[tuple[PairIds, int], _Row] = {}
     for row in rows:
         first = kept.setdefault((row.pair, row.repeat), row)
@@ -336,7 +329,7 @@ def _merged(rows: Iterable[_Row], errors: InvalidFileError) -> list[_Row]:
 
 
 def _scale_found(path: Path, rows: Sequence[_Row]) -> GradeScale:
-    """Return the lowest to the highest label; 0 to 1 for a file with relevance and no grade."""
+    """Return the scale from the lowest to the highest label; 0 to 1 for a file with relevance and no grade."""
     values = [row.label for row in rows if row.label is not None]
     if values and all(row.grade is None for row in rows):
         return GradeScale(0, 1)
@@ -361,7 +354,7 @@ def _scale_of_relevance(rows: Sequence[_Row]) -> GradeScale | None:
 
 
 def labels_of(settings: LabelSettings, judges: Iterable[Path]) -> tuple[Labels, list[Labels]]:
-    """Read human labels and each judge's; name judges of one name by their files."""
+    """Read the labels of people and of each judge; judges of one name are named by their files."""
     scale, judge_scale = (GradeScale(*ends) if ends else None for ends in (settings.scale, settings.judge_scale))
     labels = read_labels(settings.human, scale, independent=True)
     stated = load_rubric(settings.rubric).scale if settings.rubric is not None else judge_scale
@@ -374,7 +367,7 @@ def labels_of(settings: LabelSettings, judges: Iterable[Path]) -> tuple[Labels, 
 
 
 def texts_of(settings: AuditSettings) -> tuple[Mapping[str, str], Mapping[str, str], dict[str, Path]]:
-    """Return known texts of queries and documents by id, and the files that hold them."""
+    """Return known texts of queries and documents by id, and the files with these texts."""
     if settings.pairs is not None:
         found = load_graded_pairs(settings.pairs)
         queries = dict(zip(found.query_ids, found.queries, strict=True))

@@ -1,1 +1,1 @@
-"""Kinds of judges, behind servers and in this process, and how their answers are read."""
+"""Judges behind servers and in this process, and readers of their answers."""

@@ -1,4 +1,4 @@
-"""A client of chat servers: retries, several endpoints of one model, and a bridge from iterators to the event loop."""
+"""A client of chat servers with retries, several endpoints per model, and a bridge from iterators to the event loop."""
 
 from __future__ import annotations
 
@@ -47,23 +47,22 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 TRIES = 6
-"""Tries per request; tries on a busy server do not count."""
+"""Maximum number of tries per request; tries on a busy server do not count."""
 AWAY_AFTER = 3
-"""Requests in a row that do not reach an endpoint before it is left out."""
+"""Number of requests in a row that fail to reach an endpoint before it is left out."""
 REFUSALS = 5
-"""Refusals in a row, of kinds in `SHARED`, before a check whether every request is refused."""
+"""Number of refusals in a row, of kinds in `SHARED`, before a check if the server refuses every request."""
 FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0
-"""Seconds before the second try, doubled with each further one, unless the server names a time."""
+"""Seconds before the second try, doubled per further try up to the maximum, unless the server names a time."""
 LONGEST_BUSY = 3600.0
-"""Seconds that a request waits for busy servers."""
+"""Maximum seconds that a request waits for busy servers."""
 LONGEST_ABSENCE = 30.0
-"""Most seconds between two checks of an endpoint that is away."""
+"""Maximum seconds between two checks of an absent endpoint."""
 CONNECT_SECONDS = 10.0
-IDLE_SECONDS = 4.0
-"""Lifetime of an unused connection: shorter than the servers' own (uvicorn and llama.cpp: 5 s)."""
+IDLE_SECONDS = 4.0  # below the limit of servers for unused connections (uvicorn and llama.cpp: 5 s)
 POLL_SECONDS = 0.1
 MAX_REPLY, MAX_ERROR = 64 * 2**20, 64 * 2**10
-"""Decompressed bytes that are read; a reply of 32,000 tokens with 20 alternatives each has 50 MiB."""
+"""Maximum decompressed bytes; a reply of 32,000 tokens with 20 alternatives per token has 50 MiB."""
 CLOSING_SECONDS = 10.0
 
 log = logging.getLogger(__name__)
@@ -71,7 +70,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Endpoint:
-    """One address and its state; `missed` and `refusals` (of kinds in `SHARED`) count in a row."""
+    """An address and its state; `missed` and `refusals` (of kinds in `SHARED`) are numbers in a row."""
 
     address: Address
     places: asyncio.Semaphore
@@ -79,9 +78,9 @@ class Endpoint:
     missed: int = 0
     refusals: int = 0
     rests_until: float = 0.0
-    """End of the pause that it asked for, on the monotonic clock."""
+    """End of the pause that the server requested, on the monotonic clock."""
     watch: asyncio.Task[None] | None = field(default=None, repr=False)
-    """The task that checks whether it is back; None while it is present."""
+    """The task that waits for an absent endpoint; None while the endpoint is present."""
 
 
 class ChatClient:
@@ -103,7 +102,7 @@ class ChatClient:
         self._has_key, self._secret = bool(key), Secret(key)
         self._silent_since: float | None = None
         self._answered: Mapping[str, Any] | None = None
-        self._checking = asyncio.Lock()
+        self._checking = asyncio.Lock()  # many requests fail at once: one check serves all
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="bixse-chat-client", daemon=True)
         self._thread.start()
@@ -118,7 +117,7 @@ class ChatClient:
             self._loop.close()
 
     def run(self, coroutine: Coroutine[Any, Any, Result], seconds: float | None = None) -> Result:
-        """Return the result of a coroutine, also inside a running loop, as in a notebook. Ctrl-C cancels it."""
+        """Return the result of a coroutine, also inside a running loop (a notebook). Ctrl-C cancels the coroutine."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result(seconds)
@@ -129,9 +128,9 @@ class ChatClient:
     def stream(
         self, items: Iterable[Item], handle: Callable[[Item], Coroutine[Any, Any, Result]]
     ) -> Iterator[tuple[Item, Result]]:
-        """Handle up to `at_once` items at the same time and yield each with its result as it comes.
+        """Handle up to `at_once` items at the same time and yield each item with its result, in order of completion.
 
-        Items are taken in the caller's thread. An error of one item is raised after the results that are there already.
+        Items are read in the caller's thread. An error of one item is raised after the results that are ready.
         Closing the generator, an error, or Ctrl-C cancels the pending requests and waits for their end.
         """
         done: queue.SimpleQueue[concurrent.futures.Future[Result]] = queue.SimpleQueue()
@@ -157,7 +156,7 @@ class ChatClient:
                     raise RuntimeError("the client was closed while it was in use")
                 failure = failure or future.exception()
                 if future.exception() is None:
-                    yield item, future.result()  # paid for, also where another one failed
+                    yield item, future.result()  # paid for, even if another item failed
                 if failure is not None and done.empty():
                     raise failure
         finally:
@@ -184,7 +183,7 @@ class ChatClient:
         await asyncio.get_running_loop().shutdown_default_executor()
 
     async def chat(self, body: Mapping[str, Any], endpoint: Endpoint | None = None) -> Reply:
-        """Ask an endpoint, or any one, for a chat completion until there is a reply or a final failure.
+        """Ask `endpoint`, or any free endpoint, for a chat completion until a reply or a final failure.
 
         RequestError concerns this request alone, InputError every request, ServerDownError every endpoint.
         """
@@ -196,7 +195,7 @@ class ChatClient:
                 reply = await self._ask(place, body)
                 return replace(reply, tries=tries, seconds=time.monotonic() - started)
             except RequestError as error:
-                busy = error.failure == "busy"  # a server that is busy is waited for
+                busy = error.failure == "busy"  # a busy server costs no try and is no downtime
                 failed += not busy
                 seconds, now = _pause(error, tries), time.monotonic()
                 late = busy and now + seconds - started > LONGEST_BUSY
@@ -211,7 +210,7 @@ class ChatClient:
                 await asyncio.sleep(seconds if endpoint or seconds <= LONGEST_WAIT else 0.0)
 
     async def _free_endpoint(self) -> Endpoint:
-        """Wait for endpoints that are neither away nor resting; return the one with the fewest requests."""
+        """Wait for an endpoint that is neither absent nor pausing; return the one with the fewest requests."""
         while True:
             now = time.monotonic()
             present = [endpoint for endpoint in self.endpoints if endpoint.watch is None]
@@ -249,7 +248,7 @@ class ChatClient:
         return reply
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Return the JSON of a path below the root of an endpoint; None if there is no such path."""
+        """Return the JSON of a path below the root of an endpoint; None if the request fails."""
         try:
             endpoint = await self._free_endpoint()
             return await self._send_patiently(endpoint.address.root + path, body)
@@ -257,13 +256,13 @@ class ChatClient:
             return None
 
     async def token_ids(self, model: ServedModel, text: str) -> list[int] | None:
-        """Return token ids of a text without special tokens; None unless the server is vLLM, SGLang or llama.cpp."""
+        """Return token ids without special tokens; None unless the server is vLLM, SGLang or llama.cpp."""
         return await self._tokenize(model, {_text_key(model): text, "add_special_tokens": False})
 
     async def prompt_tokens(
         self, model: ServedModel, messages: Sequence[Mapping[str, str]], form: RequestForm
     ) -> int | None:
-        """Count tokens of a chat prompt as the server renders it, or of the texts alone."""
+        """Return the number of tokens of a chat prompt as the server renders it, or of the texts alone."""
         chat = chat_messages(form, messages)
         if model.kind == "vllm":
             body: dict[str, Any] = {"messages": chat, "add_generation_prompt": True}
@@ -301,6 +300,7 @@ class ChatClient:
         data = None if body is None else json.dumps(body).encode()
         method = "GET" if body is None else "POST"
         try:
+            # a redirect could carry the key to another server
             async with self._session.request(method, url, data=data, allow_redirects=False) as response:
                 raw = await _body(response)
         except (aiohttp.ClientError, TimeoutError) as error:
@@ -312,14 +312,14 @@ class ChatClient:
             raise RequestError("broken" if broken else "away", detail) from None
         try:
             content = json.loads(raw)
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError):  # deeply nested JSON
             content = raw.decode("utf-8", "replace")
         if response.status >= 300:
             raise refusal(response.status, response.headers, content, self._secret)
         return content
 
     async def served_model(self, wanted: str | None = None) -> ServedModel:
-        """Return the model that all endpoints serve; leave out endpoints until they answer."""
+        """Return the model that all endpoints serve; absent endpoints are left out until they answer."""
         found: dict[tuple[str, str], tuple[ServedModel, str]] = {}
         away = []
         asked = await asyncio.gather(*(self._list_models(endpoint, AWAY_AFTER) for endpoint in self.endpoints))
@@ -384,16 +384,14 @@ class ChatClient:
     async def _stop_if_all_fail(
         self, error: RequestError, endpoint: Endpoint, body: Mapping[str, Any], named: bool
     ) -> None:
-        """Raise if an endpoint refuses a request that it answered before, or a greeting where it answered none.
-
-        A refused request among answered ones is itself at fault, unless several are refused in a row.
-        """
+        """Raise if an endpoint refuses a request that was answered before, or a greeting if none was answered."""
         if error.failure not in SHARED:
             return
         if named:
             self._raise_if_shared(error)
         endpoint.refusals += 1
         async with self._checking:
+            # among answered requests, the refused one is itself at fault (a firewall that dislikes its text)
             if self._answered is not None and endpoint.refusals < REFUSALS:
                 return
             greeting = {"model": body.get("model"), "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
@@ -420,15 +418,16 @@ def _text_key(model: ServedModel) -> str:
 
 
 def _pause(error: RequestError, tries: int) -> float:
-    """Return seconds before the next try: those of a busy server, else more with each try."""
+    """Return the seconds before the next try: the server's if it is busy, else growing with each try."""
+    # random, so that the clients of a server do not return at the same moment
     backoff = random.uniform(0.5, 1.0) * min(LONGEST_WAIT, FIRST_WAIT * 2 ** min(tries - 1, 10))
     return (error.retry_after if error.failure == "busy" else None) or backoff
 
 
 async def _body(response: aiohttp.ClientResponse) -> bytearray:
-    """Return the decompressed body; of an error, its beginning."""
+    """Return the decompressed body, or the beginning of an error's body."""
     body = bytearray()
-    async for part in response.content.iter_chunked(MAX_ERROR):
+    async for part in response.content.iter_chunked(MAX_ERROR):  # gzip can expand a small body to gigabytes
         body += part
         if response.status >= 300 and len(body) > MAX_ERROR:
             break
@@ -438,7 +437,7 @@ async def _body(response: aiohttp.ClientResponse) -> bytearray:
 
 
 async def _open_session(key: str, timeout: float) -> aiohttp.ClientSession:
-    """Open connections without proxies or cookies, and without a limit of their own."""
+    """Open a session without proxies, cookies or a limit of connections (the endpoints limit concurrency)."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
         timeout=aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_SECONDS),

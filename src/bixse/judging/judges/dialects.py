@@ -1,4 +1,4 @@
-"""Requests to chat servers and their replies in every dialect, and the step from a reply to a grade or a status."""
+"""Requests to chat servers and replies in all dialects, and the step from a reply to a grade or a status."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 
 ANSWER_TOKENS = 16
-"""Default limit of tokens where the first one is not the answer."""
+"""Default limit of tokens if the first token is not the answer."""
 TOP_LOGPROBS = (20, 10, 5)
-"""Numbers of alternatives per position, tried from the highest down until a server accepts one."""
+"""Numbers of alternatives per position, tried in this order until a server accepts one."""
 WRITTEN: tuple[Mode, ...] = ("sample", "verbal")
-"""Modes whose grade is the written option, not the probability of its token."""
+"""Modes in which the grade is the written option, not the probability of its token."""
 CONSTRAINTS = ("structured_outputs", "guided_choice", "grammar", "regex")
-"""Names of the parameter for a fixed set of answers: vLLM, vLLM before 0.12, llama.cpp, SGLang."""
+"""Parameter names for a fixed set of answers: vLLM, vLLM before 0.12, llama.cpp, SGLang."""
 OWN_CONSTRAINT = {"vllm": "structured_outputs", "llama.cpp": "grammar", "sglang": "regex"}
-"""Kind of server -> its current name."""
+"""Kind of server -> its current parameter in `CONSTRAINTS`."""
 
 Logprobs = Literal["flag", "number", "none"]
 """The request for probabilities: OpenAI's `logprobs: true`, Together's number, or none."""
@@ -44,7 +44,7 @@ Logprobs = Literal["flag", "number", "none"]
 
 @dataclass(frozen=True)
 class RequestForm:
-    """The common part of all requests of a judge."""
+    """The part that all requests of a judge share."""
 
     model: str
     mode: Mode
@@ -56,24 +56,24 @@ class RequestForm:
     constraint: str = ""
     """One of `CONSTRAINTS`, or empty."""
     samples: int = 0
-    """Answers per request; 0 for one without sampling."""
+    """Number of answers per request; 0 for one answer without sampling."""
     temperature: float | None = 0.0
-    """None for servers that accept none."""
+    """None for servers that refuse a temperature."""
     seeded: bool = False
     system_role: bool = True
-    """False puts the system text before the user's."""
+    """False puts the system text before the user's text."""
     thinking_off: bool = False
     limit_name: str = "max_tokens"
 
     @property
     def answer_line(self) -> str:
-        """The words after the rubric's that ask for a readable answer; empty where no text is read."""
+        """The words after the rubric that ask for a readable answer; empty if the text is not read."""
         words = f"Write your answer alone on the last line: one of {', '.join(self.labels)}."
         return words if self.mode in WRITTEN else ""
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The settings that decide an answer besides the model, as plain JSON values."""
+        """The settings that decide an answer in addition to the model, as JSON values."""
         return {
             "temperature": self.temperature,
             "top_logprobs": self.top_logprobs if self.logprobs != "none" else None,
@@ -87,7 +87,7 @@ class RequestForm:
 
 
 def chat_messages(form: RequestForm, messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """Return the messages for the server; without a system role, system texts lead the user's."""
+    """Return the messages for the server; without a system role, system texts precede the user's text."""
     asked = [dict(message) for message in messages]
     if asked and form.answer_line:
         asked[-1]["content"] += f"\n\n{form.answer_line}"
@@ -101,10 +101,7 @@ def chat_messages(form: RequestForm, messages: Sequence[Mapping[str, str]]) -> l
 
 
 def request_body(form: RequestForm, messages: Sequence[Mapping[str, str]], seed: int | None = None) -> dict[str, Any]:
-    """Return the JSON body of one chat request.
-
-    A seeded form sends the seed, so that no cache before the model gives one sample several times.
-    """
+    """Return the JSON body of one chat request."""
     body: dict[str, Any] = {
         "model": form.model,
         "messages": chat_messages(form, messages),
@@ -123,7 +120,7 @@ def request_body(form: RequestForm, messages: Sequence[Mapping[str, str]], seed:
     if form.samples > 1:
         body["n"] = form.samples
     if form.seeded and seed is not None:
-        body["seed"] = seed
+        body["seed"] = seed  # else a cache before the model could repeat one sample
     if form.thinking_off:
         body["chat_template_kwargs"] = {"enable_thinking": False}
     return body
@@ -140,7 +137,7 @@ def _constraint(kind: str, labels: Sequence[str]) -> Any:
 
 
 def next_logprobs(form: RequestForm, refused: bool) -> RequestForm:
-    """Return the next way to ask; fewer alternatives may help where a server refused, not where it gave none."""
+    """Return the next way to ask; fewer alternatives can help a server that refused, not one that gave none."""
     fewer = [count for count in TOP_LOGPROBS if count < form.top_logprobs]
     if refused and fewer and form.logprobs != "none":
         return replace(form, top_logprobs=fewer[0])
@@ -150,7 +147,7 @@ def next_logprobs(form: RequestForm, refused: bool) -> RequestForm:
 
 
 def simpler_form(form: RequestForm, refusal: str) -> RequestForm | None:
-    """Return the request without the part that the server's message refuses; None if nothing is left to drop.
+    """Return the form without the part that the server's message refuses; None if nothing is left to drop.
 
     Example:
         >>> form = RequestForm("gemma", "verbal", logprobs="none")
@@ -175,28 +172,28 @@ def simpler_form(form: RequestForm, refusal: str) -> RequestForm | None:
         return next_logprobs(form, refused=True)
     if form.system_role:
         asks: Logprobs = "none" if form.mode in WRITTEN else "flag"
-        return replace(form, system_role=False, logprobs=asks)  # the system text was in the way, so begin again
+        return replace(form, system_role=False, logprobs=asks)  # the system text was the obstacle, so begin again
     return None
 
 
 class Position(NamedTuple):
-    """One written token and its alternatives."""
+    """A written token and its alternatives."""
 
     token: str
     alternatives: tuple[tuple[str, float | None], ...]
-    """(token text, natural log-probability) of the returned tokens; the written one leads if it was not returned."""
+    """(token text, natural log-probability) of returned tokens; a written token that was not returned comes first."""
 
 
 class Choice(NamedTuple):
     """One answer of a reply."""
 
     text: str
-    """The written text without separate reasoning."""
+    """Written text without separate reasoning."""
     finish_reason: str = "stop"
     """"stop", "length" or "content_filter"."""
     positions: tuple[Position, ...] = ()
     refusal: str = ""
-    """The server's own text of a refusal."""
+    """Text of the server about a refusal."""
 
 
 @dataclass(frozen=True)
@@ -206,16 +203,16 @@ class Reply:
     choices: tuple[Choice, ...]
     usage: Usage
     model: str = ""
-    """The model that the server names."""
+    """Name of the model, by the server."""
     tries: int = 1
     seconds: float = 0.0
     """Wall time, including the wait for a free endpoint."""
 
 
 def parse_reply(content: Any, keep: Callable[[str], str] = str) -> Reply:
-    """Read a reply with probabilities as OpenAI, also with dictionaries of alternatives, or Together gives them.
+    """Read a reply with probabilities in the form of OpenAI (also with dictionaries) or Together.
 
-    `keep` replaces a text that may not be kept or shown (`Secret.keep`). An incomplete reply raises a ValueError.
+    `keep` replaces texts that may not be kept or shown (`Secret.keep`). Raise ValueError for an incomplete reply.
     """
     raw = content.get("choices") if isinstance(content, dict) else None
     if not isinstance(raw, list) or not raw:
@@ -225,7 +222,7 @@ def parse_reply(content: Any, keep: Callable[[str], str] = str) -> Reply:
 
 
 def read_choices(choices: Sequence[Choice], form: RequestForm, rubric: Rubric) -> Answer:
-    """Return the answer of one or several samples in the form's mode, without tokens, time and model.
+    """Return the answer from one or several samples in the mode of the form, without tokens, time and model.
 
     Example:
         >>> from bixse.judging.rubrics import load_rubric
@@ -267,12 +264,9 @@ def _token_of(found: TextAnswer, choice: Choice) -> int | None:
 
 
 def read_position(position: Position, form: RequestForm, labels: Sequence[str]) -> OptionProbabilities | None:
-    """Return the options' probabilities at one position, or None.
-
-    A server gives none if only the written token has a usable number (others 0 or -9999), or if a requested id lacks.
-    """
+    """Return the options' probabilities at one position; None if they are unusable."""
     usable = [(token, value) for token, value in position.alternatives if value is not None and value > NOT_AVAILABLE]
-    if len({token for token, _ in usable}) < 2:
+    if len({token for token, _ in usable}) < 2:  # servers without probabilities write -9999 for the others
         return None
     by_id = bool(form.token_ids)
     forced = bool(form.constraint) and form.temperature == 0
@@ -280,6 +274,7 @@ def read_position(position: Position, form: RequestForm, labels: Sequence[str]) 
     if options is None or not options.mass > 0:
         return None
     counted = sum(token.text.strip() in labels for token in distinct_tokens(usable, by_id)) if by_id else 0
+    # every requested id must be among the returned tokens
     return options if counted >= len(form.token_ids) else None
 
 
@@ -331,7 +326,7 @@ def _position(token: Any, value: Any, top: Any) -> Position:
 
 
 def _token_text(token: Any) -> str:
-    """Return the text of a token; some servers leave in marks for a space and a newline."""
+    """Return the text of a token; some servers keep the tokenizer's marks for a space and a newline."""
     if type(token) is not str:
         return ""
     return token if token.isascii() else token.replace("Ġ", " ").replace("▁", " ").replace("Ċ", "\n")

@@ -1,4 +1,4 @@
-"""The server behind an address: its models, why it gave no reply, and the key that it must not repeat."""
+"""The server behind an address: its models, its failures, and the key that must not be repeated."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 
 _VERSION = re.compile(r"v\d+(?:(?:alpha|beta)\d*)?", re.ASCII)
-_KINDS = {"vllm": "vllm", "llamacpp": "llama.cpp", "sglang": "sglang", "library": "ollama"}
-"""`owned_by` of a model -> kind of server."""
+_KINDS = {"vllm": "vllm", "llamacpp": "llama.cpp", "sglang": "sglang", "library": "ollama"}  # by `owned_by`
 UNKNOWN_KIND = "openai-compatible"
 
 
@@ -32,7 +31,7 @@ class Address(NamedTuple):
 
 
 def parse_address(text: str) -> Address:
-    """Read an address with or without `/v1`; refuse a password or a query, which could hold a key.
+    """Read an address with or without `/v1`; raise InputError for a password or a query, which could hold a key.
 
     Example:
         >>> parse_address("http://localhost:8000")
@@ -63,7 +62,7 @@ def parse_address(text: str) -> Address:
 
 
 def parse_addresses(texts: Sequence[str]) -> list[Address]:
-    """Read one or more addresses, each given once."""
+    """Read one or more addresses; raise InputError for none or a repeated one."""
     addresses = [parse_address(text) for text in texts]
     if not addresses or len(set(addresses)) != len(addresses):
         got = "one twice" if addresses else "none"
@@ -72,11 +71,11 @@ def parse_addresses(texts: Sequence[str]) -> list[Address]:
 
 
 class ServedModel(NamedTuple):
-    """A model as a server lists it."""
+    """A model in the list of a server."""
 
     id: str
     kind: str
-    """The server's: "vllm", "llama.cpp", "sglang", "ollama" or "openai-compatible"."""
+    """Kind of server: "vllm", "llama.cpp", "sglang", "ollama" or "openai-compatible"."""
     aliases: tuple[str, ...] = ()
 
     @property
@@ -85,12 +84,12 @@ class ServedModel(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str]:
-        """Equal for two servers of the same model; llama.cpp does not read the model of a request."""
+        """A key that is equal for servers of the same model; llama.cpp ignores the model of a request."""
         return (self.name if self.kind == "llama.cpp" else self.id, self.kind)
 
 
 def models_in(content: Any) -> list[ServedModel]:
-    """Return the models that `/models` lists; raise ValueError where it lists none."""
+    """Return the models that `/models` lists; raise ValueError without a list."""
     listed = content.get("data") if isinstance(content, dict) else content
     if not isinstance(listed, list):
         raise ValueError("no list of models")
@@ -104,7 +103,7 @@ def models_in(content: Any) -> list[ServedModel]:
 
 
 def choose_model(listed: Sequence[ServedModel] | None, wanted: str | None, address: str) -> ServedModel:
-    """Return the model to ask for: the wanted one, or the only one."""
+    """Return the wanted model, or the only listed model."""
     models = listed or ()
     if wanted is None:
         if len(models) == 1:
@@ -120,20 +119,20 @@ def choose_model(listed: Sequence[ServedModel] | None, wanted: str | None, addre
             f"{address}: got {shorten(wanted)}; expected {models[0].name}, the model it serves; fix: "
             f"{did_you_mean(wanted, [models[0].name], 'leave the name out')}"
         )
-    # hosted services have names that they do not list, and refuse a wrong one
+    # hosted services accept names that they do not list, and refuse wrong names
     return ServedModel(wanted, models[0].kind if models else UNKNOWN_KIND)
 
 
 RUN = 12
-"""Characters of the key in a row that a text may not hold; shorter keys ("EMPTY") are placeholders, not secrets."""
+"""Number of consecutive characters of the key that no text may hold. Shorter keys ("EMPTY") are placeholders."""
 STAND_IN = "[not kept: it holds a part of the key]"
 
 
 class Secret:
     """An ASCII key that must not be kept or shown.
 
-    It is found by runs of `RUN` characters, in upper and lower case: plain, quoted for addresses, escaped for JSON, in
-    hexadecimal digits, and in base64, also as a part of a longer text ("user:key").
+    Texts are searched for runs of `RUN` characters, in upper and lower case: plain, quoted for addresses, escaped for
+    JSON, in hexadecimal digits, and in base64, also as a part of a longer text ("user:key").
 
     Example:
         >>> Secret("sk-very-secret").keep("the key SK-VERY-SECRET is wrong")
@@ -145,13 +144,13 @@ class Secret:
         self._forms = {form.lower() for run in runs for form in _forms(run)}
 
     def keep(self, text: str) -> str:
-        """Return the text, or `STAND_IN` where it holds a run of the key."""
+        """Return the text, or `STAND_IN` if the text holds a run of the key."""
         lowered = text.lower()
         return STAND_IN if any(form in lowered for form in self._forms) else text
 
 
 def _forms(run: str) -> list[str]:
-    """Spell a run of the key as servers repeat it; in base64 only the letters that depend on the run alone."""
+    """Return spellings of a run of the key; in base64 only the letters that depend on the run alone."""
     codes = [f"{ord(letter):02x}" for letter in run]
     forms = [run, quote(run, safe=""), json.dumps(run)[1:-1], json.dumps(run)[1:-1].replace("/", "\\/"), "".join(codes)]
     forms += [mark + mark.join(codes) for mark in ("%", "\\u00")]
@@ -165,16 +164,15 @@ def _forms(run: str) -> list[str]:
 Failure = Literal[
     "busy", "away", "broken", "key", "quota", "model", "too-long", "too-large", "filtered", "no-logprobs", "refused"
 ]
-"""busy: ask later (429, or a 503 that says when); away: no connection, or a gateway without a server; broken: an error
-of the server, half a reply, a time-out; key, quota, model: an invalid key, an account without quota, a missing model;
-too-large: a reply beyond the limit; the rest concern this request alone."""
+"""busy: ask later (429, or a 503 with a time); away: no connection, or a gateway without a server; broken: an error of
+the server, half a reply, a time-out; key, quota, model: an invalid key, an account without quota, a missing model;
+too-large: a reply beyond the limit; other kinds concern one request alone."""
 TRANSIENT: tuple[Failure, ...] = ("busy", "away", "broken")
 SHARED: tuple[Failure, ...] = ("key", "quota", "model")
-"""Failures of every further request, or of one request for its own text (a web firewall's 403)."""
+"""Failures of all further requests, or of one request because of its text (403 of a web firewall)."""
 DETAIL_WIDTH = 200
-"""Characters kept of a server's message."""
-_READ_WIDTH = 20_000
-"""Characters of a message that decide the kind of failure."""
+"""Number of characters kept of a server's message."""
+_READ_WIDTH = 20_000  # characters of a message that decide the kind of failure: servers quote whole prompts
 _TOO_LONG = re.compile(
     r"context.{0,12}(?:length|size|window)|maximum.{0,20}(?:input|prompt|sequence) length|too many (?:input )?tokens"
     r"|prompt is too long|exceed_context|(?:string|input is) too long|longer than the (?:model|maximum)",
@@ -185,18 +183,18 @@ _FILTERED = re.compile(r"content.?(?:filter|management|policy)|moderation|flagge
 
 
 class ServerDownError(BixseError):
-    """No endpoint has answered for long; answers that came before are kept."""
+    """An error after a long time without an answer of any endpoint; earlier answers are kept."""
 
 
 @dataclass
 class RequestError(Exception):
-    """No reply after all tries."""
+    """An error of a request without a reply after all tries."""
 
     failure: Failure
     detail: str
-    """The server's message; it holds no key."""
+    """Message of the server, without the key."""
     retry_after: float | None = None
-    """Seconds that the server asked to wait."""
+    """Seconds to wait, by the server."""
     tries: int = 1
     seconds: float = 0.0
 
@@ -211,7 +209,7 @@ class RequestError(Exception):
 
 
 def refusal(status: int, headers: Mapping[str, str], content: Any, secret: Secret) -> RequestError:
-    """Return the error of an HTTP status; `content` is the parsed JSON of the body, or its text."""
+    """Return the error of an HTTP status; `content` is the body as parsed JSON, or as text."""
     message = error_message(content)[:_READ_WIDTH]
     inner = content.get("error") if isinstance(content, dict) else None
     code = inner.get("code") if isinstance(inner, dict) else None
@@ -222,7 +220,7 @@ def refusal(status: int, headers: Mapping[str, str], content: Any, secret: Secre
 
 
 def error_message(content: Any) -> str:
-    """Return the message of an error body of any shape, or its text."""
+    """Return the message in an error body of any shape, or the text of the body."""
     if isinstance(content, dict):
         for key in ("error", "detail", "message"):
             if content.get(key):
@@ -231,8 +229,8 @@ def error_message(content: Any) -> str:
 
 
 def _kind(status: int, code: object, message: str, wait: float | None) -> Failure:
-    """Return the kind of failure, by the message where a server gives no code of its own."""
-    if status == 429:
+    """Return the kind of failure, from the message if the server gives no code."""
+    if status == 429:  # with Retry-After, a "quota" is the limit of a minute and not of the account
         return "quota" if code == "insufficient_quota" and wait is None else "busy"
     if status >= 500 or status in (408, 409, 425):
         busy = status == 529 or (status == 503 and wait is not None)
@@ -249,7 +247,7 @@ def _kind(status: int, code: object, message: str, wait: float | None) -> Failur
 
 
 def _seconds_to_wait(header: str) -> float | None:
-    """Read a Retry-After header, a number or a date; None for neither."""
+    """Return the seconds of a Retry-After header, a number or a date; None for neither."""
     try:
         seconds = float(header)
     except ValueError:

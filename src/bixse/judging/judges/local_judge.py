@@ -1,4 +1,4 @@
-"""A judge in this process: a causal language model, its prompts, and its probabilities of the option tokens."""
+"""A judge in this process: a causal language model, its prompts, and the probabilities of option tokens."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 MODE: Final = "token-ids"
 TOKENS_PER_THREAD, TOKENS_ON_DEVICE = 256, 16_384
-"""Positions per forward pass: per thread of a CPU (more only adds padding), and of another device."""
+"""Positions per forward pass: per CPU thread (more only adds padding), and on another device."""
 WINDOW, WINDOW_ON_DEVICE = 512, 2048
 
 
 class LocalJudge:
     """A judge by the probabilities of the options as the next token after one pass over a question (mode "token-ids").
 
-    Probabilities are from the softmax over the whole vocabulary in float32, and a label has those of all its spellings
-    ("3" and " 3"): nothing is hidden, so the bounds of a grade are the grade. A `window` of questions is sorted by
-    length, and a common beginning of their prompts is computed once. The weights are read for the first question, so
-    that a run without open questions needs none. An answer with less than `min_mass` on the options has no grade.
+    Probabilities come from the softmax over the whole vocabulary in float32. A label has the probability of all its
+    spellings ("3" and " 3"), so nothing is hidden and the bounds of a grade equal the grade. Each `window` of questions
+    is sorted by length, and the common beginning of the prompts is computed once. An answer with a probability below
+    `min_mass` on all options has no grade.
     """
 
     at_once = 1
@@ -95,7 +95,7 @@ class LocalJudge:
 
     @cached_property
     def _reader(self) -> PromptReader:
-        """The reader, made for the first question, since it reads the weights."""
+        """The reader, created for the first question: a run without pending questions needs no weights."""
         model = self._loaded.model
         try:
             return PromptReader(model, self._tokens_per_batch)
@@ -111,7 +111,7 @@ class LocalJudge:
 
     @property
     def context(self) -> int | None:
-        """Most tokens of a prompt; None without a limit."""
+        """The maximum number of tokens per prompt; None without a limit."""
         return longest_input(self._loaded.model.config, self._loaded.tokenizer.model_max_length)
 
     def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Answer]]:
@@ -141,7 +141,7 @@ class LocalJudge:
             torch.cuda.empty_cache()
 
     def _answers(self, logits: Tensor | None, lengths: Sequence[int], seconds: float) -> list[Answer]:
-        """Return one answer per row of logits (b, V)."""
+        """Return one answer per row of the logits (b, V)."""
         if logits is None:
             return [self._without_grade(lengths[0], "the memory of the device cannot hold it")]
         probabilities = torch.softmax(logits, dim=-1)
@@ -154,7 +154,6 @@ class LocalJudge:
         return self._renderer.encode([self._messages(question) for question in questions])
 
     def _messages(self, question: Question) -> Sequence[Mapping[str, str]]:
-        """Return a question's messages, or those of the rubric."""
         if question.messages:
             return question.messages
         variants = {variant.name: variant for variant in self.rubric.variants}
@@ -168,7 +167,7 @@ class LocalJudge:
     def _answer(self, options: tuple[float, ...], text: str, length: int, seconds: float) -> Answer:
         common: dict[str, Any] = {"usage": Usage(prompt=length), "seconds": seconds, "judge": self.name}
         found = OptionProbabilities(options)
-        if not all(0 <= share <= 1.001 for share in options):
+        if not all(0 <= share <= 1.001 for share in options):  # float32 sums may pass 1; NaN fails
             return Answer("failed", MODE, detail="the model gave no numbers (NaN or infinity)", **common)
         if found.mass < max(self.min_mass, 1e-30):
             detail = f"the options have probability {found.mass:.2g} together"
@@ -179,10 +178,7 @@ class LocalJudge:
 def option_token_ids(
     tokenizer: Any, labels: Sequence[str], prompt: str = "", prompt_ids: Sequence[int] = ()
 ) -> tuple[tuple[int, ...], ...]:
-    """Return, for each label, the ids of the single tokens that spell it, with and without a space before it.
-
-    The label is tokenised alone and after the rendered prompt: SentencePiece spells the start of a text differently.
-    """
+    """Return per label the ids of the single tokens that spell it, with and without a leading space."""
     found = tuple(_single_tokens(tokenizer, label, prompt, prompt_ids) for label in labels)
     for label, ids in zip(labels, found, strict=True):
         if not ids:
@@ -198,6 +194,7 @@ def _single_tokens(tokenizer: Any, label: str, prompt: str, prompt_ids: Sequence
     known = list(prompt_ids)
     found = set()
     for spelling in spellings(label):
+        # alone and after the prompt: SentencePiece spells the start of a text differently
         alone = tokenizer.encode(spelling, add_special_tokens=False)
         following = tokenizer.encode(prompt + spelling, add_special_tokens=False) if prompt else []
         rest = following[len(known) :] if following[: len(known)] == known else []
@@ -212,10 +209,9 @@ _REASONING = "<think>"
 class PromptRenderer:
     """A renderer of messages by a tokenizer's chat template, up to the beginning of the answer.
 
-    Reasoning is switched off (`enable_thinking=False`); if a template begins it all the same, it is closed at once.
-    A template that refuses or drops the system message gets its text at the head of the user message. A tokenizer
-    without template gets plain text. A space breaks control tokens inside a text, which could otherwise end its message
-    and answer for the judge. Raise ModelError for a template that does not render a user message.
+    Reasoning is switched off (`enable_thinking=False`); if a template begins it nevertheless, it is closed at once.
+    If a template refuses or drops the system message, its text leads the user message. Without a template, the prompt
+    is plain text. Raise ModelError for a template that does not render a user message.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -231,7 +227,7 @@ class PromptRenderer:
 
     @property
     def template_hash(self) -> str:
-        """SHA-256; "plain" without a template."""
+        """The SHA-256 of the template; "plain" without a template."""
         if self.template is None:
             return "plain"
         return hashlib.sha256(json.dumps(self.template, sort_keys=True).encode("utf-8")).hexdigest()
@@ -243,7 +239,7 @@ class PromptRenderer:
         return [_closed(text) for text in self._render(prepared)]
 
     def encode(self, conversations: Sequence[Messages]) -> list[list[int]]:
-        """Return the uncut prompts as token ids."""
+        """Return the untruncated prompts as token ids."""
         if not conversations:
             return []
         plain = self.template is None  # a template writes the special tokens itself
@@ -259,12 +255,12 @@ class PromptRenderer:
 
     def _broken(self, text: str) -> str:
         for token in self._control_tokens:
-            if token in text:
+            if token in text:  # unbroken, it could end its message and answer for the judge
                 text = text.replace(token, f"{token[0]} {token[1:]}")
         return text
 
     def _find_control_tokens(self) -> list[str]:
-        """Return special tokens, and tokens of the template itself, for example those around reasoning."""
+        """Return special tokens, and added tokens in the template, for example the marks of reasoning."""
         template = json.dumps(self.template, ensure_ascii=False)
         added = self.tokenizer.added_tokens_decoder.values()
         in_template = {token.content for token in added if self.template is not None and token.content in template}
@@ -281,7 +277,7 @@ class PromptRenderer:
         return rendered
 
     def _try_template(self) -> None:
-        """Find out whether the template shows a system message and whether it begins reasoning."""
+        """Test if the template shows a system message and if it begins reasoning."""
         import jinja2
 
         user = {"role": "user", "content": "question"}

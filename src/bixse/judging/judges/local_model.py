@@ -1,6 +1,6 @@
-"""A causal language model of this process: its files, its device, and the logits after many prompts.
+"""A causal language model in this process: its files, its device, and the logits after many prompts.
 
-Prompts are padded on the right: no token sees later ones, so padding changes nothing.
+Prompts are padded on the right: no token attends to later tokens, so padding changes nothing.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ if TYPE_CHECKING:
     from bixse.judging.judge import Dtype
 
 
-UNLIMITED = 10**9
-"""Tokenizers without a length of their own write a larger one."""
+UNLIMITED = 10**9  # tokenizers without a limit report a larger length
 
 
 class LocalModel:
     """A judge's model: a folder, a GGUF file, a package with a GGUF file, or a hub name.
 
-    Its tokenizer is loaded at once, its weights for their first use. Quantised weights of a GGUF file are expanded.
+    The tokenizer is loaded at once, the weights on first use. Quantised weights of a GGUF file are expanded.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class LocalModel:
         self.source, file = _resolve(name_or_path)
         self._place = judge_device(device)
         self._dtype = weights_dtype(dtype, self._place)
-        # None in place of False would ask in the terminal whether to run the model's code
+        # with None, transformers asks in the terminal if it may run the model's code
         self._settings: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": False}
         if file is not None:
             self._settings["gguf_file"] = file
@@ -71,7 +70,7 @@ class LocalModel:
 
     @cached_property
     def model(self) -> Any:
-        """The weights in evaluation mode; ModelError without all of a causal language model, or without memory."""
+        """The model in evaluation mode; raise ModelError for missing weights or too little memory."""
         try:
             with quiet_loading():
                 loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -116,7 +115,7 @@ def unusable(
 
 
 def _resolve(name_or_path: str | Path) -> tuple[str, str | None]:
-    """Return the folder or hub name, and the GGUF file in the folder."""
+    """Return the folder or hub name, and the name of the GGUF file in the folder."""
     path = Path(name_or_path)
     if path.is_file() and path.suffix == ".gguf":
         return str(path.parent), path.name
@@ -146,7 +145,7 @@ def _resolve(name_or_path: str | Path) -> tuple[str, str | None]:
 
 
 def judge_device(name: str | None) -> torch.device:
-    """Return a judge's device; by default the best one."""
+    """Return the device of a judge; by default the best device."""
     best = "mps" if torch.backends.mps.is_available() else default_device()
     try:
         return torch.device(name or best)
@@ -161,14 +160,14 @@ def weights_dtype(name: Dtype, device: torch.device) -> torch.dtype:
 
 
 def content_hash(folder: Path, gguf_file: str | None = None) -> str:
-    """Return the SHA-256 over the contents of a model's files."""
+    """Return the SHA-256 of the contents of a model's files."""
     if gguf_file is not None:
         return file_hash(folder / gguf_file)
     return hashlib.sha256(json.dumps(model_hashes(folder), sort_keys=True).encode("utf-8")).hexdigest()
 
 
 def longest_input(config: Any, *limits: int | None) -> int | None:
-    """Return the most tokens by a model's table of positions and these limits; None without a limit."""
+    """Return the lowest of a model's number of positions and these limits; None without a limit."""
     limits = (*limits, getattr(config.get_text_config(), "max_position_embeddings", None))
     return min((int(limit) for limit in limits if limit and 0 < limit < UNLIMITED), default=None)
 
@@ -178,24 +177,22 @@ def _first_line(error: Exception) -> str:
 
 
 Sharing: TypeAlias = Literal["prefix", "none", "alone"]
-"""Compute the common beginning of all prompts once (prefix), read complete prompts in batches (none), or one by one
-(alone), for models that answer differently in padded batches.
-"""
+"""prefix: compute the common beginning of all prompts once; none: read complete prompts in batches; alone: one by one,
+for models that answer differently in padded batches."""
 LEAST_SHARED = 8
-"""Tokens from which a common beginning deserves a pass of its own."""
+"""Minimum number of shared tokens that deserve a separate pass."""
 ROWS_PER_BATCH = 256
-"""Most prompts of a batch."""
 KEPT_FACTOR = 8
-"""Most cached positions of a batch, as a multiple of its budget of positions to compute."""
+"""Maximum number of cached positions per batch, as a multiple of `tokens_per_batch`."""
 _TOLERANCE, _HALF_TOLERANCE = 1e-2, 0.25
-"""Most difference of two ways to read, in standard deviations of the logits; 16-bit numbers differ more."""
+"""Maximum difference of two ways to read, in standard deviations of the logits; 16-bit dtypes differ more."""
 
 
 class PromptReader:
-    """A reader of prompts up to the logits after the last token of each.
+    """A reader of prompts that returns the logits after the last token of each prompt.
 
-    `tokens_per_batch` bounds the positions of one forward pass, padding included. Without `sharing`, the reader takes
-    the most that gives the same logits on a few short probes.
+    `tokens_per_batch` limits the positions per forward pass, padding included. Without `sharing`, the reader uses as
+    much sharing as gives the same logits on a few short probes.
     """
 
     def __init__(self, model: Any, tokens_per_batch: int, sharing: Sharing | None = None) -> None:
@@ -209,11 +206,11 @@ class PromptReader:
     def logits(self, prompts: Sequence[list[int]]) -> Iterator[tuple[list[int], Tensor | None]]:
         """Yield indices of b prompts of token ids and their logits (b, V), float32, in batches of similar length.
 
-        A prompt that alone does not fit into memory gets None.
+        The logits of a single prompt that does not fit into memory are None.
         """
         most = self._stretched_from
         rest = [i for i, prompt in enumerate(prompts) if most is None or len(prompt) <= most]
-        for i in set(range(len(prompts))) - set(rest):  # its length decides how every prompt of its batch would be read
+        for i in set(range(len(prompts))) - set(rest):  # its length would change every prompt of its batch
             yield from self._batches(prompts, [i], None, 0)
         start = shared_length([prompts[i] for i in rest]) if self.sharing == "prefix" and len(rest) > 1 else 0
         kept = self._read_if_it_fits([prompts[rest[0]][:start]], keep=True) if start >= LEAST_SHARED else None
@@ -222,7 +219,7 @@ class PromptReader:
     def _batches(
         self, prompts: Sequence[list[int]], indices: Sequence[int], prefix: Any, start: int
     ) -> Iterator[tuple[list[int], Tensor | None]]:
-        """Read from position `start` on, the longest first; halve a batch that does not fit into memory."""
+        """Read from position `start` on, the longest prompts first; halve batches that do not fit into memory."""
         left = sorted(indices, key=lambda i: -len(prompts[i]))
         while left:
             width = len(prompts[left[0]]) - start
@@ -249,10 +246,9 @@ class PromptReader:
     def read(
         self, sequences: Sequence[list[int]], prefix: Any = None, start: int = 0, keep: bool = False
     ) -> tuple[Tensor, Any]:
-        """Run one forward pass over B non-empty sequences of token ids.
+        """Run one forward pass over B non-empty sequences of token ids; `prefix` caches `start` tokens before each.
 
-        `prefix` is the cache of one row of `start` tokens before all of them; it stays unchanged. Return the logits
-        after each sequence (B, V), float32, and with `keep` the cache.
+        Return the logits after each sequence (B, V), float32, and with `keep` the cache.
         """
         device = self.model.device
         width = max(map(len, sequences))
@@ -263,10 +259,11 @@ class PromptReader:
         named: dict[str, Any] = {}
         if prefix is not None:
             mask = torch.cat([mask.new_ones(len(sequences), start), mask], dim=1)
-            named["past_key_values"] = copy.deepcopy(prefix)
+            named["past_key_values"] = copy.deepcopy(prefix)  # a pass writes into its cache
             named["past_key_values"].batch_repeat_interleave(len(sequences))
-        if self._takes_positions:  # padding repeats the last position: a table of positions may end with the prompt
+        if self._takes_positions:  # padding repeats the last position, since a table of positions can end there
             named["position_ids"] = start + torch.minimum(steps, last[:, None])
+        # logits of all positions would need far more memory than those of the last token
         hook = None if self._head is None else self._head.register_forward_pre_hook(_only_last(last, ids.shape))
         try:
             output = self.model(input_ids=ids, attention_mask=mask, use_cache=keep or prefix is not None, **named)
@@ -274,12 +271,12 @@ class PromptReader:
             if hook is not None:
                 hook.remove()
         logits = output.logits
-        if logits.shape[1] > 1:  # the head saw all positions
+        if logits.shape[1] > 1:  # the hook did not apply
             logits = logits[torch.arange(len(last), device=device), last][:, None]
         return logits[:, 0].float(), output.past_key_values if keep else None
 
     def _tried_sharing(self) -> Sharing:
-        """Return the most sharing that reproduces the logits of short made-up prompts read one by one."""
+        """Return the most sharing that reproduces the logits of short artificial prompts read one by one."""
         vocabulary = self.model.get_input_embeddings().weight.shape[0]
         sizes = ((31, 9), (17, 3), (13, 5), (22, 2), (30, 4))
         head, *tails = [[(7 + step * i) % vocabulary for i in range(size)] for step, size in sizes]
@@ -299,8 +296,9 @@ class PromptReader:
 
 
 def shared_length(sequences: Sequence[list[int]]) -> int:
-    """Count the first tokens that all sequences share, with at least one token of each left over."""
+    """Return the number of first tokens that all sequences share; each keeps at least one further token."""
     most = min(len(sequence) for sequence in sequences) - 1
+    # the extremes in sorted order share only what all sequences share
     columns = zip(*(sequence[:most] for sequence in (min(sequences), max(sequences))), strict=True)
     return next((i for i, (first, last) in enumerate(columns) if first != last), max(0, most))
 
@@ -315,7 +313,7 @@ def stretched_from(model: Any) -> int | None:
 
 
 def _only_last(last: Tensor, shape: Sequence[int]) -> Callable[[Any, tuple[Any, ...]], tuple[Any, ...] | None]:
-    """Return a hook that cuts the states before the output layer to each row's last token: (B, 1, D) of (B, T, D)."""
+    """Return a hook that cuts the states before the output layer to the last token per row: (B, T, D) to (B, 1, D)."""
 
     def chosen(module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
         states = inputs[0]

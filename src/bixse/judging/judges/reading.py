@@ -1,4 +1,4 @@
-"""From a judge's text or option probabilities to an option, or to an expected grade (BiXSE paper, section 3)."""
+"""Readers of a judge's text or option probabilities: the option, or the expected grade (BiXSE paper, section 3)."""
 
 from __future__ import annotations
 
@@ -17,59 +17,57 @@ if TYPE_CHECKING:
 
 
 NOT_AVAILABLE = -9000.0
-"""Log-probabilities up to this (servers write -9999) mean "not available", not "impossible"."""
+"""Log-probabilities up to this value (servers write -9999) mean "not available", not "impossible"."""
 SAME = 0.05
-"""Most difference of two log-probabilities of one token: rounding, or a second pass of the model."""
-_ROUNDING = 0.02
-"""Most excess over 1 of a sum of returned probabilities."""
+"""Maximum difference of two log-probabilities of one token, from rounding or a second pass of the model."""
+_ROUNDING = 0.02  # a sum of returned probabilities may pass 1
 
 
 @dataclass(frozen=True)
 class OptionProbabilities:
-    """Returned probabilities of the options at the answer position."""
+    """The returned probabilities of the options at the position of the answer."""
 
     probabilities: tuple[float, ...]
     """Raw probability of each label, summed over its spellings ("3" and " 3")."""
     hidden: tuple[float, ...] = ()
-    """Most that can come to each label (spellings not returned, names of one token that may be two); empty for none."""
+    """Maximum probability missing per label (spellings not returned, names that may be two tokens); empty for none."""
     unseen: float = 0.0
-    """Probability of everything not counted, shared by all that is hidden."""
+    """Probability that no returned token accounts for; all hidden probabilities share it."""
 
     @property
     def mass(self) -> float:
-        """Returned probability that the answer is one of the options."""
+        """The returned probability that the answer is one of the options."""
         return min(1.0, sum(self.probabilities))
 
 
 def spellings(label: str) -> tuple[str, str]:
-    """Return the token texts of one option, with and without a leading space."""
+    """Return the token texts of one option, without and with a leading space."""
     return label, f" {label}"
 
 
 @dataclass
 class SeenToken:
-    """A returned token, perhaps named several times."""
+    """A returned token, possibly named several times."""
 
     text: str
     top: float
-    """The highest natural log-probability given."""
+    """Highest natural log-probability given."""
     least: float
-    """The lowest probability given."""
+    """Lowest probability given."""
     more: float = 0.0
-    """Probability of its other names, should they be other tokens."""
+    """Probability of the other names, in case they are other tokens."""
 
     @property
     def hidden(self) -> float:
-        """Most that may come to the lowest probability."""
+        """The maximum that can be missing from the lowest probability."""
         return math.exp(self.top) - self.least + self.more
 
 
 def distinct_tokens(returned: Sequence[tuple[str, float]], by_id: bool = False) -> list[SeenToken]:
-    """Count repeated names in a list of tokens and values once.
+    """Return the distinct tokens of a list of (token text, natural log-probability).
 
-    The same text is the same token, and so is a text that differs in white space alone if the values agree (`SAME`):
-    "3" and its "▁3". `more` allows for two tokens after all. By id, each token comes once, so that only an entry with
-    both the same text and the same value is a repetition.
+    Entries with equal texts are one token. So are "3" and "▁3", which differ in white space alone, if their values
+    agree (`SAME`); `more` is for the case of two tokens. By id, only equal texts with equal values are one token.
     """
     found: dict[str, list[SeenToken]] = {}
     for text, value in sorted(returned, key=lambda entry: -entry[1]):
@@ -94,16 +92,15 @@ def option_probabilities(
     written: str | None = None,
     forced: bool = False,
 ) -> OptionProbabilities | None:
-    """Collect the options' probabilities from a judge's alternatives (token text, natural log-probability).
+    """Return the options' probabilities from a judge's alternatives (token text, natural log-probability).
 
-    A token counts as an option if it spells the label apart from white space. A missing token cannot be more probable
-    than the least probable returned token, except the `written` one, which the server may have added to the most
-    probable ones; all missing tokens share the rest up to 1. A token without a usable value can have all of that rest.
+    A token counts as an option if it spells the label apart from white space. All missing tokens share the rest up
+    to 1, and a token without a usable value can have all of that rest.
     `complete`: every spelling of every option was returned or requested by id, so nothing is hidden. `forced`: the
-    written token was the most probable label under a constraint, whatever else is more probable.
+    written token was the most probable label under a constraint, even if other tokens are more probable.
 
-    Return None for no probabilities: no entries, no usable value of the written token or of a requested id, NaN,
-    positive log-probabilities, or a sum above 1 (some servers accept the request and answer 0 for every token).
+    Return None without entries, and without a usable value of the written token or of a requested id. Return None also
+    for NaN, positive log-probabilities, or a sum above 1 (some servers answer 0 for every token).
     """
     usable = [(token, value) for token, value in alternatives if value is not None and not value <= NOT_AVAILABLE]
     unusable = {token for token, value in alternatives if value is None or value <= NOT_AVAILABLE}
@@ -116,6 +113,7 @@ def option_probabilities(
     if total > 1 + _ROUNDING:
         return None
     unseen = max(0.0, 1.0 - total)
+    # a missing token is at most the least probable returned one; servers may have added the written one to the list
     others = [token.top for token in tokens if token.text != written] or [token.top for token in tokens]
     most = math.exp(min(others))
     under = min([math.exp(token.top) for token in tokens if forced and token.text == written] + [most])
@@ -135,9 +133,7 @@ def option_probabilities(
 def expected_grade(values: Sequence[float], options: OptionProbabilities) -> tuple[float, float, float]:
     """Return the expected grade sum s p(s) / sum p(s) over the returned options, and its lowest and highest value.
 
-    The highest mean takes hidden spellings from the highest value down, as long as they lie above the mean and unseen
-    probability is left; the lowest mean likewise from the lowest value up. `values` are L rising grades. Raise
-    InputError if no option has any probability.
+    `values` are L rising grades. Raise InputError if no option has any probability.
 
     Example:
         >>> expected_grade([0, 1, 2, 3], OptionProbabilities((0.0, 0.1, 0.2, 0.2)))
@@ -153,6 +149,7 @@ def expected_grade(values: Sequence[float], options: OptionProbabilities) -> tup
     bounds = []
     for sign in (-1.0, 1.0):
         mass, top, left = total, weighted, options.unseen
+        # hidden spellings move the mean outwards: from the extreme value inwards, while unseen probability is left
         for value, most in sorted(zip(values, options.hidden, strict=True), reverse=sign > 0):
             take = min(most, left)
             if sign * (value - top / mass) <= 0:
@@ -175,7 +172,7 @@ _REFUSAL = re.compile(
 
 
 def is_refusal(text: str) -> bool:
-    """Return True for a text that declines to answer in a form that docs/mining.md lists.
+    """Return True if a text declines to answer in a form that docs/mining.md lists.
 
     Example:
         >>> is_refusal("I'm sorry, but I can't help with that."), is_refusal("I can't open a file in Python")
@@ -194,18 +191,18 @@ _REASONING_START = re.compile(
     re.IGNORECASE,
 )
 _END_TOKENS = re.compile(r"(?:\s|<[^<>]*>|\[/?[A-Z_]+\])*")
+# servers leave special tokens in the text; these tokens and code fences count as the end of a line
 _MARKUP = re.compile(r"<\|[^|<>]*\|>|<(?:/?s|eos|end_of_turn)>|```\w*")
-"""Special tokens that a server leaves in its text, and code fences: they count as the end of a line."""
 
-# Repetitions are possessive (`*+`) where two could match the same characters: hostile texts take linear time.
+# Possessive repetitions (`*+`) where two could match the same characters: hostile texts take linear time.
 _OPENING = r"""(?:[^\S\n]|["'\u201c\u2018`*_\#(\[{$|]|-[^\S\n]|\\boxed|\\text)*+"""
 _CLOSING = r"""["'\u201d\u2019`*_)\]}|$]"""
 _KIND = r"(?:answer|rating|score|grade|relevance|relatedness|label|judge?ment|level|output|response|result)"
 _NAME = rf"(?i:(?:(?:the|my|final|overall)[ _]++)*+{_KIND}(?:[ _]++{_KIND})?)"
 _LABEL = rf"{_NAME}{_CLOSING}*+[^\S\n]*+(?:is\b|[:=]|[-–—][^\S\n]){_OPENING}"
 _BEFORE = rf"{_OPENING}(?:{_LABEL}|<{_NAME}>\s*+)?"
+# the last key of a one-line JSON object; an object with a single key, or one key per line, fits `_BEFORE`
 _LAST_KEY = rf"""\{{[^\n]*,\s*+["']{_LABEL}"""
-"""The last key of a one-line JSON object; an object with a single key, or one key per line, fits `_BEFORE`."""
 _AFTER = rf"(?:{_CLOSING}|\s|</{_NAME}>)*+[.!]?(?:{_CLOSING}|\s)*+\Z"
 _LEFT_ALONE = rf"(?![.,]\d)(?={_CLOSING}*+[^\S\n]*+(?:[.,:;!(<\n]|[-–—]\s|\Z))"
 _NUMBER = r"(?<![\w.])[-−+]?\d+(?:[.,]\d+)*+(?![\w%])"
@@ -213,24 +210,24 @@ _NUMBER = r"(?<![\w.])[-−+]?\d+(?:[.,]\d+)*+(?![\w%])"
 
 @dataclass(frozen=True)
 class TextAnswer:
-    """The option in a judge's text, or the reason for none."""
+    """The option in a judge's text, or the reason why there is none."""
 
     status: Status
     label: str = ""
     start: int = -1
-    """Position of the option in the text, in characters."""
+    """Index of the option in the text, in characters."""
     detail: str = ""
 
 
 class _Patterns(NamedTuple):
-    """Patterns of the options of one rubric."""
+    """The patterns of the options of one rubric."""
 
     last_line: re.Pattern[str]
     """The option alone at the end of the text."""
     first_line: re.Pattern[str]
     """The option at the beginning, before a punctuation mark or the end of the line."""
     after_first: re.Pattern[str]
-    """The rest of that line, and beginnings of later lines: another option there makes it a list."""
+    """The rest of that line, and beginnings of later lines; another option there means a list."""
     ratings: re.Pattern[str]
     """Stretches of text in which a number is a rating."""
     number: re.Pattern[str]
@@ -245,12 +242,12 @@ def find_answer(
 ) -> TextAnswer:
     r"""Read the option of a text in the requested form.
 
-    The form is the option alone on the last line, perhaps in quotes or marks of emphasis, behind a name ("Score: 2"),
-    in a tag (`<score>2</score>`) or as the last key of a JSON object (`{"score": 2}`). No other number may have a line
-    of its own, or come in a tag, right after a colon, or behind "score", "rating" or "grade" in a line. Reasoning is
-    skipped. A truncated text has no answer. With `place`, only the position counts, since its probabilities are the
-    grade: then an option at the beginning counts too, whatever follows ("2. The passage is"), unless its line names
-    another one. `finish_reason` is "stop", "length" or "content_filter", `refusal` the server's own text.
+    The form is the option alone on the last line, possibly in quotes or marks of emphasis, after a name ("Score: 2"),
+    in a tag (`<score>2</score>`) or as the last key of a JSON object (`{"score": 2}`). No other number may be alone on
+    a line, in a tag, right after a colon, or after "score", "rating" or "grade" in a line. Reasoning is skipped. A
+    truncated text has no answer. With `place`, only the position counts, since its probabilities are the grade. Then
+    an option at the beginning counts too ("2. The passage is"), unless its line names another option.
+    `finish_reason` is "stop", "length" or "content_filter"; `refusal` is the server's own text.
 
     Example:
         >>> options = ["0", "1", "2", "3"]
@@ -268,7 +265,7 @@ def find_answer(
     begin = _after_reasoning(text)
     if begin is None:
         return TextAnswer("truncated", detail="the reasoning has no end")
-    visible = "\n" * begin + _MARKUP.sub(lambda match: "\n" * len(match[0]), text[begin:])  # positions stay the same
+    visible = "\n" * begin + _MARKUP.sub(lambda match: "\n" * len(match[0]), text[begin:])  # keeps all indices
     patterns, cut = _patterns(tuple(labels)), finish_reason == "length"
     match = patterns.first_line.match(visible, len(visible) - len(visible.lstrip())) if place else None
     if match is not None:
@@ -289,7 +286,7 @@ def find_answer(
 
 
 def answer_token(tokens: Sequence[str], text: str, answer: TextAnswer) -> int | None:
-    r"""Return the index of the token that is the answer; None if none spells it alone or they do not end with the text.
+    r"""Return the index of the answer's token; None if no token spells it alone or the tokens do not end with the text.
 
     The tokens may hold reasoning before the text and end tokens after it.
 
@@ -311,7 +308,7 @@ def answer_token(tokens: Sequence[str], text: str, answer: TextAnswer) -> int | 
 
 
 def _after_reasoning(text: str) -> int | None:
-    """Return the end of the reasoning; None if it has no end."""
+    """Return the index after the reasoning; None if the reasoning has no end."""
     begin = 0
     for match in _REASONING_END.finditer(text):
         begin = match.end()

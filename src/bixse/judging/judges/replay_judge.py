@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 REPLAYED = ("flagembedding", "lightblue", "qrels", "umbrela")
 _JITTER = 0.01
-"""Two grades of one pair closer than this share of the scale are the same; the first counts."""
+"""Maximum distance of equal grades of one pair, as a share of the scale; the first grade counts."""
 
 
 class ReplayJudge:
     """A judge that answers from existing judgements (mode "replay"), on the expected `scale` or their own.
 
     A pair is found by its two texts, or by its two ids in judgements without texts; the same ids with other texts are
-    another pair. A missing pair is answered "failed". Equal texts with different grades are answered "ambiguous", under
-    whatever ids: a grade belongs to the texts.
+    another pair. A missing pair is answered "failed". Equal texts with different grades are answered "ambiguous" under
+    all ids, since a grade belongs to the texts.
     """
 
     at_once = 1
@@ -53,7 +53,7 @@ class ReplayJudge:
         self.name = f"replay:{self.source.name}:{self.source.path.name}"
         content = self.source.content_hash()
         self.identity: Mapping[str, Any] = {"kind": "replay", **self.source.settings, "content": content}
-        self._known: dict[bytes, Judgement] = {}  # by texts, or by ids where there are none; the texts are left out
+        self._known: dict[bytes, Judgement] = {}  # by texts, else by ids; texts are dropped to save memory
         self._first_rows: dict[bytes, tuple[bytes | None, int | None]] = {}  # by ids: key of the texts, and the row
         repeats = self._read_judgements()
         self.warnings = [*self.source.warnings(), *repeats]
@@ -84,7 +84,7 @@ class ReplayJudge:
         return [f"{words}; {contradictory} pairs have two different grades, and get none"]
 
     def pairs(self) -> Iterator[Pair]:
-        """Yield each pair once, in the file's order; raise InputError without texts."""
+        """Yield each pair once, in the order of the file; raise InputError without texts."""
         seen: set[bytes] = set()
         for judgement in self.source.rows():
             pair, ids = judgement.pair, _ids_key(judgement)
@@ -116,7 +116,7 @@ class ReplayJudge:
         return None
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing, since no file stays open."""
 
 
 def open_replay(
@@ -124,8 +124,8 @@ def open_replay(
 ) -> ReplayJudge:
     """Open the judge `replay:FORMAT:PATH` with a format of `REPLAYED`.
 
-    `collection` is a BEIR folder with the texts of qrels, `score_map` a map of FlagEmbedding's scores (see
-    `bixse.preparing.score_scale.MAPS`). Qrels need a `scale`; other formats have their own, which must agree.
+    `collection` is a BEIR folder with the texts of qrels. `score_map` maps FlagEmbedding's scores (see
+    `bixse.preparing.score_scale.MAPS`). Qrels need a `scale`; the scale of another format must equal it.
     """
     word, _, rest = spec.partition(":")
     name, _, path = rest.partition(":")
@@ -173,11 +173,7 @@ def _qrels(path: Path, scale: GradeScale | None, collection: Path | None) -> Jud
 
 
 def answer_of(judgement: Judgement, order: str = "") -> Answer:
-    """Return the answer of a judgement in one `order` of a rubric, else the mean of all its orders.
-
-    Known probabilities bound the expected grade: a grade without probability has at most that of the least probable
-    returned grade, and all such grades share what the others leave of 1.
-    """
+    """Return the answer of a judgement in one `order` of a rubric, else the mean of all its orders."""
     status = cast("Status", judgement.status)
     answer = Answer(status, "replay", text=judgement.text, judge=judgement.judge, detail=judgement.detail)
     if judgement.status != "graded" or judgement.grade is None:
@@ -196,6 +192,7 @@ def answer_of(judgement: Judgement, order: str = "") -> Answer:
 
 
 def _bounded(probabilities: Sequence[float]) -> OptionProbabilities:
+    # grades without a probability share the rest up to 1; each is at most the least probable returned grade
     unseen = max(0.0, 1.0 - math.fsum(probabilities))
     most = min(unseen, min(share for share in probabilities if share > 0))
     hidden = tuple(0.0 if share > 0 else most for share in probabilities)
@@ -204,7 +201,7 @@ def _bounded(probabilities: Sequence[float]) -> OptionProbabilities:
 
 
 def _merged(old: Judgement, new: Judgement) -> Judgement:
-    """Replace a missing grade; two different grades leave none."""
+    """Return one judgement of two: a grade replaces a missing one, and different grades leave none."""
     if old.status == "ambiguous" or new.grade is None:
         return old
     if old.grade is None:
@@ -225,6 +222,6 @@ def _texts_key(pair: Judgement | Question) -> bytes | None:
 
 
 def _digest(kind: str, first: str, second: str) -> bytes:
-    """Hash two texts to 16 bytes; the length of the first separates ("a", "bc") from ("ab", "c")."""
+    # the length of the first separates ("a", "bc") from ("ab", "c")
     content = f"{kind} {len(first)} {first}{second}".encode("utf-8", "surrogatepass")
     return hashlib.sha256(content).digest()[:16]

@@ -1,4 +1,4 @@
-"""Judges that score a pair, an embedding model or a reranker; a stated map turns the score into relevance."""
+"""Judges that score a pair: an embedding model or a reranker. A stated map turns the score into relevance."""
 
 from __future__ import annotations
 
@@ -35,17 +35,16 @@ if TYPE_CHECKING:
 MODE: Final = "score"
 WINDOW = 512
 _ALIKE = 1e-6
-"""Scores that differ less, relative to their size, are the same."""
-_FEW = 16
-"""Texts from which equal scores are no coincidence."""
+"""Maximum difference of equal scores, relative to their size."""
+_FEW = 16  # equal scores of fewer texts can be a coincidence
 
 
 class ScoreJudge(ABC):
     """A judge by a model's score of a pair, mapped to relevance once (mode "score").
 
-    The rubric is not read; grades are relevance, 0 to 1. A pair longer than the model reads is answered "too-long",
+    The rubric is not read; grades are relevance, 0 to 1. A pair beyond the model's length is answered "too-long" and
     never cut. Maps are "logit" (a sigmoid), "prob" for scores in [0, 1], and "platt:SLOPE,INTERCEPT". Raise InputError
-    for another map, or for a model that scores three different pairs alike.
+    for another map, or for a model that gives three different pairs one score.
     """
 
     at_once = 1
@@ -84,7 +83,7 @@ class ScoreJudge(ABC):
 
     @abstractmethod
     def _lengths(self, questions: Sequence[Question]) -> list[int]:
-        """Return the tokens of each question that `longest` limits."""
+        """Return the number of tokens per question that `longest` limits."""
 
     def close(self) -> None:
         self._encoder = None
@@ -129,7 +128,7 @@ class ScoreJudge(ABC):
             )
 
     def _check_window(self, scores: NDArray[np.float64]) -> None:
-        """Warn about scores that look like probabilities."""
+        """Add a warning for scores that look like probabilities; raise InputError for equal scores."""
         if self._map.kind == "logit" and not self.warnings and scores.min() >= 0 and scores.max() <= 1:
             self.warnings.append(
                 f"{self._kind} {self.name!r}: all raw scores lie in [0, 1] and pass a sigmoid; where they are "
@@ -139,7 +138,7 @@ class ScoreJudge(ABC):
 
 
 def score_map_of(text: str) -> ScoreMap:
-    """Return a map of scores by its name; raise InputError for one of whole grades."""
+    """Return a map of scores by its name; raise InputError for "binary", which maps whole grades."""
     found = parse_score_map("logit" if text == "sigmoid" else text)
     if found.kind == "binary":
         fix = "use logit, prob, percent or platt:SLOPE,INTERCEPT"
@@ -150,7 +149,7 @@ def score_map_of(text: str) -> ScoreMap:
 class EncoderJudge(ScoreJudge):
     """A judge by the log-odds of an embedding model's relevance head, or by its cosine.
 
-    A model without a head needs a map: `platt:20,-10` is sigma(20 cos - 10). Texts get the model's own prompts.
+    A model without a head needs a map: `platt:20,-10` is sigma(20 cos - 10). Texts get the prompts of the model.
     """
 
     def __init__(
@@ -178,7 +177,7 @@ class EncoderJudge(ScoreJudge):
         super().__init__("encoder", model, encoder, score_map or "logit", longest, "main", settings)
 
     def _lengths(self, questions: Sequence[Question]) -> list[int]:
-        """Count the longer text of each pair, since each is read by itself."""
+        """Return the tokens of the longer text per pair, since each text is encoded separately."""
         before = [prompt_for(self._encoder, kind) or "" for kind in ("query", "document")]
         texts = [before[i] + text for q in questions for i, text in enumerate((q.query, q.document))]
         counts = [len(ids) for ids in self._encoder.tokenizer(texts, truncation=False, verbose=False)["input_ids"]]
@@ -223,7 +222,7 @@ class CrossEncoderJudge(ScoreJudge):
         return [len(ids) for ids in self._encoder.tokenizer(*pairs, truncation=False, verbose=False)["input_ids"]]
 
     def _scores(self, pairs: Sequence[tuple[str, str]]) -> NDArray[np.float64]:
-        # a model's own activation is set aside: a second sigmoid would squeeze relevance into 0.5 to 0.73
+        # raw scores: a second sigmoid after the model's own activation would squeeze relevance into 0.5 to 0.73
         scores = self._encoder.predict(
             list(pairs), batch_size=self.batch_size, show_progress_bar=False, activation_fn=nn.Identity()
         )

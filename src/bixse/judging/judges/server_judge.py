@@ -1,6 +1,6 @@
 """A judge and a text model behind chat servers: vLLM, SGLang, llama.cpp, Ollama, or a hosted service.
 
-Two questions of known answers probe a server for the form of requests that it understands.
+Two questions with known answers probe a server for the form of requests that it understands.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ KNOWN_QUERY = "what is the capital of France"
 KNOWN_DOCUMENTS = ("Paris is the capital of France.", "Bake the bread for forty minutes.")
 """A relevant and an irrelevant document."""
 MANY_LOGPROBS = 1000
-"""Alternatives requested under a constraint if the options are not among the first 20 (llama.cpp gives them)."""
+"""Number of alternatives under a constraint if the options are not among the first 20 (llama.cpp returns them)."""
 _ODD_WORD, _ODD_TOKENS = "zebra", 4
 
 OTHER_MODES = (
@@ -71,12 +71,12 @@ class Probe:
         self._wanted, self._max_tokens, self._samples = options.mode, options.max_tokens, options.samples
         self._seen: set[str] = set()
         self.other_models: set[str] = set()
-        """Other models that answered in place of the requested one."""
+        """Names of models that answered in place of the requested model."""
 
     async def find(self) -> Finding:
         """Return the best form for the mode; "auto" is token-ids, else top-logprobs, else constrained.
 
-        Raise InputError if the server cannot be asked in this mode, BixseError if it does not work now.
+        Raise InputError if the server cannot answer in this mode, BixseError if it does not work now.
         """
         wanted = self._wanted
         if wanted in WRITTEN:
@@ -109,7 +109,7 @@ class Probe:
         return await self._finish(replace(by_id or form, max_tokens=1) if one_token else by_id or form)
 
     async def check(self, form: RequestForm) -> None:
-        """Raise InputError if this endpoint gives no grade in the form of another one."""
+        """Raise InputError if this endpoint gives no grade in the form of another endpoint."""
         reply = await self._reply(form, 0)
         answer = self._read(form, reply) if not isinstance(reply, RequestError) else None
         if answer is None or answer.status != "graded":
@@ -142,7 +142,7 @@ class Probe:
         return None if isinstance(reply, RequestError) else reply
 
     async def _settle(self, form: RequestForm) -> tuple[RequestForm, Reply]:
-        """Simplify the form until the server answers."""
+        """Simplify the form until the server answers; return both."""
         while True:
             reply = await self._reply(form, 0)
             if not isinstance(reply, RequestError):
@@ -163,7 +163,7 @@ class Probe:
         return answer_place(reply.choices[0], self._rubric.labels)
 
     def _has_probabilities(self, form: RequestForm, reply: Reply) -> bool:
-        """Return True for usable probabilities of the answer, or of the first token if there is no answer."""
+        """Return True if the answer, or else the first token, has usable probabilities."""
         graded = self._read(form, reply).status == "graded"
         if graded or self._place(reply) is not None:
             return graded
@@ -172,7 +172,7 @@ class Probe:
         return len(first) > 1 and read_position(positions[0], form, first) is not None
 
     async def _without_thinking(self, form: RequestForm, reply: Reply) -> tuple[RequestForm, Reply]:
-        """Switch reasoning off if the answer is not the first token and comes earlier without it."""
+        """Switch reasoning off if the answer is not the first token and comes earlier without reasoning."""
         graded = self._read(form, reply).status == "graded"
         before = self._place(reply) if graded else None
         if graded and before in (0, None):
@@ -185,7 +185,7 @@ class Probe:
         return form, reply
 
     async def _by_id(self, form: RequestForm) -> RequestForm | None:
-        """Ask for the options' tokens by id, if the server gives exactly these."""
+        """Return the form with the options' tokens by id; None unless the server returns exactly these tokens."""
         ids: tuple[int, ...] = ()
         for label in self._rubric.labels:
             cut = [await self._client.token_ids(self._model, spelling) for spelling in spellings(label)]
@@ -202,7 +202,7 @@ class Probe:
         return whole if reply is not None and self._read(whole, reply).status == "graded" else None
 
     async def _constrained(self, form: RequestForm) -> RequestForm | None:
-        """Allow only the options, if the server obeys: under a constraint it writes an odd word."""
+        """Return the form that allows only the options; None unless a constraint makes the server write an odd word."""
         for kind in sorted(CONSTRAINTS, key=lambda kind: kind != OWN_CONSTRAINT.get(self._model.kind)):
             odd = replace(form, mode="constrained", constraint=kind, labels=(_ODD_WORD,), max_tokens=_ODD_TOKENS)
             trial = await self._try(odd)
@@ -250,7 +250,7 @@ class Probe:
         return form
 
     async def _finish(self, form: RequestForm) -> Finding:
-        """Ask both known questions in the final form; allow more tokens if one is not enough."""
+        """Ask both known questions in the final form; allow more tokens if one token is not enough."""
         await self._check_labels(form)
         relevant, irrelevant = [await self._known(form, known) for known in (0, 1)]
         if relevant.status == irrelevant.status == "graded":
@@ -266,7 +266,7 @@ class Probe:
         return reply.answer(form.mode) if isinstance(reply, RequestError) else self._read(form, reply)
 
     async def _check_labels(self, form: RequestForm) -> None:
-        """Raise InputError if an option of several letters may be several tokens."""
+        """Raise InputError if an option of several letters can be several tokens."""
         if form.mode in WRITTEN:
             return
         for label in self._rubric.labels:
@@ -292,13 +292,13 @@ class Probe:
 
 
 LITTLE_MASS = 0.5
-"""Warn below this total probability of the options on a clear question."""
+"""Total probability of the options on a clear question below which a warning appears."""
 
 
 class ServerModel:
-    """A model behind one or several servers that speak OpenAI's chat interface and share the work.
+    """A model behind one or several servers with OpenAI's chat interface, which share the work.
 
-    Raise InputError for unusable addresses, model or key, ServerDownError if no endpoint answers.
+    Raise InputError for unusable addresses, model or key, and ServerDownError if no endpoint answers.
     """
 
     def __init__(self, endpoints: Sequence[str], settings: ServerSettings) -> None:
@@ -328,14 +328,14 @@ class ServerModel:
 
 
 class ServerJudge(ServerModel):
-    """A judge that asks servers, which it first probes with questions of known answers."""
+    """A judge behind servers, which are first probed with questions of known answers."""
 
     def __init__(self, endpoints: Sequence[str], rubric: Rubric, options: JudgeOptions | None = None) -> None:
         self._rubric, self._options = rubric, options or JudgeOptions()
         super().__init__(endpoints, self._options)
 
     async def connect(self, settings: ServerSettings) -> None:
-        """Find the form with the first present endpoint, and check it with the others."""
+        """Find the form with the first present endpoint, and check it with the other endpoints."""
         await super().connect(settings)
         probes = [
             Probe(self._client, endpoint, self._model, self._rubric, self._options)
@@ -405,7 +405,7 @@ class ServerJudge(ServerModel):
         return self._client.stream(questions, self._answer)
 
     def count_tokens(self, questions: Sequence[Question]) -> list[int] | None:
-        """Count prompt tokens with the server's tokenizer; None without one."""
+        """Return the number of prompt tokens per question, by the server's tokenizer; None without a tokenizer."""
 
         async def count(numbered: tuple[int, Question]) -> int | None:
             return await self._client.prompt_tokens(self._model, numbered[1].messages, self.form)
@@ -425,7 +425,7 @@ class ServerJudge(ServerModel):
             )
         try:
             if self.form.mode == "sample":
-                first = 1 + question.repeat * self._options.samples
+                first = 1 + question.repeat * self._options.samples  # the probe has seed 0; a repetition gets new seeds
                 seeds = range(first, first + self._options.samples, self.form.samples)
                 bodies = [request_body(self.form, question.messages, seed) for seed in seeds]
                 replies = await asyncio.gather(*(self._client.chat(body) for body in bodies))
@@ -460,7 +460,7 @@ class ServerTextModel(ServerModel):
     @property
     def identity(self) -> dict[str, Any]:
         return {
-            "kind": "query writer",  # as ledgers have it from the first version on
+            "kind": "query writer",  # part of the keys of existing ledgers
             "model": self._model.name,
             "server": self._model.kind,
             "revision": self._revision,
