@@ -354,11 +354,9 @@ def load_result(run: ArmRun, folder: Path) -> RunResult | None:
 
 
 def train_run(config: TrainConfig, own: Path, title: str | None = None) -> recipe.TrainResult:
-    """Train in a run's folder or continue there. With a title, show a progress bar."""
+    """Train in a run's folder or continue there, with the errors of `recipe.train`. A title shows a progress bar."""
     folder = own / TRAIN_FOLDER
-    if (
-        folder.is_dir() and not (folder / RUN_FILE).exists()
-    ):  # stopped before its record was written: `train` would refuse the folder
+    if folder.is_dir() and not (folder / RUN_FILE).exists():  # stopped before its record: `train` refuses the folder
         shutil.rmtree(folder)
     return recipe.train(config, folder, title is not None, title or "train")
 

@@ -325,7 +325,7 @@ def _input_hashes(config: SweepConfig, first: TrainConfig) -> dict[str, str]:
 def _drop_models(
     config: SweepConfig, out: Path, runs: Sequence[ArmRun], results: Mapping[str, RunResult], rows: Sequence[SweepRow]
 ) -> None:
-    """Delete models as `keep: best` says. Pending arms keep their best model so far: they may still become the best."""
+    """Delete all models but the best for `keep: best`. Pending arms keep their best so far: they may still win."""
     if config.keep != "best":
         return
     kept = {row.best_run for row in rows if row.status == "waiting" or row is rows[0]}
@@ -442,9 +442,7 @@ def _arm_errors(config: TrainConfig, choice: Mapping[str, Any]) -> Iterator[str]
         yield "  dev: got nothing; expected a collection folder to rank the arms by; fix: set it in `base`"
     for key in choice:
         section = key.rpartition(".")[0]
-        if (
-            section and _setting(config, section) is None
-        ):  # with `lora: null` in `base`, the arm's value would have no effect
+        if section and _setting(config, section) is None:  # `lora: null` in `base`: the value would have no effect
             yield f"  {key}: got no section {section!r}; expected one; fix: write `{section}: {{}}` in `base`"
 
 
