@@ -46,17 +46,13 @@ def settings_from(args: argparse.Namespace, kind: type[Kind], file: Path | None 
 def _add(
     parser: argparse.ArgumentParser, into: Any, kind: type[Settings], keys: str, words: str, first: Sequence[str]
 ) -> None:
-    """Add the settings of `kind` to `into`. If None, each goes to the group of the class that defines it.
-
-    `keys` and `words` are prefixes of keys and flags. The order is: settings of `first`, required settings, the verb's
-    own settings, settings shared with other verbs, sections.
-    """
+    """Add the settings of `kind` to `into`, or to one group per class if None. `keys` and `words` are prefixes."""
     own = get_annotations(kind)
     rank = {key: number for number, key in enumerate(first)}
 
     def order(item: tuple[str, FieldInfo]) -> tuple[int, bool, bool, bool]:
         name, field = item
-        position = rank.get(f"{keys}{name}", len(rank))
+        position = rank.get(f"{keys}{name}", len(rank))  # then required, the verb's own, shared ones; sections last
         return position, section_of(field) is not None, not field.is_required(), name not in own
 
     groups: dict[type, Any] = {}

@@ -54,7 +54,7 @@ VERBS = {
     "ui": ("ui", "pages in the browser: label pairs, look where judge and people differ, edit the rubric"),
     "doctor": ("doctor", "show what this machine can do and what is missing, or how servers read a model"),
 }
-"""Verb -> (module in `bixse.cli.verbs`, with the `Verb`'s name unless it is `VERB`; one line of help)."""
+"""Verb -> (module in `bixse.cli.verbs`, with the `Verb`'s name unless it is `VERB`, and one line of help)."""
 
 SHARING_VERBS = ("train",)
 """Verbs that split their work over several processes."""
@@ -146,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0 ok, 1 failed, 2 wrong usage or input, 3 done with some items failed, 130 interrupted.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    # unset, tokenizers turns serial with a warning after a fork
+    # if unset, tokenizers stops its threads with a warning after a fork
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     known_to_all, is_main = False, True
     try:
@@ -216,17 +216,14 @@ def _show(result: CommandResult, as_json: bool) -> None:
 
 @contextlib.contextmanager
 def _sigterm_as_interrupt(to_the_end: bool) -> Iterator[None]:
-    """Treat SIGTERM (from schedulers and `docker stop`) like Ctrl-C, so that finished work is written.
-
-    A second SIGTERM is ignored, because it would stop the writing. A launcher handles the signals of its processes,
-    and training handles both signals itself.
-    """
+    """Treat SIGTERM (from schedulers and `docker stop`) like Ctrl-C, so that finished work is written."""
+    # Python sets handlers in the main thread alone; a launcher handles the signals of its processes
     if threading.current_thread() is not threading.main_thread() or world_size() > 1:
         yield
         return
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would stop the writing
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, interrupt)

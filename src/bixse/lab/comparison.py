@@ -179,10 +179,7 @@ class Comparer:
         kinds: Mapping[str, str],
         **rest: Any,
     ) -> ReportData:
-        """Return the report's data. `system` is shown next to `baseline`, and the summary compares it with `against`.
-
-        `head` gives the probabilities in the rankings. `kinds` gives the kind of each query. `rest` is passed on.
-        """
+        """Return the report's data: `system` next to `baseline`, a summary `against` others, and `rest` unchanged."""
         changes = self._changes(system, baseline, kinds)
         return ReportData(
             created=datetime.now(UTC).isoformat(timespec="seconds"),

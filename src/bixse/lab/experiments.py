@@ -1,4 +1,4 @@
-"""Run experiments: arms with seeds, one folder and one result per run. A second call runs only what is missing."""
+"""Run experiments: arms with seeds, one folder and one result per run. A second call does only the missing runs."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def _read_values(given: Any) -> list[Any] | Range:
 
 
 class SweepConfig(PlaceSettings):
-    """Settings of `bixse sweep`. The fields are also the keys of its YAML file; relative paths start at its folder.
+    """Settings of `bixse sweep`, also the keys of its YAML file. Relative paths start at the folder of that file.
 
     Example:
         >>> config = SweepConfig(base="run.yaml", vary={"loss": ["bixse", "infonce"], "optimizer.batch_size": [16, 32]})

@@ -197,10 +197,7 @@ def train_on_dev(run: ArmRun, titles: Mapping[str, str], own: Path) -> Measured:
 
 
 def rank_arms(arms: Sequence[Arm], seeds: Sequence[int], results: Mapping[str, RunResult]) -> list[SweepRow]:
-    """Return one row per arm: finished arms by their mean on dev, best first, then failed and pending arms.
-
-    An arm with a failed seed is not ranked by its other seeds, because an arm that diverges sometimes is not best.
-    """
+    """Return one row per arm: finished arms by their mean on dev, best first, then failed and pending arms."""
     rows = [_row(number, arm, seeds, results) for number, arm in enumerate(arms, start=1)]
     return sorted(rows, key=lambda row: (row.status != "finished", -(row.best or 0.0), row.arm))
 
@@ -219,6 +216,7 @@ def _row(number: int, arm: Arm, seeds: Sequence[int], results: Mapping[str, RunR
         label=arm.label,
         seeds=list(seeds),
         precision=(arm.train or {}).get("precision", ""),
+        # one failed seed keeps the arm out of the ranking: an arm that diverges sometimes is not best
         status=broken.status if broken is not None else "finished" if len(ended) == len(seeds) else "waiting",
         before=statistics.fmean(before) if before else None,
         best=statistics.fmean(scores.values()) if scores else None,

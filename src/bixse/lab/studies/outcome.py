@@ -317,10 +317,7 @@ def _name(row: SummaryRow) -> str:
 
 
 def line_plot(title: str, x_label: str, y_label: str, series: Mapping[str, Sequence[Point]], x_scale: str) -> Plot:
-    """Draw lines with one interval bar per point. Lines are shifted so that their bars do not overlap.
-
-    `series` is name -> points, `x_scale` "linear" or "log".
-    """
+    """Draw lines with one interval bar per point. `series` is name -> points, `x_scale` "linear" or "log"."""
     with drawing(height=3.1) as figure:
         axes = figure.add_subplot()
         ticks = sorted({point.x for points in series.values() for point in points})
@@ -328,7 +325,7 @@ def line_plot(title: str, x_label: str, y_label: str, series: Mapping[str, Seque
         lines = []
         for number, (name, points) in enumerate(series.items()):
             ordered = sorted(points)
-            shift = (number - (len(series) - 1) / 2) * 0.08
+            shift = (number - (len(series) - 1) / 2) * 0.08  # so that bars of different lines do not overlap
             xs = [p.x * (1 + shift) if x_scale == "log" else p.x + shift * step for p in ordered]
             style = {"color": SERIES[number % len(SERIES)], "marker": MARKERS[number % len(MARKERS)]}
             axes.plot(xs, [p.value for p in ordered], linewidth=1.5, markersize=4.5, label=clean(name), **style)

@@ -110,10 +110,7 @@ def arms_by(
     values: Choices,
     settings: Callable[[str, Any], tuple[dict[str, Any], dict[str, Any]]],
 ) -> list[Arm]:
-    """Return one arm per loss and varied value. `label` names the varied value.
-
-    `settings` maps a loss and a value to (training settings on top of the loss's settings, transforms of the pairs).
-    """
+    """Return one arm per loss and value of `label`. `settings` gives training settings and transforms of the pairs."""
     found = []
     for loss in values["losses"]:
         for value in varied:
@@ -187,10 +184,7 @@ def key_of(labels: ArmLabels) -> tuple[tuple[str, str | float], ...]:
 
 
 def measure(contrast: Contrast, arms: Mapping[Any, PerSeed], seedless: Collection[Any] = ()) -> ClaimResult:
-    """Return a contrast's mean and interval over queries and over the seeds that all its trained arms share.
-
-    `seedless` holds the keys of systems without training. Their one row of figures counts for every seed.
-    """
+    """Return a contrast's mean and interval over queries and over the seeds that all its trained arms share."""
     found = [(key_of(labels), weight) for labels, weight in contrast.terms]
     trained = [set(arms.get(key, ())) for key, _ in found if key not in seedless]
     seeds = sorted(set.intersection(*trained)) if trained else [0]
@@ -199,7 +193,7 @@ def measure(contrast: Contrast, arms: Mapping[Any, PerSeed], seedless: Collectio
     queries = sorted(next(iter(arms[found[0][0]].values())))
     total = np.zeros((len(seeds), len(queries)))
     for key, weight in found:
-        figures = arms[key]
+        figures = arms[key]  # the one row of a seedless system counts for every seed
         rows = [next(iter(figures.values())) if key in seedless else figures[seed] for seed in seeds]
         for row in rows:
             if row.keys() != set(queries):

@@ -129,10 +129,7 @@ def _dev_split(folders: tuple[Path, ...]) -> str:
 
 
 def divided(collection: Collection, data: StudyData) -> Collection:
-    """Return the collection with the splits train, dev and test, each with at least two queries.
-
-    A single split is divided by a hash of the query's text, so equal texts are always in the same split.
-    """
+    """Return the collection with the splits train, dev and test, each with at least two queries."""
     splits = data.splits or (("train", "dev", "test") if {"train", "dev", "test"} <= set(collection.qrels) else None)
     if splits is None and len(collection.qrels) != 1:
         raise InputError(
@@ -156,7 +153,7 @@ def _by_hash(collection: Collection, qrels: Qrels, shares: tuple[float, float, f
     ends = {"train": shares[0], "dev": shares[0] + shares[1], "test": sum(shares)}
     parts: dict[str, dict[str, Mapping[str, float]]] = {name: {} for name in ends}
     for query_id, judged in qrels.items():
-        text = " ".join(collection.queries[query_id].casefold().split())  # case and spacing do not make another text
+        text = " ".join(collection.queries[query_id].casefold().split())  # equal texts get the same split
         place = int(hashlib.sha256(text.encode("utf-8")).hexdigest()[:12], 16) / 16**12
         name = next((name for name, end in ends.items() if place < end), None)
         if name is not None:
@@ -234,9 +231,9 @@ def save_static_student(folder: Path, model: str = "demo", dimensions: int = 128
 def transformed(pairs: GradedPairs, settings: Mapping[str, Any], seed: int) -> GradedPairs:
     """Apply an arm's transforms in the order below. The draws of a `seed` are the same for every loss.
 
-    `settings` holds any of `labels_per_query` (documents to keep per query, None for all) with `labels` (the budget,
-    None for those of every query), `cutoff` (keep relevance from it), `size` (pairs to keep, stratified), `binarise`
-    (relevance 1 from it, else 0), `noise` (probability of swapped labels).
+    `settings` holds any of: `labels_per_query` (documents to keep per query, None for all), `cutoff` (lowest relevance
+    to keep), `size` (number of pairs to keep, stratified). Then follow `binarise` (lowest relevance that becomes 1, all
+    others 0) and `noise` (probability of swapped labels). `labels` is the budget for `labels_per_query`, None for all.
     """
     if settings.get("labels_per_query"):
         pairs = sample_label_budget(pairs, settings["labels_per_query"], settings.get("labels"), seed)
@@ -254,11 +251,8 @@ def transformed(pairs: GradedPairs, settings: Mapping[str, Any], seed: int) -> G
 
 
 def sample_label_budget(pairs: GradedPairs, per_query: int, labels: int | None, seed: int) -> GradedPairs:
-    """Draw the pairs of a label budget: queries in random order, `per_query` random documents per query.
-
-    Draws ignore relevance, because a label is paid for before it is known. A larger budget contains the queries of a
-    smaller one. Without `labels`, the budget covers every query.
-    """
+    """Draw the pairs of a label budget: queries in random order, `per_query` random documents per query."""
+    # draws ignore relevance, which is unknown before a label is paid; a larger budget has a smaller one's queries
     groups = pairs.groups()
     if labels is None:
         labels = sum(min(per_query, len(group.documents)) for group in groups)

@@ -42,26 +42,19 @@ def weight_bytes(size: EncoderSize) -> float:
 
 
 def state_bytes(size: EncoderSize, tokens: float, checkpointing: bool) -> float:
-    """Return the bytes that a pass over `tokens` keeps in bf16 for its backward pass.
-
-    Gradient checkpointing keeps each layer's input and one layer's states. Otherwise all layers keep their states.
-    """
-    whole_layers = 1 if checkpointing else size.layers
+    """Return the bytes that a pass over `tokens` keeps in bf16 for its backward pass."""
+    whole_layers = 1 if checkpointing else size.layers  # checkpointing also keeps the input of every layer, 2 bytes
     return tokens * size.hidden * (2 * size.layers * checkpointing + LAYER_STATES * whole_layers)
 
 
 def operations(
     size: EncoderSize, texts: Sequence[tuple[float, float]], checkpointing: bool, gradient_cache: bool = False
 ) -> float:
-    """Return the floating point operations of training once on `texts`, given as (length in tokens, count).
-
-    A forward and backward pass takes 6 operations per weight and token (Kaplan et al. 2020, arXiv:2001.08361). Gradient
-    checkpointing and `gradient_cache: true` each add 2 for a second forward pass. Attention adds
-    12 * layers * width * tokens^2 per text.
-    """
+    """Return the floating point operations of training once on `texts`, given as (length in tokens, count)."""
+    # per weight and token 6 forward and backward (Kaplan et al. 2020, arXiv:2001.08361), 2 per second forward pass
     each = 6 + 2 * checkpointing + 2 * gradient_cache
     tokens = sum(length * count for length, count in texts)
-    squares = sum(length**2 * count for length, count in texts)
+    squares = sum(length**2 * count for length, count in texts)  # for attention
     return each * (size.multiplied or size.parameters) * tokens + 12 * size.layers * size.hidden * squares
 
 

@@ -202,10 +202,7 @@ def _add_queries(per_query: PerQuery, task: Any, folder: Path) -> None:
 
 
 class MtebEncoder(AbsEncoder):
-    """An encoder for mteb. Retrieval texts are embedded as in bixse, normalised.
-
-    Texts of other tasks go through sentence-transformers' `encode`, not normalised, as in mteb's wrapper.
-    """
+    """An encoder for mteb. Retrieval texts are embedded as everywhere in bixse, normalised."""
 
     def __init__(self, encoder: RelevanceModel, label: str, prompts: Mapping[str, str], revision: str) -> None:
         self.encoder = encoder
@@ -222,7 +219,7 @@ class MtebEncoder(AbsEncoder):
         name = get_prompt_name(self.prompts, task_metadata, prompt_type)
         prompt = self.prompts[name] if name is not None else None
         self.used[f"{task_metadata.name} {prompt_type.value if prompt_type else 'text'}"] = prompt
-        if prompt_type is None:
+        if prompt_type is None:  # no retrieval: not normalised, as in mteb's own wrapper
             with autocast(self.encoder.device):
                 return self.encoder.encode(
                     texts, prompt=prompt, batch_size=kwargs.get("batch_size", 32), show_progress_bar=False
@@ -295,12 +292,7 @@ def model_meta(encoder: RelevanceModel, label: str, revision: str) -> Any:
 
 
 def mteb_prompts(encoder: RelevanceModel, tasks: Sequence[Any], task: str | None = None) -> dict[str, str]:
-    """Return the model's prompts under the names that mteb looks up.
-
-    mteb takes "<task>-query" and "<task>-document" first, then "<task>", which it puts before documents too. So each
-    retrieval task gets both, from the model's table of instructions or the model, by mteb's name or by `task`. A prompt
-    that the model has under mteb's task name stays. Other tasks get mteb's instruction in the template of the table.
-    """
+    """Return the model's prompts under the names that mteb looks up, by mteb's task name or by `task`."""
     table = encoder.instructions
     kinds: tuple[Kind, ...] = ("query", "document")
     known = {*RESERVED, *(table.tasks if table is not None else ())}
@@ -309,6 +301,7 @@ def mteb_prompts(encoder: RelevanceModel, tasks: Sequence[Any], task: str | None
         name = each.metadata.name
         if name in prompts:
             continue
+        # mteb looks up "<task>-query" and "<task>-document", then "<task>", which it puts before documents too
         if isinstance(each, AbsTaskRetrieval):
             names = (task,) if task is not None else (name, INSTRUCTIONS.get(name, name))
             with instructions_of(encoder, names, must=task is not None):

@@ -71,11 +71,8 @@ class SuiteDifference(TestedDifference):
 
 
 def compare_systems(values: Mapping[str, Values], group_of: Mapping[str, str] | None = None) -> list[SuiteDifference]:
-    """Compare every pair of systems, the first named one as a. Queries are resampled within tasks.
-
-    The intervals cover the choice of queries, not the choice of tasks. `values` is system -> task -> query id -> value,
-    with the same queries for all systems. The tasks of one group in `group_of` count together as one task.
-    """
+    """Compare every pair of systems on the same queries. Tasks of one group in `group_of` count as one task."""
+    # queries are resampled within tasks: the intervals cover the choice of queries, not the choice of tasks
     found = [_compare(a, b, values[a], values[b], group_of or {}) for a, b in combinations(values, 2)]
     whole = holm([pair.randomisation_p for pair in found])
     by_task = iter(holm([task.randomisation_p for pair in found for task in pair.tasks]))

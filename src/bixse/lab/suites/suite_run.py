@@ -57,7 +57,7 @@ def evaluate_suite(
     """Evaluate systems on a suite, with a verdict for every pair of systems.
 
     All missing data sets are listed with their download commands before a model is loaded. Finished tasks are kept in
-    `out`: a second call, also with more systems, runs only what is missing.
+    `out`: a second call, also with more systems, runs only the missing tasks.
 
     Args:
         systems: each as for `bixse.evaluate`.

@@ -114,11 +114,7 @@ def trec_sources(data: Path, years: Sequence[Year], protocol: Protocol) -> list[
 
 
 def judged_pool(data: Path, years: Sequence[Year]) -> Task:
-    """Return the task with the judged passages of all years as corpus.
-
-    With the file of near-duplicates, years with propagated judgements are searched a second time without duplicates.
-    One passage per class stays, with the class's highest grade.
-    """
+    """Return the task with the judged passages of all years as corpus, and years without duplicates if known."""
     judged = {year.year: _judged(data, year) for year in years}
     wanted: dict[int, set[str]] = {version: set() for version in _versions(years)}
     for year in years:
