@@ -1,4 +1,4 @@
-"""Flags from settings: a verb's command line and YAML file are its `Settings`, and define nothing of their own."""
+"""Make command-line flags from settings. A verb's flags and YAML file come from its `Settings` alone."""
 
 from __future__ import annotations
 
@@ -18,29 +18,27 @@ if TYPE_CHECKING:
     Kind = TypeVar("Kind", bound=Settings)
 
 METAVARS = {int: "N", float: "X", str: "NAME", Path: "PATH"}
-"""Type of a setting -> the word for its value."""
+"""Type of a setting -> placeholder for its value."""
 MORE = "further settings"
-"""Title of the verb's own settings that its help does not begin with."""
+"""Title of the group of the verb's settings that are not in `first`."""
 
 
 def add_settings(parser: argparse.ArgumentParser, kind: type[Settings], first: Sequence[str] = ()) -> None:
-    """Add one flag per setting.
+    """Add one flag per setting, and show the keys of `first` first in the help.
 
-    The settings of a section are named `--section.setting`, or `--setting` where the section is flat. A section that
-    may be null has a switch of its own name, unless it is flat. A mapping is set by words such as NAME=SHARE where its
-    `Flag` has a metavar, for a validator of the settings to read; else in YAML and Python alone. Settings without a
-    flag name are optional for argparse and may stand anywhere (`parse_intermixed_args`); what is missing, validation
-    says.
+    A setting of a section is `--section.setting`, or `--setting` in a flat section. A section that may be null has a
+    switch with its name, unless it is flat. A mapping takes words such as NAME=SHARE if its `Flag` has a metavar, and
+    a validator reads them. Other mappings are set in YAML and Python alone. Positional settings may come anywhere
+    (`parse_intermixed_args`). They are optional for argparse, because validation reports missing settings.
 
-    The help begins with the settings whose keys `first` names; without names, with all that are no section's. The
-    others of the class, those of each class that it shares with other verbs, and those of each section follow, each as
-    a group with a title.
+    An empty `first` shows all settings outside sections first. The other settings follow in groups with a title: the
+    verb's own, one group per class shared with other verbs, one group per section.
     """
     _add(parser, None if first else parser, kind, "", "--", first)
 
 
 def settings_from(args: argparse.Namespace, kind: type[Kind], file: Path | None = None) -> Kind:
-    """The settings that the flags give, on top of those of a YAML file; the word null is no value."""
+    """Load the settings of a YAML file with the flags on top. The word null means no value."""
     given = {key: getattr(args, key) for key in known_keys(kind) if hasattr(args, key)}
     return kind.load(file, {key: None if value == "null" else value for key, value in given.items()})
 
@@ -48,17 +46,13 @@ def settings_from(args: argparse.Namespace, kind: type[Kind], file: Path | None 
 def _add(
     parser: argparse.ArgumentParser, into: Any, kind: type[Settings], keys: str, words: str, first: Sequence[str]
 ) -> None:
-    """Add the settings of `kind` to `into`; where it is None, each to the group of the class that defines it.
-
-    `keys` and `words` begin their keys and flags.
-    Settings of `first` come first, then those that are needed, the verb's own, those shared with other verbs, sections.
-    """
+    """Add the settings of `kind` to `into`, or to one group per class if None. `keys` and `words` are prefixes."""
     own = get_annotations(kind)
     rank = {key: number for number, key in enumerate(first)}
 
     def order(item: tuple[str, FieldInfo]) -> tuple[int, bool, bool, bool]:
         name, field = item
-        position = rank.get(f"{keys}{name}", len(rank))
+        position = rank.get(f"{keys}{name}", len(rank))  # then required, the verb's own, shared ones; sections last
         return position, section_of(field) is not None, not field.is_required(), name not in own
 
     groups: dict[type, Any] = {}
@@ -82,7 +76,7 @@ def _add(
 
 
 def _add_switch(into: Any, key: str, word: str, field: FieldInfo, on: Any = True) -> None:
-    """`--name` where the setting is off by default, `--no-name` where it is on, both where it is neither."""
+    """Add `--name` for a setting off by default, `--no-name` for one on by default, both without a default."""
     default = field.get_default(call_default_factory=True)
     off = None if on == {} else False
     values = {word: on, word.replace("--", "--no-", 1): off}
@@ -113,7 +107,7 @@ def _add_setting(into: Any, key: str, word: str, field: FieldInfo, flag: Flag) -
 
 
 class _Values(argparse.Action):
-    """One value or several; a flag that is given twice adds to the first."""
+    """Collect one or more values. A repeated flag adds to the earlier values."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         before = getattr(namespace, self.dest, [])
@@ -121,7 +115,7 @@ class _Values(argparse.Action):
 
 
 def _several(annotation: Any) -> bool | int:
-    """Return whether a setting takes several values, or their number if it is fixed."""
+    """Return True if a setting takes several values, or their number if it is fixed."""
     parts = get_args(annotation)
     if get_origin(annotation) in (tuple, list):
         return len(parts) if get_origin(annotation) is tuple and parts[-1] is not ... else True

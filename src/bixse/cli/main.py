@@ -1,4 +1,4 @@
-"""The command `bixse`: heavy imports only inside the verb that needs them."""
+"""The command `bixse`. A verb imports heavy packages itself, so that the command line starts fast."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ VERBS = {
     "ui": ("ui", "pages in the browser: label pairs, look where judge and people differ, edit the rubric"),
     "doctor": ("doctor", "show what this machine can do and what is missing, or how servers read a model"),
 }
-"""Verb -> its module below `bixse.cli.verbs`, the name of the `Verb` there if it is not `VERB`, and a line of help."""
+"""Verb -> (module in `bixse.cli.verbs`, with the `Verb`'s name unless it is `VERB`, and one line of help)."""
 
 SHARING_VERBS = ("train",)
-"""Verbs whose work several processes share."""
+"""Verbs that split their work over several processes."""
 
 INTERRUPTED = "stopped by Ctrl-C or SIGTERM; the same command goes on with what is finished"
-"""The error when a verb without checkpoints is interrupted."""
+"""The error if a verb without checkpoints is interrupted."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """Wrong usage is an InputError that names, where there is one, the closest right flag."""
+    """Report wrong usage as an InputError that names the closest valid flag, if there is one."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=_Help, allow_abbrev=False, **options)
@@ -78,14 +78,14 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Help(argparse.HelpFormatter):
-    """Help with names and explanations side by side."""
+    """The help in two columns, names and explanations."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=32)
 
 
 class _Once(argparse.Action):
-    """Refuse a flag that is given twice: argparse would take the last one."""
+    """Refuse a repeated flag, because argparse would take the last value."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         if getattr(namespace, self.dest) is not None:
@@ -94,9 +94,9 @@ class _Once(argparse.Action):
 
 
 def verb_parser(name: str, verb: Verb[Any, Any]) -> argparse.ArgumentParser:
-    """The parser of one verb's words, to be used by `parse_intermixed_args`."""
+    """Return the parser of one verb, for `parse_intermixed_args`."""
     summary = VERBS[name][1]
-    usage = "%(prog)s [options]" if verb.first else None  # the list of all would stand before the first ones
+    usage = "%(prog)s [options]" if verb.first else None  # the list of all options would come before the first settings
     parser = _Parser(prog=f"bixse {name}", usage=usage, description=summary[0].upper() + summary[1:] + ".")
     add_settings(parser, verb.settings, verb.first)
     add_settings(parser, verb.options)
@@ -109,7 +109,7 @@ def verb_parser(name: str, verb: Verb[Any, Any]) -> argparse.ArgumentParser:
 
 
 def parse(words: Sequence[str]) -> tuple[str, Verb[Any, Any], argparse.Namespace]:
-    """The verb that a command line names, and its parsed words; `--help` and `--version` end the process."""
+    """Return the verb of a command line, and its parsed words. `--help` and `--version` end the process."""
     place = next((place for place, word in enumerate(words) if not word.startswith("-")), None)
     if place is None:
         _main_parser().parse_args(words)
@@ -141,11 +141,12 @@ def _main_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code.
+    """Run the command line and return the exit code.
 
     0 ok, 1 failed, 2 wrong usage or input, 3 done with some items failed, 130 interrupted.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    # if unset, tokenizers stops its threads with a warning after a fork
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     known_to_all, is_main = False, True
     try:
@@ -167,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return result.exit_code
     try:
         _show(result, "--json" in words)
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+    except BrokenPipeError:  # the reader, such as `head`, has ended; Python's flush at exit would fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return result.exit_code
 
@@ -179,7 +180,7 @@ def _run(words: Sequence[str]) -> CommandResult:
             f"bixse {name}: got {world_size()} processes; expected one; fix: start it without the "
             "launcher (of several processes `bixse train` makes use, and verbs with `--engine ranks`)"
         ).of_all_processes()
-    with contextlib.redirect_stdout(sys.stderr):  # standard output holds the result alone
+    with contextlib.redirect_stdout(sys.stderr):  # standard output has the result alone
         return verb.call(args, tuple(words))
 
 
@@ -198,7 +199,7 @@ def _unexpected(error: Exception) -> str:
 
 
 def _show(result: CommandResult, as_json: bool) -> None:
-    """Print text, warnings and errors, or one JSON envelope in ASCII: strings may come from data or a server."""
+    """Print text, warnings and errors, or one JSON object in ASCII, because strings may come from data or a server."""
     if as_json:
         sys.stdout.write(json.dumps(result.envelope()) + "\n")
     else:
@@ -207,7 +208,7 @@ def _show(result: CommandResult, as_json: bool) -> None:
         for error in result.errors:
             sys.stderr.write(printable(f"error: {error}\n"))
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8 shows ? for what it lacks
+            sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 shows ? for unknown characters
         if result.text:
             sys.stdout.write(printable(result.text.rstrip("\n") + "\n"))
     sys.stdout.flush()
@@ -215,23 +216,20 @@ def _show(result: CommandResult, as_json: bool) -> None:
 
 @contextlib.contextmanager
 def _sigterm_as_interrupt(to_the_end: bool) -> Iterator[None]:
-    """Take SIGTERM, which schedulers and `docker stop` send, as Ctrl-C, so that finished work is written.
-
-    A second SIGTERM is ignored, since it would cut that writing short. Several processes are left to their launcher,
-    and training handles both signals itself.
-    """
+    """Treat SIGTERM (from schedulers and `docker stop`) like Ctrl-C, so that finished work is written."""
+    # Python sets handlers in the main thread alone; a launcher handles the signals of its processes
     if threading.current_thread() is not threading.main_thread() or world_size() > 1:
         yield
         return
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would stop the writing
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
-    except InterruptedRunError:  # training took the first one; the second may come while Python shuts down
+    except InterruptedRunError:  # training took the first SIGTERM; the second may come while Python shuts down
         if to_the_end:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise
@@ -241,7 +239,7 @@ def _sigterm_as_interrupt(to_the_end: bool) -> Iterator[None]:
 
 
 class _Plain(logging.Formatter):
-    """Messages of the log as warnings of the command; what they quote may come from a server."""
+    """Format log messages like warnings of the command, without control characters from a server."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(f"{record.levelname.lower()}: {super().format(record)}")
@@ -249,7 +247,7 @@ class _Plain(logging.Formatter):
 
 @contextlib.contextmanager
 def _logged_plainly() -> Iterator[None]:
-    """Write log messages to standard error in this form if nobody has set up logging."""
+    """Format log messages on standard error like warnings, unless logging is set up already."""
     last = logging.lastResort
     before = last.formatter if last is not None else None
     if last is not None:

@@ -1,4 +1,4 @@
-"""A verb as data: its settings, what the command line alone decides, and the function of both that it runs."""
+"""The description of a verb as data: its settings, its command-line options, and its function."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CommandResult:
-    """Outcome of one command."""
+    """The outcome of one command."""
 
     text: str
     metrics: dict[str, Any] = field(default_factory=dict)
     artifacts: dict[str, str] = field(default_factory=dict)
-    """Name -> path of what was made."""
+    """Name -> path of a result."""
     warnings: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     exit_code: int = 0
     """0 ok, 1 failed, 2 wrong usage or input, 3 done with some items failed, 130 interrupted."""
 
     def envelope(self) -> dict[str, Any]:
-        """The JSON object of `--json`."""
+        """Return the JSON object of `--json`."""
         status = {0: "ok", 3: "partial", 130: "interrupted"}.get(self.exit_code, "failed")
         return {
             "status": status,
@@ -41,7 +41,7 @@ class CommandResult:
 
 
 def waits(number: int, warnings: Sequence[str] = (), **metrics: Any) -> CommandResult:
-    """The result of a rank that has done its parts of the work while `number` parts of other ranks are pending."""
+    """Return the result of a rank that finished its parts while `number` parts of other ranks are pending."""
     text = (
         f"this rank's parts are done; {number} of other ranks are not: the last one goes on with the results, or the "
         "same command again"
@@ -52,11 +52,11 @@ def waits(number: int, warnings: Sequence[str] = (), **metrics: Any) -> CommandR
 Folder: TypeAlias = Annotated[Path, Flag(metavar="DIR")]
 """An option that names a folder."""
 FINISHED_BEFORE = "this run was finished before: its results are shown"
-"""The warning where nothing was left to do."""
+"""The warning if the run was finished before."""
 
 
 class Options(Settings):
-    """The options of the command line alone: where results go, and whether anything is done at all."""
+    """Options of the command line alone, such as the output folder and dry runs."""
 
     words: Annotated[tuple[str, ...], Flag(hidden=True)] = ()
     """The command line after `bixse`."""
@@ -83,14 +83,14 @@ class Verb(Generic[SettingsType, OptionsType]):
     options: type[OptionsType]
     """Options of the command line alone."""
     run: Callable[[SettingsType, OptionsType], CommandResult]
-    """Calls the verb's public function and says what came of it."""
+    """The function that calls the verb's public function and describes the result."""
     instead: Mapping[str, Callable[[OptionsType], CommandResult]] = field(default_factory=dict)
-    """Option -> what is done where it is given, without settings."""
+    """Option -> function that replaces `run` if the option is given. It needs no settings."""
     first: tuple[str, ...] = ()
-    """Settings that the help begins with; the others follow in groups. Empty: the help begins with all of them."""
+    """Settings at the beginning of the help. The other settings follow in groups. Empty: all settings."""
 
     def call(self, args: argparse.Namespace, words: tuple[str, ...]) -> CommandResult:
-        """Do what the parsed `words` ask for."""
+        """Run the verb with the parsed `words`."""
         options = settings_from(args, self.options).model_copy(update={"words": words})
         for name, answer in self.instead.items():
             if getattr(options, name):

@@ -1,1 +1,1 @@
-"""Compare systems: suites, studies of the paper, sweeps and the quick start."""
+"""Comparisons of systems: suites, studies of the paper, sweeps, and the quick start."""

@@ -40,20 +40,19 @@ if TYPE_CHECKING:
     from bixse.training.merge import MergeResult
 
 SIDE_BY_SIDE = 3
-"""Number of queries shown in full for the largest gains, and for the largest losses."""
+"""Number of queries shown in full for the largest gains, and the same number for the largest losses."""
 SHOWN_DOCUMENTS = 5
-"""Number of documents shown of a ranking."""
 
 
 class ReportedSystem(NamedTuple):
-    """A system under comparison: its unique key, and what tables show."""
+    """The name (unique) and the label (for tables) of a system under comparison."""
 
     name: str
     label: str
 
 
 class Comparer:
-    """The answers of several systems on one held-out split, and the report of them."""
+    """The evaluations of several systems on one held-out split, and their report."""
 
     def __init__(self, collection: Collection, split: str, scale: GradeScale, seed: int = 0) -> None:
         self.collection = collection
@@ -67,13 +66,12 @@ class Comparer:
         self.calibrations: dict[str, CalibrationReport] = {}
 
     def add(self, system: ReportedSystem, found: Evaluation) -> float:
-        """Add the evaluation of a system, and return its primary metric."""
         self.systems.append(system)
         self.found[system.name] = found
         return found.metrics[PRIMARY_METRIC]
 
     def compare(self, system: str, baseline: str, metrics: Sequence[str] = METRICS) -> None:
-        """Measure the difference of two systems on each metric, by the paired bootstrap over queries."""
+        """Test the difference of two systems on each metric by the paired bootstrap over queries."""
         for metric in metrics:
             difference = paired_bootstrap(
                 self.found[system].per_query[metric], self.found[baseline].per_query[metric], seed=self.seed
@@ -83,7 +81,7 @@ class Comparer:
     def calibrate(
         self, label: str, model: str | Path, head: RelevanceHead | None, progress: ProgressBars | None
     ) -> RelevanceHead:
-        """Fit a model's head on the pairs of dev; return it, with its probabilities measured on the held-out pairs."""
+        """Fit a model's head on the dev pairs, report its calibration on the held-out pairs, and return the head."""
         judged = [query for split in ("dev", self.split) for query in self.collection.qrels[split]]
         encoded = encode_collection(build_encoder(model), self.collection, judged, progress)
         fit_cosines, fit_relevance, fit_queries = self._pairs(encoded, "dev")
@@ -111,7 +109,7 @@ class Comparer:
         return next(c.difference for c in self.comparisons if (c.system, c.baseline, c.metric) == wanted)
 
     def verdict_line(self, system: str, baseline: str, queries: str = "held-out queries") -> str:
-        """Say better, no difference or worse, with the interval."""
+        """Return the verdict (better, no difference, or worse) with its interval."""
         labels = dict(self.systems)
         found = self._verdict(system, baseline)
         few = ", few" if found.few else ""
@@ -142,7 +140,7 @@ class Comparer:
     def _side_by_side(
         self, system: str, baseline: str, changes: Sequence[QueryChange], head: RelevanceHead | None
     ) -> list[SideBySide]:
-        """Both rankings of the queries that moved most, gains first."""
+        """Return both rankings of the queries that changed most, gains first."""
         by_change = sorted(changes, key=lambda change: change.change)
         gains = [change for change in reversed(by_change) if change.change > 0][:SIDE_BY_SIDE]
         losses = [change for change in by_change if change.change < 0][:SIDE_BY_SIDE]
@@ -181,10 +179,7 @@ class Comparer:
         kinds: Mapping[str, str],
         **rest: Any,
     ) -> ReportData:
-        """Return the report's data: `system` beside `baseline`, a summary `against` others, and `rest` as it is.
-
-        `head` gives the probabilities in the rankings, and `kinds` the kind of each query.
-        """
+        """Return the report's data: `system` next to `baseline`, a summary `against` others, and `rest` unchanged."""
         changes = self._changes(system, baseline, kinds)
         return ReportData(
             created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -209,7 +204,7 @@ class Comparer:
 
 
 def merge_curve(system: str, merged: MergeResult) -> MergeCurve:
-    """Return the scores of a merge as the report's curve."""
+    """Return a merge's scores as a curve of the report."""
     return MergeCurve(
         system=system,
         weight=merged.weight,

@@ -1,4 +1,4 @@
-"""The one runner of experiments: arms with seeds, each run in a folder with one result; a second call does the rest."""
+"""Run experiments: arms with seeds, one folder and one result per run. A second call does only the missing runs."""
 
 from __future__ import annotations
 
@@ -42,20 +42,19 @@ if TYPE_CHECKING:
 
 
 ArmLabels: TypeAlias = Mapping[str, Any]
-"""The labels that distinguish the arms of an experiment: label -> value."""
+"""Label -> value. The labels tell the arms of an experiment apart."""
 Measure: TypeAlias = "Callable[[ArmRun, Any, Path], Measured]"
-"""A module's function that does a run: (run, inputs of all runs, the run's folder) -> figures."""
+"""A module-level function that does a run: (run, inputs of all runs, folder of the run) -> figures."""
 RunStatus: TypeAlias = Literal["finished", "diverged", "failed", "interrupted"]
-"""`diverged` would only diverge again and stands; `failed` and `interrupted` are taken up again by the next call."""
+"""`diverged` is final, because the run would diverge again. The next call continues the other unfinished runs."""
 PATHS = ("model", *TrainConfig.path_settings())
-"""Settings of training that say where an input lies."""
+"""Training settings that hold the path of an input."""
 NAME_LENGTH = 80
-"""Maximum number of characters in the name of an arm's folder."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to train or to measure, which is run with every seed.
+    """One way to train or to measure. It runs once per seed.
 
     Example:
         >>> arm = Arm({"loss": "bixse", "optimizer.learning_rate": 1e-4}, train={"loss": "bixse"})
@@ -65,13 +64,12 @@ class Arm:
 
     labels: ArmLabels
     train: Mapping[str, Any] | None = None
-    """Settings of `TrainConfig` on top of those that all arms share; None: nothing is trained, seeds do not matter."""
+    """Settings of `TrainConfig` on top of the shared ones. None: nothing is trained and seeds have no effect."""
     pairs: Mapping[str, Any] = field(default_factory=dict)
-    """Transforms of the training pairs: name -> argument."""
+    """Transform of the training pairs -> its argument."""
     measure: Measure | None = None
-    """The function that does its runs; None: that of the experiment."""
+    """The function that does the runs. None: the experiment's function."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Further input of `measure`."""
 
     @property
     def trained(self) -> bool:
@@ -79,14 +77,14 @@ class Arm:
 
     @property
     def label(self) -> str:
-        """The labels in words; a dotted one without its section where that leaves it distinct."""
+        """The labels in words. A dotted label loses its section if it stays unique."""
         short = [key.rpartition(".")[2] for key in self.labels]
         names = [name if short.count(name) == 1 else key for key, name in zip(self.labels, short, strict=True)]
         return ", ".join(f"{name}={show(value)}" for name, value in zip(names, self.labels.values(), strict=True))
 
     @property
     def folder(self) -> str:
-        """Name of its folder: readable, and a hash where that is too long or holds signs no folder may."""
+        """The name of the arm's folder: its label, plus a hash if the label is too long or has unsafe characters."""
         plain = self.label.replace(", ", ",")
         name = re.sub(r"[^\w.+=,-]", "_", plain, flags=re.ASCII)
         if name == plain and len(name) <= NAME_LENGTH:
@@ -102,16 +100,16 @@ class ArmRun:
     seed: int
     measure: Measure
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of training: those that all arms share, with the arm's own on top."""
+    """Training settings: the shared ones with the arm's settings on top."""
 
     @property
     def name(self) -> str:
-        """The folder of the run below that of all runs."""
+        """The path of the run's folder, relative to the folder of all runs."""
         return f"{self.arm.folder}/seed-{self.seed}"
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of what the run is among those of its experiment; where its inputs lie does not count."""
+        """A SHA-256 that identifies the run within its experiment. Paths of inputs do not count."""
         own = {key: value for key, value in (self.arm.train or {}).items() if key not in PATHS}
         known = [self.arm.labels, own, self.arm.pairs, self.measure.__name__, self.arm.options, self.seed]
         return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()
@@ -122,11 +120,11 @@ class Measured:
     """The figures of a run."""
 
     metrics: Mapping[str, float]
-    """Metric -> mean over queries; of several collections the mean of their means."""
+    """Metric -> mean over queries. With several collections, the mean of their means."""
     per_query: Mapping[str, float] = field(default_factory=dict)
     """`collection/query` -> the primary metric."""
     apart: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Figures that no claim rests on (other collections, the model before merging): name -> as `per_query`."""
+    """Figures without a claim (other collections, the model before merging): name -> figures as in `per_query`."""
     rows: int | None = None
     precision: str = ""
     warnings: Sequence[str] = ()
@@ -134,15 +132,15 @@ class Measured:
 
 @dataclass(frozen=True)
 class RunResult(Measured):
-    """The result of a run, as its `result.json` holds it."""
+    """The content of a run's `result.json`."""
 
     labels: ArmLabels = field(default_factory=dict)
     seed: int = 0
     status: RunStatus = "finished"
     reason: str = ""
-    """Why it did not finish, in one line."""
+    """One line that says why the run did not finish."""
     seconds: float = 0.0
-    """Wall time of training and measuring, including earlier calls of an interrupted run."""
+    """Wall time of training and measuring. It includes earlier calls of an interrupted run."""
     fingerprint: str = ""
     version: str = ""
 
@@ -157,7 +155,7 @@ class RunResult(Measured):
 
 
 def show(value: Any) -> str:
-    """Return a setting's value as tables, labels and names show it."""
+    """Return a setting's value as text for tables, labels and names."""
     if isinstance(value, (str, Path)):
         return str(value)
     if isinstance(value, float):
@@ -166,12 +164,12 @@ def show(value: Any) -> str:
 
 
 RUNS_FOLDER = "runs"
-"""The folder of the runs: `runs/ARM/seed-N`, each with `result.json` and what it trained in `train`."""
+"""The folder of the runs: `runs/ARM/seed-N`, each with `result.json` and the training in `train`."""
 RESULT_FILE = "result.json"
 TRAIN_FOLDER = "train"
 INPUTS_FOLDER = "inputs"
 PAIRS_FILE = "pairs.parquet"
-"""The transformed training pairs of a run, until it has ended."""
+"""The transformed training pairs of a run. They are deleted when the run has ended."""
 ELSEWHERE = "another rank has not done it yet"
 FIX = "tried twice; fix: fewer jobs, or smaller batches"
 """The reason of a run that ended without an error of its own, for example because its process died."""
@@ -186,10 +184,10 @@ class Results:
     of: dict[str, RunResult]
     """Name of a run -> its result, in the order of the runs."""
     made: int
-    """Number of runs that this call did; the others were there."""
+    """Number of runs that this call did."""
     warnings: list[str]
     waiting: int = 0
-    """Number of runs that other ranks have not done yet; the results hold them as interrupted."""
+    """Number of runs that are pending on other ranks. Their results are marked as interrupted."""
 
     @property
     def status(self) -> Status:
@@ -200,37 +198,34 @@ class Results:
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment whose folder is open for this process, or for all ranks."""
+    """An experiment with its folder open, for this process alone or for all ranks."""
 
     record: Run
     engine: Engine
     end: ExitStack
-    """Closed with the folder."""
+    """Callbacks to run when the folder is closed."""
 
     @property
     def folder(self) -> Path:
-        """The folder of all runs."""
         return self.record.folder / RUNS_FOLDER
 
     def in_turn(self) -> AbstractContextManager[None]:
-        """Let one rank at a time into the block."""
+        """Return a block that one rank at a time enters."""
         return alone_in(self.record.folder, wait=True) if self.engine.shared else nullcontext()
 
 
 @contextmanager
 def opened(record: Run, engine: Engine | None = None) -> Iterator[Experiment]:
-    """Open an experiment's folder for this process alone; one refused before its first result leaves no folder.
-
-    Without an engine the runs are done here, one after the other. Ranks share the folder.
-    """
+    """Open an experiment's folder, for this process alone or for all ranks. The default engine runs serially here."""
     out, engine = record.folder, engine or LocalEngine(1)
+    # a launcher's variables would make each run one rank of a distributed training
     with ExitStack() as end, without_launcher() if engine.shared else alone_in(out):
         new = not engine.shared and not (out / RUN_FILE).exists()
         if engine.shared and not (out / RUN_FILE).exists():
-            record.save("running")  # the next rank sees whose folder it is
+            record.save("running")  # written before any work: the next rank checks the settings against it
         try:
             yield Experiment(record, engine, end)
-        except InputError:
+        except InputError:  # without a folder, the corrected command can use the same --out
             if new and not list(out.glob(f"{RUNS_FOLDER}/*/*/{RESULT_FILE}")):
                 for folder in (RUNS_FOLDER, INPUTS_FOLDER):
                     shutil.rmtree(out / folder, ignore_errors=True)
@@ -250,12 +245,11 @@ def do_runs(
     wanted: Callable[[ArmRun, dict[str, RunResult]], bool] = lambda run, results: True,
     after_each: Callable[[dict[str, RunResult]], object] = lambda results: None,
 ) -> Results:
-    """Do every run that has no result; finished and diverged runs are kept.
+    """Do every run without a final result, and continue interrupted ones. `wanted` decides, given the results so far.
 
-    An interrupted run continues from its checkpoint and a failed one is tried again; to do another one anew, delete its
-    folder. An error that concerns all runs, a full disk and Ctrl-C end all. Each of several ranks does its share and is
-    then alone in the folder until it is closed. `inputs` go to `measure`, also in other processes; `wanted` says, given
-    the results so far, whether to do a run at all.
+    Delete a run's folder to repeat the run. A full disk, Ctrl-C and errors that concern all runs end all runs. With
+    several ranks, each does its share and then locks the folder until the experiment is closed. `inputs` are sent to
+    `measure`, also in other processes.
     """
     record, engine, folder = experiment.record, experiment.engine, experiment.folder
     if not engine.shared:
@@ -303,7 +297,7 @@ def do_runs(
 
 @dataclass(frozen=True)
 class RunJob(Job["ArmRun", RunResult]):
-    """Runs as shards; a shard is complete where its result is final."""
+    """Runs as shards. A shard is complete if its result is final."""
 
     inputs: Any
     folder: Path
@@ -320,11 +314,11 @@ class RunJob(Job["ArmRun", RunResult]):
         return found is not None and found.stands
 
     def mark(self, shard: ArmRun) -> None:
-        """The result is the mark."""
+        """Write nothing: the result file is the completion marker."""
 
 
 def execute(run: ArmRun, inputs: Any, folder: Path, keep_models: bool = False) -> RunResult:
-    """Do one run and write its result to its folder; an exception of a library fails this run alone."""
+    """Do one run and write its result to its folder. An exception of a library fails this run alone."""
     own = folder / run.name
     with storage_errors(own):
         own.mkdir(parents=True, exist_ok=True)
@@ -340,7 +334,7 @@ def execute(run: ArmRun, inputs: Any, folder: Path, keep_models: bool = False) -
     except (KeyboardInterrupt, InterruptedRunError):
         write(status="interrupted")
         raise
-    except (StorageError, OutputExistsError, InvalidFileError):  # of all runs alike
+    except (StorageError, OutputExistsError, InvalidFileError):  # these errors would hit every other run too
         raise
     except Exception as error:
         result = write(status="diverged" if isinstance(error, DivergedError) else "failed", reason=_reason(error))
@@ -351,7 +345,7 @@ def execute(run: ArmRun, inputs: Any, folder: Path, keep_models: bool = False) -
 
 
 def load_result(run: ArmRun, folder: Path) -> RunResult | None:
-    """Return the result in a run's folder; None if there is none, or that of another run."""
+    """Return the result in a run's folder. None if it is missing, unreadable, or belongs to another run."""
     try:
         found = RunResult(**json.loads(read_text(folder / run.name / RESULT_FILE)))
     except (BixseError, OSError, ValueError, TypeError):
@@ -360,15 +354,15 @@ def load_result(run: ArmRun, folder: Path) -> RunResult | None:
 
 
 def train_run(config: TrainConfig, own: Path, title: str | None = None) -> recipe.TrainResult:
-    """Train in a run's folder, or continue there; a title shows a bar; raises as `bixse.training.recipe.train`."""
+    """Train in a run's folder or continue there, with the errors of `recipe.train`. A title shows a progress bar."""
     folder = own / TRAIN_FOLDER
-    if folder.is_dir() and not (folder / RUN_FILE).exists():  # stopped before its record was written
+    if folder.is_dir() and not (folder / RUN_FILE).exists():  # stopped before its record: `train` refuses the folder
         shutil.rmtree(folder)
     return recipe.train(config, folder, title is not None, title or "train")
 
 
 def clear(own: Path, result: RunResult, keep_models: bool) -> None:
-    """Delete what an ended run no longer needs; its log and record stay."""
+    """Delete the pairs and large folders of a run with a final result. Its log and record stay."""
     if not result.stands:
         return
     (own / PAIRS_FILE).unlink(missing_ok=True)
@@ -379,7 +373,6 @@ def clear(own: Path, result: RunResult, keep_models: bool) -> None:
 
 
 def _standing(runs: Sequence[ArmRun], folder: Path) -> dict[str, RunResult]:
-    """Name of a run -> its result, of the runs that need not be done again."""
     known = {run.name: load_result(run, folder) for run in runs}
     return {name: found for name, found in known.items() if found is not None and found.stands}
 
@@ -402,7 +395,7 @@ def _reason(error: Exception) -> str:
 
 
 def _free_memory() -> None:
-    """Release memory: the next run measures what is free before it begins."""
+    """Free memory, because the next run measures the free memory before it begins."""
     import torch
 
     gc.collect()

@@ -1,4 +1,4 @@
-"""Settings of quickstart, sweeps and studies, validated once, and the presets that come with bixse."""
+"""Settings of quickstart, sweeps and studies, and the presets that come with bixse."""
 
 from __future__ import annotations
 
@@ -32,11 +32,10 @@ def _different(seeds: tuple[int, ...]) -> tuple[int, ...]:
 Seeds: TypeAlias = Annotated[
     tuple[Annotated[int, Field(ge=0, lt=SEEDS)], ...], Field(min_length=1), AfterValidator(_different)
 ]
-"""Training seeds of every arm."""
 
 
 class QuickstartConfig(Settings):
-    """Settings of `bixse quickstart`; also the keys of its YAML file."""
+    """Settings of `bixse quickstart`. The fields are also the keys of its YAML file."""
 
     fast: bool = False
     """A smaller run for a quick look."""
@@ -57,7 +56,7 @@ class QuickstartConfig(Settings):
 
 
 MOST_TRIALS = 10_000
-"""Arms of one sweep at most: each has a row of the table and a folder."""
+"""Maximum number of arms per sweep, because each has a row of the table and a folder."""
 
 
 class Range(Settings):
@@ -88,7 +87,7 @@ class Range(Settings):
         return self
 
     def draw(self, share: float) -> float:
-        """The value at a share in [0, 1) of the way from `low` to `high`: whole, or of four digits."""
+        """Return the value at a `share` in [0, 1) of the range, as a whole number or with four significant digits."""
         low, high = self.low, self.high + self.whole
         if self.log:
             value = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
@@ -101,7 +100,7 @@ class Range(Settings):
 
 
 def _read_values(given: Any) -> list[Any] | Range:
-    """The values of a varied setting: a list, or a range from its mapping."""
+    """Read the values of a varied setting: a list, or the mapping of a range."""
     if isinstance(given, Range) or (isinstance(given, list) and given):
         return given
     if not isinstance(given, Mapping):
@@ -113,7 +112,7 @@ def _read_values(given: Any) -> list[Any] | Range:
 
 
 class SweepConfig(PlaceSettings):
-    """Settings of `bixse sweep`; also the keys of its YAML file, in which relative paths are taken from its folder.
+    """Settings of `bixse sweep`, also the keys of its YAML file. Relative paths start at the folder of that file.
 
     Example:
         >>> config = SweepConfig(base="run.yaml", vary={"loss": ["bixse", "infonce"], "optimizer.batch_size": [16, 32]})
@@ -161,7 +160,7 @@ class SweepConfig(PlaceSettings):
         return moved
 
     def base_settings(self) -> dict[str, Any]:
-        """The settings that all arms share, from their file where `base` names one."""
+        """The settings that all arms share, read from the file if `base` is a path."""
         base = self.base
         if isinstance(base, Path):
             base = TrainConfig.from_folder(read_settings(base), base.parent)
@@ -169,15 +168,15 @@ class SweepConfig(PlaceSettings):
 
 
 DEFAULT_PRESET = "laptop"
-"""The preset if neither a preset nor a file is named."""
+"""The preset if neither a preset nor a file is given."""
 PYDOCS = "pydocs"
-"""The word for the sample collection."""
+"""The name of the sample collection."""
 OWNED = ("pairs", "dev", "dev_split", "model", "seed", "min_relevant_grade", "report_to", "loss")
-"""Settings of training that a study sets itself."""
+"""Training settings that a study sets itself."""
 
 
 class EncoderSize(Settings):
-    """The size of an encoder and of the texts it reads, for a plan of memory and time without its files."""
+    """The size of an encoder and of its texts. A plan of memory and time needs no other file."""
 
     parameters: float = Field(gt=0)
     """Weights in all."""
@@ -198,7 +197,7 @@ class EncoderSize(Settings):
 
 
 class StudyData(Settings):
-    """The data of a study: one collection, or files of pairs and collections next to them."""
+    """The data of a study: one collection, or files of pairs with collections to test on."""
 
     collection: str = PYDOCS
     """Folder in the BEIR layout, or "pydocs"; gives all that the other keys do not."""
@@ -235,7 +234,7 @@ class StudyData(Settings):
 
 
 class StudyConfig(PlaceSettings):
-    """Settings of `bixse study`; also the keys of its YAML file.
+    """Settings of `bixse study`. The fields are also the keys of its YAML file.
 
     Example:
         >>> config = StudyConfig.load(None, {"study": "losses", "preset": "smoke", "seeds": [0]})
@@ -273,9 +272,9 @@ class StudyConfig(PlaceSettings):
 
     @classmethod
     def load(cls, path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Self:
-        """Load the settings of a preset, with the keys of a YAML file and dotted overrides on top.
+        """Load a preset, with the keys of a YAML file and then dotted overrides on top.
 
-        A preset's `studies` section holds keys for one study alone.
+        A preset's `studies` section holds keys that apply to one study alone.
         """
         given = dict(overrides or {})
         file = cls.from_folder(read_settings(path), path.parent) if path is not None else {}
@@ -310,7 +309,7 @@ class StudyConfig(PlaceSettings):
 
     @property
     def shared(self) -> dict[str, Any]:
-        """Settings of `TrainConfig` that all arms share, the precision included."""
+        """Settings of `TrainConfig` that all arms share, including the precision."""
         return self.train if self.precision is None else {**self.train, "precision": self.precision}
 
     @field_validator("per_loss")
@@ -332,7 +331,7 @@ class StudyConfig(PlaceSettings):
 
 
 def preset_names() -> list[str]:
-    """The presets that come with bixse."""
+    """Return the names of the presets."""
     folder = resources.files("bixse.lab").joinpath("presets")
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
@@ -350,7 +349,7 @@ def _preset(name: str, study: str) -> dict[str, Any]:
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with others on top; mappings are merged key by key."""
+    """Merge two mappings key by key. Values of `above` win."""
     result = dict(below)
     for key, value in above.items():
         known = result.get(key)
@@ -359,7 +358,7 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def train_config(settings: Mapping[str, Any]) -> TrainConfig:
-    """An arm's settings, checked; raises ConfigError."""
+    """Return an arm's validated settings. Raises ConfigError."""
     try:
         return TrainConfig.load(None, settings)
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""The main job on the embedded default: train, compare with baselines, calibrate, report, and say the verdict."""
+"""The quick start: train on the sample collection, compare with baselines, calibrate, and write a report."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from bixse.report.schema import ReportData
 
 MODEL = "demo"
-"""all-MiniLM-L6-v2, carried by the extra `bixse[demo]`."""
+"""The name for all-MiniLM-L6-v2 in the extra `bixse[demo]`."""
 LABELS = {"bixse": "BiXSE", "infonce": "InfoNCE"}
-"""Loss -> its name in tables; other losses keep the word of the catalogue."""
-# one pass, short texts and few merge weights: the main job has to end in minutes on two cores
+"""Loss -> its name in tables. Other losses keep their own name."""
+# One pass, short texts and few merge weights, because the quick start must end in minutes on two CPU cores.
 PASSES = 1
 DOCUMENTS_PER_QUERY, FAST_DOCUMENTS = 3, 2
 TRAIN_LENGTH, FAST_TRAIN_LENGTH = 64, 32
-"""Tokens of a text that are read while training, without and with `--fast`. Every other text is read whole."""
+"""Number of tokens read per text in training, without and with `--fast`. All other steps read complete texts."""
 MERGE = MergeConfig(weights=(0.3, 0.5, 1.0), keep_tuned=True)
 NOTES = [
     "Every system reads texts up to the model's own limit. Training alone reads the first 64 tokens (32 with --fast), "
@@ -67,7 +67,7 @@ class QuickstartResult:
 
     report: ReportData
     verdicts: list[str]
-    """Better, no difference or worse, with the interval: BiXSE against the base model and each other loss; guard."""
+    """Lines with verdict and interval: BiXSE against the base model and each other loss, then the guard queries."""
     artifacts: dict[str, str]
     warnings: list[str]
     reused: bool = False
@@ -76,7 +76,7 @@ class QuickstartResult:
 
 @contextmanager
 def _stage(say: Callable[[str], None], timings: dict[str, float], name: str) -> Iterator[list[str]]:
-    """Announce and time a block, and say the notes that it appended to the list."""
+    """Announce and time a block, then report the notes that the block added to the list."""
     started, notes = time.perf_counter(), list[str]()
     say(f"{name} ...")
     yield notes
@@ -93,19 +93,19 @@ def quickstart(
 ) -> QuickstartResult:
     """Train BiXSE on graded queries over Python's own documentation and compare it on held-out queries.
 
-    BM25, the base encoder and BiXSE (before and after its weights were merged with the base encoder's) are searched on
-    the test queries, and on guard queries about other modules, which training must not harm. The losses of
-    `settings.compare` are trained on the same pairs. The probabilities are calibrated on dev and measured on test.
-    Everything lands in `out`; a second call continues an interrupted run or shows the finished one.
+    BM25, the base encoder and BiXSE (before and after merging with the base encoder's weights) search the test queries.
+    They also search guard queries about other modules, which training must not harm. The losses of `settings.compare`
+    are trained on the same pairs. The probabilities are calibrated on dev and measured on test. All files are written
+    to `out`. A second call continues an interrupted run or shows the finished one.
 
     Raises:
         OutputExistsError: `out` holds another run.
         ModelError: the extra `bixse[demo]` is not installed.
-        InterruptedRunError: stopped by Ctrl-C; the same call goes on.
+        InterruptedRunError: stopped by Ctrl-C; the same call continues.
     """
     fast, seed, losses = settings.fast, settings.seed, settings.compare
     config = train_settings(out, fast, seed).resolved()
-    demo_model_path()
+    demo_model_path()  # raises before anything is written
     collection = load_pydocs()
     identity = {**settings.model_dump(mode="json"), "model": MODEL, "precision": config.precision}
     record = open_run(out, "quickstart", identity, {"python": PYDOCS_PYTHON})
@@ -154,6 +154,7 @@ def quickstart(
                 guard.compare(system_name, baseline, [PRIMARY_METRIC])
         trained_head = RelevanceHead.load(trained["bixse"].model_path)
         if trained_head is not None:
+            # an interrupted call may have saved the calibrated head
             trained_head = replace(trained_head, slope=1.0, intercept=0.0, calibrated_on=None)
         head = comparer.calibrate("BiXSE", trained["bixse"].model_path, trained_head, progress)
         head.save(trained["bixse"].model_path)
@@ -195,7 +196,7 @@ def quickstart(
 
 
 def train_settings(out: Path, fast: bool, seed: int) -> TrainConfig:
-    """Return the settings of the BiXSE run: the defaults of `TrainConfig`, made to end in minutes."""
+    """Return the settings of the BiXSE run: defaults of `TrainConfig`, reduced to end in minutes."""
     return TrainConfig(
         pairs=out / "train.jsonl",
         dev=out / "collection",
@@ -211,9 +212,7 @@ def train_settings(out: Path, fast: bool, seed: int) -> TrainConfig:
 
 
 def compared(losses: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the differences that are reported, as system and baseline.
-
-    Each trained system is compared with the base model, and BiXSE with each other loss, merged and as trained.
+    """Return pairs (system, baseline): each trained system against base, BiXSE against the other losses.
 
     Example:
         >>> compared([])
@@ -225,7 +224,7 @@ def compared(losses: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def user_config(config: TrainConfig) -> str:
-    """Return a YAML file that repeats this run and says which lines to change for one's own data."""
+    """Return a YAML file that repeats this run, with comments on what to change for other data."""
     values = config.model_dump(mode="json")
     paths = {"pairs": "train.jsonl", "dev": "collection", "guard": "collection"}
     lines = ["# Settings for `bixse train --config`. Paths are taken from this file's folder.",
@@ -237,7 +236,7 @@ def user_config(config: TrainConfig) -> str:
 
 
 def next_commands(out: Path) -> list[str]:
-    """Return two commands to go on with."""
+    """Return two commands to try next."""
     model, collection = out / "bixse" / "model", out / "collection"
     return [
         f'bixse search {shlex.quote(str(model))} --collection {shlex.quote(str(collection))} "copy a folder"',

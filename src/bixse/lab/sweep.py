@@ -1,4 +1,4 @@
-"""`sweep`: train the arms of a search over settings, resumable run by run, and rank them on dev."""
+"""Train the arms of a search over settings, resumable run by run, and rank the arms on dev."""
 
 from __future__ import annotations
 
@@ -57,32 +57,32 @@ BEST_FILE = "best.yaml"
 
 @dataclass(frozen=True)
 class SweepRow:
-    """One arm in the table; figures are of the seeds that finished."""
+    """One arm of the table. Its figures cover the seeds that finished."""
 
     arm: int
-    """The number of the arm, from 1 on."""
+    """The number of the arm, counted from 1."""
     settings: dict[str, Any]
     """Varied key -> value."""
     label: str
     seeds: list[int]
     precision: str
     status: RunStatus | Literal["waiting"]
-    """Finished when every seed is."""
+    """The status is `finished` if every seed is finished."""
     before: float | None
     """Mean nDCG@10 on dev before training."""
     best: float | None
     """Mean nDCG@10 on dev of the kept models."""
     spread: float | None
-    """Sample standard deviation of `best` over the seeds; None for fewer than two."""
+    """Sample standard deviation of `best` over the seeds. None for fewer than two."""
     best_steps: list[int]
-    """Step of the kept checkpoint of each seed."""
+    """The step of the kept checkpoint, per seed."""
     seconds: float
-    """Wall time of training, all seeds together."""
+    """Wall time of training, summed over the seeds."""
     reason: str
-    """Why it did not finish."""
+    """The cause if the arm did not finish."""
     warnings: list[str]
     best_run: str
-    """The folder of the run whose kept model is the best of the arm."""
+    """The run with the arm's best kept model, as `ARM/seed-N`."""
     best_seed: int | None
 
 
@@ -94,16 +94,16 @@ class SweepResult:
     """One row per arm, best first."""
     table_path: Path
     best: SweepRow | None
-    """The best arm; None if none finished."""
+    """The best arm. None if no arm finished."""
     best_path: Path | None
-    """The settings of the best arm, for `bixse train --config`."""
+    """The YAML file with the settings of the best arm, for `bixse train --config`."""
     model_path: Path | None
-    """The model of the best arm's best seed; None if none was kept."""
+    """The model of the best arm's best seed. None if no model was kept."""
     warnings: list[str]
     reused: bool
-    """True if every run had ended before."""
+    """True if every run had ended before this call."""
     waiting: int = 0
-    """Number of runs that other ranks have not done yet."""
+    """Number of runs that are pending on other ranks."""
 
     @property
     def failed(self) -> list[SweepRow]:
@@ -111,16 +111,16 @@ class SweepResult:
 
 
 def sweep(config: SweepConfig, out: Path, progress: bool = True) -> SweepResult:
-    """Train every arm with every seed in a folder of its own below `out/runs` and rank the arms by nDCG@10 on dev.
+    """Train every arm with every seed in its own folder below `out/runs` and rank the arms by nDCG@10 on dev.
 
-    After each run `out/sweep.csv` and `out/best.yaml` hold what is known. Called again with the same configuration,
-    finished runs are kept, an interrupted one continues from its checkpoint, and a failed one is tried again. A run
-    that diverged is not: it would only do so again; delete its folder to have it trained anew.
+    After each run, `out/sweep.csv` and `out/best.yaml` hold the results so far. A second call with the same settings
+    keeps finished runs, continues an interrupted run from its checkpoint, and repeats failed runs. A diverged run is
+    not repeated, because it would diverge again. To train it anew, delete its folder.
 
     Args:
-        config: what varies, and around what.
+        config: the settings that vary, and the shared ones.
         out: output folder.
-        progress: show a bar for each run, or one over all where several are at work.
+        progress: show one bar per run, or one bar over all runs if several run at once.
 
     Raises:
         InputError: an arm's settings, the pairs or the dev collection cannot be used; nothing was trained.
@@ -160,7 +160,7 @@ def sweep(config: SweepConfig, out: Path, progress: bool = True) -> SweepResult:
             titles if progress and engine.here else {},
             keep_models=config.keep != "none",
             progress=progress_bar if progress and not engine.here else None,
-            wanted=lambda run, results: all(
+            wanted=lambda run, results: all(  # an arm with a failed seed is not ranked: skip its others
                 results[other.name].status == "finished"
                 for other in runs
                 if other.arm is run.arm and other.name in results
@@ -184,7 +184,7 @@ def sweep(config: SweepConfig, out: Path, progress: bool = True) -> SweepResult:
 
 
 def train_on_dev(run: ArmRun, titles: Mapping[str, str], own: Path) -> Measured:
-    """Train a run and measure nDCG@10 on dev, before training and of the kept model."""
+    """Train a run and measure nDCG@10 on dev, before training and with the kept model."""
     config = TrainConfig.load(None, run.settings)
     result = train_run(config, own, titles.get(run.name))
     figures = dev_figures(result.history)
@@ -197,10 +197,7 @@ def train_on_dev(run: ArmRun, titles: Mapping[str, str], own: Path) -> Measured:
 
 
 def rank_arms(arms: Sequence[Arm], seeds: Sequence[int], results: Mapping[str, RunResult]) -> list[SweepRow]:
-    """Return one row per arm, best first: finished arms by their mean on dev, then those that failed or wait.
-
-    An arm with a failed seed is not ranked by its other seeds: what diverges now and then is not best.
-    """
+    """Return one row per arm: finished arms by their mean on dev, best first, then failed and pending arms."""
     rows = [_row(number, arm, seeds, results) for number, arm in enumerate(arms, start=1)]
     return sorted(rows, key=lambda row: (row.status != "finished", -(row.best or 0.0), row.arm))
 
@@ -219,6 +216,7 @@ def _row(number: int, arm: Arm, seeds: Sequence[int], results: Mapping[str, RunR
         label=arm.label,
         seeds=list(seeds),
         precision=(arm.train or {}).get("precision", ""),
+        # one failed seed keeps the arm out of the ranking: an arm that diverges sometimes is not best
         status=broken.status if broken is not None else "finished" if len(ended) == len(seeds) else "waiting",
         before=statistics.fmean(before) if before else None,
         best=statistics.fmean(scores.values()) if scores else None,
@@ -248,7 +246,7 @@ def write_table(path: Path, rows: Sequence[SweepRow]) -> None:
 
 
 def table_text(rows: Sequence[SweepRow]) -> str:
-    """The rows for a terminal."""
+    """Return the rows as a table for a terminal."""
     several = any(len(row.seeds) > 1 for row in rows)
     table: list[list[str | int | float | None]] = [
         [
@@ -271,7 +269,7 @@ def table_text(rows: Sequence[SweepRow]) -> str:
 
 
 def figures_of(row: SweepRow) -> dict[str, Any]:
-    """A row as plain data."""
+    """Return a row as plain data."""
     names = {"before": "dev_ndcg@10_before", "best": "dev_ndcg@10", "spread": "dev_ndcg@10_spread"}
     names["best_steps"] = "best_step"
     left_out = ("label", "warnings", "best_run", "best_seed")
@@ -280,7 +278,7 @@ def figures_of(row: SweepRow) -> dict[str, Any]:
 
 
 def write_best(path: Path, row: SweepRow, arm: Arm, arms: int) -> None:
-    """Write the settings of the best of `arms` arms as a file for `bixse train --config`; its paths are absolute."""
+    """Write the best arm's settings as a file for `bixse train --config`, with absolute paths."""
     values = {**(arm.train or {}), "seed": row.best_seed}
     values |= {name: map_paths(values[name], Path.absolute) for name in TrainConfig.path_settings()}
     if Path(values["model"]).is_dir():
@@ -294,10 +292,7 @@ def write_best(path: Path, row: SweepRow, arm: Arm, arms: int) -> None:
 
 
 def _identity(config: SweepConfig, first: TrainConfig, seeds: Sequence[int]) -> dict[str, Any]:
-    """Return what makes two sweeps the same: shared settings with their defaults, and what varies.
-
-    The number of random arms does not count: it may be raised.
-    """
+    """Return the settings that identify a sweep. `trials` is separate, because it may be raised later."""
     settings = first.model_dump(mode="json")
     for key in (*config.vary, "seed"):
         *parents, last = key.split(".")
@@ -311,7 +306,7 @@ def _identity(config: SweepConfig, first: TrainConfig, seeds: Sequence[int]) -> 
 
 
 def _input_hashes(config: SweepConfig, first: TrainConfig) -> dict[str, str]:
-    """Content hashes of what the runs read; where a path varies, of each of its values."""
+    """Return the content hashes of the runs' inputs. A varied path has one hash per value."""
     hashes = split_hashes(watched_splits(first))
     for key in ("pairs", "model", "instructions"):
         for number, value in enumerate(config.vary.get(key, [getattr(first, key)]), start=1):
@@ -328,10 +323,7 @@ def _input_hashes(config: SweepConfig, first: TrainConfig) -> dict[str, str]:
 def _drop_models(
     config: SweepConfig, out: Path, runs: Sequence[ArmRun], results: Mapping[str, RunResult], rows: Sequence[SweepRow]
 ) -> None:
-    """With `keep: best`, delete the models of finished runs but the best one.
-
-    Of an arm whose seeds are not all trained, the best model so far stays: the arm may still become the best.
-    """
+    """Delete all models but the best for `keep: best`. Pending arms keep their best so far: they may still win."""
     if config.keep != "best":
         return
     kept = {row.best_run for row in rows if row.status == "waiting" or row is rows[0]}
@@ -350,10 +342,9 @@ def _warnings(config: SweepConfig, arms: Sequence[Arm], seeds: Sequence[int], be
 
 
 def plan_arms(config: SweepConfig) -> list[Arm]:
-    """Return the arms of a sweep with validated settings, in order; an arm that equals an earlier one is left out.
+    """Return the arms of a sweep with validated settings, in order and without duplicates.
 
-    A random arm depends on the sweep's seed and its own number alone. A ConfigError holds all errors, each with its
-    arms.
+    A random arm depends only on the sweep's seed and its own number. A ConfigError lists all errors with their arms.
 
     Example:
         >>> from bixse.lab.lab_config import SweepConfig
@@ -391,7 +382,7 @@ def plan_arms(config: SweepConfig) -> list[Arm]:
 
 
 def _setting(config: BaseModel, key: str) -> Any:
-    """Return the value under a dotted key; None where its section is missing."""
+    """Return the value under a dotted key. None if its section is missing."""
     value: Any = config
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else getattr(value, part, None)
@@ -399,7 +390,7 @@ def _setting(config: BaseModel, key: str) -> Any:
 
 
 def _as_read(config: TrainConfig, key: str, given: Any) -> Any:
-    """A varied value as training reads it ("1e-4" of a YAML file is a text); a section as it was given."""
+    """Return a varied value as training reads it (YAML gives "1e-4" as text). A section stays as given."""
     value = _setting(config, key)
     return given if isinstance(value, BaseModel) else value
 
@@ -419,7 +410,7 @@ def _draw(values: list[Any] | Range, seed: str) -> Any:
 
 
 def _key_errors(config: SweepConfig) -> Iterator[str]:
-    """Yield the errors of the sweep itself, before there are arms."""
+    """Yield the errors of the sweep's own settings."""
     ranges = [key for key, values in config.vary.items() if isinstance(values, Range)]
     if config.search == "random" and config.trials is None:
         yield "  trials: got nothing; expected a number for random search; fix: set `trials`, such as 20"
@@ -444,12 +435,12 @@ def _key_errors(config: SweepConfig) -> Iterator[str]:
 
 
 def _arm_errors(config: TrainConfig, choice: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the errors of an arm whose settings are within their ranges."""
+    """Yield the errors between the settings of an arm. Each setting alone is valid."""
     if config.dev is None:
         yield "  dev: got nothing; expected a collection folder to rank the arms by; fix: set it in `base`"
     for key in choice:
         section = key.rpartition(".")[0]
-        if section and _setting(config, section) is None:  # `lora: null` in base: the arm's value is nowhere
+        if section and _setting(config, section) is None:  # `lora: null` in `base`: the value would have no effect
             yield f"  {key}: got no section {section!r}; expected one; fix: write `{section}: {{}}` in `base`"
 
 

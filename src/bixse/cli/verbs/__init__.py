@@ -1,1 +1,1 @@
-"""The verbs of the command: settings, options and the function of each."""
+"""The verbs of the command: settings, options and function of each."""

@@ -1,4 +1,4 @@
-"""`bixse calibrate`: probabilities of relevance that can be believed, and thresholds at a precision."""
+"""`bixse calibrate`: calibrated probabilities of relevance, and thresholds for a precision."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class CalibrateOptions(ComputingOptions):
 
 
 def run(settings: CalibrateSettings, options: CalibrateOptions) -> CommandResult:
-    """Fit on half of the queries, measure on the other half; keep the map only if it helps there."""
+    """Fit on half of the queries and measure on the other half. Keep the calibration only if it helps there."""
     from bixse.calibration.calibrate import calibrate, calibration_text, calibration_warnings
     from bixse.progress import progress_bar
 

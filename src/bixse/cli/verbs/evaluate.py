@@ -1,4 +1,4 @@
-"""`bixse evaluate`: score models and BM25 on a collection or on a whole suite."""
+"""`bixse evaluate`: score models and BM25 on a collection or on a suite."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class EvaluateSettings(ShardedEncodingSettings):
 
     @property
     def encodes_in_shards(self) -> bool:
-        """True if an engine encodes the corpus before it is searched."""
+        """True if an engine encodes the corpus before the search."""
         return self.engine != "local" or self.shards is not None
 
     @model_validator(mode="after")
@@ -120,7 +120,7 @@ class EvaluateOptions(Options):
 
 
 def run(settings: EvaluateSettings, options: EvaluateOptions) -> CommandResult:
-    """Search, score, print tables."""
+    """Search, score, and return tables."""
     from bixse.evaluation.systems import open_system
     from bixse.scale.index.index_system import IndexSystem
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class GradeOptions(ComputingOptions):
-    """Where everything goes, and whether anything is asked."""
+    """The output folder, and the switch of the dry run."""
 
     dry_run: bool = False
     """Say how many questions, tokens, dollars and hours it would take."""
@@ -32,11 +32,11 @@ class GradeOptions(ComputingOptions):
 
 
 def run_grade(config: GradeConfig, options: GradeOptions) -> CommandResult:
-    """Open the judge, then grade or estimate, and print a summary."""
+    """Open the judge, then grade or estimate, and return a summary."""
     if not config.in_shards:
-        config.chosen_engine(here=True)  # refuses several processes that would all do the same
+        config.chosen_engine(here=True)  # refuses several processes that would repeat the same work
     judge = config.open()
-    doubts: Sequence[str] = () if "--json" in options.words else getattr(judge, "doubts", ())  # logged before it asks
+    doubts: Sequence[str] = () if "--json" in options.words else getattr(judge, "doubts", ())  # logged already
     try:
         if options.dry_run:
             text, metrics = _estimated(config, judge, options.out)
@@ -81,7 +81,7 @@ def _estimated(config: GradeConfig, judge: Judge, out: Path) -> tuple[str, dict[
 
 
 def _common(config: GradeConfig, judge: Judge) -> dict[str, Any]:
-    """Arguments of `grade` and `estimate`."""
+    """Return the shared arguments of `grade` and `estimate`."""
     from bixse.files.files import file_hash
 
     return {
@@ -94,7 +94,7 @@ def _common(config: GradeConfig, judge: Judge) -> dict[str, Any]:
 
 
 def _pairs(path: Path | None, judge: Judge) -> list[Pair]:
-    """The pairs of the file, or those that a replayed file holds."""
+    """Return the pairs of the file, or the pairs of a replayed judge."""
     from bixse.data.pairs_files import load_pairs
 
     if path is not None:
@@ -125,14 +125,14 @@ GRADE = Verb(GradeConfig, GradeOptions, run_grade, first=("judge", "pairs", "rub
 
 
 class AuditOptions(Options):
-    """The folder of the files."""
+    """The output folder."""
 
     out: Folder = Path("runs/audit")
     """Write audit.json, audit.html and run.json here."""
 
 
 def run_audit(settings: AuditSettings, options: AuditOptions) -> CommandResult:
-    """Read, join, measure, write the page."""
+    """Read, join and measure the grades, and write the page."""
     from bixse.judging.audit.audit import audit_judges
 
     result = audit_judges(settings, options.out)
@@ -145,14 +145,14 @@ AUDIT = Verb(AuditSettings, AuditOptions, run_audit)
 
 
 class MapOptions(Options):
-    """The folder of the files."""
+    """The output folder."""
 
     out: Folder = Path("runs/grade-map")
     """Write map.json and run.json here."""
 
 
 def run_calibrate(settings: GradeMapSettings, options: MapOptions) -> CommandResult:
-    """Fit, measure on held-out queries; keep the map only if it helps there."""
+    """Fit a map and measure it on held-out queries. Keep the map only if it helps there."""
     from bixse.judging.audit.calibrate_grades import calibrate_grades
 
     result = calibrate_grades(settings, options.out)
@@ -175,7 +175,7 @@ CALIBRATE = Verb(GradeMapSettings, MapOptions, run_calibrate)
 
 
 def run_ledger(settings: LedgerSettings, options: Options) -> CommandResult:
-    """Do the action."""
+    """Merge or check ledgers."""
     from bixse.judging.ledgers.ledger_files import check_ledgers, merge_ledgers
 
     if settings.action == "merge":
@@ -202,14 +202,14 @@ LEDGER = Verb(LedgerSettings, Options, run_ledger)
 
 
 class RankOptions(ComputingOptions):
-    """Where everything goes."""
+    """The output folder."""
 
     out: Folder = Path("runs/rank")
     """Write everything here."""
 
 
 def run_rank(config: RankConfig, options: RankOptions) -> CommandResult:
-    """Grade the candidates, reorder them, print both orders' figures."""
+    """Rank the candidates by a judge's grades, and return the metrics of both orders."""
     from bixse.judging.ask import Budget
     from bixse.judging.rank import rank
     from bixse.progress import progress_bar

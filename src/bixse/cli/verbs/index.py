@@ -1,4 +1,4 @@
-"""`bixse index`: make a search index of a collection, or say what one is."""
+"""`bixse index`: make a search index of a collection, or describe one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class IndexOptions(Options):
-    """The place of the index, and what is asked of one."""
+    """The folder of the index, and the actions on an index."""
 
     out: Annotated[Path, Flag(metavar="INDEX")] = Path("runs/index")
     """Folder of the index; of a changed corpus only the new texts are encoded."""
@@ -45,7 +45,7 @@ def run(settings: IndexSettings, options: IndexOptions) -> CommandResult:
     if options.to is not None:
         _check_reachable(options.to)
         if settings.recall_queries is not None:
-            read_queries(settings.recall_queries)  # refused before anything is encoded
+            read_queries(settings.recall_queries)  # refuse wrong queries before anything is encoded
     report = make_index(settings, options.out, progress_bar)
     if report.waiting:
         return waits(report.waiting, report.warnings, seconds=report.seconds, encoded=report.encoded)
@@ -64,12 +64,12 @@ def run(settings: IndexSettings, options: IndexOptions) -> CommandResult:
 
 
 def _check_reachable(to: str) -> None:
-    """Refuse a database that cannot be used before anything is encoded."""
+    """Refuse an unusable database before anything is encoded."""
     from bixse.scale.index.vector_store import connect
 
     with closing(connect(to)) as store:
         if store.exists():
-            store.manifest  # noqa: B018  # raises for what bixse did not write
+            store.manifest  # noqa: B018  # raises if bixse did not write the database
 
 
 def _exported(result: CommandResult, settings: IndexSettings, index: Path, to: str) -> CommandResult:

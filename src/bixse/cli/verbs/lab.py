@@ -29,7 +29,7 @@ class QuickstartOptions(ComputingOptions):
 
 
 def run_quickstart(settings: QuickstartConfig, options: QuickstartOptions) -> CommandResult:
-    """Run it and print the table, the verdict, the report's path and what to do next."""
+    """Run the quick start and return the table, the verdict, the report's path and the next commands."""
     from bixse.lab.quickstart import quickstart
     from bixse.progress import progress_bar
     from bixse.report.table import format_table
@@ -70,18 +70,18 @@ QUICKSTART = Verb(QuickstartConfig, QuickstartOptions, run_quickstart)
 
 
 ROWS_SHOWN = 30
-"""Arms that the table on the terminal shows; the file holds all."""
+"""Number of arms in the table on the terminal. The file holds all."""
 
 
 class SweepOptions(Options):
-    """Options of `bixse sweep`; the YAML file says what varies."""
+    """Options of `bixse sweep`. The settings that vary are in the YAML file."""
 
     out: Folder = Path("runs/sweep")
     """Folder for runs, table and best settings."""
 
 
 def run_sweep(config: SweepConfig, options: SweepOptions) -> CommandResult:
-    """Train what is not trained yet, and print the table."""
+    """Train the missing arms, and return the table."""
     from bixse.lab.sweep import figures_of, sweep
 
     result = sweep(config, options.out)
@@ -142,7 +142,7 @@ class StudyOptions(Options):
 
 
 def run_a_study(config: StudyConfig, options: StudyOptions) -> CommandResult:
-    """Run what is missing, and print the findings."""
+    """Run the missing arms, and return the findings."""
     if options.dry_run:
         return _plan(config, options)
     from bixse.lab.studies.run_study import run_study
@@ -187,7 +187,7 @@ def _known(options: StudyOptions) -> CommandResult:
 
 
 def _command(words: Sequence[str]) -> str:
-    """The command line without what does not change the findings."""
+    """Return the command line without options that do not change the findings."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for flag in ("--out", "--jobs", *(f"--{name.replace('_', '-')}" for name in PlaceSettings.model_fields)):
         parser.add_argument(flag)

@@ -1,4 +1,4 @@
-"""`bixse convert`, `mine` and `generate`: make pairs."""
+"""`bixse convert`, `bixse mine` and `bixse generate`: make pairs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ConvertOptions(Options):
-    """The output folder, and what is only shown."""
+    """The output folder, and the switches that only show something."""
 
     list: bool = False
     """Show the sources: what they are, licence, citation."""
@@ -34,7 +34,7 @@ class ConvertOptions(Options):
 
 
 def run_convert(settings: ConvertSettings, options: ConvertOptions) -> CommandResult:
-    """Convert a source, or only look at it."""
+    """Convert a source, or only count and check it."""
     from bixse.preparing.convert import convert
     from bixse.progress import progress_bar
 
@@ -95,7 +95,7 @@ CONVERT = Verb(ConvertSettings, ConvertOptions, run_convert, {"list": _sources})
 
 
 LISTED = 10
-"""How many queries without candidates the text shows; --json and run.json hold all."""
+"""Number of queries without candidates in the text. --json and run.json hold all."""
 
 
 class MineOptions(Options):
@@ -124,7 +124,7 @@ class MineOptions(Options):
 
 
 def run_mine(config: MineConfig, options: MineOptions) -> CommandResult:
-    """Mine pairs, and say what there is to grade."""
+    """Mine pairs, and return the next command, which grades them."""
     from bixse.preparing.mine import mine
     from bixse.progress import progress_bar
 
@@ -159,14 +159,14 @@ MINE = Verb(MineConfig, MineOptions, run_mine, {"report": _report})
 
 
 class GenerateOptions(Options):
-    """Where everything goes."""
+    """The output folder."""
 
     out: Folder = Path("runs/generate")
     """Write queries.jsonl, pairs.parquet, the ledger and run.json here."""
 
 
 def run_generate(config: WriterConfig, options: GenerateOptions) -> CommandResult:
-    """Write, clean, keep each once, print counts."""
+    """Generate and clean queries, keep each query once, and return counts."""
     from bixse.judging.generate.generate import generate
     from bixse.progress import progress_bar
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bixse.search.search_collection import Hit
 
 LIMITS = {"top", "threshold", "at_precision"}
-"""Settings that say which documents are shown."""
+"""Settings that limit the documents in an answer."""
 
 
 class SearchOptions(Options):
@@ -93,10 +93,10 @@ def _many_answers(queries: dict[str, str], answers: Sequence[Sequence[Hit]]) -> 
 
 
 def _answer_each(index: SearchIndex, limits: dict[str, Any], as_json: bool) -> CommandResult:
-    """Read queries line by line and answer each at once, on the real standard output."""
+    """Answer queries line by line, each at once, on the real standard output."""
     from bixse.search.search_collection import hit_lines, plain_hits
 
-    out = sys.__stdout__ or sys.stdout
+    out = sys.__stdout__ or sys.stdout  # the command redirects sys.stdout to standard error
     answered = 0
     try:
         for query in _typed(f"{len(index):,} documents; a query a line, Ctrl-D ends"):
@@ -107,7 +107,7 @@ def _answer_each(index: SearchIndex, limits: dict[str, Any], as_json: bool) -> C
             out.write(printable(line) + "\n")
             out.flush()
             answered += 1
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+    except BrokenPipeError:  # the reader, such as `head`, has ended; Python's flush at exit would fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
     except KeyboardInterrupt:
         sys.stderr.write("\n")
@@ -115,7 +115,7 @@ def _answer_each(index: SearchIndex, limits: dict[str, Any], as_json: bool) -> C
 
 
 def _typed(greeting: str) -> Iterator[str]:
-    """The lines of standard input that hold a text; a person at a terminal is greeted and asked."""
+    """Yield the non-empty lines of standard input, with a greeting and prompts at a terminal."""
     person = sys.stdin.isatty()
     if person:
         sys.stderr.write(greeting + "\n")

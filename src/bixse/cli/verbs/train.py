@@ -1,4 +1,4 @@
-"""`bixse train`: train an encoder on graded pairs; `bixse merge`: average models, by weights given or chosen on dev."""
+"""`bixse train`: train an encoder on graded pairs. `bixse merge`: average the weights of models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TrainOptions(Options):
 
 
 def run_train(config: TrainConfig, options: TrainOptions) -> CommandResult:
-    """Train, or continue, or say that it is done."""
+    """Train a model, continue its training, or report that it is finished."""
     if options.dry_run:
         return _plan(config, options.out)
     from bixse.training.dev_evaluation import dev_figures
@@ -75,7 +75,7 @@ def _plan(config: TrainConfig, out: Path) -> CommandResult:
 
 
 def _rate(optimizer: OptimizerConfig, rate: float) -> str:
-    """The learning rate as a number, and how it came about."""
+    """Return the learning rate with its derivation."""
     text = f"learning rate: {rate:.3g}"
     if rate != optimizer.learning_rate:
         queries = round(optimizer.rate_batch * (rate / optimizer.learning_rate) ** 2)
@@ -97,7 +97,7 @@ class MergeOptions(ComputingOptions):
 
 
 def run_merge(config: MergeModelsConfig, options: MergeOptions) -> CommandResult:
-    """Merge, and say what it changed."""
+    """Merge models, and return the changes."""
     from bixse.training.merge_models import merge_models
 
     found = merge_models(config, options.out, progress=True)

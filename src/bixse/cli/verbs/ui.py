@@ -1,4 +1,4 @@
-"""`bixse ui`: pages over a run folder, to label pairs and to look at what a judge said."""
+"""`bixse ui`: pages over a run folder, to label pairs and to inspect a judge's grades."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bixse.ui.ui_settings import UiSettings
 
 
 def run(settings: UiSettings, options: Options) -> CommandResult:
-    """Serve until Ctrl-C."""
+    """Serve pages until Ctrl-C."""
     try:
         from bixse.ui.serve import serve
     except ModuleNotFoundError as error:
@@ -25,7 +25,7 @@ def run(settings: UiSettings, options: Options) -> CommandResult:
 
 
 def print_line(text: str) -> None:
-    """Say something while the verb runs; standard output is for its result."""
+    """Print a line to standard error, because standard output is for the verb's result."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 

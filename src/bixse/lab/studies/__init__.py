@@ -1,1 +1,1 @@
-"""Running the arms of a study."""
+"""Studies of the paper: their arms, runs and outcome."""

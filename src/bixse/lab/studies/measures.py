@@ -1,4 +1,4 @@
-"""The measures of a study: training on transformed pairs, the untrained encoder and BM25, all on the test queries."""
+"""The measures of a study on the test queries: training on transformed pairs, the untrained encoder, and BM25."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 NOT_MERGED = ", not merged"
-"""The end of a collection's name for the tuned model before merging (`merge: {keep_tuned: true}`)."""
+"""Suffix of a collection's name for the tuned model before merging (`merge: {keep_tuned: true}`)."""
 
 
 def train_and_score(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
@@ -50,20 +50,20 @@ def train_and_score(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
 
 
 def score_untrained(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
-    """Search the test queries with the encoder as training would begin with it."""
+    """Search the test queries with the encoder in the state before training."""
     found, apart = _scored(untrained(run, inputs), inputs, own)
     return measured(found, apart=apart)
 
 
 def score_bm25(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
-    """Search the test queries by words."""
+    """Search the test queries with BM25."""
     system = Bm25System()
     others = _per_query(_evaluated(inputs.beside, inputs, system))
     return measured(_evaluated(inputs.tests, inputs, system), apart=others, precision="")
 
 
 def test_task(inputs: StudyInputs, folder: Path) -> Task:
-    """The test queries of a collection, scored as the study says."""
+    """Return the test queries of a collection as a task, scored by the settings of the study."""
     return collection_task(
         folder, "test", exclude_self=inputs.exclude_self, min_relevant_grade=inputs.min_relevant_grade
     )
@@ -75,14 +75,14 @@ def measured(
     apart: Mapping[str, Mapping[str, float]] | None = None,
     precision: str | None = None,
 ) -> Measured:
-    """Return the figures of a run from those of each collection: of several the mean of their means."""
+    """Return the figures of a run. With several collections, a figure is the mean of their means."""
     metrics = {metric: sum(own.metrics[metric] for own in found.values()) / len(found) for metric in METRICS}
     per_query = {query: value for own in _per_query(found).values() for query, value in own.items()}
     return Measured(metrics, per_query, apart or {}, rows, resolve_precision() if precision is None else precision)
 
 
 def _per_query(found: Mapping[str, Evaluation | JudgeRanking]) -> dict[str, dict[str, float]]:
-    """Name of a collection -> `collection/query` -> the primary metric."""
+    """Return collection name -> `collection/query` -> primary metric."""
     return {
         name: {f"{name}/{query}": value for query, value in own.per_query[PRIMARY_METRIC].items()}
         for name, own in found.items()
@@ -90,13 +90,13 @@ def _per_query(found: Mapping[str, Evaluation | JudgeRanking]) -> dict[str, dict
 
 
 def trained(run: ArmRun, inputs: StudyInputs, own: Path, pairs: Path) -> RelevanceModel:
-    """The encoder of a run, trained in its folder, or found there."""
+    """Return the encoder of a run. Train it in the run's folder, unless it is finished there."""
     train_run(run_config(run, inputs, pairs), own)
     return build_encoder(own / TRAIN_FOLDER / MODEL_FOLDER)
 
 
 def untrained(run: ArmRun, inputs: StudyInputs) -> RelevanceModel:
-    """The encoder as training would begin with it: its length, pooling, attention and instructions."""
+    """Return the encoder before training, with the length, pooling, attention and instructions of training."""
     config = train_config({**run.settings, "pairs": inputs.pairs})
     encoder = build_encoder(
         inputs.model,
@@ -112,7 +112,7 @@ def untrained(run: ArmRun, inputs: StudyInputs) -> RelevanceModel:
 
 
 def run_config(run: ArmRun, inputs: StudyInputs, pairs: Path) -> TrainConfig:
-    """The settings of a run's training; raises as `train_config`."""
+    """Return the validated training settings of a run. Raises ConfigError."""
     own = {
         "pairs": pairs,
         "dev": list(inputs.dev) or None,
@@ -127,14 +127,14 @@ def run_config(run: ArmRun, inputs: StudyInputs, pairs: Path) -> TrainConfig:
 def _scored(
     model: RelevanceModel, inputs: StudyInputs, own: Path
 ) -> tuple[dict[str, Evaluation], dict[str, dict[str, float]]]:
-    """An encoder on the test collections, and its headline figures on those beside them; a text is encoded once."""
+    """Score an encoder on the test collections and on the extra ones, and encode each text once."""
     cache = own / "embeddings"
     system = EncoderSystem(model, cache=cache)
     try:
         found = _evaluated(inputs.tests, inputs, system)
         others = _evaluated(inputs.beside, inputs, system)
     finally:
-        shutil.rmtree(cache, ignore_errors=True)  # the model is dropped soon
+        shutil.rmtree(cache, ignore_errors=True)  # the cache saves nothing later: no other run has this model
     return found, _per_query(others)
 
 

@@ -42,29 +42,29 @@ class SummaryRow:
     figures: Mapping[str, float]
     """Metric -> mean over the seeds."""
     interval: Difference | None
-    """nDCG@10 with its interval over seeds and queries; None for a study without queries."""
+    """Mean nDCG@10 with its interval over seeds and queries. None for a study without queries."""
     spread: float | None
-    """Standard deviation of nDCG@10 over the seeds; None for one seed."""
+    """Standard deviation of nDCG@10 over the seeds. None for one seed."""
     seconds: float
     rows: int | None
 
 
 @dataclass(frozen=True)
 class ApartRow:
-    """One arm on a collection that no claim rests on, or before its model was merged."""
+    """One arm on a collection without a claim, or before its model was merged."""
 
     labels: ArmLabels
     name: str
-    """The collection, and whether the model was merged."""
+    """The name of the collection, with a suffix if the model was not merged."""
     figure: Difference
-    """nDCG@10 with its interval over seeds and queries."""
+    """Mean nDCG@10 with its interval over seeds and queries."""
     gain: Difference | None
-    """The difference from the untrained encoder; None without that encoder, and for itself."""
+    """The difference from the untrained encoder. None for that encoder itself and in studies without it."""
 
 
 @dataclass(frozen=True)
 class StudyOutcome:
-    """Everything a study shows, as plain data."""
+    """All results of a study, as plain data."""
 
     study: Study
     config: StudyConfig
@@ -135,7 +135,7 @@ class StudyOutcome:
         return rows
 
     def tables(self) -> dict[str, tuple[Sequence[str], list[list[Cell]]]]:
-        """Title -> headers and rows of each table that has rows."""
+        """Return title -> (headers, rows) for each table that has rows."""
         claims = {"Claims": (CLAIM_HEADERS, self.claim_rows())} if self.claims else {}
         arms = {"Arms": (self.summary_headers(), self.summary_rows())}
         return {
@@ -146,9 +146,8 @@ class StudyOutcome:
 
 
 UNTRAINED: ArmLabels = {"loss": "untrained"}
-"""The arm that others are compared with on collections of their own."""
+"""The baseline of other arms on collections without a claim."""
 CLAIM_HEADERS = ("claim", "difference", "95 % interval", "p (Holm)", "finding")
-"""Headers of the table of claims."""
 
 
 def outcome_of(
@@ -160,7 +159,7 @@ def outcome_of(
     models: Sequence[str] = (),
     seedless: Collection[Any] = (),
 ) -> StudyOutcome:
-    """Means, intervals and tested claims of a study's results; `seedless` are keys of the systems without training."""
+    """Return means, intervals and tested claims. `seedless` holds the keys of the systems without training."""
     finished: dict[Any, list[RunResult]] = {}
     for found in results:
         finished.setdefault(key_of(found.labels), [])
@@ -177,7 +176,7 @@ def outcome_of(
 
 
 def _apart(results: Sequence[RunResult], seedless: Collection[Any]) -> list[ApartRow]:
-    """Return a row per collection and arm, with the difference from the untrained encoder there."""
+    """Return one row per collection and arm, with the difference from the untrained encoder on that collection."""
     untrained = next((found for found in results if found.labels == UNTRAINED), None)
     base: dict[str, dict[str, float]] = {}
     if untrained is not None:
@@ -217,7 +216,7 @@ def _summary(group: Sequence[RunResult], figures: Mapping[int, Mapping[str, floa
 
 
 def _difference_entries(gap: Difference | None, p_value: float | None) -> list[Cell]:
-    """Difference, interval and p value as a table shows them."""
+    """Return difference, interval and p-value as table entries."""
     if gap is None:
         return ["–", "–", "–"]
     return [format_difference(gap.mean), format_interval(gap.low, gap.high, signed=True), format_p_value(p_value)]
@@ -247,7 +246,7 @@ WORDS = {"ndcg@10": "nDCG@10", "batch_size": "queries per batch",
 
 
 def write_outcome(outcome: StudyOutcome, out: Path) -> dict[str, str]:
-    """Write tables, plot, findings and page; gives name -> file."""
+    """Write tables, plot, findings and page. Return name -> file."""
     plot = plot_of(outcome)
     save_plot(plot, out / FILES["plot"])
     texts = {
@@ -264,7 +263,7 @@ def write_outcome(outcome: StudyOutcome, out: Path) -> dict[str, str]:
 
 
 def page_content(outcome: StudyOutcome, plot: Plot) -> dict[str, Any]:
-    """The content of the page as plain data."""
+    """Return the content of the page as plain data."""
     return {
         "title": outcome.study.title,
         "command": outcome.command,
@@ -293,7 +292,7 @@ class Point(NamedTuple):
 
 
 def plot_of(outcome: StudyOutcome) -> Plot:
-    """Lines over the study's axis with intervals, or a row per arm where it has none."""
+    """Return the plot of a study: lines over its axis, or one row per arm if it has no axis."""
     study = outcome.study
     metric = WORDS[PRIMARY_METRIC]
     if study.axis is None:
@@ -318,10 +317,7 @@ def _name(row: SummaryRow) -> str:
 
 
 def line_plot(title: str, x_label: str, y_label: str, series: Mapping[str, Sequence[Point]], x_scale: str) -> Plot:
-    """Lines with a bar for each point's interval; points of different lines are a little apart.
-
-    `series` is name -> points, `x_scale` "linear" or "log".
-    """
+    """Draw lines with one interval bar per point. `series` is name -> points, `x_scale` "linear" or "log"."""
     with drawing(height=3.1) as figure:
         axes = figure.add_subplot()
         ticks = sorted({point.x for points in series.values() for point in points})
@@ -329,7 +325,7 @@ def line_plot(title: str, x_label: str, y_label: str, series: Mapping[str, Seque
         lines = []
         for number, (name, points) in enumerate(series.items()):
             ordered = sorted(points)
-            shift = (number - (len(series) - 1) / 2) * 0.08
+            shift = (number - (len(series) - 1) / 2) * 0.08  # so that bars of different lines do not overlap
             xs = [p.x * (1 + shift) if x_scale == "log" else p.x + shift * step for p in ordered]
             style = {"color": SERIES[number % len(SERIES)], "marker": MARKERS[number % len(MARKERS)]}
             axes.plot(xs, [p.value for p in ordered], linewidth=1.5, markersize=4.5, label=clean(name), **style)
@@ -348,7 +344,7 @@ def line_plot(title: str, x_label: str, y_label: str, series: Mapping[str, Seque
 
 
 def row_plot(title: str, label: str, points: Sequence[tuple[str, Point]]) -> Plot:
-    """A row per system, from the top: its mean as a dot, its interval as a line; the title is for screen readers."""
+    """Draw one row per system, top down: the mean as a dot, the interval as a line. The title is for screen readers."""
     with drawing(height=0.8 + 0.34 * len(points)) as figure:
         axes = figure.add_subplot()
         for row, (_, point) in enumerate(points):
@@ -362,7 +358,7 @@ def row_plot(title: str, label: str, points: Sequence[tuple[str, Point]]) -> Plo
 
 
 def markdown(outcome: StudyOutcome) -> str:
-    """The findings as Markdown: what ran, the paper's claim, the verdict, both tables."""
+    """Return the findings as Markdown: command, data, the paper's claim, verdict, and tables."""
     study = outcome.study
     command = [f"`{outcome.command}`"] if outcome.command else []
     parts = [f"# {study.title}", *command, *outcome.about(), f"The paper: {study.paper}.", outcome.verdict()]
@@ -375,7 +371,7 @@ def markdown(outcome: StudyOutcome) -> str:
 
 
 def _runs_csv(outcome: StudyOutcome) -> str:
-    """A row per run; the wall time last, which is never the same."""
+    """Return one row per run. The wall time is last, because it differs in every rerun."""
     metrics = list(next((found.metrics for found in outcome.results if found.metrics), {}))
     return _csv(
         {**found.labels, "seed": found.seed, "status": found.status}
@@ -432,7 +428,7 @@ def _csv(rows: Iterable[Mapping[str, object]]) -> str:
 
 
 def write_cards(study: Study, runs: Iterable[tuple[ArmRun, RunResult]], folder: Path, command: str) -> list[str]:
-    """Add the study to the card of every kept model, in place of an earlier entry; gives the models' folders."""
+    """Write the study into the card of every kept model, in place of an earlier entry. Return the models' folders."""
     found = []
     for run, result in runs:
         model = folder / run.name / TRAIN_FOLDER / MODEL_FOLDER

@@ -1,4 +1,4 @@
-"""The studies of the paper that train under one varied setting: arms, claims, and what they go through."""
+"""The studies of the paper that train with one varied setting: arms, claims, and values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 KEEPS_GRADES = "bixse"
-"""The loss that keeps grades in `cutoff`; the others take every pair that is left as a positive."""
+"""The loss that keeps grades in `cutoff`. The other losses take every remaining pair as a positive."""
 
 
 def _losses_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> list[Arm]:
@@ -43,7 +43,7 @@ def _noise_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None)
 
 
 def _noise_contrasts(values: Choices) -> list[Contrast]:
-    """Compare the cost of noise, on average over p, between each loss and BiXSE."""
+    """Compare the cost of noise, averaged over p, between each loss and BiXSE."""
     shares = [share for share in values["noise"] if share > 0]
     if "bixse" not in values["losses"] or 0 not in values["noise"] or not shares:
         return []
@@ -294,7 +294,7 @@ TRAINING_STUDIES = (
         ),
     ),
 )  # fmt: skip
-"""In the order of the paper."""
+"""The studies in the order of the paper."""
 
 
 STUDIES = {study.name: study for study in (*TRAINING_STUDIES, RANKERS)}
@@ -311,7 +311,7 @@ def describe_studies() -> str:
 
 
 def find_study(name: str) -> Study:
-    """A study by its name; raises InputError with the closest one."""
+    """Return a study by its name. An unknown name raises InputError with the closest name."""
     if name not in STUDIES:
         raise InputError(
             f"study: got {name!r}; expected one of {', '.join(STUDIES)}; fix: {did_you_mean(name, STUDIES)}"

@@ -1,4 +1,4 @@
-"""Study `rankers`: a judge as zero-shot ranker against encoders, all reordering the same candidates."""
+"""Study `rankers`: a judge as zero-shot ranker against encoders. All reorder the same candidates."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from bixse.lab.studies.study_inputs import StudyInputs
 
 BM25, UNTRAINED = "bm25", "untrained"
-"""Systems that are not trained."""
+"""The systems without training."""
 
 
 def _arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> list[Arm]:
@@ -49,7 +49,7 @@ def _contrasts(values: Choices) -> list[Contrast]:
 
 
 def rank_by_encoder(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
-    """Score the order in which BM25, the untrained encoder or one trained here puts the candidates of BM25."""
+    """Score BM25, the untrained encoder, or an encoder trained here, as ranker of BM25's candidates."""
     ranker: System = Bm25System()
     if run.arm.trained:
         ranker = EncoderSystem(trained(run, inputs, own, inputs.pairs), cache="none")
@@ -61,7 +61,7 @@ def rank_by_encoder(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
 
 
 def rank_by_judge(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
-    """Score the order in which a judge puts the candidates that BM25 finds; it must grade all of them."""
+    """Score a judge as ranker of BM25's candidates. The judge must grade every candidate."""
     if inputs.exclude_self:
         raise InputError(
             "rankers: got a judge and `exclude_self`; expected one of them, since a judge ranks all that BM25 finds; "
@@ -91,7 +91,7 @@ def rank_by_judge(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
 
 
 def _of_candidates(inputs: StudyInputs, folder: Path, depth: int) -> Task:
-    """The test queries with the first documents that BM25 finds as candidates."""
+    """Return the test queries with the first `depth` documents of BM25 as candidates."""
     task = test_task(inputs, folder)
     (queries,) = task.query_sets
     candidates = {query: list(answers) for query, answers in Bm25System().search(task, depth)[queries.name].items()}

@@ -1,4 +1,4 @@
-"""`run_study`: every arm of a study with every seed, resumable run by run, and what they show together."""
+"""Run every arm of a study with every seed, resumable run by run, and write the findings."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class StudyResult:
     outcome: StudyOutcome
     artifacts: dict[str, str]
     made: int
-    """Runs that this call did; the others were there."""
+    """Number of runs that this call did."""
     warnings: list[str] = field(default_factory=list)
     waiting: int = 0
-    """Runs that other ranks have not done yet: the tables lack them."""
+    """Number of runs that are pending on other ranks. The tables lack them."""
 
     def text(self) -> str:
-        """The tables of arms and claims, and the verdict."""
+        """Return the tables of arms and claims, and the verdict."""
         outcome = self.outcome
         lines = [f"{outcome.study.title}: {self.made} runs made, {len(outcome.results) - self.made} were there", ""]
         lines += [format_table(outcome.summary_rows(), outcome.summary_headers()), ""]
@@ -61,13 +61,13 @@ def run_study(
 ) -> StudyResult:
     """Train and measure every arm of a study with every seed, and write tables, findings, plot and page to `out`.
 
-    Called again with the same configuration, runs that are finished are kept, an interrupted one continues from its
-    checkpoint, and a failed one is tried again. The page shows `command`.
+    A second call with the same configuration keeps finished runs, continues an interrupted run from its checkpoint, and
+    repeats failed runs. The page shows `command`.
 
     Raises:
         InputError: the study, its values, pairs or collections cannot be used; nothing was trained.
         OutputExistsError: `out` holds another study.
-        InterruptedRunError: Ctrl-C; the same call goes on.
+        InterruptedRunError: stopped by Ctrl-C; the same call continues.
         StorageError: the disk is full.
 
     Example:
@@ -100,7 +100,7 @@ def run_study(
 
 
 def plan_runs(study: Study, config: StudyConfig, values: dict[str, Any], inputs: StudyInputs) -> list[ArmRun]:
-    """Every arm of a study with every seed, its settings checked; those without training once."""
+    """Return every arm with every seed, with validated settings. Arms without training run once."""
     pairs = load_graded_pairs(inputs.pairs)
     runs: dict[str, ArmRun] = {}
     for arm in study.arms(config, values, pairs):
@@ -115,7 +115,7 @@ def plan_runs(study: Study, config: StudyConfig, values: dict[str, Any], inputs:
 
 
 def _open(study: Study, config: StudyConfig, values: dict[str, Any], out: Path) -> Run:
-    """The record of a study; where its files lie does not count, what they hold does."""
+    """Open the record of a study. Content of input files counts, their paths do not."""
     data = config.data
     apart = {"data", "size", "study", "preset", "jobs", "keep_models", "precision", *PlaceSettings.model_fields}
     settings = config.model_dump(mode="json", exclude=apart) | data.model_dump(mode="json")

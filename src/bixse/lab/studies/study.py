@@ -1,4 +1,4 @@
-"""`Study`: the arms of a figure of the paper, how they are measured, what is claimed, and what the plot shows."""
+"""The definition of a study: the arms of a figure of the paper, their measure, the claims, and the plot."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 Choices: TypeAlias = Mapping[str, Any]
-"""The values that a study goes through: key -> list of values, or one value."""
+"""Key -> list of values, or one value, that a study goes through."""
 
 
 def _is_number(value: object) -> TypeGuard[float]:
@@ -50,7 +50,7 @@ VALUES: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "hard_negatives": (lambda value: value == 0 or _is_count(value), "integers from 0"),
     "multipliers": (lambda value: _is_number(value) and value > 0, "numbers above 0"),
 }
-"""Key -> a test of its values, and words for it. Other keys hold names."""
+"""Key -> (test of its values, description of valid values). Other keys hold names."""
 
 
 @dataclass(frozen=True)
@@ -59,22 +59,22 @@ class Study:
 
     name: str
     title: str
-    """Head line of plot and page."""
+    """The heading of plot and page."""
     paper: str
-    """The place in the paper, and its claim there."""
+    """The place in the paper, and the paper's claim there."""
     defaults: Choices
     arms: Callable[[StudyConfig, Choices, GradedPairs | None], list[Arm]]
-    """Arms of a configuration; the training pairs are None where they are not read, for a plan."""
+    """The arms of a configuration. A plan passes None, because it does not read the training pairs."""
     contrasts: Callable[[Choices], list[Contrast]]
     measure: Measure = train_and_score
     axis: str | None = None
-    """Label on the horizontal axis of the plot; None: one row per arm."""
+    """The label on the horizontal axis of the plot. None: one row per arm."""
     axis_scale: Literal["linear", "log"] = "linear"
     notes: Sequence[str] = ()
 
 
 def chosen_values(study: Study, config: StudyConfig) -> dict[str, Any]:
-    """The study's defaults with the configuration's values in their place; raises ConfigError."""
+    """Return the study's default values with the configuration's values on top. Raises ConfigError."""
     for key, value in config.values.items():
         if key not in study.defaults:
             known = ", ".join(study.defaults) or "none"
@@ -99,7 +99,7 @@ def _check_values(key: str, value: object, default: object) -> None:
 
 
 def of_loss(config: StudyConfig, loss: str) -> dict[str, Any]:
-    """Settings of an arm that trains with a loss: the word, and what the configuration has for it."""
+    """Return the training settings of an arm with a loss: its name, and the configuration's settings for it."""
     return {"loss": loss, **config.per_loss.get(loss, {})}
 
 
@@ -110,10 +110,7 @@ def arms_by(
     values: Choices,
     settings: Callable[[str, Any], tuple[dict[str, Any], dict[str, Any]]],
 ) -> list[Arm]:
-    """Make an arm for each loss of the values and each varied value, which `label` names.
-
-    `settings` maps a loss and a value to settings of training, on top of the loss's own, and transforms of the pairs.
-    """
+    """Return one arm per loss and value of `label`. `settings` gives training settings and transforms of the pairs."""
     found = []
     for loss in values["losses"]:
         for value in varied:
@@ -127,7 +124,7 @@ PerSeed: TypeAlias = "Mapping[int, Mapping[str, float]]"
 LEVEL = 0.05
 """Chance of a false finding among all claims of a study."""
 FEWEST_SEEDS = 3
-"""Seeds of trained arms below which nothing is said of a claim: intervals from two cover too little."""
+"""Minimum number of seeds of trained arms for a finding. Intervals from two seeds cover too little."""
 ClaimVerdict: TypeAlias = Literal["reproduced", "not shown", "contradicted", "no figures"]
 
 
@@ -137,7 +134,7 @@ class Contrast:
 
     claim: str
     terms: tuple[tuple[ArmLabels, float], ...]
-    """Labels of arms, each with its weight."""
+    """The labels of each arm, with its weight."""
 
 
 @dataclass(frozen=True)
@@ -146,18 +143,18 @@ class ClaimResult:
 
     claim: str
     difference: Difference | None
-    """The weighted sum with its interval; None if an arm has no figures."""
+    """The weighted sum with its interval. None if an arm has no figures."""
     seeds: int
-    """Number of training seeds that all its trained arms share; 0 if no arm is trained."""
+    """Number of training seeds that all trained arms of the contrast share. 0 if no arm is trained."""
     adjusted: float | None = None
-    """Holm's p-value among all claims of a study; None: the difference's own."""
+    """Holm's p-value among all claims of a study. None: the difference's p-value counts."""
 
     @property
     def finding(self) -> ClaimVerdict:
         """The verdict at 5 % over all claims of the study together."""
         if self.difference is None:
             return "no figures"
-        if 0 < self.seeds < FEWEST_SEEDS:  # too few to know what another training would have given
+        if 0 < self.seeds < FEWEST_SEEDS:  # too few to know the result of another training
             return "not shown"
         if (self.difference.p_value if self.adjusted is None else self.adjusted) >= LEVEL:
             return "not shown"
@@ -165,12 +162,12 @@ class ClaimResult:
 
 
 def above(claim: str, first: ArmLabels, second: ArmLabels) -> Contrast:
-    """The claim that one arm is above another."""
+    """Return the claim that one arm is above another."""
     return Contrast(claim, ((first, 1.0), (second, -1.0)))
 
 
 def bixse_above_others(losses: Sequence[str], label: str, values: Sequence[float], words: str) -> list[Contrast]:
-    """Claim that BiXSE is above every other loss at each value of a label; `words` name the value, as {}."""
+    """Return the claims that BiXSE is above every other loss, per value of a label. `words` has {} for the value."""
     others = [loss for loss in losses if loss != "bixse"] if "bixse" in losses else []
     return [
         above(
@@ -182,15 +179,12 @@ def bixse_above_others(losses: Sequence[str], label: str, values: Sequence[float
 
 
 def key_of(labels: ArmLabels) -> tuple[tuple[str, str | float], ...]:
-    """Labels as something that can be a key; their order does not count."""
+    """Return the labels as a hashable key that does not depend on their order."""
     return tuple(sorted(labels.items()))
 
 
 def measure(contrast: Contrast, arms: Mapping[Any, PerSeed], seedless: Collection[Any] = ()) -> ClaimResult:
-    """Return a contrast's mean and interval over queries and the seeds that all its trained arms have.
-
-    `seedless` holds the keys of systems without training, whose one row of figures stands for every seed.
-    """
+    """Return a contrast's mean and interval over queries and over the seeds that all its trained arms share."""
     found = [(key_of(labels), weight) for labels, weight in contrast.terms]
     trained = [set(arms.get(key, ())) for key, _ in found if key not in seedless]
     seeds = sorted(set.intersection(*trained)) if trained else [0]
@@ -199,7 +193,7 @@ def measure(contrast: Contrast, arms: Mapping[Any, PerSeed], seedless: Collectio
     queries = sorted(next(iter(arms[found[0][0]].values())))
     total = np.zeros((len(seeds), len(queries)))
     for key, weight in found:
-        figures = arms[key]
+        figures = arms[key]  # the one row of a seedless system counts for every seed
         rows = [next(iter(figures.values())) if key in seedless else figures[seed] for seed in seeds]
         for row in rows:
             if row.keys() != set(queries):
@@ -213,20 +207,19 @@ def measure(contrast: Contrast, arms: Mapping[Any, PerSeed], seedless: Collectio
 
 
 def interval_of(figures: PerSeed) -> Difference:
-    """An arm's own mean with its interval over seeds and queries."""
+    """Return an arm's mean with its interval over seeds and queries."""
     queries = sorted(next(iter(figures.values())))
     values = np.array([[row[query] for query in queries] for row in figures.values()])
     return crossed_interval(values, _strata(queries))
 
 
 def crossed_interval(values: NDArray[np.float64], strata: Sequence[int], confidence: float = 0.95) -> Difference:
-    """Mean of a seeds x queries table (S, Q) with an interval that covers the chance in both.
+    """Return the mean of a seeds x queries table (S, Q) with an interval that covers the chance in both.
 
-    Seeds and queries are crossed random effects: the variance of the mean is that of the seeds' means plus that of the
-    queries' means less what both count, each with its degrees of freedom, and Student's t has those of the sum
-    (Satterthwaite 1946, doi:10.2307/3002019). So two or three seeds give a wide interval, as they must. `strata` holds
-    the collection of each query, at least 2 queries each, and each collection counts as much as the others. With one
-    seed the interval covers the queries alone.
+    Seeds and queries are crossed random effects. The variance of the mean is the variance of the seeds' means, plus
+    that of the queries' means, minus the part that both count. Student's t has Satterthwaite's degrees of freedom
+    (1946, doi:10.2307/3002019), so two or three seeds give a wide interval. `strata` holds the collection of each
+    query, with at least 2 queries per collection. Collections count equally. One seed gives an interval over queries.
 
     Example:
         >>> found = crossed_interval(np.array([[0.5, 0.6, 0.7], [0.4, 0.6, 0.8]]), [0, 0, 0])
@@ -253,10 +246,11 @@ def crossed_interval(values: NDArray[np.float64], strata: Sequence[int], confide
     else:
         by_seed = float(np.var(table @ weight, ddof=1)) / seeds
         both = sum(shared for _, shared, _ in parts)
+        # the estimated difference can fall below its parts
         variance = max(by_seed + by_query - both, by_seed, by_query)
         spread += by_seed**2 / (seeds - 1) + sum(shared**2 / (freedom * (seeds - 1)) for _, shared, freedom in parts)
     error = math.sqrt(variance)
-    if error <= 1e-12 * max(1.0, abs(mean)):
+    if error <= 1e-12 * max(1.0, abs(mean)):  # rounding alone: t would divide by 0
         p_value = 1.0 if abs(mean) <= 1e-12 else 0.0
         return Difference(mean, mean, mean, p_value, table.shape[1], confidence)
     from scipy.stats import t
@@ -268,7 +262,7 @@ def crossed_interval(values: NDArray[np.float64], strata: Sequence[int], confide
 
 
 def _query_parts(table: NDArray[np.float64], collections: int) -> tuple[float, float, int]:
-    """A collection's share of the mean's variance: from its queries, from seed and query together, and its freedom."""
+    """Return one collection's variance from queries, its variance from seed x query, and its degrees of freedom."""
     seeds, queries = table.shape
     by_query = float(np.var(table.mean(axis=0), ddof=1)) / queries
     shared = 0.0

@@ -1,4 +1,4 @@
-"""The inputs of a study, laid out once below its folder: training pairs, dev and test collections, the student."""
+"""The inputs of a study, written once below its folder: training pairs, dev and test collections, the student."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ class StudyInputs:
 
     pairs: Path
     dev: tuple[Path, ...]
-    """Collections to choose a checkpoint on."""
+    """The collections that choose a checkpoint."""
     dev_split: str
     tests: Mapping[str, Path]
     """Name -> collection to measure on, split test."""
     model: str
     min_relevant_grade: float
     beside: Mapping[str, Path] = field(default_factory=dict)
-    """Name -> collection that is measured too."""
+    """Name -> collection to measure on without a claim, split test."""
     exclude_self: bool = False
 
 
 def prepare_inputs(config: StudyConfig, out: Path) -> StudyInputs:
-    """Write the pairs and collections of a study below `out/inputs`, or find them there."""
+    """Write the pairs and collections of a study below `out/inputs`, unless they are there."""
     folder = out / INPUTS_FOLDER
     model = config.model
     if model == STATIC:
@@ -77,7 +77,7 @@ def prepare_inputs(config: StudyConfig, out: Path) -> StudyInputs:
         collection = divided(_collection(data), data)
         save_collection(collection, folder / collection.name)
         pairs = GradedPairs.from_collection(collection, "train", GradeScale(*data.scale))
-        # a judged document without text, as some published collections hold, teaches nothing
+        # some published collections hold judged documents without text, which teach nothing
         pairs = GradedPairs.from_rows(row for row in pairs.rows() if row["document"])
         _check_not_trained_on({**tests, **rest[1]}, pairs, bool(config.train.get("allow_shared_queries")))
         save_graded_pairs(pairs, folder / "train.parquet")
@@ -94,7 +94,7 @@ def _check_not_trained_on(tests: Mapping[str, Path], pairs: GradedPairs, allowed
 
 
 def input_hashes(config: StudyConfig) -> dict[str, str]:
-    """Content hashes of the files that a study reads; of the sample collection its version is in the run's record."""
+    """Return content hashes of the files of a study. The version of the sample collection is in the run's record."""
     data = config.data
     files: dict[str, Path] = {f"pairs/{number}": path for number, path in enumerate(data.pairs)}
     if data.pairs:
@@ -117,7 +117,7 @@ def input_hashes(config: StudyConfig) -> dict[str, str]:
 
 
 def _dev_split(folders: tuple[Path, ...]) -> str:
-    """Dev where every collection has it, else test."""
+    """Return dev if every collection has that split, else test."""
     for split in ("dev", "test"):
         if all((folder / "qrels" / f"{split}.tsv").is_file() for folder in folders):
             return split
@@ -129,10 +129,7 @@ def _dev_split(folders: tuple[Path, ...]) -> str:
 
 
 def divided(collection: Collection, data: StudyData) -> Collection:
-    """The collection with the splits train, dev and test, of two queries at least.
-
-    Queries of an only split are divided by a hash of their text, so that one text is never on two sides.
-    """
+    """Return the collection with the splits train, dev and test, each with at least two queries."""
     splits = data.splits or (("train", "dev", "test") if {"train", "dev", "test"} <= set(collection.qrels) else None)
     if splits is None and len(collection.qrels) != 1:
         raise InputError(
@@ -156,7 +153,7 @@ def _by_hash(collection: Collection, qrels: Qrels, shares: tuple[float, float, f
     ends = {"train": shares[0], "dev": shares[0] + shares[1], "test": sum(shares)}
     parts: dict[str, dict[str, Mapping[str, float]]] = {name: {} for name in ends}
     for query_id, judged in qrels.items():
-        text = " ".join(collection.queries[query_id].casefold().split())
+        text = " ".join(collection.queries[query_id].casefold().split())  # equal texts get the same split
         place = int(hashlib.sha256(text.encode("utf-8")).hexdigest()[:12], 16) / 16**12
         name = next((name for name, end in ends.items() if place < end), None)
         if name is not None:
@@ -197,16 +194,16 @@ def _named(folders: Sequence[Path], taken: Iterable[str] = ()) -> dict[str, Path
 
 
 RARE = 1e-5
-"""Frequency a of a token whose weight is one half; chosen on the dev queries of `pydocs` out of 1e-3, 1e-4, 1e-5."""
+"""Frequency `a` of a token with weight one half. Chosen on the dev queries of `pydocs` out of 1e-3, 1e-4, 1e-5."""
 
 
 def save_static_student(folder: Path, model: str = "demo", dimensions: int = 128) -> None:
     """Save a sentence-transformers model whose text embedding is the mean of its tokens' embeddings.
 
-    The table is the input embedding of a BERT-like `model`, centred, each token weighted by a / (a + p) (Arora, Liang
-    and Ma 2017, "A Simple but Tough-to-Beat Baseline for Sentence Embeddings"), its frequency p taken from its rank in
-    the vocabulary by Zipf's law, reduced to `dimensions` principal axes, and scaled to a mean length of 1. How losses
-    compare on it need not be how they compare on the model, which takes hours where this takes minutes.
+    The table is the centred input embedding of a BERT-like `model`. Each token has the weight a / (a + p) (Arora, Liang
+    and Ma 2017, "A Simple but Tough-to-Beat Baseline for Sentence Embeddings"). Its frequency p follows from its rank
+    in the vocabulary by Zipf's law. The table is reduced to `dimensions` principal axes and scaled to a mean length of
+    1. It trains in minutes instead of hours, but losses may compare differently on `model` itself.
     """
     if folder.exists():
         raise OutputExistsError(f"{folder}: got a name that is taken; expected a free one; fix: choose another")
@@ -232,11 +229,11 @@ def save_static_student(folder: Path, model: str = "demo", dimensions: int = 128
 
 
 def transformed(pairs: GradedPairs, settings: Mapping[str, Any], seed: int) -> GradedPairs:
-    """Apply an arm's transforms in this order; the draws of a `seed` are the same for every loss.
+    """Apply an arm's transforms in the order below. The draws of a `seed` are the same for every loss.
 
-    `settings` holds any of `labels_per_query` (documents to keep per query, None for all) with `labels` (the budget,
-    None for those of every query), `cutoff` (keep relevance from it), `size` (pairs to keep, stratified), `binarise`
-    (relevance 1 from it, else 0), `noise` (probability of swapped labels).
+    `settings` holds any of: `labels_per_query` (documents to keep per query, None for all), `cutoff` (lowest relevance
+    to keep), `size` (number of pairs to keep, stratified). Then follow `binarise` (lowest relevance that becomes 1, all
+    others 0) and `noise` (probability of swapped labels). `labels` is the budget for `labels_per_query`, None for all.
     """
     if settings.get("labels_per_query"):
         pairs = sample_label_budget(pairs, settings["labels_per_query"], settings.get("labels"), seed)
@@ -254,11 +251,8 @@ def transformed(pairs: GradedPairs, settings: Mapping[str, Any], seed: int) -> G
 
 
 def sample_label_budget(pairs: GradedPairs, per_query: int, labels: int | None, seed: int) -> GradedPairs:
-    """Draw the pairs that a budget of labels buys: queries in random order, `per_query` random documents of each.
-
-    A label is bought before it is known, so documents are drawn without regard to their relevance. Queries drawn for a
-    small budget are also in a larger one. Without `labels` the budget is enough for every query.
-    """
+    """Draw the pairs of a label budget: queries in random order, `per_query` random documents per query."""
+    # draws ignore relevance, which is unknown before a label is paid; a larger budget has a smaller one's queries
     groups = pairs.groups()
     if labels is None:
         labels = sum(min(per_query, len(group.documents)) for group in groups)

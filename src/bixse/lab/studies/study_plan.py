@@ -1,4 +1,4 @@
-"""The cost of a study before anything is trained: runs, steps, memory and GPU hours, by arithmetic alone."""
+"""The cost of a study before training, by arithmetic alone: runs, steps, memory and GPU hours."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ BYTES_PER_TRAINED = 16
 BYTES_PER_FROZEN = 2
 """A weight in bf16."""
 LAYER_STATES = 34
-"""Bytes a token and hidden unit that one layer keeps for its backward pass in bf16 (Korthikanti et al. 2022,
+"""Bytes per token and hidden unit that one layer keeps for its backward pass in bf16 (Korthikanti et al. 2022,
 arXiv:2205.05198, without dropout and attention matrices)."""
 
 
 def weight_bytes(size: EncoderSize) -> float:
-    """Return the bytes of weights, gradients and optimizer; frozen weights lie in bf16.
+    """Return the bytes of weights, gradients and optimizer. Frozen weights are in bf16.
 
     Example:
         >>> weight_bytes(EncoderSize(parameters=100, trained=10, layers=1, hidden=8))
@@ -42,33 +42,26 @@ def weight_bytes(size: EncoderSize) -> float:
 
 
 def state_bytes(size: EncoderSize, tokens: float, checkpointing: bool) -> float:
-    """Return the bytes of the states that a pass over some tokens keeps for its backward pass, in bf16.
-
-    With gradient checkpointing it is the input of every layer, and what one layer keeps; else what all layers keep.
-    """
-    whole_layers = 1 if checkpointing else size.layers
+    """Return the bytes that a pass over `tokens` keeps in bf16 for its backward pass."""
+    whole_layers = 1 if checkpointing else size.layers  # checkpointing also keeps the input of every layer, 2 bytes
     return tokens * size.hidden * (2 * size.layers * checkpointing + LAYER_STATES * whole_layers)
 
 
 def operations(
     size: EncoderSize, texts: Sequence[tuple[float, float]], checkpointing: bool, gradient_cache: bool = False
 ) -> float:
-    """Return the floating point operations of training once on `texts`: lengths in tokens, each with its count.
-
-    A forward and backward pass takes 6 operations per weight and token (Kaplan et al. 2020, arXiv:2001.08361), 2 more
-    with gradient checkpointing and 2 more with `gradient_cache: true`, which both go forward again; attention adds
-    12 * layers * width * tokens^2 per text.
-    """
+    """Return the floating point operations of training once on `texts`, given as (length in tokens, count)."""
+    # per weight and token 6 forward and backward (Kaplan et al. 2020, arXiv:2001.08361), 2 per second forward pass
     each = 6 + 2 * checkpointing + 2 * gradient_cache
     tokens = sum(length * count for length, count in texts)
-    squares = sum(length**2 * count for length, count in texts)
+    squares = sum(length**2 * count for length, count in texts)  # for attention
     return each * (size.multiplied or size.parameters) * tokens + 12 * size.layers * size.hidden * squares
 
 
 DEMO = EncoderSize(parameters=22.7e6, layers=6, hidden=384, query_tokens=10, document_tokens=100)
-"""The demo model and the sample collection."""
+"""The demo model with the lengths of the sample collection."""
 STATIC = EncoderSize(parameters=11.7e6, layers=1, hidden=384, query_tokens=10, document_tokens=100)
-"""The static student."""
+"""The static student with the lengths of the sample collection."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +74,7 @@ class ArmPlan:
     tokens: float
     operations: float
     states: float
-    """Bytes of the states of its largest batch."""
+    """Bytes of the states of the largest batch."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +83,13 @@ class StudyPlan:
 
     arms: list[ArmPlan]
     others: int
-    """Arms without training."""
+    """Number of arms without training."""
     seeds: int
     missing: list[str]
     weights_gib: float
     """Weights, gradients and optimizer of one training, on its device."""
     activations_gib: float
-    """States kept for the backward pass of the largest batch; `gradient_cache: true` keeps those of one pass alone."""
+    """States kept for the backward pass of the largest batch. `gradient_cache: true` keeps only those of one pass."""
     hours: float
     """Device hours of all training, at the assumed speed."""
     teraflops: float
@@ -107,7 +100,7 @@ class StudyPlan:
         return len(self.arms) * self.seeds + self.others
 
     def text(self, devices: int = 1) -> str:
-        """Return the plan in words for a number of devices, each with one run at a time."""
+        """Return the plan in words. Each of `devices` runs one training at a time."""
         lines = []
         if self.arms:
             rows: list[list[str | int | float | None]] = [
@@ -130,9 +123,9 @@ class StudyPlan:
 
 
 def plan_study(config: StudyConfig, teraflops: float = 400.0, utilisation: float = 0.35) -> StudyPlan:
-    """Check every arm's settings and estimate the cost of the study; only small files are loaded.
+    """Check every arm's settings and estimate the cost of the study. Only small files are loaded.
 
-    `teraflops` is the peak of one device in the dtype of training, `utilisation` the share of it that is reached.
+    `teraflops` is the peak of one device in the dtype of training, `utilisation` the share in (0, 1] that is reached.
     """
     if not teraflops > 0 or not 0 < utilisation <= 1:
         raise InputError(
@@ -167,7 +160,7 @@ def plan_study(config: StudyConfig, teraflops: float = 400.0, utilisation: float
 def _plan(arm: Arm, config: StudyConfig, size: EncoderSize, rows: float, queries: float) -> ArmPlan:
     settings = train_config({**merged(config.shared, arm.train or {}), "pairs": Path("pairs.parquet")})
     optimizer = settings.optimizer
-    if kept := arm.pairs.get("labels_per_query"):  # what its budget of labels buys
+    if kept := arm.pairs.get("labels_per_query"):  # the budget of labels limits the rows and the queries
         rows = arm.pairs.get("labels") or min(rows, queries * kept)
         queries = min(queries, rows / kept)
     documents = min(rows / max(queries, 1), optimizer.documents_per_query or math.inf)
@@ -208,7 +201,7 @@ def _rows_of(config: StudyConfig, size: EncoderSize) -> tuple[float, float, list
 
 
 def _counted(path: Path) -> tuple[int, int]:
-    """Rows and queries of a Parquet file of pairs."""
+    """Return the numbers of rows and queries in a Parquet file of pairs."""
     name = "query_id" if "query_id" in column_names(path) else "query"
     column = read_table(path, [name])[name]
     return len(column), len(column.unique())

@@ -1,1 +1,1 @@
-"""Suites of retrieval tasks, each evaluated and compared."""
+"""Suites of retrieval tasks: their data, evaluation and comparison."""

@@ -1,4 +1,4 @@
-"""The evaluation suites, as `suites.toml` lists them."""
+"""The evaluation suites that `suites.toml` lists."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SuiteEngine: TypeAlias = Literal["folders", "short", "trec-dl", "trec-dl-rerank", "mteb"]
-"""The evaluator: ours on collection folders (all or a part of each) or on TREC files, or mteb itself."""
+"""The evaluator: bixse on collection folders (complete or cut short) or on TREC files, or mteb."""
 LOCAL = "local"
 BEIR_URL = "https://public.ukp.informatik.tu-darmstadt.de/thakur/BEIR/datasets"
 
 
 @dataclass(frozen=True)
 class SuiteTask:
-    """One task of a suite that our own evaluator runs on a collection folder; see `suites.toml`."""
+    """One task that bixse evaluates on a collection folder, as described in `suites.toml`."""
 
     name: str
     folder: str
@@ -32,17 +32,17 @@ class SuiteTask:
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Names a local folder may have, in the order they are looked for."""
+        """Names that a local folder may have, in search order."""
         return tuple(dict.fromkeys((self.name, self.folder)))
 
     @property
     def instructions(self) -> tuple[str, ...]:
-        """Names under which a model's table of instructions may hold the task."""
+        """Names of the task in a model's table of instructions."""
         return tuple(dict.fromkeys((self.name, INSTRUCTIONS.get(self.name, self.name))))
 
     @property
     def fetch(self) -> str:
-        """The command that brings the data into the folder below which tasks lie."""
+        """The command that downloads the data into the folder of all tasks."""
         if self.hub is None:
             return "its licence lets nobody pass it on: see https://github.com/beir-cellar/beir/wiki/Datasets-available"
         if self.archive is None:
@@ -57,17 +57,17 @@ class Suite:
     name: str
     engine: SuiteEngine
     tasks: tuple[SuiteTask, ...] = ()
-    """Tasks of an engine that reads collection folders."""
+    """Tasks on collection folders."""
     optional: tuple[SuiteTask, ...] = ()
-    """Tasks that take part if their folders are there."""
+    """Tasks that take part if their folders exist."""
     benchmark: str | None = None
-    """mteb's name of the suite, for the engine "mteb"."""
+    """The name of the suite in mteb, for the engine "mteb"."""
     note: str | None = None
     """A note for the reader of the figures."""
 
 
 def suite_named(name: str) -> Suite:
-    """Return a suite by its name; an unknown one raises InputError."""
+    """Return a suite by its name. An unknown name raises InputError."""
     if name in SUITES:
         return SUITES[name]
     raise InputError(
@@ -91,6 +91,6 @@ TABLES: dict[str, Any] = tomllib.loads(
     (resources.files("bixse.lab.suites") / "suites.toml").read_text(encoding="utf-8")
 )
 SUITES = _read_suites(TABLES["suites"])
-"""Suite by name; beside these, `local` is any one collection folder."""
+"""Name -> suite. In addition, `local` is any one collection folder."""
 INSTRUCTIONS: dict[str, str] = TABLES["instructions"]
 """Task -> its name in the paper's table of instructions (`bixse.data.task_instructions`)."""

@@ -1,4 +1,4 @@
-"""Run mteb's benchmarks through mteb itself: its tasks, its search, its scores, with our models and results folder."""
+"""Run mteb's benchmarks through mteb itself: its tasks, search and scores, with bixse's models and results folder."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ if TYPE_CHECKING:
     from bixse.relevance import Kind
 
 CACHE_FOLDER = "mteb"
-"""mteb's own results, inside a system's folder, so that no other system reads them."""
+"""mteb's results, inside a system's folder so that no other system reads them."""
 PREDICTIONS_FOLDER = "predictions"
 RANKED_BY = "ndcg_at_10"
-"""mteb's name of the metric whose values we have per query."""
+"""mteb's name of the metric with known values per query."""
 DEFAULT_SUBSET = "default"
 
 
 def benchmark_tasks(benchmark: str, names: Sequence[str] | None = None) -> list[AbsTask]:
-    """The tasks of one of mteb's benchmarks, or some of them; raises InputError where it has no such task."""
+    """Return the tasks of an mteb benchmark, or the named ones. An unknown name raises InputError."""
     tasks = {task.metadata.name: task for task in mteb.get_benchmark(benchmark).tasks}
     for name in names or ():
         if name not in tasks:
@@ -64,7 +64,7 @@ def benchmark_tasks(benchmark: str, names: Sequence[str] | None = None) -> list[
 
 
 def missing_data(tasks: Sequence[AbsTask]) -> list[str]:
-    """List the data that the hub's cache on this machine lacks, each with the command that brings it."""
+    """List the data missing from the hub's cache on this machine, each with its download command."""
     missing = []
     for part in (part for task in tasks for part in parts_of_task(task) if not in_hub_cache(part)):
         where = part.metadata.dataset
@@ -75,21 +75,21 @@ def missing_data(tasks: Sequence[AbsTask]) -> list[str]:
 
 
 def in_hub_cache(task: AbsTask) -> bool:
-    """Return True if this machine holds the revision of a task's data set, without asking the network."""
+    """Return True if this machine holds the revision of a task's data set, without a network request."""
     where = task.metadata.dataset
     try:
         snapshot_download(where["path"], repo_type="dataset", revision=where.get("revision"), local_files_only=True)
-    except Exception:  # the library has an error of its own for each reason
+    except Exception:  # the library raises another error for each reason
         return False
     return True
 
 
 def download_collection(name: str, folder: Path, splits: Sequence[str]) -> None:
-    """Fetch a retrieval task of mteb from the hub as a collection folder; raises InputError where the hub fails."""
+    """Download a retrieval task of mteb as a collection folder. A failure of the hub raises InputError."""
     task: Any = mteb.get_task(name, eval_splits=list(splits))
     try:
         task.load_data()
-    except Exception as error:  # whatever the hub's and the data sets' libraries raise
+    except Exception as error:  # the libraries of the hub and of data sets raise many kinds
         raise InputError(
             f"{name}: got {_said(error)}; expected its data from the hub; fix: check the network (HF_HUB_OFFLINE must "
             "not be set), or fetch the data by hand into a folder"
@@ -110,7 +110,7 @@ def run_mteb(
     download: bool = False,
     progress: ProgressBars | None = None,
 ) -> tuple[dict[str, Evaluation], dict[str, str]]:
-    """Run a system through mteb; return task -> evaluation, and task -> why it failed. Finished tasks are read."""
+    """Run a system through mteb. Return task -> evaluation, and task -> error. Finished tasks are read from `out`."""
     step = progress(f"{system.label}: tasks", len(tasks)) if progress is not None else None
     scores: dict[str, Evaluation] = {}
     failures: dict[str, str] = {}
@@ -120,7 +120,7 @@ def run_mteb(
             scores[name] = _run_task(system, task, out, settings, download)
         except (BixseError, MemoryError):
             raise
-        except Exception as error:  # whatever mteb raises for one task: the others stand
+        except Exception as error:  # mteb raises many kinds; the other tasks go on
             failures[name] = _said(error)
         if step is not None:
             step(1)
@@ -186,9 +186,9 @@ def _evaluate(system: System, task: AbsTask, record: Run) -> None:
 
 
 def _add_queries(per_query: PerQuery, task: Any, folder: Path) -> None:
-    """Add the values per query of the rankings that mteb wrote; the ids name the part."""
+    """Add mteb's rankings, scored per query. Each id begins with the name of its part."""
     path = folder / task.prediction_file_name
-    if not path.is_file():  # mteb took the score from its cache of an interrupted run that had no rankings yet
+    if not path.is_file():  # an interrupted run had a score in mteb's cache but no rankings yet
         return
     predictions = json.loads(read_text(path))
     for subset in task.hf_subsets:
@@ -202,28 +202,24 @@ def _add_queries(per_query: PerQuery, task: Any, folder: Path) -> None:
 
 
 class MtebEncoder(AbsEncoder):
-    """An encoder that mteb can run.
-
-    Texts of retrieval are embedded as everywhere else in bixse, normalised; those of other tasks by
-    sentence-transformers' `encode`, not normalised, as mteb's own wrapper does.
-    """
+    """An encoder for mteb. Retrieval texts are embedded as everywhere in bixse, normalised."""
 
     def __init__(self, encoder: RelevanceModel, label: str, prompts: Mapping[str, str], revision: str) -> None:
         self.encoder = encoder
         self.prompts = dict(prompts)
         self.mteb_model_meta = model_meta(encoder, label, revision)
         self.used: dict[str, str | None] = {}
-        """Task and kind of text -> the prompt that was put before it; None: the model's default, if it has one."""
+        """Task and kind of text -> the prompt before it. None: the model's default prompt, if it has one."""
 
     def encode(
         self, inputs: Any, *, task_metadata: Any, hf_split: str, hf_subset: str, prompt_type: Any = None, **kwargs: Any
     ) -> Any:
-        """The (N, D) embeddings of the texts of a loader."""
+        """Return the (N, D) embeddings of the texts in a loader."""
         texts = [text for batch in inputs for text in batch["text"]]
         name = get_prompt_name(self.prompts, task_metadata, prompt_type)
         prompt = self.prompts[name] if name is not None else None
         self.used[f"{task_metadata.name} {prompt_type.value if prompt_type else 'text'}"] = prompt
-        if prompt_type is None:
+        if prompt_type is None:  # no retrieval: not normalised, as in mteb's own wrapper
             with autocast(self.encoder.device):
                 return self.encoder.encode(
                     texts, prompt=prompt, batch_size=kwargs.get("batch_size", 32), show_progress_bar=False
@@ -234,7 +230,7 @@ class MtebEncoder(AbsEncoder):
 
 
 class MtebBm25:
-    """BM25 that mteb can run on tasks of retrieval (its `SearchProtocol`)."""
+    """BM25 for mteb's retrieval tasks (its `SearchProtocol`)."""
 
     def __init__(self) -> None:
         self.mteb_model_meta = ModelMeta.create_empty(overwrites={"name": "bixse/bm25", "revision": "k1-0.9-b-0.4"})
@@ -245,7 +241,7 @@ class MtebBm25:
         self.index_of_corpus = BM25(list(corpus["id"]), texts)
 
     def search(self, queries: Any, *, top_k: int, top_ranked: Any = None, **_: Any) -> dict[str, dict[str, float]]:
-        """The best documents per query, or its candidates in order."""
+        """Return the best documents per query, or the query's candidates in order."""
         index = self.index_of_corpus
         texts = dict(zip(queries["id"], queries["text"], strict=True))
         if index is None:
@@ -257,12 +253,12 @@ class MtebBm25:
 
 
 def parts_of_task(task: Any) -> list[Any]:
-    """Return the tasks of which a task is the mean (CQADupStack), or the task itself."""
+    """Return the parts of a task that is a mean (CQADupStack), or the task itself."""
     return list(getattr(task, "tasks", None) or [task])
 
 
 def mteb_model(system: System, tasks: Sequence[Any]) -> MtebEncoder | MtebBm25:
-    """A system as mteb takes it; raises InputError where it cannot run the tasks."""
+    """Wrap a system for mteb. Raises InputError if the system cannot run the tasks."""
     if isinstance(system, EncoderSystem):
         encoder: Any = system.encoder
         return MtebEncoder(encoder, system.label, mteb_prompts(encoder, tasks, system.task), system.weights)
@@ -278,11 +274,8 @@ def mteb_model(system: System, tasks: Sequence[Any]) -> MtebEncoder | MtebBm25:
 
 
 def model_meta(encoder: RelevanceModel, label: str, revision: str) -> Any:
-    """Return the name and hash under which mteb files results.
-
-    mteb calls every model from a folder no_model_name_available at no revision: a second checkpoint would be given the
-    first one's scores.
-    """
+    """Return the name and hash under which mteb stores results."""
+    # mteb names every model from a folder no_model_name_available, without revision: checkpoints would share scores
     parts = [part for part in Path(label).parts if part not in ("/", ".", "..")][-2:]
     return ModelMeta.create_empty(
         overwrites={
@@ -299,13 +292,7 @@ def model_meta(encoder: RelevanceModel, label: str, revision: str) -> Any:
 
 
 def mteb_prompts(encoder: RelevanceModel, tasks: Sequence[Any], task: str | None = None) -> dict[str, str]:
-    """Return the model's prompts under the names by which mteb chooses them.
-
-    mteb takes "<task>-query" and "<task>-document" first, then "<task>", which it puts before documents too. So each
-    retrieval task gets both, from the model's table of instructions or the model, by mteb's name or that of `task`. A
-    prompt that the model has under mteb's name of the task stays. For other tasks a model with a table takes mteb's
-    instruction in the table's template.
-    """
+    """Return the model's prompts under the names that mteb looks up, by mteb's task name or by `task`."""
     table = encoder.instructions
     kinds: tuple[Kind, ...] = ("query", "document")
     known = {*RESERVED, *(table.tasks if table is not None else ())}
@@ -314,6 +301,7 @@ def mteb_prompts(encoder: RelevanceModel, tasks: Sequence[Any], task: str | None
         name = each.metadata.name
         if name in prompts:
             continue
+        # mteb looks up "<task>-query" and "<task>-document", then "<task>", which it puts before documents too
         if isinstance(each, AbsTaskRetrieval):
             names = (task,) if task is not None else (name, INSTRUCTIONS.get(name, name))
             with instructions_of(encoder, names, must=task is not None):
@@ -342,12 +330,13 @@ def _said(error: Exception) -> str:
 
 @contextmanager
 def _quiet_hub(offline: bool) -> Iterator[None]:
-    """No progress bars, and no network where `offline`."""
+    """Hide progress bars, and block the network if `offline`."""
     before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
     bars = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
         if offline:
+            # both libraries read the variable only at import
             constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
         yield
     finally:

@@ -1,4 +1,4 @@
-"""The result of a suite: figures by system and task, means, comparisons of every pair; its file and its tables."""
+"""The result of a suite: figures per system and task, means, comparisons of every pair, its file and its tables."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TestedDifference:
     randomisation_p: float
     """The p-value of Fisher's randomisation test."""
     holm_p: float = 1.0
-    """The same p-value after Holm's correction over the rows of its table."""
+    """`randomisation_p` after Holm's correction over the rows of its table."""
 
     @property
     def verdict(self) -> Verdict:
@@ -55,14 +55,14 @@ class TestedDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskDifference(TestedDifference):
-    """Two systems on one task; `holm_p` is corrected over all tasks and pairs."""
+    """Two systems on one task. `holm_p` is corrected over all tasks and pairs."""
 
     task: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteDifference(TestedDifference):
-    """The system `a` less `b` over a suite, each query counting as much as it does in the mean over tasks."""
+    """The system `a` minus `b` over a suite. Each query has the weight that it has in the mean over tasks."""
 
     a: str
     b: str
@@ -71,11 +71,8 @@ class SuiteDifference(TestedDifference):
 
 
 def compare_systems(values: Mapping[str, Values], group_of: Mapping[str, str] | None = None) -> list[SuiteDifference]:
-    """Compare every pair of systems, the first named one as a; queries are resampled within tasks.
-
-    The intervals cover the choice of queries, not that of tasks. `values` is system -> task -> query id -> value, with
-    the same queries for all; the tasks of one group in `group_of` together count as one.
-    """
+    """Compare every pair of systems on the same queries. Tasks of one group in `group_of` count as one task."""
+    # queries are resampled within tasks: the intervals cover the choice of queries, not the choice of tasks
     found = [_compare(a, b, values[a], values[b], group_of or {}) for a, b in combinations(values, 2)]
     whole = holm([pair.randomisation_p for pair in found])
     by_task = iter(holm([task.randomisation_p for pair in found for task in pair.tasks]))
@@ -113,23 +110,23 @@ def _on_task(task: str, values: NDArray[np.float64]) -> TaskDifference:
 
 @dataclass(frozen=True)
 class SuiteResult:
-    """One suite, several systems."""
+    """The result of one suite for several systems."""
 
     suite: str
     headline: str
-    """Metric of the table: ndcg@10, or main for mteb's suites."""
+    """The metric of the table: ndcg@10, or main for mteb's suites."""
     scores: Mapping[str, Mapping[str, Evaluation]]
     """System -> task -> evaluation."""
     means: Mapping[str, Mapping[str, float]]
-    """System -> name of the mean -> mean of the headline, every group of tasks counting as much."""
+    """System -> name of the mean -> mean of the headline metric, with equal weight per group of tasks."""
     comparisons: Sequence[SuiteDifference] = ()
     notes: Sequence[str] = ()
     failures: Mapping[str, str] = field(default_factory=dict)
-    """System and task that could not be run -> why."""
+    """System and task -> reason of the failure."""
     precision: str | None = None
 
     def plain(self) -> dict[str, Any]:
-        """Everything but the values of single queries, as JSON can hold it."""
+        """Return all figures as JSON data, without the values per query."""
         return {
             "suite": self.suite,
             "headline": self.headline,
@@ -158,7 +155,7 @@ class SuiteResult:
         return path
 
     def text(self) -> str:
-        """Tables and notes for a terminal."""
+        """Return tables and notes for a terminal."""
         parts = [_scores(self)]
         if self.comparisons:
             parts.append(_comparisons(self))
@@ -170,7 +167,7 @@ class SuiteResult:
         return "\n\n".join(parts)
 
     def collection_text(self) -> str:
-        """The tables of one system or several on one collection, with all metrics."""
+        """Return the tables of one or more systems on one collection, with all metrics."""
         scores = {system: next(iter(own.values())) for system, own in self.scores.items()}
         metrics = list(next(iter(scores.values())).metrics)
         if len(scores) == 1:
@@ -197,7 +194,7 @@ def _plain(found: TestedDifference) -> dict[str, Any]:
 
 
 def _scores(result: SuiteResult) -> str:
-    """Tasks by systems, and the means below."""
+    """Return a table of tasks by systems, with the means below."""
     tasks = list(dict.fromkeys(task for found in result.scores.values() for task in found))
     rows: list[list[Cell]] = []
     for task in tasks:

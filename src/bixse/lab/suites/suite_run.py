@@ -1,4 +1,4 @@
-"""Evaluate systems on a suite: missing data is said first, finished tasks are read, the rest is run and compared."""
+"""Evaluate systems on a suite: list missing data, read finished tasks, run the rest, and compare."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 
 OUT_FOLDER = Path("runs") / "evaluation"
-"""The folder of a suite that mteb runs, if none is given: mteb needs one."""
+"""The default folder of mteb's suites, because mteb needs a folder."""
 ZERO_SHOT_EXCEPT = "MSMARCO"
-"""The task of BEIR that is left out of its zero-shot mean."""
+"""The task of BEIR that its zero-shot mean leaves out."""
 MTEB_METRIC = "main"
 """The metric by which mteb ranks a task."""
 
@@ -54,23 +54,23 @@ def evaluate_suite(
     protocol: Protocol = "judged",
     progress: ProgressBars | None = None,
 ) -> SuiteResult:
-    """Evaluate systems on a suite, with a verdict for every pair of them.
+    """Evaluate systems on a suite, with a verdict for every pair of systems.
 
-    Before a model is loaded every missing data set is listed with the command that brings it. With `out`, every
-    finished task is kept: called again, also with more systems, only what is not there is run.
+    All missing data sets are listed with their download commands before a model is loaded. Finished tasks are kept in
+    `out`: a second call, also with more systems, runs only the missing tasks.
 
     Args:
         systems: each as for `bixse.evaluate`.
         suite: a name in `bixse.SUITES`.
-        data: folder with a collection folder for each task, or with the official TREC files.
+        data: folder with a collection folder per task, or with the official TREC files.
         out: folder for results; None writes nothing (mteb's suites: runs/evaluation/<suite>).
         tasks: run only these; years for TREC.
-        download: fetch from the hub what `data` lacks.
-        protocol: what is searched in the suite trec-dl.
+        download: download missing data from the hub.
+        protocol: the corpus to search in the suite trec-dl.
         progress: as for `bixse.evaluate`.
 
     Raises:
-        InputError: no such suite or task, data that are missing or cannot be used, a model twice.
+        InputError: unknown suite or task, missing or unusable data, or the same model twice.
         ModelError: a model cannot be used.
         OutputExistsError: `out` holds another evaluation.
         StorageError: `out` cannot be written.
@@ -125,7 +125,7 @@ def evaluate_suite(
 def compare_on_task(
     systems: Sequence[System], task: Task, out: Path | None = None, progress: ProgressBars | None = None
 ) -> SuiteResult:
-    """Evaluate systems on one task; of several, each one's files go to <out>/<name and hash of the model>."""
+    """Evaluate systems on one task. Several systems have one folder each: <out>/<name and hash of the model>."""
     check_distinct(systems)
     scores = {}
     for system, shown in zip(systems, _shown_names(systems), strict=True):
@@ -142,19 +142,19 @@ def compare_on_task(
 
 
 def _shown_names(systems: Sequence[System]) -> list[str]:
-    """Return each system's label, or its name with the hash where two labels are equal."""
+    """Return each system's label, or its name with the hash if two labels are equal."""
     labels = [system.label for system in systems]
     return [system.label if labels.count(system.label) == 1 else system.name for system in systems]
 
 
 def _check_systems(systems: Sequence[System], plan: Plan) -> None:
-    """Refuse wrong models and tasks without instructions before the first task is run."""
+    """Refuse wrong models and tasks without instructions before the first task runs."""
     for system in systems:
         for source in plan.sources:
             system.check(source.instructions)
         if plan.tasks:
             _mteb_suite().mteb_model(system, plan.tasks)
-        if len(systems) > 1:  # one model in memory at a time
+        if len(systems) > 1:  # keep one model in memory at a time
             system.release()
 
 
@@ -192,7 +192,7 @@ def _means(suite: Suite, scores: Mapping[str, Evaluation]) -> dict[str, float]:
 
 
 def _compare(scores: Mapping[str, Mapping[str, Evaluation]], grouped: bool = True) -> list[SuiteDifference]:
-    """Compare on the tasks that all systems have; groups count as one where the suite's mean does so."""
+    """Compare on the tasks that all systems have. A group counts as one task if the suite's mean does so."""
     first = next(iter(scores.values()))
     shared = [task for task in first if all(task in own for own in scores.values()) and not task.endswith(WITHOUT)]
     common = [task for task in shared if all(PRIMARY_METRIC in own[task].per_query for own in scores.values())]
@@ -208,16 +208,16 @@ def _precision(systems: Sequence[System]) -> str | None:
 
 @dataclass(frozen=True)
 class Plan:
-    """The tasks of a suite, all of whose data are there."""
+    """The tasks of a suite with all data present."""
 
     sources: Sequence[TaskSource] = ()
     tasks: Sequence[Any] = ()
-    """The tasks that mteb runs; all others are `sources`."""
+    """The tasks that mteb runs. Other tasks are `sources`."""
     years: Sequence[Year] = ()
 
 
 def make_plan(suite: Suite, data: Path | None, names: Sequence[str] | None, download: bool, protocol: Protocol) -> Plan:
-    """Find the data of a suite; all missing data are listed in one InputError with the command that brings them."""
+    """Find the data of a suite. One InputError lists all missing data with the download commands."""
     if download and os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         raise InputError(
             "--download: got HF_HUB_OFFLINE set, which forbids it; expected it unset; fix: unset it, or fetch the "
@@ -273,13 +273,13 @@ def _mteb_suite() -> ModuleType:
 
 
 def _find(task: SuiteTask, data: Path) -> tuple[Path, str] | None:
-    """Return the folder and split of a task; None if a file is missing."""
+    """Return the folder and split of a task. None if a file is missing."""
     places = [(data / name, split) for name in task.folders for split in task.splits]
     return next((place for place in places if all(p.is_file() for p in files_of_split(*place).values())), None)
 
 
 def _chosen_tasks(suite: Suite, data: Path, names: Sequence[str] | None) -> list[SuiteTask]:
-    """Return the named tasks (a group by its name too), or all with the optional ones that are there."""
+    """Return the named tasks (also by group), or all tasks plus the optional ones that exist."""
     tasks = (*suite.tasks, *suite.optional)
     if names is None:
         return [task for task in tasks if task in suite.tasks or _find(task, data) is not None]
@@ -318,17 +318,17 @@ def _source(suite: Suite, task: SuiteTask, data: Path) -> TaskSource:
 
 
 SHORT_FOLDER = "beir-short"
-"""Of the data of a suite: the id lists of its short form."""
+"""The folder below the suite's data that holds the id lists of its short form."""
 
 
 def short_task(task: Task, name: str, data: Path, queries: int = QUERIES, passages: int = PASSAGES) -> Task:
-    """A task with one query set cut down; the id lists are written to <data>/beir-short."""
+    """Return a task with one query set, cut short. The id lists are written to <data>/beir-short."""
     (whole,) = task.query_sets
     cut = cut_collection(name, whole.qrels, (document for document, _ in task.documents()), queries, passages)
     made_from = {"queries": queries, "passages": passages, "files": dict(task.inputs)}
     lists = {"queries": cut.queries, "documents": cut.documents}
     content = {"task": name, "seed": SEED, "made from": made_from, "sha256": cut.content_hash, **lists}
-    with suppress(StorageError):  # the lists are for the reader: they come out the same each time
+    with suppress(StorageError):  # the lists are for the reader; every call makes the same ones
         write_atomically(data / SHORT_FOLDER / f"{name}-seed{SEED}.json", json.dumps(content) + "\n")
     kept = frozenset(cut.documents)
     own = replace(

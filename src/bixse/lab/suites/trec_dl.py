@@ -1,4 +1,4 @@
-"""TREC Deep Learning passages, 2019 to 2023: the official files, and the three protocols they are searched by."""
+"""TREC Deep Learning passages, 2019 to 2023: the official files, and three protocols to search them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from bixse.relevance import Qrels
 
 Protocol: TypeAlias = Literal["judged", "full", "rerank"]
-"""The corpus: the judged passages of all years, as in the BiXSE paper, the official corpora, or the official lists."""
+"""The corpus: the judged passages of all years (as in the BiXSE paper), the official corpora, or the official lists."""
 TREC_MIN_RELEVANT_GRADE = 2.0
-"""Grade 1 means "on topic, does not answer": the binary metrics of the track count from 2 on."""
+"""Grade 1 means "on topic, does not answer", so the track's binary metrics count grades from 2."""
 WITHOUT = " without duplicates"
-"""The end of the name of a year whose propagated judgements are taken back."""
+"""Suffix of a year's name if its propagated judgements are removed."""
 INSTRUCTION_NAMES = ("TREC-DL", "msmarco_passage")
 NIST = "https://trec.nist.gov/data/deep"
 MSMARCO = "https://msmarco.z22.web.core.windows.net/msmarcoranking"
@@ -41,16 +41,16 @@ CORPUS_V2_FOLDER = "msmarco_v2_passage"
 """The corpus of 2021 to 2023: 70 files msmarco_passage_00 to 69, one JSON object {pid, passage, ...} per line."""
 SHARDS_V2 = 70
 PASSAGES_FILE = "passages.jsonl"
-"""Passages that were looked up before, {_id, text} per line: with it, the corpora need not be there."""
+"""Passages from earlier look-ups, {_id, text} per line. They replace the corpora."""
 DUPLICATES_FILE = "msmarco-v2-passage-neardupes.txt"
-"""Classes of near-duplicates of the second corpus: class, passage, beginning of its text."""
+"""Classes of near-duplicates in the second corpus: class, passage, beginning of its text."""
 DUPLICATES_URL = f"https://ir.nist.gov/{DUPLICATES_FILE}.gz"
 CORPUS_SIZES = {1: 8_841_823, 2: 138_364_198}
 
 
 @dataclass(frozen=True)
 class Year:
-    """The files of one year; see `suites.toml`."""
+    """The files of one year, as described in `suites.toml`."""
 
     year: str
     corpus: int
@@ -62,7 +62,7 @@ class Year:
 
     @property
     def commands(self) -> dict[str, str]:
-        """File -> the command that brings it."""
+        """File -> its download command."""
         queries = self.queries if self.corpus == 2 else f"{self.queries}.gz"
         return {
             self.queries: f"curl -LO {MSMARCO}/{queries}",
@@ -75,7 +75,7 @@ YEARS = {year: Year(year, **files) for year, files in TABLES["years"].items()}
 
 
 def chosen_years(names: Sequence[str] | None) -> list[Year]:
-    """The years named, or all."""
+    """Return the named years, or all."""
     for name in names or ():
         if name not in YEARS:
             raise InputError(
@@ -85,14 +85,14 @@ def chosen_years(names: Sequence[str] | None) -> list[Year]:
 
 
 def missing_files(data: Path, years: Sequence[Year], protocol: Protocol) -> list[str]:
-    """Every missing file for a protocol, with the command that brings it; [] where all are there."""
+    """Return every missing file of a protocol with its download command."""
     missing = []
     for year in years:
         names = [year.queries, year.qrels, *([year.candidates] if protocol == "rerank" else [])]
         missing += [f"{name}: {year.commands[name]}" for name in names if _find_file(data, name) is None]
     known = _load_known_passages(data).keys() if protocol != "full" else set()
     for version in _versions(years):
-        if protocol == "rerank" and version == 1:  # its lists hold the passages
+        if protocol == "rerank" and version == 1:  # the lists of the first corpus contain the passages
             continue
         own = [year for year in years if year.corpus == version]
         sources = [year.candidates if protocol == "rerank" else year.qrels for year in own]
@@ -104,7 +104,7 @@ def missing_files(data: Path, years: Sequence[Year], protocol: Protocol) -> list
 
 
 def trec_sources(data: Path, years: Sequence[Year], protocol: Protocol) -> list[TaskSource]:
-    """The tasks of a protocol, each corpus read and encoded once for all its years."""
+    """Return the tasks of a protocol. Each corpus is read and encoded once for all its years."""
     reads = [partial(judged_pool, data, years)]
     if protocol == "full":
         reads = [partial(full_corpus, data, years, version) for version in _versions(years)]
@@ -114,11 +114,7 @@ def trec_sources(data: Path, years: Sequence[Year], protocol: Protocol) -> list[
 
 
 def judged_pool(data: Path, years: Sequence[Year]) -> Task:
-    """Return the task whose corpus is the judged passages of all years.
-
-    Where the classes of near-duplicates are there, years with propagated judgements are searched a second time without
-    them: one passage of each class stays, with the class's highest grade.
-    """
+    """Return the task with the judged passages of all years as corpus, and years without duplicates if known."""
     judged = {year.year: _judged(data, year) for year in years}
     wanted: dict[int, set[str]] = {version: set() for version in _versions(years)}
     for year in years:
@@ -139,7 +135,7 @@ def judged_pool(data: Path, years: Sequence[Year]) -> Task:
 
 
 def full_corpus(data: Path, years: Sequence[Year], version: int) -> Task:
-    """A full corpus with the queries of its years."""
+    """Return a full corpus with the queries of its years."""
     own = [year for year in years if year.corpus == version]
     return Task(
         f"msmarco-v{version}",
@@ -152,7 +148,7 @@ def full_corpus(data: Path, years: Sequence[Year], version: int) -> Task:
 
 
 def candidate_lists(data: Path, year: Year) -> Task:
-    """The official candidate lists of a year: 1,000 passages per query in 2019 and 2020, 100 since."""
+    """Return the official candidate lists of a year: 1,000 passages per query in 2019 and 2020, 100 since."""
     queries, qrels = _judged(data, year)
     candidates, passages = _candidates(data, year, qrels)
     if not candidates:
@@ -169,7 +165,7 @@ def candidate_lists(data: Path, year: Year) -> Task:
 def _pool_task(
     name: str, data: Path, sets: Sequence[QuerySet], files: Sequence[str], passages: Mapping[str, str]
 ) -> Task:
-    """A task whose corpus is few enough passages to hold and to hash."""
+    """Return a task with a corpus that is small enough to hold in memory and to hash."""
     content = hashlib.sha256(repr(list(passages.items())).encode("utf-8", "replace")).hexdigest()
     return Task(
         name,
@@ -182,7 +178,7 @@ def _pool_task(
 
 
 def collapse_duplicates(qrels: Qrels, stands_for: Mapping[str, str]) -> dict[str, dict[str, float]]:
-    """Judgements with one passage per class of duplicates, the one it `stands_for`, at the class's highest grade."""
+    """Return judgements with one passage per class (as in `stands_for`), with the class's highest grade."""
     collapsed: dict[str, dict[str, float]] = {query_id: {} for query_id in qrels}
     for query_id, judged in qrels.items():
         for name, grade in judged.items():
@@ -192,11 +188,9 @@ def collapse_duplicates(qrels: Qrels, stands_for: Mapping[str, str]) -> dict[str
 
 
 def trec_means(scores: Mapping[str, Evaluation]) -> dict[str, float]:
-    """Return the means over years, over all queries, and over years without duplicates.
-
-    The mean over queries is what evaluating all years' judgements as one file gives, as in the BiXSE paper.
-    """
+    """Return the means over years, over all queries, and over years without duplicates."""
     years = [score for name, score in scores.items() if not name.endswith(WITHOUT)]
+    # the BiXSE paper evaluates all years' judgements as one file, which gives the mean over queries
     values = [value for score in years for value in score.per_query[PRIMARY_METRIC].values()]
     means = {
         "mean over years": sum(score.metrics[PRIMARY_METRIC] for score in years) / len(years),
@@ -209,7 +203,7 @@ def trec_means(scores: Mapping[str, Evaluation]) -> dict[str, float]:
 
 
 def trec_notes(data: Path, years: Sequence[Year], protocol: Protocol) -> list[str]:
-    """Return notes for the reader: duplicates that could not be taken out, incomplete judgements."""
+    """Return notes on duplicates that could not be removed and on incomplete judgements."""
     notes = []
     if protocol == "judged" and any(year.propagated for year in years) and _find_file(data, DUPLICATES_FILE) is None:
         notes.append(
@@ -242,7 +236,7 @@ def _judged(data: Path, year: Year) -> tuple[dict[str, str], Qrels]:
 
 
 def _candidates(data: Path, year: Year, qrels: Qrels) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """The list per judged query, and the texts where the file holds them (2019 and 2020)."""
+    """Return the list per judged query, and the texts if the file holds them (2019 and 2020)."""
     path = _find_file(data, year.candidates)
     found: dict[str, list[str]] = {}
     passages: dict[str, str] = {}
@@ -266,7 +260,7 @@ def _passages_of(data: Path, year: Year, protocol: Protocol) -> set[str]:
 
 
 def _stands_for(passages: Mapping[str, str], classes: Mapping[str, str]) -> dict[str, str]:
-    """Passage of the pool -> the passage that stays for its class, of those that do not stay."""
+    """Return removed passage of the pool -> the passage that stays for its class."""
     members: dict[str, list[str]] = {}
     for name in passages:
         members.setdefault(classes.get(name, name), []).append(name)
@@ -284,12 +278,12 @@ def _hashes(data: Path, names: Sequence[str]) -> dict[str, str]:
 
 
 def _find_file(data: Path, name: str) -> Path | None:
-    """The file itself, or packed."""
+    """Return the file or its packed form. None if neither exists."""
     return next((path for path in (data / name, data / f"{name}.gz") if path.is_file()), None)
 
 
 def _read_lines(path: Path | None) -> Iterator[str]:
-    """Read the lines of a file; none where it is missing, which `missing_files` has said."""
+    """Read the lines of a file. A missing file has no lines: `missing_files` reports it."""
     if path is not None:
         with _opened(path) as file:
             for line in file:
@@ -302,7 +296,7 @@ def read_columns(path: Path | None, names: tuple[str, ...]) -> Iterator[tuple[st
         if line.strip():
             fields = tuple(line.split("\t", len(names) - 1))
             if len(fields) != len(names):
-                assert path is not None  # it has lines
+                assert path is not None  # the file has lines
                 error = InvalidFileError(path)
                 expected = f"{', '.join(names)}, tab-separated"
                 error.add(number, None, shorten(line), expected, "fetch the file again")
@@ -311,7 +305,7 @@ def read_columns(path: Path | None, names: tuple[str, ...]) -> Iterator[tuple[st
 
 
 def read_duplicates(path: Path, wanted: frozenset[str]) -> dict[str, str]:
-    """Wanted passage -> the passage that stands for its class, where that is another one."""
+    """Return wanted passage -> the passage that represents its class, without passages that represent themselves."""
     rows = (line.split(maxsplit=2) for line in _read_lines(path))
     return {row[1]: row[0] for row in rows if len(row) >= 2 and row[0] != row[1] and row[1] in wanted}
 
@@ -328,7 +322,7 @@ def _stream_corpus(data: Path, version: int) -> Iterator[tuple[str, str]]:
 
 
 def _missing_corpus(data: Path, version: int, wanted: Iterable[str] | None = None) -> list[str]:
-    """The missing files with their command; of `wanted` passages only those that hold them."""
+    """Return the missing corpus files with the command, limited to the files of the `wanted` passages."""
     if version == 1:
         command = f"curl -LO {MSMARCO}/collection.tar.gz && tar xzf collection.tar.gz"
         return [] if _find_file(data, CORPUS_V1) else [f"{CORPUS_V1}: {command}"]
@@ -350,7 +344,7 @@ def _load_known_passages(data: Path) -> dict[str, str]:
 
 
 def look_up_passages(data: Path, wanted: dict[int, set[str]]) -> dict[str, str]:
-    """The texts of `wanted` (version of the corpus -> ids); what had to be looked up is added to passages.jsonl."""
+    """Return the texts of `wanted` (corpus version -> ids). New look-ups are saved in passages.jsonl."""
     known = _load_known_passages(data)
     before = len(known)
     if lacking := wanted.get(1, set()) - known.keys():
@@ -370,7 +364,7 @@ def look_up_passages(data: Path, wanted: dict[int, set[str]]) -> dict[str, str]:
         )
     if len(known) > before:
         lines = (json.dumps({"_id": name, "text": text}, ensure_ascii=False) + "\n" for name, text in known.items())
-        with suppress(StorageError):  # a folder that cannot be written only costs the next look-up
+        with suppress(StorageError):  # a folder without write access only costs the next look-up
             write_atomically(data / PASSAGES_FILE, "".join(lines))
     return {name: known[name] for ids in wanted.values() for name in sorted(ids)}
 
@@ -381,7 +375,7 @@ def _find_shard(data: Path, shard: int) -> Path | None:
 
 
 def _place(name: str) -> tuple[int, int]:
-    """File and byte offset that the id of a passage of the second corpus holds."""
+    """Return the file number and the byte offset in a passage id of the second corpus."""
     try:
         shard, offset = name.removeprefix("msmarco_passage_").split("_")
         return int(shard), int(offset)
@@ -392,10 +386,10 @@ def _place(name: str) -> tuple[int, int]:
 
 
 def _passages_of_shard(path: Path, by_offset: dict[int, str]) -> Iterator[tuple[str, str]]:
-    """Id and text of the lines that begin at given offsets of the unpacked file."""
+    """Yield id and text of the lines at given byte offsets of the unpacked file."""
     with _opened(path) as file:
         for offset in sorted(by_offset):
-            file.seek(offset)  # in a packed file this reads on to there
+            file.seek(offset)  # a packed file is read up to the offset, so offsets are in order
             try:
                 row = json.loads(file.readline())
                 name, text = str(row["pid"]), str(row["passage"])
