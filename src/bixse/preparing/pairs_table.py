@@ -110,7 +110,7 @@ class PairsTable:
     def write(
         self, parts: Mapping[str, PairColumns], folder: Path, step: Callable[[int], None] | None = None
     ) -> dict[str, Path]:
-        """Write each part as Parquet below a folder; return output name -> file. `step` gets numbers of written rows."""
+        """Write each part as Parquet below a folder; return output name -> file. `step` gets the number of new rows."""
         written = {f"{name}.parquet": folder / f"{name}.new" for name in parts}
         with storage_errors(folder):
             for columns, target in zip(parts.values(), written.values(), strict=True):
