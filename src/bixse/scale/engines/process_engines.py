@@ -190,7 +190,7 @@ LAUNCHED = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|POR
 
 
 class RanksEngine(LocalEngine):
-    """An engine that does shards i, i + n, i + 2 n, ... as rank i of n; completion markers show what other ranks did."""
+    """An engine that does shards i, i + n, i + 2 n, ... as rank i of n; completion markers show the other ranks' shards."""
 
     def __init__(self, processes: int | None = 1, num_gpus: int = 0) -> None:
         super().__init__(processes, num_gpus)
