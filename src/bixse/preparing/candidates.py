@@ -81,10 +81,7 @@ def fuse(answers: Mapping[str, Mapping[str, float]], depth: int) -> list[Candida
 def keep_new(
     candidates: Sequence[Candidate], query: str, corpus: Mapping[str, bytes], known: Collection[str] = ()
 ) -> NewCandidates:
-    """Leave out known documents, and texts that equal the query or a better candidate up to white space.
-
-    `corpus` maps the ids of candidates and known documents to their `text_key`.
-    """
+    """Leave out known documents, and texts (`corpus`: id -> `text_key`) that equal the query or a better candidate."""
     known_texts = {corpus[document_id] for document_id in known if document_id in corpus}
     seen = {text_key(query)}
     kept = []
@@ -127,9 +124,7 @@ def choose(strategy: Strategy, document_ids: Sequence[str], count: int, seed: in
 
 
 def log_bands(first: int, end: int, count: int) -> list[range]:
-    """Cut the positions `first` to `end` - 1, from 0, into bands whose lengths grow by a constant factor in rank.
-
-    Each band holds one position or more; `count` is 1 to `end - first`.
+    """Cut positions `first` to `end` - 1, from 0, into `count` nonempty bands that grow by a constant factor in rank.
 
     Example:
         >>> [(band[0] + 1, band[-1] + 1) for band in log_bands(2, 100, 6)]

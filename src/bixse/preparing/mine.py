@@ -43,7 +43,7 @@ WORK = ".searching"
 
 @dataclass(frozen=True)
 class MineResult:
-    """The outcome of a mining run: the pairs to grade, and the counts of what was left out."""
+    """The outcome of a mining run: the pairs to grade, and the numbers of candidates left out."""
 
     path: str
     pairs: int
@@ -68,7 +68,7 @@ class MineResult:
     """Pending shards of other ranks; there are no pairs until these are done."""
 
     def text(self) -> str:
-        """Return a table of the pairs by band of rank, and the counts of what was left out."""
+        """Return a table of the pairs per band of rank, and the numbers of candidates left out."""
         labels = list(self.runs)
         rows: list[list[str | int]] = [
             [band, counts["pairs"], *(counts[label] for label in labels)] for band, counts in self.bands.items()
@@ -135,7 +135,7 @@ def _mine(config: MineConfig, out: Path, progress: ProgressBars | None) -> MineR
     if waiting:
         return MineResult(path.name, 0, len(inputs.queries), {}, [], 0, 0, 0, inputs.empty_documents, {}, warnings,
                           waiting=waiting)  # fmt: skip
-    with alone_in(out / WORK, wait=True):
+    with alone_in(out / WORK, wait=True):  # one rank selects, the others wait and read its result
         if place.shared and (found := _open(config, labels, out, precision)).status == "finished":
             shutil.rmtree(out / WORK, ignore_errors=True)
             return found.result(MineResult, lambda _: [path.name])  # another rank was faster

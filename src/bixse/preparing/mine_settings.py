@@ -105,7 +105,7 @@ class MineConfig(ShardedEncodingSettings):
 
     @property
     def count(self) -> int:
-        """Documents per query."""
+        """Return the number of documents per query."""
         if self.per_query is None:
             return 1 if self.strategy == "one" else PER_QUERY
         return self.per_query
@@ -134,7 +134,7 @@ def splits_of(collection: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class MineInputs:
-    """The texts to mine from."""
+    """The texts to mine pairs from."""
 
     documents: int
     """Number of documents in the corpus, empty ones included."""

@@ -128,7 +128,7 @@ def summarise_scores(
         raise InputError("scores: got none; expected at least one; fix: check pos_scores and neg_scores")
     looks_like, reason = _looks_like(scores)
     with np.errstate(over="ignore"):
-        spread = float(scores.std())
+        spread = float(scores.std())  # squares of huge scores overflow
     return ScoreSummary(
         count=len(scores),
         lowest=float(scores.min()),

@@ -39,8 +39,6 @@ KNOWN_NAMES = (BM25_NAME, "demo")
 def retriever_labels(names: Sequence[str]) -> dict[str, str]:
     """Return label -> retriever in the given order; labels stand in file names and in the column `source`.
 
-    A label is the last part of a path, with as many parts before it as two paths need to differ.
-
     Example:
         >>> retriever_labels(["bm25", "runs/a/model", "runs/b/model"])
         {'bm25': 'bm25', 'a-model': 'runs/a/model', 'b-model': 'runs/b/model'}
@@ -53,6 +51,7 @@ def retriever_labels(names: Sequence[str]) -> dict[str, str]:
                 f"fix: did you mean {close[0]!r}?"
             )
     parts = {name: [part for part in Path(name).parts if part not in ("/", ".", "..")] or ["model"] for name in names}
+    # A label is the last part of a path, with as many parts before it as two paths need to differ.
     for length in range(1, max(map(len, parts.values()), default=0) + 1):
         labels = [re.sub(r"[^\w.-]+", "-", "-".join(parts[name][-length:])).lstrip(".-") or "model" for name in names]
         if len(set(labels)) == len(names):
@@ -100,10 +99,7 @@ def search_words(
 def open_dense(
     name: str, config: MineConfig, folder: Path, corpus: str, documents: int, precision: str
 ) -> CorpusSearch:
-    """Load the encoder of a retriever other than BM25, with the instructions of the task if it has instructions.
-
-    An index must be of this corpus (`corpus`: hash of its file), and of the same `max_length`.
-    """
+    """Load the encoder of a retriever other than BM25, with the instructions of the task; `corpus` is a file's hash."""
     path = Path(name)
     if is_index(path):
         encoder, own = _open_index(path, config, corpus)
@@ -156,16 +152,13 @@ def found_ids(paths: Iterable[Path]) -> set[str]:
 
 
 def read_answers(paths: Mapping[str, Path], queries: Mapping[str, str]) -> Iterator[dict[str, dict[str, float]]]:
-    """Yield per query label -> document id -> score of every retriever; one query is in memory at a time.
-
-    `queries` are in the order of the files, which skip the queries without an answer.
-    """
+    """Yield per query label -> document id -> score; `queries` are in file order, and one at a time is in memory."""
     runs = {label: _run_of(path) for label, path in paths.items()}
     following = {label: next(run, None) for label, run in runs.items()}
     for query_id in queries:
         found = {}
         for label, answer in following.items():
-            if answer is not None and answer[0] == query_id:
+            if answer is not None and answer[0] == query_id:  # files skip queries without an answer
                 found[label] = answer[1]
                 following[label] = next(runs[label], None)
         yield found

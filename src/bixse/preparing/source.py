@@ -78,7 +78,7 @@ class Judgement:
     status: str = "graded"
     """"graded", or the reason for no grade: "no-option", "off-scale", "no-probabilities", ... as judges answer."""
     probabilities: tuple[float, ...] = ()
-    """Raw probability of each grade from lowest to highest, evenly spaced on the scale; empty where not known."""
+    """Raw probability of each grade from lowest to highest, evenly spaced on the scale; empty if unknown."""
     orders: tuple[tuple[str, tuple[float, ...]], ...] = ()
     """Name of each input order and its raw probabilities, if the pair was asked in several orders."""
     low: float | None = None
@@ -133,7 +133,7 @@ class JudgementRows:
 
     def content_hash(self) -> str:
         """Return the SHA-256 of the file, or of every field of every row."""
-        written = "".join(map(repr, self._rows)).encode("utf-8", "surrogatepass")
+        written = "".join(map(repr, self._rows)).encode("utf-8", "surrogatepass")  # texts may hold half surrogates
         return self._content or hashlib.sha256(written).hexdigest()
 
 
@@ -449,7 +449,7 @@ def _line_blocks(path: Path) -> Iterator[tuple[pa.Array, int]]:
         blocks = pacsv.open_csv(
             content,
             pacsv.ReadOptions(column_names=["line"], block_size=LINES_BYTES, use_threads=False),
-            pacsv.ParseOptions(delimiter="\x01", quote_char=False, ignore_empty_lines=False),  # never in JSON lines
+            pacsv.ParseOptions(delimiter="\x01", quote_char=False, ignore_empty_lines=False),  # JSON escapes \x01
             pacsv.ConvertOptions(column_types={"line": pa.string()}),
         )
         for batch in blocks:

@@ -170,6 +170,7 @@ def load_optimizer(checkpoint: Path, loss: nn.Module, optimizer: Any, scheduler:
     for name, found in reader.read_metadata().state_dict_metadata.items():
         if name.startswith(f"{STATE}.") and isinstance(found, TensorStorageMetadata):
             parameter = trained[name.split(".", 2)[2]].detach()
+            # Adam's step count is a scalar, which is not sharded.
             alike = isinstance(parameter, DTensor) and found.size == parameter.shape
             tensors[name] = torch.zeros_like(parameter) if alike else torch.zeros(found.size)
     _read(checkpoint, tensors)
@@ -182,7 +183,7 @@ def load_optimizer(checkpoint: Path, loss: nn.Module, optimizer: Any, scheduler:
     optimizer.load_state_dict({**given, "state": state})
     scheduler.load_state_dict(json.loads((checkpoint / SCHEDULE_FILE).read_bytes()))
     for group, rate in zip(optimizer.param_groups, scheduler.get_last_lr(), strict=True):
-        group["lr"] = rate
+        group["lr"] = rate  # a scheduler's state does not set the optimizer's rates
 
 
 def _trained(loss: nn.Module) -> dict[str, nn.Parameter]:

@@ -62,7 +62,7 @@ class EngineSettings(PlaceSettings):
 
     @property
     def in_shards(self) -> bool:
-        """True if a setting asks for several processes or parts."""
+        """Return True if a setting asks for several processes or parts."""
         return self.engine != "local" or self.shards is not None or (self.processes or 1) > 1
 
     def chosen_engine(self, here: bool = False) -> Engine:

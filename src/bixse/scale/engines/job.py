@@ -150,7 +150,7 @@ def attempt(job: Job[Shard, Result], shard: Shard, kept: Any) -> Ended[Shard, Re
     try:
         result = job.run(shard, kept)
         job.mark(shard)
-    except BixseError:
+    except BixseError:  # a full disk or a wrong setting would fail every shard
         raise
     except Exception as error:
         said = " ".join(f"{type(error).__name__}: {error}".split())

@@ -140,7 +140,7 @@ def _spread(
                 yield future.result()
     except BaseException:
         for worker, _ in busy.values():
-            worker.send(signal.SIGINT)
+            worker.send(signal.SIGINT)  # lets a shard write its checkpoint
         wait(busy, timeout=PATIENCE)
         for future, (worker, _) in busy.items():
             if not future.done():
@@ -190,7 +190,7 @@ LAUNCHED = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|POR
 
 
 class RanksEngine(LocalEngine):
-    """An engine that does shards i, i + n, i + 2 n, ... as rank i of n; completion markers show the other ranks' shards."""
+    """An engine that does shards i, i + n, i + 2 n, ... as rank i of n; completion markers show other ranks' shards."""
 
     def __init__(self, processes: int | None = 1, num_gpus: int = 0) -> None:
         super().__init__(processes, num_gpus)

@@ -189,7 +189,7 @@ class CorpusSearch:
             return do_shards(self.job, self.documents, place, store, progress, title)[1]
 
     def runs(self, query_ids: Sequence[str], exclude_self: bool) -> Iterator[Ranking]:
-        """Yield the answers per block of queries after all shards; `exclude_self` drops the document with the query's id."""
+        """Yield the answers per block of queries after all shards; `exclude_self` drops the query's own document."""
         ids = read_table(self.job.texts, ["id"])["id"].cast(pa.large_string()).combine_chunks()  # may pass 2 GiB
         shards, depth = -(-self.documents // self.job.rows), self.job.depth - exclude_self
         for start in range(0, len(query_ids), QUERIES_TOGETHER):
@@ -217,11 +217,7 @@ def do_shards(
     progress: ProgressBars | None = None,
     title: str = "encode documents",
 ) -> tuple[int, int]:
-    """Do this engine's share of the shards of a corpus, in this process with the encoder of `store`.
-
-    Return the number of encoded texts and of pending shards of other ranks; raise IncompleteError if a shard failed
-    twice, after the others are done.
-    """
+    """Do this engine's share of the shards, here with `store`; return numbers of encoded texts and pending shards."""
     shards = range(-(-documents // job.rows))
     sizes = {shard: min(job.rows, documents - shard * job.rows) for shard in place.share(shards)}
     step = progress(title, sum(sizes.values())) if progress is not None and sizes else None

@@ -285,7 +285,7 @@ class IndexFiles:
         return found
 
     def documents(self, rows: Sequence[int]) -> list[tuple[str, Document]]:
-        """Return ids and documents of the rows, in their order."""
+        """Return ids and documents of the rows, in the order of `rows`."""
         found: dict[int, tuple[str, Document]] = {}
         size = self._texts.metadata.row_group(0).num_rows
         for group in sorted({row // size for row in rows}):

@@ -66,7 +66,7 @@ class IndexSystem(System):
 
     @property
     def name(self) -> str:
-        """Return the last part of the folder or address, and some digits of a hash of encoder, corpus and kind of search."""
+        """Return the last part of folder or address, and digits of a hash of encoder, corpus and kind of search."""
         digest = hashlib.sha256(repr(sorted(self.inputs.items())).encode()).hexdigest()
         return f"{'-'.join(Path(self.label).name.split())}-{digest[:HASH_DIGITS]}"
 
@@ -117,7 +117,7 @@ def open_index_system(
 
 
 class ShardedSystem(EncoderSystem):
-    """An encoder that searches an index of the evaluated corpus, which an engine makes in a folder."""
+    """An encoder that searches an index of the evaluated corpus; an engine makes the index in a folder."""
 
     def __init__(self, system: EncoderSystem, folder: Path) -> None:
         super().__init__(

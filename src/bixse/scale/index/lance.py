@@ -1,4 +1,4 @@
-"""An index in a table of LanceDB, which is files on a disk."""
+"""The index in a table of LanceDB, which is files on a disk."""
 
 from __future__ import annotations
 

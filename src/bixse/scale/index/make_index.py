@@ -166,7 +166,7 @@ def _building(out: Path, job: EncodeShards, shared: bool) -> Iterator[None]:
     was_there = out.exists()
     with alone_in(out):
         try:
-            if not is_marked(job.texts, job.fingerprint()):  # of another corpus or encoder
+            if not is_marked(job.texts, job.fingerprint()):  # left by a call with another corpus or encoder
                 shutil.rmtree(job.folder, ignore_errors=True)
             yield
         except InputError:  # the same call would be refused again

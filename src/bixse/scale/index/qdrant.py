@@ -1,4 +1,4 @@
-"""An index in a collection of a Qdrant server."""
+"""The index in a collection of a Qdrant server."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class VectorStore(Protocol):
     def embeddings(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]: ...
 
     def documents(self, rows: Sequence[int]) -> list[tuple[str, Document]]:
-        """Return ids and documents of the rows, in their order."""
+        """Return ids and documents of the rows, in the order of `rows`."""
         ...
 
     def ids(self, rows: Sequence[int]) -> list[str]: ...
@@ -184,9 +184,9 @@ def score_rows(
     queries: npt.NDArray[np.float32], rows: npt.NDArray[np.int64], files: IndexFiles | VectorStore
 ) -> Answers:
     """Return inner products of (Q, D) queries and the documents of (Q, k) rows, and the rows; the highest first."""
-    embeddings = files.embeddings(np.maximum(rows, 0).ravel()).reshape(*rows.shape, -1)
+    embeddings = files.embeddings(np.maximum(rows, 0).ravel()).reshape(*rows.shape, -1)  # -1 fills short rows
     scores = np.einsum("qd,qkd->qk", queries, embeddings)
-    order = np.lexsort((rows, -scores), axis=1)
+    order = np.lexsort((rows, -scores), axis=1)  # ties by row, as in `exact_search`
     return np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1)
 
 
@@ -211,7 +211,7 @@ def nothing_there(address: StoreAddress) -> InputError:
 
 
 def incomplete(address: StoreAddress, found: object, expected: object) -> InputError:
-    """Return the error for documents that are missing."""
+    """Return the error for missing documents."""
     return InputError(
         f"{address}: got {found}; expected {expected}; fix: run the same `bixse index ... --to {address}` again, which "
         "goes on where it stopped; if documents were deleted, delete the whole first"
