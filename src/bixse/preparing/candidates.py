@@ -22,8 +22,8 @@ RRF_CONSTANT = 60
 Strategy = Literal["spread", "top", "hard-negatives", "one"]
 """The way to select the documents of a query.
 
-spread: a quarter from the top, and one document from each of log-spaced bands of ranks, so that all grades occur;
-top: the best; hard-negatives: the best that are not known; one: a single document from a band drawn at random.
+spread takes a quarter from the top, and one document from each of log-spaced bands of ranks, so that all grades
+occur. top takes the best, hard-negatives the best that are not known, one a single document from a random band.
 """
 SINGLE_BANDS = 7
 """The number of bands for the strategy "one": 1, 2-3, 4-6, 7-13, 14-26, 27-51, 52-100 for 100 candidates."""

@@ -276,8 +276,8 @@ def texts_in(
 ) -> Iterator[tuple[int, str, str, str]]:
     """Yield number, id, title and text per row of a file; `columns` is `DOCUMENT` or `QUERY`.
 
-    The file is a table (.jsonl, .parquet, or .csv and .tsv with a header), or a .tsv or .txt of id and text, or of
-    MS MARCO's id, address, title and body. `errors` takes the unreadable rows.
+    The file is a table: .jsonl, .parquet, or .csv and .tsv with a header. A .tsv or .txt without a header holds id and
+    text, or MS MARCO's id, address, title and body. `errors` takes the unreadable rows.
     """
     kind = kind_of(path)
     if kind in (".tsv", ".txt") and not _has_header(path, columns[0]):

@@ -35,7 +35,7 @@ START_TRIES = 3
 
 
 class RayEngine(Engine):
-    """An engine over a cluster; a connection of this process is used again. `processes` None means as many as fit."""
+    """An engine over a Ray cluster; it uses an existing connection. `processes` None means as many as fit."""
 
     def __init__(
         self, address: str = "auto", processes: int | None = None, num_cpus: int = 1, num_gpus: int = 0

@@ -58,7 +58,10 @@ class ShardEncoder(NamedTuple):
 
 @dataclass(frozen=True)
 class EncodeShards(Job[int, int]):
-    """Encode documents: those from `rows * n` on become the n-th file of embeddings; return the number encoded."""
+    """Encode documents: shard n, from document `rows * n` on, becomes the n-th file of embeddings.
+
+    `run` returns the number of encoded texts.
+    """
 
     folder: Path
     """Folder of the texts and the embeddings."""
@@ -113,7 +116,7 @@ class EncodeShards(Job[int, int]):
 
 @dataclass(frozen=True)
 class SearchShards(EncodeShards):
-    """Search documents: shard n holds the best `depth` from `rows * n` on per query, without empty documents.
+    """Search documents: shard n finds the `depth` best nonempty documents per query, from document `rows * n` on.
 
     The file of texts is in the folder above `folder`, so that several encoders share it.
     """
