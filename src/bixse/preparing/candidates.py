@@ -1,6 +1,6 @@
-"""Candidates of a query: the rankings of several retrievers fused into one, each text once, and the choice among them.
+"""The candidates of a query: rankings of several retrievers fused into one, each text once, and the selected documents.
 
-The choice is decided by the seed, the query and its documents alone.
+Seed, query and documents alone decide the selection.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 RRF_CONSTANT = 60
 """k of reciprocal rank fusion, the value of Cormack, Clarke and Büttcher 2009 (doi:10.1145/1571941.1572114)."""
 Strategy = Literal["spread", "top", "hard-negatives", "one"]
-"""How the documents of a query are chosen.
+"""The way to select the documents of a query.
 
-spread: a quarter from the top, the rest drawn one from each of log-spaced bands of ranks, so that all grades occur;
-top: the best; hard-negatives: the best that are not known; one: a single document from a band drawn at random.
+spread takes a quarter from the top, and one document from each of log-spaced bands of ranks, so that all grades
+occur. top takes the best, hard-negatives the best that are not known, one a single document from a random band.
 """
 SINGLE_BANDS = 7
-"""Bands that the strategy "one" draws from: 1, 2-3, 4-6, 7-13, 14-26, 27-51, 52-100 for 100 candidates."""
+"""The number of bands for the strategy "one": 1, 2-3, 4-6, 7-13, 14-26, 27-51, 52-100 for 100 candidates."""
 
 
 @dataclass(frozen=True)
@@ -35,32 +35,29 @@ class Candidate:
 
     document_id: str
     rank: int
-    """Place in the fused ranking, from 1; what is left out later leaves a gap."""
+    """Rank in the fused ranking, from 1. Documents left out later leave a gap."""
     found_by: Mapping[str, int]
-    """Retriever -> place in its own ranking, from 1."""
+    """Retriever -> rank in its own ranking, from 1."""
 
     @property
     def source(self) -> str:
-        """The retrievers and their ranks, as the column `source` holds them."""
+        """Return the retrievers and their ranks in the form of the column `source`."""
         return ",".join(f"{label}:{rank}" for label, rank in self.found_by.items())
 
 
 @dataclass(frozen=True)
 class NewCandidates:
-    """The candidates of a query that may be chosen, best first, and the number of the others."""
+    """The candidates of a query that may be selected, best first, and the numbers of candidates left out."""
 
     candidates: Sequence[Candidate]
     known: int
-    """Left out: known pairs, and copies of a known document's text."""
+    """Known pairs, and copies of a known document's text."""
     copies: int
-    """Left out: the same text as a better candidate, or as the query itself."""
+    """Copies of the text of a better candidate, or of the query itself."""
 
 
 def fuse(answers: Mapping[str, Mapping[str, float]], depth: int) -> list[Candidate]:
-    """Fuse the answers of several retrievers to one query by reciprocal rank, best first, to `depth` places.
-
-    A document scores the sum of 1 / (60 + rank) over the retrievers that found it (Cormack et al. 2009). Equal sums
-    are ordered by document id descending, as trec_eval orders ties. `answers`: retriever -> document id -> score.
+    """Fuse `answers` (retriever -> document id -> score) to one query by reciprocal rank; return the best `depth`.
 
     Example:
         >>> found = fuse({"bm25": {"a": 9.0, "b": 8.0}, "demo": {"b": 0.7, "c": 0.6}}, depth=2)
@@ -71,10 +68,12 @@ def fuse(answers: Mapping[str, Mapping[str, float]], depth: int) -> list[Candida
     for label, scores in answers.items():
         for rank, document_id in enumerate(ranked(scores)[:depth], start=1):
             ranks.setdefault(document_id, {})[label] = rank
+    # Cormack et al. 2009: the sum of 1 / (60 + rank) over the retrievers that found the document.
     sums = {
         document_id: math.fsum(1 / (RRF_CONSTANT + rank) for rank in found.values())
         for document_id, found in ranks.items()
     }
+    # Equal sums are ordered by document id descending, as trec_eval orders ties.
     best = sorted(ranks, key=lambda document_id: (sums[document_id], document_id), reverse=True)[:depth]
     return [Candidate(document_id, rank, ranks[document_id]) for rank, document_id in enumerate(best, start=1)]
 
@@ -82,10 +81,7 @@ def fuse(answers: Mapping[str, Mapping[str, float]], depth: int) -> list[Candida
 def keep_new(
     candidates: Sequence[Candidate], query: str, corpus: Mapping[str, bytes], known: Collection[str] = ()
 ) -> NewCandidates:
-    """Leave out known documents, the query's own text, and texts that a better candidate has, white space aside.
-
-    `corpus`: document id -> `text_key` of its text, of the candidates and the known documents.
-    """
+    """Leave out known documents, and texts (`corpus`: id -> `text_key`) that equal the query or a better candidate."""
     known_texts = {corpus[document_id] for document_id in known if document_id in corpus}
     seen = {text_key(query)}
     kept = []
@@ -101,15 +97,12 @@ def keep_new(
 
 
 def text_key(text: str) -> bytes:
-    """Return a key that is the same for texts that differ in white space alone, and for no others."""
+    """Return a key that texts share if and only if they differ in white space alone."""
     return blake2b(" ".join(text.split()).encode("utf-8"), digest_size=16).digest()
 
 
 def choose(strategy: Strategy, document_ids: Sequence[str], count: int, seed: int, query_id: str) -> list[int]:
-    """Return positions of the documents to take, from 0, rising; all of at most `count` documents. "one" takes one.
-
-    Draws compare SHA-256 hashes of seed, query id and document id, the smallest is taken. So the choice depends on
-    nothing else: no other query, no order of queries, no version of a random generator.
+    """Return ascending positions, from 0, of the selected documents: at most `count`, and one for the strategy "one".
 
     Example:
         >>> ids = [f"d{rank}" for rank in range(1, 101)]
@@ -131,9 +124,7 @@ def choose(strategy: Strategy, document_ids: Sequence[str], count: int, seed: in
 
 
 def log_bands(first: int, end: int, count: int) -> list[range]:
-    """Cut the positions `first` to `end` - 1, from 0, into bands whose lengths grow by a constant factor in rank.
-
-    Each holds one position at least: `count` is 1 to `end - first`.
+    """Cut positions `first` to `end` - 1, from 0, into `count` nonempty bands that grow by a constant factor in rank.
 
     Example:
         >>> [(band[0] + 1, band[-1] + 1) for band in log_bands(2, 100, 6)]
@@ -159,6 +150,7 @@ def rank_band(rank: int) -> str:
 
 
 def _drawn(band: range, document_ids: Sequence[str], seed: int, query_id: str) -> int:
+    # Hashes of seed, query and document decide: no other query, order or version of a random generator does.
     return min(band, key=lambda position: _hash(seed, query_id, document_ids[position]))
 
 

@@ -1,4 +1,4 @@
-"""`convert`: from a source of judgements to graded pairs or a collection, in bounded memory."""
+"""Convert a source of judgements to graded pairs or a collection, in bounded memory."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from bixse.progress import ProgressBars
 
 STATE = ".part"
-"""Folder inside the output folder that holds what was read, until all is written."""
+"""Folder of work files inside the output folder, until all output is written."""
 ERRORS_FILE = "errors.jsonl"
-"""Rows that could not be read, where they were left out."""
+"""Rows that could not be read and were left out."""
 TRAIN_FILE = "train.yaml"
-"""Settings with which `bixse train` takes the pairs."""
+"""Settings for `bixse train` on the pairs."""
 BINS = 10
 _WHAT = {
     TRAIN_FILE: "settings for `bixse train`",
@@ -43,9 +43,9 @@ _WHAT = {
     "corpus.jsonl": "documents",
     "queries.jsonl": "queries",
 }
-"""What a file holds, by its name."""
+"""File name -> content."""
 _FILES_SHOWN = 5
-"""Files whose errors a message lists."""
+"""Maximum number of files whose errors a message lists."""
 
 
 @dataclass(frozen=True)
@@ -56,34 +56,33 @@ class ConvertResult:
     """Name, citation and licence of the source, its settings and files."""
     judgements: int
     statuses: Mapping[str, int]
-    """Judgements by status; only "graded" ones are pairs."""
+    """Number of judgements per status; only "graded" judgements are pairs."""
     errors: int
     parts: Mapping[str, Mapping[str, Any]]
-    """Part -> rows, queries, rows by task, and a histogram of relevance in tenths."""
+    """Part -> rows, queries, rows per task, and a histogram of relevance in tenths."""
     transforms: list[Mapping[str, Any]]
     files: Mapping[str, str]
-    """What each output file holds, by its name."""
+    """Output file -> content."""
     warnings: list[str] = field(default_factory=list)
     reused: bool = False
-    """The same conversion was finished before; nothing was read."""
+    """True if the same conversion was finished before; nothing was read."""
     errors_shown: str = ""
-    """In a dry run: the first errors."""
+    """The first errors of a dry run."""
 
 
 def convert(settings: ConvertSettings, out: str | Path | None, progress: ProgressBars | None = None) -> ConvertResult:
     """Convert a source to graded pairs or a collection.
 
-    Transforms look at a few numbers per row; texts are never in memory together. A run that was stopped leaves nothing
-    and begins anew.
+    Memory holds a few numbers per row and never all texts. A stopped run leaves nothing and starts from the beginning.
 
     Args:
-        settings: what to convert, and how.
-        out: output folder; None looks at the source without writing.
+        settings: source, output form and transforms.
+        out: output folder; None reads the source without writing.
         progress: makes a progress callback from a title and a number of bytes.
 
     Raises:
-        InputError: a path or option that cannot be used, rows that cannot be read (unless they are to be skipped), ids
-            or relevances that contradict each other, or nothing that is left.
+        InputError: a path or option that cannot be used, rows that cannot be read (unless they are skipped), ids or
+            relevances that contradict each other, or no rows left.
         OutputExistsError: `out` holds another run.
         StorageError: `out` cannot be written.
 
@@ -184,7 +183,7 @@ def _read(
     folder: Path,
     progress: ProgressBars | None,
 ) -> tuple[PairsTable, dict[str, Any]]:
-    """Read the files of a source one after the other; the graded pairs, and what was counted by file."""
+    """Read the files of a source in order; return the graded pairs and the counts per file."""
     bar = _Bar(progress, f"read {source.name}", source.files)
     files: dict[str, Any] = {}
     with PairsTable.filled(mapping.database, folder / "read.parquet") as pairs:
@@ -240,7 +239,7 @@ def _write_train_file(target: Path, source: Source, tasks: Mapping[str, Mapping[
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Raise Ctrl-C as such: duckdb makes a plain RuntimeError of a KeyboardInterrupt that comes while it works."""
+    """Raise KeyboardInterrupt for Ctrl-C: duckdb turns one that comes during a query into a plain RuntimeError."""
     try:
         yield
     except RuntimeError as error:
@@ -251,22 +250,22 @@ def _interruptible() -> Iterator[None]:
 
 @contextmanager
 def _work_folder(out: Path) -> Iterator[Path]:
-    """A folder inside the output folder, held against other processes; it goes at the end."""
+    """Yield a folder inside the output folder, locked against other processes; delete it at the end."""
     state = out / STATE
     with alone_in(out, f"{STATE}/lock"):
         try:
-            shutil.rmtree(state / "work", ignore_errors=True)  # of a run that was killed
+            shutil.rmtree(state / "work", ignore_errors=True)  # a killed run may have left it
             with storage_errors(out):
                 (state / "work").mkdir()
             yield state / "work"
         finally:
             shutil.rmtree(state, ignore_errors=True)
             with suppress(OSError):
-                out.rmdir()  # where nothing was written
+                out.rmdir()  # fails unless nothing was written
 
 
 class _Bar:
-    """A progress bar over the bytes of several files, which appears with its first step."""
+    """A progress bar over the bytes of several files; it appears with its first step."""
 
     def __init__(self, progress: ProgressBars | None, title: str, files: Iterable[Path]) -> None:
         self._make, self._title = progress, title
@@ -285,7 +284,7 @@ class _Bar:
 
 
 def _laps(timings: dict[str, float]) -> Callable[[str], None]:
-    """Return a function that adds the seconds since its last call to a stage."""
+    """Return a function that adds the seconds since its last call to the time of a stage."""
     last = time.perf_counter()
 
     def lap(stage: str) -> None:
@@ -297,12 +296,12 @@ def _laps(timings: dict[str, float]) -> Callable[[str], None]:
 
 
 class ErrorsFile:
-    """The errors of several files as one file of JSON lines, and the first of each for messages."""
+    """The errors of several files as one file of JSON lines, and the first errors of each file for messages."""
 
     def __init__(self, path: Path, names: Mapping[Path, str]) -> None:
         self.path, self.names = path, names
         self.lists: list[InvalidFileError] = []
-        """The errors by file, in the order in which the files were read."""
+        """Errors per file, in reading order."""
         with storage_errors(path):
             self._out = path.open("w", encoding="utf-8")
 
@@ -319,7 +318,7 @@ class ErrorsFile:
 
 
 class _WrittenError(InvalidFileError):
-    """The errors of one file, each of which is written down."""
+    """The errors of one file; each is written to the file of all errors."""
 
     def __init__(self, path: Path, name: str, out: TextIO) -> None:
         super().__init__(path)

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 PartName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[\w-]+$")]
-"""A name of a file."""
+"""Name of a part, and of its file."""
 
 
 def _shares(value: Any) -> Any:
-    """Return parts and shares of words such as train=0.8."""
+    """Parse words such as train=0.8 into parts and shares."""
     if not isinstance(value, (list, tuple)):
         return value
     words = [str(word).partition("=") for word in value]
@@ -43,12 +43,12 @@ def _shares(value: Any) -> Any:
 class ConvertSettings(Settings):
     """Settings of a conversion.
 
-    Transforms are applied in this order: dedup, noise, cutoff, size, binarise, split. Another order takes two
-    conversions, the second one of the source "pairs".
+    Transforms apply in this order: dedup, noise, cutoff, size, binarise, split. For another order, convert twice, the
+    second time from the source "pairs".
 
     Raises:
         ValueError: an unknown source, or a value out of range (of pydantic; `ConvertSettings.load` raises ConfigError).
-        InputError: settings that do not go together.
+        InputError: settings that contradict each other.
 
     Example:
         >>> ConvertSettings(source="e5", path="echo-data", cutoff=0.7, split={"train": 0.9, "dev": 0.1}).form
@@ -135,7 +135,7 @@ class ConvertSettings(Settings):
 
     @property
     def takes_scale(self) -> bool:
-        """True if the scale is the source's; the scale of "pairs" is for the qrels of a collection alone."""
+        """Return True if `scale` describes the source; for "pairs" it describes the qrels of a collection alone."""
         return not (self.source == "pairs" and self.form == "collection")
 
     def transforms(self) -> list[Transform]:

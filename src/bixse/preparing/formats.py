@@ -1,4 +1,4 @@
-"""The outside formats that `bixse convert` takes: `formats.toml` as data classes, and the files of each."""
+"""The external formats that `bixse convert` reads: `formats.toml` as data classes, and the files of each format."""
 
 from __future__ import annotations
 
@@ -23,21 +23,20 @@ if TYPE_CHECKING:
     from bixse.relevance import GradeScale
 
 HUB = "hub:"
-"""What stands before the name of a data set of the Hugging Face Hub."""
+"""Prefix of the name of a data set on the Hugging Face Hub."""
 _PARTS_OF_NAMES = ("_split1", "_split2", "_no_in_batch_neg")
-"""Ends of names: E5's halves of symmetric tasks, and BGE's files whose rows must not be one another's negatives."""
+"""Suffixes of file names: halves of E5's symmetric tasks, and BGE's files whose rows must not be in-batch negatives."""
 DOCUMENT = (
     # MS MARCO 2 has two ids for a passage: `docid` is that of its document
     FileColumn("_id", "id", other_names=("pid", "docid", "doc_id", "document_id", "id")),
     FileColumn("title", needed=False),
     FileColumn("text", may_be_empty=True, other_names=("contents", "passage", "segment", "body", "document")),
 )
-"""Columns of a document, under the names that tools give them. An empty one is an error only where a row names it."""
+"""Columns of a document, under the names that tools use. An empty document is an error only if a row names it."""
 QUERY = (
     FileColumn("_id", "id", other_names=("qid", "query_id", "id", "topic_id", "question_id")),
     FileColumn("text", other_names=("query", "question", "title", "query_text")),
 )
-"""Columns of a query."""
 
 
 class TableColumns(Settings):
@@ -66,7 +65,7 @@ class TableColumns(Settings):
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """The settings of a conversion that some formats need, see `ConvertSettings`."""
+    """The settings of a conversion that only some formats need; see `ConvertSettings`."""
 
     scale: GradeScale | None = None
     score_map: str | None = None
@@ -78,7 +77,7 @@ class SourceOptions:
 
 @dataclass(frozen=True)
 class Format:
-    """An entry of `formats.toml`, which explains its fields."""
+    """An entry of `formats.toml`; that file explains the fields."""
 
     name: str
     about: str
@@ -138,7 +137,7 @@ FORMATS = _formats()
 
 
 def checked_options(name: str, path: str | Path, options: SourceOptions) -> Format:
-    """Return the format of a name; an InputError refuses options that do not suit it."""
+    """Return the format of a name; raise InputError for options that do not suit it."""
     if name not in FORMATS:
         hint = did_you_mean(name, FORMATS, "see `bixse convert --list`")
         raise InputError(f"source: got {shorten(name)}; expected one of {', '.join(FORMATS)}; fix: {hint}")
@@ -168,7 +167,7 @@ def checked_options(name: str, path: str | Path, options: SourceOptions) -> Form
 
 
 def describe_formats() -> tuple[str, dict[str, dict[str, Any]]]:
-    """Return the sources as text, and as plain data by their names."""
+    """Return the sources as text, and as plain data by name."""
     rows: dict[str, dict[str, Any]] = {}
     lines = []
     for name, form in FORMATS.items():
@@ -188,7 +187,7 @@ def option_flag(option: str) -> str:
 
 
 def file_in_folder(folder: Path, names: Sequence[str], split: str | None = None) -> Path:
-    """Return the file of a data set's folder that has one of these names; of a pattern the one that `split` names."""
+    """Return the file with one of these names in a data set's folder; `split` selects among the files of a pattern."""
     available = {file.stem: file for name in names for file in sorted(folder.glob(name))}
     if not available:
         found = "no such folder" if not folder.exists() else "a file" if folder.is_file() else "no such file in it"
@@ -205,8 +204,9 @@ def file_in_folder(folder: Path, names: Sequence[str], split: str | None = None)
 
 
 def known_files(form: Format, path: Path, files: list[Path]) -> tuple[list[Path], list[str]]:
-    """Return the files of a format that knows their names, and warnings: halves beside the whole are left aside."""
+    """Return the files of a format with known file names, and warnings."""
     names = {stem_of(file) for file in files}
+    # A data set may hold a file and its halves, whose rows would be read twice.
     halves = [file for file in files if task_name(file) != stem_of(file) and task_name(file) in names]
     kept = [file for file in files if file not in halves]
     other = [file.name for file in kept if task_name(file) not in form.tasks]
@@ -225,13 +225,13 @@ def known_files(form: Format, path: Path, files: list[Path]) -> tuple[list[Path]
 
 
 def task_name(file: Path) -> str:
-    """Return the name of a file without the part it is, and without what it says of negatives."""
+    """Return the name of a file without the suffixes for halves and for in-batch negatives."""
     name = stem_of(file)
     return next((name.removesuffix(end) for end in _PARTS_OF_NAMES if name.endswith(end)), name)
 
 
 def looks_like(path: Path) -> list[str]:
-    """Return the formats whose `signs` the first row of a table has; none for what is not a table.
+    """Return the formats whose `signs` the first row of a table has; nothing for a file that is no table.
 
     Example:
         >>> import json, tempfile
@@ -248,7 +248,7 @@ def looks_like(path: Path) -> list[str]:
 
 
 def hub_folder(source: str, name: str, download: bool) -> Path:
-    """Return the folder with the files of `hub:owner/name@revision`; the message names the source that reads it."""
+    """Return the folder with the files of `hub:owner/name@revision`; the error message names the format `source`."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -274,10 +274,10 @@ def hub_folder(source: str, name: str, download: bool) -> Path:
 def texts_in(
     path: Path, columns: tuple[FileColumn, ...], errors: InvalidFileError, reached: Callable[[int], None]
 ) -> Iterator[tuple[int, str, str, str]]:
-    """Yield number, id, title and text of the texts in a file, whose `columns` are `DOCUMENT` or `QUERY`.
+    """Yield number, id, title and text per row of a file; `columns` is `DOCUMENT` or `QUERY`.
 
-    It is a table (.jsonl, .parquet, and .csv and .tsv with a header), or a .tsv or .txt of id and text, or of
-    MS MARCO's id, address, title and body. `errors` takes the rows that cannot be read.
+    The file is a table: .jsonl, .parquet, or .csv and .tsv with a header. A .tsv or .txt without a header holds id and
+    text, or MS MARCO's id, address, title and body. `errors` takes the unreadable rows.
     """
     kind = kind_of(path)
     if kind in (".tsv", ".txt") and not _has_header(path, columns[0]):
@@ -304,7 +304,7 @@ def _has_header(path: Path, identifier: FileColumn) -> bool:
 def _plain(
     path: Path, documents: bool, errors: InvalidFileError, reached: Callable[[int], None]
 ) -> Iterator[tuple[int, str, str, str]]:
-    """Yield lines of id and text, tab-separated; or of id, address, title, body."""
+    """Yield tab-separated lines of id and text, or of id, address, title and body."""
     for number, line, position in text_lines(path, errors):
         reached(position)
         fields = line.split("\t")

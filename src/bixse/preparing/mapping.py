@@ -1,4 +1,4 @@
-"""`RowMapping`: rows of any format to judgements, as queries on tables; see `formats.toml` and `mapping.sql`."""
+"""Map rows of any format to judgements by SQL queries; see `formats.toml` and `mapping.sql`."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from bixse.relevance import GradeScale
 
 MEMORY_LIMIT = "256MB"
-"""Of duckdb; what is larger goes to files in its folder."""
+"""Memory limit of duckdb; larger data goes to files in its folder."""
 TEXTS_AT_ONCE = 20_000
 _OWN_TYPES = {
     "status": "VARCHAR", "detail": "VARCHAR", "judge": "VARCHAR", "text": "VARCHAR", "probabilities": "DOUBLE[]",
     "orders": "VARCHAR", "grade": "DOUBLE",
 }  # fmt: skip
-"""What a format's `own` expressions may say of a row."""
+"""Columns that a format's `own` expressions may fill."""
 _JSON_ROWS = pa.schema({"row": pa.int64(), "json": pa.string()})
 _READABLE = """
 CREATE OR REPLACE TEMP TABLE rows AS
@@ -72,7 +72,7 @@ ORDER BY row, place
 
 
 class RowMapping:
-    """The map from tables of rows, written as JSON, to judgements and errors; `stated`: the user stated the scale."""
+    """The mapping from tables of JSON rows to judgements and errors; `stated` is True if the user stated the scale."""
 
     def __init__(
         self,
@@ -89,6 +89,7 @@ class RowMapping:
         self.database = database = duckdb.connect(folder / "work.duckdb")
         spill = str(folder / "spill").replace("'", "''")
         database.execute(f"SET memory_limit = '{MEMORY_LIMIT}'; SET temp_directory = '{spill}'")
+        # No downloads. Queries order their rows themselves, and keeping the order costs memory.
         database.execute("SET autoinstall_known_extensions = false; SET preserve_insertion_order = false")
         for name, column in vars(columns).items():
             database.execute(f"SET VARIABLE {name} = {_quoted(column)}")
@@ -125,7 +126,7 @@ class RowMapping:
         self._checks = self._all_checks()
 
     def add_texts(self, table: str, file: int, texts: Iterator[tuple[int, str, str, str]]) -> None:
-        """Take texts that rows name by id: number, id, title and text of each."""
+        """Add texts that rows name by id: number, id, title and text of each."""
         ((place,),) = self.database.execute(f"SELECT coalesce(max(place), 0) FROM {table}").fetchall()
         while block := list(itertools.islice(texts, TEXTS_AT_ONCE)):
             rows, ids, titles, bodies = zip(*block, strict=True)
@@ -138,7 +139,7 @@ class RowMapping:
             place += len(block)
 
     def repeated_texts(self, table: str) -> list[tuple[int, int, str]]:
-        """Leave the first text of each id; file, row and id of those with another text than the first."""
+        """Keep the first text of each id; return file, row and id of repeats with another text."""
         self.database.execute(
             f"CREATE OR REPLACE TEMP TABLE firsts AS SELECT id, min(place) AS place FROM {table} GROUP BY id "
             "HAVING count(*) > 1"
@@ -155,7 +156,7 @@ class RowMapping:
         return [(file, row, identifier) for file, row, identifier in found]
 
     def load(self, rows: pa.Table) -> list[tuple[int, str]]:
-        """Take rows with their numbers; those that are no JSON objects, or have a key twice, are given back."""
+        """Load numbered rows; return the rows that are no JSON object or have a key twice."""
         self.database.register("json_rows", rows)
         ((taken,),) = self.database.execute(_READABLE.format(**self._parts)).fetchall()
         if taken == len(rows):
@@ -172,10 +173,7 @@ class RowMapping:
         )
 
     def judgements(self, task: str | None, judge: str) -> tuple[pa.Table, list[RowError], int]:
-        """The judgements of the rows that were taken, what cannot be read of them, and how many the note counts.
-
-        A row with an error gives no judgement.
-        """
+        """Return judgements of the rows without errors, the errors, and the number of rows that the note counts."""
         database = self.database
         database.execute(_TEXTS.format(**self._parts))
         database.execute(f"CREATE OR REPLACE TEMP TABLE problems AS {self._checks}")
@@ -203,7 +201,7 @@ class RowMapping:
         return pa.table(columns), errors, noted
 
     def _all_checks(self) -> str:
-        """The query of everything that can be wrong with a row: row, column, found, expected, fix."""
+        """Return SQL for everything that can be wrong with a row: row, column, found, expected, fix."""
         form, text, fill = self.form, "a text", "fill it in or drop the row"
         identifier = ("a text or a whole number", "write ids as strings")
         checks: list[tuple[str, str, str, str, str]] = []
@@ -297,7 +295,7 @@ def _shown(found: str) -> str:
 
 
 def _first_key(names: Sequence[str]) -> str:
-    """Return SQL for the first of some keys that a row has."""
+    """Return SQL for the first of `names` that is a key of the row."""
     quoted = [_quoted(name) for name in names or ("-",)]
     return quoted[0] if len(quoted) == 1 else f"first_key(keys, [{', '.join(quoted)}])"
 
@@ -311,5 +309,5 @@ def _floats(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def json_table(rows: Sequence[tuple[int, str]]) -> pa.Table:
-    """Return rows with their numbers as a table."""
+    """Return numbered rows as a table."""
     return pa.Table.from_pylist([{"row": number, "json": line} for number, line in rows], _JSON_ROWS)

@@ -1,4 +1,4 @@
-"""`mine`: from a corpus and queries to pairs that are worth grading."""
+"""Mine pairs that are worth grading from a corpus and queries."""
 
 from __future__ import annotations
 
@@ -38,37 +38,37 @@ if TYPE_CHECKING:
     from bixse.progress import ProgressBars
 
 WORK = ".searching"
-"""Folder in that of the run for texts and shards, until the pairs are there."""
+"""Subfolder of the run for texts and shards, deleted when the pairs are written."""
 
 
 @dataclass(frozen=True)
 class MineResult:
-    """The outcome of a mining run: the pairs to grade, and the counts of what was left out."""
+    """The outcome of a mining run: the pairs to grade, and the numbers of candidates left out."""
 
     path: str
     pairs: int
     queries: int
     bands: dict[str, dict[str, int]]
-    """Band of the fused rank -> "pairs" and each retriever -> pairs it found, from the top down."""
+    """Band of the fused rank, from the top down -> number of pairs in total ("pairs") and per retriever."""
     without_candidates: list[str]
     with_fewer: int
-    """Queries that got some, but fewer than asked for."""
+    """Queries with some candidates, but fewer than requested."""
     known: int
     """Candidates left out because their grade is known."""
     copies: int
-    """Candidates left out because a better one, or the query itself, has the same text."""
+    """Candidates left out because a better candidate, or the query itself, has the same text."""
     empty_documents: int
-    """Documents without text, which were not searched."""
+    """Documents without text; they are not searched."""
     runs: dict[str, str]
-    """Retriever -> its TREC run."""
+    """Retriever -> file of its TREC run."""
     warnings: list[str] = field(default_factory=list)
     reused: bool = False
-    """The run was finished before; nothing was searched."""
+    """True if the run was finished before; nothing was searched."""
     waiting: int = 0
-    """Shards that other ranks have not done yet; there are no pairs until then."""
+    """Pending shards of other ranks; there are no pairs until these are done."""
 
     def text(self) -> str:
-        """Return a table of the pairs by band of rank, and the counts of what was left out."""
+        """Return a table of the pairs per band of rank, and the numbers of candidates left out."""
         labels = list(self.runs)
         rows: list[list[str | int]] = [
             [band, counts["pairs"], *(counts[label] for label in labels)] for band, counts in self.bands.items()
@@ -85,18 +85,18 @@ class MineResult:
 
 
 def mine(config: MineConfig, out: str | Path, progress: ProgressBars | None = None) -> MineResult:
-    """Search with every retriever, fuse the rankings, and choose the documents of each query that are to be graded.
+    """Search with every retriever, fuse the rankings, and select the documents of each query to grade.
 
-    The pairs have no relevance: a mined document is no negative until a judge has said so. `out` receives the pairs,
-    the TREC run of each retriever and run.json. The same call continues an interrupted run and reuses a finished one.
-    Encoders search shard by shard, in memory that does not depend on the number of documents; of several ranks the one
-    that is last chooses the pairs.
+    The pairs have no relevance: a mined document is no negative until a judge grades it. `out` receives the pairs, the
+    TREC run of each retriever and run.json. The same call continues an interrupted run and reuses a finished one.
+    Encoders search shard by shard; their memory does not depend on the number of documents. With several ranks, the
+    last rank selects the pairs.
 
     Raises:
         InputError: a file, setting or retriever that cannot be used, or no candidate for any query.
         OutputExistsError: `out` holds another run.
         StorageError: `out` cannot be written.
-        IncompleteError: a shard failed twice; the others are kept.
+        IncompleteError: a shard failed twice; the other shards are kept.
 
     Example:
         Eight documents per query, from the top down to rank 100, found by words or by meaning::
@@ -135,7 +135,7 @@ def _mine(config: MineConfig, out: Path, progress: ProgressBars | None) -> MineR
     if waiting:
         return MineResult(path.name, 0, len(inputs.queries), {}, [], 0, 0, 0, inputs.empty_documents, {}, warnings,
                           waiting=waiting)  # fmt: skip
-    with alone_in(out / WORK, wait=True):
+    with alone_in(out / WORK, wait=True):  # one rank selects, the others wait and read its result
         if place.shared and (found := _open(config, labels, out, precision)).status == "finished":
             shutil.rmtree(out / WORK, ignore_errors=True)
             return found.result(MineResult, lambda _: [path.name])  # another rank was faster
@@ -186,7 +186,7 @@ def _finish(
 
 
 def _open(config: MineConfig, labels: dict[str, str], out: Path, precision: str) -> Run:
-    """Open the record of this run; files are hashed, and their paths do not count."""
+    """Open the record of this run; hashes of files count, their paths do not."""
     inputs = hash_files(config.files()) | inputs_of(labels)
     settings = config.identity() | settings_of(labels)
     if any(name != BM25_NAME for name in labels.values()):
@@ -197,11 +197,9 @@ def _open(config: MineConfig, labels: dict[str, str], out: Path, precision: str)
 def _choose(
     config: MineConfig, runs: dict[str, Path], inputs: MineInputs, texts: Path
 ) -> tuple[list[MinedPair], Counter[str]]:
-    """Choose the pairs of every query in the order of the queries, each query's by rank; count what is left out.
-
-    The corpus is read twice: for what tells copies of a text apart, and for the texts of the chosen documents.
-    """
+    """Select the pairs per query, in query order and by rank, and count the candidates left out."""
     asked = found_ids(runs.values()).union(*(inputs.known.get(query_id, ()) for query_id in inputs.queries))
+    # First pass over the corpus: only hashes of texts are in memory, to tell copies apart.
     keys = {name: text_key(content) for name, content in contents_of(texts, asked)}
     chosen: list[tuple[str, Candidate]] = []
     counts: Counter[str] = Counter()
@@ -211,6 +209,7 @@ def _choose(
         ids = [candidate.document_id for candidate in new.candidates]
         places = choose(config.strategy, ids, config.count, config.seed, query_id)
         chosen += [(query_id, new.candidates[place]) for place in places]
+    # Second pass: texts of the selected documents alone.
     contents = dict(contents_of(texts, {one.document_id for _, one in chosen}))
     pairs = [
         MinedPair(query_id, inputs.queries[query_id], one.document_id, contents[one.document_id], config.task,

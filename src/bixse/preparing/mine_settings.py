@@ -1,4 +1,4 @@
-"""Settings of a mining run, checked before any work, and the inputs they name: corpus, queries and known pairs."""
+"""Settings of a mining run, checked before any work, and their inputs: corpus, queries and known pairs."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from bixse.data.graded_pairs import GradedPairs
 
 PER_QUERY = 8
-"""Documents mined per query where nothing else is said."""
+"""Default number of documents mined per query."""
 WHERE = set(ShardedEncodingSettings.model_fields) - {"task"}
-"""Settings of where texts are encoded, which do not decide what is mined."""
+"""Settings that say where texts are encoded; they do not decide the pairs."""
 
 
 class MineConfig(ShardedEncodingSettings):
@@ -105,13 +105,13 @@ class MineConfig(ShardedEncodingSettings):
 
     @property
     def count(self) -> int:
-        """Documents per query."""
+        """Return the number of documents per query."""
         if self.per_query is None:
             return 1 if self.strategy == "one" else PER_QUERY
         return self.per_query
 
     def files(self) -> dict[str, Path]:
-        """Return name -> file of every text and judgement that is read."""
+        """Return name -> file of every text and judgement to read."""
         found = {name: path for name in ("corpus", "queries", "known") if (path := getattr(self, name)) is not None}
         if self.collection is None:
             return found
@@ -134,10 +134,10 @@ def splits_of(collection: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class MineInputs:
-    """The texts to mine from."""
+    """The texts to mine pairs from."""
 
     documents: int
-    """Documents of the corpus, empty ones too."""
+    """Number of documents in the corpus, empty ones included."""
     empty_documents: int
     queries: Mapping[str, str]
     """Query id -> text, in file order; may be empty."""
@@ -147,7 +147,7 @@ class MineInputs:
 
 
 def read_inputs(config: MineConfig) -> MineInputs:
-    """Read and check all that is mined from."""
+    """Read and check all inputs of a mining run."""
     files = config.files()
     queries = read_queries(files["queries"])
     qrels = {} if config.exclude_judged is None else read_qrels(files[f"qrels/{config.exclude_judged}"])
@@ -185,7 +185,7 @@ def read_inputs(config: MineConfig) -> MineInputs:
 
 
 def sample_queries(queries: Mapping[str, str], count: int | None, seed: int) -> dict[str, str]:
-    """Draw `count` queries by the seed, in file order; a larger draw holds a smaller one, whatever the file's order."""
+    """Draw `count` queries by the seed, in file order; a larger draw contains a smaller one, in any file order."""
     if count is None:
         return dict(queries)
     drawn = set(sorted(queries, key=lambda name: sha256(json.dumps([seed, name]).encode()).hexdigest())[:count])
@@ -193,18 +193,18 @@ def sample_queries(queries: Mapping[str, str], count: int | None, seed: int) -> 
 
 
 class _Documents:
-    """The documents looked for in the corpus: judged ones, and those of graded pairs, by id or else by text."""
+    """The documents to find in the corpus: judged documents, and those of graded pairs by id, else by text."""
 
     def __init__(self, judged: set[str], graded: GradedPairs | None) -> None:
         self._judged = judged
         self._graded = set() if graded is None else set(graded.document_ids)
         self._texts = set() if graded is None else {text.strip() for text in graded.documents}
         self.there: set[str] = set()
-        """Ids that the corpus has, of all that are looked for."""
+        """Wanted ids that the corpus has."""
         self.texts: dict[str, str] = {}
-        """Id in the graded pairs -> the corpus's text."""
+        """Id in the graded pairs -> text in the corpus."""
         self.with_text: dict[str, str] = {}
-        """Text of the graded pairs -> id in the corpus."""
+        """Text in the graded pairs -> id in the corpus."""
 
     def see(self, name: str, document: Document) -> None:
         text = document.content
@@ -219,16 +219,14 @@ class _Documents:
 def _graded_pairs_by_id(
     path: Path, graded: GradedPairs, queries: Mapping[str, str], documents: _Documents
 ) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return the (query id, document id) pairs of a graded file, and warnings.
-
-    An id that the collection lacks is looked up by its text, since files without ids have ids of their texts.
-    """
+    """Return the (query id, document id) pairs of a graded file, and warnings."""
     query_of = {text: query_id for query_id, text in queries.items()}
     pairs = []
     other_texts = 0
     for query_id, query, document_id, document in zip(
         graded.query_ids, graded.queries, graded.document_ids, graded.documents, strict=True
     ):
+        # Files without ids have ids made of their texts: the text finds the id of the collection.
         own_query = query_id if query_id in queries else query_of.get(query, query_id)
         text = documents.texts.get(document_id)
         own_document = document_id if text is not None else documents.with_text.get(document.strip(), document_id)
@@ -246,7 +244,7 @@ def _add_known(
     queries: Mapping[str, str],
     documents: Container[str],
 ) -> list[str]:
-    """Add pairs to the known ones; refuses documents the corpus lacks, and a file without any query of ours."""
+    """Add pairs to `known`; refuse documents that the corpus lacks, and a file without any of the queries."""
     errors = InvalidFileError(path)
     others = set()
     added = False

@@ -1,6 +1,6 @@
-"""Mined pairs: pairs to grade, without relevance, each with where it was found; and the share that a judge confirms.
+"""Mined pairs: pairs to grade, without relevance, with the retrievers that found each; and the share of relevant ones.
 
-A document that a judge finds relevant would have been a false negative, had it been taken as a zero.
+A mined document that a judge finds relevant would have been a false negative if it had been taken as a zero.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 FORMATS = ("parquet", "jsonl", "csv")
 COLUMNS = (*PAIR_COLUMNS, FileColumn("source"), FileColumn("rank", "integer", low=1))
 RELEVANT_FROM = 0.5
-"""Relevance from which a mined document would have been a false negative."""
+"""Lowest relevance at which a mined document counts as a false negative."""
 
 
 @dataclass(frozen=True, slots=True)
 class MinedPair:
-    """A pair to grade. Its grade becomes its relevance; that it was mined as a negative counts for nothing."""
+    """A pair to grade. Its grade becomes its relevance; the fact that it was mined as a negative counts for nothing."""
 
     query_id: str
     query: str
@@ -40,7 +40,7 @@ class MinedPair:
     document: str
     task: str | None
     source: str
-    """Retrievers that found it and its rank in each: "bm25:3,demo:17"."""
+    """Retrievers that found the pair, and its rank in each: "bm25:3,demo:17"."""
     rank: int
 
     @property
@@ -54,7 +54,7 @@ def pairs_path(folder: Path, form: str) -> Path:
 
 
 def save_mined_pairs(pairs: Sequence[MinedPair], path: Path) -> None:
-    """Write mined pairs as .parquet, .jsonl or .csv; the file appears whole or not at all."""
+    """Write mined pairs as .parquet, .jsonl or .csv; the file appears complete or not at all."""
     columns = {column.name: [getattr(pair, column.name) for pair in pairs] for column in COLUMNS}
     types = {name: pa.int32() if name == "rank" else pa.string() for name in columns}
     write_rows(pa.table(columns, schema=pa.schema(types)), path)
@@ -73,7 +73,7 @@ def load_mined_pairs(folder: Path) -> list[MinedPair]:
 
 @dataclass(frozen=True)
 class RelevantShare:
-    """A share of graded pairs with its 95 % Wilson interval."""
+    """The relevant share of graded pairs, with its 95 % Wilson interval."""
 
     relevant: int
     graded: int
@@ -106,9 +106,9 @@ class FalseNegatives:
     by_band: Mapping[str, RelevantShare]
     """Band of the fused rank -> share, from the top down."""
     by_retriever: Mapping[str, RelevantShare]
-    """Retriever -> share of the pairs it found; a pair found by several counts for each."""
+    """Retriever -> share of the pairs it found; a pair found by several retrievers counts for each."""
     mined: int
-    """Mined pairs, graded or not."""
+    """Number of mined pairs, graded or not."""
     threshold: float
 
     @property
@@ -145,7 +145,7 @@ def report_mined(graded: str | Path, mined: str | Path, threshold: float = RELEV
 def false_negatives(
     graded: GradedPairs, mined: Sequence[MinedPair], threshold: float = RELEVANT_FROM
 ) -> FalseNegatives:
-    """Measure the share of mined pairs of at least `threshold` relevance, by band of rank and by retriever."""
+    """Measure the share of mined pairs with at least `threshold` relevance, per band of rank and per retriever."""
     if not 0 < threshold <= 1:
         raise InputError(
             f"--relevant-from: got {threshold}; expected a relevance above 0, at most 1; fix: 0.5 is a start"

@@ -1,4 +1,4 @@
-"""`PairsTable`: the graded pairs of a conversion on disk, checked, transformed and written in bounded memory."""
+"""The graded pairs of a conversion on disk: checked, transformed and written in bounded memory."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from bixse.relevance import GradeScale
 
 WHOLE = "pairs"
-"""Name of the one part where nothing is split."""
+"""Name of the only part if nothing is split."""
 ROWS_AT_ONCE = 4096
-"""Rows that are read and written together."""
+"""Rows read and written together."""
 _DIGITS = 6
-"""Digits of a grade in qrels: enough to tell grades apart, and none that rounding made."""
+"""Decimal digits of a grade in qrels: enough to tell grades apart, too few to show rounding errors."""
 
 
 class PairsTable:
-    """The graded pairs in a Parquet file, and a view `pairs` of it with the number n of each row from 0."""
+    """The graded pairs in a Parquet file, and a view `pairs` of it with the row number n from 0."""
 
     def __init__(self, database: duckdb.DuckDBPyConnection, path: Path, writer: pa.parquet.ParquetWriter) -> None:
         self._database, self._path, self._writer = database, path, writer
@@ -44,7 +44,7 @@ class PairsTable:
     @classmethod
     @contextmanager
     def filled(cls, database: duckdb.DuckDBPyConnection, path: Path) -> Iterator[PairsTable]:
-        """A table to `add` rows to; afterwards it can be selected from and written."""
+        """Yield a table to `add` rows to; after the block it can be selected from and written."""
         with storage_errors(path), table_writer(path, SCHEMA) as writer:
             table = cls(database, path, writer)
             yield table
@@ -56,7 +56,7 @@ class PairsTable:
         database.execute("SET preserve_insertion_order = true")
 
     def add(self, judgements: pa.Table, task: str | None, own_grades: bool) -> None:
-        """Add the judgements that have a grade; a task replaces that of all rows."""
+        """Add the judgements with a grade; `task` replaces the task of all rows."""
         table = judgements.filter(pc.equal(judgements["status"], "graded"))
         columns = {name: table[name] for name in table.column_names}
         columns["grade_probs"] = columns["probabilities"]
@@ -69,7 +69,7 @@ class PairsTable:
         self.count += len(table)
 
     def select(self, settings: ConvertSettings) -> tuple[dict[str, PairColumns], list[TransformReport]]:
-        """Check ids, transform, and split: part -> its rows in the order of the source, and what was done."""
+        """Check ids, transform and split; return part -> its rows in source order, and the reports of the steps."""
         for kind in ("query", "document"):
             self._check_ids(kind)
         transforms, split = settings.transforms(), settings.parts()
@@ -99,7 +99,7 @@ class PairsTable:
         return parts, [*applied, reported(split, columns, columns, {name: len(part) for name, part in parts.items()})]
 
     def tasks(self, columns: PairColumns) -> dict[str, tuple[int, int]]:
-        """Return task -> its rows and queries; rows without a task are under "-"."""
+        """Return task -> number of rows and of queries; rows without a task are under "-"."""
         self._use(columns)
         found = self._database.execute(
             "SELECT task, sum(rows)::BIGINT, count(*) FROM (SELECT coalesce(task, '-') AS task, count(*) AS rows "
@@ -110,10 +110,7 @@ class PairsTable:
     def write(
         self, parts: Mapping[str, PairColumns], folder: Path, step: Callable[[int], None] | None = None
     ) -> dict[str, Path]:
-        """Write each part as Parquet below a folder, a few thousand rows at a time: name in the output -> file.
-
-        `step` is told how many more rows were written.
-        """
+        """Write each part as Parquet below a folder; return output name -> file. `step` gets the number of new rows."""
         written = {f"{name}.parquet": folder / f"{name}.new" for name in parts}
         with storage_errors(folder):
             for columns, target in zip(parts.values(), written.values(), strict=True):
@@ -146,21 +143,18 @@ class PairsTable:
     def write_collection(
         self, parts: Mapping[str, PairColumns], folder: Path, scale: GradeScale, has_corpus: bool
     ) -> tuple[dict[str, Path], list[str]]:
-        """Write `corpus.jsonl`, `queries.jsonl` and `qrels/<part>.tsv`: name in the output -> file, and warnings.
-
-        A grade in the qrels is the relevance on a scale of the same width that begins at 0. The corpus is that of the
-        source (the table `documents`), where it has one, else the judged documents.
-        """
+        """Write `corpus.jsonl`, `queries.jsonl` and `qrels/<part>.tsv`; return output name -> file, and warnings."""
         written, notes = {}, []
         judged = np.concatenate([columns.rows for columns in parts.values()])
         with storage_errors(folder):
             for name, columns in parts.items():
+                # A grade in qrels is the relevance on a scale of the same width that begins at 0.
                 written[f"qrels/{name}.tsv"] = target = folder / f"qrels-{name}.new"
                 write_qrels(target, self._qrels(columns, scale.maximum - scale.minimum))
             self._database.register("judged", pa.table({"n": judged}))
             first = "FROM pairs WHERE n IN (SELECT n FROM judged) GROUP BY ALL ORDER BY min(n)"
             corpus = f"SELECT document_id AS _id, '' AS title, document AS text {first}"
-            if has_corpus:
+            if has_corpus:  # else the judged documents are the corpus
                 corpus = "SELECT id AS _id, title, text FROM documents WHERE NOT is_blank(title || text) ORDER BY place"
                 count = "SELECT count(*) FROM documents WHERE is_blank(title || text)"
                 ((empty,),) = self._database.execute(count).fetchall()
@@ -205,7 +199,7 @@ class PairsTable:
         return PairColumns.numbered(relevance, found)
 
     def _check_ids(self, kind: str) -> None:
-        """Refuse an id with several texts: different queries would be joined."""
+        """Refuse an id with several texts: different queries or documents would be joined."""
         clashes = self._database.execute(
             f"SELECT {kind}_id FROM pairs GROUP BY ALL HAVING min(hash({kind})) <> max(hash({kind})) ORDER BY min(n)"
         ).fetchall()
@@ -221,7 +215,7 @@ class PairsTable:
         )
 
     def _firsts(self) -> np.ndarray | None:
-        """Return the first row of each pair of a task, None if none is repeated; refuse another relevance."""
+        """Return the first row of each pair per task, None without repeats; refuse repeats with another relevance."""
         self._database.execute(
             "CREATE OR REPLACE TEMP TABLE firsts AS SELECT min(n) AS n, min(relevance) AS low, max(relevance) AS high "
             "FROM pairs GROUP BY query_id, document_id, task"

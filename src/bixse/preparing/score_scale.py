@@ -1,4 +1,4 @@
-"""Scores of a teacher: what their scale looks like, and the map to relevance that must be stated."""
+"""The scores of a teacher: a description of their scale, and the map to relevance that must be stated."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ MAPS = {
     "platt:SLOPE,INTERCEPT": "sigmoid(SLOPE * score + INTERCEPT), fitted on pairs with human labels",
     "binary": "scores, if any, are left aside: 1 for positives, 0 for negatives",
 }
-"""Ways to turn a score into relevance, as `--score-map` takes them."""
+"""Maps from a score to relevance, by their names in `--score-map`."""
 _REFUSED = {
     "minmax": "min-max gives each query's best document relevance 1, whether it answers or not; an absolute scale is "
     "needed",
     "auto": "scales look alike (probabilities and cosines, percents and scaled log-odds), and a wrong guess is noise",
 }
 _SATURATED = 1e-3
-"""Relevance nearer than this to 0 or 1 carries no grade."""
+"""Relevance closer than this to 0 or 1 carries no grade."""
 _LARGE = 40.0
-"""No log-odds of a teacher lie further from 0."""
+"""Largest absolute log-odds of a teacher."""
 _ROUNDING = 1e-6
-"""How far a score may pass the end of its map's range by rounding (of 32-bit softmax, say)."""
+"""Tolerance beyond the range of a map, for rounding errors (of a float32 softmax, for example)."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,13 @@ class ScoreMap:
 
     @property
     def range(self) -> tuple[float, float]:
-        """The scores it takes, ends and a little rounding included."""
+        """Return the lowest and the highest score that the map takes, with a tolerance for rounding."""
         highest = {"prob": 1.0, "percent": 100.0}.get(self.kind)
         return (-math.inf, math.inf) if highest is None else (-_ROUNDING * highest, highest + _ROUNDING * highest)
 
 
 def parse_score_map(text: str) -> ScoreMap:
-    """The map that a word stands for: prob, percent, logit, platt:SLOPE,INTERCEPT or binary."""
+    """Parse a score map: prob, percent, logit, platt:SLOPE,INTERCEPT or binary."""
     word, _, numbers = text.partition(":")
     refused = _REFUSED.get(word.lower().replace("-", "").replace("_", ""))
     if refused:
@@ -86,7 +86,7 @@ def parse_score_map(text: str) -> ScoreMap:
 
 @dataclass(frozen=True)
 class ScoreSummary:
-    """The looks of the scores of a file."""
+    """The statistics of the scores of a file."""
 
     count: int
     lowest: float
@@ -96,13 +96,13 @@ class ScoreSummary:
     in_unit: float
     """Share of the scores in [0, 1]."""
     above: float | None
-    """Share of all (positive, negative) pairs of the file with the positive above, ties half; None without both."""
+    """Share of the (positive, negative) pairs of the file with the positive above, ties as half; None without both."""
     looks_like: str
-    """"prob", "percent", "logit", "binary" or "unknown"."""
+    """One of "prob", "percent", "logit", "binary" and "unknown"."""
     reason: str
 
     def describe(self) -> str:
-        """Return two or three lines for people."""
+        """Return a description in two or three lines."""
         lines = [
             f"{self.count} scores from {self.lowest:g} to {self.highest:g}, {self.distinct} different, standard "
             f"deviation {self.spread:.3g}, {self.in_unit:.0%} in [0, 1]",
@@ -116,7 +116,7 @@ class ScoreSummary:
 def summarise_scores(
     positive: Sequence[float] | NDArray[Any], negative: Sequence[float] | NDArray[Any]
 ) -> ScoreSummary:
-    """Describe the finite scores of a file, positives and others; nothing is decided by it.
+    """Describe the finite scores of a file, positives and others; the description decides nothing.
 
     Example:
         >>> summarise_scores([98.5, 91.0], [12.0, 40.5]).looks_like
@@ -128,7 +128,7 @@ def summarise_scores(
         raise InputError("scores: got none; expected at least one; fix: check pos_scores and neg_scores")
     looks_like, reason = _looks_like(scores)
     with np.errstate(over="ignore"):
-        spread = float(scores.std())
+        spread = float(scores.std())  # squares of huge scores overflow
     return ScoreSummary(
         count=len(scores),
         lowest=float(scores.min()),
@@ -145,7 +145,7 @@ def summarise_scores(
 def check_scores(
     positive: NDArray[Any], negative: NDArray[Any], score_map: ScoreMap, where: str = "scores"
 ) -> list[str]:
-    """Return warnings where a map does not fit the looks of scores, which lie in its range."""
+    """Return warnings if a map does not fit scores in its range; raise InputError for scores without grades."""
     summary = summarise_scores(positive, negative)
     if summary.distinct == 1:
         raise InputError(
@@ -168,7 +168,7 @@ def check_scores(
 
 
 def map_scores(scores: NDArray[Any], score_map: ScoreMap) -> NDArray[np.float64]:
-    """Return the relevance of scores that lie in the range of the map.
+    """Return the relevance of scores in the range of the map.
 
     Example:
         >>> map_scores(np.array([75.0]), parse_score_map("percent")).tolist()
@@ -178,19 +178,18 @@ def map_scores(scores: NDArray[Any], score_map: ScoreMap) -> NDArray[np.float64]
         with np.errstate(over="ignore"):
             return _sigmoid(score_map.slope * scores + score_map.intercept)
     shares = scores / 100.0 if score_map.kind == "percent" else scores
-    return np.clip(shares, 0.0, 1.0)  # of rounding alone: what is further out is never taken
+    return np.clip(shares, 0.0, 1.0)  # removes rounding errors alone: scores further out are refused
 
 
 class FileScores:
-    """The scores of a file by their side: 8 bytes each."""
+    """The scores of a file, positives and negatives apart: 8 bytes per score."""
 
     def __init__(self) -> None:
         self._sides: tuple[list[NDArray[Any]], list[NDArray[Any]]] = [], []
         self.crossed = 0
-        """Rows that score a negative above a positive."""
+        """Number of rows that score a negative above a positive."""
 
     def add(self, table: pa.Table) -> None:
-        """Take those of a table of judgements."""
         row, score, label = (table[name].to_numpy(zero_copy_only=False) for name in ("row", "score", "label"))
         score, label = score.astype(np.float64), label.astype(np.float64)
         known = np.isfinite(score)

@@ -1,6 +1,6 @@
 """Search with each retriever: BM25 in memory, encoders in shards of the corpus that an engine spreads.
 
-The rankings are TREC runs on disk, written and read a block of queries at a time.
+The rankings are TREC runs on disk, written and read in blocks of queries.
 """
 
 from __future__ import annotations
@@ -33,13 +33,11 @@ if TYPE_CHECKING:
 BLOCK = 512
 """Queries whose answers are in memory at once."""
 KNOWN_NAMES = (BM25_NAME, "demo")
-"""Retrievers that are no folder and no hub name."""
+"""Names of retrievers that are neither a folder nor a hub name."""
 
 
 def retriever_labels(names: Sequence[str]) -> dict[str, str]:
-    """Name each retriever, for files and the column `source`: label -> retriever, in the order given.
-
-    A label is the last part of a path, and as many parts before it as tell two apart.
+    """Return label -> retriever in the given order; labels stand in file names and in the column `source`.
 
     Example:
         >>> retriever_labels(["bm25", "runs/a/model", "runs/b/model"])
@@ -53,6 +51,7 @@ def retriever_labels(names: Sequence[str]) -> dict[str, str]:
                 f"fix: did you mean {close[0]!r}?"
             )
     parts = {name: [part for part in Path(name).parts if part not in ("/", ".", "..")] or ["model"] for name in names}
+    # A label is the last part of a path, with as many parts before it as two paths need to differ.
     for length in range(1, max(map(len, parts.values()), default=0) + 1):
         labels = [re.sub(r"[^\w.-]+", "-", "-".join(parts[name][-length:])).lstrip(".-") or "model" for name in names]
         if len(set(labels)) == len(names):
@@ -63,13 +62,13 @@ def retriever_labels(names: Sequence[str]) -> dict[str, str]:
 
 
 def settings_of(labels: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the retrievers for the record of a run: where a folder lies does not decide what it finds."""
+    """Return the retrievers for the record of a run; the location of a folder does not decide what it finds."""
     known = [label if model_path_settings(name) else name for label, name in labels.items()]
     return {"retrievers": known, "models": list(labels.values())}
 
 
 def inputs_of(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return hashes of what the rankings depend on; none for a word or hub name."""
+    """Return hashes of the inputs of the rankings; words and hub names have none."""
     return {f"{label}/{file}": digest for label, name in labels.items() for file, digest in _hashes(name).items()}
 
 
@@ -88,7 +87,7 @@ def contents_of(texts: Path, wanted: Container[str]) -> Iterator[tuple[str, str]
 def search_words(
     texts: Path, queries: Mapping[str, str], config: MineConfig, step: Callable[[int], None] | None
 ) -> Iterator[Ranking]:
-    """Answer all queries with BM25, which holds the words of the corpus in memory, a block of queries at a time."""
+    """Answer all queries with BM25 in blocks of queries; the words of the corpus are in memory."""
     filled = [(name, document.content) for name, document in stream_texts(texts) if document.content]
     index = BM25([name for name, _ in filled], [text for _, text in filled])
     for block in _blocks(queries):
@@ -100,10 +99,7 @@ def search_words(
 def open_dense(
     name: str, config: MineConfig, folder: Path, corpus: str, documents: int, precision: str
 ) -> CorpusSearch:
-    """Load the encoder of a retriever that is not BM25, with the instructions of the task where it has instructions.
-
-    An index must be of this corpus (`corpus`: hash of its file), and of the same `max_length`.
-    """
+    """Load the encoder of a retriever other than BM25, with the instructions of the task; `corpus` is a file's hash."""
     path = Path(name)
     if is_index(path):
         encoder, own = _open_index(path, config, corpus)
@@ -111,11 +107,11 @@ def open_dense(
         encoder = build_encoder(name, config.max_length)
         task = config.task if encoder.instructions is not None else None
         _, identity = load_encoder(encoder, task, config.max_length)
-        prompt_for(encoder, "query")  # a task that is missing is said before the corpus is encoded
+        prompt_for(encoder, "query")  # a missing task fails before the corpus is encoded
         own = {"model": str(path.resolve()) if name != "demo" and path.is_dir() else name, "identity": identity,
                "rows": shard_rows(identity.dimensions, documents, config.shards or 1), "dtype": "float32",
                "precision": precision, "cache": config.cache}  # fmt: skip
-    depth = config.depth + config.exclude_self
+    depth = config.depth + config.exclude_self  # the query's own document may take one rank
     return CorpusSearch(encoder, SearchShards(folder=folder.absolute(), corpus=corpus, depth=depth, **own), documents)
 
 
@@ -140,14 +136,14 @@ def _open_index(path: Path, config: MineConfig, corpus: str) -> tuple[SentenceTr
 
 
 def save_answers(answers: Iterable[Ranking], path: Path, tag: str) -> None:
-    """Write answers as a TREC run, whole or not at all; an empty file where nothing was found."""
+    """Write answers as a complete TREC run; the file is empty if nothing was found."""
     with atomic_file(path) as file:
         for run in answers:
             file.writelines(line.encode() for line in run_lines(run, tag))
 
 
 def found_ids(paths: Iterable[Path]) -> set[str]:
-    """Return the ids of all documents in such runs."""
+    """Return the ids of all documents in TREC runs."""
     ids: set[str] = set()
     for path in paths:
         with path.open(encoding="utf-8") as file:
@@ -156,16 +152,13 @@ def found_ids(paths: Iterable[Path]) -> set[str]:
 
 
 def read_answers(paths: Mapping[str, Path], queries: Mapping[str, str]) -> Iterator[dict[str, dict[str, float]]]:
-    """Yield for each query label -> document id -> score of every retriever; one query is in memory at a time.
-
-    `queries` are in the order of the files, which skip the queries without an answer.
-    """
+    """Yield per query label -> document id -> score; `queries` are in file order, and one at a time is in memory."""
     runs = {label: _run_of(path) for label, path in paths.items()}
     following = {label: next(run, None) for label, run in runs.items()}
     for query_id in queries:
         found = {}
         for label, answer in following.items():
-            if answer is not None and answer[0] == query_id:
+            if answer is not None and answer[0] == query_id:  # files skip queries without an answer
                 found[label] = answer[1]
                 following[label] = next(runs[label], None)
         yield found

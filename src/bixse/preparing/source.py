@@ -1,4 +1,4 @@
-"""`Source`: a file or folder in one of the formats, read as tables of judgements."""
+"""A file or folder in one of the formats, read as tables of judgements."""
 
 from __future__ import annotations
 
@@ -50,17 +50,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 Reached: TypeAlias = Callable[[Path, int], None]
-"""Is told how many bytes of a file were read."""
+"""A callback that gets a file and the number of bytes read."""
 LINES_BYTES = 1 << 21
-"""Bytes of lines that are read at once: 32 such blocks are read ahead, and each function of JSON in a query holds what
-it parsed of one."""
+"""Bytes of lines per block: 32 blocks are read ahead, and each JSON function of a query holds one parsed block."""
 ROWS_AT_ONCE = 40_000
-"""Rows of a file that are mapped together, at most: planning the queries takes as long as some thousand rows."""
+"""Maximum number of rows mapped together: planning the queries takes as long as some thousand rows."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """The answer of somebody's judge to one (query, document) pair, the row that every outside format becomes.
+    """The answer of a judge to one (query, document) pair; the rows of every external format become judgements.
 
     Example:
         >>> from bixse.relevance import GradeScale
@@ -77,38 +76,38 @@ class Judgement:
     grade: float | None = None
     """The (fractional) grade, within the scale; None unless the status is "graded"."""
     status: str = "graded"
-    """"graded", or why there is no grade: "no-option", "off-scale", "no-probabilities", ... as judges answer."""
+    """"graded", or the reason for no grade: "no-option", "off-scale", "no-probabilities", ... as judges answer."""
     probabilities: tuple[float, ...] = ()
-    """Raw probability of each grade from lowest to highest, evenly spaced on the scale; empty where not known."""
+    """Raw probability of each grade from lowest to highest, evenly spaced on the scale; empty if unknown."""
     orders: tuple[tuple[str, tuple[float, ...]], ...] = ()
-    """Where a pair was asked in several orders: name of the order, and its raw probabilities."""
+    """Name of each input order and its raw probabilities, if the pair was asked in several orders."""
     low: float | None = None
-    """The least the grade can be where the file tells, or None."""
+    """Lowest possible grade, if the file states it."""
     high: float | None = None
-    """The most, or None."""
+    """Highest possible grade, if the file states it."""
     judge: str = ""
     task: str | None = None
     text: str = ""
-    """What the judge wrote, cut to 200 characters."""
+    """Answer of the judge, cut to 200 characters."""
     detail: str = ""
     row: int | None = None
-    """1-based row (line) in its file, or None."""
+    """1-based row (line) in its file."""
 
     @property
     def relevance(self) -> float | None:
-        """The grade on [0, 1], or None."""
+        """Return the grade on [0, 1], or None without a grade."""
         return None if self.grade is None else self.scale.to_relevance(self.grade)
 
     @property
     def pair(self) -> Pair | None:
-        """The pair by itself, or None where a text is not known."""
+        """Return the pair, or None if a text is not known."""
         if self.query is None or self.document is None:
             return None
         return Pair(self.query_id, self.query, self.document_id, self.document, self.task)
 
 
 class JudgementRows:
-    """A source of judgements that are already in memory."""
+    """Judgements in memory as a source."""
 
     def __init__(
         self,
@@ -133,13 +132,13 @@ class JudgementRows:
         return ungraded(self.path.name, Counter(row.status for row in self._rows))
 
     def content_hash(self) -> str:
-        """Return the SHA-256 of the file, or over every field of every row."""
-        written = "".join(map(repr, self._rows)).encode("utf-8", "surrogatepass")
+        """Return the SHA-256 of the file, or of every field of every row."""
+        written = "".join(map(repr, self._rows)).encode("utf-8", "surrogatepass")  # texts may hold half surrogates
         return self._content or hashlib.sha256(written).hexdigest()
 
 
 def ungraded(name: str, statuses: Counter[str]) -> list[str]:
-    """Return a warning of judgements without a grade, by status."""
+    """Return a warning about judgements without a grade, per status."""
     unusable = {status: count for status, count in statuses.most_common() if status != "graded"}
     if not unusable:
         return []
@@ -148,7 +147,7 @@ def ungraded(name: str, statuses: Counter[str]) -> list[str]:
 
 
 def on_scale(grade: float, scale: GradeScale) -> tuple[float | None, str, str]:
-    """Return grade, status and detail of a stated grade: off the scale there is no grade, and never the nearest one.
+    """Return grade, status and detail of a stated grade; off the scale the grade is None, never the nearest grade.
 
     Example:
         >>> from bixse.relevance import GradeScale
@@ -163,8 +162,8 @@ def on_scale(grade: float, scale: GradeScale) -> tuple[float | None, str, str]:
 class Source:
     r"""A file or folder of judgements in one of the formats of `formats.toml`.
 
-    A row whose judgement cannot be used comes with a status and no grade. A row that cannot be read is an error; all
-    errors of a file are told together, so nothing made of the rows counts before the last one was taken.
+    A judgement that cannot be used has a status and no grade. A row that cannot be read is an error. All errors of a
+    file are raised together at its end, so results are valid only after the last row.
 
     Example:
         >>> import json
@@ -187,7 +186,7 @@ class Source:
             self.form = self.form.with_columns(self.columns)
         self.path = hub_folder(name, str(path), download) if str(path).startswith(HUB) else Path(path)
         self.statuses: Counter[str] = Counter()
-        """Judgements by status, of the reading under way or last done."""
+        """Number of judgements per status in the current or last reading."""
         self._noted = self._scores_aside = 0
         self._told: list[str] = []
         self._find_files(options)
@@ -221,7 +220,7 @@ class Source:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The settings that decide the rows besides the content of the files, as plain JSON values."""
+        """Return the settings that decide the rows besides the content of the files, as plain JSON values."""
         return {
             "format": self.name,
             "scale": [self.scale.minimum, self.scale.maximum],
@@ -231,7 +230,7 @@ class Source:
         }
 
     def inputs(self) -> dict[str, Path]:
-        """Return name -> every file that decides the rows."""
+        """Return name -> file for every file that decides the rows."""
         if self.form.folder:
             files = (*self.files, *self.corpus, *self.queries)
             return {str(file.relative_to(self.path)): file for file in files}
@@ -243,7 +242,7 @@ class Source:
         return found
 
     def hashes(self, step: Callable[[int], None] | None = None) -> dict[str, str]:
-        """Return name -> SHA-256 of every input; `step` is told how many more bytes were read."""
+        """Return name -> SHA-256 of every input; `step` gets the number of bytes read."""
         found = {}
         for name, file in self.inputs().items():
             try:
@@ -255,7 +254,7 @@ class Source:
         return found
 
     def content_hash(self) -> str:
-        """Return the SHA-256 of the file, or of the names and contents of several."""
+        """Return the SHA-256 of the file, or of the names and contents of several files."""
         if self.files == [self.path]:
             return file_hash(self.path)
         listed = "".join(f"{name}\0{digest}\0" for name, digest in self.hashes().items())
@@ -268,7 +267,7 @@ class Source:
         text_ids: bool = False,
         reached: Reached | None = None,
     ) -> RowMapping:
-        """Open a database in a folder, which the caller closes, and read the texts that rows name by id."""
+        """Open a database in `folder`, which the caller closes, and read the texts that rows name by id."""
         self.statuses, self._told = Counter(), list(self._file_notes)
         self._noted = self._scores_aside = 0
         with storage_errors(folder):
@@ -293,9 +292,9 @@ class Source:
         limit: int | None = None,
         reached: Reached | None = None,
     ) -> Iterator[pa.Table]:
-        """Yield at most `limit` judgements of a file as tables; `errors` takes what cannot be read.
+        """Yield at most `limit` judgements of a file as tables; `errors` takes the unreadable rows.
 
-        Raises InputError where the file cannot be read, or its scores carry no grades.
+        Raise InputError if the file cannot be read, or its scores carry no grades.
         """
         form, scores = self.form, FileScores()
         task = {"file": task_name(file), "folder": self.path.resolve().name}.get(form.task_from)
@@ -319,11 +318,7 @@ class Source:
         self._tell(file, scores, bool(errors.total))
 
     def _chunks(self, file: Path, errors: InvalidFileError, most: int) -> Iterator[tuple[pa.Table, int]]:
-        """Yield tables of the numbers of some thousand rows and their JSON, and the bytes read.
-
-        Rows of JSONL are given as they stand, to be checked by the database. Where the lines cannot be read together
-        they are read one by one from there on, which says what is wrong.
-        """
+        """Yield tables of row numbers and their JSON, and the bytes read."""
         done = 0
         if kind_of(file) == ".jsonl" and not self.form.query_by_id:
             try:
@@ -336,7 +331,7 @@ class Source:
                     for start in range(0, len(table), most):
                         yield _strict(table.slice(start, most), errors), position
                 return
-            except (pa.ArrowException, OSError):
+            except (pa.ArrowException, OSError):  # read on line by line, which names the line with the error
                 pass
         rows: list[tuple[int, str]] = []
         size = position = 0
@@ -381,7 +376,7 @@ class Source:
             except InputError as error:
                 if not invalid:
                     raise
-                told = [str(error)]  # rows are missing for their errors: what is left need not be all alike
+                told = [str(error)]  # rows with errors are missing: the scores that are left may be all equal
             self._told += [f"{file.name}: {warning}" for warning in told]
             if scores.crossed:
                 self._told.append(f"{file.name}: {scores.crossed} rows score a negative above a positive")
@@ -392,7 +387,7 @@ class Source:
             )
 
     def rows(self) -> Iterator[Judgement]:
-        """Yield the judgements in the order of the files; errors of a file are raised after its last row."""
+        """Yield the judgements in file order; raise the errors of a file after its last row."""
         for table in self._tables():
             yield from (self._judgement(row) for row in table.to_pylist())
         if not self.statuses:
@@ -436,7 +431,7 @@ class Source:
 
     def _look(self) -> str:
         scores = FileScores()
-        self.form = replace(self.form, options=())  # nothing need be stated to look
+        self.form = replace(self.form, options=())  # a look at the scores needs no stated scale or map
         for table in self._tables():
             scores.add(table)
         if not scores.any:
@@ -446,10 +441,7 @@ class Source:
 
 
 def _line_blocks(path: Path) -> Iterator[tuple[pa.Array, int]]:
-    """Yield all lines of a UTF-8 file (gzip is unpacked) in arrays of some megabytes, and the bytes of the file read.
-
-    For files of which nothing is wrong: `text_lines` says what it is, and in which line.
-    """
+    """Yield all lines of a valid UTF-8 file (or gzip) in arrays of some megabytes, and the bytes of the file read."""
     with ExitStack() as stack:
         raw = stack.enter_context(pa.OSFile(str(path)))
         packed = path.suffix.lower() == ".gz"
@@ -457,7 +449,7 @@ def _line_blocks(path: Path) -> Iterator[tuple[pa.Array, int]]:
         blocks = pacsv.open_csv(
             content,
             pacsv.ReadOptions(column_names=["line"], block_size=LINES_BYTES, use_threads=False),
-            pacsv.ParseOptions(delimiter="\x01", quote_char=False, ignore_empty_lines=False),
+            pacsv.ParseOptions(delimiter="\x01", quote_char=False, ignore_empty_lines=False),  # JSON escapes \x01
             pacsv.ConvertOptions(column_types={"line": pa.string()}),
         )
         for batch in blocks:
@@ -465,11 +457,11 @@ def _line_blocks(path: Path) -> Iterator[tuple[pa.Array, int]]:
 
 
 def _unheard(_file: Path, _position: int) -> None:
-    """Take the progress where nobody wants to know it."""
+    """Ignore the progress."""
 
 
 def _strict(rows: pa.Table, errors: InvalidFileError) -> pa.Table:
-    """Drop rows that the database alone would take: an inner object with a key twice, a comma before a bracket."""
+    """Drop rows that duckdb accepts and JSON forbids: an inner object with a key twice, a comma before a bracket."""
     suspect = pc.or_(
         pc.greater(pc.count_substring(rows["json"], "{"), 1), pc.match_substring_regex(rows["json"], r",\s*[\]}]")
     )
@@ -489,7 +481,7 @@ def _encoded(number: int, row: dict[str, Any], errors: InvalidFileError) -> str 
 
 
 def _not_json(value: object) -> dict[str, str]:
-    """Return an object for what Parquet can hold and JSON cannot: it is neither text nor number nor id."""
+    """Return an object for a value of Parquet that JSON lacks: it is neither text nor number nor id."""
     return {type(value).__name__: str(value)}
 
 

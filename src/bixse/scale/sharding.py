@@ -1,9 +1,9 @@
-"""`ShardedTrainer`: `GradedTrainer` whose processes hold a part of each weight, gradient, moment and checkpoint.
+"""Training with every weight, gradient, moment and checkpoint in parts, one part per process.
 
-Each transformer block is gathered from all processes when a pass comes to it, and given up after it (Zhao et al. 2023,
+A pass gathers each transformer block from all processes and frees it afterwards (Zhao et al. 2023,
 arXiv:2304.11277; FSDP2, `torch.distributed.fsdp.fully_shard`). Each process writes its part of a checkpoint in
-safetensors, which any number of processes read: shape and place of each part stand in the files' headers. The default
-storage of torch.distributed.checkpoint keeps them in a pickle.
+safetensors, which any number of processes read: the headers of the files hold shape and position of each part. The
+default storage of torch.distributed.checkpoint keeps them in a pickle.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
 
 
 OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
-"""Those of transformers whose state has the shape of the weights."""
+"""Optimizers of transformers whose state has the shape of the weights."""
 
 
 def check_can_be_sharded(model: SentenceTransformer, args: TrainingArguments) -> None:
-    """Refuse encoders, optimizers and launchers that cannot be trained in parts."""
+    """Refuse encoders, optimizers and launchers that cannot be sharded."""
     parts = backbones(model)
     if not parts or not all(_blocks(part.auto_model) for part in parts):
         kind = type(parts[0].auto_model if parts else next(model.children())).__name__
@@ -80,12 +80,9 @@ def check_can_be_sharded(model: SentenceTransformer, args: TrainingArguments) ->
 
 
 def shard_encoder(model: SentenceTransformer, args: TrainingArguments) -> SentenceTransformer | None:
-    """Leave this process its part of every weight of the transformers model, in place; every process must call this.
+    """Shard the transformers model in place; every process must call this.
 
-    A block at a time goes to the device, so that the whole never has to fit there. The parts are those of the first
-    process's weights. What stands beside the transformers model (a head after the pooling) is small and stays whole.
-
-    Gives the model as it was, on the meta device: `whole_copy` fills it. A single process has all parts and gets None.
+    Return the unsharded model on the meta device, which `whole_copy` fills; None for a single process.
     """
     check_can_be_sharded(model, args)
     if world_size() == 1:
@@ -96,24 +93,22 @@ def shard_encoder(model: SentenceTransformer, args: TrainingArguments) -> Senten
         for own in model.parameters()
     }
     outline = copy.deepcopy(model, without)
-    torch.set_autocast_cache_enabled(False)  # it would keep a whole copy of the weights in bf16
+    torch.set_autocast_cache_enabled(False)  # it would keep an unsharded copy of the weights in bf16
     mesh = init_device_mesh(device.type, (world_size(),))
     for part in backbones(model):
         encoder = part.auto_model
+        # block by block: the unsharded model never has to fit on the device
         for unit in (*_blocks(encoder), encoder.get_input_embeddings(), encoder):
             unit.to(device)
-            broadcast(whole_tensors(unit))
+            broadcast(whole_tensors(unit))  # the parts are those of the first process's weights
             fully_shard(unit, mesh=mesh, reshard_after_forward=True)
         register_fsdp_forward_method(encoder, "forward")  # sentence-transformers calls it past the module's hooks
-    model.to(device)
+    model.to(device)  # a head after the pooling is small and stays unsharded
     return outline
 
 
 def whole_copy(model: SentenceTransformer, outline: SentenceTransformer) -> SentenceTransformer:
-    """Gather the sharded model weight by weight as a plain one in main memory; every process must call this.
-
-    The first process gets it; in the others it has no weights.
-    """
+    """Gather the sharded model into CPU memory, by weight; every process calls this, and the first gets the weights."""
     whole = copy.deepcopy(outline)
     for own, empty in zip(list(model.parameters()), list(whole.parameters()), strict=True):
         value = own.full_tensor() if isinstance(own, DTensor) else own
@@ -128,7 +123,7 @@ def whole_copy(model: SentenceTransformer, outline: SentenceTransformer) -> Sent
 
 
 def _blocks(encoder: nn.Module) -> list[GradientCheckpointingLayer]:
-    """Return the transformer blocks, inner ones first; transformers derives all of them from one class."""
+    """Return the transformer blocks, inner blocks first; transformers derives all blocks from one class."""
     return [module for module in encoder.modules() if isinstance(module, GradientCheckpointingLayer)][::-1]
 
 
@@ -137,11 +132,11 @@ def _launcher_shards() -> bool:
 
 
 SCHEDULE_FILE = "schedule.json"
-"""Where the learning rates stand."""
+"""State of the learning rates in a checkpoint."""
 WEIGHT, STATE = "weight", "state"
-"""First words of the tensors' names: `weight.NAME`, `state.KEY.NAME` of a parameter and of the optimizer's state."""
+"""Prefixes of tensor names: `weight.NAME` of a parameter, `state.KEY.NAME` of the optimizer's state of a parameter."""
 BYTES_PER_FILE = 2**30
-"""About so many of the whole state go into one file of all processes: each writes its part of them at once."""
+"""Approximate bytes of the complete state per file of a checkpoint: a process writes its part of a file at once."""
 
 
 def save_shards(checkpoint: Path, loss: nn.Module, optimizer: Any, scheduler: Any) -> None:
@@ -154,7 +149,7 @@ def save_shards(checkpoint: Path, loss: nn.Module, optimizer: Any, scheduler: An
     folder = checkpoint / SHARDS_FOLDER
     with raise_together(), storage_errors(checkpoint):
         if is_main_process():
-            shutil.rmtree(folder, ignore_errors=True)  # parts that a killed run left, perhaps of more processes
+            shutil.rmtree(folder, ignore_errors=True)  # parts of a killed run, perhaps of more processes
             folder.mkdir(parents=True)
             write_atomically(checkpoint / SCHEDULE_FILE, json.dumps(scheduler.state_dict()))
     writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=_files(tensors), save_distributed=True)
@@ -163,18 +158,19 @@ def save_shards(checkpoint: Path, loss: nn.Module, optimizer: Any, scheduler: An
 
 
 def load_weights(checkpoint: Path, loss: nn.Module) -> None:
-    """Set the trained weights to those of a checkpoint, each process its part."""
+    """Load this process's part of the trained weights from a checkpoint."""
     _read(checkpoint, {f"{WEIGHT}.{name}": parameter.detach() for name, parameter in _trained(loss).items()})
 
 
 def load_optimizer(checkpoint: Path, loss: nn.Module, optimizer: Any, scheduler: Any) -> None:
-    """Set optimizer and learning rates to those of a checkpoint, each process its part."""
+    """Load this process's part of optimizer and learning rates from a checkpoint."""
     trained = _trained(loss)
     reader = HuggingFaceStorageReader(str(checkpoint / SHARDS_FOLDER))
     tensors: dict[str, Tensor] = {}
     for name, found in reader.read_metadata().state_dict_metadata.items():
         if name.startswith(f"{STATE}.") and isinstance(found, TensorStorageMetadata):
             parameter = trained[name.split(".", 2)[2]].detach()
+            # Adam's step count is a scalar, which is not sharded.
             alike = isinstance(parameter, DTensor) and found.size == parameter.shape
             tensors[name] = torch.zeros_like(parameter) if alike else torch.zeros(found.size)
     _read(checkpoint, tensors)
@@ -187,7 +183,7 @@ def load_optimizer(checkpoint: Path, loss: nn.Module, optimizer: Any, scheduler:
     optimizer.load_state_dict({**given, "state": state})
     scheduler.load_state_dict(json.loads((checkpoint / SCHEDULE_FILE).read_bytes()))
     for group, rate in zip(optimizer.param_groups, scheduler.get_last_lr(), strict=True):
-        group["lr"] = rate
+        group["lr"] = rate  # a scheduler's state does not set the optimizer's rates
 
 
 def _trained(loss: nn.Module) -> dict[str, nn.Parameter]:
@@ -199,7 +195,7 @@ def _parameters(optimizer: Any) -> list[nn.Parameter]:
 
 
 def _files(tensors: dict[str, Tensor]) -> dict[str, int]:
-    """Return the number of the file, from 1, that each tensor goes to: a file is put together in memory."""
+    """Return tensor name -> number of its file, from 1; a file is assembled in memory."""
     numbers, written = {}, 0
     for name, tensor in tensors.items():
         numbers[name] = 1 + written // BYTES_PER_FILE
@@ -218,9 +214,9 @@ def _read(checkpoint: Path, tensors: dict[str, Tensor]) -> None:
 
 @contextmanager
 def _own_errors() -> Iterator[None]:
-    """Raise what failed (a full disk, ...) and not torch's collection of it, which is no Exception."""
+    """Raise the original error (a full disk, ...), since torch's CheckpointException is no subclass of Exception."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that one process is alone
+        warnings.simplefilter("ignore", UserWarning)  # torch warns if there is one process alone
         try:
             yield
         except CheckpointException as error:
@@ -228,7 +224,7 @@ def _own_errors() -> Iterator[None]:
 
 
 class ShardedTrainer(GradedTrainer):
-    """Train with weights shared out among the processes (`sharding: full`); a single process holds them all."""
+    """Train with weights sharded over the processes (`sharding: full`); a single process holds all of them."""
 
     def __init__(self, model: SentenceTransformer, args: GradedTrainingArguments, *rest: Any, **named: Any) -> None:
         self.outline = shard_encoder(model, args)
@@ -242,14 +238,12 @@ class ShardedTrainer(GradedTrainer):
         super().add_base_targets()
 
     def whole_model(self) -> SentenceTransformer:
-        """Return a whole copy in main memory; every process must call this, and the first one gets the copy."""
+        """Return an unsharded copy in CPU memory to the first process; every process must call this."""
         return self.model if self.outline is None else whole_copy(self.model, self.outline)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the evaluator in every process, all on the same texts.
-
-        The library does so where accelerate shards the encoder, and else lets the first process encode for itself.
-        """
+        """Run the evaluator in every process, all on the same texts."""
+        # Otherwise the first process encodes alone and waits for the others to gather weights.
         before, self.is_fsdp_enabled = self.is_fsdp_enabled, self.is_fsdp_enabled or self.outline is not None
         try:
             return super().evaluation_loop(*args, **kwargs)
@@ -257,11 +251,8 @@ class ShardedTrainer(GradedTrainer):
             self.is_fsdp_enabled = before
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write a whole model in the first process; every process must call this.
-
-        A checkpoint, for which transformers calls it, holds the processes' parts instead.
-        """
-        whole = None if _internal_call else self.whole_model()
+        """Write an unsharded model in the first process; every process must call this."""
+        whole = None if _internal_call else self.whole_model()  # transformers saves a checkpoint, which holds parts
         if self.args.should_save:
             self._save_files(whole, output_dir)
 

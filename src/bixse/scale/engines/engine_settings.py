@@ -1,4 +1,4 @@
-"""Settings of where work runs, which verbs inherit, and the engine that they name."""
+"""Settings of the place where work runs, which verbs inherit, and the engine that they name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PlaceSettings(Settings):
     """GPUs of each process; with Ray, 0 computes on the processor."""
 
     def engine_of(self, processes: int | None) -> Engine:
-        """Return the engine with this number of processes at once; None: as many as fit."""
+        """Return the engine for this number of concurrent processes; None means as many as fit."""
         if self.engine != "ranks" and (size := launched_number("WORLD_SIZE", 1)) > 1:
             raise InputError(
                 f"engine {self.engine}: got WORLD_SIZE={size}, processes of a launcher that would "
@@ -62,9 +62,9 @@ class EngineSettings(PlaceSettings):
 
     @property
     def in_shards(self) -> bool:
-        """True if a setting asks for several processes or parts."""
+        """Return True if a setting asks for several processes or parts."""
         return self.engine != "local" or self.shards is not None or (self.processes or 1) > 1
 
     def chosen_engine(self, here: bool = False) -> Engine:
-        """Return the engine; on one machine it works in this process where the job wants to be `here`."""
+        """Return the engine; with `here`, work on one machine stays in this process."""
         return self.engine_of(1 if here and self.engine != "ray" else self.processes)

@@ -1,4 +1,4 @@
-"""A job, which is told one shard at a time, and an engine, which decides where; what is complete is marked on disk."""
+"""A job does one shard at a time, an engine decides where; completion markers on disk say what is done."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 Shard = TypeVar("Shard")
 Result = TypeVar("Result")
 MARK = ".complete"
-"""What follows the name of an output in the name of its mark."""
+"""Suffix of the file name of a completion marker, after the name of its output."""
 
 
 class Job(ABC, Generic[Shard, Result]):
-    """A kind of work that is cut into shards; a subclass is a frozen dataclass of plain values, since it is pickled.
+    """A kind of work that is cut into shards; a subclass is a frozen dataclass of plain values, since jobs are pickled.
 
-    A shard is small too, such as a number: `run` reads what it stands for from a folder that all machines share.
+    A shard is small too, for example a number: `run` reads its data from a folder that all machines share.
 
     Example:
         >>> @dataclass(frozen=True)
@@ -37,38 +37,37 @@ class Job(ABC, Generic[Shard, Result]):
     """
 
     def setup(self) -> Any:
-        """Make what all shards of one process need, such as a loaded model; called once in each process."""
+        """Return the worker state for all shards of a process, for example a loaded model; called once per process."""
         return None
 
     @abstractmethod
     def run(self, shard: Shard, kept: Any) -> Result:
-        """Do one shard, and write its output whole or not at all; `kept` is what `setup` gave.
+        """Do one shard, and write its output completely or not at all; `kept` is the worker state from `setup`.
 
-        A BixseError, such as that of a full disk, ends all shards. Any other error fails this shard alone.
+        A BixseError, for example of a full disk, ends all shards. Any other error fails this shard alone.
         """
 
     def output(self, shard: Shard) -> Path | None:
-        """Return the file that a shard leaves; None: it leaves none, and is done whenever it is asked for."""
+        """Return the output file of a shard; None for a shard without output, which is done on every request."""
         return None
 
     def fingerprint(self) -> str:
-        """Return a hash of all that the outputs depend on; outputs of a job with another one are made anew."""
+        """Return a hash of all that the outputs depend on; outputs with another hash are made again."""
         return hashlib.sha256(repr(self).encode("utf-8", "backslashreplace")).hexdigest()
 
     def is_complete(self, shard: Shard) -> bool:
-        """Return True if the output is there and marked as whole by this job."""
+        """Return True if the output exists and has the completion marker of this job."""
         output = self.output(shard)
         return output is not None and is_marked(output, self.fingerprint())
 
     def mark(self, shard: Shard) -> None:
-        """Write down that the output of a shard is whole."""
         output = self.output(shard)
         if output is not None:
             mark(output, self.fingerprint())
 
 
 def is_marked(output: Path, fingerprint: str) -> bool:
-    """Return True if a file is there and marked with this fingerprint."""
+    """Return True if a file exists and has a completion marker with this fingerprint."""
     try:
         return output.exists() and _mark_of(output).read_bytes() == fingerprint.encode()
     except OSError:
@@ -76,30 +75,30 @@ def is_marked(output: Path, fingerprint: str) -> bool:
 
 
 def mark(output: Path, fingerprint: str) -> None:
-    """Write the completion marker of a file, with the fingerprint of what made it."""
+    """Write the completion marker of a file, with the fingerprint of its job."""
     write_atomically(_mark_of(output), fingerprint)
 
 
 @dataclass(frozen=True)
 class Ended(Generic[Shard, Result]):
-    """The end of a shard."""
+    """The outcome of a shard."""
 
     shard: Shard
     result: Result | None = None
-    """What `Job.run` gave; None of a shard that failed or was complete before."""
+    """Result of `Job.run`; None for a shard that failed or was complete before."""
     error: str = ""
     traceback: str = ""
-    """Where, unless the process died."""
+    """Traceback of the error; empty if the process died."""
     known: bool = False
 
 
 class Engine(ABC):
-    """The place where shards are done."""
+    """An engine decides where shards run."""
 
     here = False
-    """Every shard is done in this process."""
+    """True if every shard runs in this process."""
     shared = False
-    """Other processes, which were started by themselves, do the rest."""
+    """True if other processes, which were started independently, do the rest."""
     rank = 0
 
     def map(
@@ -109,12 +108,12 @@ class Engine(ABC):
         kept: Any = None,
         wanted: Callable[[Shard], bool] = lambda shard: True,
     ) -> Iterator[Ended[Shard, Result]]:
-        """Do the shards of this engine's share that are not complete; each comes out as it ends, in any order.
+        """Do the pending shards of this engine's share; yield each as it ends, in any order.
 
-        A shard that fails, or whose process dies, is tried once more when the others are done, by itself. One that
-        fails again comes out with its error. `kept` is what `job.setup` would give, where this process has it already;
-        other processes make their own. `wanted` is asked, when there is room for a shard, whether it is still to be
-        done. An error that `job.run` raised for all shards is raised here.
+        A shard that fails, or whose process dies, is tried again alone after all others; if it fails again, it comes
+        out with its error. `kept` is the worker state if this process has it already; other processes make their own.
+        `wanted` is asked, when there is room for a shard, whether it is still needed. An error of `job.run` for all
+        shards is raised.
         """
         known: list[Shard] = []
         again: list[Shard] = []
@@ -136,22 +135,22 @@ class Engine(ABC):
         yield from self.attempts(job, iter(again), kept, alone=True)
 
     def share(self, shards: Iterable[Shard]) -> Iterable[Shard]:
-        """The shards that are this engine's to do."""
+        """Return the shards that are this engine's to do."""
         return shards
 
     @abstractmethod
     def attempts(
         self, job: Job[Shard, Result], shards: Iterator[Shard], kept: Any, alone: bool
     ) -> Iterator[Ended[Shard, Result]]:
-        """Try each shard once; `alone`: one at a time on a machine, with all its memory."""
+        """Try each shard once; with `alone` one at a time per machine, with all its memory."""
 
 
 def attempt(job: Job[Shard, Result], shard: Shard, kept: Any) -> Ended[Shard, Result]:
-    """Try a shard in this process, and mark it where it succeeds."""
+    """Try a shard in this process, and mark it complete if it succeeds."""
     try:
         result = job.run(shard, kept)
         job.mark(shard)
-    except BixseError:
+    except BixseError:  # a full disk or a wrong setting would fail every shard
         raise
     except Exception as error:
         said = " ".join(f"{type(error).__name__}: {error}".split())
@@ -160,7 +159,7 @@ def attempt(job: Job[Shard, Result], shard: Shard, kept: Any) -> Ended[Shard, Re
 
 
 def check_pickles(job: Job[Any, Any]) -> None:
-    """Refuse, by an InputError, a job that cannot be sent to another process."""
+    """Raise InputError for a job that cannot be sent to another process."""
     try:
         ForkingPickler.dumps(job)
     except Exception as error:

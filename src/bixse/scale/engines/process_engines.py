@@ -1,6 +1,6 @@
 """Engines of processes: `local` starts them on this machine; `ranks` is one of n that a launcher started.
 
-Each process of `local` has its share of the cores and graphics cards. Each rank does every n-th shard.
+Each process of `local` has its share of the cores and GPUs. Each rank does every n-th shard.
 """
 
 from __future__ import annotations
@@ -28,29 +28,25 @@ if TYPE_CHECKING:
 
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
-"""Environment variables that numerical libraries read their number of threads from."""
+"""Environment variables from which numerical libraries read their number of threads."""
 PATIENCE = 120.0
-"""Seconds that processes have to write a checkpoint when they are told to stop."""
+"""Seconds for processes to write a checkpoint after they are told to stop."""
 MOST_PROCESSES = 8
-"""Processes at once where nobody says how many: each loads the libraries and a model."""
+"""Default limit of concurrent processes: each loads the libraries and a model."""
 DIED = "its process died, most likely for want of memory"
-"""Why a shard failed whose process ended without a word."""
+"""Error of a shard whose process ended without a message."""
 _job: Job[Any, Any]
-"""In a process of the pool: what it does."""
+"""Job of this process of a pool."""
 _kept: list[Any] = []
-"""In a process of the pool: what its setup gave, once it was asked."""
+"""Worker state of this process of a pool, once its first shard has come."""
 
 
 class LocalEngine(Engine):
-    """An engine that does shards in this process where one is wanted, else over as many others.
+    """An engine that does shards in this process if one process is enough, else in several others of this machine.
 
-    Each process has cores / processes threads and, where there are graphics cards, `num_gpus` of them, one at least.
-    A process that dies (out of memory) takes its shard alone with it. At Ctrl-C the processes are told to stop, and
-    waited for. An InputError refuses more processes or graphics cards than there are.
-
-    Args:
-        processes: None: one per graphics card, or one per core up to `MOST_PROCESSES`.
-        num_gpus: graphics cards of each process; 0: one where there are any.
+    Each process has cores / processes threads and `num_gpus` GPUs (0: one if there are any). `processes` None means
+    one per GPU, or one per core up to `MOST_PROCESSES`. A process that dies (out of memory) loses its shard alone. At
+    Ctrl-C processes are told to stop, and waited for. An InputError refuses more processes or GPUs than exist.
     """
 
     def __init__(self, processes: int | None = None, num_gpus: int = 0) -> None:
@@ -83,7 +79,7 @@ class LocalEngine(Engine):
 
 
 def visible_devices() -> list[str]:
-    """Return the graphics cards as CUDA_VISIBLE_DEVICES names them; none without CUDA."""
+    """Return the GPUs as CUDA_VISIBLE_DEVICES names them; none without CUDA."""
     import torch
 
     if not torch.cuda.is_available():
@@ -93,11 +89,11 @@ def visible_devices() -> list[str]:
 
 
 class _Worker:
-    """A process that does one shard at a time: a pool of its own, so that its death concerns no other."""
+    """A process that does one shard at a time, in a pool of its own, so that its death affects no other process."""
 
     def __init__(self, job: Job[Any, Any], environment: Mapping[str, str]) -> None:
         self.environment = environment
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("spawn")  # CUDA does not work in a forked process
         with _environment(environment):
             self.pool = ProcessPoolExecutor(1, context, _begin, (os.getpid(), job))
             try:
@@ -116,7 +112,7 @@ class _Worker:
 def _spread(
     job: Job[Shard, Result], shards: Iterator[Shard], processes: int, devices: Sequence[str], each: int
 ) -> Iterator[Ended[Shard, Result]]:
-    """Yield shards as they end; after a process that died a new one takes the next shard."""
+    """Yield shards as they end; after a process dies, a new process takes the next shard."""
     check_pickles(job)
     threads = dict.fromkeys(THREAD_VARIABLES, str(max(1, cores() // processes)))
     cards = [",".join(devices[start : start + each]) for start in range(0, len(devices) - each + 1, each)]
@@ -144,7 +140,7 @@ def _spread(
                 yield future.result()
     except BaseException:
         for worker, _ in busy.values():
-            worker.send(signal.SIGINT)
+            worker.send(signal.SIGINT)  # lets a shard write its checkpoint
         wait(busy, timeout=PATIENCE)
         for future, (worker, _) in busy.items():
             if not future.done():
@@ -156,14 +152,14 @@ def _spread(
 
 
 def _begin(parent: int, job: Job[Any, Any]) -> None:
-    """The start of a process: a session of its own (the parent passes Ctrl-C on), and an end with its parent."""
+    """Start a process in its own session (the parent passes Ctrl-C on), which ends with its parent."""
     global _job
     _job = job
     with suppress(OSError):
         os.setsid()
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while os.getppid() == parent:  # else it waits for ever on the queue of a killed parent
             time.sleep(1)
         os._exit(1)
 
@@ -178,7 +174,7 @@ def _work(shard: Any) -> Ended[Any, Any]:
 
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for processes that are started inside the block."""
+    """Set environment variables for processes that start inside the block."""
     before = dict(os.environ)
     os.environ |= values
     try:
@@ -190,11 +186,11 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 LAUNCHED = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)")
-"""Environment variables by which a launcher tells processes that they are one job."""
+"""Environment variables by which a launcher tells processes that they belong to one job."""
 
 
 class RanksEngine(LocalEngine):
-    """An engine that does shard i, i + n, i + 2 n, ... as rank i of n; ranks see what is complete by its markers."""
+    """An engine that does shards i, i + n, i + 2 n, ... as rank i of n; completion markers show other ranks' shards."""
 
     def __init__(self, processes: int | None = 1, num_gpus: int = 0) -> None:
         super().__init__(processes, num_gpus)
@@ -207,7 +203,7 @@ class RanksEngine(LocalEngine):
 
 @contextmanager
 def without_launcher() -> Iterator[None]:
-    """Hide the launcher from libraries inside the block: ranks do their shards each by itself."""
+    """Hide the launcher from libraries inside the block: each rank does its shards independently."""
     hidden = {name: os.environ.pop(name) for name in list(os.environ) if LAUNCHED.fullmatch(name)}
     try:
         yield
@@ -216,7 +212,7 @@ def without_launcher() -> Iterator[None]:
 
 
 def rank_of(environment: Mapping[str, str]) -> tuple[int, int]:
-    """Return rank and number of ranks by RANK and WORLD_SIZE, or by a Slurm array; if both are set, ranks within tasks.
+    """Return rank and number of ranks by RANK and WORLD_SIZE, or a Slurm array; with both, ranks count within tasks.
 
     Example:
         >>> rank_of({"RANK": "1", "WORLD_SIZE": "4"})

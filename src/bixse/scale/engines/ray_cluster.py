@@ -1,4 +1,4 @@
-"""The engine `ray`: shards over the machines of a Ray cluster, one at a time in each of its processes (actors)."""
+"""The engine `ray`: shards over the machines of a Ray cluster, one at a time per process (actor)."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 
 PATIENCE = 1800.0
-"""Seconds in which a process must begin, its model loaded, while none is at work."""
+"""Seconds for a process to begin, its model loaded, while no shard runs."""
 SECONDS_TO_ANSWER = 10.0
-"""Within which the machine of an address must answer."""
+"""Seconds for the machine of an address to answer."""
 PLACE = re.compile(r"(?:.*://)?(?P<host>.+):(?P<port>\d+)$")
 START_TRIES = 3
-"""Processes that may die while they begin."""
+"""Number of processes that may die while they begin."""
 
 
 class RayEngine(Engine):
-    """An engine over a cluster, to which this process may be connected already; `processes` None: as many as fit."""
+    """An engine over a Ray cluster; it uses an existing connection. `processes` None means as many as fit."""
 
     def __init__(
         self, address: str = "auto", processes: int | None = None, num_cpus: int = 1, num_gpus: int = 0
@@ -52,7 +52,7 @@ class RayEngine(Engine):
     def attempts(
         self, job: Job[Shard, Result], shards: Iterator[Shard], kept: Any, alone: bool
     ) -> Iterator[Ended[Shard, Result]]:
-        for first in shards:  # none: nothing is connected
+        for first in shards:  # without a shard no cluster is needed
             check_pickles(job)
             with self._connected(), Check.beside(job.output(first)) as check:
                 head = [first, *islice(shards, self._room(alone) - 1)]
@@ -103,7 +103,7 @@ class RayEngine(Engine):
                     at_work += 1
                     break
                 else:
-                    ray.kill(actor)  # its place is free for one that waits for it
+                    ray.kill(actor)  # frees its resources for an actor that waits for them
                 if shard is not new:
                     yield found
                 if not at_work:
@@ -130,14 +130,14 @@ class RayEngine(Engine):
                 "`ray start --head` on one machine, `ray start --address HOST:PORT` on the others, then its HOST:PORT"
             ) from error
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, at_sigterm or signal.SIG_DFL)  # Ray sets its own
+            signal.signal(signal.SIGTERM, at_sigterm or signal.SIG_DFL)  # ray.init replaces it
         try:
             yield
         finally:
             ray.shutdown()
 
     def _room(self, alone: bool) -> int:
-        """Return the number of processes that fit on the cluster; `alone`: one on each machine."""
+        """Return the number of processes that fit on the cluster; with `alone` one per machine."""
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         wanted = {"num_cpus": ("CPU", self.num_cpus), "num_gpus": ("GPU", self.num_gpus)}
         for name, (resource, number) in wanted.items():
@@ -160,11 +160,11 @@ def _no_start(found: str) -> BixseError:
 
 
 def worker_class() -> type:
-    """The class of the actors: made in a function, so that Ray sends its code to machines without bixse too."""
+    """Return the class of the actors, made in a function: Ray then sends its code to machines without bixse too."""
 
     class ShardWorker:
         def begin(self, version: str, path: Any, folder: str, sent: list[Any]) -> Any:
-            """Return what this machine has; where that is right, set up in the folder of the one that asks."""
+            """Return name, version and file content of this machine; if right, set up in the folder of the caller."""
             import os
             import socket
             from contextlib import suppress
@@ -209,7 +209,7 @@ def worker_class() -> type:
 
 @dataclass(frozen=True)
 class Check:
-    """The demands on a machine: this version of bixse, and the file that was written next to the outputs."""
+    """The requirements for a machine: this version of bixse, and the file that was written next to the outputs."""
 
     version: str
     path: Path | None
@@ -218,7 +218,7 @@ class Check:
     @classmethod
     @contextmanager
     def beside(cls, output: Path | None) -> Iterator[Check]:
-        """Write the file for the time of the block; a job without outputs needs none."""
+        """Write the file for the duration of the block; a job without outputs needs none."""
         content = secrets.token_hex(16) if output is not None else ""
         path = output.absolute().with_name(f".shared-{content}") if output is not None else None
         if path is not None:
@@ -230,7 +230,7 @@ class Check:
                 path.unlink(missing_ok=True)
 
     def hold(self, machine: tuple[str, str | None, str | None]) -> None:
-        """Refuse, by an InputError, a machine (its name, version of bixse, content of the file) that is not so."""
+        """Raise InputError for a machine (name, version of bixse, content of the file) that does not meet them."""
         name, version, content = machine
         if version != self.version:
             raise InputError(

@@ -1,6 +1,6 @@
-"""Encoding or searching a corpus as shards of a job, so that an engine may spread them over processes and machines.
+"""Encode or search a corpus as shards of a job, so that an engine may spread them over processes and machines.
 
-Only one shard is in memory at a time, whatever the number of documents. The best of all shards are merged.
+Only one shard is in memory at a time, for any number of documents. The best results of all shards are merged.
 """
 
 from __future__ import annotations
@@ -49,21 +49,24 @@ QUERIES_TOGETHER = 512
 
 
 class ShardEncoder(NamedTuple):
-    """The encoder of the shards of one process."""
+    """The worker state of encoding: the encoder and its store of embeddings."""
 
     store: EmbeddingStore
     step: Callable[[int], None] | None = None
-    """Told how many texts are done."""
+    """Callback that gets the number of encoded texts."""
 
 
 @dataclass(frozen=True)
 class EncodeShards(Job[int, int]):
-    """Shard n: the documents from `rows * n` on become the n-th file of embeddings; gives the number encoded."""
+    """Encode documents: shard n, from document `rows * n` on, becomes the n-th file of embeddings.
+
+    `run` returns the number of encoded texts.
+    """
 
     folder: Path
-    """Holds the texts, and gets the embeddings."""
+    """Folder of the texts and the embeddings."""
     model: str | None
-    """Folder or hub name, for other processes; None: a model in the memory of this one."""
+    """Folder or hub name, for other processes; None is a model in the memory of this process."""
     identity: EncoderIdentity
     corpus: str
     rows: int
@@ -72,7 +75,7 @@ class EncodeShards(Job[int, int]):
     cache: str | None
 
     def setup(self) -> ShardEncoder:
-        """Load the model, which must be the same as where the job comes from."""
+        """Load the model, which must be the same as in the process that made the job."""
         if self.model is None:
             raise InputError(
                 "model: got one in memory; expected a folder or hub name, which other machines load too; fix: save it "
@@ -102,7 +105,7 @@ class EncodeShards(Job[int, int]):
 
     @property
     def texts(self) -> Path:
-        """The file of ids, titles and texts of the corpus, as `write_texts` makes it."""
+        """Return the file of ids, titles and texts of the corpus, which `write_texts` makes."""
         return self.folder / TEXTS
 
     def fingerprint(self) -> str:
@@ -113,14 +116,14 @@ class EncodeShards(Job[int, int]):
 
 @dataclass(frozen=True)
 class SearchShards(EncodeShards):
-    """Shard n: the best `depth` of the documents from `rows * n` on for every query; documents without text are not.
+    """Search documents: shard n finds the `depth` best nonempty documents per query, from document `rows * n` on.
 
     The file of texts is in the folder above `folder`, so that several encoders share it.
     """
 
     depth: int
     index: Path | None = None
-    """Folder of an index of the same corpus, whose embeddings are read; None: the texts are encoded."""
+    """Folder of an index of the same corpus, whose embeddings are read; None encodes the texts."""
 
     def setup(self) -> ShardEncoder | None:  # type: ignore[override]
         return super().setup() if self.index is None else None
@@ -155,20 +158,20 @@ class SearchShards(EncodeShards):
         return self.folder / QUERIES
 
     def save_queries(self, embeddings: NDArray[np.float32]) -> None:
-        """Write the (Q, D) embeddings of the queries; before the first shard."""
+        """Write the (Q, D) embeddings of the queries before the first shard."""
         write_atomically(self.queries, embeddings_content(embeddings, "float32"))
 
     def fingerprint(self) -> str:
         return hashlib.sha256(f"{super().fingerprint()} {self.depth}".encode()).hexdigest()
 
     def best(self, shards: int, start: int, stop: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Return scores and rows of the corpus, each (n, k), for the queries from `start` to `stop`."""
+        """Return scores and corpus rows, each (n, k), for the queries from `start` to `stop`."""
         return merge_best((_read(self.output(shard), start, stop) for shard in range(shards)), self.depth)
 
 
 @dataclass(frozen=True)
 class CorpusSearch:
-    """An encoder that is ready to search a corpus shard by shard."""
+    """An encoder that is ready to search a corpus by shards."""
 
     encoder: SentenceTransformer
     job: SearchShards
@@ -182,17 +185,14 @@ class CorpusSearch:
         progress: ProgressBars | None,
         title: str,
     ) -> int:
-        """Have this engine's share of the shards done; gives the number that other ranks have not done yet."""
+        """Do this engine's share of the shards; return the number of pending shards of other ranks."""
         with encode_on(self.encoder, devices):
             self.job.save_queries(encode_texts(self.encoder, queries, "query"))
             store = EmbeddingStore(self.encoder, self.job.cache) if self.job.index is None else None
             return do_shards(self.job, self.documents, place, store, progress, title)[1]
 
     def runs(self, query_ids: Sequence[str], exclude_self: bool) -> Iterator[Ranking]:
-        """Yield the answers to one block of queries after another, once every shard is done.
-
-        With `exclude_self` the document of the query's own id is left out.
-        """
+        """Yield the answers per block of queries after all shards; `exclude_self` drops the query's own document."""
         ids = read_table(self.job.texts, ["id"])["id"].cast(pa.large_string()).combine_chunks()  # may pass 2 GiB
         shards, depth = -(-self.documents // self.job.rows), self.job.depth - exclude_self
         for start in range(0, len(query_ids), QUERIES_TOGETHER):
@@ -204,7 +204,7 @@ class CorpusSearch:
 
 
 def corpus_texts(folder: Path, corpus: Path, documents: int, fingerprint: str) -> Path:
-    """Write ids, titles and texts of a corpus file to where the shards read them, unless they are there."""
+    """Write ids, titles and texts of a corpus file for the shards, unless they exist."""
     texts = folder / TEXTS
     if not is_marked(texts, fingerprint):
         write_texts(texts, stream_documents(corpus), documents)
@@ -220,11 +220,7 @@ def do_shards(
     progress: ProgressBars | None = None,
     title: str = "encode documents",
 ) -> tuple[int, int]:
-    """Have this engine's share of the shards of a corpus done, in this process by the encoder of `store`.
-
-    Gives the number of encoded texts and of shards that other ranks have not done yet. Raises IncompleteError where a
-    shard failed twice; the others are done.
-    """
+    """Do this engine's share of the shards, here with `store`; return numbers of encoded texts and pending shards."""
     shards = range(-(-documents // job.rows))
     sizes = {shard: min(job.rows, documents - shard * job.rows) for shard in place.share(shards)}
     step = progress(title, sum(sizes.values())) if progress is not None and sizes else None

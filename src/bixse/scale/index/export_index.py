@@ -1,4 +1,4 @@
-"""`export_index`: write an index into a vector database and measure its recall; an export that was stopped goes on."""
+"""Write an index into a vector database and measure its recall; a stopped export continues."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 UNKNOWN_BEFORE: dict[str, Any] = {"embeddings": (), "texts": None, "ann": None, "recall": None}
-"""What a manifest in a database does not take over from the local index."""
+"""Fields of a manifest that a database does not take over from the local index."""
 RECALL_QUERIES = 200
-"""Queries that recall is measured on, at most; drawn with a fixed seed."""
+"""Maximum number of queries for recall; drawn with a fixed seed."""
 WORDS_OF_TEXT = 12
-"""Words of a document without a title that stand for one."""
+"""Number of first words that replace a missing title."""
 SAME_SCORE = 1e-6
-"""Scores that rounding alone tells apart."""
+"""Difference of scores that rounding alone can make."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class ExportReport:
 
     manifest: Manifest
     written: int
-    """Documents written now; the others were there."""
+    """Number of documents written now; the others existed."""
     seconds: float
     warnings: tuple[str, ...] = ()
 
@@ -60,11 +60,10 @@ def export_index(
 ) -> ExportReport:
     """Write the embeddings, ids, titles and texts of an index into a vector database, and measure its recall.
 
-    What is there stays: an export that was stopped goes on, and one that is finished does nothing. `to` is
-    "lancedb:PATH/TABLE" or "qdrant:URL/COLLECTION"; `model` is the model of the index where that has moved or is
-    loaded. Recall is measured on titles of documents where no file of queries is given.
-
-    Raises InputError where the database cannot be used, OutputExistsError where it holds something else.
+    Existing documents stay: a stopped export continues, and a finished one does nothing. `to` is
+    "lancedb:PATH/TABLE" or "qdrant:URL/COLLECTION"; `model` is the model of the index if that has moved or is loaded.
+    Titles of documents measure recall if there is no file of queries. InputError: the database cannot be used.
+    OutputExistsError: the database holds something else.
     """
     started, folder = time.perf_counter(), Path(index)
     with closing(open_files(folder)) as files, closing(connect(to)) as store, alone_in(folder):
@@ -93,30 +92,25 @@ def export_index(
 
 
 def check_target(store: VectorStore, wanted: Manifest) -> None:
-    """Refuse a table or collection that holds another index; one that does not exist yet is fine."""
+    """Refuse a table or collection that holds another index; a missing one is fine."""
     if store.exists():
         store.manifest.check_same(wanted, store.address, "choose another name, or delete it", corpus=True)
 
 
 def measure_recall(search: Rescored, queries: npt.NDArray[np.float32], source: str) -> Recall:
-    """Measure how many of the best 10 and 100 documents of (Q, D) queries are found.
-
-    A document counts as found when it scores as high as the last of the exact best ones: which of several copies of a
-    text is found does not matter (so does ann-benchmarks, Aumüller et al. 2017, arXiv:1807.05614).
-    """
+    """Return the share of the best 10 and 100 documents that is found for (Q, D) queries."""
     shares = []
     for depth in (10, 100):
         exact_scores, _ = search.files.exact(queries, depth)
         scores, _ = search.search(queries, depth)
+        # A score as high as the last exact one counts: it does not matter which copy of a text is found
+        # (as in ann-benchmarks, Aumüller et al. 2017, arXiv:1807.05614).
         shares.append(float((scores >= exact_scores[:, -1:] - SAME_SCORE).mean()))
     return Recall(at_10=shares[0], at_100=shares[1], queries=len(queries), source=source)
 
 
 def recall_questions(files: IndexFiles, queries: str | Path | None) -> tuple[list[str], str]:
-    """Return what recall is measured on, and in words what that is: some queries of a file, or titles of documents.
-
-    First words stand for the title of a document that has none.
-    """
+    """Return texts to measure recall on, and their description: queries of a file, or titles of documents."""
     if queries is not None:
         return _drawn(list(read_queries(Path(queries)).values())), f"queries of {Path(queries).name}"
     found = files.documents(_drawn(range(files.manifest.documents)))
@@ -125,7 +119,7 @@ def recall_questions(files: IndexFiles, queries: str | Path | None) -> tuple[lis
 
 
 def warn_of_recall(recall: Recall | None, target: float) -> list[str]:
-    """Return one line where fewer than the `target` share of the best 10 or 100 are found, or none."""
+    """Return one warning if recall at 10 or at 100 is below `target`, else none."""
     if recall is None or min(recall.at_10, recall.at_100) >= target:
         return []
     return [

@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 FILE_NAME = r"(embeddings-\d{5,}|documents)-[0-9a-f]{16}\.[a-z]+"
 MANIFEST_FILE = "manifest.json"
-"""Written last: a folder without it holds no index."""
+"""File name of the manifest; it is written last, so a folder without it holds no index."""
 TENSOR = "documents"
 SHARD_ROWS = 65_536
-"""Documents of one file of embeddings, at most."""
+"""Maximum number of documents per file of embeddings."""
 SHARD_NUMBERS = 1 << 25
-"""Numbers of one file of embeddings, at most: 128 MiB as float32, which are in memory while it is written."""
+"""Maximum number of values per file of embeddings: 128 MiB as float32, in memory while the file is written."""
 GROUP_ROWS = 256
-"""Documents that are read from Parquet together, at least; a shard holds a multiple of it."""
+"""Minimum number of documents per row group of Parquet; a shard holds a multiple of it."""
 MOST_GROUPS = 1 << 18
-"""Row groups of the texts: each shard reads what the footer says of all; Parquet with more than 10^6 is not opened."""
+"""Maximum number of row groups: each shard reads the footer of all; Parquet with more than 10^6 is not opened."""
 SCHEMA = pa.schema([("id", pa.string()), ("title", pa.string()), ("text", pa.string())])
 
 
@@ -47,7 +47,7 @@ class _Record(BaseModel):
 
 
 class StoredFile(_Record):
-    """A file of the index; its name holds its hash, so that two versions never share a name."""
+    """A file of the index. Its name holds its hash, so that two versions never share a name."""
 
     name: Annotated[str, Field(pattern=rf"^{FILE_NAME}$")]
     size: int
@@ -68,7 +68,7 @@ class StoredFile(_Record):
             raise damaged(path, found, f"the {self.size} bytes that were written")
 
     def check(self, folder: Path) -> None:
-        """Compare the file with its hash; raises InputError."""
+        """Raise InputError if the file differs from its hash."""
         try:
             digest = file_hash(folder / self.name)
         except OSError as error:
@@ -81,35 +81,35 @@ class EncoderIdentity(_Record):
     """The properties that an encoder must have to search an index."""
 
     name: str
-    """Folder or hub name it was loaded from; it may be at another place later."""
+    """Folder or hub name at load time; the encoder may be elsewhere later."""
     weights: str
     """Hash of all that document embeddings depend on: weights, modules, tokenizer, document prompt, length limit."""
     prompts: str
-    """Hash of all prompts, those of queries too."""
+    """Hash of all prompts, including prompts of queries."""
     document_prompt: str | None
     task: str | None
     max_length: int | None
-    """Tokens of a text that are read; None is the model's own limit."""
+    """Tokens read per text; None is the limit of the model."""
     dimensions: Annotated[int, Field(ge=1)]
 
 
 class AnnSettings(_Record):
-    """The approximate index of a vector database, in its own words."""
+    """The approximate index of a vector database, in the terms of the database."""
 
     factory: str
     """Kind of index: "HNSW32", "IVF316,SQ8", ..."""
     parameters: str
-    """How far it is searched: "hnsw_ef=128", "nprobe=79", ..."""
+    """Search effort: "hnsw_ef=128", "nprobe=79", ..."""
 
 
 class Recall(_Record):
-    """The share of the documents found by exact search that an approximate one finds, 0 to 1."""
+    """The share of the documents of exact search that an approximate search finds, 0 to 1."""
 
     at_10: float
     at_100: float
     queries: int
     source: str
-    """What they were, in words."""
+    """Description of the queries."""
 
 
 class Manifest(_Record):
@@ -122,14 +122,14 @@ class Manifest(_Record):
     """SHA-256 of the corpus file."""
     dtype: StoredType
     precision: str
-    """What the encoder computed in."""
+    """Precision in which the encoder computed."""
     documents: Annotated[int, Field(ge=1)]
     embeddings: tuple[StoredFile, ...] = ()
-    """(n, D) each, in the order of the corpus."""
+    """Files of (n, D) embeddings, in the order of the corpus."""
     texts: StoredFile | None = None
-    """Ids, titles and texts; None only while the index is made."""
+    """File of ids, titles and texts; None only while the index is made."""
     ann: AnnSettings | None = None
-    """None: every document is scored."""
+    """Approximate index; None if every document is scored."""
     recall: Recall | None = None
 
     @property
@@ -141,7 +141,7 @@ class Manifest(_Record):
         return sum(file.size for file in self.files)
 
     def check_same(self, wanted: Manifest, place: object, fix: str, corpus: bool = False) -> None:
-        """Refuse, by an OutputExistsError, another encoder or dtype than `wanted`, and with `corpus` another corpus."""
+        """Raise OutputExistsError for another encoder or dtype than `wanted`, and with `corpus` for another corpus."""
         fields = {"dtype", "precision", *(("corpus", "documents") if corpus else ())}
         one, other = (
             {**manifest.model_dump(include=fields), **manifest.encoder.model_dump(exclude={"name"})}
@@ -174,7 +174,7 @@ class Manifest(_Record):
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest in a folder; raises InputError if there is none, or it is damaged or of another version."""
+    """Read the manifest in a folder; raise InputError if it is missing, damaged or of another version."""
     path = folder / MANIFEST_FILE
     if not path.is_file():
         found = "a folder without an index" if folder.is_dir() else "a file" if folder.exists() else "no such folder"
@@ -194,7 +194,7 @@ def is_index(folder: Path) -> bool:
 
 
 def damaged(path: Path, found: str, expected: str) -> InputError:
-    """Return the error for a file that is not as it was written."""
+    """Return the error for a file that differs from what was written."""
     return InputError(
         f"{path}: got a damaged file of the index ({found}); expected {expected}; fix: copy the index from where "
         "it is whole, or delete its folder and run `bixse index` again"
@@ -202,19 +202,19 @@ def damaged(path: Path, found: str, expected: str) -> InputError:
 
 
 def shard_rows(dimensions: int, documents: int, shards: int = 1) -> int:
-    """Return the documents per file of embeddings for about `shards` files; a multiple of `GROUP_ROWS`."""
+    """Return the number of documents per file of embeddings, a multiple of `GROUP_ROWS`, for about `shards` files."""
     most = min(SHARD_ROWS, SHARD_NUMBERS // dimensions) // GROUP_ROWS
     wanted = -(-documents // (shards * GROUP_ROWS)) if shards > 1 else most
     return max(1, min(most, wanted)) * GROUP_ROWS
 
 
 def group_rows(documents: int) -> int:
-    """Return the documents per row group: `GROUP_ROWS`, for a large corpus twice, four times, ... as many."""
+    """Return the number of documents per row group: `GROUP_ROWS`, for a large corpus twice, four times, ... as many."""
     return GROUP_ROWS << (max(0, documents - 1) // (GROUP_ROWS * MOST_GROUPS)).bit_length()
 
 
 def write_texts(path: Path, documents: Iterable[tuple[str, Document]], number: int) -> None:
-    """Write ids, titles and texts of a number of documents; the file appears whole or not at all."""
+    """Write ids, titles and texts of `number` documents; the file appears complete or not at all."""
     together = group_rows(number)
     rows = ({"id": name, "title": document.title, "text": document.text} for name, document in documents)
     with atomic_file(path) as file, table_writer(file, SCHEMA) as writer:
@@ -223,7 +223,7 @@ def write_texts(path: Path, documents: Iterable[tuple[str, Document]], number: i
 
 
 def read_texts(path: Path, start: int, number: int) -> list[str]:
-    """Read the texts to encode of some documents of such a file."""
+    """Read the texts to encode of `number` documents, from document `start` on."""
     with open_table(path) as file:
         size = file.metadata.row_group(0).num_rows
         groups = range(start // size, min(file.num_row_groups, -(-(start + number) // size)))
@@ -233,7 +233,7 @@ def read_texts(path: Path, start: int, number: int) -> list[str]:
 
 
 def stream_texts(path: Path) -> Iterator[tuple[str, Document]]:
-    """Yield ids and documents of such a file one by one, in its order."""
+    """Yield ids and documents one by one, in file order."""
     with open_table(path) as file:
         for group in range(file.num_row_groups):
             columns = file.read_row_group(group).to_pydict()
@@ -242,15 +242,15 @@ def stream_texts(path: Path) -> Iterator[tuple[str, Document]]:
 
 
 def embeddings_content(embeddings: npt.NDArray[np.float32], dtype: StoredType) -> bytes:
-    """Return the content of a file of (n, D) embeddings."""
+    """Return the file content of (n, D) embeddings."""
     return bytes(save({TENSOR: np.ascontiguousarray(embeddings, dtype=dtype)}))
 
 
 class IndexFiles:
-    """The files of an index, opened: embeddings are mapped, texts are read when asked for.
+    """The open files of an index: embeddings are memory-mapped, texts are read on request.
 
-    A file of embeddings is held against its hash when it is first used, a page of texts against its checksum whenever
-    it is read; raises InputError for one that is missing or damaged.
+    The hash of a file of embeddings is checked at its first use, the checksum of a page of texts at every read; a
+    missing or damaged file raises InputError.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -270,7 +270,7 @@ class IndexFiles:
     def exact(
         self, queries: npt.NDArray[np.float32], top: int
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-        """Return scores and rows, each (Q, k), of the best documents of (Q, D) queries, as `exact_search`."""
+        """Return scores and rows, each (Q, k), of the best documents for (Q, D) queries, as `exact_search` does."""
         best = TopK(queries, top)
         for number in range(len(self._shards)):
             best.add(self.shard(number))
@@ -285,7 +285,7 @@ class IndexFiles:
         return found
 
     def documents(self, rows: Sequence[int]) -> list[tuple[str, Document]]:
-        """Return ids and documents of the rows, in their order."""
+        """Return ids and documents of the rows, in the order of `rows`."""
         found: dict[int, tuple[str, Document]] = {}
         size = self._texts.metadata.row_group(0).num_rows
         for group in sorted({row // size for row in rows}):
@@ -297,7 +297,7 @@ class IndexFiles:
         return [found[row] for row in rows]
 
     def ids(self, rows: Sequence[int]) -> list[str]:
-        """Return the document ids of the rows; the ids of all documents are then kept in memory."""
+        """Return the document ids of the rows; the ids of all documents then stay in memory."""
         if self._ids is None:
             with reading(self._texts_path):
                 self._ids = self._texts.read(columns=["id"]).column("id")
@@ -314,13 +314,13 @@ class IndexFiles:
 
     @property
     def rows(self) -> int:
-        """Documents of each file of embeddings but the last."""
+        """Return the number of documents per file of embeddings; the last file may hold fewer."""
         return len(self._shards[0])
 
     def shard(self, number: int) -> torch.Tensor:
-        """The (n, D) embeddings of one file, mapped."""
+        """Return the memory-mapped (n, D) embeddings of one file."""
         file = self.manifest.embeddings[number]
-        if number not in self._used and (self.folder / file.name).exists():  # one that was replaced stays mapped
+        if number not in self._used and (self.folder / file.name).exists():  # a replaced file stays mapped
             file.check(self.folder)
         self._used.add(number)
         return self._shards[number]
@@ -338,11 +338,11 @@ class IndexFiles:
 
 
 def open_files(folder: Path) -> IndexFiles:
-    """Open the index in a folder, also while another process replaces it."""
+    """Open the index in a folder, even while another process replaces it."""
     manifest = read_manifest(folder)
     try:
         return IndexFiles(folder, manifest)
     except InputError:
         if read_manifest(folder) == manifest:
             raise
-        return open_files(folder)
+        return open_files(folder)  # replaced between manifest and files

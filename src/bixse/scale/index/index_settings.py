@@ -1,4 +1,4 @@
-"""Settings of `bixse index`, and of a corpus that is encoded part by part, which other verbs share."""
+"""Settings of `bixse index`, and of a corpus that is encoded in shards, which other verbs share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 StoredType: TypeAlias = Literal["float32", "float16"]
 """Dtype of stored embeddings."""
 RECALL_TARGET = 0.95
-"""Share of the exact best documents below which an approximate index is warned of."""
+"""Recall below which an approximate index gives a warning."""
 
 
 class ShardedEncodingSettings(EncodingSettings, EngineSettings):
@@ -30,7 +30,7 @@ class ShardedEncodingSettings(EncodingSettings, EngineSettings):
         return self
 
     def chosen_devices(self) -> tuple[list[str] | None, list[str]]:
-        """Return None with Ray, whose processes are on other machines."""
+        """Return None with Ray, since its processes are on other machines."""
         return (None, []) if self.engine == "ray" else super().chosen_devices()
 
 

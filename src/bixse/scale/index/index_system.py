@@ -1,4 +1,4 @@
-"""Indexes as systems that are evaluated: one that exists, and one that an engine makes of an encoder's embeddings."""
+"""Indexes as systems to evaluate: an existing index, or one that an engine makes of an encoder's embeddings."""
 
 from __future__ import annotations
 
@@ -34,10 +34,7 @@ INDEX_FOLDER = ".index"
 
 
 class IndexSystem(System):
-    """An index, or a vector database it was written to: it answers on the corpus it was made of and on no other.
-
-    The arguments are those of `open_index`.
-    """
+    """An index, or its vector database, which answers on its own corpus alone; arguments as in `open_index`."""
 
     def __init__(
         self,
@@ -69,7 +66,7 @@ class IndexSystem(System):
 
     @property
     def name(self) -> str:
-        """The last part of its folder or address, and the beginning of a hash of encoder, corpus and kind of search."""
+        """Return the last part of folder or address, and digits of a hash of encoder, corpus and kind of search."""
         digest = hashlib.sha256(repr(sorted(self.inputs.items())).encode()).hexdigest()
         return f"{'-'.join(Path(self.label).name.split())}-{digest[:HASH_DIGITS]}"
 
@@ -82,13 +79,13 @@ class IndexSystem(System):
         return {"model": self.label, "instructions": self.task, "exact": self.exact, "precision": self.precision}
 
     def check(self, instructions: Sequence[str]) -> None:
-        """Take the task that the index was made with, or one with the same document instruction; no other."""
+        """Accept the task of the index, or a task with the same document instruction; no other."""
         prompt_for(self.opened.model, "query")
 
     def search(
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
     ) -> dict[str, Ranking]:
-        """Search the index; raises InputError for a task of another corpus, or of a part of it."""
+        """Search the index; raise InputError for a task of another corpus, or of a part of it."""
         manifest, corpus = self.opened.manifest, task.inputs.get("corpus.jsonl")
         if corpus != manifest.corpus or any(own.left_out or own.candidates is not None for own in task.query_sets):
             raise InputError(
@@ -106,7 +103,7 @@ class IndexSystem(System):
         return runs
 
     def release(self) -> None:
-        """Close the index; it is opened again when it is needed."""
+        """Close the index; the next use opens it again."""
         if self._opened is not None:
             self._opened.close()
         self._opened = None
@@ -115,12 +112,12 @@ class IndexSystem(System):
 def open_index_system(
     name: str | Path, task: str | None = None, exact: bool = False, model_at: str | None = None
 ) -> IndexSystem | None:
-    """Return the index or vector database of a name, or None for the name of something else."""
+    """Return the index or vector database of a name, or None for any other name."""
     return IndexSystem(name, task, exact, model_at) if is_stored(name) else None
 
 
 class ShardedSystem(EncoderSystem):
-    """An encoder that searches an index of the evaluated corpus, which an engine makes in a folder."""
+    """An encoder that searches an index of the evaluated corpus; an engine makes the index in a folder."""
 
     def __init__(self, system: EncoderSystem, folder: Path) -> None:
         super().__init__(
@@ -129,7 +126,7 @@ class ShardedSystem(EncoderSystem):
         self.index = folder / self.name
 
     def make(self, task: Task, where: ShardedEncodingSettings, progress: ProgressBars | None) -> int:
-        """Make the index; gives the number of parts that other ranks have not done yet."""
+        """Make the index; return the number of pending parts of other ranks."""
         chosen = where.model_dump(include=set(ShardedEncodingSettings.model_fields))
         cache = self.cache_for(task)
         own = {"model": self.label, "collection": task.settings["collection"], "max_length": self.max_length}
@@ -154,10 +151,10 @@ def encoded_in_shards(
     where: ShardedEncodingSettings,
     progress: ProgressBars | None = None,
 ) -> Iterator[tuple[list[System], int]]:
-    """Make an index for each encoder of `systems`, which searches it inside the block.
+    """Make an index for each unfinished encoder of `systems`, which searches it inside the block.
 
-    Gives the systems to evaluate and the number of parts that other ranks have not done yet; until they have there is
-    nothing to evaluate. What is finished is not encoded. Indexes are in `out`, and deleted where the block ends well.
+    Yield the systems to evaluate and the number of pending parts of other ranks; with pending parts there is nothing to
+    evaluate. Indexes are in `out`, and deleted if the block ends without an error.
     """
     check_distinct(systems)
     folder, waiting = out / INDEX_FOLDER, 0

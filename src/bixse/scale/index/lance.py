@@ -1,4 +1,4 @@
-"""An index in a table of LanceDB, which is files on a disk."""
+"""The index in a table of LanceDB, which is files on a disk."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 READ_TOGETHER = 16_384
 """Embeddings in memory during an exact search."""
 INDEXED_FROM = 50_000
-"""Documents from which there is an approximate index; fewer are all scored within some 20 ms."""
+"""Minimum number of documents for an approximate index; fewer are all scored within some 20 ms."""
 SEARCHED_SHARE = 4
-"""One list in so many is searched."""
+"""Denominator of the share of lists that a search reads."""
 
 
 class LanceStore:
-    """A table with a row a document: `row`, `id`, `title`, `text` and `vector`.
+    """A table with one row per document: `row`, `id`, `title`, `text` and `vector`.
 
-    The manifest is in the Arrow schema, as metadata of the column `vector`. A write is there whole or not at all, so
-    that the number of rows says where to go on.
+    The manifest is metadata of the column `vector` in the Arrow schema. A write appears completely or not at all, so
+    the number of rows says where to continue.
     """
 
     together = 16_384
@@ -89,7 +89,7 @@ class LanceStore:
             raise incomplete(self.address, "rows that another process wrote", "one writer")
 
     def build(self) -> AnnSettings | None:
-        """Make lists of which the nearest are searched, their embeddings in 8 bits per number."""
+        """Make lists with embeddings in 8 bits per number, of which a search reads the nearest."""
         documents = self.written()
         if documents < INDEXED_FROM:
             return None
@@ -142,7 +142,7 @@ class LanceStore:
             raise incomplete(self.address, f"{self.written()} documents", f"{documents}")
 
     def close(self) -> None:
-        """Do nothing: nothing stays open."""
+        """Do nothing: no file stays open."""
 
     def _opened(self) -> Any:
         if self._table is None:
@@ -150,7 +150,7 @@ class LanceStore:
         return self._table
 
     def _taken(self, rows: Sequence[int], columns: list[str]) -> tuple[pa.Table, list[int]]:
-        """Return columns of some rows, each once, and where in them each of `rows` is."""
+        """Return columns of the distinct rows, and the position of each of `rows` in them."""
         wanted = sorted(set(rows))
         found = self._opened().take_offsets(wanted).select(["row", *columns]).to_arrow()
         place_of = {row: place for place, row in enumerate(found["row"].to_pylist())}
@@ -160,12 +160,12 @@ class LanceStore:
 
 
 def _lists(documents: int) -> tuple[int, int]:
-    """Return the number of lists for a number of documents, and the number of lists that are searched."""
+    """Return the number of lists for a number of documents, and the number of lists that a search reads."""
     lists = round(math.sqrt(documents))
     return lists, math.ceil(lists / SEARCHED_SHARE)
 
 
 def _matrix(vectors: Any) -> npt.NDArray[np.float32]:
-    """Return (n, D) float32 of a column of vectors."""
+    """Return a column of vectors as (n, D) float32."""
     numbers = vectors.flatten().to_numpy(zero_copy_only=False)
     return np.asarray(numbers, dtype=np.float32).reshape(len(vectors), -1)

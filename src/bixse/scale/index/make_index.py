@@ -1,4 +1,4 @@
-"""`make_index`: encode a corpus once and keep it for searching."""
+"""Encode a corpus once and keep it for searching."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class IndexReport:
 
     manifest: Manifest
     encoded: int = 0
-    """Texts that were encoded; the others were stored."""
+    """Number of texts encoded now; the others were stored."""
     seconds: float = 0.0
     reused: bool = False
     waiting: int = 0
-    """Parts that other ranks have not done yet: the index is not there until they have."""
+    """Pending parts of other ranks; the index exists when they are done."""
     elsewhere: bool = False
-    """Another rank made the index, or is the first that found it: what is done with it next is for that one."""
+    """True if another rank made or first found the index; further steps are for that rank."""
     warnings: tuple[str, ...] = ()
 
 
@@ -64,21 +64,21 @@ def make_index(
 ) -> IndexReport:
     """Encode a corpus once and keep it for searching.
 
-    An index is never changed: for another corpus a new one takes its place, whole or not at all.
-    Embeddings are kept in the cache too, by text: what was encoded before, also by a process that was killed, is not
-    encoded again. Of several ranks the last one makes the index; the reports of the others count the pending parts.
+    An index never changes: a new index for another corpus replaces it completely or not at all. The cache keeps
+    embeddings by text, so texts encoded before are not encoded again, even after a killed process. With several ranks,
+    the last one makes the index; the reports of the others count the pending parts.
 
     Args:
-        settings: the model, the collection, and where it is encoded.
+        settings: model, collection, and the place of encoding.
         out: a folder that is new, empty, or holds an index of this encoder.
         progress: makes a callback from a title and a total.
-        model: a loaded model, used instead of the one that the settings name.
+        model: a loaded model, used instead of the model that the settings name.
 
     Raises:
-        InputError: corpus, model or settings cannot be used.
+        InputError: a corpus, model or setting that cannot be used.
         OutputExistsError: `out` holds an index of another encoder, or something else.
         StorageError: the disk is full, or another process writes the same index.
-        IncompleteError: a part failed twice; the others are kept.
+        IncompleteError: a part failed twice; the other parts are kept.
 
     Example:
         ::
@@ -144,7 +144,7 @@ def _make_index(
 
 
 def _present(out: Path, wanted: Manifest) -> Manifest | None:
-    """Return the wanted index, where the folder holds it already; raises OutputExistsError for another encoder's."""
+    """Return the wanted index if the folder holds it; raise OutputExistsError for an index of another encoder."""
     visible = sorted(path.name for path in out.iterdir() if not path.name.startswith(".")) if out.is_dir() else []
     fix = "choose another --out, or delete it"
     if MANIFEST_FILE in visible:
@@ -159,14 +159,14 @@ def _present(out: Path, wanted: Manifest) -> Manifest | None:
 
 @contextmanager
 def _building(out: Path, job: EncodeShards, shared: bool) -> Iterator[None]:
-    """Work in a folder inside the index, as the only writer or for all ranks; what is complete stays for the next."""
+    """Work in a folder inside the index, as the only writer or for all ranks; complete parts stay for the next call."""
     if shared:
         yield
         return
     was_there = out.exists()
     with alone_in(out):
         try:
-            if not is_marked(job.texts, job.fingerprint()):  # of another corpus or encoder
+            if not is_marked(job.texts, job.fingerprint()):  # left by a call with another corpus or encoder
                 shutil.rmtree(job.folder, ignore_errors=True)
             yield
         except InputError:  # the same call would be refused again
@@ -180,7 +180,7 @@ def _building(out: Path, job: EncodeShards, shared: bool) -> Iterator[None]:
 
 
 def _gathered(job: EncodeShards, manifest: Manifest) -> tuple[Path, Manifest]:
-    """Link embeddings and texts under their names in the index; the files of the job stay until it is made."""
+    """Link embeddings and texts under their names in the index; the job's files stay until the index exists."""
     shards = range(-(-manifest.documents // job.rows))
     folder = job.folder / "whole"
     shutil.rmtree(folder, ignore_errors=True)
@@ -204,5 +204,5 @@ def _publish(folder: Path, out: Path, manifest: Manifest) -> None:
     named = {file.name for file in manifest.files}
     for path in out.iterdir():
         if path.name not in named and re.fullmatch(FILE_NAME, path.name):
-            with suppress(OSError):  # one that is held open under Windows goes with the next index
+            with suppress(OSError):  # Windows keeps a file that is open; the next index deletes it
                 path.unlink()

@@ -1,4 +1,4 @@
-"""An index in a collection of a Qdrant server."""
+"""The index in a collection of a Qdrant server."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 API_KEY_VARIABLE = "QDRANT_API_KEY"
 ASKED_TOGETHER = 16
-"""Queries of one request, which must be answered within `SECONDS_WAITED`, also where every document is scored."""
+"""Queries per request; the answer must come within `SECONDS_WAITED`, even if every document is scored."""
 SECONDS_WAITED = 300
 READ_TOGETHER = 1_000
 SECONDS_BETWEEN_LOOKS = 0.5
 BUILD = models.HnswConfigDiff(m=16, ef_construct=200)
 SEARCHED = 128
-"""Of `hnsw_ef`: how far the graph is searched."""
+"""Value of `hnsw_ef`: number of candidates that a search in the graph keeps."""
 
 
 class QdrantStore:
-    """A collection with a point a document, whose id is its row: what is written twice is there once.
+    """A collection with one point per document; the id of a point is its row, so that a repeated write changes nothing.
 
     Embeddings and payload (`id`, `title`, `text`) are on the server's disk; the manifest is the metadata of the
     collection, which a server keeps from version 1.16 on.
@@ -79,7 +79,7 @@ class QdrantStore:
         self._manifest = manifest
 
     def written(self) -> int:
-        """Count documents; a request that was killed may be there in part, and is sent again."""
+        """Count the documents of complete requests; a killed request may be there in part, and is sent again."""
         found = self._count()
         return found if found >= self.manifest.documents else found // self.together * self.together
 
@@ -89,7 +89,7 @@ class QdrantStore:
         self._ask("upsert", points=models.Batch(ids=rows, vectors=embeddings.tolist(), payloads=payloads), wait=True)
 
     def build(self) -> AnnSettings:
-        """The server builds the graph by itself: wait until it has."""
+        """Wait until the server has built the graph by itself."""
         while (status := self._ask("get_collection").status) != models.CollectionStatus.GREEN:
             if status == models.CollectionStatus.RED:
                 raise incomplete(self.address, "a collection in status red", "green: see the log of the server")
@@ -140,7 +140,7 @@ class QdrantStore:
         return rows
 
     def _points(self, rows: Sequence[int], **wanted: Any) -> list[Any]:
-        """The points of some rows, in their order."""
+        """Return the points of the rows, in the order of `rows`."""
         distinct = sorted(set(rows))
         found = {}
         for start in range(0, len(distinct), READ_TOGETHER):
@@ -168,7 +168,7 @@ def _answered(address: StoreAddress, asked: str) -> Iterator[None]:
 
 
 def connected(url: str) -> QdrantClient:
-    """A client of the server; nothing is sent yet."""
+    """Return a client of the server; nothing is sent yet."""
     return QdrantClient(
         url=url, api_key=os.environ.get(API_KEY_VARIABLE), timeout=SECONDS_WAITED, check_compatibility=False
     )

@@ -1,4 +1,4 @@
-"""`open_index`: search a corpus that was encoded once, with probabilities of relevance."""
+"""Search a corpus that was encoded once, with probabilities of relevance."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ COMPARED = {
     "weights": "other weights, modules or tokenizer",
     "prompts": "other prompts before queries",
 }
-"""What must be the same in the encoder of an index, and what an error says of one that differs."""
+"""Properties that the encoder of a search shares with the encoder of the index -> words for a difference."""
 
 
 class SearchIndex:
-    """An index, opened for searching by `open_index`; it stays as it was then, also where it is replaced meanwhile."""
+    """An index, opened by `open_index`; it stays as it was then, even if another index replaces its files."""
 
     def __init__(self, files: IndexFiles | VectorStore, model: SentenceTransformer, exact: bool = False) -> None:
         self.model = model
@@ -52,7 +52,7 @@ class SearchIndex:
 
     @property
     def head(self) -> RelevanceHead | None:
-        """The relevance head; None for a model without one."""
+        """Return the relevance head, or None for a model without one."""
         return getattr(self.model, "head", None)
 
     def __len__(self) -> int:
@@ -77,11 +77,11 @@ class SearchIndex:
         threshold: float | None = None,
         at_precision: float | None = None,
     ) -> list[Hit] | list[list[Hit]]:
-        """Return the best documents of a query, or of each of several, the highest cosine first.
+        """Return the best documents of a query, or of each of several queries, the highest cosine first.
 
-        Documents that are less probable to be relevant than `threshold` are left out; `at_precision` instead takes the
-        threshold that calibration found for this share of relevant documents. An InputError refuses an empty query,
-        `top` below 1, a threshold out of range, and any threshold without a relevance head.
+        Documents with a probability below `threshold` are left out; `at_precision` instead takes the threshold that
+        calibration found for this share of relevant documents. An InputError refuses an empty query, `top` below 1, a
+        threshold out of range, and any threshold without a relevance head.
         """
         texts = [queries] if isinstance(queries, str) else list(queries)
         least = self._checked(texts, top, threshold, at_precision)
@@ -95,7 +95,7 @@ class SearchIndex:
     def search_embeddings(
         self, queries: npt.NDArray[np.float32], top: int
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-        """Return inner products and rows of the best documents of (Q, D) embeddings, both (Q, k), the highest first."""
+        """Return inner products and rows, both (Q, k), of the best documents for (Q, D) embeddings, highest first."""
         return (self._approximate.search if self._approximate is not None else self._files.exact)(queries, top)
 
     def search_run(
@@ -106,7 +106,7 @@ class SearchIndex:
         at_precision: float | None = None,
         progress: ProgressBars | None = None,
     ) -> dict[str, dict[str, float]]:
-        """Answer many queries (query id -> text) as a run: query id -> document id -> cosine.
+        """Answer queries (query id -> text) as a run: query id -> document id -> cosine.
 
         Texts of documents are not read. The other arguments are those of `search`.
         """
@@ -130,7 +130,7 @@ class SearchIndex:
         return chosen_threshold(self.head, self.manifest.encoder.name, threshold, at_precision)
 
     def check(self) -> None:
-        """Compare every file with its hash, or count a database's documents; raises InputError for what is damaged."""
+        """Compare every file with its hash, or count a database's documents; raise InputError for damage."""
         self._files.check()
 
     def close(self) -> None:
@@ -152,15 +152,14 @@ def open_index(
     """Open an index that `bixse index` made, and load its model.
 
     Args:
-        path: folder of the index, or a vector database that it was written to: "lancedb:PATH/TABLE" or
-            "qdrant:URL/COLLECTION".
-        model: its model, where that has moved or is loaded; None loads it from where it was.
-        task: task whose instruction stands before the queries; None: that of the index.
-        exact: score every document of a vector database too.
+        path: folder of the index, or a vector database that holds it: "lancedb:PATH/TABLE" or "qdrant:URL/COLLECTION".
+        model: model of the index, if it has moved or is loaded; None loads it from its recorded place.
+        task: task whose instruction precedes the queries; None is the task of the index.
+        exact: score every document, in a vector database too.
 
     Raises:
-        InputError: no index, a damaged one, or an unknown task.
-        ModelError: another model than the one the index was made with.
+        InputError: no index, a damaged index, or an unknown task.
+        ModelError: another model than the model of the index.
 
     Example:
         The three best documents of a query::
@@ -185,7 +184,7 @@ def open_index(
 def load_encoder(
     model: str | Path | SentenceTransformer, task: str | None = None, max_length: int | None = None
 ) -> tuple[SentenceTransformer, EncoderIdentity]:
-    """Load a model for an index, or take one that is loaded, whose length limit is left as it is."""
+    """Load a model for an index, or use a loaded model, whose length limit stays as it is."""
     name = "a model in memory"
     if isinstance(model, (str, Path)):
         is_folder = str(model) != "demo" and Path(model).is_dir()
@@ -212,7 +211,7 @@ def write_answers(
     limits: Mapping[str, Any],
     progress: ProgressBars | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Answer queries as `SearchIndex.search_run` and write the run as a TREC file, tagged with the model's name."""
+    """Answer queries as `SearchIndex.search_run`, and write the run as a TREC file with the model's name as tag."""
     spaced = [name for name in queries if name.split() != [name]]
     if spaced:
         raise InputError(

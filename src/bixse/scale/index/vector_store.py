@@ -1,4 +1,4 @@
-"""Vector databases: how one is named and opened, what bixse asks of it, and its approximate search."""
+"""Vector databases: their names, the interface that bixse needs of them, and their approximate search."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from bixse.scale.index.index_files import AnnSettings
 
 FORMS = {"lancedb": "lancedb:PATH/TABLE", "qdrant": "qdrant:URL/COLLECTION"}
-"""Database -> how a table or collection of it is named."""
+"""Database -> form of the name of a table or collection."""
 PACKAGES = {"lancedb": "lancedb", "qdrant": "qdrant_client"}
 CLASSES = {"lancedb": "bixse.scale.index.lance:LanceStore", "qdrant": "bixse.scale.index.qdrant:QdrantStore"}
-"""Database -> its class, which is imported only when it is used."""
+"""Database -> its class, imported on first use."""
 KEY = "bixse"
-"""Name under which the manifest is kept with the embeddings."""
+"""Name of the manifest in the metadata of a database."""
 Answers: TypeAlias = "tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]"
-"""Scores and rows of documents, each (Q, k), ordered as by `exact_search`."""
+"""Scores and rows of documents, each (Q, k), in the order of `exact_search`."""
 Nearest: TypeAlias = "Callable[[npt.NDArray[np.float32], int], npt.NDArray[np.int64]]"
 
 
@@ -47,18 +47,18 @@ class StoreAddress(NamedTuple):
 
 
 class VectorStore(Protocol):
-    """The documents of one index in a database; a row is a document's place in the corpus, from 0.
+    """The documents of one index in a database; a row is the position of a document in the corpus, from 0.
 
-    Methods raise InputError where the database gives no answer, or lacks a row that it once had.
+    Methods raise InputError if the database does not answer, or lacks a row that it once had.
     """
 
     address: StoreAddress
     together: int
-    """Documents that are written at once."""
+    """Number of documents per write."""
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest of the index; raises InputError where there is nothing, or something bixse did not write."""
+        """Return the manifest of the index; raise InputError if there is nothing, or data that bixse did not write."""
         ...
 
     def exists(self) -> bool: ...
@@ -70,19 +70,19 @@ class VectorStore(Protocol):
         ...
 
     def written(self) -> int:
-        """Count the documents from the first on that are all here: where a killed export goes on."""
+        """Count the complete documents from the first on, after which a killed export continues."""
         ...
 
     def write(self, start: int, documents: Sequence[tuple[str, Document]], embeddings: npt.NDArray[np.float32]) -> None:
-        """Write the ids, documents and (n, D) embeddings of the rows from `start` on, which is what `written` gave."""
+        """Write ids, documents and (n, D) embeddings of the rows from `start` on, which is the result of `written`."""
         ...
 
     def build(self) -> AnnSettings | None:
-        """Build the approximate index unless it is there; None where every document is scored."""
+        """Build the approximate index unless it exists; return None if every document is scored."""
         ...
 
     def nearest(self, queries: npt.NDArray[np.float32], top: int) -> npt.NDArray[np.int64]:
-        """Return rows (Q, k) of most of the best documents of (Q, D) queries in any order; -1 fills a short row."""
+        """Return rows (Q, k) of most of the best documents for (Q, D) queries in any order; -1 fills a short row."""
         ...
 
     def exact(self, queries: npt.NDArray[np.float32], top: int) -> Answers: ...
@@ -90,13 +90,13 @@ class VectorStore(Protocol):
     def embeddings(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]: ...
 
     def documents(self, rows: Sequence[int]) -> list[tuple[str, Document]]:
-        """Return ids and documents of the rows, in their order."""
+        """Return ids and documents of the rows, in the order of `rows`."""
         ...
 
     def ids(self, rows: Sequence[int]) -> list[str]: ...
 
     def check(self) -> None:
-        """Raise InputError unless all documents are here."""
+        """Raise InputError unless the database holds all documents."""
         ...
 
     def close(self) -> None: ...
@@ -118,7 +118,7 @@ def is_stored(name: str | Path) -> bool:
 
 
 def address_of(text: str) -> StoreAddress:
-    """Return the parts of a name; raises InputError for one of another form.
+    """Return the parts of a name; raise InputError for another form.
 
     Example:
         >>> address_of("qdrant:http://localhost:6333/documents").place
@@ -137,7 +137,7 @@ def address_of(text: str) -> StoreAddress:
 
 
 def connect(name: str) -> VectorStore:
-    """Connect to a table or collection, which need not exist yet; raises InputError if its database cannot be used."""
+    """Connect to a table or collection, which need not exist yet; raise InputError if the database cannot be used."""
     address = address_of(name)
     package = PACKAGES[address.database]
     if importlib.util.find_spec(package) is None:
@@ -151,7 +151,7 @@ def connect(name: str) -> VectorStore:
 
 
 def open_stored(name: str | Path) -> IndexFiles | VectorStore:
-    """Open the folder of an index, or a vector database that holds a whole one; raises InputError for anything else."""
+    """Open the folder of an index, or a vector database with a complete one; raise InputError for anything else."""
     if not is_store(str(name)):
         return open_files(Path(name))
     store = connect(str(name))
@@ -164,18 +164,18 @@ def open_stored(name: str | Path) -> IndexFiles | VectorStore:
 
 
 class Rescored:
-    """Search through any approximate index: `nearest` finds documents, whose embeddings `files` holds for scoring."""
+    """An approximate search: `nearest` finds documents, and the embeddings in `files` give their scores."""
 
     def __init__(self, files: IndexFiles | VectorStore, nearest: Nearest) -> None:
         self.files, self.nearest = files, nearest
 
     def search(self, queries: npt.NDArray[np.float32], top: int) -> Answers:
-        """Return most of the best documents of (Q, D) queries; never fewer than there are."""
+        """Return most of the best documents of (Q, D) queries, and never fewer than exist."""
         top = min(top, self.files.manifest.documents)
         queries = np.ascontiguousarray(queries, dtype=np.float32)
         scores, rows = score_rows(queries, self.nearest(queries, top), self.files)
         unfilled = np.flatnonzero((rows < 0).any(axis=1))
-        if len(unfilled):
+        if len(unfilled):  # too few documents found: search these queries exactly
             scores[unfilled], rows[unfilled] = self.files.exact(queries[unfilled], top)
         return scores, rows
 
@@ -183,15 +183,15 @@ class Rescored:
 def score_rows(
     queries: npt.NDArray[np.float32], rows: npt.NDArray[np.int64], files: IndexFiles | VectorStore
 ) -> Answers:
-    """Return inner products of (Q, D) queries with the documents of (Q, k) rows, and the rows in that order."""
-    embeddings = files.embeddings(np.maximum(rows, 0).ravel()).reshape(*rows.shape, -1)
+    """Return inner products of (Q, D) queries and the documents of (Q, k) rows, and the rows; the highest first."""
+    embeddings = files.embeddings(np.maximum(rows, 0).ravel()).reshape(*rows.shape, -1)  # -1 fills short rows
     scores = np.einsum("qd,qkd->qk", queries, embeddings)
-    order = np.lexsort((rows, -scores), axis=1)
+    order = np.lexsort((rows, -scores), axis=1)  # ties by row, as in `exact_search`
     return np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1)
 
 
 def manifest_of(address: StoreAddress, content: str | None) -> Manifest:
-    """Read the manifest kept in a database; None: there is none."""
+    """Read the manifest of a database; None stands for a missing one."""
     try:
         return Manifest.model_validate_json(content or "")
     except ValidationError as error:
@@ -211,7 +211,7 @@ def nothing_there(address: StoreAddress) -> InputError:
 
 
 def incomplete(address: StoreAddress, found: object, expected: object) -> InputError:
-    """Return the error for documents that are missing."""
+    """Return the error for missing documents."""
     return InputError(
         f"{address}: got {found}; expected {expected}; fix: run the same `bixse index ... --to {address}` again, which "
         "goes on where it stopped; if documents were deleted, delete the whole first"
