@@ -132,7 +132,7 @@ def _best_scores(data: ReportData) -> Mapping[str, str]:
 
 
 def _by_kind(changes: list[QueryChange]) -> list[tuple[str, int, float, float]]:
-    """The number of queries and both mean scores of each kind; empty if no query has a kind."""
+    """The kind, number of queries, mean baseline and mean system score of each kind; empty if no query has a kind."""
     kinds: dict[str, list[QueryChange]] = {}
     for change in changes:
         kinds.setdefault(change.kind or "(no kind)", []).append(change)

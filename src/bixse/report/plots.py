@@ -255,7 +255,7 @@ def clean(text: str, length: int = 34) -> str:
 def drawing(height: float) -> Iterator[Any]:
     """Yield a figure, `height` in inches, to draw and save inside the block, where only our settings apply."""
     import matplotlib
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # pyplot keeps global state
 
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the browser has the glyph

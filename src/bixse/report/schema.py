@@ -150,7 +150,7 @@ class ReportData(_Plain):
     """The data of one report: results only, so that the page can be rendered again without a model.
 
     Raises pydantic.ValidationError for an unknown key, a number that is not finite or out of range, two systems of one
-    name, or a comparison of a system that is not listed. Unknown values are None or left out.
+    name, or a comparison of an unlisted system. Unknown values are None or left out.
 
     Example:
         >>> data = ReportData(title="Tiny", created="2026-01-31T12:00:00+00:00", primary_metric="ndcg@10",
