@@ -1,6 +1,6 @@
-"""Pages: one renderer for all of them, and `write_report` for `ReportData`.
+"""The renderer of all HTML pages, and `write_report` for `ReportData`.
 
-Jinja escapes every text from the data; only the plots, which this package draws itself, go in as markup.
+Jinja escapes every text from the data. Only plots, which this package draws itself, are inserted as markup.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ CHANGES_LISTED = 10
 
 
 def render_page(template: str, **content: Any) -> str:
-    """Fill a file of `report/templates`."""
+    """Fill a template of `report/templates`."""
     return page_environment().get_template(template).render(content)
 
 
 def render_report(data: ReportData) -> str:
-    """The page of a report; the same data give the same page."""
+    """Return the page of a report; the same data give the same page."""
     decisive = [c for c in data.comparisons if c.metric == data.primary_metric]
-    changes = sorted(data.per_query, key=lambda change: (-change.change, change.query_id))
+    changes = sorted(data.per_query, key=lambda change: (-change.change, change.query_id))  # ties by id
     return render_page(
         "report.html.j2",
         title=data.title,
@@ -62,17 +62,17 @@ def render_report(data: ReportData) -> str:
 
 
 def write_report(data: ReportData, path: Path | str) -> None:
-    """Write the page so that it appears whole or not at all."""
+    """Write the page of a report; the file appears complete or not at all."""
     write_atomically(Path(path), render_report(data))
 
 
 @cache
 def page_environment(package: str = "bixse.report") -> Environment:
-    """The environment that fills the templates of a package; it escapes every text from data."""
+    """Return the Jinja environment of a package's templates; it escapes every text from data."""
     environment = Environment(
         loader=PackageLoader(package),
         autoescape=True,
-        undefined=StrictUndefined,
+        undefined=StrictUndefined,  # a misspelled name is an error, not an empty text
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -92,14 +92,14 @@ def page_environment(package: str = "bixse.report") -> Environment:
 
 
 def _moment(created: str) -> str:
-    if len(created) <= 10:
+    if len(created) <= 10:  # a date without a time
         return created
     moment = datetime.fromisoformat(created)
     return f"{moment:%Y-%m-%d %H:%M} {moment.tzname() or ''}".strip()
 
 
 def _evidence(difference: Difference) -> str:
-    """The interval, p-value and queries of a difference, with no-break spaces where no line may break."""
+    """The interval, p-value and number of queries of a difference; no-break spaces keep the p-value on one line."""
     p_value = table.format_p_value(difference.p_value)
     p_value = f"p {p_value if p_value.startswith('<') else f'= {p_value}'}".replace(" ", "\N{NO-BREAK SPACE}")
     interval = table.format_interval(difference.low, difference.high, signed=True)
@@ -122,7 +122,7 @@ def _with_code(text: str) -> Markup:
 
 
 def _best_scores(data: ReportData) -> Mapping[str, str]:
-    """Metric -> best mean as written, so that systems equal in print are marked alike; empty for a single system."""
+    """Metric -> best mean as printed: systems that are equal in print are marked alike. Empty for a single system."""
     if len(data.systems) < 2:
         return {}
     return {
@@ -132,7 +132,7 @@ def _best_scores(data: ReportData) -> Mapping[str, str]:
 
 
 def _by_kind(changes: list[QueryChange]) -> list[tuple[str, int, float, float]]:
-    """The kind, queries, mean baseline and mean system score of each kind; empty when no query has a kind."""
+    """The kind, number of queries, mean baseline and mean system score of each kind; empty if no query has a kind."""
     kinds: dict[str, list[QueryChange]] = {}
     for change in changes:
         kinds.setdefault(change.kind or "(no kind)", []).append(change)

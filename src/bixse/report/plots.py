@@ -1,7 +1,7 @@
-"""Pictures: training curves, reliability diagram, gains and losses, differences with intervals.
+"""SVG plots: training curves, reliability diagram, gains and losses, differences with intervals.
 
-The same data give the same bytes. matplotlib is imported on first use and its settings outside are left alone. `label`
-turns a system's name into what the picture shows.
+The same data give the same bytes. matplotlib is imported on first use, and its settings outside do not change. `label`
+maps the name of a system to its name in the plot.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     from bixse.results import CalibrationReport, Comparison, Verdict
 
 POINTS_SHOWN = 300
-"""A longer line shows means of neighbouring points."""
+"""Maximum number of points of a line; a longer line shows means of neighbouring points."""
 _WIDTH = 4.3  # inches; 310 SVG units, about a phone's width
 INK, _GREY = "#22303c", "#5b6873"
 SERIES = ["#0b5cad", "#c45a00", "#1a7f4b", "#7a3ea1", "#8a6d00", "#b3261e"]
 MARKERS = ["o", "s", "^", "D", "v", "P"]
-_VERDICT_STYLE: dict[Verdict, tuple[str, str]] = {
+_VERDICT_STYLE: dict[Verdict, tuple[str, str]] = {  # a shape too, never colour alone
     "better": ("#1a7f4b", "^"),
     "no difference": (_GREY, "o"),
     "worse": ("#b3261e", "v"),
 }
 _STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "bixse",
-    "text.parse_math": False,
+    "svg.fonttype": "none",  # text stays text: small files, in the fonts of the browser
+    "svg.hashsalt": "bixse",  # without it ids are random, and the same data give other bytes
+    "text.parse_math": False,  # a "$" in a name starts no formula
     "font.family": ["sans-serif"],
     "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "Helvetica"],
     "font.size": 10.0,
@@ -64,26 +64,22 @@ _STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Plot:
-    """One picture: an SVG file that a page shows as an image, so that nothing of it reaches the page."""
+    """An SVG plot. A page embeds it as an image, so that its markup stays outside of the page."""
 
     svg: str
     alt: str
-    """A description for screen readers."""
+    """Description for screen readers."""
 
     def __html__(self) -> str:
-        """Return the markup by which Jinja writes it into a page."""
+        """Return the markup that Jinja inserts into a page."""
         data = base64.b64encode(self.svg.encode("utf-8")).decode("ascii")
         return f'<img src="data:image/svg+xml;base64,{data}" alt="{escape(self.alt)}">'
 
 
 def training_plots(curves: Sequence[TrainingCurve], label: Callable[[str], str] = str) -> dict[str, Plot]:
-    """Title -> plot of the panels of the training log that have data; a dotted line is the step of the kept checkpoint.
-
-    Losses differ in scale from system to system, so loss and logits get a panel per system; beta and nDCG on the
-    development queries are drawn together.
-    """
+    """Title -> plot of each panel of the training log that has data; a dotted line marks the kept checkpoint."""
     panels: dict[str, tuple[str, list[tuple[str, TrainingCurve, str]]]] = {}
-    for curve in curves:
+    for curve in curves:  # losses differ in scale between systems, so loss and logits have a panel per system
         name = label(curve.system)
         logits = [("relevant", curve, "mean_logit_relevant"), ("not relevant", curve, "mean_logit_irrelevant")]
         panels[f"Training loss: {name}"] = "Training loss", [(name, curve, "loss")]
@@ -95,7 +91,7 @@ def training_plots(curves: Sequence[TrainingCurve], label: Callable[[str], str] 
 
 
 def _training_plot(title: str, series: Sequence[tuple[str, TrainingCurve, str]]) -> Plot | None:
-    """A plot of series, each (label, curve, field), if one of them has a value."""
+    """The plot of series (label, curve, field); None if no series has a value."""
     drawn = [(name, curve, *_values(curve.points, field)) for name, curve, field in series]
     drawn = [item for item in drawn if len(item[2])]
     if not drawn:
@@ -126,7 +122,7 @@ def _training_plot(title: str, series: Sequence[tuple[str, TrainingCurve, str]])
 
 
 def _values(points: Sequence[TrainingPoint], field: str) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and values where the field was logged, thinned to at most POINTS_SHOWN by means of neighbours."""
+    """Steps and values of a logged field, thinned to at most POINTS_SHOWN by means of neighbours."""
     known = [(point.step, getattr(point, field)) for point in points if getattr(point, field) is not None]
     pairs = np.array(known, dtype=np.float64).reshape(-1, 2)
     if len(pairs) > POINTS_SHOWN:
@@ -135,7 +131,7 @@ def _values(points: Sequence[TrainingPoint], field: str) -> tuple[np.ndarray, np
 
 
 def merge_plot(curve: MergeCurve, label: Callable[[str], str] = str) -> Plot:
-    """Difference of dev and guard from the base model, the first point, against the weight of the tuned model."""
+    """The change of dev and guard from the base model (the first point) against the weight of the tuned model."""
     changes = {
         name: [(point.weight, point.scores[name] - score) for point in curve.points]
         for name, score in curve.points[0].scores.items()
@@ -171,7 +167,7 @@ def merge_plot(curve: MergeCurve, label: Callable[[str], str] = str) -> Plot:
 
 
 def reliability_diagram(report: CalibrationReport, name: str) -> Plot:
-    """Observed against predicted relevance by bin, with intervals, and the number of pairs in each bin below."""
+    """Observed against predicted relevance per bin, with intervals, and below it the number of pairs per bin."""
     with drawing(height=4.5) as figure:
         top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3.4, 1])
         predicted = [b.predicted for b in report.curve]
@@ -196,7 +192,7 @@ def reliability_diagram(report: CalibrationReport, name: str) -> Plot:
 
 
 def gains_and_losses_plot(changes: Sequence[QueryChange], metric: str) -> Plot:
-    """Every query's change, at least one, from the largest loss (below the zero line, hatched) to the largest gain."""
+    """The changes of one or more queries, from the largest loss (hatched, below zero) to the largest gain."""
     values = np.sort(np.array([change.change for change in changes]))
     count = len(values)
     gained, lost = int((values > 0).sum()), int((values < 0).sum())
@@ -222,7 +218,7 @@ def gains_and_losses_plot(changes: Sequence[QueryChange], metric: str) -> Plot:
 
 
 def forest_plot(comparisons: Sequence[Comparison], label: Callable[[str], str] = str) -> Plot:
-    """Mean differences of one metric with their intervals, a row each; sign and shape by verdict."""
+    """Mean differences of one metric with their intervals, one row each; colour and shape show the verdict."""
     with drawing(height=0.75 + 0.5 * len(comparisons)) as figure:
         axes = figure.add_subplot()
         reach = 0.001
@@ -250,31 +246,31 @@ def forest_plot(comparisons: Sequence[Comparison], label: Callable[[str], str] =
 
 
 def clean(text: str, length: int = 34) -> str:
-    """Text from data as one short printable line; accents stay, control and direction marks do not."""
+    """Shorten text from data to one printable line; accents stay, control and direction marks do not."""
     line = printable(" ".join(unicodedata.normalize("NFC", text).split()))
     return line[: length - 1] + "…" if len(line) > length else line
 
 
 @contextmanager
 def drawing(height: float) -> Iterator[Any]:
-    """A figure under our settings only; height in inches. Draw and save it inside the block."""
+    """Yield a figure, `height` in inches, to draw and save inside the block, where only our settings apply."""
     import matplotlib
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # pyplot keeps global state
 
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the browser has the glyph
-        matplotlib.rcdefaults()
+        matplotlib.rcdefaults()  # a user's matplotlibrc must not change the plots
         matplotlib.rcParams.update(_STYLE)
         yield Figure(figsize=(_WIDTH, height), layout="constrained")
 
 
 def finished(figure: Any, alt: str) -> Plot:
-    """The figure as a picture."""
+    """Convert a figure to a plot."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    figure.savefig(buffer, format="svg", metadata={"Date": None})  # the same data give the same bytes
     return Plot(buffer.getvalue().decode("utf-8"), "".join(c if c.isprintable() else " " for c in alt))
 
 
 def save_plot(plot: Plot, path: Path) -> None:
-    """Write a picture as an SVG file."""
+    """Write a plot as an SVG file."""
     write_atomically(path, plot.svg)

@@ -1,4 +1,4 @@
-"""`ReportData` and its parts: everything a report shows, as plain validated data, and its JSON file."""
+"""`ReportData` and its parts: the validated data of a report, and its JSON file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 UnitInterval = Annotated[float, Field(ge=0.0, le=1.0)]
 Text = Annotated[str, AfterValidator(lambda text: text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))]
-"""Half a surrogate pair, which no file could hold, becomes the replacement character."""
+"""Text; half a surrogate pair, which UTF-8 cannot encode, becomes the replacement character."""
 Positive = Annotated[float, Field(ge=0.0)]
 
 
@@ -30,7 +30,7 @@ def _iso(text: str) -> str:
 
 
 class _Plain(BaseModel):
-    """JSON gives back what went in."""
+    """A frozen model that JSON stores without loss."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, revalidate_instances="always")
 
@@ -39,7 +39,7 @@ class SystemScores(_Plain):
     """One row of the results table."""
 
     name: Text
-    """Unique name; comparisons use it."""
+    """Unique name, which comparisons refer to."""
     label: Text
     metrics: dict[Text, float]
     """Metric name -> mean over the queries."""
@@ -48,7 +48,7 @@ class SystemScores(_Plain):
 
 
 class TrainingPoint(_Plain):
-    """The log of one training step; only the step must be known."""
+    """The log of one training step; every field but `step` may be unknown."""
 
     step: int
     epoch: Positive | None = None
@@ -60,7 +60,7 @@ class TrainingPoint(_Plain):
     gradient_norm: Positive | None = None
     learning_rate: Positive | None = None
     mean_logit_relevant: float | None = None
-    """Mean logit of the entries with relevance 0.5 and up."""
+    """Mean logit of the entries with a relevance of at least 0.5."""
     mean_logit_irrelevant: float | None = None
     dev_ndcg: UnitInterval | None = None
 
@@ -71,38 +71,38 @@ class TrainingCurve(_Plain):
     system: Text
     points: list[TrainingPoint]
     best_step: int | None = None
-    """Step of the checkpoint that was kept."""
+    """Step of the kept checkpoint."""
 
 
 class MergeScore(_Plain):
     """The scores of one weight between the base and the tuned model."""
 
     weight: UnitInterval
-    """0 is the base model, 1 the tuned one."""
+    """0 is the base model, 1 the tuned model."""
     scores: dict[Text, UnitInterval]
     """Name of a dev or guard collection -> nDCG@10."""
     below_best: float = 0.0
-    """nDCG@10 on dev by which the best weight is above this one."""
+    """nDCG@10 on dev: that of the best weight minus that of this weight."""
     error: Positive = 0.0
     """Standard error of `below_best`."""
 
 
 class MergeCurve(_Plain):
-    """Dev and guard against the weight of the tuned model."""
+    """The scores on dev and guard per weight of the tuned model."""
 
     system: Text
     weight: UnitInterval
-    """The weight that was kept."""
+    """The kept weight."""
     points: list[MergeScore]
     """Points by weight, the base model first."""
     reason: Text = ""
-    """Sentence that says why the weight was kept."""
+    """Reason for the kept weight, in one sentence."""
     guards: list[Text] = Field(default_factory=list)
-    """Names of the collections that must not get worse; the others are dev."""
+    """Names of the collections that must not get worse; all other collections are dev."""
 
 
 class QueryChange(_Plain):
-    """One query's score by the primary metric before and after."""
+    """The scores of one query by the primary metric, before and after."""
 
     query_id: Text
     query: Text
@@ -116,20 +116,20 @@ class QueryChange(_Plain):
 
 
 class RankedDocument(_Plain):
-    """One place of a ranking."""
+    """A document at its position in a ranking."""
 
     rank: int
     document_id: Text
     title: Text = ""
     text: Text = ""
     grade: float | None = None
-    """The grade, if somebody judged the pair."""
+    """Grade of the pair; None if it is unjudged."""
     score: float
     probability: UnitInterval | None = None
 
 
 class SideBySide(_Plain):
-    """The tops of the two rankings of one query, and their scores by the primary metric."""
+    """The top documents of both rankings of one query, and both scores by the primary metric."""
 
     query_id: Text
     query: Text
@@ -142,15 +142,15 @@ class SideBySide(_Plain):
 
     @property
     def baseline_ranks(self) -> dict[str, int]:
-        """Document id -> its rank."""
+        """Document id -> rank."""
         return {document.document_id: document.rank for document in self.baseline}
 
 
 class ReportData(_Plain):
-    """Everything one report shows: results only, so that it can be drawn again without a model.
+    """The data of one report: results only, so that the page can be rendered again without a model.
 
     Raises pydantic.ValidationError for an unknown key, a number that is not finite or out of range, two systems of one
-    name, or a comparison of a system that is not listed; what is not known is None or left out.
+    name, or a comparison of an unlisted system. Unknown values are None or left out.
 
     Example:
         >>> data = ReportData(title="Tiny", created="2026-01-31T12:00:00+00:00", primary_metric="ndcg@10",
@@ -170,18 +170,18 @@ class ReportData(_Plain):
     primary_metric: Text
     confidence: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
     calibrations: dict[Text, CalibrationReport] = Field(default_factory=dict)
-    """Name of a set of probabilities, such as "raw" -> how far they can be believed."""
+    """Name of a set of probabilities, such as "raw" -> its calibration."""
     training: list[TrainingCurve] = Field(default_factory=list)
     merges: list[MergeCurve] = Field(default_factory=list)
-    """One per system whose weights were merged with the base model's."""
+    """One curve per system that was merged with the base model."""
     guard: list[Comparison] = Field(default_factory=list)
     """Differences on the queries that must not get worse."""
     per_query_baseline: Text = ""
     per_query_system: Text = ""
-    """Names of the systems of `per_query`."""
+    """Names of the two systems of `per_query`."""
     per_query: list[QueryChange] = Field(default_factory=list)
     side_by_side: list[SideBySide] = Field(default_factory=list)
-    """Both rankings of the queries that moved most."""
+    """Both rankings of the queries with the largest changes."""
     facts: dict[Text, Text] = Field(default_factory=dict)
     """Name -> value: data set, queries, documents, model, seed, versions, command."""
     timings: dict[Text, Positive] = Field(default_factory=dict)
@@ -207,32 +207,32 @@ class ReportData(_Plain):
 
     @property
     def metrics(self) -> list[str]:
-        """Metrics, the primary one first, then in order of appearance."""
+        """Metrics, the primary metric first, then in order of appearance."""
         names = [self.primary_metric, *(metric for system in self.systems for metric in system.metrics)]
         return list(dict.fromkeys(names))
 
     def label(self, name: str) -> str:
-        """The label of a system, or the name itself when it is not listed."""
+        """Return the label of a system, or `name` if the system is not listed."""
         return next((system.label for system in self.systems if system.name == name), name)
 
     @property
     def baselines(self) -> list[str]:
-        """Systems that the primary metric is compared with, in order of appearance."""
+        """Baselines of the comparisons on the primary metric, in order of appearance."""
         return list(dict.fromkeys(c.baseline for c in self.comparisons if c.metric == self.primary_metric))
 
     def comparison(self, system: str, baseline: str) -> Comparison | None:
-        """The comparison on the primary metric."""
+        """Return the comparison on the primary metric, if there is one."""
         wanted = (system, baseline, self.primary_metric)
         return next((c for c in self.comparisons if (c.system, c.baseline, c.metric) == wanted), None)
 
 
 def save_report_data(data: ReportData, path: Path | str) -> None:
-    """Write the data of a report as JSON, so that the page can be drawn again."""
+    """Write the data of a report as JSON, so that the page can be rendered again."""
     write_atomically(Path(path), data.model_dump_json(indent=2) + "\n")
 
 
 def load_report_data(path: Path | str) -> ReportData:
-    """Read what `save_report_data` wrote; raises InvalidFileError that names every error."""
+    """Read a file of `save_report_data`; raise an InvalidFileError that lists every error."""
     source = Path(path)
     errors = InvalidFileError(source)
     try:
@@ -246,10 +246,7 @@ def load_report_data(path: Path | str) -> ReportData:
 
 
 def training_curve(system: str, history: Sequence[Mapping[str, Any]], best_step: int | None) -> TrainingCurve:
-    """The trainer's log as the report's curve: entries of one step are one point.
-
-    A figure that is no finite number is left out: a batch without a relevant document has no mean logit of such.
-    """
+    """Convert the trainer's log to a curve; entries of one step are one point, and only finite figures are kept."""
     renamed = {"grad_norm": "gradient_norm", "eval_dev_ndcg@10": "dev_ndcg"}
     known = set(TrainingPoint.model_fields) - {"step"}
     points: dict[int, dict[str, Any]] = {}
@@ -257,7 +254,7 @@ def training_curve(system: str, history: Sequence[Mapping[str, Any]], best_step:
         point = points.setdefault(int(entry["step"]), {"step": int(entry["step"])})
         for name, value in entry.items():
             field = renamed.get(name, name)
-            if field in known and value is not None and math.isfinite(value):
+            if field in known and value is not None and math.isfinite(value):  # no relevant document: a NaN mean logit
                 point[field] = float(value)
     return TrainingCurve(
         system=system, points=[TrainingPoint(**points[step]) for step in sorted(points)], best_step=best_step

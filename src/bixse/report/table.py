@@ -1,4 +1,4 @@
-"""Tables for the terminal and for Markdown, and how the report writes its numbers."""
+"""Tables for the terminal and for Markdown, and the number formats of the report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from bixse.results import Difference, Verdict
 
 Cell = str | int | float | None
-"""Floats get three decimals, None stays empty."""
+"""Floats get three decimals; None is an empty cell."""
 
 VERDICT_WORDS: dict[Verdict, str] = {
     "better": "▲ better",
@@ -53,7 +53,7 @@ def format_difference(value: float, digits: int = 3) -> str:
 
 
 def format_interval(low: float | None, high: float | None, signed: bool = False, digits: int = 3) -> str:
-    """An interval such as "[−0.010, +0.090]", or an empty text when it is not known."""
+    """An interval such as "[−0.010, +0.090]", or an empty text if a bound is unknown."""
     if low is None or high is None:
         return ""
     write = format_difference if signed else format_number
@@ -61,7 +61,7 @@ def format_interval(low: float | None, high: float | None, signed: bool = False,
 
 
 def format_p_value(value: float | None) -> str:
-    """A p-value; below one in a thousand "< 0.001"."""
+    """A p-value; values below 0.001 become "< 0.001"."""
     return "< 0.001" if value is not None and value < 0.001 else format_number(value)
 
 
@@ -72,9 +72,6 @@ def format_seconds(seconds: float | None) -> str:
 
 def format_table(rows: Sequence[Sequence[Cell]], headers: Sequence[str]) -> str:
     """A plain-text table: texts left aligned, numbers right aligned, columns two blanks apart.
-
-    A column whose entries all begin like a number (sign, digit or dash) counts as numbers, so that ready-made
-    "+0.053" entries align too. Control characters are replaced, so that no text from data can steer the terminal.
 
     Example:
         >>> print(format_table([["BM25", 0.41], ["tuned", 0.5]], ["system", "ndcg@10"]))
@@ -87,7 +84,7 @@ def format_table(rows: Sequence[Sequence[Cell]], headers: Sequence[str]) -> str:
 
 
 def format_histogram(counts: Sequence[int], width: int = 40) -> list[str]:
-    """A bar of text for each of the equal parts of relevance from 0 to 1.
+    """Bars of text, one per equal part of the relevance range [0, 1].
 
     Example:
         >>> format_histogram([3, 6], width=4)
@@ -102,7 +99,7 @@ def format_histogram(counts: Sequence[int], width: int = 40) -> list[str]:
 
 
 def format_markdown(rows: Sequence[Sequence[Cell]], headers: Sequence[str]) -> str:
-    r"""The same table in Markdown (GitHub's dialect), with Markdown and HTML signs in the data escaped."""
+    """The table of `format_table` in GitHub's Markdown; Markdown and HTML signs in the data are escaped."""
     return _tabulated(rows, headers, "pipe", _markdown)
 
 
@@ -116,19 +113,19 @@ def _tabulated(
         [escape(_text(header)) for header in headers],
         tablefmt=layout,
         colalign=["right" if _is_number_column(column) else "left" for column in columns] if texts else None,
-        disable_numparse=True,
+        disable_numparse=True,  # tabulate would reformat texts that look like numbers
     )
 
 
 def _text(entry: Cell) -> str:
     if isinstance(entry, float):
         return format_number(entry)
-    return "" if entry is None else printable(" ".join(str(entry).split()))
+    return "" if entry is None else printable(" ".join(str(entry).split()))  # data must not control the terminal
 
 
 def _is_number_column(texts: Sequence[str]) -> bool:
     filled = [text for text in texts if text not in ("", "–")]
-    return bool(filled) and all(text.lstrip("+-−< ")[:1].isdigit() for text in filled)
+    return bool(filled) and all(text.lstrip("+-−< ")[:1].isdigit() for text in filled)  # "+0.053" too
 
 
 def _markdown(text: str) -> str:

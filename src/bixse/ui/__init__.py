@@ -1,1 +1,1 @@
-"""`bixse ui`: pages for people over the files of a run folder, served on this machine."""
+"""The pages of `bixse ui` over the files of a run folder, served on this machine."""

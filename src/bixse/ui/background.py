@@ -1,4 +1,4 @@
-"""`BackgroundJob`: one piece of work in a thread, with its progress and its error in words."""
+"""`BackgroundJob`: work in a thread, with its progress and its error message."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ log = logging.getLogger(__name__)
 
 
 class BackgroundJob:
-    """Work that begins when the job is made; pages read how far it is, and `result` or `error` when it has ended."""
+    """Work that starts with the constructor; pages read its progress, and after its end `result` or `error`."""
 
     def __init__(self, name: str, work: Callable[[BackgroundJob], Any]) -> None:
         self.name, self.doing, self.note, self.error = name, "waiting", "", ""
         self.done = self.total = 0
         self.result: Any = None
-        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)  # Ctrl-C does not wait for it
         self._thread.start()
 
     def _run(self, work: Callable[[BackgroundJob], Any]) -> None:
@@ -31,7 +31,7 @@ class BackgroundJob:
             self.result = work(self)
         except BixseError as error:
             self.error = str(error)
-        except Exception as error:
+        except Exception as error:  # a thread has no caller that could report it
             log.exception("%s", self.name)
             self.error = f"{type(error).__name__}: {error}; the terminal shows more"
 
@@ -41,7 +41,7 @@ class BackgroundJob:
 
     @property
     def is_done(self) -> bool:
-        """Whether it has ended without an error."""
+        """Return True if the work ended without an error."""
         return not self.is_running and not self.error
 
     @property
@@ -53,7 +53,7 @@ class BackgroundJob:
         return self
 
     def begin(self, doing: str, total: int = 0) -> Step:
-        """Begin a part of the work, and return what counts it."""
+        """Begin a part of the work, and return the function that counts its steps."""
         self.doing, self.note, self.done, self.total = doing, "", 0, total
 
         def step(done: int, note: str = "", known: int = 0) -> None:

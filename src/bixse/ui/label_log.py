@@ -1,4 +1,4 @@
-"""The file of people's labels: read once, added to one fsynced line at a time, each event once."""
+"""The file of people's labels: read once, then extended by one fsynced line per event, each event once."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class LabelEvent(Word):
-    """One thing a person said, or took back."""
+    """A label of a person, or the undoing of a label."""
 
     event: str
-    """Its name; the same one twice is the same event."""
+    """Name of the event; two lines with the same name are one event."""
     person: str
     query_id: str
     document_id: str
@@ -44,15 +44,15 @@ class LabelEvent(Word):
     """Grade on the rubric's scale."""
     explanation: str | None = None
     seconds: float | None = None
-    """Seconds from the page's appearance, or the person's last event, to this one."""
+    """Seconds since the page appeared or since the person's last event, whichever came later."""
     probability: float | None = None
-    """Probability that the pair was drawn; where fewer were labelled only the ratios between pairs matter."""
+    """Probability that the pair was drawn; if people stop early, only the ratios between pairs are valid."""
     undoes: str | None = None
-    """The event that no longer counts."""
+    """Name of the event that no longer counts."""
     seen: str | None = None
-    """"judge" where the person had seen the judge's grade of the pair before; see `LabelLog.shown_to`."""
+    """The word "judge" if the person saw the judge's grade of the pair before; see `LabelLog.shown_to`."""
     shows: str | None = None
-    """"judge" where the page then showed the judge's grades: with this event the query was complete."""
+    """The word "judge" if this event completed the query, so that the page then showed the judge's grades."""
     time: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
 
 
@@ -60,7 +60,7 @@ class LabelLog:
     """All events of a file, and the labels that are valid after them."""
 
     def __init__(self, path: Path) -> None:
-        """Read a file, or begin one; see `open_labels`."""
+        """Read a file, or begin a new one; see `open_labels`."""
         self.path = path
         self.events: list[LabelEvent] = []
         self._lock = threading.Lock()
@@ -83,7 +83,7 @@ class LabelLog:
             self.events.append(event)
 
     def add(self, event: LabelEvent) -> bool:
-        """Write an event to the disk; return False if the file had it already. On a StorageError it does not count."""
+        """Write an event to the disk; return False if the file has it. After a StorageError it does not count."""
         line = json.dumps({name: value for name, value in asdict(event).items() if value is not None})
         with self._lock:
             if event.event in self._names:
@@ -95,24 +95,25 @@ class LabelLog:
                 return True
             words, person = dict(self.words.get(event.pair, {})), "" if event.status == "final" else event.person
             words.pop(person, None)
+            # a new dictionary: other threads iterate over the old one, and `Workspace.agreement` compares identities
             self.words = {**self.words, event.pair: {**words, person: event}}
             return True
 
     @property
     def independent(self) -> Mapping[PairIds, Mapping[str, LabelEvent]]:
-        """`words` as they were before people saw the judge's grades: for whatever measures agreement."""
+        """`words` from labels before people saw the judge's grade; every measure of agreement uses these."""
         if not any(event.seen for event in self.events):
             return self.words
         return standing_words(event for event in self.events if not event.seen)
 
     def grades(self, independent: bool = False) -> dict[PairIds, float]:
-        """Pair -> the one grade that counts, of all labels or of the `independent` ones."""
+        """Pair -> the grade that counts, from all labels or from the `independent` labels."""
         words_of = self.independent if independent else self.words
         found = ((pair, agreed_grade(words)) for pair, words in words_of.items())
         return {pair: grade for pair, grade in found if grade is not None}
 
     def shown_to(self, person: str) -> set[PairIds]:
-        """Pairs whose judge's grade a person has seen: those that were answered when their query was complete."""
+        """Pairs whose judge's grade a person saw: the pairs answered when their query became complete."""
         answered: dict[str, set[PairIds]] = {}
         shown: set[PairIds] = set()
         for event in self.events:
@@ -123,13 +124,13 @@ class LabelLog:
         return shown
 
     def last_of(self, person: str) -> LabelEvent | None:
-        """The newest event of a person that was neither undone nor undoes one."""
+        """The newest event of a person, without undone events and events that undo."""
         undone = {event.undoes for event in self.events}
         own = (event for event in reversed(self.events) if event.person == person)
         return next((event for event in own if event.undoes is None and event.event not in undone), None)
 
     def people(self) -> Mapping[str, int]:
-        """Person -> pairs with a grade of theirs."""
+        """Person -> number of pairs that the person graded."""
         counts: dict[str, int] = {}
         for words in self.words.values():
             for person, word in words.items():
@@ -139,12 +140,7 @@ class LabelLog:
 
 @contextmanager
 def open_labels(path: Path) -> Iterator[LabelLog]:
-    """The labels of a file, which no other process writes meanwhile.
-
-    Raises:
-        InvalidFileError: a line is damaged; the last one, cut short by a power failure, is set apart in `FILE.torn`.
-        OutputExistsError: another server has it.
-    """
+    """Lock and read labels; raise InvalidFileError for a damaged line, OutputExistsError if a server has the lock."""
     if path.suffix != ".jsonl":
         raise InputError(f"--labels: got {path}; expected a name that ends in .jsonl; fix: rename it")
     lock = f".{path.name}.lock"
@@ -153,7 +149,7 @@ def open_labels(path: Path) -> Iterator[LabelLog]:
 
 
 def _set_torn_line_apart(path: Path) -> None:
-    """Move a line that was cut short to FILE.torn: no page said that it was saved, so its browser sends it again."""
+    """Move a line that a power failure cut short to FILE.torn: no page reported it as saved, so it is sent again."""
     content = path.read_bytes()
     kept = content.rfind(b"\n") + 1
     torn = content[kept:]
@@ -164,7 +160,7 @@ def _set_torn_line_apart(path: Path) -> None:
     except ValueError:
         whole = False
     with storage_errors(path):
-        if whole:  # edited by hand
+        if whole:  # a file edited by hand, without a final newline
             with path.open("ab") as file:
                 file.write(b"\n")
             return

@@ -1,4 +1,4 @@
-"""The pairs of a run folder, indexed once, and which of them people label, in which order and with what probability."""
+"""The pairs of a run folder, indexed once, and the plan: the pairs to label, their order and probabilities."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ if TYPE_CHECKING:
 FIGURES = ("relevance", "relevance_low", "relevance_high")
 COLUMNS = ["query_id", "document_id", "repeat", "status", "judge", "grade_probs", *FIGURES]
 GAIN = 2.0
-"""How much sooner a pair comes for full uncertainty, or full disagreement of systems: three times."""
+"""Weight of full uncertainty and of full disagreement of systems: each makes a pair count 1 + GAIN = 3 times."""
 HELD = 900.0
-"""Seconds for which a pair that one person was shown is shown to no other."""
+"""Seconds for which a pair is reserved for the person that it was shown to."""
 
 
 class RunIndex:
-    """The N pairs that have texts, and what the judge said of each."""
+    """The N pairs that have texts, and the judge's answer for each."""
 
     def __init__(self, pairs: GradedPairs, judgements: Any = None) -> None:
-        """Join pairs with the table of `judgements.parquet`, or with nothing."""
+        """Join pairs with the table of `judgements.parquet`, if there is one."""
         self.pairs = pairs
         self.query_ids, self.document_ids = list(pairs.query_ids), list(pairs.document_ids)
         self.row_of: dict[PairIds, int] = {
             pair: row for row, pair in enumerate(zip(self.query_ids, self.document_ids, strict=True))
         }
         self.figures: dict[str, Floats] = {name: np.full(len(pairs), np.nan) for name in FIGURES}
-        """The judge's relevance and its bounds in [0, 1]; (N,), NaN where there is none."""
+        """Relevance by the judge and its bounds in [0, 1]; (N,), NaN if unknown."""
         self.status: list[str | None] = [None] * len(pairs)
         self.without_text = 0
-        """Judged pairs whose texts are not known: these are not shown."""
+        """Number of judged pairs without texts, which no page shows."""
         self.judge = ""
         self._probabilities: Any = None
         self._row_of_judgement = np.full(len(pairs), -1)
@@ -85,7 +85,7 @@ class RunIndex:
         return None if position < 0 or self._probabilities is None else self._probabilities[position].as_py()
 
     def entropies(self) -> Floats:
-        """(N,) entropy of the option probabilities as a share of its maximum; 0 where none are known."""
+        """The (N,) entropies of the option probabilities as shares of the maximum; 0 if unknown."""
         if self._probabilities is None:
             return np.zeros(len(self))
         p = self._probabilities.flatten().to_numpy(zero_copy_only=False).astype(np.float64)
@@ -93,17 +93,17 @@ class RunIndex:
         parents = pc.list_parent_indices(self._probabilities).to_numpy()
         sums = np.bincount(parents, weights=terms, minlength=len(self._probabilities))
         options = pc.fill_null(pc.list_value_length(self._probabilities), 0).to_numpy()
-        shares = np.append(sums / np.log(np.maximum(options, 2)), 0.0)  # the last for pairs without a judgement
+        shares = np.append(sums / np.log(np.maximum(options, 2)), 0.0)  # index -1: pairs without a judgement
         found: Floats = shares[self._row_of_judgement]
         return found
 
     def grade(self, row: int, scale: GradeScale) -> float | None:
-        """The judge's grade, on a scale."""
+        """The judge's grade on a scale."""
         value = float(self.figures["relevance"][row])
         return None if np.isnan(value) else scale.to_grade(value)
 
     def bounds(self, row: int, scale: GradeScale) -> tuple[float, float] | None:
-        """The lowest and the highest grade that the judge may have meant, on a scale."""
+        """The lowest and the highest grade on a scale that the judge may have meant."""
         low, high = (float(self.figures[name][row]) for name in FIGURES[1:])
         return None if np.isnan(low) or np.isnan(high) else (scale.to_grade(low), scale.to_grade(high))
 
@@ -113,7 +113,7 @@ class RunIndex:
 
 
 def open_index(run: Path, pairs: Path | None = None, may_be_empty: bool = False) -> RunIndex:
-    """The pairs of a run folder, or of the file `pairs`; InputError if there are none where there must be."""
+    """Open the pairs of a run folder or of `pairs`; raise InputError if there are none, unless `may_be_empty`."""
     source = pairs or run / PAIRS_NAME
     judgements = run / JUDGEMENTS_NAME
     if not source.is_file():
@@ -128,12 +128,12 @@ def open_index(run: Path, pairs: Path | None = None, may_be_empty: bool = False)
 
 
 def share_of(*content: object) -> float:
-    """A number in [0, 1) that is a function of `content` alone."""
+    """Hash `content` to a number in [0, 1) that is the same in every process."""
     return int.from_bytes(hashlib.sha256(repr(content).encode()).digest()[:8], "big") / 2**64
 
 
 def inclusion_probabilities(weights: Floats, size: int) -> Floats:
-    """(N,) probabilities in proportion to positive weights that sum to `size`, none above 1.
+    """The (N,) probabilities in proportion to positive weights; they sum to `size`, and none is above 1.
 
     Example:
         >>> inclusion_probabilities(np.array([1.0, 1.0, 2.0, 16.0]), 2).tolist()
@@ -151,12 +151,7 @@ def inclusion_probabilities(weights: Floats, size: int) -> Floats:
 
 
 def label_values(index: RunIndex, rubric: Rubric, runs: Sequence[Ranking]) -> Floats:
-    """(N,) how much sooner a pair should be labelled than others, above 0.
-
-    Grades of the judge that are rare count more, by one over the root of how many pairs have them (power allocation,
-    Bankier 1988, doi:10.2307/2684289); so do uncertain grades (entropy of the option probabilities, or the width of
-    the bounds) and pairs that systems rank differently (the spread of 1 / log2(1 + rank)).
-    """
+    """The (N,) weights above 0: rare grades, uncertain grades and pairs that systems rank differently weigh more."""
     relevance, low, high = index.figures.values()
     levels = np.array([rubric.scale.to_relevance(value) for value in rubric.values])
     stratum = np.where(np.isnan(relevance), len(levels), nearest_level(np.nan_to_num(relevance), levels))
@@ -165,6 +160,7 @@ def label_values(index: RunIndex, rubric: Rubric, runs: Sequence[Ranking]) -> Fl
     if len(runs) > 1:
         gains = np.array([_gains(index, run) for run in runs])
         spread = gains.max(axis=0) - gains.min(axis=0)
+    # root of the number of pairs with the grade: power allocation, Bankier 1988, doi:10.2307/2684289
     values: Floats = (1 + GAIN * uncertainty) * (1 + GAIN * spread) / np.sqrt(np.bincount(stratum)[stratum])
     return values
 
@@ -180,18 +176,18 @@ def _gains(index: RunIndex, run: Ranking) -> Floats:
 
 
 class LabelPlan:
-    """The pairs that were drawn, by query; queries come in random order.
+    """The drawn pairs by query; queries come in random order.
 
-    A fixed number is drawn by Pareto sampling (Rosén 1997, doi:10.1016/S0378-3758(96)00186-3), from the ids and the
-    seed alone: the same files give the same plan. Where people stop early they have labelled a random part of it, so
-    that the ratios of the probabilities still hold.
+    Pareto sampling (Rosén 1997, doi:10.1016/S0378-3758(96)00186-3) draws a fixed number, from the ids and the seed
+    alone: the same files give the same plan. People who stop early have labelled a random part of the plan, so that the
+    ratios of the probabilities stay valid.
     """
 
     def __init__(self, index: RunIndex, rubric: Rubric, settings: UiSettings) -> None:
         self.seed = settings.seed
         runs = [read_run(path) for path in settings.runs]
         self.probabilities = inclusion_probabilities(label_values(index, rubric, runs), settings.planned)
-        """(N,) probability of being drawn."""
+        """The (N,) inclusion probabilities."""
         pairs = list(zip(index.query_ids, index.document_ids, strict=True))
         drawn = np.array([share_of(settings.seed, "pair", *pair) for pair in pairs])
         odds = np.where(self.probabilities < 1, self.probabilities / np.maximum(1 - self.probabilities, 1e-300), np.inf)
@@ -206,7 +202,7 @@ class LabelPlan:
 
 
 class Desk:
-    """Who labels what next: every pair of the plan by one person, those for all by each."""
+    """The assignment of the plan's pairs to people: one person per pair, and everybody for the pairs of `for_all`."""
 
     def __init__(self, plan: LabelPlan, index: RunIndex, labels: LabelLog) -> None:
         self.plan, self._index, self._labels = plan, index, labels
@@ -217,7 +213,7 @@ class Desk:
         return self._labels.words.get((self._index.query_ids[row], self._index.document_ids[row]), {})
 
     def rows_for(self, query_id: str, person: str) -> list[int]:
-        """The planned pairs of a query that this person labels, in an order of their own that favours no text."""
+        """Reserve and return a person's rows of a query, in an order per person, so that no text is favoured."""
         with self._lock:
             rows = [row for row in self.plan.rows_of_query.get(query_id, ()) if self._may(row, person)]
             for row in rows:
@@ -238,7 +234,7 @@ class Desk:
         return word is None or word.status == "skipped"
 
     def unfinished(self, person: str) -> set[int]:
-        """The person's rows of queries with something left to label: their judge's grades stay hidden."""
+        """The person's rows of unfinished queries, for which the judge's grades stay hidden."""
         found: set[int] = set()
         for rows in self.plan.rows_of_query.values() if person else ():
             own = [row for row in rows if self._may(row, person)]
@@ -247,7 +243,7 @@ class Desk:
         return found
 
     def next_query(self, person: str) -> str | None:
-        """The first query with something to label; skipped pairs come last."""
+        """The first query with a pair to label; skipped pairs come last."""
         with self._lock:
             skipped = None
             for query_id in self.plan.queries:

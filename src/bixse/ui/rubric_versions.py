@@ -1,4 +1,4 @@
-"""Versions of the rubric in the run folder, and the change by each on the same labelled pairs."""
+"""The versions of the rubric in a run folder, and the change by each version on the same labelled pairs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DECISIONS_FILE = "rubrics.jsonl"
 FILE_NAME = re.compile(r"rubric-(\d+)\.toml")
 DECISION_COLUMNS = (FileColumn("version", "integer"), FileColumn("decision"))
 SAMPLES = 1000
-"""As `bixse grade audit`, so that its figures are the same."""
+"""Number of resamples; that of `bixse grade audit`, so that the figures are equal."""
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,17 @@ class RubricChange:
 
 @dataclass(frozen=True)
 class Version:
-    """One edited rubric. The first is version 2; version 1 is the one that the folder was graded with."""
+    """An edited rubric, from version 2 on; version 1 is the rubric that the folder was graded with."""
 
     number: int
     path: Path
     rubric: Rubric
     decision: str | None
-    """keep or drop, once decided."""
+    """The decision "keep" or "drop", if there is one."""
 
     @property
     def out(self) -> Path:
-        """Output folder of its trial."""
+        """Output folder of the trial."""
         return self.path.with_suffix("")
 
     @property
@@ -67,7 +67,7 @@ class Version:
 
 
 def versions(workspace: Workspace) -> list[Version]:
-    """The versions in the folder, newest first; of several decisions about one the last counts."""
+    """The versions in the folder, newest first; the last decision about a version counts."""
     files = {int(match[1]): path for path in workspace.run.iterdir() if (match := FILE_NAME.fullmatch(path.name))}
     log = workspace.run / DECISIONS_FILE
     rows = read_rows(log, DECISION_COLUMNS) if log.is_file() and log.stat().st_size else ()
@@ -79,19 +79,14 @@ def versions(workspace: Workspace) -> list[Version]:
 
 
 def current_rubric(workspace: Workspace) -> Rubric:
-    """The newest version that is kept, else that of the folder."""
+    """The newest kept version, or the rubric of the folder if no version is kept."""
     return next((version.rubric for version in versions(workspace) if version.decision == "keep"), workspace.rubric)
 
 
 def save_version(workspace: Workspace, texts: Mapping[str, str]) -> Version:
-    """Write an edited rubric as the next version; none is ever overwritten.
-
-    Labels and values stay those of the folder's rubric, so that people's labels stay comparable. `texts` holds
-    `system-0` and `user-0` of the first prompt variant, `system-1` and so on; InputError if a prompt lacks `{query}`
-    or `{document}`.
-    """
+    """Write an edited rubric as the next version; raise InputError if a prompt lacks `{query}` or `{document}`."""
     base = current_rubric(workspace)
-    variants = [
+    variants = [  # labels and values stay, so that people's labels stay comparable; forms send lines that end in CRLF
         {"name": variant.name}
         | {key: texts.get(f"{key}-{position}", "").replace("\r\n", "\n") for key in ("system", "user")}
         for position, variant in enumerate(base.variants)
@@ -101,7 +96,7 @@ def save_version(workspace: Workspace, texts: Mapping[str, str]) -> Version:
     except ValidationError as error:
         why = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise InputError(f"rubric: {why}; fix: go back and correct it") from error
-    with workspace.lock:
+    with workspace.lock:  # two saves must not take the same number
         number = max((version.number for version in versions(workspace)), default=1) + 1
         rubric = rubric.model_copy(update={"name": f"{workspace.rubric.name}-version-{number}"})
         path = workspace.run / f"rubric-{number}.toml"
@@ -110,7 +105,7 @@ def save_version(workspace: Workspace, texts: Mapping[str, str]) -> Version:
 
 
 def change_of(workspace: Workspace, version: Version) -> RubricChange | None:
-    """The change by a tried version on the pairs that both rubrics gave a grade; None for fewer than two queries."""
+    """The change by a tried version on the pairs graded with both rubrics; None for fewer than two queries."""
     columns = ["query_id", "document_id", "relevance", "repeat"]
     rows = read_table(version.out / JUDGEMENTS_NAME, columns).to_pylist()
     index, scale, labels = workspace.index, workspace.rubric.scale, workspace.labels.grades(independent=True)
@@ -136,7 +131,7 @@ def change_of(workspace: Workspace, version: Version) -> RubricChange | None:
 
 
 def decide(workspace: Workspace, version: Version, decision: str, person: str) -> None:
-    """Add a line to rubrics.jsonl: keep or drop, by whom and on what grounds."""
+    """Append a decision to rubrics.jsonl, with the person, the time and the measured change."""
     change = change_of(workspace, version) if version.is_tried else None
     now = datetime.now(UTC).isoformat(timespec="seconds")
     row = {"version": version.number, "decision": decision, "person": person or None, "time": now}

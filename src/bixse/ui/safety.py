@@ -1,4 +1,4 @@
-"""Who may ask the server for what: sessions, Host and Origin, and what a page may load."""
+"""Access control of the server: sessions, checks of Host and Origin, and headers that limit what a page loads."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LONGEST_FORM = 1 << 20
-"""Bytes of a form; more is refused."""
+"""Maximum size of a form in bytes."""
 MOST_ADDRESSES = 100
-"""Unused one-time addresses; the oldest are forgotten."""
+"""Maximum number of unused one-time addresses; the oldest are forgotten."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; "
     "frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "same-origin",
+    "Referrer-Policy": "same-origin",  # "no-referrer" would make the Origin of forms null
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-store",
+    "Cache-Control": "no-store",  # texts and labels may be private
 }
 WITHOUT_SESSION = "No session. Open the link that `bixse ui` printed when it started."
 SECRET_FILE, SECRET_BYTES = ".ui-secret", 32
-"""The file signs the sessions, so that they outlive the server; whoever can read it can make a session."""
+"""The file signs the sessions, so that they outlive the server; everybody who can read it can make a session."""
 
 
 def open_secret(folder: Path) -> bytes:
-    """The secret of a folder; a new one is made where there is none, or where others can read it."""
+    """Return the secret of a folder; make a new one if there is none or if others can read it."""
     path = folder / SECRET_FILE
     with storage_errors(path):
         if path.exists() and not path.stat().st_mode & 0o077 and len(secret := path.read_bytes()) == SECRET_BYTES:
@@ -58,19 +58,19 @@ def open_secret(folder: Path) -> bytes:
 
 @dataclass
 class Session:
-    """One browser."""
+    """The session of one browser."""
 
     name: str
     person: str = ""
-    """The name of the person who labels there; empty until it is given."""
+    """Name of the person who labels; empty until it is given."""
     said: list[str] = field(default_factory=list)
-    """Messages that the next page shows first."""
+    """Messages for the top of the next page."""
 
 
 class Sessions:
-    """Browsers that were let in, and addresses that let one more in.
+    """The sessions of admitted browsers, and one-time tokens for new browsers.
 
-    A cookie holds the session's name, its person and a signature, so that a server that is started anew knows it.
+    A cookie holds the session's name, its person and a signature, so that a restarted server accepts it.
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -80,7 +80,7 @@ class Sessions:
         self._lock = threading.Lock()
 
     def new_token(self) -> str:
-        """A token that lets one browser in, once."""
+        """Make a token that admits one browser, once."""
         token = secrets.token_urlsafe(24)
         with self._lock:
             self._tokens[token] = None
@@ -89,7 +89,7 @@ class Sessions:
         return token
 
     def enter(self, token: str) -> Session | None:
-        """A new session; None for a token that is unknown or used."""
+        """Return a new session, or None if the token is unknown or used."""
         with self._lock:
             if token not in self._tokens:
                 return None
@@ -102,20 +102,20 @@ class Sessions:
         return f"{said}.{hmac.new(self._secret, said.encode(), hashlib.sha256).hexdigest()}"
 
     def find(self, cookie: str) -> Session | None:
-        """The session of a cookie that `cookie_of` made, here or in an earlier server of the folder."""
+        """Return the session of a cookie that this server or an earlier server of the folder signed."""
         name, _, rest = cookie.partition(".")
         known = Session(name, unquote(rest.rpartition(".")[0]))
-        if not hmac.compare_digest(self.cookie_of(known).encode(), cookie.encode()):
+        if not hmac.compare_digest(self.cookie_of(known).encode(), cookie.encode()):  # constant time tells no prefix
             return None
         return self._open.setdefault(name, known)
 
 
 class Guard:
-    """Refuses what no page of ours sends, before any page sees it; adds the headers that bind the browser.
+    """The middleware that refuses foreign requests before any page sees them, and adds the security headers.
 
     - The Host must be an address of this server, so that no other site's name can be bound to it (DNS rebinding).
     - Only POST changes anything, and only from a page of the same origin (CSRF).
-    - Everything but `/enter` and the files of style needs a session, which `/enter?token=` gives once.
+    - Every path but `/enter` and `/static/` needs a session, which `/enter?token=` gives once.
     """
 
     def __init__(self, app: ASGIApp, sessions: Sessions, host: str, port: int, is_local: bool) -> None:
@@ -126,7 +126,7 @@ class Guard:
             self.names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or hand on with `scope["session"]`."""
+        """Refuse a request, or pass it on with `scope["session"]`."""
         if scope["type"] != "http":
             return
         headers = Headers(scope=scope)
@@ -164,13 +164,13 @@ class Guard:
         return None
 
     def knows(self, host: str) -> bool:
-        """Whether a Host header names this server."""
+        """Return True if a Host header names this server."""
         name, _, port = host.lower().rpartition(":")
         if port != str(self.port):
             return False
         if name in self.names:
             return True
-        try:  # another site's name may lead here, but a number is nobody's name
+        try:  # another site's name may resolve to this machine, but an IP address is no site's name
             return not self.is_local and bool(ipaddress.ip_address(name.strip("[]")))
         except ValueError:
             return False
@@ -183,13 +183,13 @@ class Guard:
         return self.sessions.find(found.value) if found is not None else None
 
     def hand_over(self, answer: Response, session: Session) -> Response:
-        """The answer with the session's cookie, which no script reads and no other site's page sends."""
+        """Add the session's cookie to an answer; no script reads it, and no other site's page sends it."""
         answer.set_cookie(self.cookie, self.sessions.cookie_of(session), httponly=True, samesite="strict", path="/")
         return answer
 
 
 async def _whole_form(receive: Receive) -> Receive | None:
-    """Read a form, to be received again; None for one that is too long. Its length is counted: headers may lie."""
+    """Read a form, to be received again; None if it is too long. Bytes are counted, as headers may be wrong."""
     messages: list[Message] = []
     size, more = 0, True
     while more:

@@ -1,4 +1,4 @@
-"""`Searcher`: a model, an index, BM25 or a run file, asked one query at a time."""
+"""`Searcher`: a model, an index, BM25 or a run file, searched one query at a time."""
 
 from __future__ import annotations
 
@@ -32,30 +32,25 @@ MISSING = "(not in the corpus)"
 
 @dataclass(frozen=True)
 class Searcher:
-    """One opened system."""
+    """An opened system."""
 
     name: str
-    """Its name as it was given."""
+    """Name as given in the settings."""
     kind: SystemKind
     find: Callable[[str, str | None, int], list[Hit]]
-    """The best documents of a query: its text, its id in the collection, and how many; `Hit.cosine` is the score."""
+    """Search for a query's text, its id in the collection and a number of documents; `Hit.cosine` is the score."""
     model: Any = None
-    """The encoder, of a model or an index."""
+    """Encoder of a model or an index."""
 
     @property
     def head(self) -> RelevanceHead | None:
-        """The relevance head; None where scores are no probabilities."""
+        """The relevance head; None if scores are not probabilities."""
         return getattr(self.model, "head", None)
 
 
 def open_searcher(name: str, collection: Collection | None, progress: ProgressBars | None = None) -> Searcher:
-    """Load a system and, but for an index, make it answer on the documents of a collection.
-
-    Raises:
-        InputError: it cannot be used, or needs a collection and gets none.
-        ModelError: the model cannot be loaded.
-    """
-    lock = threading.Lock()
+    """Load a system, which searches `collection` unless it is an index; raise InputError or ModelError on failure."""
+    lock = threading.Lock()  # requests come from several threads, and a model serves one at a time
     if name != BM25_NAME and is_stored(name):
         index = open_index(name)
 

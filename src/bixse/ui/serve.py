@@ -1,4 +1,4 @@
-"""`serve`: show the pages of a run folder until it is stopped; `Server`: the routes that follow from the pages."""
+"""`serve`: serve the pages of a run folder until it is stopped; `Server`: the routes of the pages."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
     from bixse.ui.workspace import Act, Draw, Show, Workspace
 
 PAGES = (*label.PAGES, *rubric.PAGES, *compare.PAGES, *training.PAGES, *runs.PAGES)
-"""All pages in the order of the navigation; the first that has something to show is shown at `/`."""
+"""All pages in the order of the navigation; `/` shows the first page that fits the folder."""
 NEWS_EVERY = 2.0
-"""Seconds between two looks for news."""
+"""Seconds between two checks for news."""
 SVG = "image/svg+xml"
 LONGEST_NAME = 40
-"""Characters of a person's name."""
+"""Maximum number of characters of a person's name."""
 log = logging.getLogger(__name__)
 
 
 class Server:
-    """The application and what its requests share."""
+    """The application, and the state that its requests share."""
 
     def __init__(self, workspace: Workspace, port: int) -> None:
         self.workspace = workspace
@@ -77,8 +77,8 @@ class Server:
         return RedirectResponse(f"/{self.pages[0].name}", 303)
 
     async def enter(self, request: Request) -> Response:
-        """Take a one-time token for a session; the way of the printed address."""
-        if request.method == "HEAD":  # a preview takes nothing
+        """Exchange a one-time token for a session; the printed address leads here."""
+        if request.method == "HEAD":  # the preview of a link must not use up the token
             return Response()
         if request.scope["session"] is not None:
             return RedirectResponse("/", 303)
@@ -89,11 +89,11 @@ class Server:
             )
             return self.page("message.html.j2", 403, None, title="A used address", message=why)
         session.person = _name(request.query_params.get("person", ""))
-        # a page of ours that leads on: where another site's page led here, its redirect would come without the cookie
+        # a page and no redirect: after a link on another site, browsers follow a redirect without the strict cookie
         return self.guard.hand_over(self.page("entered.html.j2", 200, None, title="Welcome"), session)
 
     async def name_person(self, request: Request) -> Response:
-        """Keep who labels in this browser."""
+        """Store the name of the person who labels in this browser."""
         visit = await self.visit(request)
         visit.session.person = _name(visit.form.get("person", ""))
         to = visit.form.get("to", "")
@@ -101,7 +101,7 @@ class Server:
         return self.guard.hand_over(answer, visit.session)
 
     async def invite(self, request: Request) -> Response:
-        """Show an address that lets one more browser in."""
+        """Show a one-time address that admits another browser."""
         visit = await self.visit(request)
         visit.session.said.append(
             f"for one more browser, once: {visit.address}/enter?token={self.sessions.new_token()}"
@@ -109,21 +109,19 @@ class Server:
         return RedirectResponse("/", 303)
 
     def show(self, page: Page, show: Show, template: str, visit: Visit) -> Response:
-        """A page, or a part of one."""
         return self.page(f"{template}.html.j2", 200, visit.session, page, **show(self.workspace, visit))
 
     def act(self, act: Act, visit: Visit) -> Response:
-        """Change something and lead on."""
+        """Run an action, and redirect to the address that it returns."""
         return RedirectResponse(quote(act(self.workspace, visit), safe="/?&=#%+"), 303)
 
     def draw(self, draw: Draw, visit: Visit) -> Response:
-        """A picture."""
-        with self._drawing:  # matplotlib's settings belong to the process
+        with self._drawing:  # matplotlib's settings are global to the process
             plot = draw(self.workspace, visit)
         return Response("" if plot is None else plot.svg, 404 if plot is None else 200, None, SVG)
 
     async def tell_news(self, news: Callable[[Workspace], str], request: Request) -> Response:
-        """Send an event for all news, until the browser leaves."""
+        """Send an event when the value of `news` changes, until the browser disconnects."""
 
         async def events() -> AsyncIterator[str]:
             before = await run_in_threadpool(news, self.workspace)
@@ -136,7 +134,7 @@ class Server:
         return StreamingResponse(events(), media_type="text/event-stream")
 
     async def answer(self, page: Page, make: Callable[[Visit], Response], request: Request) -> Response:
-        """The answer to a visit, or a page that says why there is none."""
+        """Return the answer to a visit, or a page with the error."""
         visit = await self.visit(request)
         session = visit.session
         if page.needs_person and not visit.person:
@@ -151,7 +149,7 @@ class Server:
             return self.page("message.html.j2", 500, session, page, message=why, title="That did not work")
 
     async def visit(self, request: Request) -> Visit:
-        """The visit of a request; of a field that is given twice the last value counts."""
+        """Parse a request; the last value of a repeated field counts."""
         body = (await request.body()).decode("utf-8", "replace") if request.method == "POST" else ""
         form = dict(parse_qsl(body, keep_blank_values=True))
         address = f"http://{request.headers['host']}"
@@ -160,7 +158,7 @@ class Server:
     def page(
         self, template: str, status: int, session: Session | None, here: Page | None = None, /, **values: Any
     ) -> Response:
-        """A filled template; messages of the session are shown once."""
+        """Render a template; messages of the session are shown once."""
         shared = {
             "title": here.title if here is not None else "",
             "pages": self.pages if session is not None else [],
@@ -175,17 +173,12 @@ class Server:
 
 
 def _name(given: str) -> str:
-    """A person's name in one line, without control characters."""
+    """Reduce a person's name to one line without control characters."""
     return " ".join(printable(given).split())[:LONGEST_NAME]
 
 
 def serve(settings: UiSettings, say: Callable[[str], None]) -> None:
-    """Serve the pages of a run folder until Ctrl-C or SIGTERM; `say` is told the address to open.
-
-    Raises:
-        InputError: the folder has nothing to show, a file cannot be used, or the port is taken.
-        OutputExistsError: another server writes into the same labels.
-    """
+    """Serve the pages of a run folder until Ctrl-C or SIGTERM; `say` receives the address to open."""
     with open_workspace(settings) as workspace, _listening(settings) as listener:
         port = listener.getsockname()[1]
         server = Server(workspace, port)
@@ -194,7 +187,7 @@ def serve(settings: UiSettings, say: Callable[[str], None]) -> None:
         say("Ctrl-C ends it; every label is on the disk when its page says so")
         config = uvicorn.Config(
             server.guard, log_level="warning", access_log=False, server_header=False, proxy_headers=False,
-            lifespan="off", timeout_graceful_shutdown=3,
+            lifespan="off", timeout_graceful_shutdown=3,  # streams of news never end by themselves
         )  # fmt: skip
         with contextlib.suppress(KeyboardInterrupt):
             uvicorn.Server(config).run(sockets=[listener])

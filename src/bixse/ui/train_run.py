@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from bixse.report.schema import MergeCurve, TrainingCurve
 
 LONGEST_CURVE = 1000
-"""Points of a curve; a plot of them is thinned further."""
+"""Maximum number of points of a curve; plots thin it further."""
 MOST_QUERIES, MOST_DOCUMENTS = 64, 256
-"""Part of a batch that is shown."""
+"""Shown part of a batch."""
 BATCHES_KEPT = 8
 
 
 def runs_below(root: Path) -> Iterator[Path]:
-    """Folders with a record: the root, its folders, and theirs."""
+    """The folders with a run.json: the root, and folders up to two levels below it."""
     for pattern in (RUN_FILE, f"*/{RUN_FILE}", f"*/*/{RUN_FILE}"):
         yield from (path.parent for path in sorted(root.glob(pattern)))
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """The content of a folder's run.json, empty if there is none; InputError if it is damaged."""
+    """Return the content of a folder's run.json, empty if there is none; raise InputError if it is damaged."""
     path = folder / RUN_FILE
     try:
         record = json.loads(read_text(path)) if path.is_file() else {}
@@ -52,7 +52,7 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 class TrainRun:
-    """A run folder of `bixse train`; each look reads what was added since the last one."""
+    """A run folder of `bixse train`; each look reads the lines added since the last look."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.name = folder, folder.resolve().name
@@ -63,23 +63,23 @@ class TrainRun:
     def _begin(self) -> None:
         self.entries: list[dict[str, Any]] = []
         self.last: dict[str, Any] = {}
-        """Field -> its newest value."""
+        """Field -> newest value."""
         self.logged: dict[str, tuple[list[int], list[float]]] = {}
         """Field -> steps and finite values, in the order of the log."""
         self._read = 0
 
     @property
     def version(self) -> str:
-        """A text that changes with the files."""
+        """A text that changes with the log and the record."""
         paths = (self.folder / LOG_FILE, self.folder / RUN_FILE)
         return "-".join(f"{(now := path.stat()).st_size}.{now.st_mtime_ns}" for path in paths if path.is_file())
 
     def look(self) -> list[dict[str, Any]]:
-        """All entries so far; a line that is being written counts when it is complete, a damaged one never."""
+        """Read and return all entries; a line counts once it is complete, and a damaged line never counts."""
         path = self.folder / LOG_FILE
         with self._lock:
             size = path.stat().st_size if path.is_file() else 0
-            if size < self._read:  # begun anew
+            if size < self._read:  # the run was restarted
                 self._begin()
             if size > self._read:
                 with path.open("rb") as file:
@@ -101,7 +101,7 @@ class TrainRun:
 
     @property
     def record(self) -> dict[str, Any]:
-        """The content of run.json, empty if it is not there or damaged."""
+        """The content of run.json; empty if the file is missing or damaged."""
         try:
             return read_record(self.folder)
         except InputError:
@@ -112,7 +112,7 @@ class TrainRun:
         return self.record.get("results") or {}
 
     def curve(self) -> TrainingCurve:
-        """The log, thinned where it is long: a curve is drawn again for every new line."""
+        """The log as a curve. A long log is thinned, as the curve is drawn again for every new line."""
         from bixse.report.schema import training_curve
 
         self.look()
@@ -124,7 +124,7 @@ class TrainRun:
         return training_curve(self.name, thin, self.results.get("best_step"))
 
     def merge_curve(self) -> MergeCurve | None:
-        """The scores of the weights that were tried when the model was merged."""
+        """The scores of the tried merge weights; None if the model was not merged."""
         from bixse.report.schema import MergeCurve
 
         merged = self.results.get("merge")
@@ -134,13 +134,13 @@ class TrainRun:
         return MergeCurve(system=self.name, weight=merged["weight"], points=merged["points"], guards=guards)
 
     def regraded(self) -> list[dict[str, Any]]:
-        """The results of the questions after each epoch so far."""
+        """The results of regrading after each epoch so far."""
         files = (self.folder / REGRADE_FOLDER).glob("epoch-*.json")
         found = [entry for path in files if (entry := _entry(path.read_bytes())) is not None]
         return sorted(found, key=lambda entry: entry.get("epoch", 0))
 
     def plots(self) -> dict[str, Plot]:
-        """Title -> plot, drawn once for each state of the files; matplotlib is for one thread at a time."""
+        """Title -> plot, drawn once per state of the files; call it in one thread at a time, as matplotlib requires."""
         from bixse.report.plots import merge_plot, training_plots
 
         version = self.version
@@ -154,9 +154,9 @@ class TrainRun:
 
 
 def _thinned(steps: list[int], values: list[float]) -> Iterator[tuple[int, float]]:
-    """At most LONGEST_CURVE points, by means of neighbours."""
+    """Yield at most LONGEST_CURVE points, which are means of neighbours."""
     if len(steps) <= LONGEST_CURVE:
-        yield from zip(steps, values, strict=False)  # another thread may be adding to them
+        yield from zip(steps, values, strict=False)  # another thread may append meanwhile
         return
     count = len(values)
     edges = np.linspace(0, count, LONGEST_CURVE + 1).astype(int)
@@ -175,28 +175,28 @@ def _entry(line: bytes) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class BatchMatrix:
-    """The (B, N) entries of a batch that are shown."""
+    """The shown (B, N) entries of a batch."""
 
     epoch: int
     number: int
     batches: int
-    """Batches of an epoch."""
+    """Number of batches per epoch."""
     whole: tuple[int, int]
-    """(B, N) of the complete batch."""
+    """Shape (B, N) of the complete batch."""
     queries: list[str]
     documents: list[str]
     known: NDArray[np.float64]
-    """(B, N) given relevance in [0, 1], -1 where nobody gave one, NaN where the entry is masked."""
+    """(B, N) relevance in [0, 1]; -1 for unlabelled entries, NaN for masked entries."""
     sigma: NDArray[np.float64] | None
-    """(B, N) probability of relevance, if there is a model with a relevance head."""
+    """(B, N) probability of relevance; None without a model that has a relevance head."""
 
     @property
     def assumed(self) -> NDArray[np.bool_]:
-        """(B, N) zeros that nobody gave."""
+        """The (B, N) mask of unlabelled entries."""
         return np.equal(self.known, -1)
 
     def highest_zeros(self, number: int) -> list[tuple[float, int, int]]:
-        """(sigma, row, column) of the assumed zeros that the model believes least, from the highest down."""
+        """The (sigma, row, column) of the unlabelled entries with the highest sigma, in descending order."""
         if self.sigma is None:
             return []
         values = np.where(self.assumed, self.sigma, -1.0)
@@ -207,7 +207,7 @@ class BatchMatrix:
 
 
 class TrainBatches:
-    """The batches of a run folder of `bixse train`; its pairs and its model are loaded in a thread, once."""
+    """The batches of a run folder of `bixse train`; a thread loads the pairs and the model, once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -218,7 +218,7 @@ class TrainBatches:
         self._at_work = threading.Lock()
 
     def start(self, epoch: int, number: int) -> BackgroundJob:
-        """The job that draws a batch, both counted from 0 and cut to what there is; its result is a `BatchMatrix`."""
+        """Start the job that draws a `BatchMatrix`; both indices count from 0 and are clipped to the run's batches."""
         key = (max(0, epoch), max(0, number))
         with self._lock:
             if key not in self._jobs:
@@ -240,7 +240,7 @@ class TrainBatches:
             raise InputError(f"{self.folder}: got no run.json with pairs; expected that of `bixse train`; fix: wait")
         config = TrainConfig.load(None, settings)
         optimizer = config.optimizer
-        with self._at_work:
+        with self._at_work:  # pairs and model are loaded once, and one batch is encoded at a time
             if self._pairs is None:
                 self._pairs = load_several(paths_in(config.pairs))
             if self._model is None and (self.folder / MODEL_FOLDER).is_dir():

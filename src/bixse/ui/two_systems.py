@@ -1,4 +1,4 @@
-"""`TwoSystems`: the two systems of a comparison, their collection and what was measured of them."""
+"""`TwoSystems`: the two systems of a comparison, their collection and their measurements."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from bixse.ui.ui_settings import UiSettings
 
 Work: TypeAlias = Literal["open", "compare"]
-"""Make both systems ready to search; evaluate them on all judged queries too."""
+"""The work "open" makes both systems ready to search; "compare" evaluates them on all judged queries."""
 KEPT = 64
-"""Answers, and checks of calibrations, that are kept: one for each position of a slider."""
+"""Number of cached answers and calibration checks, one per position of a slider."""
 
 
 class TwoSystems:
-    """The systems that `--systems` names; nothing heavy is imported or read before the first page asks for them."""
+    """The systems of `--systems`; heavy imports and files wait for the first page that needs them."""
 
     def __init__(self, settings: UiSettings) -> None:
         self.settings, self.names = settings, settings.systems
@@ -39,30 +39,29 @@ class TwoSystems:
         self.judged: dict[str, tuple[Floats, Floats, tuple[str, ...]]] = {}
         """Name of a system with a relevance head -> (M,) cosine, relevance and query id of the held-out pairs."""
         self.per_query: list[dict[str, dict[str, float]]] = []
-        """For each system: metric -> query id -> value, once the work "compare" is done."""
+        """Metric -> query id -> value per system, filled by the work "compare"."""
         self.query_of: dict[str, str] = {}
-        """Text of a query of the collection -> its id."""
+        """Text of a query of the collection -> query id."""
         self._jobs: dict[Work, BackgroundJob] = {}
         self._lock = threading.Lock()
-        self.answer = lru_cache(KEPT)(self._answer)
+        self.answer = lru_cache(KEPT)(self._answer)  # a cache on the class would keep instances alive
         self.check = lru_cache(KEPT)(self._check)
         self.difference = lru_cache(KEPT)(self._difference)
 
     def _job(self, work: Work) -> BackgroundJob:
-        with self._lock:
+        with self._lock:  # two requests must not start the work twice
             if work not in self._jobs:
                 self._jobs[work] = BackgroundJob(work, self._open if work == "open" else self._compare)
             return self._jobs[work]
 
     def loading(self, work: Work = "open") -> dict[str, Any] | None:
-        """Begin some work; None once it is done, else the values of a page that waits for it."""
+        """Begin work; return None if it is done, else the values of the page that waits for it."""
         job = self._job("open")
         if job.is_done:
             job = self._job(work)
         return None if job.is_done else {"loading": job.status, "error": job.error or None, "names": self.names}
 
     def wait(self, work: Work = "open") -> None:
-        """Do some work now."""
         if self._job("open").wait().is_done:
             self._job(work).wait()
 
@@ -122,25 +121,24 @@ class TwoSystems:
         return {} if self.collection is None else self.collection.qrels[self.settings.split]
 
     def _answer(self, side: int, text: str, query_id: str | None, top: int) -> list[Hit]:
-        """The best documents by one system."""
         return self.searchers[side].find(text, query_id, top)
 
     def _difference(self, metric: str) -> Difference:
-        """The second system's mean minus the first one's, over the judged queries."""
+        """The mean of the second system minus that of the first system, over the judged queries."""
         from bixse.evaluation.statistics import paired_bootstrap
 
         before, after = (values[metric] for values in self.per_query)
         return paired_bootstrap(after, before)
 
     def _check(self, side: int, prior: float | None) -> HeldOutCheck:
-        """The result of `bixse calibrate` on the held-out pairs; InputError for too few queries."""
+        """Return the result of `bixse calibrate` on the held-out pairs; raise InputError for too few queries."""
         from bixse.calibration.calibrate_head import ScoredPairs, held_out_check
 
         searcher = self.searchers[side]
         return held_out_check(searcher.head, ScoredPairs(*self.judged[searcher.name], prior, seed=self.settings.seed))
 
     def measured(self, searcher: Searcher, head: RelevanceHead, probability: float) -> OperatingPoint | None:
-        """Precision and recall of a threshold on the held-out pairs, if there are any; InputError as of `check`."""
+        """Measure a threshold on the held-out pairs, if there are any; raise InputError as `check` does."""
         from bixse.calibration.calibrate_head import ScoredPairs, measure_threshold
 
         if searcher.name not in self.judged:

@@ -1,4 +1,4 @@
-"""Settings of `bixse ui`: which folder is shown, to whom, and which judge the rubric is tried on."""
+"""Settings of `bixse ui`: the shown folder, the access to it, and the judge that edited rubrics are tried on."""
 
 from __future__ import annotations
 

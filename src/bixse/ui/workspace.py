@@ -1,4 +1,4 @@
-"""`Workspace`: a run folder as the pages share it; `Page`: functions from it and a visit to a template's values."""
+"""`Workspace`: the run folder that pages share; `Page`: functions from a workspace and a visit to template values."""
 
 from __future__ import annotations
 
@@ -36,32 +36,30 @@ if TYPE_CHECKING:
     from bixse.ui.ui_settings import UiSettings
 
 SAMPLES = 500
-"""Resamples of the queries, few enough for a page."""
+"""Number of resamples of the queries, few enough for a page."""
 
 
 @dataclass(frozen=True)
 class AgreementSoFar:
-    """Agreement of judge and people on all pairs of the folder, estimated from the labels."""
+    """The agreement of judge and people on all pairs of the folder, estimated from the labels."""
 
     labels: int
-    """Pairs with a label and a grade of the judge."""
+    """Number of pairs with a label and a grade of the judge."""
     kappa: IntervalEstimate
-    """Quadratic."""
+    """Kappa with quadratic weights."""
     within_one: IntervalEstimate
 
     def left(self, width: float) -> int | None:
-        """About how many labels are missing until the interval of kappa is as narrow; None where it is not known.
-
-        Its width falls with the root of the number of labels. It has none where the judge gives all pairs one grade.
-        """
+        """Estimate the number of labels missing until the interval of kappa has this width; None if unknown."""
         low, high = self.kappa.low, self.kappa.high
-        if low is None or high is None or math.isclose(low, high, abs_tol=1e-9):
+        if low is None or high is None or math.isclose(low, high, abs_tol=1e-9):  # the judge gives all pairs one grade
             return None
+        # the width falls with the root of the number of labels
         return max(0, math.ceil(self.labels * (((high - low) / width) ** 2 - 1)))
 
 
 class Workspace:
-    """An open run folder; what a page needs is read when the server starts, once."""
+    """An open run folder, which is read once when the server starts."""
 
     def __init__(self, settings: UiSettings, index: RunIndex, labels: LabelLog) -> None:
         self.settings, self.run, self.index, self.labels = settings, settings.run, index, labels
@@ -71,7 +69,7 @@ class Workspace:
         self.desk = Desk(self.plan, index, labels)
         self.lock = threading.Lock()
         self.trial: Any = None
-        """The version of the rubric that was tried last, and its job; the lock is held to begin one."""
+        """The last tried version of the rubric, and its job; hold `lock` to begin a trial."""
         self._agreement: tuple[Any, AgreementSoFar | None] = (None, None)
 
     @cached_property
@@ -81,7 +79,7 @@ class Workspace:
 
     @cached_property
     def rubric(self) -> Rubric:
-        """The rubric that people label by; InputError if the folder was graded with one that is not known here."""
+        """The rubric that people label by; raises InputError if the folder was graded with an unknown rubric."""
         if self.settings.rubric is not None:
             return self.settings.rubric
         asked = (self.record.get("config") or {}).get("rubric")
@@ -104,14 +102,14 @@ class Workspace:
 
     @property
     def agreement(self) -> AgreementSoFar | None:
-        """The agreement of judge and people, computed again when labels came; None for fewer than two queries."""
+        """The agreement of judge and people, computed again after new labels; None for fewer than two queries."""
         words = self.labels.words
         if words is not self._agreement[0]:
             self._agreement = (words, self._agreement_so_far())
         return self._agreement[1]
 
     def _agreement_so_far(self) -> AgreementSoFar | None:
-        """Every label counts by one over its pair's probability of being drawn; a pair that a person chose has none."""
+        """Weight each label by one over its pair's inclusion probability; leave out pairs that a person chose."""
         index, rubric, independent = self.index, self.rubric, self.labels.independent
         rows = [
             (index.query_ids[row], grade, judged, 1 / self.plan.probabilities[row])
@@ -132,12 +130,7 @@ class Workspace:
 
 @contextmanager
 def open_workspace(settings: UiSettings) -> Iterator[Workspace]:
-    """A run folder with its labels, which no other process writes meanwhile.
-
-    Raises:
-        InputError: there are no pairs, or a file is damaged.
-        OutputExistsError: another server has the labels.
-    """
+    """Open a run folder and lock its labels; raise InputError without pairs, OutputExistsError without the lock."""
     if not settings.run.is_dir():
         raise InputError(f"{settings.run}: got no such folder; expected a run folder; fix: check the path")
     others = settings.systems or (settings.run / LOG_FILE).is_file() or any(runs_below(settings.run))
@@ -150,32 +143,31 @@ def open_workspace(settings: UiSettings) -> Iterator[Workspace]:
 
 @dataclass(frozen=True)
 class Visit:
-    """What one request says."""
+    """The content of one request."""
 
     session: Session
     query: Mapping[str, str]
     """Fields of the address, after `?`."""
     form: Mapping[str, str] = field(default_factory=dict)
-    """Fields of the form that was sent."""
     address: str = ""
-    """The address of the server, such as http://127.0.0.1:8765."""
+    """Address of the server, such as http://127.0.0.1:8765."""
 
     @property
     def person(self) -> str:
         return self.session.person
 
     def number(self, name: str) -> int:
-        """A whole number of the address, or 0."""
+        """Return a whole number of the address, or 0."""
         text = self.query.get(name, "")
         return int(text) if text.isdecimal() and len(text) < 10 else 0
 
 
 Show: TypeAlias = "Callable[[Workspace, Visit], dict[str, Any]]"
-"""Values of a template; reads files, changes nothing."""
+"""Return the values of a template; read files, but change nothing."""
 Draw: TypeAlias = "Callable[[Workspace, Visit], Plot | None]"
-"""A picture, if there is one."""
+"""Return a plot, if there is one."""
 Act: TypeAlias = "Callable[[Workspace, Visit], str]"
-"""Changes something; returns the address to go on with."""
+"""Change something, and return the address to redirect to."""
 
 
 @dataclass(frozen=True)
@@ -183,19 +175,18 @@ class Page:
     """One page, as a module of `bixse.ui.pages` lists it in `PAGES`."""
 
     name: str
-    """Its address and its template: `/NAME` and `NAME.html.j2`."""
+    """Address and template: `/NAME` and `NAME.html.j2`."""
     title: str
     show: Show
     fits: Callable[[Workspace], bool]
-    """Whether this run folder has what the page shows."""
+    """Return True if the run folder has the data of the page."""
     actions: Mapping[str, Act] = field(default_factory=dict)
     """`/NAME/ACTION`, by POST."""
     parts: Mapping[str, Show] = field(default_factory=dict)
-    """`/NAME/PART`, by GET, of `NAME-PART.html.j2`: a part that is loaded later, such as progress."""
+    """`/NAME/PART`, by GET, from `NAME-PART.html.j2`: a part that loads later, such as progress."""
     needs_person: bool = False
-    """Whether it asks for a name first."""
+    """True if the page asks for a name first."""
     pictures: Mapping[str, Draw] = field(default_factory=dict)
     """`/NAME/PICTURE.svg`, by GET."""
     news: Callable[[Workspace], str] | None = None
-    """A value that changes when the page should reload, for example a file size; sent as server-sent events at
-    `/NAME/news`."""
+    """A value that changes when the page should reload, such as a file size; `/NAME/news` sends it as events."""

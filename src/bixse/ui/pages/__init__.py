@@ -1,1 +1,1 @@
-"""The pages: a module lists its own in `PAGES`; templates have the name of their page."""
+"""The pages: each module lists its pages in `PAGES`, and a template has the name of its page."""

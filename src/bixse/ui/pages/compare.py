@@ -1,4 +1,4 @@
-"""Pages over two systems: their hits side by side, wins and losses by query, and how true their probabilities are."""
+"""Pages for two systems: hits side by side, wins and losses per query, and the calibration of probabilities."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
 
 TOPS = (5, 10, 20)
 SHOWN_QUERIES = 500
-"""Queries of the collection to pick from; others are found by typing."""
+"""Number of queries in the list; other queries of the collection are found by typing."""
 ROW = 10
-"""Height of a row in the drawing of lines."""
+"""Height of a row in the SVG of the lines."""
 CHANGES_AT_ONCE = 50
-"""Queries on one page of wins and losses."""
+"""Queries per page of wins and losses."""
 LOWEST, HIGHEST = -4.0, -0.1
-"""Ends of the slider: logarithms of the prior to base 10."""
+"""Ends of the slider, as log10 of the prior."""
 
 
 @dataclass(frozen=True)
 class HitRow:
-    """A hit with its rank on both sides."""
+    """A hit with its rank in both lists."""
 
     hit: Hit
     ranks: tuple[int | None, int | None]
     grade: float | None
-    """The grade of the collection's judgements."""
+    """Grade in the collection's judgements."""
     own: float | None
-    """The grade of the person."""
+    """Grade by the person."""
     is_below: bool
-    """Less probable than the threshold."""
+    """True if the probability is below the threshold."""
 
     @property
     def move(self) -> str:
@@ -52,7 +52,7 @@ class HitRow:
 
     @property
     def way(self) -> str:
-        """The name of a style: what the second system did."""
+        """The CSS class for the change from the first to the second system."""
         before, after = self.ranks
         if before is None or after is None:
             return "new" if before is None else "gone"
@@ -60,7 +60,7 @@ class HitRow:
 
 
 def compare(workspace: Workspace, visit: Visit) -> dict[str, Any]:
-    """Both lists, or how far the loading is."""
+    """The values of the page: both lists, or the progress of loading."""
     systems = workspace.systems
     assert systems is not None
     if loading := systems.loading():
@@ -107,13 +107,12 @@ def _probability(given: str) -> float:
         found = float(given)
     except ValueError:
         return 0.5
-    return min(max(found, 0.001), 0.999) if math.isfinite(found) else 0.5
+    return min(max(found, 0.001), 0.999) if math.isfinite(found) else 0.5  # 0 and 1 have no finite logit
 
 
 def _rows(
     workspace: Workspace, visit: Visit, answers: list[list[Hit]], query_id: str, probability: float
 ) -> list[list[HitRow]]:
-    """The rows of both systems."""
     assert workspace.systems is not None
     ranks = [{hit.document_id: rank for rank, hit in enumerate(hits, start=1)} for hits in answers]
     judged, words = workspace.systems.qrels.get(query_id, {}), workspace.labels.words
@@ -129,7 +128,7 @@ def _rows(
 
 
 def _lines(left: Sequence[HitRow], right: Sequence[HitRow]) -> list[tuple[str, str]]:
-    """Style and path of a line for each document, from the first list to the second or to where it ends."""
+    """The CSS class and SVG path of each document's line, from the first list to the second or to its end."""
 
     def height(rank: int) -> float:
         return ROW * (rank - 0.5)
@@ -148,7 +147,7 @@ def _lines(left: Sequence[HitRow], right: Sequence[HitRow]) -> list[tuple[str, s
 
 
 def _cut(systems: TwoSystems, searcher: Searcher, probability: float) -> dict[str, Any] | None:
-    """The figures of the threshold for one system, if it has probabilities."""
+    """The figures of the threshold for one system; None if it has no probabilities."""
     head = searcher.head
     if head is None:
         return None
@@ -164,7 +163,7 @@ def _cut(systems: TwoSystems, searcher: Searcher, probability: float) -> dict[st
 def _commands(
     workspace: Workspace, searchers: Sequence[Searcher], text: str, top: int, probability: float
 ) -> list[str]:
-    """The commands that find the same hits, and that write the same cut."""
+    """The commands that find the same hits, and the commands that export the same threshold."""
     settings, found = workspace.settings, []
     for searcher in searchers if text else ():
         if searcher.kind in ("model", "index"):
@@ -248,7 +247,7 @@ def _changes(systems: TwoSystems, metric: str) -> list[QueryChange]:
 
 
 def draw_changes(workspace: Workspace, visit: Visit) -> Plot | None:
-    """All changes, sorted."""
+    """Plot all changes, sorted."""
     from bixse.evaluation.metrics import METRICS
     from bixse.report.plots import gains_and_losses_plot
 
@@ -267,7 +266,7 @@ def _evaluate_command(workspace: Workspace) -> str:
 
 
 def calibration(workspace: Workspace, visit: Visit) -> dict[str, Any]:
-    """Figures before and after a calibration on half of the queries, measured on the other half."""
+    """The figures before and after a calibration on half of the queries, measured on the other half."""
     systems = workspace.systems
     assert systems is not None
     if loading := systems.loading():
@@ -288,12 +287,12 @@ def calibration(workspace: Workspace, visit: Visit) -> dict[str, Any]:
 
 
 def _sides(systems: TwoSystems) -> list[int]:
-    """The systems that have probabilities."""
+    """The indices of the systems that have probabilities."""
     return [side for side, searcher in enumerate(systems.searchers) if searcher.name in systems.judged]
 
 
 def _asked(systems: TwoSystems, visit: Visit) -> tuple[int, float | None]:
-    """The system and the prior that the address names; None is the prior of the pairs."""
+    """The system and the prior that the address names; the prior None is that of the pairs."""
     sides = _sides(systems) or [0]
     asked = visit.query.get("side", "")
     side = int(asked) if asked in map(str, sides) else sides[0]
@@ -301,11 +300,11 @@ def _asked(systems: TwoSystems, visit: Visit) -> tuple[int, float | None]:
         exponent = float(visit.query.get("exponent", ""))
     except ValueError:
         return side, None
-    return side, float(f"{10**exponent:.3g}") if LOWEST <= exponent <= HIGHEST else None
+    return side, float(f"{10**exponent:.3g}") if LOWEST <= exponent <= HIGHEST else None  # as the command has it
 
 
 def draw_reliability(workspace: Workspace, visit: Visit) -> Plot | None:
-    """The reliability diagram of the calibrated probabilities."""
+    """Plot the reliability diagram of the calibrated probabilities."""
     from bixse.report.plots import reliability_diagram
 
     systems = workspace.systems

@@ -1,4 +1,4 @@
-"""Pages over graded pairs: overview, label a query's documents, settle where people differ, judge against people."""
+"""Pages for graded pairs: overview, labelling, settling labels that differ, and the judge against people."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from bixse.ui.workspace import Visit, Workspace
 
 SHOWN = 4000
-"""Characters of a document that are shown at once."""
+"""Number of characters of a document that are shown at first."""
 LONGEST_EXPLANATION = 10_000
 ANSWERS: dict[str, LabelStatus] = {"cannot-tell": "cannot-tell", "skip": "skipped"}
-"""Answers that are no grade."""
+"""Answers that are not a grade."""
 AT_ONCE = 20
-"""Pairs on one page."""
+"""Pairs per page."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ class Card:
     probabilities: list[float] | None
     words: dict[str, LabelEvent]
     event: str
-    """Name of the event that the card's form becomes: sent twice it is one event."""
+    """Name of the event that the form writes; a form that is sent twice is one event."""
     shown: float
 
 
 def make_card(workspace: Workspace, visit: Visit, row: int) -> Card:
-    """The card of one row; a long document is cut unless the address names the row (`all`)."""
+    """Make the card of one row; a long document is cut unless the address names the row (`all`)."""
     whole = visit.query.get("all") == str(row)
     pair, scale = workspace.index.pair(row), workspace.rubric.scale
     document = pair.document if whole else pair.document[:SHOWN]
@@ -77,22 +77,22 @@ def make_card(workspace: Workspace, visit: Visit, row: int) -> Card:
 
 
 def options(workspace: Workspace) -> list[tuple[str, str]]:
-    """Key and label of each grade: the label itself where it is one character, else its position."""
+    """The key and label of each grade; the key is the label if that is one character, else its position."""
     return [(x if len(x) == 1 else str(position), x) for position, x in enumerate(workspace.rubric.labels)]
 
 
 def grading_form(workspace: Workspace) -> dict[str, Any]:
-    """Values of a form that grades a pair which the person found."""
+    """The values of a form to grade a pair of the person's choice."""
     return {"options": options(workspace), "event": secrets.token_hex(8), "shown_at": time.time()}
 
 
 def _event_name(visit: Visit) -> str:
-    """The name that a form has for its event, so that it is one event however often it is sent."""
+    """The event name in a form, so that a form that is sent several times is one event."""
     return visit.form.get("event", "").strip()[:64] or secrets.token_hex(8)
 
 
 def event_of(workspace: Workspace, visit: Visit, final: bool = False, chosen: bool = False) -> LabelEvent:
-    """The event of a card's form; a `chosen` pair was found by the person, drawn by no plan and perhaps in no file."""
+    """The event of a card's form; a person found a `chosen` pair, which is in no plan and perhaps in no file."""
     form, labels = visit.form, workspace.rubric.labels
     pair = (form.get("query_id", ""), form.get("document_id", ""))
     row, answer = workspace.index.row_of.get(pair), form.get("answer", "")
@@ -130,7 +130,7 @@ def _seconds(workspace: Workspace, visit: Visit) -> float | None:
 
 
 def overview(workspace: Workspace, visit: Visit) -> dict[str, Any]:
-    """Counts of the folder, labels by person, and the command behind the figures."""
+    """The counts of the folder, the labels per person, and the command behind the figures."""
     index = workspace.index
     return {
         "run": str(workspace.run),
@@ -147,7 +147,7 @@ def overview(workspace: Workspace, visit: Visit) -> dict[str, Any]:
 
 
 def label(workspace: Workspace, visit: Visit) -> dict[str, Any]:
-    """The next query, or the one that is named; above it the one that `done` names, if it is complete."""
+    """The next query or the named query, and above it the query of `done` if that is complete."""
     desk, person = workspace.desk, visit.person
     query_id = visit.query.get("query") or desk.next_query(person)
     rows = desk.rows_for(query_id, person) if query_id is not None else []
@@ -174,7 +174,7 @@ def label(workspace: Workspace, visit: Visit) -> dict[str, Any]:
 
 
 def save_label(workspace: Workspace, visit: Visit) -> str:
-    """Write what a form says, once, and go to what is next; with the last document the judge's grades are shown."""
+    """Write the label of a form, once, and go on; the last document of a query reveals the judge's grades."""
     event, desk = event_of(workspace, visit), workspace.desk
     row = workspace.index.row_of[event.pair]
     others = [other for other in desk.rows_for(event.query_id, event.person) if other != row]
@@ -210,23 +210,20 @@ def _word(workspace: Workspace, event: LabelEvent) -> str:
 
 @dataclass(frozen=True)
 class PeopleAgreement:
-    """How far people agree on the pairs that several labelled."""
+    """The agreement of people on the pairs that several people graded."""
 
     pairs: int
     alpha: float | None
-    """Krippendorff's alpha for ordinal grades; None where all grades are the same."""
+    """Krippendorff's alpha for ordinal grades; None if all grades are the same."""
     differing: list[PairIds]
-    """Pairs whose grades differ and were not settled."""
+    """Pairs with different grades that are not settled."""
     settled: int
 
 
 def people_agreement(workspace: Workspace) -> PeopleAgreement:
-    """The agreement over all pairs with grades of two people or more; a settled grade is nobody's own.
-
-    Alpha is of independent labels: with the judge's grade people also saw each other's.
-    """
+    """The agreement on all pairs with grades of two people or more; a settled grade belongs to nobody."""
     labels = workspace.labels
-    several = _of_several(labels.independent)
+    several = _of_several(labels.independent)  # with the judge's grade people also see each other's
     differing = [
         pair
         for pair, grades in _of_several(labels.words).items()
@@ -243,7 +240,7 @@ def people_agreement(workspace: Workspace) -> PeopleAgreement:
 
 
 def _of_several(words_of: Mapping[PairIds, Mapping[str, LabelEvent]]) -> dict[PairIds, dict[str, float]]:
-    """Pair -> person -> grade, of pairs that two people or more graded."""
+    """Pair -> person -> grade, for pairs that two people or more graded."""
     grades_of = {
         pair: {p: word.grade for p, word in words.items() if word.status == "graded" and word.grade is not None}
         for pair, words in words_of.items()
@@ -252,7 +249,7 @@ def _of_several(words_of: Mapping[PairIds, Mapping[str, LabelEvent]]) -> dict[Pa
 
 
 def adjudicate(workspace: Workspace, visit: Visit) -> dict[str, Any]:
-    """Pairs that are not settled, oldest first."""
+    """The pairs that are not settled, oldest first."""
     found = people_agreement(workspace)
     rows = [row for pair in found.differing if (row := workspace.index.row_of.get(pair)) is not None]
     cards = [make_card(workspace, visit, row) for row in rows[:AT_ONCE]]
@@ -272,9 +269,9 @@ class Labelled(NamedTuple):
 
     row: int
     human: int
-    """Position of the grade on the scale."""
+    """Position of the label on the scale."""
     judge: int
-    """Position of the nearest grade."""
+    """Position of the grade nearest to the judge's."""
     gap: float
     """Judge - people, in grades."""
 
@@ -297,7 +294,7 @@ def labelled_pairs(workspace: Workspace) -> list[Labelled]:
 
 
 def disagreements(workspace: Workspace, visit: Visit) -> dict[str, Any]:
-    """The table of counts, and the pairs that the address chooses: `human`, `judge`, `gap`, `query`, `page`."""
+    """The table of counts, and the pairs that the address selects by `human`, `judge`, `gap`, `query` and `page`."""
     everything, labels = labelled_pairs(workspace), workspace.rubric.labels
     unfinished = workspace.desk.unfinished(visit.person)
     entries = [entry for entry in everything if entry.row not in unfinished]
@@ -357,7 +354,7 @@ def _number(name: str, text: str, least: float) -> float:
 
 
 def with_pairs(workspace: Workspace) -> bool:
-    """Whether the folder has pairs to label."""
+    """Return True if the folder has pairs to label."""
     return len(workspace.index) > 0
 
 

@@ -1,4 +1,4 @@
-"""The page of the rubric: edit it, see what a trial costs, grade the same labelled pairs again, keep or drop it."""
+"""The rubric page: edit a rubric, estimate a trial, grade the same labelled pairs again, keep or drop the edit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ PAIRS_FILE = "rubric-pairs.parquet"
 
 
 def _version_of(workspace: Workspace, visit: Visit) -> Version:
-    """The version that a form names."""
     number = visit.form.get("version", "")
     for version in versions(workspace):
         if str(version.number) == number:
@@ -43,7 +42,7 @@ def _version_of(workspace: Workspace, visit: Visit) -> Version:
 
 
 def trial_pairs(workspace: Workspace) -> Path:
-    """The file of the pairs that every version is tried on: drawn once, among those with a label."""
+    """The file of the labelled pairs that every version is tried on; the pairs are drawn once."""
     path = workspace.run / PAIRS_FILE
     if path.is_file():
         return path
@@ -61,7 +60,7 @@ def trial_pairs(workspace: Workspace) -> Path:
 
 
 def _document_characters(workspace: Workspace) -> int | None:
-    """The setting of the run that graded the folder, unless another one is given."""
+    """The value in the settings, or else that of the run that graded the folder."""
     return workspace.settings.document_characters or (workspace.record.get("config") or {}).get("document_characters")
 
 
@@ -72,7 +71,7 @@ def _ledger(workspace: Workspace) -> Path:
 
 
 def commands(workspace: Workspace, version: Version) -> list[str]:
-    """The commands that do the same as the buttons: price, grade, compare."""
+    """The commands behind the buttons: price, grade, compare."""
     settings = workspace.settings
     words = ["bixse", "grade", "--pairs", workspace.run / PAIRS_FILE, "--rubric", version.path, "--out", version.out]
     words += ["--ledger", _ledger(workspace)]
@@ -88,7 +87,7 @@ def commands(workspace: Workspace, version: Version) -> list[str]:
 
 @contextmanager
 def _trial(workspace: Workspace, version: Version) -> Iterator[tuple[Judge, dict[str, Any]]]:
-    """The judge, and the arguments that `grade` and `estimate` share; answers go to the folder's ledger."""
+    """Yield the judge, and the arguments for `grade` and `estimate`; answers go to the folder's ledger."""
     path, settings = trial_pairs(workspace), workspace.settings
     arguments = {
         "pairs": load_pairs(path),
@@ -105,14 +104,14 @@ def _trial(workspace: Workspace, version: Version) -> Iterator[tuple[Judge, dict
 
 
 def try_now(workspace: Workspace, version: Version, job: BackgroundJob) -> None:
-    """Grade the pairs with one version; killed, it goes on where it stopped."""
+    """Grade the pairs with one version; a killed trial resumes where it stopped."""
     job.note = "opening the judge"
     with _trial(workspace, version) as (_, arguments):
         grade(budget=Budget(workspace.settings.max_usd), progress=job.begin, **arguments)
 
 
 def rubric(workspace: Workspace, visit: Visit) -> dict[str, Any]:
-    """The text in use, and every version with what it changed."""
+    """The current rubric, and every version with its change."""
     found = [
         {
             "version": version,
@@ -131,7 +130,7 @@ def rubric(workspace: Workspace, visit: Visit) -> dict[str, Any]:
 
 
 def progress(workspace: Workspace, visit: Visit) -> dict[str, Any]:
-    """How far the trial is."""
+    """The trial and its progress."""
     return {"trial": workspace.trial}
 
 
@@ -143,7 +142,7 @@ def save(workspace: Workspace, visit: Visit) -> str:
 
 
 def say_price(workspace: Workspace, visit: Visit) -> str:
-    """Say what a trial would take, without asking any of its questions."""
+    """Estimate a trial, without asking any of its questions."""
     version = _version_of(workspace, visit)
     _check_judge(workspace)
     with _trial(workspace, version) as (judge, arguments):
@@ -152,11 +151,11 @@ def say_price(workspace: Workspace, visit: Visit) -> str:
 
 
 def try_version(workspace: Workspace, visit: Visit) -> str:
-    """Begin to grade the labelled pairs again; one trial at a time."""
+    """Begin to grade the labelled pairs again, unless a trial is running."""
     version = _version_of(workspace, visit)
     _check_judge(workspace)
     trial_pairs(workspace)
-    with workspace.lock:
+    with workspace.lock:  # two clicks must not start two trials
         if workspace.trial is None or not workspace.trial[1].is_running:
             job = BackgroundJob(f"trial of rubric {version.number}", partial(try_now, workspace, version))
             workspace.trial = (version, job)
@@ -169,7 +168,7 @@ def _check_judge(workspace: Workspace) -> None:
 
 
 def keep_or_drop(workspace: Workspace, visit: Visit) -> str:
-    """Write what was decided."""
+    """Write the decision about a version."""
     version, decision = _version_of(workspace, visit), visit.form.get("decision", "")
     if decision not in ("keep", "drop"):
         raise InputError(
@@ -181,7 +180,7 @@ def keep_or_drop(workspace: Workspace, visit: Visit) -> str:
 
 
 def has_judge(workspace: Workspace) -> bool:
-    """Whether there is a judge to disagree with."""
+    """Return True if the judge graded a pair."""
     return any(status == "graded" for status in workspace.index.status)
 
 

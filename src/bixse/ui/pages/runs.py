@@ -1,4 +1,4 @@
-"""The page of the runs below a folder: how far each is, what grading cost and what the rest will cost."""
+"""The page of the runs below a folder: their progress, and the cost of grading so far and of the rest."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from bixse.ui.workspace import Visit, Workspace
 
 MOST_RUNS = 200
-"""Runs that are listed."""
+"""Maximum number of listed runs."""
 
 
 @dataclass(frozen=True)
 class RunState:
-    """One run folder."""
+    """The state of one run folder."""
 
     name: str
     """Path below the root; "." for the root itself."""
@@ -39,30 +39,30 @@ class RunState:
 
 @dataclass(frozen=True)
 class GradingState:
-    """How far a run of grading is."""
+    """The progress of one grading run."""
 
     answers: Mapping[str, int]
-    """Status -> answers in its ledger, which other runs may share."""
+    """Status -> number of answers in the ledger, which other runs may share."""
     pairs: int | None
-    """Pairs to grade, which its record holds when it stops or ends."""
+    """Number of pairs to grade; None until the run stops or ends and records it."""
     statuses: Mapping[str, int]
-    """Status -> pairs, likewise."""
+    """Status -> number of pairs; empty until the run stops or ends."""
     usd: float | None
 
     @property
     def left(self) -> int | None:
-        """Pairs without a grade: not asked yet, or to be asked again."""
+        """Number of pairs without a grade, not asked yet or to be asked again."""
         return None if self.pairs is None else self.pairs - self.statuses.get("graded", 0)
 
     @property
     def usd_to_come(self) -> float | None:
-        """The price of what is left, at the mean price of the pairs so far."""
+        """The price of the remaining pairs, at the mean price of the pairs so far."""
         asked = sum(self.statuses.values())
         return None if self.usd is None or self.left is None or not asked else self.usd / asked * self.left
 
 
 def list_runs(root: Path) -> list[RunState]:
-    """The state of each run, the last written first; a damaged record is a run with that status."""
+    """The state of each run, the last written first; a damaged record is a status of its own."""
     states = []
     for folder in list(runs_below(root))[:MOST_RUNS]:
         record = _record(folder, (folder / RUN_FILE).stat().st_mtime_ns)
@@ -74,7 +74,7 @@ def list_runs(root: Path) -> list[RunState]:
 
 @lru_cache(MOST_RUNS)
 def _record(folder: Path, changed: int) -> dict[str, Any]:
-    """The short parts of a record, read again when it changed."""
+    """The short parts of a record; `changed`, its time of change, makes the cache read it again."""
     try:
         record = read_record(folder)
     except InputError:
@@ -87,7 +87,7 @@ def _record(folder: Path, changed: int) -> dict[str, Any]:
 def _grading(folder: Path, record: Mapping[str, Any]) -> GradingState:
     ledger, summary = Path(record["ledger"] or folder / LEDGER_NAME), record["summary"]
     try:
-        answers = answers_by_status(ledger if ledger.exists() else folder / LEDGER_NAME)  # it may have moved along
+        answers = answers_by_status(ledger if ledger.exists() else folder / LEDGER_NAME)  # the folder may have moved
     except BixseError:
         answers = {}
     pairs = summary["pairs"] + summary["not_asked"] if "pairs" in summary and "not_asked" in summary else None
@@ -95,7 +95,7 @@ def _grading(folder: Path, record: Mapping[str, Any]) -> GradingState:
 
 
 def runs(workspace: Workspace, visit: Visit) -> dict[str, Any]:
-    """The table of runs, and the dollars of all."""
+    """The table of runs, and their total cost in dollars."""
     states = list_runs(workspace.run)
     gradings = [run.grading for run in states if run.grading is not None]
     return {

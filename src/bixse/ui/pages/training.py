@@ -1,4 +1,4 @@
-"""Pages over a training run: its curves, and one of its batches with the assumed zeros that are doubted most."""
+"""Pages for a training run: its curves, and one batch with its most likely false negatives."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PANELS = {
     "logits": ("Mean logit", "mean_logit_relevant"),
     "merge": ("Dev and guard", ""),
 }
-"""Name of a picture -> how its title begins, and the figure of the log that it needs."""
+"""Name of a plot -> start of its title, and the log field that it needs."""
 FIGURES = {
     "loss": "loss",
     "logit bias (beta)": "logit_bias",
@@ -44,15 +44,15 @@ FIGURES = {
 }
 RELEVANCE_EDGES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 SIGMA_EDGES = (0.0, 0.02, 0.1, 0.25, 0.5, 1.0)
-"""Between two shades; most zeros have a small sigma."""
+"""Edges between shades; most unlabelled entries have a small sigma."""
 DOUBTED = 10
-"""Assumed zeros of the batch that are listed."""
+"""Number of unlabelled entries that are listed per batch."""
 AT_ONCE = 20
-"""Suspicious zeros on one page."""
+"""Likely false negatives per page."""
 
 
 def training(workspace: Workspace, visit: Visit) -> dict[str, Any]:
-    """The state of the files now."""
+    """The current state of the run's files."""
     run = workspace.training
     run.look()
     record, last = run.record, run.last
@@ -86,7 +86,7 @@ def _panel(name: str, workspace: Workspace, visit: Visit) -> Plot | None:
 
 
 def batch(workspace: Workspace, visit: Visit) -> dict[str, Any]:
-    """The batch that the address names, counted from 1, and the suspicious zeros of the run."""
+    """The batch that the address names, counted from 1, and the likely false negatives of the run."""
     job = workspace.batches.start(visit.number("epoch") - 1, visit.number("batch") - 1)
     matrix: BatchMatrix | None = job.result
     values = {**_asked(workspace, visit), "matrix": matrix, "error": job.error, "loading": None}
@@ -101,7 +101,7 @@ def batch(workspace: Workspace, visit: Visit) -> dict[str, Any]:
 
 
 def _shades(matrix: BatchMatrix) -> list[dict[str, Any]]:
-    """Every kind of entry with its count and the path that draws it."""
+    """Each kind of entry with its count and its SVG path."""
     known = matrix.known
     sigma = matrix.sigma if matrix.sigma is not None else np.zeros_like(known)
     masks = {}
@@ -121,7 +121,7 @@ def _shades(matrix: BatchMatrix) -> list[dict[str, Any]]:
 
 
 def _path(mask: NDArray[np.bool_]) -> str:
-    """Rectangles of height 1 for the runs of a (B, N) mask."""
+    """The SVG path of rectangles of height 1, one per horizontal run of a (B, N) mask."""
     padded = np.pad(mask, ((0, 0), (1, 1))).astype(np.int8)
     steps = np.diff(padded, axis=1)
     (rows, starts), (_, ends) = np.nonzero(steps == 1), np.nonzero(steps == -1)
@@ -129,7 +129,7 @@ def _path(mask: NDArray[np.bool_]) -> str:
 
 
 def _suspects(workspace: Workspace) -> list[dict[str, Any]]:
-    """The pairs that were asked after the last epoch that asked, with the judge's relevance where it answered."""
+    """The pairs asked after the last epoch with questions, with the judge's relevance if there is one."""
     folder = workspace.run / REGRADE_FOLDER
     names = [path.name.removeprefix("epoch-").partition(".")[0] for path in folder.glob("epoch-*.asked.parquet")]
     epoch = max((int(name) for name in names if name.isdecimal()), default=None)
@@ -142,7 +142,7 @@ def _suspects(workspace: Workspace) -> list[dict[str, Any]]:
 
 @lru_cache(maxsize=1)
 def _read(asked: Path, answers: Path, changed: tuple[int, ...], epoch: int) -> list[dict[str, Any]]:
-    """The rows of both files, read again when a file changed."""
+    """The rows of both files; `changed`, their times of change, makes the cache read them again."""
     suspects = read_table(asked, ["query_id", "query", "document_id", "document", "logit"]).to_pylist()
     rows = read_table(answers, ["query_id", "document_id", "relevance"]).to_pylist() if len(changed) > 1 else []
     judged = {(row["query_id"], row["document_id"]): row["relevance"] for row in rows}
@@ -168,7 +168,7 @@ def _asked(workspace: Workspace, visit: Visit) -> dict[str, Any]:
 
 
 def grade(workspace: Workspace, visit: Visit) -> str:
-    """Write a person's grade of a suspicious zero."""
+    """Write a person's grade of a likely false negative."""
     back = f"/batch?start={visit.number('start')}#suspects"
     if not visit.person:
         visit.session.said.append("Nothing is saved: give your name first.")
