@@ -1,4 +1,4 @@
-"""What the core asks for by name and never imports: indexes as systems, regrading, sharded training."""
+"""The satellites that the core asks for by name and never imports: indexes as systems, regrading, sharded training."""
 
 from __future__ import annotations
 
