@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def weights_to_merge_with(config: TrainConfig, trainer: GradedTrainer) -> Weights | None:
-    """Return the weights before training, where w can be chosen on dev or is given."""
+    """Return the weights before training if w can be chosen on dev or is given, else None."""
     if config.merge is None or (config.dev is None and len(config.merge.weights) > 1):
         return None
     base = trained_weights(trainer.loss.model)
@@ -93,7 +93,7 @@ def save_model(
     merged: MergeResult | None = None,
     adapters: Path | None = None,
 ) -> None:
-    """Save an encoder with its head and the card of a merge; adapters are written alone first, then merged into it."""
+    """Save an encoder with its head and the card of a merge; adapters are written alone first, then merged."""
     model = cast("RelevanceModel", encoder)
     model.head = head  # one that came with the base model is not this encoder's
     with quiet_loading():
