@@ -155,6 +155,7 @@ def check_memory(trainer: GradedTrainer) -> int:
     """
     loss, model = trainer.loss, trainer.loss.model
     cached, at_once = loss.options.gradient_cache, loss.options.mini_batch_size
+    # fork: the check must not change the draws of training, such as dropout
     with torch.random.fork_rng(), torch.enable_grad():
         model.train()
         features, _ = trainer.collect_features(next(iter(trainer.get_train_dataloader())))
@@ -181,6 +182,7 @@ def check_memory(trainer: GradedTrainer) -> int:
 
 def _bytes_of_a_text(loss: GradedLoss, features: Mapping[str, Any]) -> int:
     """Return the bytes that autograd keeps per text, weights aside: the mean over a few texts from short to long."""
+    # static embeddings have no token states: nothing is kept but the text's own embedding
     if "attention_mask" not in features:
         return 0
     mask = features["attention_mask"]
@@ -195,6 +197,7 @@ def _bytes_of_a_text(loss: GradedLoss, features: Mapping[str, Any]) -> int:
         if storage.data_ptr() not in weights:
             kept[storage.data_ptr()] = storage  # held, so that no later one gets its address
 
+    # `count` returns nothing: a tensor in the graph would hold its own graph, and with it the weights, for good
     with torch.autograd.graph.saved_tensors_hooks(count, lambda packed: packed):
         embed_features(loss.model, part, mini_batch_size=1)
     return sum(storage.nbytes() for storage in kept.values()) // max(1, len(rows))
@@ -218,6 +221,7 @@ def embedding_spreads(model: SentenceTransformer, pairs: GradedPairs) -> dict[Ki
         rows = pairs.distinct(kind)
         texts = pairs.texts(kind, rows[:: -(-len(rows) // TEXTS_COMPARED)])
         with _forward_of_its_own(model):
+            # rounding to bf16 makes equal embeddings differ by more than `SMALLEST_SPREAD`
             embeddings = encode_texts(model, texts, kind, "float32", prompt="")
         found[kind] = 1 - float((embeddings @ embeddings.T).min())
     return found

@@ -152,6 +152,7 @@ class RunGuard(ExitStack):
 
     def _clear_if_refused(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Remove the empty folders of a refused command."""
+        # the trainer makes them before the checks end
         for folder in (self.out / CHECKPOINT_FOLDER, self.out) if isinstance(error, BixseError) else ():
             with suppress(OSError):
                 folder.rmdir()
@@ -203,7 +204,7 @@ def average_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
     used = [parameter for parameter, number in zip(trained, has.tolist(), strict=True) if number > 0]
     for bucket in _buckets(used):
         gradients = [torch.zeros_like(part) if part.grad is None else part.grad for part in bucket]
-        flat = torch.cat([gradient.float().reshape(-1) for gradient in gradients])
+        flat = torch.cat([gradient.float().reshape(-1) for gradient in gradients])  # sums in float32
         dist.all_reduce(flat)
         flat /= world_size()
         for parameter, part in zip(bucket, flat.split([parameter.numel() for parameter in bucket]), strict=True):

@@ -63,7 +63,7 @@ def merge_tuned(
         whole = trainer.whole_model()
         with raise_together():
             if is_main_process():
-                save_model(copy.deepcopy(whole.cpu()), head, out / TUNED_FOLDER)
+                save_model(copy.deepcopy(whole.cpu()), head, out / TUNED_FOLDER)  # a copy: saving merges adapters
         model.to(device)
     tuned = [trained_weights(model)]
     if settings.checkpoints > 1:
