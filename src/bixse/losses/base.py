@@ -49,7 +49,7 @@ class GradedLoss(nn.Module, ABC):
 
     options_class: ClassVar[type[LossOptions]] = LossOptions
     learned_otherwise: ClassVar[str] = "nothing"
-    """For warnings: the lesson from a query that lacks a required document."""
+    """Lesson from a query that lacks a required document, for warnings."""
 
     def __init__(self, model: SentenceTransformer, **options: Any) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class GradedLoss(nn.Module, ABC):
         """Divisor of the last batch's sum on this rank, detached; 0 for an empty batch."""
         self._has_compared = False  # documents of one query, in any batch so far
         self.observer: Callable[[Tensor, Tensor, GradedTargets], None] | None = None
-        """Called with the inputs of the loss: (B, D) queries, (N, D) documents and their targets."""
+        """Receives the inputs of the loss: (B, D) queries, (N, D) documents and their targets."""
 
     def forward(self, sentence_features: Iterable[Features], labels: Tensor | Mapping[str, Tensor] | None) -> Tensor:
         """Return the loss of one batch: the first feature set holds the queries, the others documents."""
@@ -92,7 +92,7 @@ class GradedLoss(nn.Module, ABC):
                 chosen = all_gather_rows(chosen, -(-len(order) // world_size()))[order]
             targets = self.masked(queries.detach(), chosen.detach(), targets)
             loss = self.compute_loss_from_embeddings(queries, chosen, targets)
-            if self.observer is not None:  # after it, as the first batch sets the bias
+            if self.observer is not None:  # after the loss, as the first batch sets the bias
                 self.observer(queries.detach(), chosen.detach(), targets)
             loss = loss * global_mean_weight(self.denominator).to(loss)  # denominators differ between processes
             if is_sharded(self.model):  # every process runs backward through all its passes, as each gathers weights
@@ -128,7 +128,7 @@ class GradedLoss(nn.Module, ABC):
         )
         if not self._has_compared and not self.is_informative([1.0]):
             self._has_compared = bool((targets.rows.bincount() > 1).any())
-            if not self._has_compared:  # later batches may: a last one is small
+            if not self._has_compared:  # only until one batch had two: a last batch is small
                 raise InputError(
                     f"{type(self).__name__}: got a batch with one graded document for each of its {rows} queries; "
                     "expected two or more, whose order it learns; fix: give the data set a column for each document "
@@ -144,7 +144,7 @@ class GradedLoss(nn.Module, ABC):
             return self._embed_for(wrapper.__module__.rpartition(".")[2], features)
         if number_of_texts(features) == 0 and not is_sharded(
             self.model
-        ):  # a process that got no text of a batch takes part all the same
+        ):  # a process without texts of a batch still takes part in the exchange
             size = self.model.get_embedding_dimension()
             return torch.zeros(0, size or 0, device=features["input_ids"].device, requires_grad=True)
         return embed_features(self.model, features, self.options.mini_batch_size, self.options.gradient_cache)

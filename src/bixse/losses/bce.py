@@ -340,7 +340,7 @@ class DeviceTiles:
         logits = multiply(queries, documents.T, out=self._logits[:entries].view(shape))
         torch.addcmul(bias, logits, scale, out=logits)
         expected = logits.new_zeros(())
-        if base is not None:  # `known` may name the place behind the last entry, so that there has to be one
+        if base is not None:  # `known` may hold the position after the last entry, so the buffer needs one more
             padded = torch.nn.functional.pad(base.to(logits.dtype).view(-1), (0, len(self._logits) - entries))
             base = padded.index_fill_(0, known, 0.0)[:entries].view(shape)
             expected = (base * logits).sum(dim=1)  # before known logits are -inf, which times 0 is NaN

@@ -32,7 +32,7 @@ class InfoNCELoss(RowWiseLoss):
 
     L = -(1/P) sum over the P positive entries of log [ exp(s_ij) / (exp(s_ij) + sum_k exp(s_ik)) ], s = scale * cos, k
     over the documents that are no positives of query i. An entry is positive when its relevance is at least `cutoff`.
-    Two positives of one query do not compete. (van den Oord et al. 2018, arXiv:1807.03748, equation 4.) With
+    Two positives of one query do not compete (van den Oord et al. 2018, arXiv:1807.03748, equation 4). With
     `false_negative_margin` m, k is over documents with cos_ik <= cos_ij + m alone; the choice has no gradient.
 
     Example:

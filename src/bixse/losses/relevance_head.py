@@ -85,7 +85,7 @@ def save_relevance_head(loss: nn.Module, folder: str | Path, prior: float | None
             "fix: call this after trainer.train(), with the loss that the trainer was given"
         )
     head.save(Path(folder))
-    add_older_settings(Path(folder))  # plain sentence-transformers, which saved the folder, does not
+    add_older_settings(Path(folder))  # the folder was saved by plain sentence-transformers, which omits them
     model = getattr(loss, "model", None)
     if isinstance(model, RelevanceModel):
         model.head = head

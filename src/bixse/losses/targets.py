@@ -60,7 +60,7 @@ class BaseProbability:
         """Return p of some queries and documents, (R, C) float32."""
         scale, bias, weight = self.curve.unbind()
         logits = torch.addmm(bias, self.queries[rows] * scale, self.documents[columns].T)
-        if weight.device.type == "cpu" and float(weight) == 1.0:  # a number of a GPU would make the processor wait
+        if weight.device.type == "cpu" and float(weight) == 1.0:  # reading it from a GPU would make the CPU wait
             return logits.sigmoid_()
         return logits.sigmoid_().mul_(weight)
 

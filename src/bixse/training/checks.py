@@ -93,7 +93,7 @@ def check_max_length(model: RelevanceModel) -> list[str]:
 def check_lengths(where: object, model: SentenceTransformer, pairs: GradedPairs, policy: LongTexts) -> list[str]:
     """Count the texts that are longer than the encoder reads, estimated from a sample if many; warn or refuse."""
     limit, tokenizer = model.max_seq_length, getattr(model, "tokenizer", None)
-    if limit is None or not callable(tokenizer):  # a model that reads texts of any length, or no tokens
+    if limit is None or not callable(tokenizer):  # the model reads texts of any length, or no tokens
         return []
     prompts = _prompts_before(model, pairs)
     said = []
@@ -161,7 +161,7 @@ def check_memory(trainer: GradedTrainer) -> int:
         features, _ = trainer.collect_features(next(iter(trainer.get_train_dataloader())))
         texts = [number_of_texts(part) for part in features]
         texts_held = [min(number, at_once) if cached else number for number in texts]
-        together = is_sharded(model)  # then a process without texts takes part in the passes of the others
+        together = is_sharded(model)  # a process without texts takes part in the passes of the others
         states = [
             _bytes_of_a_text(loss, part) * number if number or together else 0
             for part, number in zip(features, texts_held, strict=True)

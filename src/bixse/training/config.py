@@ -270,7 +270,7 @@ class TrainConfig(Settings):
 
     @model_validator(mode="after")
     def _loss_takes_its_options(self) -> TrainConfig:
-        if self.loss_options:  # most runs give none, and the classes of losses import torch
+        if self.loss_options:  # only then: the classes of losses import torch, which takes seconds
             try:
                 check_loss_options(self.loss, self.loss_options)
             except ConfigError as error:
@@ -299,7 +299,7 @@ class TrainConfig(Settings):
     def identity(self) -> dict[str, Any]:
         """Return the settings that make two runs the same."""
         regrade = None if self.regrade is None else self.regrade.identity()
-        unset = {"sharding"} if self.sharding is None else set()  # runs that were begun before there was this setting
+        unset = {"sharding"} if self.sharding is None else set()  # records of older runs must still match
         return {**self.model_dump(mode="json", exclude=unset), "regrade": regrade}
 
     def resolved(self) -> TrainConfig:

@@ -65,13 +65,13 @@ def init_distributed() -> None:
         if not torch.distributed.is_initialized():
             try:
                 PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
-            except ValueError as error:  # a variable that a launcher sets, such as MASTER_ADDR, is missing
+            except ValueError as error:  # a launcher's variable is missing, such as MASTER_ADDR
                 raise InputError(
                     f"WORLD_SIZE={world_size()}: got an environment in which processes cannot meet ({error}); expected "
                     "that of a launcher; fix: start the command with torchrun or accelerate, or unset WORLD_SIZE"
                 ) from error
             atexit.register(torch.distributed.destroy_process_group)
-            # torch 2.13 has new names for both; older ones do not know them
+            # torch 2.13 has new names for both; older versions lack them
             names = "all_gather_into_tensor|reduce_scatter_tensor"
             warnings.filterwarnings("ignore", message=f".*({names}).* is deprecated", category=FutureWarning)
 
@@ -128,7 +128,7 @@ class RunGuard(ExitStack):
             return step(*args, **named)
 
     def begin_writing(self) -> None:
-        from bixse.encoders.loading.build import no_library_bars  # the command imports this module
+        from bixse.encoders.loading.build import no_library_bars  # not at the top: the command line imports this module
 
         self.writes = True
         self.enter_context(no_library_bars())

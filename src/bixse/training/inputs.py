@@ -67,7 +67,7 @@ def make_loss(config: TrainConfig, table: Instructions | None) -> GradedLoss:
     model = build_encoder(
         config.model,
         config.max_length,
-        "cpu" if config.sharding is not None and world_size() > 1 else None,  # each process keeps a part of it
+        "cpu" if config.sharding is not None and world_size() > 1 else None,  # each process keeps only a part
         trust_remote_code=config.trust_remote_code,
         bidirectional=config.bidirectional,
         pooling=config.pooling,

@@ -182,18 +182,18 @@ def merge(
 
     Every weight, 0 and 1 among them, is scored on all dev and guard collections; several processes share the weights.
     Candidates are the weights that leave no guard collection more than `tolerance` below the base model. The smallest
-    candidate whose mean over the dev collections is within one standard error of the best candidate wins: a smaller
-    weight changes the base model less (Breiman et al. 1984, Classification and Regression Trees, section 3.4.3). The
-    error is that of the difference, paired over queries. If no weight keeps guard, the weight whose worst guard
-    collection loses least wins. Without a collection the first weight wins.
+    candidate within one standard error of the best candidate's mean over the dev collections wins. A smaller weight
+    changes the base model less (Breiman et al. 1984, Classification and Regression Trees, section 3.4.3). The error is
+    that of the difference, paired over queries. If no weight keeps guard, the weight whose worst guard collection loses
+    least wins. Without a collection the first weight wins.
 
-    The embeddings of the chosen encoder stay in the embedding store, and with `keep_tuned` those of the tuned one.
+    The embeddings of the chosen encoder stay in the embedding store, and with `keep_tuned` also the tuned encoder's.
     """
     pools = _pools(model, base, tuned, watched)
     scores, stored = _score(model, base, tuned, weights, watched, pools, progress)
     roles = {own.name: own.role for _, own in sets_of(watched)}
     points, chosen = _choose(scores, roles, weights, tolerance)
-    for weight, path in stored.items():  # every candidate of every run would fill the disk
+    for weight, path in stored.items():  # the candidates of every run would fill the disk
         if weight not in (0.0, chosen, 1.0 if keep_tuned else chosen):
             path.unlink(missing_ok=True)
     interpolate(model, base, tuned, chosen)
@@ -349,7 +349,7 @@ def refitted_head(trainer: GradedTrainer, head: RelevanceHead) -> RelevanceHead:
                 break
     logits = head.logit_scale * torch.cat(cosines).numpy() + head.logit_bias
     slope, intercept = fit_platt(logits, torch.cat(relevance).numpy())
-    if slope <= 0:  # cosines say nothing of relevance: the trained scale is as good as any
+    if slope <= 0:  # cosines that do not rise with relevance: the trained scale is as good as any
         return head
     scale, bias = slope * head.logit_scale, slope * head.logit_bias + intercept
     prior = float(torch.cat(relevance).mean())

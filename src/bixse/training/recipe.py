@@ -181,6 +181,6 @@ def _save(result: TrainResult, model: Any, head: Any, record: Run, trainer: Grad
 
 
 def _add_timings(record: Run, started: float, trainer: GradedTrainer) -> None:
-    """Add this process's seconds, in total and in training steps, to those of earlier processes."""
+    """Add this process's seconds, in total and in training steps, to the seconds of earlier processes."""
     for name, seconds in (("train", time.perf_counter() - started), ("steps", trainer.seconds_in_steps)):
         record.timings[name] = record.timings.get(name, 0.0) + seconds

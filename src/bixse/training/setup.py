@@ -50,13 +50,13 @@ def make_parts(config: TrainConfig, out: Path, inputs: Inputs) -> Parts:
     """Make the loss and the dev evaluator, and refuse inputs that cannot be trained on."""
     loss = make_loss(config, inputs.instructions)
     model, pairs = cast("RelevanceModel", loss.model), inputs.pairs
-    loss.computed_by(model.device)  # refuses products of bf16 that PyTorch lacks here
+    loss.computed_by(model.device)  # raises early if PyTorch lacks bf16 products on this device
     warnings = check_not_trained_on(queries_of(inputs.watched), pairs.queries, config.allow_shared_queries)
     warnings += check_pairs(inputs.where, config.loss, loss, pairs, config.optimizer.documents_per_query)
     warnings += check_max_length(model)
     warnings += check_lengths(inputs.where, model, pairs, config.long_texts)
     warnings += [said for corpus in inputs.watched for said in corpus.warnings()]
-    averaged = config.merge is not None and config.merge.checkpoints > 1  # then all checkpoints are kept
+    averaged = config.merge is not None and config.merge.checkpoints > 1  # keeps all checkpoints
     check_disk(out, model, max(2, config.optimizer.epochs * config.evaluations_per_epoch) if averaged else 2)
     return Parts(loss, dev_evaluator(config, model, inputs.watched), warnings)
 
@@ -77,7 +77,7 @@ def make_trainer(
         if title is not None:
             trainer.add_callback(ProgressBar(title))
     for callback in trainer.callback_handler.callbacks:
-        if getattr(callback, "logging_dir", "") is None:  # TensorBoard's files would go with the checkpoints
+        if getattr(callback, "logging_dir", "") is None:  # else its files would be deleted with the checkpoints
             callback.logging_dir = str(out / TENSORBOARD_FOLDER)
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
@@ -131,7 +131,7 @@ def training_arguments(config: TrainConfig, folder: Path, evaluator: DevEvaluato
         logging_steps=1,
         logging_nan_inf_filter=False,  # the filter would log a mean of earlier losses instead of NaN
         save_strategy="steps",
-        save_total_limit=2 if config.merge is None or config.merge.checkpoints == 1 else None,  # the best are merged
+        save_total_limit=2 if config.merge is None or config.merge.checkpoints == 1 else None,  # None keeps all
         eval_strategy="steps" if evaluator is not None else "no",
         eval_on_start=evaluator is not None and not whole_checkpoints(folder),  # a resumed run did this before
         load_best_model_at_end=evaluator is not None,
@@ -144,12 +144,12 @@ def training_arguments(config: TrainConfig, folder: Path, evaluator: DevEvaluato
         dataloader_drop_last=processes > 1,  # the plan drops nothing; this keeps the library from warning
         disable_tqdm=True,
     )
-    arguments.mixed_precision = "bf16" if bf16 else "no"  # a launcher's ACCELERATE_MIXED_PRECISION would decide else
+    arguments.mixed_precision = "bf16" if bf16 else "no"  # else a launcher's ACCELERATE_MIXED_PRECISION decides
     return arguments
 
 
 def steps_of(config: TrainConfig, batches: int) -> tuple[int, int, int]:
-    """Return the optimizer steps of a run, of an epoch, and between checkpoints, for `batches` batches per epoch."""
+    """Return the optimizer steps per run, per epoch, and per checkpoint, for `batches` batches per epoch."""
     per_epoch = math.ceil(batches / config.optimizer.gradient_accumulation_steps)
     steps = config.optimizer.steps or per_epoch * config.optimizer.epochs
     return steps, per_epoch, max(1, per_epoch // max(1, config.evaluations_per_epoch))

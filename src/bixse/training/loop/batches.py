@@ -246,7 +246,7 @@ class GradedCollator:
         batch: dict[str, Any] = {}
         for kind, column in texts.items():
             for key, value in self._features(column, self._prompt(groups, kind), kind).items():
-                batch[f"{kind}_{key}"] = value  # prompt_length is no tensor
+                batch[f"{kind}_{key}"] = value  # prompt_length is no tensor, and pooling needs it
         if self.world_size > 1:
             batch["document_order"] = _order(shares)
         counts = (
@@ -373,7 +373,7 @@ class Throughput:
 
     def __init__(self) -> None:
         self.counts = [0] * len(COUNTS)
-        self.tokens, self.positions, self.seconds = 0, 0, 0.0  # without padding; all that went through the encoder
+        self.tokens, self.positions, self.seconds = 0, 0, 0.0  # tokens without padding; positions with it
 
     def add(
         self, counts: torch.Tensor, features: Sequence[Mapping[str, Any]], mini_batch_size: int, seconds: float

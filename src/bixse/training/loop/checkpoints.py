@@ -39,7 +39,7 @@ LOSS_STATE_FILE = "loss_state.safetensors"
 
 
 def loss_state(loss: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and buffers of the loss without those of the encoder inside it."""
+    """Return the parameters and buffers of the loss, without the encoder inside it."""
     return {name: value.detach().cpu() for name, value in loss.state_dict().items() if not name.startswith("model.")}
 
 
@@ -96,8 +96,8 @@ def whole_checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints, newest first; a process killed while saving leaves an incomplete one.
 
     The hashes are written last. Earlier versions wrote no hashes and no shards. There the trainer's state is the last
-    file of the first process. The other processes write their random state alone, and the state of process n needs
-    those of all processes before it.
+    file of the first process. Process n writes its random state alone, which counts only with the states of all
+    processes before it.
     """
     whole = [path for path in folder.glob("checkpoint-*") if (path / HASHES_FILE).is_file() or _has_all_files(path)]
     return sorted(whole, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)  # as text, 10 is before 9
@@ -106,8 +106,8 @@ def whole_checkpoints(folder: Path) -> list[Path]:
 def checkpoint_to_resume(folder: Path) -> tuple[str | None, list[str]]:
     """Return the newest complete undamaged checkpoint, and a warning for each one that was passed over.
 
-    Training reaches the same end from an older checkpoint. If all checkpoints are damaged, or the best one, with which
-    the run would end, it is a TrainingError: a new start would throw away checkpoints that a copy may restore.
+    Training reaches the same end from an older checkpoint. If all are damaged, or the best one, with which the run
+    would end, a TrainingError is raised. A new start would throw away checkpoints that a copy may restore.
     """
     whole = whole_checkpoints(folder)
     passed_over: list[str] = []

@@ -98,8 +98,8 @@ class GradedTrainer(SentenceTransformerTrainer):
     epoch) alone, so that a resumed run equals an uninterrupted one.
 
     A batch holds one task. Each of several processes has a part of the queries and documents of every batch and scores
-    its queries against all documents. Gradients, those of scale and bias included, are averaged after the backward
-    pass. The result is that of one process on the same batches, up to rounding.
+    its queries against all documents. All gradients, also of scale and bias, are averaged after the backward pass. The
+    result equals one process on the same batches, up to rounding.
 
     Args:
         model: the encoder.
@@ -141,7 +141,7 @@ class GradedTrainer(SentenceTransformerTrainer):
     ) -> None:
         loss = loss if loss is not None else BiXSELoss(model)
         args = copy.copy(args)  # the caller's arguments stay unchanged
-        _ = args.device  # sets up what the next line overrides: DataParallel would cut batches apart
+        _ = args.device  # sets n_gpu, which the next line overrides: DataParallel would split batches
         args._n_gpu = min(1, args.n_gpu)
         given = args.learning_rate_mapping if isinstance(args.learning_rate_mapping, dict) else {}
         args.learning_rate_mapping = {**given, **_own_rates(args, loss)}
@@ -212,7 +212,7 @@ class GradedTrainer(SentenceTransformerTrainer):
         """Return the batches of `eval_dataset` (a data set, or the name of one), always the same ones."""
         own: Any = self.eval_dataset
         chosen = own if eval_dataset is None else eval_dataset
-        if chosen is None:  # there is an evaluator alone
+        if chosen is None:  # only an evaluator is given
             return super().get_eval_dataloader()
         pairs = _pairs_of(own[chosen] if isinstance(chosen, str) else chosen)
         plan = _plan(self.args, pairs, self.args.eval_batch_size, shares=False)
@@ -317,13 +317,13 @@ class GradedTrainer(SentenceTransformerTrainer):
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Save encoder, tokenizer and loss state, all as safetensors or JSON (no pickled arguments)."""
         check_finite(self.loss, self.state.global_step)
-        if self.args.should_save:  # transformers calls this in every process, which would all write the same files
+        if self.args.should_save:  # transformers 5.23 calls this in every process; all would write the same files
             self._save_files(self.model, output_dir)
 
     def _save_files(self, model: SentenceTransformer | None, output_dir: str | None) -> None:
         folder = Path(output_dir or self.args.output_dir or "tmp_trainer")
         if model is not None:
-            with saved_for_servers(folder):  # a plain SentenceTransformer has no such settings by itself
+            with saved_for_servers(folder):  # a plain SentenceTransformer saves no settings for servers
                 model.save_pretrained(str(folder), create_model_card=False)
         save_loss_state(self.loss, folder)
         if self.suspects is not None:
@@ -332,7 +332,7 @@ class GradedTrainer(SentenceTransformerTrainer):
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         """Save as transformers does, then the hashes of all files of all processes."""
         self.check_finite()
-        if self.suspects is not None:  # the first process keeps them for all
+        if self.suspects is not None:  # the first process keeps the entries of all processes
             everyone = Suspects.joined(gather_object([self.suspects.found]), self.suspects.most)
             self.suspects.found = everyone if self.args.process_index == 0 else Suspects.none()
         with storage_errors(Path(self.args.output_dir or ".")):
@@ -382,7 +382,7 @@ def finite_embeddings(step: int) -> Iterator[None]:
     try:
         yield
     except NotFiniteError as error:
-        if not step:  # the model came so
+        if not step:  # the model was already broken
             raise
         raise DivergedError(
             f"training: got embeddings that are not finite after step {step}; expected finite ones; fix: {FIX}"
@@ -417,7 +417,7 @@ def _own_rates(args: GradedTrainingArguments, loss: GradedLoss) -> dict[str, flo
     rates = {
         rf"^{name}$": args.learning_rate * (args.bias_lr_multiplier if name == "logit_bias" else 1.0) for name in own
     }
-    if is_sharded(loss):  # an optimizer takes no whole weights beside sharded ones in one group
+    if is_sharded(loss):  # an optimizer refuses unsharded and sharded weights in one group
         named = loss.model.named_parameters(prefix="model")
         whole = [name for name, own in named if own.requires_grad and not isinstance(own, DTensor)]
         rates |= {rf"^{re.escape(name)}$": args.learning_rate for name in whole}

@@ -135,7 +135,7 @@ def _write(
 
 
 def _embed(model: SentenceTransformer, texts: Sequence[str], kind: Kind, prompt: str | None) -> NDArray[np.float32]:
-    if kind == "document" and (prompt or None) == prompt_for(model, kind):  # what evaluation keeps too
+    if kind == "document" and (prompt or None) == prompt_for(model, kind):  # evaluation stores these embeddings too
         return EmbeddingStore(model).encode(texts)
     return encode_texts(model, texts, kind, prompt=prompt or "")
 
@@ -169,7 +169,7 @@ class Suspects(NamedTuple):
             [3.0, 2.0]
         """
         groups, documents, logits = (np.concatenate(column) for column in zip(*parts, strict=True))
-        order = np.lexsort((documents, groups, -logits))  # of equal logits always the same ones
+        order = np.lexsort((documents, groups, -logits))  # a fixed order among equal logits
         entries = (groups[order] << 32) | documents[order]  # one key per entry: document numbers are int32
         first = order[np.sort(np.unique(entries, return_index=True)[1])[:most]]
         return cls(groups[first], documents[first], logits[first])
