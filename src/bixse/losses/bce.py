@@ -49,11 +49,11 @@ def graded_bce(
     """Return the binary cross-entropy of graded relevance over all B x N entries (BiXSE paper, equation 2).
 
     L = (1/B) sum_ij [ softplus(s_ij) - z_ij s_ij ], s = logit_scale * q.d + logit_bias. The loss separates over
-    entries, so value and all four gradients come from one pass over tiles: g = sigma(s) - z, dQ = alpha g D, dD = alpha
-    g^T Q, dalpha = <Q, g D>, dbeta = sum g. The B x N matrix is never kept. Logits and sums are float32 (float64 for
-    float64 input) despite autocast: in bf16 the bias would be lost. `reduction` divides by B or by the number of
-    entries that count. Tiles change speed and memory only. `products` is the dtype of the factors of the three matrix
-    products: embeddings, and sigma of unlabelled entries.
+    entries, so value and all four gradients come from one pass over tiles: g = sigma(s) - z, dQ = alpha g D,
+    dD = alpha g^T Q, dalpha = <Q, g D>, dbeta = sum g. The B x N matrix is never kept. Logits and sums are float32
+    (float64 for float64 input) despite autocast: in bf16 the bias would be lost. `reduction` divides by B or by the
+    number of entries that count. Tiles change speed and memory only. `products` is the dtype of the factors of the
+    three matrix products: embeddings, and sigma of unlabelled entries.
 
     Example:
         >>> from bixse.losses import GradedTargets
@@ -238,19 +238,17 @@ def _tiles(targets: GradedTargets, shape: tuple[int, int]) -> tuple[list[_Tile],
 def _softplus_and_sigma(
     logits: Tensor, sigma_buffer: Tensor | None, half_buffer: Tensor, largest: float, total: Tensor
 ) -> Tensor:
-    """Add the sum of softplus(logits) to `total` and return sigma(logits); `logits` is overwritten.
-
-    With u = exp(s), sigma = u / (1 + u) and softplus = log(1 + u). Logarithms are the slow part, so pairs are
-    multiplied first: (1 + a)(1 + b) = 1 + (a + b + ab), without cancellation, until a product could overflow.
-    """
+    """Add the sum of softplus(logits) to `total` and return sigma(logits); `logits` is overwritten."""
     if sigma_buffer is None:
         total += _softplus(logits).sum(dtype=total.dtype)
         return logits.sigmoid_()
     sigma = sigma_buffer[: logits.numel()].view(logits.shape)
-    u = logits.exp_()
+    u = logits.exp_()  # sigma is u / (1 + u), softplus log(1 + u)
     torch.add(u, 1.0, out=sigma)
     torch.div(u, sigma, out=sigma)
     flat, bound = u.view(-1), max(largest, 0.0) + 0.7  # log(1 + exp(x)) <= x + log 2 for x >= 0
+    # logarithms are slow, so pairs are multiplied first, as long as no product can overflow:
+    # (1 + a)(1 + b) = 1 + (a + b + ab), without cancellation
     while 2 * bound < LARGEST_EXPONENT and flat.numel() > 1 and flat.numel() % 2 == 0:
         first, second = flat.chunk(2)
         product = half_buffer[: first.numel()] if flat.data_ptr() == u.data_ptr() else first
@@ -280,14 +278,11 @@ def add_tiles(
     dtype: torch.dtype,
     shape: tuple[int, int],
 ) -> None:
-    """Add loss and gradients of every entry, one tile of `shape` at a time, with products of this dtype.
-
-    Tiles give the unlabelled entries, with float32 logits and sums. A separate pass gives the graded entries, in
-    float32 throughout. The CPU never waits for the device.
-    """
+    """Add loss and gradients of every entry, one tile of `shape` at a time, with products of this dtype."""
     q, d = queries.to(dtype), documents.to(dtype)
     entries = min(shape[0], len(q)) * min(shape[1], len(d))
     buffers = DeviceTiles(entries, dtype, q.device)
+    # unlabelled entries: float32 logits and sums; the CPU never waits for the device
     for rows, columns in blocks(len(q), len(d), shape):
         base = None if targets.unlabelled is None else targets.unlabelled.block(rows, columns)
         scored = buffers.score(q[rows], d[columns], scale, bias, places(targets, rows, columns, entries), base)
@@ -297,7 +292,7 @@ def add_tiles(
             add_product(sums.queries[rows], scored.gradient, d[columns])
         if sums.documents is not None:
             add_product(sums.documents[columns], scored.gradient.T, q[rows])
-    _add_known(sums, queries, documents, scale, bias, targets)
+    _add_known(sums, queries, documents, scale, bias, targets)  # graded entries: float32 throughout
 
 
 def _add_known(
@@ -331,10 +326,7 @@ class DeviceTiles:
     def score(
         self, queries: Tensor, documents: Tensor, scale: Tensor, bias: Tensor, known: Tensor, base: Tensor | None = None
     ) -> Scored:
-        """Score (R, D) queries and (C, D) documents against (R, C) `base`, the targets of unlabelled entries.
-
-        `known` holds positions in the flat tile; known entries of other tiles have the size of the buffers as position.
-        """
+        """Score (R, D) queries and (C, D) documents against (R, C) `base`, the targets of unlabelled entries."""
         shape = (len(queries), len(documents))
         entries = math.prod(shape)
         logits = multiply(queries, documents.T, out=self._logits[:entries].view(shape))
@@ -344,7 +336,7 @@ class DeviceTiles:
             padded = torch.nn.functional.pad(base.to(logits.dtype).view(-1), (0, len(self._logits) - entries))
             base = padded.index_fill_(0, known, 0.0)[:entries].view(shape)
             expected = (base * logits).sum(dim=1)  # before known logits are -inf, which times 0 is NaN
-        self._logits.index_fill_(0, known, -math.inf)
+        self._logits.index_fill_(0, known, -math.inf)  # entries of other tiles: the position after the last
         softplus = torch.logaddexp(logits, logits.new_zeros(()), out=self._softplus[:entries].view(shape))
         value = softplus.sum(dim=1) - expected
         sigma = logits.sigmoid_()

@@ -147,11 +147,8 @@ class BiXSELoss(GradedLoss):
 
     @torch.no_grad()
     def start_bias(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> None:
-        """Set the logit bias, as `bias` says, from one batch's (B, D) and (N, D) embeddings.
-
-        A batch of more than 4 million entries is sampled by evenly spaced queries.
-        """
-        stride = targets.sample_stride
+        """Set the logit bias, as `bias` says, from one batch's (B, D) and (N, D) embeddings."""
+        stride = targets.sample_stride  # above 4 million entries: evenly spaced queries
         cosines = queries[::stride].float() @ documents.float().T
         relevance, weight = targets.every(stride).dense()
         if self.options.bias == "fit":

@@ -69,14 +69,12 @@ class MarginMSELoss(RowWiseLoss):
         return len(relevance) >= (1 if self.options.in_batch_negatives else 2)
 
     def chunk_result(self, logits: Tensor, targets: GradedTargets) -> ChunkResult:
-        """Return one term per pair with at least one graded document.
-
-        Take g graded documents a and u others b, with errors relative to the mean error of the graded ones. The pairs
-        then sum to (g + u) sum_a e_a^2 + g sum_b e_b^2.
-        """
+        """Return one term per pair with at least one graded document."""
         relevance, counted = targets.dense(logits.dtype)
         graded = targets.graded(logits.dtype)
         slate = counted if self.options.in_batch_negatives else graded
+        # g graded documents a and u others b, errors relative to the mean error of the graded ones: the pairs sum to
+        # (g + u) sum_a e_a^2 + g sum_b e_b^2
         number = graded.sum(dim=1, keepdim=True)  # (R, 1)
         others = slate.sum(dim=1, keepdim=True) - number
         teacher = self.options.teacher_scores(relevance)

@@ -73,10 +73,8 @@ class InfoNCELoss(RowWiseLoss):
 
 
 def _own_negatives(logits: Tensor, rows: Tensor, columns: Tensor, chosen: Tensor, highest: Tensor) -> ChunkResult:
-    """Return one term per positive against the negatives of its row that are at most `highest`.
-
-    Logits are (R, N), -inf for entries that are no negatives; the other arguments are (P,).
-    """
+    """Return one term per positive against the negatives of its row that are at most `highest`."""
+    # logits: (R, N), -inf for entries that are no negatives; the other arguments: (P,)
     gradient = torch.zeros_like(logits)
     value = logits.new_zeros((), dtype=torch.float64)
     blocks = (part.split(len(logits)) for part in (rows, columns, chosen, highest))

@@ -31,14 +31,11 @@ SHARE_OF_DEVICE = 32
 
 
 def product_dtype(products: Setting, device: torch.device, embeddings: torch.dtype) -> torch.dtype:
-    """Return the dtype of the factors of the three products; sums, logits and gradients are at least float32.
-
-    "auto" is float32 on the CPU, and elsewhere the `precision` of the process. Float64 embeddings are never rounded.
-    """
-    if embeddings == torch.float64:
+    """Return the dtype of the factors of the three products; sums, logits and gradients are at least float32."""
+    if embeddings == torch.float64:  # never rounded
         return embeddings
     able = device.type in ("cpu", "meta") or has_wide_products(device)
-    if products == "auto":
+    if products == "auto":  # float32 on the CPU, elsewhere the precision of the process
         products = resolve_precision(device=device) if able and device.type == "cuda" else "float32"
     if products == "bfloat16" and not able:
         raise InputError(
@@ -145,13 +142,10 @@ def mean_logits(
     logit_scale: Tensor | float,
     logit_bias: Tensor | float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Return the mean logit of relevant entries (z >= 0.5) and of all other entries that count, over all processes.
-
-    The mean over all entries needs only the mean query and the mean document. The value is NaN without an entry.
-    """
+    """Return the mean logits of relevant (z >= 0.5) and of other counted entries over all processes, or NaN."""
     cosines = known_cosines(queries, documents, targets)
     relevant, masked = targets.relevance >= 0.5, targets.relevance.isnan()
-    total = queries.float().sum(dim=0) @ documents.float().sum(dim=0)
+    total = queries.float().sum(dim=0) @ documents.float().sum(dim=0)  # needs no B x N cosines
     number = targets.shape[0] * targets.shape[1] - relevant.sum() - masked.sum()
     found = [cosines[relevant].sum(), total - cosines[relevant | masked].sum(), relevant.sum(), number]
     sums, numbers = all_reduce_sum(torch.stack([part.float() for part in found])).chunk(2)

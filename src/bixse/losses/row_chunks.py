@@ -65,17 +65,12 @@ class RowWiseLoss(GradedLoss):
 def row_wise_loss(
     of: RowWiseLoss, queries: Tensor, documents: Tensor, targets: GradedTargets, entries_per_chunk: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the sum of the rows' terms over the sum of their counts, and the sum of the counts, detached.
-
-    The loss is 0 if the counts are 0. Logits are scale * q.d of (B, D) queries and (N, D) documents. Logits and all
-    sums are float32 (float64 for float64 input) despite autocast. `products` is the dtype of the factors of the three
-    matrix products: embeddings, and the gradient of unlabelled entries. `entries_per_chunk` changes speed and memory
-    only.
-    """
+    """Return the sum of the rows' terms over the sum of their counts (0 for no counts), and that sum, detached."""
     targets.check_fits("loss", queries, documents)
+    # queries (B, D) and documents (N, D); logits and all sums are float32 at least, despite autocast
     dtype = torch.promote_types(torch.promote_types(queries.dtype, documents.dtype), torch.float32)
-    rounded = product_dtype(of.options.products, queries.device, dtype)
-    rows = max(1, min(len(queries), entries_per_chunk // max(1, len(documents))))
+    rounded = product_dtype(of.options.products, queries.device, dtype)  # embeddings, gradients of unlabelled entries
+    rows = max(1, min(len(queries), entries_per_chunk // max(1, len(documents))))  # speed and memory only
     with without_autocast(queries.device):
         loss, denominator = _RowWise.apply(  # type: ignore[no-untyped-call]
             queries.to(dtype), documents.to(dtype), targets, of, rows, rounded

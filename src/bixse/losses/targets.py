@@ -123,15 +123,12 @@ class GradedTargets:
         own: Sequence[Sequence[int]] | None = None,
         in_batch_labels: InBatchLabels = "known",
     ) -> GradedTargets:
-        """Make the targets of B queries and N documents from the known grades: query -> document -> relevance.
-
-        "paper" fills only a row's own entries (`own` has their columns), "known" every entry with a known grade.
-        """
+        """Make the targets of B queries and N documents from the known grades: query -> document -> relevance."""
         if len(set(document_ids)) != len(document_ids):
             raise InputError(
                 "targets: got a document id twice; expected each document as one column; fix: deduplicate first"
             )
-        if in_batch_labels == "paper":
+        if in_batch_labels == "paper":  # a row's own entries alone, whose columns `own` holds
             if own is None:
                 raise InputError(
                     "targets: got in_batch_labels='paper' without own columns; expected `own`; fix: pass it"

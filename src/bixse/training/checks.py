@@ -147,12 +147,7 @@ def check_disk(out: Path, model: torch.nn.Module, checkpoints: int = 2) -> None:
 
 
 def check_memory(trainer: GradedTrainer) -> int:
-    """Refuse a batch whose encoder states would not fit into memory, and return the bytes per step beyond the weights.
-
-    The backward pass of a few texts of the first batch gives the bytes per text. All texts of a batch need them at
-    once, or the texts of one pass if the loss is cached. The result counts states, gradients and Adam's moments. For a
-    sharded encoder it is this process's part, and a gathered block comes on top.
-    """
+    """Refuse a batch whose encoder states would not fit into memory; return the bytes per step beyond the weights."""
     loss, model = trainer.loss, trainer.loss.model
     cached, at_once = loss.options.gradient_cache, loss.options.mini_batch_size
     # fork: the check must not change the draws of training, such as dropout
@@ -162,12 +157,14 @@ def check_memory(trainer: GradedTrainer) -> int:
         texts = [number_of_texts(part) for part in features]
         texts_held = [min(number, at_once) if cached else number for number in texts]
         together = is_sharded(model)  # a process without texts takes part in the passes of the others
+        # all texts of a batch are held at once, or the texts of one pass if the loss is cached
         states = [
             _bytes_of_a_text(loss, part) * number if number or together else 0
             for part, number in zip(features, texts_held, strict=True)
         ]
     weights = sum(local_part(p).numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     dimensions = model.get_embedding_dimension() or 0
+    # states, gradients and Adam's moments; of a sharded encoder this process's part, and a gathered block comes on top
     needed = (max(states) if cached else sum(states)) + 3 * weights + 3 * sum(texts) * dimensions * 4
     free = free_memory(model.device)
     if needed > free:
@@ -244,18 +241,15 @@ def _forward_of_its_own(model: SentenceTransformer) -> Iterator[None]:
 def check_learned(
     before: Mapping[Kind, float], after: Mapping[Kind, float], losses: Sequence[float], kept_the_best: bool
 ) -> None:
-    """Refuse a model that training has made useless.
-
-    A loss says little by itself: for most objectives the loss of a collapsed encoder is near its start. So the
-    `embedding_spreads` before and after are compared. An exploded loss counts only if dev chose no checkpoint.
-    """
+    """Refuse a model that training has made useless."""
+    # a loss says little by itself: for most objectives the loss of a collapsed encoder is near its start
     for kind, spread in after.items():
         if spread < SMALLEST_SPREAD <= before[kind]:
             raise DivergedError(
                 f"training: got nearly the same embedding for every {kind}; expected embeddings that differ, as before "
                 f"training; the run has diverged; fix: {FIX}"
             ).of_all_processes()
-    if not losses or kept_the_best:
+    if not losses or kept_the_best:  # an exploded loss counts only if dev chose no checkpoint
         return
     compared = min(max(FEWEST_LOSSES, len(losses) // 10), max(1, len(losses) // 2))
     first, last = median(losses[:compared]), median(losses[-compared:])

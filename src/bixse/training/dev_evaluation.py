@@ -72,15 +72,11 @@ class Watched:
         return self.most is not None and self.most < len(self.collection.corpus)
 
     def pool(self, runs: Sequence[Mapping[str, Ranking]]) -> dict[str, str]:
-        """Return the documents that a merge weight searches: document id -> text.
-
-        A small corpus is searched completely. A larger one is cut to the judged documents and the hits of `runs` (name
-        of a query set -> run), rank by rank, until there are `most`. Without these hits a document that a model wrongly
-        ranks high would be missing, and the model would look better than it is.
-        """
+        """Return the documents that a merge weight searches (id -> text): all, or judged ones and hits of `runs`."""
         if not self.is_sampled:
             return self._texts(self.collection.corpus)
         rankings = [ranked(scores) for run in runs for queries in run.values() for scores in queries.values()]
+        # without hits the documents that a model wrongly ranks high would be missing, and it would look too good
         by_rank = (name for hits in zip_longest(*rankings) for name in hits if name is not None)
         pool = dict.fromkeys(chain(self._judged, by_rank))
         return self._texts(list(pool)[: max(self.most or 0, len(self._judged))])
@@ -251,15 +247,11 @@ DevEvaluator: TypeAlias = GradedRetrievalEvaluator | MeanEvaluator
 
 
 def dev_evaluator(config: TrainConfig, model: SentenceTransformer, watched: Sequence[Watched]) -> DevEvaluator | None:
-    """Return the evaluator of graded nDCG@10 on dev, over judged documents and BM25 hits; None if there is none.
-
-    Several collections count equally in the mean (BiXSE paper, appendix: BEIR(short)). A missing prompt is reported
-    here.
-    """
+    """Return the evaluator of graded nDCG@10 on dev, over judged documents and BM25 hits; None if there is none."""
     dev = sets_of(watched, "dev")
     if config.evaluations_per_epoch == 0 or not dev:
         return None
-    prompt_for(model, "query")
+    prompt_for(model, "query")  # reports a missing prompt
     found = []
     for corpus, own in dev:
         collection, qrels = corpus.collection, corpus.collection.qrels[own.split]
@@ -269,15 +261,13 @@ def dev_evaluator(config: TrainConfig, model: SentenceTransformer, watched: Sequ
         texts = candidate_corpus(collection, qrels, runs, config.dev_candidates)
         prefix = "dev" if len(dev) == 1 else f"dev_{collection.name}"
         found.append(GradedRetrievalEvaluator(texts, queries, qrels, config.min_relevant_grade, prefix))
+    # collections count equally (BiXSE paper, appendix: BEIR(short))
     return found[0] if len(found) == 1 else MeanEvaluator(found, "dev")
 
 
 def candidate_corpus(collection: Collection, qrels: Qrels, runs: Sequence[Ranking], depth: int) -> dict[str, str]:
-    """Return the judged documents of some queries and the top `depth` of each run: a small corpus that stays hard.
-
-    A full corpus is too slow to encode at each evaluation during training. Random documents instead of hits would be
-    too easy.
-    """
+    """Return the judged documents of some queries and the top `depth` of each run: a small corpus that stays hard."""
+    # a full corpus is too slow to encode at each evaluation during training; random documents would be too easy
     chosen = {document_id for judged in qrels.values() for document_id in judged}
     for run in runs:
         for query_id in qrels:

@@ -186,13 +186,9 @@ def any_process(flag: bool, device: torch.device) -> bool:
 
 
 def average_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """Replace each gradient by its mean over all processes, after the last backward pass of a step.
-
-    torch's DistributedDataParallel does this during the backward pass, and expects one forward pass per step through
-    its wrapper. An encoder runs many passes per step here, and again in the backward pass if activations are
-    checkpointed or cached. The sum afterwards is correct for all these cases, and for the loss's own parameters too. A
-    parameter without a gradient in every process keeps none.
-    """
+    """Replace each gradient by its mean over all processes, after the last backward pass of a step."""
+    # torch's DistributedDataParallel averages during the backward pass, and expects one forward pass per step through
+    # its wrapper; an encoder runs many passes per step, also in the backward pass if checkpointed or cached, and the loss has parameters
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if world_size() == 1 or not trained:
         return
@@ -201,6 +197,7 @@ def average_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
 
     has = torch.tensor([float(parameter.grad is not None) for parameter in trained], device=trained[0].device)
     dist.all_reduce(has)
+    # a parameter without a gradient in every process keeps none
     used = [parameter for parameter, number in zip(trained, has.tolist(), strict=True) if number > 0]
     for bucket in _buckets(used):
         gradients = [torch.zeros_like(part) if part.grad is None else part.grad for part in bucket]

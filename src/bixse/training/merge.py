@@ -329,11 +329,7 @@ def _difference(change: Change) -> str:
 
 
 def refitted_head(trainer: GradedTrainer, head: RelevanceHead) -> RelevanceHead:
-    """Return scale and bias for an encoder whose weights were changed since training.
-
-    They minimise the binary cross-entropy of sigma(alpha cos + beta) over the entries of the first training batches, as
-    training did for its own encoder. The cosines of a merged encoder lie closer together and need a larger scale.
-    """
+    """Return scale and bias for an encoder whose weights were changed since training."""
     model = trainer.loss.model.eval()
     cosines: list[torch.Tensor] = []
     relevance: list[torch.Tensor] = []
@@ -348,6 +344,8 @@ def refitted_head(trainer: GradedTrainer, head: RelevanceHead) -> RelevanceHead:
             if sum(map(len, cosines)) >= HEAD_ENTRIES:
                 break
     logits = head.logit_scale * torch.cat(cosines).numpy() + head.logit_bias
+    # least binary cross-entropy of sigma(alpha cos + beta), as in training: the cosines of a merged encoder lie closer
+    # together and need a larger scale
     slope, intercept = fit_platt(logits, torch.cat(relevance).numpy())
     if slope <= 0:  # cosines that do not rise with relevance: the trained scale is as good as any
         return head

@@ -94,10 +94,7 @@ def add_regrading(config: TrainConfig, out: Path, trainer: GradedTrainer) -> Any
 
 
 def training_arguments(config: TrainConfig, folder: Path, evaluator: DevEvaluator | None) -> GradedTrainingArguments:
-    """Return the trainer's arguments, except the steps between two saves, which depend on the number of batches.
-
-    Checkpoints go to `folder`; an evaluator compares them.
-    """
+    """Return the trainer's arguments, except the steps between saves, which depend on the number of batches."""
     optimizer = config.optimizer
     bf16 = config.precision == "bfloat16"
     processes = world_size()

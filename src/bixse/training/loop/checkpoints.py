@@ -93,33 +93,25 @@ def load_suspects(folder: Path) -> Suspects:
 
 
 def whole_checkpoints(folder: Path) -> list[Path]:
-    """Return the complete checkpoints, newest first; a process killed while saving leaves an incomplete one.
-
-    The hashes are written last. Earlier versions wrote no hashes and no shards. There the trainer's state is the last
-    file of the first process. Process n writes its random state alone, which counts only with the states of all
-    processes before it.
-    """
+    """Return the complete checkpoints, newest first; a process killed while saving leaves an incomplete one."""
+    # the hashes are written last; earlier versions wrote none, and no shards
     whole = [path for path in folder.glob("checkpoint-*") if (path / HASHES_FILE).is_file() or _has_all_files(path)]
     return sorted(whole, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)  # as text, 10 is before 9
 
 
 def checkpoint_to_resume(folder: Path) -> tuple[str | None, list[str]]:
-    """Return the newest complete undamaged checkpoint, and a warning for each one that was passed over.
-
-    Training reaches the same end from an older checkpoint. If all are damaged, or the best one, with which the run
-    would end, a TrainingError is raised. A new start would throw away checkpoints that a copy may restore.
-    """
+    """Return the newest undamaged complete checkpoint and a warning per skipped one; refuse if all are damaged."""
     whole = whole_checkpoints(folder)
     passed_over: list[str] = []
     for path in whole:
         wrong = damage(path)
         if wrong is None:
             best = _best_of(path)
-            if best is not None:
+            if best is not None:  # the run would end with it
                 check_checkpoint(best)
             return str(path), [f"{one}: passed over, training went on from {path.name}" for one in passed_over]
-        passed_over.append(f"{path}: got {wrong}")
-    if whole:
+        passed_over.append(f"{path}: got {wrong}")  # an older checkpoint leads to the same end
+    if whole:  # a new start would throw away checkpoints that a copy may restore
         check_checkpoint(whole[0])
     return None, []
 
@@ -147,9 +139,10 @@ def _has_all_files(checkpoint: Path) -> bool:
     if (checkpoint / SHARDS_FOLDER).exists():  # its hashes alone tell that all shards were written
         return False
     try:
-        json.loads((checkpoint / STATE_FILE).read_bytes())
+        json.loads((checkpoint / STATE_FILE).read_bytes())  # the last file of the first process
     except (OSError, ValueError):
         return False
+    # the other processes write their random state alone; with that of process n, all before it must be there
     states = {state.name for state in checkpoint.glob("rng_state_*.pth")}
     return states == {f"rng_state_{process}.pth" for process in range(len(states))}
 

@@ -70,10 +70,7 @@ class BaseTargets:
         return cls(queries, documents, 1.0, dict.fromkeys(range(len(pairs.tasks[0])), (1.0, 0.0)))
 
     def fit(self, batches: Iterable[KnownEntries]) -> None:
-        """Fit each task's curve to batches, by logistic regression on the cosine (Platt 1999).
-
-        Grades are targets, and 0 is the target of every other entry.
-        """
+        """Fit each task's curve by logistic regression on the cosine (Platt 1999); unlabelled entries have target 0."""
         cosines: dict[int, list[NDArray[np.float32]]] = {}
         relevance: dict[int, list[NDArray[np.float32]]] = {}
         for task, groups, documents, targets in batches:
@@ -95,11 +92,7 @@ class BaseTargets:
 def base_embeddings(
     model: SentenceTransformer, pairs: GradedPairs, folder: Path, prompt: Callable[[int, Kind], str | None]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return (G, D0) embeddings of each group's query and (N, D0) of each distinct document, mapped read-only.
-
-    The model computes them, at its own length, or they are read from `folder`. `prompt` gives the prompt of a task and
-    kind; a document of several tasks has the prompt of its first.
-    """
+    """Return (G, D0) embeddings of each group's query and (N, D0) of each distinct document, mapped read-only."""
     key = f"{embeddings_key(model)}-{pairs.content_hash()[:16]}"
     groups = pairs.groups()
     rows: dict[Kind, NDArray[np.intp]] = {"query": groups.first_rows, "document": pairs.distinct("document")}
@@ -108,7 +101,7 @@ def base_embeddings(
     for kind, chosen in rows.items():
         path = folder / f"{key}-{kind}.npy"
         if not path.is_file():
-            _write(path, model, pairs, kind, chosen, prompt)
+            _write(path, model, pairs, kind, chosen, prompt)  # at the model's own length
         tables.append(np.load(path, mmap_mode="r"))
     return tables[0], tables[1]
 
@@ -125,7 +118,7 @@ def _write(
     unfinished = path.with_suffix(".part")
     shape = (len(rows), model.get_embedding_dimension() or 0)
     table = np.lib.format.open_memmap(unfinished, mode="w+", dtype=np.float32, shape=shape)
-    tasks = pairs.tasks[1][rows]
+    tasks = pairs.tasks[1][rows]  # a document of several tasks has the prompt of its first
     for task in np.unique(tasks).tolist():
         own = np.flatnonzero(tasks == task)
         for part in np.array_split(own, max(1, -(-len(own) // TEXTS_AT_ONCE))):
