@@ -89,7 +89,7 @@ class OptimizerConfig(Settings):
     """Keep the states between layers alone and compute the rest again in the backward pass."""
 
     rate_batch: ClassVar[int] = 16
-    """Queries per step that `learning_rate` is meant for."""
+    """Queries a step that `learning_rate` is meant for."""
 
     def queries_per_step(self, queries: int | None = None) -> int:
         """Return the number of queries per step; a run on `queries` queries cannot have more."""

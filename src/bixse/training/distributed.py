@@ -188,7 +188,8 @@ def any_process(flag: bool, device: torch.device) -> bool:
 def average_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
     """Replace each gradient by its mean over all processes, after the last backward pass of a step."""
     # torch's DistributedDataParallel averages during the backward pass, and expects one forward pass per step through
-    # its wrapper; an encoder runs many passes per step, also in the backward pass if checkpointed or cached, and the loss has parameters
+    # its wrapper; an encoder runs many passes per step, also in the backward pass if checkpointed or cached; the sum
+    # afterwards is correct for all these passes, and for the loss's own parameters
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if world_size() == 1 or not trained:
         return
