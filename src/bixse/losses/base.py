@@ -1,4 +1,4 @@
-"""The form every loss takes: embed, build the targets, then pure tensor arithmetic."""
+"""The base class of all losses: embed, build the targets, then pure tensor arithmetic."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ if TYPE_CHECKING:
 
 
 class GradedLoss(nn.Module, ABC):
-    """Base of the losses on graded (query, document) pairs.
+    """The base of the losses on graded (query, document) pairs.
 
     A loss works with `GradedTrainer` and with sentence-transformers' own trainer. Its `labels` are
 
     - a tensor: (B,) relevance of flat (query, document) pairs, the columns query, document, label of a stock data set;
-      or (B, K) relevance of K document columns beside the query;
+      or (B, K) relevance of K document columns next to the query;
     - a mapping: the tensors of `GradedTargets` over distinct documents, as `GradedTrainer` collates them.
 
-    Documents that occur twice in a batch, compared by the tokens that are read, are one column. A pair given several
-    times has the mean of its labels. Every entry without a known relevance is irrelevant; relevance NaN masks an entry.
+    Equal documents of a batch, compared by the tokens that are read, are one column. A pair with several labels has
+    their mean. An entry without a known relevance is irrelevant; relevance NaN masks an entry.
 
     Several processes (torch.distributed) share one batch: each has some of its queries and documents, and scores its
-    queries against the documents of all. `order` among the document features says where each column of the batch
-    stands among the gathered documents; `GradedTrainer` collates it. The mean over processes is then the loss of the
-    whole batch, and so are its gradients.
+    queries against the documents of all. `order` among the document features is the position of each column of the
+    batch among the gathered documents. The mean of the loss over processes is the loss of the global batch, and so are
+    its gradients.
     """
 
     options_class: ClassVar[type[LossOptions]] = LossOptions
     learned_otherwise: ClassVar[str] = "nothing"
-    """For warnings: what the loss still learns from a query without what it requires."""
+    """Lesson from a query that lacks a required document, for warnings."""
 
     def __init__(self, model: SentenceTransformer, **options: Any) -> None:
         super().__init__()
@@ -59,16 +59,13 @@ class GradedLoss(nn.Module, ABC):
         self.statistics: dict[str, Tensor] = {}
         """Figures of the last batch for the log, over all processes, detached."""
         self.denominator = torch.zeros(())
-        """What the last batch's sum was divided by on this rank, detached; 0 where there was nothing."""
+        """Divisor of the last batch's sum on this rank, detached; 0 for an empty batch."""
         self._has_compared = False  # documents of one query, in any batch so far
         self.observer: Callable[[Tensor, Tensor, GradedTargets], None] | None = None
-        """Called with what the loss is computed from: (B, D) queries, (N, D) documents and their targets."""
+        """Receives the inputs of the loss: (B, D) queries, (N, D) documents and their targets."""
 
     def forward(self, sentence_features: Iterable[Features], labels: Tensor | Mapping[str, Tensor] | None) -> Tensor:
-        """Loss of one batch: the first feature set holds the queries, the others documents.
-
-        The arithmetic after the encoder is float32 whatever autocast says.
-        """
+        """Return the loss of one batch: the first feature set holds the queries, the others documents."""
         query_features, *document_features = list(sentence_features)
         if not document_features or labels is None:
             raise InputError(
@@ -89,28 +86,28 @@ class GradedLoss(nn.Module, ABC):
         queries = self._embed(query_features)
         embedded = queries, documents
         chosen = documents if first is None else documents[first]
-        with torch.autocast(queries.device.type, enabled=False):
+        with torch.autocast(queries.device.type, enabled=False):  # bf16 logits near -6 have steps of 0.03
             queries, chosen = _unit_length(queries), _unit_length(chosen)
             if order is not None:
                 chosen = all_gather_rows(chosen, -(-len(order) // world_size()))[order]
             targets = self.masked(queries.detach(), chosen.detach(), targets)
             loss = self.compute_loss_from_embeddings(queries, chosen, targets)
-            if self.observer is not None:  # after it, as the first batch sets the bias
+            if self.observer is not None:  # after the loss, as the first batch sets the bias
                 self.observer(queries.detach(), chosen.detach(), targets)
-            loss = loss * global_mean_weight(self.denominator).to(loss)
+            loss = loss * global_mean_weight(self.denominator).to(loss)  # denominators differ between processes
             if is_sharded(self.model):  # every process runs backward through all its passes, as each gathers weights
                 loss = loss + 0.0 * sum(part.to(loss).sum() for part in embedded)
             return loss
 
     def masked(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> GradedTargets:
-        """The targets without likely false negatives, where `false_negative_margin` asks for that."""
+        """Return the targets, with likely false negatives masked if `false_negative_margin` is set."""
         margin = self.options.false_negative_margin
         return targets if margin is None else targets.without_false_negatives(queries, documents, margin)
 
     def targets_of_labels(
         self, query_features: Features, document_features: Sequence[Features], labels: Tensor
     ) -> tuple[Tensor, GradedTargets]:
-        """The rows of the documents that become columns, and the targets of a stock trainer's batch."""
+        """Return the rows of the documents that become columns, and the targets of a stock trainer's batch."""
         rows = number_of_texts(query_features)
         if labels.ndim == 0 or len(labels) != rows or labels.numel() != rows * len(document_features):
             raise InputError(
@@ -131,7 +128,7 @@ class GradedLoss(nn.Module, ABC):
         )
         if not self._has_compared and not self.is_informative([1.0]):
             self._has_compared = bool((targets.rows.bincount() > 1).any())
-            if not self._has_compared:  # later batches may: a last one is small
+            if not self._has_compared:  # only until one batch had two: a last batch is small
                 raise InputError(
                     f"{type(self).__name__}: got a batch with one graded document for each of its {rows} queries; "
                     "expected two or more, whose order it learns; fix: give the data set a column for each document "
@@ -142,20 +139,18 @@ class GradedLoss(nn.Module, ABC):
     def _embed(self, features: Features) -> Tensor:
         wrapper = type(vars(self.model).get("forward"))
         if wrapper.__module__.startswith("sentence_transformers."):
+            # MatryoshkaLoss and AdaptiveLayerLoss count the calls and keep states in the features that they gave:
+            # no passes of copied rows, and nothing that is computed again later
             return self._embed_for(wrapper.__module__.rpartition(".")[2], features)
         if number_of_texts(features) == 0 and not is_sharded(
             self.model
-        ):  # a process that got no text of a batch takes part all the same
+        ):  # a process without texts of a batch still takes part in the exchange
             size = self.model.get_embedding_dimension()
             return torch.zeros(0, size or 0, device=features["input_ids"].device, requires_grad=True)
         return embed_features(self.model, features, self.options.mini_batch_size, self.options.gradient_cache)
 
     def _embed_for(self, wrapper: str, features: Features) -> Tensor:
-        """Embed for a loss of sentence-transformers around this one, which replaces the encoder's `forward`.
-
-        MatryoshkaLoss and AdaptiveLayerLoss count the calls, and keep what they need of one in the dictionary that they
-        gave: no passes of copied rows, and nothing that is computed again later.
-        """
+        """Embed for a loss of sentence-transformers around this one, which replaces the encoder's `forward`."""
         if self.options.gradient_cache:
             raise InputError(
                 f"gradient_cache: got it inside sentence-transformers' {wrapper} loss, which replaces the encoder's "
@@ -169,18 +164,18 @@ class GradedLoss(nn.Module, ABC):
         return self.options.scale * cosines
 
     def computed_by(self, device: torch.device) -> str:
-        """Return the dtype of the loss's matrix products on a device; InputError where it cannot be had there."""
+        """Return the dtype of the loss's matrix products; raise InputError if the device lacks it."""
         dtype = product_dtype(self.options.products, device, torch.float32)
         return f"products of {str(dtype).removeprefix('torch.')}"
 
     @property
     def positive_threshold(self) -> float | None:
-        """The relevance from which a document counts as relevant; None: any above 0."""
+        """The lowest relevance of a relevant document; None: any above 0."""
         return None
 
     @property
     def assumes_zeros(self) -> bool:
-        """Return True if documents without a grade are taken for irrelevant."""
+        """Return True if unlabelled entries count as irrelevant."""
         return True
 
     @property
@@ -190,20 +185,20 @@ class GradedLoss(nn.Module, ABC):
         return f"a document with relevance {'above 0' if low is None else f'of at least {low:g}'}"
 
     def is_informative(self, relevance: Sequence[float]) -> bool:
-        """Return True if a query with documents of this relevance teaches what is relevant; by default one must be."""
+        """Return True if a query with this relevance teaches relevance; by default one document must be relevant."""
         low = self.positive_threshold
         return any(z > 0 if low is None else z >= low for z in relevance)
 
     @abstractmethod
     def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
-        """The loss of (B, D) queries and (N, D) documents, both L2-normalised, as pure tensor arithmetic."""
+        """Return the loss of (B, D) queries and (N, D) documents, both L2-normalised."""
 
     def get_config_dict(self) -> dict[str, Any]:
         return self.options.model_dump()
 
 
 def _check_embeds(model: object) -> None:
-    """A bare module is taken, for arithmetic on embeddings alone."""
+    """Refuse models that do not embed texts; a bare module is accepted, for arithmetic on embeddings alone."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.model import BaseModel
     from transformers import PreTrainedModel
@@ -219,7 +214,7 @@ def _check_embeds(model: object) -> None:
 
 
 def _merge_documents(document_features: Sequence[Features]) -> tuple[Tensor, Tensor]:
-    """First row of each distinct document in the concatenated columns, and each row's document."""
+    """Return the first row of each distinct document in the concatenated columns, and each row's document."""
     tokens = [tokens_without_padding(features) for features in document_features]
     width = max(part.shape[1] for part in tokens)
     padded = [torch.nn.functional.pad(part, (0, width - part.shape[1]), value=-1) for part in tokens]
@@ -227,5 +222,5 @@ def _merge_documents(document_features: Sequence[Features]) -> tuple[Tensor, Ten
 
 
 def _unit_length(vectors: Tensor) -> Tensor:
-    """(N, D) rows of length 1, in float32 at least."""
+    """Return (N, D) rows of length 1, at least float32."""
     return normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)), dim=-1)

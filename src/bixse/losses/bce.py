@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from bixse.losses.targets import GradedTargets
 
 Reduction = Literal["query", "mean"]
-"""Divide the sum over entries by B (the paper's), or by the number of entries that count."""
+""""query" divides the sum over entries by B (the paper's), "mean" by the number of entries that count."""
 LARGEST_EXPONENT = 80.0
-"""exp() of a larger logit could overflow float32; the slower, always stable form is taken then."""
+"""Largest logit of the fast form: exp() of a larger one could overflow float32. The slower form is always stable."""
 
 
 def graded_bce(
@@ -46,14 +46,14 @@ def graded_bce(
     tile_columns: int | None = None,
     products: Setting = "auto",
 ) -> Tensor:
-    """Binary cross-entropy of graded relevance over all B x N entries (BiXSE paper, equation 2).
+    """Return the binary cross-entropy of graded relevance over all B x N entries (BiXSE paper, equation 2).
 
     L = (1/B) sum_ij [ softplus(s_ij) - z_ij s_ij ], s = logit_scale * q.d + logit_bias. The loss separates over
     entries, so value and all four gradients come from one pass over tiles: g = sigma(s) - z, dQ = alpha g D,
     dD = alpha g^T Q, dalpha = <Q, g D>, dbeta = sum g. The B x N matrix is never kept. Logits and sums are float32
-    (float64 for float64 input) whatever autocast says: in bf16 the bias would be lost. `reduction` divides by B or by
-    the number of entries that count; tiles change speed and memory only. `products` says what the factors of the three
-    matrix products are rounded to: embeddings, and sigma of entries without a grade.
+    (float64 for float64 input) despite autocast: in bf16 the bias would be lost. `reduction` divides by B or by the
+    number of entries that count. Tiles change speed and memory only. `products` is the dtype of the factors of the
+    three matrix products: embeddings, and sigma of unlabelled entries.
 
     Example:
         >>> from bixse.losses import GradedTargets
@@ -80,19 +80,19 @@ def graded_bce(
 
 
 def _tile_shape(queries: int, documents: int, device: torch.device, rounded: torch.dtype) -> tuple[int, int]:
-    """Rows and columns of a tile that suit the device; the last ones may be fewer."""
+    """Return rows and columns of a tile that suit the device; the last tiles may be smaller."""
     if device.type == "cpu":
         return TILE_SIDE, TILE_SIDE
     return tile_shape(queries, documents, DeviceTiles.bytes_per_entry[rounded], tile_bytes(device))
 
 
 def _on_host(embeddings: Tensor, rounded: torch.dtype) -> bool:
-    """Return True where the tiles of the processor, which reads numbers at no cost, are faster and as exact."""
+    """Return True if the CPU tiles, which read numbers at no cost, are faster and as exact."""
     return embeddings.device.type == "cpu" and rounded == embeddings.dtype
 
 
 class _GradedBCE(torch.autograd.Function):
-    """Loss and gradients in one pass; backward only scales what forward computed."""
+    """Loss and gradients in one pass; backward only scales the gradients of forward."""
 
     @staticmethod
     def forward(
@@ -121,29 +121,29 @@ class _GradedBCE(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:
         gradients = ctx.saved_tensors
-        if grad_output.device.type != "cpu" or float(grad_output) != 1.0:
+        if grad_output.device.type != "cpu" or float(grad_output) != 1.0:  # reading it would make a GPU wait
             gradients = [gradient * grad_output if gradient is not None else None for gradient in gradients]
         return (*gradients, None, None, None, None)
 
 
 @dataclass
 class Sums:
-    """What is added up over the entries; the embeddings' gradients are still to be multiplied by the scale."""
+    """Sums over the entries; the scale has not yet multiplied the embeddings' gradients."""
 
     value: Tensor
-    """Of softplus(s) - z s, float64."""
+    """Sum of softplus(s) - z s, float64."""
     bias: Tensor
-    """Of sigma(s) - z, float64."""
+    """Sum of sigma(s) - z, float64."""
     queries: Tensor | None
-    """(B, D) of (sigma - z) d; None where it is not wanted."""
+    """(B, D) sum of (sigma - z) d; None if not wanted."""
     documents: Tensor | None
-    """(N, D) of (sigma - z) q; None where it is not wanted."""
+    """(N, D) sum of (sigma - z) q; None if not wanted."""
     with_gradients: bool = True
 
     @classmethod
     def zeros(cls, queries: Tensor, documents: Tensor, wanted: tuple[bool, bool, bool, bool]) -> Sums:
-        """`wanted`: the gradients of queries, documents, scale (found from that of queries) and bias."""
-        exact = torch.float32 if queries.device.type == "mps" else torch.float64
+        """Return empty sums; `wanted`: the gradients of queries, documents, scale (derived from queries) and bias."""
+        exact = torch.float32 if queries.device.type == "mps" else torch.float64  # MPS has no float64
         value = torch.zeros((), dtype=exact, device=queries.device)
         return cls(
             value,
@@ -156,7 +156,7 @@ class Sums:
     def gradients(
         self, queries: Tensor, scale: Tensor, count: Tensor | int, wanted: tuple[bool, bool, bool, bool]
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-        """Those of the loss divided by `count`, None where not wanted; the sums are used up."""
+        """Return the gradients of the loss divided by `count`, None if not wanted; the sums are used up."""
         grad_scale = None
         if wanted[2] and self.queries is not None:
             by_query = torch.einsum("bd,bd->b", queries, self.queries)
@@ -177,12 +177,9 @@ def add_host_tiles(
     targets: GradedTargets,
     shape: tuple[int, int],
 ) -> None:
-    """Add loss and gradients of every entry, a tile of `shape` at a time, in the type of the embeddings.
-
-    Numbers are read from tensors, which costs nothing here and would make a GPU wait.
-    """
+    """Add loss and gradients of every entry, one tile of `shape` at a time, in the dtype of the embeddings."""
     tiles, known = _tiles(targets, shape)
-    alpha, beta = float(scale), float(bias)
+    alpha, beta = float(scale), float(bias)  # free on the CPU; a GPU would wait
     largest = abs(alpha) * float(_largest_norm(queries) * _largest_norm(documents)) + beta
     logits_buffer = queries.new_empty(min(shape[0], len(queries)) * min(shape[1], len(documents)))
     sigma_buffer = torch.empty_like(logits_buffer) if largest < LARGEST_EXPONENT else None
@@ -222,7 +219,7 @@ class _Tile:
 
 
 def _tiles(targets: GradedTargets, shape: tuple[int, int]) -> tuple[list[_Tile], tuple[Tensor, Tensor, Tensor]]:
-    """Every tile of the batch, and the known entries sorted by tile with rows and columns inside their tile."""
+    """Return all tiles, and the known entries sorted by tile with positions inside their tile."""
     queries, documents = targets.shape
     across = -(-documents // shape[1]) if documents else 0
     number = targets.rows // shape[0] * across + targets.columns // shape[1]
@@ -241,19 +238,17 @@ def _tiles(targets: GradedTargets, shape: tuple[int, int]) -> tuple[list[_Tile],
 def _softplus_and_sigma(
     logits: Tensor, sigma_buffer: Tensor | None, half_buffer: Tensor, largest: float, total: Tensor
 ) -> Tensor:
-    """Add the sum of softplus(logits) to `total` and return sigma(logits); `logits` is overwritten.
-
-    With u = exp(s), sigma = u / (1 + u) and softplus = log(1 + u). Logarithms are the slow part, so pairs are
-    multiplied first: (1 + a)(1 + b) = 1 + (a + b + ab), without cancellation, as often as no product can overflow.
-    """
+    """Add the sum of softplus(logits) to `total` and return sigma(logits); `logits` is overwritten."""
     if sigma_buffer is None:
         total += _softplus(logits).sum(dtype=total.dtype)
         return logits.sigmoid_()
     sigma = sigma_buffer[: logits.numel()].view(logits.shape)
-    u = logits.exp_()
+    u = logits.exp_()  # sigma is u / (1 + u), softplus log(1 + u)
     torch.add(u, 1.0, out=sigma)
     torch.div(u, sigma, out=sigma)
-    flat, bound = u.view(-1), max(largest, 0.0) + 0.7
+    flat, bound = u.view(-1), max(largest, 0.0) + 0.7  # log(1 + exp(x)) <= x + log 2 for x >= 0
+    # logarithms are slow, so pairs are multiplied first, as long as no product can overflow:
+    # (1 + a)(1 + b) = 1 + (a + b + ab), without cancellation
     while 2 * bound < LARGEST_EXPONENT and flat.numel() > 1 and flat.numel() % 2 == 0:
         first, second = flat.chunk(2)
         product = half_buffer[: first.numel()] if flat.data_ptr() == u.data_ptr() else first
@@ -265,7 +260,7 @@ def _softplus_and_sigma(
 
 
 def _softplus(logits: Tensor) -> Tensor:
-    """log(1 + exp(s)), exact for every s (torch's softplus returns s above 20)."""
+    """Return log(1 + exp(s)), exact for every s (torch's softplus returns s above 20)."""
     return -torch.nn.functional.logsigmoid(-logits)
 
 
@@ -283,14 +278,11 @@ def add_tiles(
     dtype: torch.dtype,
     shape: tuple[int, int],
 ) -> None:
-    """Add loss and gradients of every entry, a tile of `shape` at a time, with products of this type.
-
-    Entries without a grade come from the tiles, whose logits and sums are float32; those with a grade from a pass of
-    their own, float32 throughout. The processor never waits for the device.
-    """
+    """Add loss and gradients of every entry, one tile of `shape` at a time, with products of this dtype."""
     q, d = queries.to(dtype), documents.to(dtype)
     entries = min(shape[0], len(q)) * min(shape[1], len(d))
     buffers = DeviceTiles(entries, dtype, q.device)
+    # unlabelled entries: float32 logits and sums; the CPU never waits for the device
     for rows, columns in blocks(len(q), len(d), shape):
         base = None if targets.unlabelled is None else targets.unlabelled.block(rows, columns)
         scored = buffers.score(q[rows], d[columns], scale, bias, places(targets, rows, columns, entries), base)
@@ -300,7 +292,7 @@ def add_tiles(
             add_product(sums.queries[rows], scored.gradient, d[columns])
         if sums.documents is not None:
             add_product(sums.documents[columns], scored.gradient.T, q[rows])
-    _add_known(sums, queries, documents, scale, bias, targets)
+    _add_known(sums, queries, documents, scale, bias, targets)  # graded entries: float32 throughout
 
 
 def _add_known(
@@ -317,13 +309,13 @@ def _add_known(
 
 
 class DeviceTiles:
-    """Scores tile after tile in buffers of its own: two of float32 and one of the products' type.
+    """Score one tile after another in reused buffers: two of float32 and one in the dtype of the products.
 
-    PyTorch's own operations one after the other; nothing waits for the device.
+    PyTorch's own operations run one after another; nothing waits for the device.
     """
 
     bytes_per_entry: ClassVar[dict[torch.dtype, int]] = {torch.bfloat16: 10, torch.float32: 8, torch.float64: 16}
-    """Of its buffers, by the type of the products."""
+    """Bytes of the buffers per entry, by the dtype of the products."""
 
     def __init__(self, entries: int, dtype: torch.dtype, device: torch.device) -> None:
         wide = torch.promote_types(dtype, torch.float32)
@@ -334,20 +326,17 @@ class DeviceTiles:
     def score(
         self, queries: Tensor, documents: Tensor, scale: Tensor, bias: Tensor, known: Tensor, base: Tensor | None = None
     ) -> Scored:
-        """Score (R, D) queries and (C, D) documents against (R, C) `base`, the targets of entries without a grade.
-
-        `known` are positions of known entries in the flat tile, for those of other tiles the size of the buffers.
-        """
+        """Score (R, D) queries and (C, D) documents against (R, C) `base`, the targets of unlabelled entries."""
         shape = (len(queries), len(documents))
         entries = math.prod(shape)
         logits = multiply(queries, documents.T, out=self._logits[:entries].view(shape))
         torch.addcmul(bias, logits, scale, out=logits)
         expected = logits.new_zeros(())
-        if base is not None:  # `known` may name the place behind the last entry, so that there has to be one
+        if base is not None:  # `known` may hold the position after the last entry, so the buffer needs one more
             padded = torch.nn.functional.pad(base.to(logits.dtype).view(-1), (0, len(self._logits) - entries))
             base = padded.index_fill_(0, known, 0.0)[:entries].view(shape)
             expected = (base * logits).sum(dim=1)  # before known logits are -inf, which times 0 is NaN
-        self._logits.index_fill_(0, known, -math.inf)
+        self._logits.index_fill_(0, known, -math.inf)  # entries of other tiles: the position after the last
         softplus = torch.logaddexp(logits, logits.new_zeros(()), out=self._softplus[:entries].view(shape))
         value = softplus.sum(dim=1) - expected
         sigma = logits.sigmoid_()
@@ -360,21 +349,19 @@ class DeviceTiles:
 
 
 class Scored(NamedTuple):
-    """What is said of a tile of R queries and C documents, whose known entries do not count."""
+    """The scores of a tile of R queries and C documents, without its known entries."""
 
     value: Tensor
     """Sum of softplus(s), in parts of float32."""
     sigma: Tensor
-    """Sum of sigma(s), likewise."""
+    """Sum of sigma(s), in parts of float32."""
     gradient: Tensor
-    """(R, C) sigma(s), rounded to the type of the products, 0 at known entries; overwritten by the next tile."""
+    """(R, C) sigma(s), rounded to the dtype of the products, 0 at known entries; the next tile overwrites it."""
 
 
 def places(targets: GradedTargets, rows: slice, columns: slice, elsewhere: int) -> Tensor:
-    """(M,) place of each known entry in the flat tile, `elsewhere` for those of other tiles.
-
-    All M are looked at for every tile: picking those of one would tell the processor their number.
-    """
+    """Return the (M,) position of each known entry in the flat tile, `elsewhere` for entries of other tiles."""
+    # all M for every tile: selecting those of one tile would make the CPU wait for their number
     row, column = targets.rows - rows.start, targets.columns - columns.start
     height, width = rows.stop - rows.start, columns.stop - columns.start
     inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
@@ -382,7 +369,7 @@ def places(targets: GradedTargets, rows: slice, columns: slice, elsewhere: int) 
 
 
 def blocks(queries: int, documents: int, shape: tuple[int, int]) -> Iterator[tuple[slice, slice]]:
-    """Rows and columns of every tile."""
+    """Yield rows and columns of every tile."""
     for row in range(0, queries, shape[0]):
         for column in range(0, documents, shape[1]):
             yield slice(row, min(row + shape[0], queries)), slice(column, min(column + shape[1], documents))

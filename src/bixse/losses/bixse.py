@@ -49,11 +49,11 @@ class BiXSEOptions(LossOptions):
 class BiXSELoss(GradedLoss):
     """Pointwise sigmoid loss against graded relevance, every other document of the batch a negative.
 
-    L = -(1/B) sum_ij [ z_ij log sigma(s_ij) + (1 - z_ij) log sigma(-s_ij) ], s_ij = alpha cos(q_i, d_j) + beta
-    (BiXSE paper, equation 2); z_ij of an entry without a grade is 0, or the base model's probability
-    (`unlabelled="base"`). alpha is the logit scale, fixed unless `learn_scale`; beta the logit bias, learned at
-    a much higher rate than the encoder (`GradedTrainer` gives it one). Computed tile by tile: the B x N matrix is
-    never kept. See `BiXSEOptions` for the keywords.
+    L = -(1/B) sum_ij [ z_ij log sigma(s_ij) + (1 - z_ij) log sigma(-s_ij) ], s_ij = alpha cos(q_i, d_j) + beta (BiXSE
+    paper, equation 2). z_ij of an unlabelled entry is 0, or the base model's probability (`unlabelled="base"`). alpha
+    is the logit scale, fixed unless `learn_scale`; beta is the logit bias, learned at a much higher rate than the
+    encoder (`GradedTrainer` sets that rate). The loss is computed tile by tile: the B x N matrix is never kept.
+    `BiXSEOptions` lists the keywords.
 
     Example:
         With sentence-transformers' own trainer::
@@ -85,6 +85,7 @@ class BiXSELoss(GradedLoss):
         self.logit_scale = nn.Parameter(torch.tensor(self.options.scale), requires_grad=self.options.learn_scale)
         self.logit_bias = nn.Parameter(torch.tensor(start), requires_grad=self.options.learn_bias)
         self.bias_is_set: Tensor
+        # a buffer, so that a resumed run does not fit the bias again
         self.register_buffer("bias_is_set", torch.tensor(not isinstance(bias, str)))
 
     @property
@@ -95,7 +96,7 @@ class BiXSELoss(GradedLoss):
         return self.logit_scale.detach() * cosines + self.logit_bias.detach()
 
     def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
-        """As every loss; sets the bias on the first call."""
+        """Return the loss; the first call sets the bias."""
         targets = self._targets(targets)
         bias: Tensor = self.logit_bias
         if not bool(self.bias_is_set):
@@ -123,16 +124,14 @@ class BiXSELoss(GradedLoss):
         return targets
 
     def _bias_at_start(self) -> Tensor:
-        """Return the bias for the batch that set it; a fitted bias has the gradient 0 there.
-
-        The gradient is 0 by definition but for rounding, of which Adam would make a step of the full rate.
-        """
+        """Return the bias for the batch that set it."""
+        # a fitted bias has gradient 0 but for rounding, of which Adam would make a step of the full rate
         fitted = self.options.bias == "fit"
         return self.logit_bias.detach() + 0.0 * self.logit_bias if fitted else self.logit_bias
 
     @torch.no_grad()
     def _note(self, targets: GradedTargets, means: tuple[Tensor, Tensor]) -> None:
-        """Keep the figures of the batch for the log, and what its sum is divided by."""
+        """Keep the figures of the batch for the log, and the divisor of its sum."""
         self.statistics = {
             "logit_bias": self.logit_bias.detach().clone(),
             "logit_scale": self.logit_scale.detach().clone(),
@@ -148,11 +147,8 @@ class BiXSELoss(GradedLoss):
 
     @torch.no_grad()
     def start_bias(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> None:
-        """Set the logit bias from one batch's (B, D) and (N, D) embeddings, as `bias` says.
-
-        Of a batch of more than 4 million entries a sample of its queries, evenly spaced, is looked at.
-        """
-        stride = targets.sample_stride
+        """Set the logit bias, as `bias` says, from one batch's (B, D) and (N, D) embeddings."""
+        stride = targets.sample_stride  # above 4 million entries: evenly spaced queries
         cosines = queries[::stride].float() @ documents.float().T
         relevance, weight = targets.every(stride).dense()
         if self.options.bias == "fit":
@@ -164,10 +160,10 @@ class BiXSELoss(GradedLoss):
 
 
 def fit_bias(cosines: Tensor, relevance: Tensor, weight: Tensor, scale: float) -> float:
-    """The bias at which the mean of sigma(scale * cosine + bias) equals the mean relevance, by bisection.
+    """Return the bias at which the mean of sigma(scale * cosine + bias) equals the mean relevance, by bisection.
 
-    All are (B, N); weight is 1 for entries that count, 0 for masked ones. Of several processes each brings its own
-    rows, and the means are over all. The result is within [-100, 100].
+    All tensors are (B, N); weight is 1 for entries that count, 0 for masked entries. Each process passes its own rows,
+    and the means are over all processes. The result is within [-100, 100].
 
     Example:
         >>> cosines = torch.tensor([[0.8, 0.1], [0.2, 0.6]])
@@ -178,7 +174,7 @@ def fit_bias(cosines: Tensor, relevance: Tensor, weight: Tensor, scale: float) -
     logits = scale * _exact(cosines[weight.bool()])
     wanted = _mean_relevance(relevance, weight)
     low, high = -LARGEST_BIAS, LARGEST_BIAS
-    for _ in range(60):
+    for _ in range(60):  # 200 / 2**60 is below the rounding of float64
         middle = (low + high) / 2
         if mean_of_all(torch.sigmoid(logits + middle)) < wanted:
             low = middle
@@ -188,7 +184,7 @@ def fit_bias(cosines: Tensor, relevance: Tensor, weight: Tensor, scale: float) -
 
 
 def prior_bias(relevance: Tensor, weight: Tensor) -> float:
-    """The log-odds of the mean relevance; ignores that cosines are not centred at 0.
+    """Return the log-odds of the mean relevance; this ignores that cosines are not centred at 0.
 
     Example:
         >>> round(prior_bias(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), torch.ones(1, 4)), 4)
@@ -199,10 +195,9 @@ def prior_bias(relevance: Tensor, weight: Tensor) -> float:
 
 
 def _mean_relevance(relevance: Tensor, weight: Tensor) -> float:
-    """Mean over the entries that count, within [1e-6, 1 - 1e-6]; 0.5 when none counts."""
+    """Return the mean over the entries that count, within [1e-6, 1 - 1e-6]; 0.5 if none counts."""
     return min(max(mean_of_all(_exact(relevance[weight.bool()])), 1e-6), 1 - 1e-6)
 
 
 def _exact(values: Tensor) -> Tensor:
-    """Detached float64; float32 on a device that has no other."""
-    return values.detach().to(torch.float32 if values.device.type == "mps" else torch.float64)
+    return values.detach().to(torch.float32 if values.device.type == "mps" else torch.float64)  # MPS has no float64

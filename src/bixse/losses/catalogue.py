@@ -1,4 +1,4 @@
-"""The catalogue of losses: the word in a config or on the command line, and what it builds."""
+"""The catalogue of losses: the name in a config or on the command line, and its class."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 InBatchLabels = Literal["known", "paper"]
-"""What stands in the entries of other queries' documents: every known grade, or 0 as in the paper."""
+"""Targets of other queries' documents: every known grade, or 0 as in the paper."""
 
 
 class LossOptions(Settings):
-    """What a loss is told by keyword: `BiXSELoss(model, scale=20.0)`, or `loss_options` of a configuration."""
+    """The keyword options of a loss: `BiXSELoss(model, scale=20.0)`, or `loss_options` of a configuration."""
 
     model_config = ConfigDict(strict=True)
 
@@ -45,7 +45,7 @@ class LossOptions(Settings):
 
 
 class LossEntry(NamedTuple):
-    """A class of `bixse.losses` and the options that its word fixes."""
+    """A class of `bixse.losses` and its fixed options."""
 
     name: str
     fixed: Mapping[str, Any] = {}
@@ -69,13 +69,13 @@ LOSSES: dict[str, LossEntry] = {
 
 
 def build_loss(word: str, model: SentenceTransformer, **options: Any) -> GradedLoss:
-    """The loss of a word of `LOSSES` on the encoder that is trained, with options of its class."""
+    """Build the loss that `LOSSES` lists under `word`, on the encoder to train."""
     check_loss_options(word, options)
     return _class_of(word)(model, **LOSSES[word].fixed, **options)
 
 
 def check_loss_options(word: str, options: Mapping[str, Any]) -> None:
-    """Refuse what `build_loss` would, before any model is loaded."""
+    """Refuse an unknown loss or invalid options, before any model is loaded."""
     if word not in LOSSES:
         raise ConfigError(f"loss: got {word!r}; expected one of {', '.join(LOSSES)}; fix: {did_you_mean(word, LOSSES)}")
     fixed = LOSSES[word].fixed

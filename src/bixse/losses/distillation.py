@@ -1,4 +1,4 @@
-"""The losses that follow a teacher's scores: Margin MSE their differences, KL divergence their distribution."""
+"""The losses on a teacher's scores: Margin MSE follows differences, KL divergence the distribution."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 CERTAIN = 1e-6
-"""Relevance is kept this far from 0 and 1 where its log-odds are taken: they then end at -13.8 and 13.8."""
+"""Smallest distance of relevance from 0 and 1 before its log-odds are taken, which then end at -13.8 and 13.8."""
 
 
 class TeacherOptions(LossOptions):
@@ -30,7 +30,7 @@ class TeacherOptions(LossOptions):
     `--judge cross-encoder:NAME` with the usual sigmoid."""
 
     def teacher_scores(self, relevance: Tensor) -> Tensor:
-        """Z or its log-odds, of any shape."""
+        """Return relevance or its log-odds, of any shape."""
         return relevance if self.teacher == "relevance" else relevance.logit(CERTAIN)
 
 
@@ -46,8 +46,8 @@ class MarginMSEOptions(TeacherOptions):
 class MarginMSELoss(RowWiseLoss):
     """Mean squared error of the margin between two documents of a query (Hofstätter et al. 2020, arXiv:2010.02666).
 
-    L = (1/P) sum over the P pairs j < k of a query's documents of [ (s_ij - s_ik) - m (t_ij - t_ik) ]^2, with
-    s = scale * cos, m = scale * margin and t the teacher's score. The sum has a closed form, so no pair is ever formed.
+    L = (1/P) sum over the P pairs j < k of a query's documents of [ (s_ij - s_ik) - m (t_ij - t_ik) ]^2, with s = scale
+    * cos, m = scale * margin and t the teacher's score. The sum has a closed form, so no pair is ever formed.
 
     Example:
         >>> MarginMSELoss(torch.nn.Identity(), margin=0.5).is_informative([1.0])
@@ -69,14 +69,12 @@ class MarginMSELoss(RowWiseLoss):
         return len(relevance) >= (1 if self.options.in_batch_negatives else 2)
 
     def chunk_result(self, logits: Tensor, targets: GradedTargets) -> ChunkResult:
-        """One term per pair of which at least one document is graded.
-
-        Of g graded documents a and u others b, with errors taken from the mean of the graded ones, the pairs sum to
-        (g + u) sum_a e_a^2 + g sum_b e_b^2.
-        """
+        """Return one term per pair with at least one graded document."""
         relevance, counted = targets.dense(logits.dtype)
         graded = targets.graded(logits.dtype)
         slate = counted if self.options.in_batch_negatives else graded
+        # g graded documents a and u others b, errors relative to the mean error of the graded ones: the pairs sum to
+        # (g + u) sum_a e_a^2 + g sum_b e_b^2
         number = graded.sum(dim=1, keepdim=True)  # (R, 1)
         others = slate.sum(dim=1, keepdim=True) - number
         teacher = self.options.teacher_scores(relevance)
@@ -100,8 +98,8 @@ class DistillKLLoss(RowWiseLoss):
     """KL divergence from the teacher's distribution over a query's graded documents to the student's.
 
     L = (1/R) sum_i sum_j p_ij (log p_ij - log softmax_j(s_ij)), p_ij = softmax_j(t_ij / temperature), over the R
-    queries with two graded documents and over these documents alone; s = scale * cos, t the teacher's score (Ren et al.
-    2021, RocketQAv2, arXiv:2110.07367, equation 4; Hinton et al. 2015, arXiv:1503.02531).
+    queries with two graded documents and over these documents alone. s = scale * cos, t is the teacher's score (Ren et
+    al. 2021, RocketQAv2, arXiv:2110.07367, equation 4; Hinton et al. 2015, arXiv:1503.02531).
 
     Example:
         >>> DistillKLLoss(torch.nn.Identity(), teacher="logit", temperature=1.0).is_informative([1.0])
@@ -123,7 +121,7 @@ class DistillKLLoss(RowWiseLoss):
         return len(relevance) >= 2
 
     def chunk_result(self, logits: Tensor, targets: GradedTargets) -> ChunkResult:
-        """One term per query with two graded documents; a lone one has nothing to be told from."""
+        """Return one term per query with two graded documents; a single document has no order to learn."""
         relevance, _ = targets.dense(logits.dtype)
         graded = targets.graded(logits.dtype).bool()
         graded &= graded.sum(dim=1, keepdim=True) > 1
@@ -136,6 +134,6 @@ class DistillKLLoss(RowWiseLoss):
 
 
 def _log_softmax(scores: Tensor, counted: Tensor) -> Tensor:
-    """Over the entries of a row that count; 0 elsewhere."""
+    """Return the log-softmax over the entries of a row that count; 0 elsewhere."""
     least = torch.finfo(scores.dtype).min
     return scores.masked_fill(~counted, least).log_softmax(dim=1).masked_fill(~counted, 0.0)

@@ -30,10 +30,10 @@ class InfoNCEOptions(LossOptions):
 class InfoNCELoss(RowWiseLoss):
     """Softmax cross-entropy of each positive against the batch's documents (BiXSE paper, equation 1).
 
-    L = -(1/P) sum over the P positive entries of log [ exp(s_ij) / (exp(s_ij) + sum_k exp(s_ik)) ], s = scale * cos,
-    k over the documents that are no positives of query i. An entry is positive when its relevance is at least `cutoff`.
-    Two positives of one query do not compete. (van den Oord et al. 2018, arXiv:1807.03748, equation 4.) With
-    `false_negative_margin` m, k is over those with cos_ik <= cos_ij + m alone; the choice has no gradient.
+    L = -(1/P) sum over the P positive entries of log [ exp(s_ij) / (exp(s_ij) + sum_k exp(s_ik)) ], s = scale * cos, k
+    over the documents that are no positives of query i. An entry is positive when its relevance is at least `cutoff`.
+    Two positives of one query do not compete (van den Oord et al. 2018, arXiv:1807.03748, equation 4). With
+    `false_negative_margin` m, k is over documents with cos_ik <= cos_ij + m alone; the choice has no gradient.
 
     Example:
         >>> InfoNCELoss(torch.nn.Identity(), cutoff=0.7).requires
@@ -49,11 +49,11 @@ class InfoNCELoss(RowWiseLoss):
         return self.options.cutoff
 
     def masked(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> GradedTargets:
-        """Unchanged: each positive has negatives of its own."""
+        """Return the targets unchanged: each positive has its own negatives."""
         return targets
 
     def chunk_result(self, logits: Tensor, targets: GradedTargets) -> ChunkResult:
-        """One term a positive; with n the log-sum-exp of the row's negatives it is softplus(n - s)."""
+        """Return one term per positive: softplus(n - s), with n the log-sum-exp of the row's negatives."""
         positive = targets.relevance >= self.options.cutoff
         rows, columns = targets.rows[positive], targets.columns[positive]
         chosen = logits[rows, columns]
@@ -73,10 +73,8 @@ class InfoNCELoss(RowWiseLoss):
 
 
 def _own_negatives(logits: Tensor, rows: Tensor, columns: Tensor, chosen: Tensor, highest: Tensor) -> ChunkResult:
-    """One term per positive, each with the negatives of its row that are not above `highest`.
-
-    Logits are (R, N), -inf where there is no negative; the other four are (P,). Positives are met a block of R at once.
-    """
+    """Return one term per positive against the negatives of its row that are at most `highest`."""
+    # logits: (R, N), -inf for entries that are no negatives; the other arguments: (P,)
     gradient = torch.zeros_like(logits)
     value = logits.new_zeros((), dtype=torch.float64)
     blocks = (part.split(len(logits)) for part in (rows, columns, chosen, highest))
@@ -96,19 +94,19 @@ def _own_negatives(logits: Tensor, rows: Tensor, columns: Tensor, chosen: Tensor
 class SoftInfoNCELoss(RowWiseLoss):
     """Softmax cross-entropy against the graded relevance of a row, normalised to sum 1.
 
-    L = -(1/R) sum_i sum_j t_ij log softmax_j(s_ij), t_ij = z_ij / sum_k z_ik, over the R rows with a relevant
-    document: the one-hot target of InfoNCE replaced by the teacher's soft labels, as in Cheng et al. 2023.
+    L = -(1/R) sum_i sum_j t_ij log softmax_j(s_ij), t_ij = z_ij / sum_k z_ik, over the R rows with a relevant document.
+    The teacher's soft labels replace the one-hot target of InfoNCE, as in Cheng et al. 2023.
     """
 
     blocks_held: ClassVar[int] = 4
 
     def chunk_result(self, logits: Tensor, targets: GradedTargets) -> ChunkResult:
-        """One term per row with a relevant document: log-sum-exp less the expected logit under the target."""
+        """Return one term per row with a relevant document: log-sum-exp less the expected logit under the target."""
         rows, columns = targets.rows, targets.columns
         relevance = targets.relevance.nan_to_num(0.0).to(logits.dtype)
         total = logits.new_zeros(len(logits)).index_add_(0, rows, relevance)
         usable = total > 0
-        share = relevance / total.clamp_min(torch.finfo(logits.dtype).tiny)[rows]
+        share = relevance / total.clamp_min(torch.finfo(logits.dtype).tiny)[rows]  # not 0 / 0 in unusable rows
         expected = (share * logits[rows, columns]).sum(dtype=torch.float64)
         masked = targets.relevance.isnan()
         logits[rows[masked], columns[masked]] = -torch.inf

@@ -34,16 +34,16 @@ class PairwiseOptions(LossOptions):
 
 
 class PairwiseLoss(RowWiseLoss):
-    """Base of the losses on pairs: a weighted sum of softplus(-(s_j - s_k)), document j above document k.
+    """The base of the losses on pairs: a weighted sum of softplus(-(s_j - s_k)), document j above document k.
 
-    A dense form takes a B x N x N tensor. Here each document j with relevance above 0 meets its row once: the work
-    is (number of such documents) x N entries, a block at a time.
+    A dense form takes a B x N x N tensor. Here each document j with relevance above 0 meets its row once, so the work
+    is (number of these documents) x N entries, one block at a time.
     """
 
     options_class = PairwiseOptions
     options: PairwiseOptions
     mean_over: ClassVar[Literal["pairs", "queries"]]
-    """What the sum is divided by: pairs that weigh something, or queries with a document of relevance above 0."""
+    """Divisor of the sum: the number of pairs with a weight, or of queries with a document of relevance above 0."""
 
     @property
     def assumes_zeros(self) -> bool:
@@ -58,13 +58,13 @@ class PairwiseLoss(RowWiseLoss):
 
     @abstractmethod
     def pair_weights(self, logits: Tensor, relevance: Tensor, counted: Tensor, targets: GradedTargets) -> PairWeights:
-        """A function from (P,) rows and (P,) columns of winners to (P, N) weights, 0 where there is no pair.
+        """Return a function from (P,) rows and (P,) columns of winners to (P, N) weights, 0 for no pair.
 
         Logits, relevance and `counted` (the documents that take part) are (R, N); the targets hold the same relevance.
         """
 
     def chunk_result(self, logits: Tensor, targets: GradedTargets) -> ChunkResult:
-        """One term per pair; the winners of a block are met a block's worth at a time."""
+        """Return one term per pair; the winners of a block come one block's size at a time."""
         relevance, weight = targets.dense(logits.dtype)
         counted = (weight if self.options.in_batch_negatives else targets.graded(logits.dtype)).bool()
         weights = self.pair_weights(logits, relevance, counted, targets)
@@ -87,8 +87,8 @@ class PairwiseLoss(RowWiseLoss):
 class PairwiseBCELoss(PairwiseLoss):
     """Binary cross-entropy of "j is more relevant than k" (RankNet, Burges et al. 2005, equation 3).
 
-    L = (1/P) sum over the P pairs with z_ij > z_ik of -log sigma(s_ij - s_ik), s = scale * cos. Also the student's
-    loss of PairDistill (Huang and Chen 2024) with the teacher's order as target.
+    L = (1/P) sum over the P pairs with z_ij > z_ik of -log sigma(s_ij - s_ik), s = scale * cos. It is also the
+    student's loss of PairDistill (Huang and Chen 2024) with the teacher's order as target.
     """
 
     mean_over = "pairs"
@@ -174,7 +174,7 @@ class LambdaLoss(PairwiseLoss):
         return torch.exp2(grade) - 1 if self.options.gain == "exponential" else grade
 
     def _max_dcg(self, targets: GradedTargets, rows: int, inverse: Tensor) -> Tensor:
-        """(R,) the largest DCG a row can reach; 1 where no document is relevant."""
+        """Return the largest DCG that each of R rows can reach; 1 for a row without a relevant document."""
         relevant = targets.relevance > 0
         row, relevance = targets.rows[relevant], targets.relevance[relevant].to(inverse.dtype)
         by_relevance = torch.argsort(relevance, descending=True, stable=True)
@@ -190,7 +190,7 @@ class LambdaLoss(PairwiseLoss):
 
 
 def _ranks(logits: Tensor) -> Tensor:
-    """(R, N) rank of each document in its row, 1 for the highest; equal logits rank in the order of the columns."""
+    """Return the (R, N) rank of each document in its row, 1 for the highest; equal logits rank in column order."""
     order = torch.argsort(logits, dim=1, descending=True, stable=True)
     places = torch.arange(1, logits.shape[1] + 1, device=logits.device).expand_as(order)
     return torch.empty_like(order).scatter_(1, order, places)

@@ -1,4 +1,4 @@
-"""The matrix products of the losses: what their factors are rounded to, and how much of a batch is scored at a time."""
+"""The matrix products of the losses: the dtype of their factors, and the size of a tile."""
 
 from __future__ import annotations
 
@@ -21,25 +21,21 @@ if TYPE_CHECKING:
 
 
 TILE_SIDE = 1024
-"""Queries and documents of a tile on the processor, whose caches hold it: 10 MB while it is worked on."""
+"""Queries and documents of a tile on the CPU: its 10 MB of work fit the caches."""
 DEVICE_TILE_BYTES = 2**31
-"""Bytes of a tile on a GPU, at most: the larger a tile, the less often gradients are read and written."""
+"""Maximum bytes of a tile on a GPU: a larger tile reads and writes gradients less often."""
 OTHER_TILE_BYTES = 2**28
-"""And on any other device, which may share its memory with the processor."""
+"""Maximum bytes of a tile on any other device, which may share its memory with the CPU."""
 SHARE_OF_DEVICE = 32
-"""A tile takes at most this part of a GPU's memory."""
+"""A tile takes at most 1/32 of a GPU's memory."""
 
 
 def product_dtype(products: Setting, device: torch.device, embeddings: torch.dtype) -> torch.dtype:
-    """What the factors of the three products are rounded to; sums, logits and gradients are float32 at least.
-
-    "auto" is float32 on the processor, and elsewhere what the process computes in (`precision`). Float64 embeddings
-    are never rounded.
-    """
-    if embeddings == torch.float64:
+    """Return the dtype of the factors of the three products; sums, logits and gradients are at least float32."""
+    if embeddings == torch.float64:  # never rounded
         return embeddings
     able = device.type in ("cpu", "meta") or has_wide_products(device)
-    if products == "auto":
+    if products == "auto":  # float32 on the CPU, elsewhere the precision of the process
         products = resolve_precision(device=device) if able and device.type == "cuda" else "float32"
     if products == "bfloat16" and not able:
         raise InputError(
@@ -50,12 +46,12 @@ def product_dtype(products: Setting, device: torch.device, embeddings: torch.dty
 
 
 def has_wide_products(device: torch.device) -> bool:
-    """Whether `torch.mm` takes `out_dtype` on a device."""
+    """Return True if `torch.mm` takes `out_dtype` on a device."""
     return device.type == "cuda" and not torch.version.hip and "dtype_out" in torch.ops.aten.addmm.overloads()
 
 
 def multiply(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
-    """The product, summed and stored in the type of `out`."""
+    """Return the product, summed and stored in the dtype of `out`."""
     if left.dtype == out.dtype:
         return torch.mm(left, right, out=out)
     if left.device.type == "cpu":  # products of bf16 are exact in float32
@@ -64,7 +60,7 @@ def multiply(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add the product to `total`, summed in its type."""
+    """Add the product to `total`, summed in the dtype of `total`."""
     if left.dtype == total.dtype:
         total.addmm_(left, right)
     elif left.device.type == "cpu":
@@ -74,24 +70,24 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Inside the block operations keep the types they are given."""
+    """Return a context in which operations keep the dtypes of their inputs."""
     if not torch.amp.is_autocast_available(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
 
 
 def tile_bytes(device: torch.device) -> int:
-    """Bytes of a tile on a device that is not the processor."""
+    """Return the maximum bytes of a tile on a device other than the CPU."""
     if device.type != "cuda":
         return OTHER_TILE_BYTES
     return min(DEVICE_TILE_BYTES, torch.cuda.get_device_properties(device).total_memory // SHARE_OF_DEVICE)
 
 
 def tile_shape(queries: int, documents: int, bytes_per_entry: int, budget: int) -> tuple[int, int]:
-    """Rows and columns of a tile of at most `budget` bytes: all columns where that leaves enough rows, else a square.
+    """Return rows and columns of a tile of at most `budget` bytes: all columns if enough rows fit, else a square.
 
-    A tile of R x C entries reads and writes the gradients of R queries and C documents, so that a square costs least
-    beside its products; a strip of all columns needs half its side in rows to cost as little.
+    A tile of R x C entries reads and writes the gradients of R queries and C documents, so a square costs least next to
+    its products. A strip of all columns needs half its side in rows to cost as little.
 
     Example:
         >>> tile_shape(65536, 16384, 8, 2**31), tile_shape(2**20, 2**20, 8, 2**31), tile_shape(100, 2**20, 8, 2**20)
@@ -106,20 +102,20 @@ def tile_shape(queries: int, documents: int, bytes_per_entry: int, budget: int) 
 
 
 NUMBERS_AT_ONCE = 2**20
-"""Numbers of embeddings that are multiplied at a time on the processor: 4 MB."""
+"""Numbers of embeddings multiplied at a time on the CPU: 4 MB."""
 NUMBERS_ON_DEVICE = 2**24
-"""And elsewhere: 64 MB."""
+"""Numbers of embeddings multiplied at a time on other devices: 64 MB."""
 
 
 def known_parts(queries: Tensor, targets: GradedTargets) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Rows, columns and relevance of the known entries, as many at a time as their embeddings may take memory."""
+    """Yield rows, columns and relevance of the known entries, in parts whose embeddings fit the memory limit."""
     numbers = NUMBERS_AT_ONCE if queries.device.type == "cpu" else NUMBERS_ON_DEVICE
     entries = max(1, numbers // max(1, queries.shape[1]))
     yield from zip(*(part.split(entries) for part in (targets.rows, targets.columns, targets.relevance)), strict=True)
 
 
 def known_cosines(queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
-    """(M,) q.d of the known entries."""
+    """Return the (M,) products q.d of the known entries."""
     parts = known_parts(queries, targets)
     return torch.cat([(queries[r].float() * documents[c].float()).sum(dim=1) for r, c, _ in parts])
 
@@ -130,7 +126,7 @@ def add_outer(
     entries: tuple[Tensor, Tensor],
     weight: Tensor,
 ) -> None:
-    """Add to the gradients of queries and documents what entries (rows, columns) of this (M,) weight give them."""
+    """Add the contribution of entries (rows, columns) with (M,) weight to the gradients of queries and documents."""
     rows, columns = entries
     if gradients[0] is not None:
         gradients[0].index_add_(0, rows, weight[:, None] * embeddings[1][columns])
@@ -146,13 +142,10 @@ def mean_logits(
     logit_scale: Tensor | float,
     logit_bias: Tensor | float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Mean logit of the relevant entries (z >= 0.5) and of all other entries that count, over all processes.
-
-    The mean over all entries needs only the mean query and the mean document. NaN where there is no such entry.
-    """
+    """Return the mean logits of relevant (z >= 0.5) and of other counted entries over all processes, or NaN."""
     cosines = known_cosines(queries, documents, targets)
     relevant, masked = targets.relevance >= 0.5, targets.relevance.isnan()
-    total = queries.float().sum(dim=0) @ documents.float().sum(dim=0)
+    total = queries.float().sum(dim=0) @ documents.float().sum(dim=0)  # needs no B x N cosines
     number = targets.shape[0] * targets.shape[1] - relevant.sum() - masked.sum()
     found = [cosines[relevant].sum(), total - cosines[relevant | masked].sum(), relevant.sum(), number]
     sums, numbers = all_reduce_sum(torch.stack([part.float() for part in found])).chunk(2)
@@ -162,14 +155,14 @@ def mean_logits(
 
 @torch.no_grad()
 def mean_target(targets: GradedTargets) -> Tensor:
-    """Mean relevance over the entries of a batch that count, over all processes; NaN where there is none."""
+    """Return the mean relevance over the entries of a batch that count, over all processes; NaN without an entry."""
     known = targets.relevance.nansum() + _sum_of_unlabelled(targets)
     relevance, number = all_reduce_sum(torch.stack([known, targets.number_counted()]).float())
     return torch.where(number > 0, relevance / number, math.nan)
 
 
 def _sum_of_unlabelled(targets: GradedTargets) -> Tensor:
-    """Sum of the relevance of all entries that are not known; of a large batch estimated from a sample of queries."""
+    """Return the sum of relevance over the unlabelled entries; a sample of queries estimates it for a large batch."""
     if targets.unlabelled is None:
         return targets.relevance.new_zeros(())
     sample = targets.every(targets.sample_stride)
@@ -180,6 +173,6 @@ def _sum_of_unlabelled(targets: GradedTargets) -> Tensor:
 
 
 def mean_of_all(values: Tensor) -> float:
-    """Mean over the values of all processes; 0.5 when there is none."""
+    """Return the mean over the values of all processes; 0.5 without values."""
     total, number = all_reduce_sum(torch.stack([values.sum(), values.new_tensor(values.numel())])).tolist()
     return total / number if number else 0.5

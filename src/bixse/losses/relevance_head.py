@@ -1,4 +1,4 @@
-"""The relevance head of a trained loss: its scale and bias, kept with the model."""
+"""The relevance head of a trained loss: its scale and bias, saved with the model."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from transformers import TrainerState, TrainingArguments
 
 LABEL_COLUMNS = ("label", "labels", "score", "scores")
-"""Columns that sentence-transformers' trainer takes for labels; it reads every other one as text."""
+"""Label columns of sentence-transformers' trainer; it reads every other column as text."""
 
 
 def trained_head(loss: nn.Module, prior: float | None = None) -> RelevanceHead | None:
-    """The head of a loss, or None where the loss learns no probability; see `save_relevance_head` for the prior."""
+    """Return the head of a loss, or None if it learns no probability; `save_relevance_head` explains the prior."""
     parameters = dict(loss.named_parameters(recurse=False))
     if not {"logit_scale", "logit_bias"} <= set(parameters):
         return None
@@ -32,7 +32,7 @@ def trained_head(loss: nn.Module, prior: float | None = None) -> RelevanceHead |
 
 
 def check_learns_probability(loss: nn.Module, prior: float | None = None) -> RelevanceHead:
-    """The head of a loss; raises InputError where the loss learns no probability."""
+    """Return the head of a loss; raise InputError if the loss learns no probability."""
     head = trained_head(loss, prior)
     if head is None:
         raise InputError(
@@ -44,6 +44,7 @@ def check_learns_probability(loss: nn.Module, prior: float | None = None) -> Rel
 
 def restore_head(loss: nn.Module, head: RelevanceHead) -> None:
     """Give a loss the scale and bias of a head."""
+    # bias_is_set: else the next batch would fit the bias anew
     values = {"logit_scale": head.logit_scale, "logit_bias": head.logit_bias, "bias_is_set": True}
     with torch.no_grad():
         for name, tensor in loss.state_dict(keep_vars=True).items():
@@ -54,15 +55,14 @@ def restore_head(loss: nn.Module, head: RelevanceHead) -> None:
 def save_relevance_head(loss: nn.Module, folder: str | Path, prior: float | None = None) -> RelevanceHead:
     """Write scale and bias of a trained loss into a model folder, so that `load_relevance_model` gives probabilities.
 
-    `bixse train` does this itself. After sentence-transformers' own trainer, which saves the encoder alone, call it
-    with the folder the model was saved in; the callback `SaveRelevanceHead` does it with every checkpoint. If the model
-    is a `RelevanceModel` (`build_encoder`), it gets the head too and is saved with it from then on.
+    `bixse train` does this itself. sentence-transformers' own trainer saves the encoder alone: call this afterwards
+    with the folder of the model. The callback `SaveRelevanceHead` does it with every checkpoint. If the model is a
+    `RelevanceModel` (`build_encoder`), it gets the head too and is saved with it from then on.
 
     Args:
-        loss: a `BiXSELoss`, trained.
-        folder: the model's; a head that is there is replaced.
-        prior: mean target of the entries that the loss was trained on, between 0 and 1, which `RelevanceHead.at_prior`
-            needs; None: not known.
+        loss: a trained `BiXSELoss`.
+        folder: the model folder; an existing head is replaced.
+        prior: mean target of the training entries, between 0 and 1, for `RelevanceHead.at_prior`; None: unknown.
 
     Raises:
         InputError: the loss learns no probability, or was not trained.
@@ -85,7 +85,7 @@ def save_relevance_head(loss: nn.Module, folder: str | Path, prior: float | None
             "fix: call this after trainer.train(), with the loss that the trainer was given"
         )
     head.save(Path(folder))
-    add_older_settings(Path(folder))  # plain sentence-transformers, which saved the folder, does not
+    add_older_settings(Path(folder))  # the folder was saved by plain sentence-transformers, which omits them
     model = getattr(loss, "model", None)
     if isinstance(model, RelevanceModel):
         model.head = head
@@ -93,20 +93,20 @@ def save_relevance_head(loss: nn.Module, folder: str | Path, prior: float | None
 
 
 class SaveRelevanceHead(TrainerCallback):
-    """Keeps scale and bias of a `BiXSELoss` with what sentence-transformers' own trainer saves.
+    """Save scale and bias of a `BiXSELoss` with the models of sentence-transformers' own trainer.
 
-    Every checkpoint gets the relevance head of its step. At the end the output folder of the training gets it, where
-    `trainer.save_model()` writes the model: that of the best checkpoint, if the trainer has loaded the best one. A
-    model of `build_encoder` gets it too, and is saved with it wherever that is. With another folder and a plain
+    Every checkpoint gets the relevance head of its step. At the end the output folder of the training, where
+    `trainer.save_model()` writes the model, gets the head: that of the best checkpoint, if the trainer has loaded it. A
+    model of `build_encoder` gets it too, and is saved with it in any folder. With another folder and a plain
     `SentenceTransformer`, call `save_relevance_head(loss, folder)`.
 
     A run that is resumed from a checkpoint in its output folder goes on with the scale and bias of that checkpoint.
 
     Args:
-        loss: the one that the trainer is given.
+        loss: the loss of the trainer.
 
     Raises:
-        InputError: when training begins: the loss learns no probability of relevance, or the data set has no labels.
+        InputError: the loss learns no probability of relevance, or the data set has no labels (as training begins).
 
     Example:
         ::
@@ -160,7 +160,7 @@ def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
 
 
 def _check_labels(loader: Any) -> None:
-    """Refuse a data set whose columns hold no labels, before its first batch."""
+    """Refuse a data set without label columns, before its first batch."""
     names = getattr(getattr(loader, "dataset", None), "column_names", None)
     if isinstance(names, list) and not set(names) & set(LABEL_COLUMNS):
         raise InputError(

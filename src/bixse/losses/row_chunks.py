@@ -1,4 +1,4 @@
-"""Losses that are a sum over queries: computed a block of whole rows at a time, with exact gradients."""
+"""The losses that are a sum over queries: computed one block of rows at a time, with exact gradients."""
 
 from __future__ import annotations
 
@@ -24,37 +24,36 @@ if TYPE_CHECKING:
     from bixse.losses.targets import GradedTargets
 
 ENTRIES_PER_CHUNK = 2**22
-"""Entries of a block of rows on the processor: 16 MB of float32; a loss holds a few such blocks while it works."""
+"""Entries of a block of rows on the CPU: 16 MB of float32, of which a loss holds a few blocks at once."""
 
 
 class ChunkResult(NamedTuple):
     """The result of a loss on a block of R rows."""
 
     value: Tensor
-    """Sum of the rows' terms."""
     denominator: Tensor | int
-    """This block's part of what the sum over all rows is divided by."""
+    """This block's part of the divisor of the sum over all rows."""
     gradient: Tensor
-    """(R, N): of `value` with respect to the logits."""
+    """(R, N) gradient of `value` with respect to the logits."""
 
 
 class RowWiseLoss(GradedLoss):
-    """Base of the losses in which each query's term depends on its own row of logits alone.
+    """The base of the losses in which each query's term depends on its own row of logits alone.
 
-    The B x N matrix is never kept: a block of rows is scored, the subclass's `chunk_result` gives value and gradient
-    with respect to its logits, and the block is multiplied into the gradients of the embeddings at once. That takes
-    the three matrix products that no exact method avoids, and memory for one block.
+    The B x N matrix is never kept. The subclass's `chunk_result` gives value and gradient of one block of logits, and
+    the block is multiplied into the gradients of the embeddings at once. The cost is the three matrix products that no
+    exact method avoids, and memory for one block.
     """
 
     blocks_held: ClassVar[int] = 20
-    """Blocks of float32 that `chunk_result` holds at its peak, as measured: how large they may be on a GPU."""
+    """Measured peak number of float32 blocks in `chunk_result`; it limits the block size on a GPU."""
 
     @abstractmethod
     def chunk_result(self, logits: Tensor, targets: GradedTargets) -> ChunkResult:
-        """Return the result of (R, N) logits, scale * cosine, which may be overwritten; rows are those of the block."""
+        """Return the result of (R, N) logits, scale * cosine, which may be overwritten."""
 
     def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
-        """As every loss; 0 where there is nothing to learn."""
+        """Return the loss; 0 if there is nothing to learn."""
         on_cpu = queries.device.type == "cpu"
         entries = ENTRIES_PER_CHUNK if on_cpu else tile_bytes(queries.device) // (4 * self.blocks_held)
         loss, self.denominator = row_wise_loss(self, queries, documents, targets, entries)
@@ -66,16 +65,12 @@ class RowWiseLoss(GradedLoss):
 def row_wise_loss(
     of: RowWiseLoss, queries: Tensor, documents: Tensor, targets: GradedTargets, entries_per_chunk: int
 ) -> tuple[Tensor, Tensor]:
-    """Sum of the rows' terms over the sum of their counts, 0 where these are 0; and the sum of the counts, detached.
-
-    Logits are scale * q.d of (B, D) queries and (N, D) documents. They and all sums are float32 (float64 for float64
-    input) whatever autocast says; `products` says what the factors of the three matrix products are rounded to:
-    embeddings, and the gradient of entries without a grade. `entries_per_chunk` changes speed and memory only.
-    """
+    """Return the sum of the rows' terms over the sum of their counts (0 for no counts), and that sum, detached."""
     targets.check_fits("loss", queries, documents)
+    # queries (B, D) and documents (N, D); logits and all sums are float32 at least, despite autocast
     dtype = torch.promote_types(torch.promote_types(queries.dtype, documents.dtype), torch.float32)
-    rounded = product_dtype(of.options.products, queries.device, dtype)
-    rows = max(1, min(len(queries), entries_per_chunk // max(1, len(documents))))
+    rounded = product_dtype(of.options.products, queries.device, dtype)  # embeddings, gradients of unlabelled entries
+    rows = max(1, min(len(queries), entries_per_chunk // max(1, len(documents))))  # speed and memory only
     with without_autocast(queries.device):
         loss, denominator = _RowWise.apply(  # type: ignore[no-untyped-call]
             queries.to(dtype), documents.to(dtype), targets, of, rows, rounded
@@ -84,7 +79,7 @@ def row_wise_loss(
 
 
 class _RowWise(torch.autograd.Function):
-    """Loss and gradients in one pass; backward only scales what forward computed."""
+    """Loss and gradients in one pass; backward only scales the gradients of forward."""
 
     @staticmethod
     def forward(
@@ -101,7 +96,7 @@ class _RowWise(torch.autograd.Function):
         grad_documents = torch.zeros_like(documents) if needs_documents else None
         scale = of.options.scale
         buffer = queries.new_empty(rows * len(documents))
-        exact = torch.float32 if queries.device.type == "mps" else torch.float64
+        exact = torch.float32 if queries.device.type == "mps" else torch.float64  # MPS has no float64
         total = torch.zeros((), dtype=exact, device=queries.device)
         denominator = torch.zeros_like(total)
         d = documents.to(rounded)
@@ -117,7 +112,7 @@ class _RowWise(torch.autograd.Function):
             denominator += result.denominator
             of_logits = result.gradient
             own: Tensor | None = None if grad_queries is None else grad_queries[block]
-            if rounded != of_logits.dtype:
+            if rounded != of_logits.dtype:  # known entries stay float32
                 entries = known.rows, known.columns
                 add_outer((own, grad_documents), (queries[block], documents), entries, of_logits[entries])
                 of_logits[entries] = 0.0

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 ENTRIES_SAMPLED = 2**22
-"""Entries from which the start of the bias and the mean target are computed, at most: 16 MB of cosines."""
+"""Maximum number of entries for the start of the bias and the mean target: 16 MB of cosines."""
 BASE_TENSORS = ("base_queries", "base_documents", "base_curve")
 """Names of the parts of a `BaseProbability` among the tensors of a batch."""
 
 
 def mean_grades(given: Iterable[tuple[Hashable, Hashable, float]]) -> dict[Hashable, dict[Hashable, float]]:
-    """Query -> document -> mean of all the relevance given to the pair; NaN (masked) where one of them is NaN.
+    """Return query -> document -> mean relevance of the pair; NaN (masked) if any of its labels is NaN.
 
     Example:
         >>> mean_grades([("q", "d", 1.0), ("q", "d", 0.0), ("q", "e", 0.5)])
@@ -43,16 +43,16 @@ def mean_grades(given: Iterable[tuple[Hashable, Hashable, float]]) -> dict[Hasha
 
 @dataclass(frozen=True)
 class BaseProbability:
-    """The relevance of entries without a grade: the base model's calibrated probability, times a weight.
+    """The relevance of unlabelled entries: the base model's calibrated probability, times a weight.
 
-    p_ij = weight * sigma(scale * cos0_ij + bias), cos0 the cosine of the base model. Kept as its factors, so that the
-    (B, N) matrix is made block by block.
+    p_ij = weight * sigma(scale * cos0_ij + bias), with cos0 the cosine of the base model. Only the factors are kept, so
+    that the (B, N) matrix is made one block at a time.
     """
 
     queries: Tensor
     """(B, D0) embeddings by the base model, L2-normalised."""
     documents: Tensor
-    """(N, D0), likewise."""
+    """(N, D0) embeddings by the base model, L2-normalised."""
     curve: Tensor
     """(3,) scale, bias and weight."""
 
@@ -60,7 +60,7 @@ class BaseProbability:
         """Return p of some queries and documents, (R, C) float32."""
         scale, bias, weight = self.curve.unbind()
         logits = torch.addmm(bias, self.queries[rows] * scale, self.documents[columns].T)
-        if weight.device.type == "cpu" and float(weight) == 1.0:  # a number of a GPU would make the processor wait
+        if weight.device.type == "cpu" and float(weight) == 1.0:  # reading it from a GPU would make the CPU wait
             return logits.sigmoid_()
         return logits.sigmoid_().mul_(weight)
 
@@ -73,7 +73,7 @@ class BaseProbability:
 
 @dataclass(frozen=True)
 class GradedTargets:
-    """Known relevance of the (B, N) entries of one batch; every entry not listed is 0, or as `unlabelled` says.
+    """The known relevance of the (B, N) entries of one batch; an unlisted entry is 0, or as `unlabelled` says.
 
     Example:
         >>> targets = GradedTargets.from_ids(["q1", "q2"], ["d1", "d2"], {"q1": {"d1": 1.0}, "q2": {"d1": 0.5}})
@@ -86,17 +86,17 @@ class GradedTargets:
     columns: Tensor
     """(M,) int64 document of each known entry."""
     relevance: Tensor
-    """(M,) float in [0, 1]; NaN marks a masked entry: it counts neither way."""
+    """(M,) float in [0, 1]; NaN marks a masked entry, which is neither relevant nor irrelevant."""
     shape: tuple[int, int]
     """(B, N)."""
     unlabelled: BaseProbability | None = None
-    """Relevance of the entries that are not listed; None: 0."""
+    """Relevance of the unlisted entries; None: 0."""
 
     @classmethod
     def from_entries(
         cls, rows: ArrayLike, columns: ArrayLike, relevance: ArrayLike, shape: tuple[int, int]
     ) -> GradedTargets:
-        """Make targets of M known entries (NaN masks one), each inside the batch, given once and in [0, 1]."""
+        """Make targets of M known entries; each is inside the batch, given once, and in [0, 1] or NaN (masked)."""
         row, column = (torch.as_tensor(np.asarray(part, dtype=np.int64)) for part in (rows, columns))
         values = torch.as_tensor(np.asarray(relevance))
         if not values.is_floating_point():
@@ -123,15 +123,12 @@ class GradedTargets:
         own: Sequence[Sequence[int]] | None = None,
         in_batch_labels: InBatchLabels = "known",
     ) -> GradedTargets:
-        """Make the targets of B queries and N documents from every grade that is known: query -> document -> relevance.
-
-        "paper" fills only a row's own entries (`own` has their columns), "known" every entry whose grade is known.
-        """
+        """Make the targets of B queries and N documents from the known grades: query -> document -> relevance."""
         if len(set(document_ids)) != len(document_ids):
             raise InputError(
                 "targets: got a document id twice; expected each document as one column; fix: deduplicate first"
             )
-        if in_batch_labels == "paper":
+        if in_batch_labels == "paper":  # a row's own entries alone, whose columns `own` holds
             if own is None:
                 raise InputError(
                     "targets: got in_batch_labels='paper' without own columns; expected `own`; fix: pass it"
@@ -155,7 +152,7 @@ class GradedTargets:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> GradedTargets:
-        """Return the targets that gave these `tensors`, on the device they are on now; nothing is checked again."""
+        """Return the targets that gave these `tensors`, on their present device; nothing is checked again."""
         base = [tensors[name] for name in BASE_TENSORS if name in tensors]
         unlabelled = BaseProbability(*base) if base else None
         return cls(tensors["rows"], tensors["columns"], tensors["relevance"], shape, unlabelled)
@@ -175,7 +172,7 @@ class GradedTargets:
         return self.shape[0] * self.shape[1] - self.relevance.isnan().sum()
 
     def check_fits(self, what: str, queries: Tensor, documents: Tensor) -> None:
-        """Refuse embeddings of other shapes than (B, D) and (N, D); `what` names who asks."""
+        """Refuse embeddings of other shapes than (B, D) and (N, D); `what` names the caller."""
         if queries.ndim != 2 or documents.ndim != 2 or queries.shape[1] != documents.shape[1]:
             raise InputError(
                 f"{what}: got queries {tuple(queries.shape)} and documents {tuple(documents.shape)}; "
@@ -193,7 +190,7 @@ class GradedTargets:
 
     @property
     def sample_stride(self) -> int:
-        """The distance of evenly spaced queries that have at most `ENTRIES_SAMPLED` entries."""
+        """The distance of evenly spaced queries with at most `ENTRIES_SAMPLED` entries in total."""
         return max(1, -(-self.shape[0] * self.shape[1] // ENTRIES_SAMPLED))
 
     def every(self, stride: int) -> GradedTargets:
@@ -204,7 +201,7 @@ class GradedTargets:
         return GradedTargets(self.rows[kept] // stride, self.columns[kept], self.relevance[kept], shape, base)
 
     def binarised(self, threshold: float) -> GradedTargets:
-        """Relevance replaced by 1[z >= threshold], compared in float32; masked entries stay masked."""
+        """Return the targets with relevance 1[z >= threshold], compared in float32; masked entries stay masked."""
         reached = (self.relevance.float() >= threshold).to(self.relevance)
         hard = torch.where(self.relevance.isnan(), self.relevance, reached)
         return replace(self, relevance=hard)
@@ -212,10 +209,11 @@ class GradedTargets:
     def without_false_negatives(
         self, queries: Tensor, documents: Tensor, margin: float, entries_at_once: int = 2**22
     ) -> GradedTargets:
-        """These targets with entries masked that nobody graded and whose cosine is suspiciously high.
+        """Return these targets with likely false negatives masked.
 
-        Those are the entries above the row's best document with relevance of at least 0.5 by more than `margin`; a row
-        without such a document keeps all. Queries (B, D) and documents (N, D) are L2-normalised.
+        A likely false negative is an unlabelled entry whose cosine exceeds that of the row's best document with
+        relevance of at least 0.5 by more than `margin`. A row without such a document keeps all entries. Queries (B, D)
+        and documents (N, D) are L2-normalised.
         """
         rows = [self.rows]
         columns = [self.columns]
@@ -235,7 +233,7 @@ class GradedTargets:
         return replace(self, rows=row, columns=column, relevance=torch.cat([self.relevance, masked]))
 
     def row_chunks(self, rows: int) -> Iterator[tuple[slice, GradedTargets]]:
-        """The targets cut into blocks of `rows` queries, rows counted from each block's first."""
+        """Yield blocks of `rows` queries with their targets, rows counted from each block's first."""
         order = torch.argsort(self.rows, stable=True)
         known = [part[order] for part in (self.rows, self.columns, self.relevance)]
         starts = range(0, self.shape[0], rows)
@@ -247,7 +245,7 @@ class GradedTargets:
             yield block, GradedTargets(row - start, column, relevance, (block.stop - start, self.shape[1]), base)
 
     def dense(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-        """(z, weight), both (B, N): relevance, and 1 for entries that count, 0 for masked ones."""
+        """Return (z, weight), both (B, N): relevance, and 1 for entries that count, 0 for masked entries."""
         z = torch.zeros(self.shape, dtype=dtype, device=self.relevance.device)
         if self.unlabelled is not None:
             z.copy_(self.unlabelled.block(slice(None), slice(None)))
@@ -258,7 +256,7 @@ class GradedTargets:
         return z, weight
 
     def graded(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """(B, N): 1 for entries whose relevance is known, 0 for all others and for masked ones."""
+        """Return (B, N): 1 for entries with a known relevance, 0 for all others and for masked entries."""
         known = torch.zeros(self.shape, dtype=dtype, device=self.relevance.device)
         known[self.rows, self.columns] = 1.0 - self.relevance.isnan().to(dtype)
         return known

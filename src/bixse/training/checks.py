@@ -1,4 +1,4 @@
-"""What is refused before training begins (pairs that teach nothing, a batch that cannot fit), and after it diverged."""
+"""The checks before training (pairs that teach nothing, a batch that cannot fit) and after it (divergence)."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ if TYPE_CHECKING:
 
 KINDS: dict[str, Kind] = {"queries": "query", "documents": "document"}
 TEXTS_COUNTED = 1000
-"""Texts that are tokenised to see how many are too long."""
+"""Texts tokenised to count the ones that are too long."""
 TEXTS_LOOKED_AT = 8
-"""Texts that are encoded to see how many bytes per text takes."""
+"""Texts encoded to measure the bytes per text."""
 TEXTS_COMPARED = 32
-"""Distinct queries, and documents, whose embeddings are compared."""
+"""Distinct queries, and distinct documents, whose embeddings are compared."""
 SMALLEST_SPREAD = 1e-3
-"""Embeddings have collapsed where no cosine is further from 1 than this, and some were before."""
+"""Embeddings have collapsed if no cosine is further from 1 than this, and some cosine was before."""
 LOSS_FACTOR = 10.0
-"""The loss has exploded where it ends above so many times what it was at first."""
+"""The loss has exploded if its last value exceeds its first value times this factor."""
 FEWEST_LOSSES = 3
-"""Entries of the log of which "at first" and "ends" are medians: a tenth of all, these at least, or half of them."""
+"""Minimum number of log entries whose median is the first or last loss: a tenth of all, at least 3, at most half."""
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
-"""Where a container on Linux writes how much memory it may use."""
+"""Memory limit of a container on Linux."""
 CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
 
 
 def check_pairs(
     where: object, word: str, loss: GradedLoss, pairs: GradedPairs, documents_per_query: int | None
 ) -> list[str]:
-    """Refuse pairs of a file `where` that the loss cannot learn from; warn where only some can be used."""
+    """Refuse pairs of a file `where` that teach the loss nothing; warn if only some queries can be used."""
     groups = pairs.groups()
     relevance = np.split(pairs.relevance[groups.order], groups.offsets[1:-1])
     usable = sum(loss.is_informative(_best_batch(own.tolist(), documents_per_query)) for own in relevance)
@@ -73,13 +73,13 @@ def check_pairs(
 
 
 def _best_batch(relevance: Sequence[float], documents: int | None) -> list[float]:
-    """The documents of a query that teach most: its best one and its least relevant ones."""
+    """Return the documents of a query that teach most: its best one and its least relevant ones."""
     ordered = sorted(relevance)
     return [*ordered[-1:], *ordered[:-1]][:documents]
 
 
 def check_max_length(model: RelevanceModel) -> list[str]:
-    """Warn of a limit below the one that the model comes with: base and saved model then read less than they could."""
+    """Warn of a limit below the model's own: base and saved model then read less than they could."""
     own, limit = model.own_max_length, model.max_seq_length
     if own is None or limit is None or limit >= own:
         return []
@@ -91,9 +91,9 @@ def check_max_length(model: RelevanceModel) -> list[str]:
 
 
 def check_lengths(where: object, model: SentenceTransformer, pairs: GradedPairs, policy: LongTexts) -> list[str]:
-    """Count texts that are longer than the encoder reads, in a sample where there are many; warn of them or refuse."""
+    """Count the texts that are longer than the encoder reads, estimated from a sample if many; warn or refuse."""
     limit, tokenizer = model.max_seq_length, getattr(model, "tokenizer", None)
-    if limit is None or not callable(tokenizer):  # a model that reads texts of any length, or no tokens
+    if limit is None or not callable(tokenizer):  # the model reads texts of any length, or no tokens
         return []
     prompts = _prompts_before(model, pairs)
     said = []
@@ -120,7 +120,7 @@ def check_lengths(where: object, model: SentenceTransformer, pairs: GradedPairs,
 
 
 def _prompts_before(model: SentenceTransformer, pairs: GradedPairs) -> dict[str, list[str]]:
-    """Every prompt that may stand before a query or a document in training."""
+    """Return every prompt that may precede a query or a document in training."""
     table: Instructions | None = getattr(model, "instructions", None)
     if table is None:
         return {name: [prompt_for(model, kind) or ""] for name, kind in KINDS.items()}
@@ -133,7 +133,7 @@ def _prompts_before(model: SentenceTransformer, pairs: GradedPairs) -> dict[str,
 
 
 def check_disk(out: Path, model: torch.nn.Module, checkpoints: int = 2) -> None:
-    """Refuse to start where the checkpoints (weights and two moments each), one more and the model would not fit."""
+    """Refuse to start if `checkpoints` + 1 checkpoints (weights and two moments each) and the model would not fit."""
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     needed = weights * (3 * (checkpoints + 1) + 1)
     existing = next(parent for parent in (out.absolute(), *out.absolute().parents) if parent.exists())
@@ -147,27 +147,24 @@ def check_disk(out: Path, model: torch.nn.Module, checkpoints: int = 2) -> None:
 
 
 def check_memory(trainer: GradedTrainer) -> int:
-    """Refuse a batch whose encoder states would not fit into memory.
-
-    A few texts of the first batch are encoded, and the bytes that their backward pass would need are counted; all texts
-    of a batch need that together, or those of one pass when the loss is cached. Returned are the bytes that one step is
-    expected to take beyond the weights: states, gradients and Adam's moments (of a sharded encoder this process's part;
-    a block that is gathered comes on top).
-    """
+    """Refuse a batch whose encoder states would not fit into memory; return the bytes per step beyond the weights."""
     loss, model = trainer.loss, trainer.loss.model
     cached, at_once = loss.options.gradient_cache, loss.options.mini_batch_size
+    # fork: the check must not change the draws of training, such as dropout
     with torch.random.fork_rng(), torch.enable_grad():
         model.train()
         features, _ = trainer.collect_features(next(iter(trainer.get_train_dataloader())))
         texts = [number_of_texts(part) for part in features]
         texts_held = [min(number, at_once) if cached else number for number in texts]
-        together = is_sharded(model)  # then a process without texts takes part in the passes of the others
+        together = is_sharded(model)  # a process without texts takes part in the passes of the others
+        # all texts of a batch are held at once, or the texts of one pass if the loss is cached
         states = [
             _bytes_of_a_text(loss, part) * number if number or together else 0
             for part, number in zip(features, texts_held, strict=True)
         ]
     weights = sum(local_part(p).numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     dimensions = model.get_embedding_dimension() or 0
+    # states, gradients and Adam's moments; of a sharded encoder this process's part, and a gathered block comes on top
     needed = (max(states) if cached else sum(states)) + 3 * weights + 3 * sum(texts) * dimensions * 4
     free = free_memory(model.device)
     if needed > free:
@@ -181,10 +178,8 @@ def check_memory(trainer: GradedTrainer) -> int:
 
 
 def _bytes_of_a_text(loss: GradedLoss, features: Mapping[str, Any]) -> int:
-    """Bytes that autograd keeps for a text, weights aside: the mean over a few from short to long.
-
-    Static embeddings have no states of tokens, and so no mask: nothing is kept beside the text's own embedding.
-    """
+    """Return the bytes that autograd keeps per text, weights aside: the mean over a few texts from short to long."""
+    # static embeddings have no token states: nothing is kept but the text's own embedding
     if "attention_mask" not in features:
         return 0
     mask = features["attention_mask"]
@@ -195,18 +190,18 @@ def _bytes_of_a_text(loss: GradedLoss, features: Mapping[str, Any]) -> int:
     kept: dict[int, torch.UntypedStorage] = {}
 
     def count(tensor: torch.Tensor) -> None:
-        """Nothing goes into the graph: a tensor there would hold its own graph, and with it the weights, for good."""
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
             kept[storage.data_ptr()] = storage  # held, so that no later one gets its address
 
+    # `count` returns nothing: a tensor in the graph would hold its own graph, and with it the weights, for good
     with torch.autograd.graph.saved_tensors_hooks(count, lambda packed: packed):
         embed_features(loss.model, part, mini_batch_size=1)
     return sum(storage.nbytes() for storage in kept.values()) // max(1, len(rows))
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free on a device: of the graphics card, or of the machine or its container."""
+    """Return the free bytes of a device: of the GPU, or of the machine or its container."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     free = int(psutil.virtual_memory().available)
@@ -217,15 +212,13 @@ def free_memory(device: torch.device) -> int:
 
 
 def embedding_spreads(model: SentenceTransformer, pairs: GradedPairs) -> dict[Kind, float]:
-    """1 minus the smallest cosine between distinct texts of a kind, without prompts.
-
-    In float32, since rounding to bf16 makes embeddings differ by more than `SMALLEST_SPREAD`.
-    """
+    """Return 1 minus the smallest cosine between distinct texts of a kind, without prompts."""
     found: dict[Kind, float] = {}
     for kind in KINDS.values():
         rows = pairs.distinct(kind)
         texts = pairs.texts(kind, rows[:: -(-len(rows) // TEXTS_COMPARED)])
         with _forward_of_its_own(model):
+            # rounding to bf16 makes equal embeddings differ by more than `SMALLEST_SPREAD`
             embeddings = encode_texts(model, texts, kind, "float32", prompt="")
         found[kind] = 1 - float((embeddings @ embeddings.T).min())
     return found
@@ -233,7 +226,7 @@ def embedding_spreads(model: SentenceTransformer, pairs: GradedPairs) -> dict[Ki
 
 @contextmanager
 def _forward_of_its_own(model: SentenceTransformer) -> Iterator[None]:
-    """Without the autocast that accelerate puts into `forward` where training computes in bfloat16."""
+    """Remove the autocast that accelerate puts into `forward` if training computes in bfloat16."""
     own = model.__dict__.get("_original_forward")
     if own is None:
         yield
@@ -248,18 +241,15 @@ def _forward_of_its_own(model: SentenceTransformer) -> Iterator[None]:
 def check_learned(
     before: Mapping[Kind, float], after: Mapping[Kind, float], losses: Sequence[float], kept_the_best: bool
 ) -> None:
-    """Refuse a model that training has made useless.
-
-    A loss says little by itself: for most objectives that of a collapsed encoder is near its start, so the
-    `embedding_spreads` before and after are compared. An exploded loss counts where no checkpoint was chosen on dev.
-    """
+    """Refuse a model that training has made useless."""
+    # a loss says little by itself: for most objectives the loss of a collapsed encoder is near its start
     for kind, spread in after.items():
         if spread < SMALLEST_SPREAD <= before[kind]:
             raise DivergedError(
                 f"training: got nearly the same embedding for every {kind}; expected embeddings that differ, as before "
                 f"training; the run has diverged; fix: {FIX}"
             ).of_all_processes()
-    if not losses or kept_the_best:
+    if not losses or kept_the_best:  # an exploded loss counts only if dev chose no checkpoint
         return
     compared = min(max(FEWEST_LOSSES, len(losses) // 10), max(1, len(losses) // 2))
     first, last = median(losses[:compared]), median(losses[-compared:])

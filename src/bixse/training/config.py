@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 
 MODEL_FOLDER = "model"
 TUNED_FOLDER = "tuned"
-"""The tuned model as it was before merging, if asked for."""
+"""Folder of the tuned model before merging, if it is kept."""
 ADAPTER_FOLDER = "adapter"
-"""Low-rank adapters alone; the model folder holds them merged."""
+"""Folder of the low-rank adapters alone; the model folder holds them merged."""
 TENSORBOARD_FOLDER = "tensorboard"
 LOG_FILE = "log.jsonl"
-"""Every entry of the log as it came, throughput included."""
+"""Log entries as they came, with throughput."""
 CHECKPOINT_FOLDER = "checkpoints"
-"""What a run needs to resume, until it is finished."""
+"""Checkpoints to resume from, until the run is finished."""
 REGRADE_FOLDER = "regrade"
-"""Of each epoch the pairs that are asked, a folder with the answers, and what came of them; the ledger."""
+"""Per epoch the pairs that are asked, a folder with the answers, and their outcome; also the ledger."""
 
 
 LongTexts: TypeAlias = Literal["cut", "refuse"]
-"""What is done with texts that are longer than the encoder reads."""
+"""Treatment of texts that are longer than the encoder reads."""
 Sharding: TypeAlias = Literal["full"]
-"""Which part of the training state is shared out among the processes."""
+"""Part of the training state that is split among the processes."""
 
 
 class LoraConfig(Settings):
-    """Low-rank adapters: the encoder is frozen, a few weights beside it are trained."""
+    """Low-rank adapters: the encoder is frozen, and a few added weights are trained."""
 
     rank: int = Field(default=32, ge=1)
     """Rank of the adapters; the paper takes 32 for its 3B encoders."""
@@ -55,9 +55,9 @@ class LoraConfig(Settings):
 
 
 class OptimizerConfig(Settings):
-    """How the weights are moved: the paper's Adam with linear warm-up and decay.
+    """The optimizer: the paper's Adam with linear warm-up and decay.
 
-    The defaults of rate, epochs, batch and documents per query were chosen on the dev queries of `pydocs`.
+    The dev queries of `pydocs` chose the defaults of rate, epochs, batch and documents per query.
     """
 
     learning_rate: float = Field(default=1e-4, gt=0)
@@ -92,7 +92,7 @@ class OptimizerConfig(Settings):
     """Queries a step that `learning_rate` is meant for."""
 
     def queries_per_step(self, queries: int | None = None) -> int:
-        """Return the number of queries in a step; a run on so many `queries` cannot have more."""
+        """Return the number of queries per step; a run on `queries` queries cannot have more."""
         asked = self.batch_size * self.gradient_accumulation_steps
         return asked if queries is None else min(asked, queries)
 
@@ -109,9 +109,9 @@ class OptimizerConfig(Settings):
 
 
 Weight = Annotated[float, Field(ge=0, le=1)]
-"""w of (1 - w) base + w tuned: 0 is the base model, 1 the tuned one."""
+"""The share w of (1 - w) base + w tuned: 0 is the base model, 1 the tuned one."""
 WEIGHTS: tuple[float, ...] = tuple(step / 10 for step in range(1, 11))
-"""Weights that are tried."""
+"""Default merge weights to score."""
 TOLERANCE = 0.01
 """nDCG@10 by which a guard collection may fall below the base model."""
 SEARCHED = 10_000
@@ -119,7 +119,7 @@ SEARCHED = 10_000
 
 
 class MergeConfig(Settings):
-    """After training: weights between the base and the tuned encoder, which keep what the base model knew."""
+    """Merging after training: weights between the base and the tuned encoder, which keep what the base model knew."""
 
     weights: Annotated[tuple[Weight, ...], Field(min_length=1)] = WEIGHTS
     """Weights that are scored on dev and guard; a single one is taken without a dev collection too."""
@@ -133,7 +133,7 @@ class MergeConfig(Settings):
 
 
 class RegradeConfig(Settings):
-    """Between two epochs: a judge grades the assumed zeros that the encoder believes least."""
+    """Grading between epochs: a judge grades the likely false negatives."""
 
     judge: Annotated[tuple[str, ...], Field(min_length=1), Flag(name="regrade", metavar="JUDGE")]
     """Judge, as `bixse grade --judge` takes it, that grades suspicious zeros after each epoch but the last: documents
@@ -151,7 +151,7 @@ class RegradeConfig(Settings):
     """What it costs."""
 
     def identity(self) -> dict[str, Any]:
-        """What decides the grades: not where a server stands, how fast it is asked, or what it costs."""
+        """Return the settings that decide the grades, without a server's address, speed or prices."""
         asked = {"concurrency", "timeout", "max_downtime", "api_key_variable", "device", "tokens_per_batch"}
         values = self.model_dump(mode="json", exclude={"ledger": True, "prices": True, "options": asked})
         servers = all(name.startswith(("http://", "https://")) for name in self.judge)
@@ -270,7 +270,7 @@ class TrainConfig(Settings):
 
     @model_validator(mode="after")
     def _loss_takes_its_options(self) -> TrainConfig:
-        if self.loss_options:  # most runs give none, and the classes of losses import torch
+        if self.loss_options:  # only then: the classes of losses import torch, which takes seconds
             try:
                 check_loss_options(self.loss, self.loss_options)
             except ConfigError as error:
@@ -280,7 +280,6 @@ class TrainConfig(Settings):
 
     @property
     def all_loss_options(self) -> dict[str, Any]:
-        """The options of the loss: `loss_options` and the scale."""
         return {"scale": self.scale, **self.loss_options}
 
     @property
@@ -300,11 +299,11 @@ class TrainConfig(Settings):
     def identity(self) -> dict[str, Any]:
         """Return the settings that make two runs the same."""
         regrade = None if self.regrade is None else self.regrade.identity()
-        unset = {"sharding"} if self.sharding is None else set()  # runs that were begun before there was this setting
+        unset = {"sharding"} if self.sharding is None else set()  # records of older runs must still match
         return {**self.model_dump(mode="json", exclude=unset), "regrade": regrade}
 
     def resolved(self) -> TrainConfig:
-        """Return these settings with the precision that this machine computes in, never "auto"."""
+        """Return these settings with the precision of this machine instead of "auto"."""
         return self.model_copy(update={"precision": resolve_precision(self.precision)})
 
     @field_validator("loss_options")
@@ -325,8 +324,8 @@ class TrainConfig(Settings):
 class MergeModelsConfig(Settings):
     """Settings of `bixse merge`: either `weights` gives the share of each model, or `dev` chooses w.
 
-    With `dev`, the first model is the base, tuned is the mean of the others, and the result is
-    (1 - w) base + w tuned.
+    With `dev`, the first model is the base, tuned is the mean of the other models, and the result is (1 - w) base + w
+    tuned.
 
     Example:
         >>> MergeModelsConfig(models=["demo", "runs/mine/model"], weights=[0.5, 0.5]).documents
@@ -375,7 +374,7 @@ class MergeModelsConfig(Settings):
         return self
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that make two merges the same; how w is chosen counts only where it is chosen."""
+        """Return the settings that make two merges the same; settings of the choice of w count only with `dev`."""
         chosen = {"candidates", "documents", "guard_tolerance"} if self.dev else set()
         return self.model_dump(mode="json", include={"models", "weights", "max_length", *chosen}) | {
             "precision": resolve_precision()

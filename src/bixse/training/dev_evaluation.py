@@ -1,4 +1,4 @@
-"""The dev and guard collections of a run: loaded once, hashed, searched for checkpoints and for merged weights."""
+"""The dev and guard collections of a run: loaded once, hashed, searched for checkpoints and for merge weights."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from bixse.training.config import TrainConfig
 
 Role: TypeAlias = Literal["dev", "guard"]
-"""dev: what should get better; guard: what must not get worse."""
+"""dev: collections that should get better; guard: collections that must not get worse."""
 Scores: TypeAlias = "dict[str, dict[str, float]]"
 """Name of a query set -> query id -> nDCG@10."""
 
 
 HITS_FROM = 100_000
-"""Documents of a dev or guard corpus that the base and the tuned model encode, at most, to find hits for the pool."""
+"""Maximum documents of a dev or guard corpus that the base and the tuned model encode to find hits for the pool."""
 
 
 class Split(NamedTuple):
-    """A split of a collection folder, and what it is for."""
+    """A split of a collection folder, and its role."""
 
     folder: Path
     split: str
@@ -52,7 +52,7 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class WatchedQueries(QuerySet):
-    """The judged queries of one split that have a relevant document, by the collection's name (and the split's)."""
+    """The judged queries of one split that have a relevant document, named after the collection (and the split)."""
 
     role: Role = "dev"
     split: str = "dev"
@@ -60,33 +60,29 @@ class WatchedQueries(QuerySet):
 
 @dataclass(frozen=True)
 class Watched:
-    """One collection and its splits that are searched."""
+    """A collection and its splits that are searched."""
 
     collection: Collection
     sets: tuple[WatchedQueries, ...]
     most: int | None
-    """Documents that each merged weight searches, if the corpus has more; None searches the whole corpus."""
+    """Documents that each merge weight searches in a larger corpus; None searches the complete corpus."""
 
     @property
     def is_sampled(self) -> bool:
         return self.most is not None and self.most < len(self.collection.corpus)
 
     def pool(self, runs: Sequence[Mapping[str, Ranking]]) -> dict[str, str]:
-        """Return the documents that a merged weight searches: document id -> text.
-
-        A small corpus is searched whole. Of a larger one the judged documents are searched, and the hits of `runs`
-        (name of a query set -> run), rank by rank until there are `most`. Without such hits a document that a model
-        wrongly ranks high would be missing, and the model would look better than it is.
-        """
+        """Return the documents that a merge weight searches (id -> text): all, or judged ones and hits of `runs`."""
         if not self.is_sampled:
             return self._texts(self.collection.corpus)
         rankings = [ranked(scores) for run in runs for queries in run.values() for scores in queries.values()]
+        # without hits the documents that a model wrongly ranks high would be missing, and it would look too good
         by_rank = (name for hits in zip_longest(*rankings) for name in hits if name is not None)
         pool = dict.fromkeys(chain(self._judged, by_rank))
         return self._texts(list(pool)[: max(self.most or 0, len(self._judged))])
 
     def encoded_for(self, weights: int) -> int:
-        """Return the number of documents that are encoded to score so many weights."""
+        """Return the number of documents to encode for scoring `weights` weights."""
         documents = len(self.collection.corpus)
         if not self.is_sampled:
             return weights * documents
@@ -128,7 +124,7 @@ class Watched:
 
 
 def watched_splits(config: TrainConfig) -> list[Split]:
-    """The dev and guard splits of a configuration."""
+    """Return the dev and guard splits of a configuration."""
     dev = [Split(folder, config.dev_split, "dev") for folder in config.dev_folders]
     return dev + [Split(folder, split, "guard") for folder, split in config.guards]
 
@@ -136,7 +132,7 @@ def watched_splits(config: TrainConfig) -> list[Split]:
 def load_watched(
     splits: Sequence[Split], documents: int | None = None, missing_documents: MissingDocuments = "refuse"
 ) -> list[Watched]:
-    """Read collections; splits of one folder share one corpus, of which at most so many documents are searched."""
+    """Read collections; splits of one folder share a corpus, of which each weight searches `documents` documents."""
     names = _names(splits)
     found = []
     for folder in dict.fromkeys(entry.folder.resolve() for entry in splits):
@@ -152,12 +148,12 @@ def load_watched(
 
 
 def sets_of(watched: Sequence[Watched], role: Role | None = None) -> list[tuple[Watched, WatchedQueries]]:
-    """The query sets of a role, or of all, each with its collection."""
+    """Return the query sets of a role, or all query sets, each with its collection."""
     return [(corpus, own) for corpus in watched for own in corpus.sets if role in (None, own.role)]
 
 
 def split_hashes(splits: Sequence[Split]) -> dict[str, str]:
-    """Content hashes of the files of splits, under their roles, and names where there are several of a role."""
+    """Return content hashes of the files of splits, keyed by role, and by name too if a role has several."""
     hashes: dict[str, str] = {}
     for entry in splits:
         check_split(entry.folder, entry.split)
@@ -170,7 +166,7 @@ def split_hashes(splits: Sequence[Split]) -> dict[str, str]:
 
 
 def queries_of(watched: Sequence[Watched]) -> dict[str, Mapping[str, str]]:
-    """Role and name -> query id -> text."""
+    """Return role and name -> query id -> text."""
     return {f"{own.role} {own.name}": own.queries for _, own in sets_of(watched)}
 
 
@@ -194,10 +190,10 @@ def check_not_trained_on(held_out: Mapping[str, Mapping[str, str]], queries: Ite
 
 
 class GradedRetrievalEvaluator(BaseEvaluator):
-    """Graded nDCG@10 and its companions on a small collection, for choosing a checkpoint during training.
+    """Graded nDCG@10 and the other metrics on a small collection, for choosing a checkpoint during training.
 
-    For a quick figure the corpus holds the judged documents and hard ones beside them. `name` is the prefix of the
-    metrics: the headline is `<name>_ndcg@10`.
+    For a quick figure the corpus holds the judged documents and some hard ones. `name` is the prefix of the metrics:
+    the headline is `<name>_ndcg@10`.
     """
 
     def __init__(
@@ -225,7 +221,7 @@ class GradedRetrievalEvaluator(BaseEvaluator):
 
 
 class MeanEvaluator(BaseEvaluator):
-    """The mean of each figure over several collections, each with a name of its own, beside the figures themselves.
+    """The mean of each metric over several collections, in addition to the metrics of each collection.
 
     sentence-transformers' `SequentialEvaluator` gives the last score, not the mean.
     """
@@ -251,15 +247,11 @@ DevEvaluator: TypeAlias = GradedRetrievalEvaluator | MeanEvaluator
 
 
 def dev_evaluator(config: TrainConfig, model: SentenceTransformer, watched: Sequence[Watched]) -> DevEvaluator | None:
-    """Graded nDCG@10 on the dev queries, over their judged documents and those that BM25 ranks high.
-
-    Of several collections the mean decides, each counting as much (BiXSE paper, appendix: BEIR(short)). A prompt that
-    is missing is said here.
-    """
+    """Return the evaluator of graded nDCG@10 on dev, over judged documents and BM25 hits; None if there is none."""
     dev = sets_of(watched, "dev")
     if config.evaluations_per_epoch == 0 or not dev:
         return None
-    prompt_for(model, "query")
+    prompt_for(model, "query")  # reports a missing prompt
     found = []
     for corpus, own in dev:
         collection, qrels = corpus.collection, corpus.collection.qrels[own.split]
@@ -269,15 +261,13 @@ def dev_evaluator(config: TrainConfig, model: SentenceTransformer, watched: Sequ
         texts = candidate_corpus(collection, qrels, runs, config.dev_candidates)
         prefix = "dev" if len(dev) == 1 else f"dev_{collection.name}"
         found.append(GradedRetrievalEvaluator(texts, queries, qrels, config.min_relevant_grade, prefix))
+    # collections count equally (BiXSE paper, appendix: BEIR(short))
     return found[0] if len(found) == 1 else MeanEvaluator(found, "dev")
 
 
 def candidate_corpus(collection: Collection, qrels: Qrels, runs: Sequence[Ranking], depth: int) -> dict[str, str]:
-    """The judged documents of some queries and the top `depth` of each run: a small corpus that stays hard.
-
-    A full corpus is too slow to encode at each evaluation during training; random documents beside the judged ones
-    would be too easy.
-    """
+    """Return the judged documents of some queries and the top `depth` of each run: a small corpus that stays hard."""
+    # a full corpus is too slow to encode at each evaluation during training; random documents would be too easy
     chosen = {document_id for judged in qrels.values() for document_id in judged}
     for run in runs:
         for query_id in qrels:
@@ -287,7 +277,7 @@ def candidate_corpus(collection: Collection, qrels: Qrels, runs: Sequence[Rankin
 
 
 def dev_figures(history: Iterable[Mapping[str, Any]]) -> dict[int, float]:
-    """Step -> nDCG@10 on dev, of the evaluations in a log.
+    """Return step -> nDCG@10 on dev, from the evaluations in a log.
 
     Example:
         >>> dev_figures([{"step": 0, "eval_dev_ndcg@10": 0.5}, {"step": 1, "loss": 0.2}])
@@ -297,7 +287,7 @@ def dev_figures(history: Iterable[Mapping[str, Any]]) -> dict[int, float]:
 
 
 def _names(splits: Sequence[Split]) -> list[str]:
-    """The name of the folder, with the split where a folder has several."""
+    """Return the name of each folder, with the split if a folder has several."""
     folders = [entry.folder.resolve().name for entry in splits]
     names = [
         name if folders.count(name) == 1 else f"{name}/{entry.split}"

@@ -1,6 +1,6 @@
-"""Several processes that train one model: started together, agreed on what they do, stopped together.
+"""The processes that train one model: started together, agreed on their inputs, stopped together.
 
-The launcher's environment says which process this is, before torch is imported; the rest is accelerate's.
+The launcher's environment gives the rank of this process before torch is imported; accelerate does the rest.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 NUMBERS_AT_ONCE = 2**23
-"""Numbers of gradients that are summed over the processes in one message: 32 MB of float32."""
+"""Gradient values summed over the processes in one message: 32 MB of float32."""
 PATIENCE = timedelta(hours=6)
-"""How long a process waits for the others, for example while the first one searches the dev collection."""
+"""Timeout of a process that waits for the others, for example while the first one searches the dev collection."""
 
 
 def world_size() -> int:
-    """The number of processes that the launcher (torchrun, accelerate launch) started; 1 without one."""
+    """Return the number of processes that the launcher (torchrun, accelerate launch) started; 1 without one."""
     return launched_number("WORLD_SIZE", 1)
 
 
 def rank() -> int:
-    """The number that the launcher gave this process, from 0."""
+    """Return the rank of this process, from 0, as the launcher set it."""
     number = launched_number("RANK", 0)
     if number >= world_size() > 1:  # torch would wait for a process that never comes
         raise InputError(
@@ -52,12 +52,12 @@ def rank() -> int:
 
 
 def is_main_process() -> bool:
-    """Whether this process is the one that writes files and talks to the user."""
+    """Return True in the process that writes files and talks to the user."""
     return rank() == 0 or world_size() == 1
 
 
 def init_distributed() -> None:
-    """Meet the other processes; nothing happens where there is one alone."""
+    """Join the other processes; do nothing in a single process."""
     if world_size() > 1:
         import torch
         from accelerate import PartialState
@@ -65,20 +65,20 @@ def init_distributed() -> None:
         if not torch.distributed.is_initialized():
             try:
                 PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
-            except ValueError as error:  # a variable that a launcher sets, such as MASTER_ADDR, is missing
+            except ValueError as error:  # a launcher's variable is missing, such as MASTER_ADDR
                 raise InputError(
                     f"WORLD_SIZE={world_size()}: got an environment in which processes cannot meet ({error}); expected "
                     "that of a launcher; fix: start the command with torchrun or accelerate, or unset WORLD_SIZE"
                 ) from error
             atexit.register(torch.distributed.destroy_process_group)
-            # torch 2.13 has new names for both; older ones do not know them
+            # torch 2.13 has new names for both; older versions lack them
             names = "all_gather_into_tensor|reduce_scatter_tensor"
             warnings.filterwarnings("ignore", message=f".*({names}).* is deprecated", category=FutureWarning)
 
 
 @contextmanager
 def raise_together() -> Iterator[None]:
-    """Run the block in every process; where it fails in one, it fails in all with the first one's error."""
+    """Run the block in every process; an error in one process fails all, with the error of the lowest rank."""
     if world_size() == 1:
         yield
         return
@@ -96,7 +96,7 @@ def raise_together() -> Iterator[None]:
 
 @contextmanager
 def first_process_alone_in(out: Path) -> Iterator[None]:
-    """Lock the output folder, by the first process of a run."""
+    """Lock the output folder in the first process of a run."""
     with ExitStack() as held:
         with raise_together():
             if is_main_process():
@@ -105,7 +105,7 @@ def first_process_alone_in(out: Path) -> Iterator[None]:
 
 
 class RunGuard(ExitStack):
-    """What surrounds the steps of a training run: its precision, its processes and its folder.
+    """The context around the steps of a training run: its precision, its processes and its folder.
 
     Each step runs through `together`. From `begin_writing` on, a failed write is a StorageError and a refusal leaves no
     empty folder behind. From `lock` on, the run is alone in its folder and has a record there.
@@ -123,19 +123,19 @@ class RunGuard(ExitStack):
         return self
 
     def together(self, step: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-        """Run a step in every process; where it fails in one, it fails in all with the first one's error."""
+        """Run a step in every process; an error in one process fails all, with the error of the lowest rank."""
         with raise_together(), storage_errors(self.out) if self.writes else nullcontext():
             return step(*args, **named)
 
     def begin_writing(self) -> None:
-        from bixse.encoders.loading.build import no_library_bars  # the command imports this module
+        from bixse.encoders.loading.build import no_library_bars  # not at the top: the command line imports this module
 
         self.writes = True
         self.enter_context(no_library_bars())
         self.push(self._clear_if_refused)
 
     def lock(self, record: Run) -> None:
-        """Lock the folder and write its record there; a Ctrl-C from now on is written into it."""
+        """Lock the folder and write its record there; a later Ctrl-C is written into the record."""
         self.record = record
         self.enter_context(first_process_alone_in(self.out))
         self.enter_context(storage_errors(self.out))
@@ -151,14 +151,15 @@ class RunGuard(ExitStack):
             self.save_record("interrupted")
 
     def _clear_if_refused(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Leave no empty folder behind a command that is refused: the trainer makes one before the checks end."""
+        """Remove the empty folders of a refused command."""
+        # the trainer makes them before the checks end
         for folder in (self.out / CHECKPOINT_FOLDER, self.out) if isinstance(error, BixseError) else ():
             with suppress(OSError):
                 folder.rmdir()
 
 
 def check_agreement(named: Mapping[str, Any]) -> None:
-    """Refuse, by an InputError, values that are not the same in all processes."""
+    """Refuse, by an InputError, values that differ between processes."""
     from accelerate.utils import gather_object
 
     everyone = gather_object([dict(named)])
@@ -174,7 +175,7 @@ def check_agreement(named: Mapping[str, Any]) -> None:
 
 
 def any_process(flag: bool, device: torch.device) -> bool:
-    """Whether the flag is set in at least one process; each must call this."""
+    """Return True if the flag is set in at least one process; each process must call this."""
     if world_size() == 1:
         return flag
     import torch
@@ -185,13 +186,10 @@ def any_process(flag: bool, device: torch.device) -> bool:
 
 
 def average_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """Replace each gradient by its mean over all processes, after the last backward pass of a step.
-
-    torch's DistributedDataParallel does this while the backward pass runs, and counts on one forward pass a step
-    through its wrapper. An encoder runs many passes per step here, and again in the backward pass when activations are
-    checkpointed or cached: the sum afterwards holds for all of them, and for the loss's own parameters too. A parameter
-    without a gradient in every process keeps none.
-    """
+    """Replace each gradient by its mean over all processes, after the last backward pass of a step."""
+    # torch's DistributedDataParallel averages during the backward pass, and expects one forward pass per step through
+    # its wrapper; an encoder runs many passes per step, also in the backward pass if checkpointed or cached; the sum
+    # afterwards is correct for all these passes, and for the loss's own parameters
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if world_size() == 1 or not trained:
         return
@@ -200,10 +198,11 @@ def average_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
 
     has = torch.tensor([float(parameter.grad is not None) for parameter in trained], device=trained[0].device)
     dist.all_reduce(has)
+    # a parameter without a gradient in every process keeps none
     used = [parameter for parameter, number in zip(trained, has.tolist(), strict=True) if number > 0]
     for bucket in _buckets(used):
         gradients = [torch.zeros_like(part) if part.grad is None else part.grad for part in bucket]
-        flat = torch.cat([gradient.float().reshape(-1) for gradient in gradients])
+        flat = torch.cat([gradient.float().reshape(-1) for gradient in gradients])  # sums in float32
         dist.all_reduce(flat)
         flat /= world_size()
         for parameter, part in zip(bucket, flat.split([parameter.numel() for parameter in bucket]), strict=True):

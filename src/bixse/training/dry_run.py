@@ -35,47 +35,47 @@ if TYPE_CHECKING:
     from bixse.training.loop.trainer import GradedTrainer
 
 TIMED_STEPS = 5
-"""Steps that are timed, after a first one that is not."""
+"""Timed steps, after one warm-up step."""
 SECONDS = 30.0
-"""No further step is begun after this time."""
+"""Seconds after which no further step begins."""
 TEXTS_TIMED = 128
 
 
 @dataclass(frozen=True)
 class TrainPlan:
-    """What a training run takes."""
+    """The time and memory of a training run."""
 
     pairs: int
     queries: int
     steps: int
     weights_bytes: int
     step_bytes: int
-    """Memory that a step takes beside them: states of a batch, gradients, moments; a lower bound."""
+    """Memory per step in addition to the weights: states of a batch, gradients, moments; a lower bound."""
     free_bytes: int
     seconds_per_step: float
     """Median of the timed steps."""
     timed_steps: int
     seconds_of_dev: float
-    """Wall time of one evaluation on dev; 0 without dev."""
+    """Wall time of one dev evaluation; 0 without dev."""
     evaluations: int
-    """Evaluations on dev, the one before training included."""
+    """Dev evaluations, the one before training included."""
     seconds_of_base: float
-    """Wall time of embedding the training texts by the base model; 0 where their probabilities are not used."""
+    """Wall time of embedding the training texts by the base model; 0 if its probabilities are not used."""
     seconds_of_merge: float
-    """Wall time of scoring the merge weights on dev and guard; 0 where nothing is chosen."""
+    """Wall time of scoring the merge weights on dev and guard; 0 if no weight is chosen."""
     regrade: Any
-    """What the questions about suspicious zeros would take; their time is not in `seconds`."""
+    """Estimate for grading the likely false negatives; its time is not in `seconds`."""
     warnings: list[str]
 
     @property
     def seconds(self) -> float:
-        """Expected wall time of steps, evaluations and merging; loading and saving come on top."""
+        """Expected wall time of steps, evaluations and merging, without loading and saving."""
         once = self.seconds_of_base + self.seconds_of_merge
         return self.steps * self.seconds_per_step + self.evaluations * self.seconds_of_dev + once
 
 
 def plan_training(config: TrainConfig, out: Path) -> TrainPlan:
-    """Check a run as `train` does, and measure what it would take; nothing is left behind.
+    """Check a run as `train` does, and measure its time and memory; no file is left behind.
 
     A few steps are trained into a temporary folder: the first one warms up, up to five more are timed.
 
@@ -132,7 +132,7 @@ def _plan(config: TrainConfig, out: Path) -> TrainPlan:
 
 
 def _step_times(trainer: GradedTrainer) -> list[float]:
-    """Loading of their batches and the optimizer included; nothing is saved."""
+    """Return the seconds per step, batch loading and optimizer included; nothing is saved."""
     ends: list[float] = []
 
     class Clock(TrainerCallback):
@@ -151,7 +151,7 @@ def _step_times(trainer: GradedTrainer) -> list[float]:
 
 
 def _seconds_of_base(trainer: GradedTrainer) -> float:
-    """Seconds to embed the training texts by the base model; leaves targets without content, to time steps with."""
+    """Return the seconds to embed the training texts by the base model; empty targets stay, to time steps with."""
     if getattr(trainer.loss.options, "unlabelled", "zero") == "zero":
         return 0.0
     model, collator = trainer.loss.model, cast("Any", trainer.data_collator)

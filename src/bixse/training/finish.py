@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def weights_to_merge_with(config: TrainConfig, trainer: GradedTrainer) -> Weights | None:
-    """Return the weights before training, where w can be chosen on dev or is given."""
+    """Return the weights before training if w can be chosen on dev or is given, else None."""
     if config.merge is None or (config.dev is None and len(config.merge.weights) > 1):
         return None
     base = trained_weights(trainer.loss.model)
@@ -63,7 +63,7 @@ def merge_tuned(
         whole = trainer.whole_model()
         with raise_together():
             if is_main_process():
-                save_model(copy.deepcopy(whole.cpu()), head, out / TUNED_FOLDER)
+                save_model(copy.deepcopy(whole.cpu()), head, out / TUNED_FOLDER)  # a copy: saving merges adapters
         model.to(device)
     tuned = [trained_weights(model)]
     if settings.checkpoints > 1:
@@ -74,7 +74,7 @@ def merge_tuned(
             trainer._load_from_checkpoint(str(out / CHECKPOINT_FOLDER / f"checkpoint-{step}"))
             tuned.append(trained_weights(model))
     model.eval()
-    # as a saved model computes: eager attention, which trains faster, rounds differently and is slow on long texts
+    # a saved model loads with sdpa: eager attention, which trains faster, rounds differently and is slow on long texts
     switch_attention(model, config.attention)
     mean = mean_weights(tuned) if len(tuned) > 1 else tuned[0]
     tolerance, keep = config.guard_tolerance, settings.keep_tuned
@@ -93,13 +93,13 @@ def save_model(
     merged: MergeResult | None = None,
     adapters: Path | None = None,
 ) -> None:
-    """Save an encoder with its head and the card of a merge; adapters are written alone first, then merged into it."""
+    """Save an encoder with its head and the card of a merge; adapters are written alone first, then merged."""
     model = cast("RelevanceModel", encoder)
-    model.head = head  # one that came with the base model is not this encoder's
+    model.head = head  # also None: the base model's head does not fit this encoder
     with quiet_loading():
         if has_lora(model):
             if adapters is not None:
                 save_whole(model, adapters)
-            model.float()  # bf16 would round away a part of what the adapters add
+            model.float()  # bf16 would round away a part of the adapters' change
             merge_lora(model)
         save_whole(model, folder, merged.card() if merged is not None else "")

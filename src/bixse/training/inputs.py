@@ -1,4 +1,4 @@
-"""What a configuration names: pairs, instructions, collections and the record of the run; the model and its loss."""
+"""The inputs of a configuration: pairs, instructions, collections and the record of the run; the model and its loss."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Inputs(NamedTuple):
-    """The files that a configuration names, read, and the record of the run."""
+    """The loaded files of a configuration, and the record of the run."""
 
     where: str
     """Names of the files of pairs, for messages."""
@@ -45,7 +45,7 @@ class Inputs(NamedTuple):
 
 
 def open_training(config: TrainConfig, out: Path) -> Inputs:
-    """Read what a configuration names, and the record of its run; nothing is written."""
+    """Read the files of a configuration and the record of its run; nothing is written."""
     files, splits = config.pair_files, watched_splits(config)
     pairs = load_several(files)
     names = ["pairs"] if len(files) == 1 else [f"pairs/{path.stem}" for path in files]
@@ -67,7 +67,7 @@ def make_loss(config: TrainConfig, table: Instructions | None) -> GradedLoss:
     model = build_encoder(
         config.model,
         config.max_length,
-        "cpu" if config.sharding is not None and world_size() > 1 else None,  # each process keeps a part of it
+        "cpu" if config.sharding is not None and world_size() > 1 else None,  # each process keeps only a part
         trust_remote_code=config.trust_remote_code,
         bidirectional=config.bidirectional,
         pooling=config.pooling,

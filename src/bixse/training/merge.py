@@ -1,4 +1,4 @@
-"""After training: the weights between the base and the tuned encoder that are best on dev and keep what guard holds."""
+"""The merge after training: the best weights between the base and the tuned encoder on dev that keep guard."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from bixse.training.loop.trainer import GradedTrainer
 
 HEAD_ENTRIES = 60_000
-"""Entries of the training batches, at least, to which scale and bias are fitted for a merged encoder."""
+"""Minimum entries of the training batches to which scale and bias of a merged encoder are fitted."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,14 @@ class MergePoint:
     scores: dict[str, float]
     """Name of a dev or guard collection -> mean nDCG@10."""
     below_best: float = 0.0
-    """nDCG@10 on dev by which the best weight that keeps guard is above this one; the mean over the dev collections."""
+    """Mean nDCG@10 on dev that this weight loses against the best weight that keeps guard."""
     error: float = 0.0
     """Standard error of `below_best`, paired over queries."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """The difference in nDCG@10 of a model from the base model on one collection, with its 95 % interval over queries.
+    """The nDCG@10 of a model minus that of the base model on one collection, with its 95 % interval over queries.
 
     Above 0 the model is better than the base model; a single query has no interval.
     """
@@ -71,29 +71,29 @@ class Change:
 
 @dataclass(frozen=True)
 class MergeResult:
-    """The weight that was chosen, and why."""
+    """The merge weight, and the figures behind its choice."""
 
     weight: float
     """w of (1 - w) base + w tuned."""
     points: list[MergePoint]
-    """What was scored, by weight; empty where the weight was given."""
+    """Scored weights in order; empty if the weight was given."""
     changes: list[Change]
     """Tuned and merged against the base model on every dev and guard collection."""
     tolerance: float
     """nDCG@10 by which a guard collection may fall below the base model."""
     candidates: int = 1
     documents: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Collection -> documents that were searched, documents of its corpus."""
+    """Collection -> number of searched documents, size of its corpus."""
     checkpoints: int = 1
-    """Checkpoints of which the tuned weights are the mean."""
+    """Number of checkpoints whose mean is the tuned encoder."""
     checkpoints_wanted: int = 1
-    """How many were asked for; a short run has fewer."""
+    """Number of checkpoints that were asked for; a short run has fewer."""
     given: tuple[float, ...] = ()
-    """The weight of each model, where all were given; `weight` is 1 then."""
+    """The weight of each model, if all were given; `weight` is 1 then."""
 
     @property
     def keeps_guard(self) -> bool:
-        """Whether every guard collection is within the tolerance of the base model (true where there is none)."""
+        """Return True if every guard collection is within the tolerance of the base model, or there is none."""
         merged = [change for change in self.changes if change.role == "guard" and change.model == "merged"]
         return all(change.mean >= -self.tolerance for change in merged)
 
@@ -102,7 +102,7 @@ class MergeResult:
         return any(change.role == "guard" for change in self.changes)
 
     def dev(self, weight: float) -> float | None:
-        """Mean nDCG@10 over the dev collections at a weight that was scored; None where none was."""
+        """Return the mean nDCG@10 over the dev collections at a scored weight, or None."""
         names = {change.collection for change in self.changes if change.role == "dev"}
         scores = [score for p in self.points if p.weight == weight for name, score in p.scores.items() if name in names]
         return float(np.mean(scores)) if scores else None
@@ -123,7 +123,7 @@ class MergeResult:
         return said
 
     def lines(self) -> list[str]:
-        """The choice in words, one fact per line."""
+        """Return the choice in words, one fact per line."""
         chosen = f"chosen on dev among {self.candidates}" if self.candidates > 1 else "as given"
         soup = f", tuned is the mean of {self.checkpoints} checkpoints" if self.checkpoints_wanted > 1 else ""
         what = f"{1 - self.weight:g} base + {self.weight:g} tuned"
@@ -144,7 +144,7 @@ class MergeResult:
         return lines
 
     def reason(self) -> list[str]:
-        """Say which weights reach how much on dev, and why the chosen one was taken."""
+        """Return lines with each weight's score on dev and the reason for the chosen weight."""
         if self.candidates < 2:
             return []
         curve = ", ".join(f"{point.weight:g}: {self.dev(point.weight):.4f}{_below(point)}" for point in self.points)
@@ -157,7 +157,7 @@ class MergeResult:
         return lines
 
     def card(self) -> str:
-        """A section of the model card, in Markdown."""
+        """Return a section of the model card, in Markdown."""
         return "## Weights merged with the base model\n\n" + "".join(f"- {line}\n" for line in self.lines())
 
     def to_json(self) -> dict[str, Any]:
@@ -182,18 +182,18 @@ def merge(
 
     Every weight, 0 and 1 among them, is scored on all dev and guard collections; several processes share the weights.
     Candidates are the weights that leave no guard collection more than `tolerance` below the base model. The smallest
-    candidate whose mean over the dev collections lies within one standard error of the best candidate's is taken: a
-    smaller weight changes the base model less (Breiman et al. 1984, Classification and Regression Trees, section
-    3.4.3). The error is that of the difference, paired over queries. If no weight keeps guard, the one whose worst
-    guard collection loses least is taken; without a collection the first one.
+    candidate within one standard error of the best candidate's mean over the dev collections wins. A smaller weight
+    changes the base model less (Breiman et al. 1984, Classification and Regression Trees, section 3.4.3). The error is
+    that of the difference, paired over queries. If no weight keeps guard, the weight whose worst guard collection loses
+    least wins. Without a collection the first weight wins.
 
-    The embeddings of the chosen encoder stay in the embedding store, and with `keep_tuned` those of the tuned one.
+    The embeddings of the chosen encoder stay in the embedding store, and with `keep_tuned` also the tuned encoder's.
     """
     pools = _pools(model, base, tuned, watched)
     scores, stored = _score(model, base, tuned, weights, watched, pools, progress)
     roles = {own.name: own.role for _, own in sets_of(watched)}
     points, chosen = _choose(scores, roles, weights, tolerance)
-    for weight, path in stored.items():  # every candidate of every run would fill the disk
+    for weight, path in stored.items():  # the candidates of every run would fill the disk
         if weight not in (0.0, chosen, 1.0 if keep_tuned else chosen):
             path.unlink(missing_ok=True)
     interpolate(model, base, tuned, chosen)
@@ -218,7 +218,7 @@ def merge(
 def _pools(
     model: SentenceTransformer, base: Weights, tuned: Weights, watched: Sequence[Watched]
 ) -> list[dict[str, str]]:
-    """The documents of each collection that every weight searches: document id -> text."""
+    """Return per collection the documents that every weight searches: document id -> text."""
     sampled = [number for number, corpus in enumerate(watched) if corpus.is_sampled]
     runs: dict[int, list[Mapping[str, Ranking]]] = {number: [] for number in sampled}
     with raise_together():
@@ -240,10 +240,7 @@ def _score(
     pools: Sequence[Mapping[str, str]],
     progress: bool,
 ) -> tuple[dict[float, Scores], dict[float, Path]]:
-    """Weight, 0 and 1 among them -> its scores, and weight -> file of embeddings that was new in the store.
-
-    Leaves the encoder at one of the weights.
-    """
+    """Return weight -> scores, 0 and 1 included, and weight -> new file of the store; the encoder keeps a weight."""
     scores: dict[float, Scores] = {}
     stored: dict[float, Path] = {}
     share = _share(sorted({0.0, 1.0, *weights}), model) if watched else []
@@ -268,19 +265,19 @@ def _score(
 
 
 def _share(weights: Sequence[float], model: SentenceTransformer) -> list[float]:
-    """The weights that this process scores; the processes of a sharded encoder score each one together."""
+    """Return the weights that this process scores; the processes of a sharded encoder score each weight together."""
     return list(weights[slice(None) if is_sharded(model) else slice(rank(), None, world_size())])
 
 
 def _cache(model: SentenceTransformer) -> str | None:
-    """The embedding store, or "none" for weights that no saved model has: adapters, and parts of a sharded encoder."""
+    """Return None for the embedding store, or "none" if no saved model has the weights (adapters, sharded encoders)."""
     return "none" if has_lora(model) or is_sharded(model) else None
 
 
 def _choose(
     scores: Mapping[float, Scores], roles: Mapping[str, Role], weights: Sequence[float], tolerance: float
 ) -> tuple[list[MergePoint], float]:
-    """The scored weights, compared with the best one that keeps guard, and the weight that is taken."""
+    """Return the scored weights, compared with the best weight that keeps guard, and the chosen weight."""
     if not scores:
         return [], weights[0]
     dev = [name for name, role in roles.items() if role == "dev"]
@@ -310,7 +307,7 @@ def _below(point: MergePoint) -> str:
 
 
 def _standard_error(differences: Sequence[Floats]) -> float:
-    """The standard error of the mean over collections of their mean over queries; a single query has none."""
+    """Return the standard error of the mean over collections of their means over queries; a single query has none."""
     variances = [values.var(ddof=1) / len(values) if len(values) > 1 else 0.0 for values in differences]
     return float(np.sqrt(np.sum(variances))) / len(differences)
 
@@ -332,11 +329,7 @@ def _difference(change: Change) -> str:
 
 
 def refitted_head(trainer: GradedTrainer, head: RelevanceHead) -> RelevanceHead:
-    """Scale and bias for an encoder whose weights were changed since training.
-
-    They minimise the binary cross-entropy of sigma(alpha cos + beta) over the entries of the first training batches, as
-    training did for its own encoder. The cosines of a merged encoder lie closer together and need a larger scale.
-    """
+    """Return scale and bias for an encoder whose weights were changed since training."""
     model = trainer.loss.model.eval()
     cosines: list[torch.Tensor] = []
     relevance: list[torch.Tensor] = []
@@ -351,8 +344,10 @@ def refitted_head(trainer: GradedTrainer, head: RelevanceHead) -> RelevanceHead:
             if sum(map(len, cosines)) >= HEAD_ENTRIES:
                 break
     logits = head.logit_scale * torch.cat(cosines).numpy() + head.logit_bias
+    # least binary cross-entropy of sigma(alpha cos + beta), as in training: the cosines of a merged encoder lie closer
+    # together and need a larger scale
     slope, intercept = fit_platt(logits, torch.cat(relevance).numpy())
-    if slope <= 0:  # cosines say nothing of relevance: the trained scale is as good as any
+    if slope <= 0:  # cosines that do not rise with relevance: the trained scale is as good as any
         return head
     scale, bias = slope * head.logit_scale, slope * head.logit_bias + intercept
     prior = float(torch.cat(relevance).mean())

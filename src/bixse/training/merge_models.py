@@ -1,4 +1,4 @@
-"""Merge models that exist."""
+"""Merging of existing models."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MergedModel:
-    """What a merge left."""
+    """The result of a merge."""
 
     model_path: Path
     result: MergeResult
@@ -111,7 +111,7 @@ def merge_models(config: MergeModelsConfig, out: str | Path, progress: bool = Fa
 
 
 def check_same_kind(first: SentenceTransformer, second: SentenceTransformer, names: tuple[str, str]) -> None:
-    """Refuse, by a ModelError, two encoders that differ in parameters, modules or tokenizer; `names` are theirs."""
+    """Refuse, by a ModelError, two encoders that differ in parameters, modules or tokenizer."""
     one, two = (dict(model.named_parameters()) for model in (first, second))
     differing = [name for name in {**one, **two} if _shape(one, name) != _shape(two, name)]
     kinds = [[type(module).__name__ for module in model] for model in (first, second)]

@@ -41,37 +41,37 @@ class TrainResult:
     history: list[dict[str, Any]]
     """Log entries, one per step and one per dev evaluation; `log.jsonl` of the run adds throughput."""
     best_step: int | None
-    """Step of the checkpoint that was kept; None without a dev collection."""
+    """Step of the best checkpoint; None without a dev collection."""
     warnings: list[str]
     learning_rate: float
-    """The encoder's peak rate, scaled to the queries of a step."""
+    """The encoder's peak rate, scaled to the queries per step."""
     merge: MergeResult | None = None
-    """How the tuned weights were merged with the base model's; None where they were not."""
+    """The merge with the base model's weights; None without a merge."""
     loss_computed_by: str = ""  # dtype of the matrix products of the loss
     regrade: list[RegradedEpoch] = field(default_factory=list)
-    """What a judge said of suspicious zeros after each epoch."""
+    """The judge's grades of likely false negatives, per epoch."""
 
     def to_json(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if name not in ("model_path", "reused")}
 
     @classmethod
     def from_json(cls, out: Path, results: dict[str, Any]) -> TrainResult:
-        """Return the result of a finished run in `out` from what its `run.json` holds."""
+        """Return the result of a finished run in `out` from the results in its `run.json`."""
         return TypeAdapter(cls).validate_python({**results, "model_path": out / MODEL_FOLDER, "reused": True})
 
 
 def train(config: TrainConfig, out: Path, progress: bool = True, title: str = "train") -> TrainResult:
     """Train an encoder on graded pairs and save it to `out/model` with `out/run.json`.
 
-    Called again with the same configuration and precision it continues an interrupted run from its last checkpoint,
-    and returns a finished one as it is. Started several times at once by torchrun or `accelerate launch`, the processes
-    share every batch; the first one writes.
+    A second call with the same configuration and precision continues an interrupted run from its last checkpoint, and
+    returns a finished run as it is. With torchrun or `accelerate launch` the processes share every batch; the first
+    process writes.
 
     Raises:
         InputError: pairs, collection, model or configuration cannot be used.
         OutputExistsError: `out` holds another run.
         StorageError: the disk is full.
-        InterruptedRunError: stopped by Ctrl-C after a checkpoint.
+        InterruptedRunError: Ctrl-C stopped the run after a checkpoint.
     """
     with RunGuard(out, config.precision) as guard:
         config = config.resolved()
@@ -112,10 +112,7 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str = "t
 
 
 def _run_trainer(trainer: GradedTrainer, out: Path, guard: RunGuard, then_merge: bool) -> list[str]:
-    """Train from the last checkpoint, if any, and return warnings of checkpoints that could not be used.
-
-    A Ctrl-C leaves a checkpoint and ends the run; during the last step it does where merging is still to come.
-    """
+    """Train from the last checkpoint, if any, and return warnings of checkpoints that could not be used."""
     stop, started = StopOnInterrupt(), time.perf_counter()
     trainer.add_callback(stop)
     checkpoint, warnings = guard.together(checkpoint_to_resume, out / CHECKPOINT_FOLDER)
@@ -132,6 +129,7 @@ def _run_trainer(trainer: GradedTrainer, out: Path, guard: RunGuard, then_merge:
             losses = [entry["loss"] for entry in state.log_history if "loss" in entry]
             after = embedding_spreads(trainer.loss.model, trainer.pairs)
             check_learned(before, after, losses, trainer.evaluator is not None)
+            # a Ctrl-C during the last step ends the run only if the merge is still to come
             if not (then_merge and any_process(stop.asked, trainer.args.device)):
                 ended = None
     except TrainingError:
@@ -157,7 +155,7 @@ def _history(trainer: GradedTrainer) -> list[dict[str, Any]]:
 
 
 def _warn_of_no_gain(history: Sequence[dict[str, Any]], best: int | None) -> list[str]:
-    """Return a warning of a best checkpoint that is no better than the untrained encoder."""
+    """Return a warning if the best checkpoint is worse than the untrained encoder."""
     figures = dev_figures(history)
     if best not in figures or 0 not in figures or figures[best] >= figures[0]:
         return []
@@ -183,6 +181,6 @@ def _save(result: TrainResult, model: Any, head: Any, record: Run, trainer: Grad
 
 
 def _add_timings(record: Run, started: float, trainer: GradedTrainer) -> None:
-    """Add the seconds of this process to those of the ones before it, whole and in training steps."""
+    """Add this process's seconds, in total and in training steps, to the seconds of earlier processes."""
     for name, seconds in (("train", time.perf_counter() - started), ("steps", trainer.seconds_in_steps)):
         record.timings[name] = record.timings.get(name, 0.0) + seconds

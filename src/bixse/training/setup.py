@@ -1,4 +1,4 @@
-"""Everything up to the first step: the loss and its checks, the trainer and its arguments."""
+"""The setup before the first step: the loss and its checks, the trainer and its arguments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CHECKPOINTING: dict[str, Any] = {
     "gradient_checkpointing": True,
     "gradient_checkpointing_kwargs": {"use_reentrant": False},
 }
-"""Given only where it is wanted: transformers 5.23 warns of these names, sentence-transformers 6.2 knows no others."""
+"""Passed only if wanted: transformers 5.23 warns of these names, and sentence-transformers 6.2 knows no others."""
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,16 @@ class Parts:
 
 
 def make_parts(config: TrainConfig, out: Path, inputs: Inputs) -> Parts:
-    """Make the loss and the dev evaluation, and refuse what cannot be trained."""
+    """Make the loss and the dev evaluator, and refuse inputs that cannot be trained on."""
     loss = make_loss(config, inputs.instructions)
     model, pairs = cast("RelevanceModel", loss.model), inputs.pairs
-    loss.computed_by(model.device)  # refuses products of bf16 that PyTorch lacks here
+    loss.computed_by(model.device)  # raises early if PyTorch lacks bf16 products on this device
     warnings = check_not_trained_on(queries_of(inputs.watched), pairs.queries, config.allow_shared_queries)
     warnings += check_pairs(inputs.where, config.loss, loss, pairs, config.optimizer.documents_per_query)
     warnings += check_max_length(model)
     warnings += check_lengths(inputs.where, model, pairs, config.long_texts)
     warnings += [said for corpus in inputs.watched for said in corpus.warnings()]
-    averaged = config.merge is not None and config.merge.checkpoints > 1  # then all checkpoints are kept
+    averaged = config.merge is not None and config.merge.checkpoints > 1  # keeps all checkpoints
     check_disk(out, model, max(2, config.optimizer.epochs * config.evaluations_per_epoch) if averaged else 2)
     return Parts(loss, dev_evaluator(config, model, inputs.watched), warnings)
 
@@ -64,8 +64,9 @@ def make_parts(config: TrainConfig, out: Path, inputs: Inputs) -> Parts:
 def make_trainer(
     config: TrainConfig, out: Path, inputs: Inputs, parts: Parts, title: str | None = None
 ) -> GradedTrainer:
-    """Return the trainer of a run, with a bar of our own under `title` instead of the library's."""
+    """Return the trainer of a run, with our own progress bar under `title` instead of the library's."""
     arguments = training_arguments(config, out / CHECKPOINT_FOLDER, parts.evaluator)
+    # a step cannot hold more queries than there are
     arguments.learning_rate = config.optimizer.scaled_learning_rate(len(inputs.pairs.groups()))
     kind: type[GradedTrainer] = GradedTrainer if config.sharding is None else extension("sharding")
     trainer = kind(parts.loss.model, arguments, inputs.pairs, loss=parts.loss, evaluator=parts.evaluator)
@@ -76,7 +77,7 @@ def make_trainer(
         if title is not None:
             trainer.add_callback(ProgressBar(title))
     for callback in trainer.callback_handler.callbacks:
-        if getattr(callback, "logging_dir", "") is None:  # TensorBoard's files would go with the checkpoints
+        if getattr(callback, "logging_dir", "") is None:  # else its files would be deleted with the checkpoints
             callback.logging_dir = str(out / TENSORBOARD_FOLDER)
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
@@ -84,7 +85,7 @@ def make_trainer(
 
 
 def add_regrading(config: TrainConfig, out: Path, trainer: GradedTrainer) -> Any:
-    """Add the callback that has likely false negatives graded between epochs, and return it; None where not asked."""
+    """Add the callback that grades likely false negatives between epochs, and return it; None if not configured."""
     if config.regrade is None:
         return None
     regrading = extension("regrade")(config.regrade, out, trainer, *steps_of(config, len(trainer.plan))[:2])
@@ -93,10 +94,7 @@ def add_regrading(config: TrainConfig, out: Path, trainer: GradedTrainer) -> Any
 
 
 def training_arguments(config: TrainConfig, folder: Path, evaluator: DevEvaluator | None) -> GradedTrainingArguments:
-    """The trainer's arguments of a configuration, but how often it saves: that depends on the number of batches.
-
-    `folder` is where checkpoints go; with an evaluator they are compared.
-    """
+    """Return the trainer's arguments, except the steps between saves, which depend on the number of batches."""
     optimizer = config.optimizer
     bf16 = config.precision == "bfloat16"
     processes = world_size()
@@ -120,7 +118,7 @@ def training_arguments(config: TrainConfig, folder: Path, evaluator: DevEvaluato
         learning_rate=optimizer.scaled_learning_rate(),
         bias_lr_multiplier=optimizer.bias_lr_multiplier,
         lr_scheduler_type="linear",
-        warmup_steps=optimizer.warmup,
+        warmup_steps=optimizer.warmup,  # below 1: a share of the steps
         adam_beta1=0.9,
         adam_beta2=optimizer.adam_beta2,
         weight_decay=optimizer.weight_decay,
@@ -128,11 +126,11 @@ def training_arguments(config: TrainConfig, folder: Path, evaluator: DevEvaluato
         bf16=bf16,
         seed=config.seed,
         logging_steps=1,
-        logging_nan_inf_filter=False,
+        logging_nan_inf_filter=False,  # the filter would log a mean of earlier losses instead of NaN
         save_strategy="steps",
-        save_total_limit=2 if config.merge is None or config.merge.checkpoints == 1 else None,  # the best are merged
+        save_total_limit=2 if config.merge is None or config.merge.checkpoints == 1 else None,  # None keeps all
         eval_strategy="steps" if evaluator is not None else "no",
-        eval_on_start=evaluator is not None and not whole_checkpoints(folder),
+        eval_on_start=evaluator is not None and not whole_checkpoints(folder),  # a resumed run did this before
         load_best_model_at_end=evaluator is not None,
         metric_for_best_model=f"eval_{evaluator.primary_metric}" if evaluator is not None else None,
         greater_is_better=True if evaluator is not None else None,
@@ -143,12 +141,12 @@ def training_arguments(config: TrainConfig, folder: Path, evaluator: DevEvaluato
         dataloader_drop_last=processes > 1,  # the plan drops nothing; this keeps the library from warning
         disable_tqdm=True,
     )
-    arguments.mixed_precision = "bf16" if bf16 else "no"  # a launcher's ACCELERATE_MIXED_PRECISION would decide else
+    arguments.mixed_precision = "bf16" if bf16 else "no"  # else a launcher's ACCELERATE_MIXED_PRECISION decides
     return arguments
 
 
 def steps_of(config: TrainConfig, batches: int) -> tuple[int, int, int]:
-    """Optimizer steps of a run with so many batches an epoch, of an epoch, and between two checkpoints."""
+    """Return the optimizer steps per run, per epoch, and per checkpoint, for `batches` batches per epoch."""
     per_epoch = math.ceil(batches / config.optimizer.gradient_accumulation_steps)
     steps = config.optimizer.steps or per_epoch * config.optimizer.epochs
     return steps, per_epoch, max(1, per_epoch // max(1, config.evaluations_per_epoch))

@@ -1,4 +1,4 @@
-"""Batches of graded pairs: queries of one task together, documents drawn, known grades filled in, texts tokenised."""
+"""The batches of graded pairs: one task per batch, documents drawn, known grades filled in, texts tokenised."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
     from bixse.training.loop.unlabelled import BaseTargets
 
 EpochIndex: TypeAlias = tuple[int, int]
-"""(epoch, group): which documents of a group are drawn depends on both and on the seed alone."""
+"""(epoch, group): the drawn documents of a group depend on both and on the seed alone."""
 COUNTS = ("queries", "pairs", "duplicate_documents", "filled_entries", "masked_entries")
-"""What a batch counts of itself, under the key `counts`."""
+"""Counts of a batch, under its key `counts`."""
 
 
 class BatchPlan(Sampler[list[EpochIndex]]):
-    """Batches of query groups of one task each; a function of (seed, epoch), the same on every process.
+    """The batches of query groups of one task each; a function of (seed, epoch), the same on every process.
 
-    Several processes all read the same plan and each takes its part of every batch, so that tasks agree at every step
-    and the result does not depend on the number of processes. A task's last batch may be smaller. `shares` are those of
-    a task's queries that stand in an epoch, in (0, 1], drawn anew each time.
+    All processes read the same plan and each takes its part of every batch. So tasks agree at every step, and the
+    result does not depend on the number of processes. A task's last batch may be smaller. `shares` maps a task to the
+    share of its queries per epoch, in (0, 1], drawn anew each epoch.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class BatchPlan(Sampler[list[EpochIndex]]):
         _check_shares(self.shares, [task for task in self.members if task is not None])
 
     def queries_per_epoch(self, task: str | None) -> int:
-        """The share of a task's queries that stand in one epoch, rounded, at least one."""
+        """Return the number of a task's queries per epoch, its share rounded, at least 1."""
         return max(1, round(len(self.members[task]) * self.shares.get(task or "", 1.0)))
 
     def set_epoch(self, epoch: int) -> None:
-        """Called by the trainer at the start of each epoch, also after a resume."""
+        """Set the epoch; the trainer calls this at the start of each epoch, also after a resume."""
         self.epoch = epoch
 
     def of_epoch(self, epoch: int) -> BatchPlan:
@@ -88,12 +88,12 @@ class BatchPlan(Sampler[list[EpochIndex]]):
             begin = end
         drawn, bounds = np.concatenate(queries), np.stack([np.concatenate(starts), np.concatenate(ends)], axis=1)
         if len(self.members) > 1:
-            bounds = bounds[generator.permutation(len(bounds))]
+            bounds = bounds[generator.permutation(len(bounds))]  # else a task's batches would follow one another
         for start, end in bounds:
             yield [(self.epoch, int(number)) for number in drawn[start:end]]
 
     def check_sizes(self, where: object) -> None:
-        """Refuse batches that are larger than a task."""
+        """Refuse a batch size above the number of a task's queries."""
         sizes = {task: self.queries_per_epoch(task) for task in self.members}
         small = {task: size for task, size in sizes.items() if size < self.batch_size}
         if small:
@@ -117,7 +117,7 @@ def _check_shares(shares: Mapping[str, float], known: Sequence[str]) -> None:
 
 
 class DrawnGroup(NamedTuple):
-    """A query, by the number of its group, and those of its documents that stand in a batch."""
+    """A query, by the number of its group, and its documents in a batch."""
 
     number: int
     rows: NDArray[np.intp]
@@ -127,8 +127,8 @@ class DrawnGroup(NamedTuple):
 class GroupDataset(Dataset[DrawnGroup]):
     """The query groups of a table; each access draws at most `documents_per_query` documents.
 
-    The document with the highest relevance always stays; the others are drawn anew each epoch. The draw is a
-    function of (seed, epoch, group), so that a resumed run sees the same batches.
+    The document with the highest relevance always stays; the others are drawn anew each epoch. The draw is a function
+    of (seed, epoch, group), so that a resumed run sees the same batches.
     """
 
     def __init__(self, pairs: GradedPairs, documents_per_query: int | None = None, seed: int = 0) -> None:
@@ -159,16 +159,16 @@ class GroupDataset(Dataset[DrawnGroup]):
 
 
 class KnownGrades:
-    """Relevance of every (query text, document text) of a task, as sorted arrays.
+    """The relevance of every (query text, document text) of a task, as sorted arrays.
 
-    Grades of one such pair that differ between rows are averaged. What one task knows says nothing about another.
+    Different grades of one pair are averaged. The grades of one task say nothing about another task.
     """
 
     def __init__(self, pairs: GradedPairs) -> None:
         groups = pairs.groups()
         texts = pairs.query_numbers[groups.first_rows].astype(np.int64)
         self.query_of_group: NDArray[np.int32] = numbered(texts * len(pairs.tasks[0]) + groups.tasks)
-        """(G,) number of each group's query; groups of one task and query text share one."""
+        """(G,) query number of each group; groups of one task and query text share a number."""
         queries = np.repeat(self.query_of_group, np.diff(groups.offsets)).astype(np.int64)
         documents = pairs.document_numbers[groups.order]
         entries = numbered(queries * (int(documents.max(initial=0)) + 1) + documents)
@@ -176,15 +176,15 @@ class KnownGrades:
         means = np.bincount(entries, weights=pairs.relevance[groups.order]) / np.bincount(entries)
         by_query = np.argsort(queries[first], kind="stable")
         self.documents: NDArray[np.int32] = documents[first][by_query]
-        """(E,) document of each entry, those of a query one after the other in the order they were given."""
+        """(E,) document of each entry, grouped by query in the given order."""
         self.relevance: NDArray[np.float32] = means[by_query].astype(np.float32)
-        """(E,) its mean relevance."""
+        """(E,) mean relevance of each entry."""
         numbers = np.bincount(queries[first], minlength=int(queries.max(initial=-1)) + 1)
         self.offsets: NDArray[np.int64] = np.concatenate([[0], np.cumsum(numbers)]).astype(np.int64)
-        """(Q + 1,) where each query's entries begin, and the end of the last."""
+        """(Q + 1,) first entry of each query, and the end of the last."""
 
     def of(self, groups: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(P,) positions in `groups` and (P,) entries: everything that is known about these groups' queries."""
+        """Return (P,) positions in `groups` and (P,) entries: all known entries of these groups' queries."""
         queries = self.query_of_group[np.asarray(groups, dtype=np.int64)]
         numbers = self.offsets[queries + 1] - self.offsets[queries]
         rows = np.repeat(np.arange(len(queries)), numbers)
@@ -193,16 +193,16 @@ class KnownGrades:
 
 
 class GradedCollator:
-    """Drawn groups to what the trainer feeds a loss: two tokenised columns and the known relevance.
+    """Collate drawn groups into the inputs of a loss: two tokenised columns and the known relevance.
 
-    Of several instructions of a task one is chosen by the queries of the batch, the same in every process.
+    The queries of the batch choose one of a task's instructions, the same in every process.
 
     A batch of B groups holds `query_*` (B rows), `document_*` (N distinct documents), `label` (the tensors of
-    `GradedTargets`), `counts`, and in `numbers` those of its groups and documents. Of several processes each collates
-    the same batch and tokenises its part: every W-th query, and documents dealt out by length. `document_order` (N,)
-    then says where each column stands among the gathered documents.
+    `GradedTargets`), `counts`, and in `numbers` the numbers of its groups and documents. Each of several processes
+    collates the same batch and tokenises its part: every W-th query, and documents dealt out by length.
+    `document_order` (N,) is then the position of each column among the gathered documents.
 
-    Texts count, not ids: one text under two ids is one column, and what is known of it under one id holds under all
+    Texts count, not ids: one text under two ids is one column, and its grades under one id are valid under all
     (`KnownGrades`).
     """
 
@@ -246,7 +246,7 @@ class GradedCollator:
         batch: dict[str, Any] = {}
         for kind, column in texts.items():
             for key, value in self._features(column, self._prompt(groups, kind), kind).items():
-                batch[f"{kind}_{key}"] = value  # prompt_length is no tensor
+                batch[f"{kind}_{key}"] = value  # prompt_length is no tensor, and pooling needs it
         if self.world_size > 1:
             batch["document_order"] = _order(shares)
         counts = (
@@ -263,7 +263,7 @@ class GradedCollator:
         return {**batch, "label": targets.tensors(), "counts": torch.tensor(counts), "numbers": entries}
 
     def known_entries(self, groups: Sequence[DrawnGroup]) -> KnownEntries:
-        """Return what is known of a whole batch, without its texts."""
+        """Return the known entries of a batch over all processes, without its texts."""
         documents = np.unique(self.pairs.document_numbers[np.concatenate([group.rows for group in groups])])
         numbers = np.array([group.number for group in groups], dtype=np.int64)
         return KnownEntries(self.task_of(groups), numbers, documents, self._targets(groups, documents)[0])
@@ -272,13 +272,13 @@ class GradedCollator:
         return int(self.pairs.groups().tasks[groups[0].number])
 
     def first_prompt(self, task: int, kind: Kind) -> str | None:
-        """Return what stands before a text of a task, by its first instruction where there are several."""
+        """Return the prompt before a text of a task, with its first instruction if there are several."""
         if not isinstance(self.prompts, Instructions):
             return self.prompts.get(kind)
         return self.prompts.prompt(self.pairs.tasks[0][task], kind) or None
 
     def _targets(self, own: Sequence[DrawnGroup], columns: NDArray[np.int32]) -> tuple[GradedTargets, int]:
-        """The known entries of this process's queries, and how many are a query's own; `columns`: (N,) documents."""
+        """Return the known entries of this process's queries against (N,) documents, and the number of own entries."""
         if not own:
             return GradedTargets.from_entries([], [], [], (0, len(columns))), 0
         by_number = np.argsort(columns)
@@ -309,7 +309,7 @@ class GradedCollator:
         return [int(own.rows(group.number)[0]) for group in groups]
 
     def _shares(self, rows: NDArray[np.intp]) -> list[list[int]]:
-        """Columns of each process: dealt out from the longest text on, so that all have as much to encode."""
+        """Return the columns of each process, dealt out from the longest text on to balance the encoding."""
         if self.world_size == 1:
             return [list(range(len(rows)))]
         lengths = [len(text) for text in self.pairs.texts("document", rows)]
@@ -332,7 +332,7 @@ class GradedCollator:
 
 
 def _order(shares: Sequence[Sequence[int]]) -> torch.Tensor:
-    """(N,) place of each column among the gathered documents, where every process has as many rows as the first."""
+    """Return the (N,) position of each column among the gathered documents, padded to the first process's rows."""
     order = torch.zeros(sum(map(len, shares)), dtype=torch.long)
     for process, columns in enumerate(shares):
         order[torch.tensor(columns, dtype=torch.long)] = process * len(shares[0]) + torch.arange(len(columns))
@@ -340,7 +340,7 @@ def _order(shares: Sequence[Sequence[int]]) -> torch.Tensor:
 
 
 def shortened_preprocess(model: SentenceTransformer, max_length: int | None) -> Callable[..., Mapping[str, Any]]:
-    """The model's tokenisation, reading at most `max_length` tokens of a text."""
+    """Return the model's tokenisation, reading at most `max_length` tokens per text."""
 
     def preprocess(texts: list[str], prompt: str | None = None, task: str | None = None) -> Mapping[str, Any]:
         parts: list[Any] = input_parts(model) if max_length is not None else []
@@ -358,7 +358,7 @@ def shortened_preprocess(model: SentenceTransformer, max_length: int | None) -> 
 
 
 def prompts_of(model: SentenceTransformer, given: object, pairs: GradedPairs) -> Mapping[str, str] | Instructions:
-    """Return the model's table of task instructions where it has one, else its prompts, under those that are given."""
+    """Return the model's table of task instructions, or else its prompts updated with the given ones."""
     table: Instructions | None = getattr(model, "instructions", None)
     if table is not None:
         table.check_tasks("instructions", pairs.tasks[0])
@@ -369,16 +369,16 @@ def prompts_of(model: SentenceTransformer, given: object, pairs: GradedPairs) ->
 
 
 class Throughput:
-    """What a log entry says of the batches since the last one; sums of one process, which `figures` adds up."""
+    """The counts of batches since the last log entry, in one process; `figures` adds up all processes."""
 
     def __init__(self) -> None:
         self.counts = [0] * len(COUNTS)
-        self.tokens, self.positions, self.seconds = 0, 0, 0.0  # without padding; all that went through the encoder
+        self.tokens, self.positions, self.seconds = 0, 0, 0.0  # tokens without padding; positions with it
 
     def add(
         self, counts: torch.Tensor, features: Sequence[Mapping[str, Any]], mini_batch_size: int, seconds: float
     ) -> None:
-        """One batch: its `COUNTS`, tokenised queries and documents, texts of a pass, and the wall time of its step."""
+        """Add one batch: its `COUNTS`, tokenised queries and documents, texts per pass, and wall time of its step."""
         self.counts = [before + new for before, new in zip(self.counts, counts.tolist(), strict=True)]
         for part in features:
             mask = part.get("attention_mask")
@@ -388,7 +388,7 @@ class Throughput:
         self.seconds += seconds
 
     def figures(self, device: torch.device) -> dict[str, float]:
-        """Figures over all processes: counts, pairs and tokens per second, share of the positions that is padding."""
+        """Return figures over all processes: counts, pairs and tokens per second, padding's share of the positions."""
         exact = torch.float32 if device.type == "mps" else torch.float64
         own = torch.tensor([*self.counts, self.tokens, self.positions], dtype=exact, device=device)
         *counts, tokens, positions = all_reduce_sum(own).tolist()

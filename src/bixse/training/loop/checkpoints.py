@@ -1,4 +1,4 @@
-"""Checkpoints on disk: the loss's own state in them, which one is whole, and where the best one is."""
+"""The checkpoints on disk: the loss's own state, complete checkpoints, and the best one."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 
 
 STATE_FILE = "trainer_state.json"
-"""The last file that the first process writes of a checkpoint."""
+"""Last file that the first process writes into a checkpoint."""
 SHARDS_FOLDER = "shards"
-"""A file or more of each process, where each holds a part of the weights."""
+"""Files of each process, if each holds a part of the weights."""
 SUSPECTS_FILE = "suspects.safetensors"
-"""Suspicious zeros of an epoch that is not over, where they are collected."""
+"""Likely false negatives of an unfinished epoch, if they are collected."""
 LOSS_STATE_FILE = "loss_state.safetensors"
 """Scale and bias: sentence-transformers' checkpoints hold the encoder alone."""
 
 
 def loss_state(loss: nn.Module) -> dict[str, Tensor]:
-    """The parameters and buffers that belong to the loss and not to the encoder inside it."""
+    """Return the parameters and buffers of the loss, without the encoder inside it."""
     return {name: value.detach().cpu() for name, value in loss.state_dict().items() if not name.startswith("model.")}
 
 
 def restore_loss_state(loss: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Give a loss what `loss_state` took of it."""
+    """Copy a `loss_state` back into a loss."""
     with torch.no_grad():
         for name, target in loss.state_dict().items():
             if name in state:
@@ -52,7 +52,7 @@ def restore_loss_state(loss: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def save_loss_state(loss: nn.Module, folder: Path) -> None:
-    """Write the loss's own state into a checkpoint folder; nothing is written for a loss that has none."""
+    """Write the loss's own state into a checkpoint folder; a loss without state writes nothing."""
     state = loss_state(loss)
     if state:
         write_atomically(folder / LOSS_STATE_FILE, save(state))
@@ -79,13 +79,13 @@ def load_loss_state(loss: nn.Module, folder: Path) -> None:
 
 
 def save_suspects(suspects: Suspects, folder: Path) -> None:
-    """Write the suspicious zeros of the epoch so far into a checkpoint folder."""
+    """Write the likely false negatives of the epoch so far into a checkpoint folder."""
     columns = {"groups": suspects.groups, "documents": suspects.documents, "logits": suspects.logits}
     write_atomically(folder / SUSPECTS_FILE, save({name: torch.from_numpy(own) for name, own in columns.items()}))
 
 
 def load_suspects(folder: Path) -> Suspects:
-    """Those of a checkpoint; none where it holds none."""
+    """Return the likely false negatives of a checkpoint, or none."""
     path = folder / SUSPECTS_FILE
     if not path.is_file():
         return Suspects.none()
@@ -93,39 +93,31 @@ def load_suspects(folder: Path) -> Suspects:
 
 
 def whole_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints that were written to their end, newest first; a process killed while saving leaves half of one.
-
-    The hashes are written last of all. Without them (earlier versions wrote none, and no shards): the trainer's state
-    is the last file of the first process; the others write their random state alone, and with that of process n there
-    must be those of all before it.
-    """
+    """Return the complete checkpoints, newest first; a process killed while saving leaves an incomplete one."""
+    # the hashes are written last; earlier versions wrote none, and no shards
     whole = [path for path in folder.glob("checkpoint-*") if (path / HASHES_FILE).is_file() or _has_all_files(path)]
-    return sorted(whole, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
+    return sorted(whole, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)  # as text, 10 is before 9
 
 
 def checkpoint_to_resume(folder: Path) -> tuple[str | None, list[str]]:
-    """The newest whole checkpoint whose files are as they were written, and a warning for each that was passed over.
-
-    Training goes on from an older checkpoint to the same end. Where all are damaged, or the best one so far is, with
-    which the run would end, it is a TrainingError: to begin anew would throw away what may be restored from a copy.
-    """
+    """Return the newest undamaged complete checkpoint and a warning per skipped one; refuse if all are damaged."""
     whole = whole_checkpoints(folder)
     passed_over: list[str] = []
     for path in whole:
         wrong = damage(path)
         if wrong is None:
             best = _best_of(path)
-            if best is not None:
+            if best is not None:  # the run would end with it
                 check_checkpoint(best)
             return str(path), [f"{one}: passed over, training went on from {path.name}" for one in passed_over]
-        passed_over.append(f"{path}: got {wrong}")
-    if whole:
+        passed_over.append(f"{path}: got {wrong}")  # an older checkpoint leads to the same end
+    if whole:  # a new start would throw away checkpoints that a copy may restore
         check_checkpoint(whole[0])
     return None, []
 
 
 def check_checkpoint(checkpoint: Path) -> None:
-    """Refuse, by a TrainingError, a checkpoint whose files are not as they were written."""
+    """Refuse, by a TrainingError, a checkpoint whose files have changed since they were written."""
     wrong = damage(checkpoint)
     if wrong is not None:
         raise TrainingError(
@@ -135,7 +127,7 @@ def check_checkpoint(checkpoint: Path) -> None:
 
 
 def relocate_best_checkpoint(checkpoint: Path) -> None:
-    """Write the path of the best checkpoint so far, beside this one: the run may have been moved since."""
+    """Update the path of the best checkpoint, a sibling of this one: the run may have been moved since."""
     best = _best_of(checkpoint)
     if best is not None:
         path = checkpoint / STATE_FILE
@@ -144,24 +136,25 @@ def relocate_best_checkpoint(checkpoint: Path) -> None:
 
 
 def _has_all_files(checkpoint: Path) -> bool:
-    if (checkpoint / SHARDS_FOLDER).exists():
+    if (checkpoint / SHARDS_FOLDER).exists():  # its hashes alone tell that all shards were written
         return False
     try:
-        json.loads((checkpoint / STATE_FILE).read_bytes())
+        json.loads((checkpoint / STATE_FILE).read_bytes())  # the last file of the first process
     except (OSError, ValueError):
         return False
+    # the other processes write their random state alone; with that of process n, all before it must be there
     states = {state.name for state in checkpoint.glob("rng_state_*.pth")}
     return states == {f"rng_state_{process}.pth" for process in range(len(states))}
 
 
 def _best_of(checkpoint: Path) -> Path | None:
-    """The best checkpoint so far, which stands beside this one; None where nothing was evaluated."""
+    """Return the best checkpoint so far, a sibling of this one; None without an evaluation."""
     best = json.loads((checkpoint / STATE_FILE).read_bytes()).get("best_model_checkpoint")
     return checkpoint.parent / Path(best).name if best else None
 
 
 class ProgressBar(TrainerCallback):
-    """Progress with rate, time left, loss and the dev figure, as that of every other long work."""
+    """Show progress with rate, time left, loss and the dev figure, as every other long command."""
 
     def __init__(self, title: str) -> None:
         self.title = title
@@ -189,13 +182,13 @@ class ProgressBar(TrainerCallback):
 
 
 class StepLog(TrainerCallback):
-    """Writes every entry of the log to a file as it comes: one JSON object per line."""
+    """Write every entry of the log to a file as it comes: one JSON object per line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Keep what earlier processes wrote up to the step that is resumed from; a line that was cut off is dropped."""
+        """Keep the log of earlier processes up to the resumed step; an incomplete line is dropped."""
         kept = []
         for line in self.path.read_text(encoding="utf-8").splitlines() if self.path.is_file() else []:
             with contextlib.suppress(ValueError):
@@ -212,9 +205,9 @@ class StepLog(TrainerCallback):
 
 
 class StopOnInterrupt(TrainerCallback):
-    """Ctrl-C, or the signal with which clusters end a job, ends training after the current step with a checkpoint.
+    """End training after the current step with a checkpoint, on Ctrl-C or the signal with which clusters end a job.
 
-    A second Ctrl-C stops at once. Several processes stop after the same step, whichever was asked first.
+    A second Ctrl-C stops at once. Several processes stop after the same step, although only one got the signal.
     """
 
     def __init__(self) -> None:
@@ -240,7 +233,7 @@ class StopOnInterrupt(TrainerCallback):
         self.release()
 
     def release(self) -> None:
-        """Restore the signal handlers that were there before; safe to call twice."""
+        """Restore the earlier signal handlers; safe to call twice."""
         for one, handler in self._before.items():
             signal.signal(one, handler)
         self._before = {}

@@ -1,4 +1,4 @@
-"""`GradedTrainer`: sentence-transformers' trainer for graded pairs, on one process or many."""
+"""The trainer for graded pairs, `GradedTrainer`: sentence-transformers' trainer on one process or many."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from bixse.losses.base import GradedLoss
 
 FIX = "lower learning_rate or set max_grad_norm, and give another --out folder"
-"""What to do about training that has diverged."""
+"""The fix for diverged training."""
 BASE_FOLDER = "base"
 TrainingData: TypeAlias = GradedPairs | Dataset | Mapping[str, Dataset]
 """Graded pairs, a data set with their columns, or several data sets by task."""
@@ -74,39 +74,39 @@ TrainingData: TypeAlias = GradedPairs | Dataset | Mapping[str, Dataset]
 
 @dataclass
 class GradedTrainingArguments(SentenceTransformerTrainingArguments):
-    """sentence-transformers' training arguments with a few of our own.
+    """The training arguments of sentence-transformers with a few of our own.
 
-    `per_device_train_batch_size` counts queries; each brings its graded documents. Of W processes (torchrun) each gets
-    as many: a batch has W times that.
+    `per_device_train_batch_size` counts queries; each brings its graded documents. Each of W processes (torchrun) gets
+    this number, so a batch has W times as many.
     """
 
     documents_per_query: int | None = None
-    """Graded documents of a query in one batch, at least 1; None takes all."""
+    """Graded documents per query in one batch, at least 1; None takes all."""
     bias_lr_multiplier: float = OptimizerConfig.model_fields["bias_lr_multiplier"].default
     """The logit bias learns at `bias_lr_multiplier * learning_rate`."""
     train_max_length: int | None = None
-    """Tokens of a text that are read while training; None reads what the model reads when it encodes."""
+    """Tokens per text that training reads; None reads as many as the model does when it encodes."""
     task_shares: dict[str, float] | None = None
-    """Task -> share of its queries that stand in one epoch, in (0, 1]; 1 for tasks that are not named."""
+    """Task -> share of its queries per epoch, in (0, 1]; 1 for tasks without an entry."""
 
 
 class GradedTrainer(SentenceTransformerTrainer):
     """Train an encoder on `GradedPairs` with any loss of `bixse.losses`.
 
-    Beside sentence-transformers' trainer it gives the logit bias its own learning rate, saves and restores the
-    loss's parameters with every checkpoint (resume and best model), logs them, and draws batches that depend on
-    (seed, epoch) alone, so that a resumed run equals an uninterrupted one.
+    In addition to sentence-transformers' trainer it gives the logit bias its own learning rate. It saves and restores
+    the loss's parameters with every checkpoint (resume and best model), and logs them. Its batches depend on (seed,
+    epoch) alone, so that a resumed run equals an uninterrupted one.
 
-    A batch holds one task. Of several processes each has a part of the queries and documents of every batch and scores
-    its queries against all documents; gradients, those of scale and bias included, are averaged after the backward
-    pass. The result is that of one process on the same batches, up to rounding.
+    A batch holds one task. Each of several processes has a part of the queries and documents of every batch and scores
+    its queries against all documents. All gradients, also of scale and bias, are averaged after the backward pass. The
+    result equals one process on the same batches, up to rounding.
 
     Args:
         model: the encoder.
         args: a `GradedTrainingArguments`.
         train_dataset: a `datasets.Dataset` with the columns query, document, relevance (or label), and optionally
             query_id, document_id, task; a `DatasetDict` with one task per key; or `GradedPairs`.
-        eval_dataset: as `train_dataset`: gives `eval_loss`; of a `DatasetDict` one loss per key.
+        eval_dataset: like `train_dataset`: gives `eval_loss`; a `DatasetDict` gives one loss per key.
         loss: a loss on the same model; None: `BiXSELoss(model)`.
         evaluator: as in sentence-transformers.
         callbacks: transformers callbacks.
@@ -140,8 +140,8 @@ class GradedTrainer(SentenceTransformerTrainer):
         callbacks: list[TrainerCallback] | None = None,
     ) -> None:
         loss = loss if loss is not None else BiXSELoss(model)
-        args = copy.copy(args)
-        _ = args.device  # sets up what the next line overrides: DataParallel would cut batches apart
+        args = copy.copy(args)  # the caller's arguments stay unchanged
+        _ = args.device  # sets n_gpu, which the next line overrides: DataParallel would split batches
         args._n_gpu = min(1, args.n_gpu)
         given = args.learning_rate_mapping if isinstance(args.learning_rate_mapping, dict) else {}
         args.learning_rate_mapping = {**given, **_own_rates(args, loss)}
@@ -149,7 +149,7 @@ class GradedTrainer(SentenceTransformerTrainer):
         self.plan = _plan(args, self.pairs, args.train_batch_size)
         self.suspects: SuspectCollector | None = None
         self.seconds_in_steps = 0.0
-        """Wall time of the training steps alone, evaluation and saving excluded."""
+        """Wall time of the training steps, without evaluation and saving."""
         self.throughput = Throughput()
         self._prompts = prompts_of(model, args.prompts, self.pairs)
         self._preprocess = shortened_preprocess(model, args.train_max_length)
@@ -168,13 +168,13 @@ class GradedTrainer(SentenceTransformerTrainer):
             torch.manual_seed(args.seed + args.process_index)  # other texts, other dropout
 
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
-        """As sentence-transformers does; all processes begin with the weights of the first."""
+        """Train as sentence-transformers does; all processes begin with the weights of the first."""
         broadcast(whole_tensors(self.loss))
         self.add_base_targets()
         return super().train(*args, **kwargs)
 
     def add_base_targets(self) -> None:
-        """Take the model as it is now for the base model of a loss that asks for its probabilities (`unlabelled`)."""
+        """Use the present model as the base model of a loss with `unlabelled="base"`."""
         collator: Any = self.data_collator
         options = self.loss.options
         if not isinstance(options, BiXSEOptions) or options.unlabelled == "zero" or collator.base is not None:
@@ -188,7 +188,7 @@ class GradedTrainer(SentenceTransformerTrainer):
         collator.base = base
 
     def whole_model(self) -> SentenceTransformer:
-        """Return the encoder that is trained; every process must call this."""
+        """Return the unsharded encoder; every process must call this."""
         return self.model
 
     def get_train_dataloader(self) -> DataLoader[Any]:
@@ -197,11 +197,11 @@ class GradedTrainer(SentenceTransformerTrainer):
         return loader
 
     def collect_suspects(self, most: int) -> None:
-        """Keep the entries without a grade that score highest, at most so many, in `suspects.found`."""
+        """Keep the `most` unlabelled entries with the highest logits in `suspects.found`."""
         self.suspects = SuspectCollector(self.loss, most)
 
     def add_grades(self, groups: NDArray[np.int64], documents: NDArray[np.int64], relevance: NDArray[Any]) -> None:
-        """Train on P more pairs of queries and documents that are there, by their numbers, from the next epoch on."""
+        """Train on P more pairs of known queries and documents, by their numbers, from the next epoch on."""
         first = self.pairs.groups().first_rows[groups], self.pairs.distinct("document")[documents]
         self.pairs = self.pairs.with_grades(*first, relevance)
         collator: Any = self.data_collator
@@ -209,10 +209,10 @@ class GradedTrainer(SentenceTransformerTrainer):
         self._drawn_from.take(self.pairs)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        """Batches of `eval_dataset`, or of that one of its data sets which is named; always the same ones."""
+        """Return the batches of `eval_dataset` (a data set, or the name of one), always the same ones."""
         own: Any = self.eval_dataset
         chosen = own if eval_dataset is None else eval_dataset
-        if chosen is None:  # there is an evaluator alone
+        if chosen is None:  # only an evaluator is given
             return super().get_eval_dataloader()
         pairs = _pairs_of(own[chosen] if isinstance(chosen, str) else chosen)
         plan = _plan(self.args, pairs, self.args.eval_batch_size, shares=False)
@@ -233,7 +233,7 @@ class GradedTrainer(SentenceTransformerTrainer):
         )
 
     def whole_batches(self) -> Iterator[tuple[list[dict[str, Any]], GradedTargets]]:
-        """Features and targets of the batches of the first epoch, whole in every process."""
+        """Yield features and targets of the global batches of the first epoch, in every process."""
         collator: Any = copy.copy(self.data_collator)
         collator.rank, collator.world_size = 0, 1
         for batch in self._loader(self.pairs, self.plan.of_epoch(0), collator):
@@ -242,12 +242,12 @@ class GradedTrainer(SentenceTransformerTrainer):
             yield features, GradedTargets.from_tensors(labels, shape)  # type: ignore[arg-type]
 
     def get_decay_parameter_names(self, model: torch.nn.Module) -> list[str]:
-        """The loss's own parameters take no weight decay."""
+        """Return the names without the loss's own parameters, which take no weight decay."""
         names: list[str] = super().get_decay_parameter_names(model)
         return [name for name in names if name not in ("logit_scale", "logit_bias")]
 
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
-        """One batch, timed; a loss that is no finite number stops the run and leaves the batch on disk."""
+        """Train on one batch, timed; a loss that is not finite stops the run and leaves the batch on disk."""
         start = time.perf_counter()
         inputs = self._prepare_inputs(inputs)
         counts = inputs.pop("counts")
@@ -273,7 +273,7 @@ class GradedTrainer(SentenceTransformerTrainer):
         return loss
 
     def prediction_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """As transformers does; a bias that no training batch has set yet is fitted to this batch and not kept."""
+        """Evaluate as transformers does; an unset bias is fitted to this batch and not kept."""
         inputs = {name: value for name, value in inputs.items() if name not in ("counts", "numbers")}
         before = {name: value.clone() for name, value in loss_state(self.loss).items()}
         result = super().prediction_step(model, inputs, *args, **kwargs)
@@ -281,19 +281,19 @@ class GradedTrainer(SentenceTransformerTrainer):
         return result
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As sentence-transformers does; raises DivergedError where weights or embeddings are NaN or infinite."""
+        """Evaluate as sentence-transformers does; raise DivergedError if weights or embeddings are NaN or infinite."""
         self.check_finite()
         given = eval_dataset if eval_dataset is None or isinstance(eval_dataset, str) else _as_datasets(eval_dataset)
         with finite_embeddings(self.state.global_step):
             return super().evaluate(given, *args, **kwargs)
 
     def check_finite(self) -> None:
-        """Refuse, by a DivergedError, weights that are not finite in one process, in all at once."""
+        """Raise DivergedError in all processes if weights are not finite in one."""
         with raise_together():
             check_finite(self.loss, self.state.global_step)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the loss's figures (bias, scale, mean logits) to each training entry, where there are any."""
+        """Add the loss's figures (bias, scale, mean logits) to each training entry that has a loss."""
         if "loss" in logs:
             figures = {name: float(value) for name, value in self.loss.statistics.items()}
             figures |= self.throughput.figures(self.args.device)
@@ -302,7 +302,7 @@ class GradedTrainer(SentenceTransformerTrainer):
         super().log(logs, start_time)
 
     def _dump_batch(self, inputs: Mapping[str, Any]) -> Path:
-        """Write the texts of a batch beside the checkpoints: tokens decoded, and the table of known relevance."""
+        """Write the decoded texts of a batch and its known relevance next to the checkpoints."""
         features, _ = self.collect_features(dict(inputs))
         tokens = [tokens_without_padding(part).tolist() for part in features]
         decode = self.model.tokenizer.decode
@@ -315,24 +315,24 @@ class GradedTrainer(SentenceTransformerTrainer):
         return path
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """Encoder, tokenizer and loss state, all as safetensors or JSON (no pickled arguments)."""
+        """Save encoder, tokenizer and loss state, all as safetensors or JSON (no pickled arguments)."""
         check_finite(self.loss, self.state.global_step)
-        if self.args.should_save:  # transformers calls this in every process, which would all write the same files
+        if self.args.should_save:  # transformers 5.23 calls this in every process; all would write the same files
             self._save_files(self.model, output_dir)
 
     def _save_files(self, model: SentenceTransformer | None, output_dir: str | None) -> None:
         folder = Path(output_dir or self.args.output_dir or "tmp_trainer")
         if model is not None:
-            with saved_for_servers(folder):  # a plain SentenceTransformer has no such settings by itself
+            with saved_for_servers(folder):  # a plain SentenceTransformer saves no settings for servers
                 model.save_pretrained(str(folder), create_model_card=False)
         save_loss_state(self.loss, folder)
         if self.suspects is not None:
             save_suspects(self.suspects.found, folder)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
-        """As transformers does, then the hashes of all files of all processes."""
+        """Save as transformers does, then the hashes of all files of all processes."""
         self.check_finite()
-        if self.suspects is not None:  # the first process keeps them for all
+        if self.suspects is not None:  # the first process keeps the entries of all processes
             everyone = Suspects.joined(gather_object([self.suspects.found]), self.suspects.most)
             self.suspects.found = everyone if self.args.process_index == 0 else Suspects.none()
         with storage_errors(Path(self.args.output_dir or ".")):
@@ -342,13 +342,13 @@ class GradedTrainer(SentenceTransformerTrainer):
             write_hashes(Path(self.args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
 
     def _load_best_model(self) -> None:
-        """As sentence-transformers does, but an error is raised; the library logs it and keeps the last weights."""
+        """Load as sentence-transformers does, but raise errors; the library logs them and keeps the last weights."""
         best = str(self.state.best_model_checkpoint)
         self._load_from_checkpoint(best)
         self.model.model_card_data.set_best_model_step(int(best.rpartition("-")[2]))
 
     def _load_from_checkpoint(self, checkpoint_path: str) -> None:  # type: ignore[override]
-        """Encoder and loss state: called on a resume and for the best model. Damaged files are refused."""
+        """Load encoder and loss state, on a resume and for the best model; refuse damaged files."""
         check_checkpoint(Path(checkpoint_path))
         self._load_encoder(checkpoint_path)
         load_loss_state(self.loss, Path(checkpoint_path))
@@ -356,12 +356,10 @@ class GradedTrainer(SentenceTransformerTrainer):
             self.suspects.found = load_suspects(Path(checkpoint_path))
 
     def _load_encoder(self, checkpoint_path: str) -> None:
-        """As sentence-transformers loads it, but in float32.
-
-        Adapters beside an encoder that is stored in bf16 would be rounded to bf16 on the way.
-        """
+        """Load as sentence-transformers does, but in float32."""
         classes = {fullname(part): type(part) for part in self.model.modules() if isinstance(part, Module)}
         wide = {"dtype": torch.float32}
+        # float32: adapters of an encoder that is stored in bf16 would be rounded to bf16 on the way
         loaded = type(self.model)._load_with_module_classes(
             checkpoint_path, classes, trust_remote_code=self.model.trust_remote_code, device="cpu", model_kwargs=wide
         )
@@ -369,7 +367,7 @@ class GradedTrainer(SentenceTransformerTrainer):
 
 
 def check_finite(model: torch.nn.Module, step: int) -> None:
-    """Refuse weights that are not finite, by a DivergedError; of sharded ones this process's part is looked at."""
+    """Refuse weights that are not finite, by a DivergedError; of sharded weights only this process's part."""
     for name, parameter in model.named_parameters():
         if not bool(local_part(parameter.detach()).isfinite().all()):
             raise DivergedError(
@@ -380,11 +378,11 @@ def check_finite(model: torch.nn.Module, step: int) -> None:
 
 @contextmanager
 def finite_embeddings(step: int) -> Iterator[None]:
-    """Take embeddings that are not finite for divergence, by a DivergedError, once there was a step."""
+    """Turn an error about embeddings that are not finite into a DivergedError, once there was a step."""
     try:
         yield
     except NotFiniteError as error:
-        if not step:  # the model came so
+        if not step:  # the model was already broken
             raise
         raise DivergedError(
             f"training: got embeddings that are not finite after step {step}; expected finite ones; fix: {FIX}"
@@ -392,7 +390,7 @@ def finite_embeddings(step: int) -> Iterator[None]:
 
 
 class _EpochLoader(DataLoader[Any]):
-    """Its plan learns the epoch from the trainer."""
+    """A loader that passes the trainer's epoch to its plan."""
 
     def set_epoch(self, epoch: int) -> None:
         self.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
@@ -413,15 +411,13 @@ def _plan(args: GradedTrainingArguments, pairs: GradedPairs, batch_size: int, sh
 
 
 def _own_rates(args: GradedTrainingArguments, loss: GradedLoss) -> dict[str, float]:
-    """Learning rates of parameters that are in a group of their own, by exact name.
-
-    They are the loss's own ("bias" alone would also catch encoder layers), and what a sharded encoder has whole.
-    """
+    """Return learning rates, by exact name, of parameters in a group of their own."""
+    # exact names: "bias" alone would also match encoder layers
     own = [name for name, parameter in loss.named_parameters(recurse=False) if parameter.requires_grad]
     rates = {
         rf"^{name}$": args.learning_rate * (args.bias_lr_multiplier if name == "logit_bias" else 1.0) for name in own
     }
-    if is_sharded(loss):  # an optimizer takes no whole weights beside sharded ones in one group
+    if is_sharded(loss):  # an optimizer refuses unsharded and sharded weights in one group
         named = loss.model.named_parameters(prefix="model")
         whole = [name for name, own in named if own.requires_grad and not isinstance(own, DTensor)]
         rates |= {rf"^{re.escape(name)}$": args.learning_rate for name in whole}

@@ -1,4 +1,4 @@
-"""Targets of unlabelled entries from the model as it was before training: its embeddings, and a curve from cosines."""
+"""The targets of unlabelled entries by the model before training: its embeddings, and a curve over cosines."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 TEXTS_AT_ONCE = 65_536
-"""Texts between two writes: 100 MB of embeddings of 384 dimensions."""
+"""Texts between two writes: 100 MB of embeddings with 384 dimensions."""
 FIT_ENTRIES = 2**20
-"""Entries of a task to which its curve is fitted, about; its two numbers hardly change with more."""
+"""Approximate number of entries per task to fit its curve; its two numbers hardly change with more."""
 
 
 class KnownEntries(NamedTuple):
@@ -44,19 +44,18 @@ class KnownEntries(NamedTuple):
 
 @dataclass
 class BaseTargets:
-    """What a batch needs of the base model: its embeddings of the texts, and per task a curve from cosine to relevance.
+    """The base model's part of a batch: its embeddings of the texts, and per task a curve from cosine to relevance.
 
-    The embeddings lie in files and are mapped, not read: they may be larger than memory, and a resumed run finds the
-    same bits.
+    The embeddings are memory-mapped files: they may be larger than memory, and a resumed run finds the same bits.
     """
 
     queries: NDArray[np.float32]
     """(G, D0) embedding of each query group, L2-normalised."""
     documents: NDArray[np.float32]
-    """(N, D0) embedding of each distinct document."""
+    """(N, D0) embedding of each distinct document, L2-normalised."""
     weight: float
     curves: dict[int, tuple[float, float]]
-    """Task, by its number -> scale and bias of sigma(scale * cos + bias)."""
+    """Task number -> scale and bias of sigma(scale * cos + bias)."""
 
     def of(self, task: int, groups: NDArray[np.int64], documents: NDArray[Any]) -> BaseProbability:
         curve = torch.tensor([*self.curves[task], self.weight], dtype=torch.float32)
@@ -64,17 +63,14 @@ class BaseTargets:
 
     @classmethod
     def unknown(cls, pairs: GradedPairs, dimensions: int) -> BaseTargets:
-        """Return targets of the right shapes with nothing in them, to time a step without the base model."""
+        """Return empty targets of the right shapes, to time a step without the base model."""
         zero = np.zeros((1, dimensions), dtype=np.float32)
         shapes = ((len(pairs.groups()), dimensions), (len(pairs.distinct("document")), dimensions))
         queries, documents = (np.broadcast_to(zero, shape) for shape in shapes)
         return cls(queries, documents, 1.0, dict.fromkeys(range(len(pairs.tasks[0])), (1.0, 0.0)))
 
     def fit(self, batches: Iterable[KnownEntries]) -> None:
-        """Fit each task's curve to batches: grades are targets, and 0 is the target of every other entry.
-
-        Logistic regression on one cosine (Platt 1999).
-        """
+        """Fit each task's curve by logistic regression on the cosine (Platt 1999); unlabelled entries have target 0."""
         cosines: dict[int, list[NDArray[np.float32]]] = {}
         relevance: dict[int, list[NDArray[np.float32]]] = {}
         for task, groups, documents, targets in batches:
@@ -96,11 +92,7 @@ class BaseTargets:
 def base_embeddings(
     model: SentenceTransformer, pairs: GradedPairs, folder: Path, prompt: Callable[[int, Kind], str | None]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return (G, D0) embeddings of the query of each group and (N, D0) of each distinct document, mapped read-only.
-
-    They are made by the model, at its own length, or read from `folder`. `prompt` gives what stands before a text of a
-    task and kind; a document of several tasks has the prompt of its first.
-    """
+    """Return (G, D0) embeddings of each group's query and (N, D0) of each distinct document, mapped read-only."""
     key = f"{embeddings_key(model)}-{pairs.content_hash()[:16]}"
     groups = pairs.groups()
     rows: dict[Kind, NDArray[np.intp]] = {"query": groups.first_rows, "document": pairs.distinct("document")}
@@ -109,7 +101,7 @@ def base_embeddings(
     for kind, chosen in rows.items():
         path = folder / f"{key}-{kind}.npy"
         if not path.is_file():
-            _write(path, model, pairs, kind, chosen, prompt)
+            _write(path, model, pairs, kind, chosen, prompt)  # at the model's own length
         tables.append(np.load(path, mmap_mode="r"))
     return tables[0], tables[1]
 
@@ -122,38 +114,38 @@ def _write(
     rows: NDArray[np.intp],
     prompt: Callable[[int, Kind], str | None],
 ) -> None:
-    """Write embeddings part by part; the file has its name when it is whole."""
+    """Write embeddings part by part; only the complete file gets its name."""
     unfinished = path.with_suffix(".part")
     shape = (len(rows), model.get_embedding_dimension() or 0)
     table = np.lib.format.open_memmap(unfinished, mode="w+", dtype=np.float32, shape=shape)
-    tasks = pairs.tasks[1][rows]
+    tasks = pairs.tasks[1][rows]  # a document of several tasks has the prompt of its first
     for task in np.unique(tasks).tolist():
         own = np.flatnonzero(tasks == task)
         for part in np.array_split(own, max(1, -(-len(own) // TEXTS_AT_ONCE))):
             table[part] = _embed(model, pairs.texts(kind, rows[part]), kind, prompt(task, kind))
     table.flush()
-    unfinished.replace(path)
+    unfinished.replace(path)  # atomic: a killed process leaves no half file under the final name
 
 
 def _embed(model: SentenceTransformer, texts: Sequence[str], kind: Kind, prompt: str | None) -> NDArray[np.float32]:
-    if kind == "document" and (prompt or None) == prompt_for(model, kind):  # what evaluation keeps too
+    if kind == "document" and (prompt or None) == prompt_for(model, kind):  # evaluation stores these embeddings too
         return EmbeddingStore(model).encode(texts)
     return encode_texts(model, texts, kind, prompt=prompt or "")
 
 
 ENTRIES_LOOKED_AT = 2**20
-"""Entries of a batch that are scored; of a larger one some rows, others in the next batch."""
+"""Maximum entries of a batch to score; a larger batch has some rows scored, the next batch other rows."""
 
 
 class Suspects(NamedTuple):
-    """M entries that were taken for irrelevant because nobody graded them; none stands there twice."""
+    """The M likely false negatives: unlabelled entries that score high, each listed once."""
 
     groups: NDArray[np.int64]
     """(M,) number of the query's group."""
     documents: NDArray[np.int64]
-    """(M,) number of the document, see `GradedPairs.document_numbers`."""
+    """(M,) number of the document in `GradedPairs.document_numbers`."""
     logits: NDArray[np.float32]
-    """(M,) the highest logit that a batch of the epoch gave them."""
+    """(M,) highest logit of the entry in any batch of the epoch."""
 
     @classmethod
     def none(cls) -> Suspects:
@@ -161,7 +153,7 @@ class Suspects(NamedTuple):
 
     @classmethod
     def joined(cls, parts: Sequence[Suspects], most: int) -> Suspects:
-        """The highest `most` of several, each entry once with its highest logit, from the highest down.
+        """Return the highest `most` entries of `parts`, each once with its highest logit, in descending order.
 
         Example:
             >>> one = Suspects(np.array([0, 0]), np.array([5, 7]), np.array([1.0, 3.0]))
@@ -170,8 +162,8 @@ class Suspects(NamedTuple):
             [3.0, 2.0]
         """
         groups, documents, logits = (np.concatenate(column) for column in zip(*parts, strict=True))
-        order = np.lexsort((documents, groups, -logits))  # of equal logits always the same ones
-        entries = (groups[order] << 32) | documents[order]
+        order = np.lexsort((documents, groups, -logits))  # a fixed order among equal logits
+        entries = (groups[order] << 32) | documents[order]  # one key per entry: document numbers are int32
         first = order[np.sort(np.unique(entries, return_index=True)[1])[:most]]
         return cls(groups[first], documents[first], logits[first])
 
@@ -183,19 +175,19 @@ class Suspects(NamedTuple):
 
 
 class SuspectCollector:
-    """Looks at the embeddings of every batch, and keeps the highest entries without a grade, at most `most`."""
+    """Collect the `most` unlabelled entries with the highest logits over all batches."""
 
     def __init__(self, loss: GradedLoss, most: int) -> None:
         self.loss, self.most = loss, most
         self.step = 0
-        """Of training: says which rows of a large batch are looked at."""
+        """Training step, which selects the scored rows of a large batch."""
         self.groups = self.documents = np.empty(0, np.int64)
-        """Of the batch to come: (B,) its groups and (N,) its documents."""
+        """(B,) groups and (N,) documents of the next batch."""
         self.found = Suspects.none()
 
     @torch.no_grad()
     def look(self, queries: torch.Tensor, documents: torch.Tensor, targets: GradedTargets) -> None:
-        """Look at (B, D) queries and (N, D) documents, L2-normalised; the loss calls this."""
+        """Score (B, D) queries and (N, D) documents, L2-normalised; the loss calls this."""
         stride = max(1, -(-len(queries) * len(documents) // ENTRIES_LOOKED_AT))
         start = self.step % stride
         logits = self.loss.logits(queries[start::stride].float() @ documents.float().T)
@@ -213,20 +205,20 @@ class SuspectCollector:
 
 @dataclass(frozen=True)
 class RegradedEpoch:
-    """The outcome of the questions after an epoch."""
+    """The outcome of grading likely false negatives after an epoch."""
 
     epoch: int
     asked: int
     graded: int
     relevant: int
-    """Of these, pairs with a relevance of at least 0.5."""
+    """Graded pairs with a relevance of at least 0.5."""
     mean_relevance: float | None
     mean_probability: float | None
-    """Of all that were asked, by the encoder; None for a loss that learns no probability."""
+    """The encoder's mean probability of all asked pairs; None for a loss that learns no probability."""
     usd: float
-    """What all answers cost, those of an interrupted call and of a shared ledger too."""
+    """Cost of all answers, including answers of an interrupted call and of a shared ledger."""
     failure: str | None = None
-    """Why the judge did not answer all; training went on with what is known."""
+    """Reason why the judge did not answer all; training went on with the known grades."""
 
     def line(self) -> str:
         mean = "" if self.mean_relevance is None else f", mean relevance {self.mean_relevance:.3f}"
