@@ -1,4 +1,4 @@
-"""What the core asks for by name and never imports: indexes as systems, regrading, sharded training."""
+"""The extensions of the core, imported by name: indexes as systems, regrading, sharded training."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ EXTENSIONS = {
     "index": "bixse.scale.index.index_system:open_index_system",
     "regrade": "bixse.judging.regrade:Regrading",
     "sharding": "bixse.scale.sharding:ShardedTrainer",
-}
-"""Name -> module and object of a satellite; it is imported where it is asked for."""
+}  # names: the core must not import modules that build on it
 
 
 def extension(name: str) -> Any:
-    """Return the object of `EXTENSIONS` under a name."""
+    """Import and return an extension."""
     module, _, attribute = EXTENSIONS[name].partition(":")
     return getattr(import_module(module), attribute)
