@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 from bixse.encoders.processes import is_sharded, most_of_all
 
 PASS_COST: Mapping[str, int] = defaultdict(lambda: 2048, cpu=64)
-"""Fixed cost of a pass in tokens, per device type, measured with MiniLM. A GPU computes thousands of tokens before the next
-pass is launched."""
+"""Fixed cost of a pass in tokens, per device type, measured with MiniLM. A GPU computes thousands of tokens before the
+next pass is launched."""
 TEXTS_CUT_EXACTLY = 4096
 """Largest number of texts for which the best cuts are searched."""
 Features: TypeAlias = Mapping[str, Any]
@@ -41,18 +41,16 @@ def embed_features(
 
     def kept_or_not(given: dict[str, Any]) -> Tensor:
         if gradient_cache and torch.is_grad_enabled():
-            # backward recomputes the activations of one pass at a time, with equal dropout; reentrant passes crash with
-            # adapters
+            # backward recomputes one pass at a time, with equal dropout; reentrant passes crash with adapters
             embedded: Tensor = checkpoint(one_pass, given, use_reentrant=False)
             return embedded
         return one_pass(given)
 
     def embed(given: dict[str, Any]) -> Tensor:
         if sharded and torch.is_grad_enabled():
+            # without an input that requires a gradient there would be no backward pass
             apart: Tensor = _BackwardOfItsOwn.apply(  # type: ignore[no-untyped-call]
-                torch.empty(0, requires_grad=True),
-                kept_or_not,
-                given,  # without such an input: no backward pass
+                torch.empty(0, requires_grad=True), kept_or_not, given
             )
             return apart
         return kept_or_not(given)
