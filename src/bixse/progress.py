@@ -45,7 +45,7 @@ class Progress:
     def __init__(self, title: str, total: int, unit: str = "it") -> None:
         from tqdm import tqdm
 
-        watched = sys.stderr.isatty() or "ipykernel" in sys.modules
+        watched = sys.stderr.isatty() or "ipykernel" in sys.modules  # a notebook is no tty, and shows bars
         shown: dict[str, Any] = {"file": sys.stderr, "leave": False, "disable": False}
         if not watched:
             shown |= {"file": io.StringIO(), "mininterval": threading.TIMEOUT_MAX}  # `_tell` writes, not tqdm

@@ -143,7 +143,7 @@ def embeddings_key(model: SentenceTransformer, portable: bool = False) -> str:
         own: dict[str, Any] = getattr(module, "get_config_dict", dict)()
         # without _name_or_path: a moved folder has equal embeddings
         settings = (own, {n: v for n, v in backbone.to_dict().items() if n != "_name_or_path"} if backbone else {})
-        digest.update(pformat([type(module).__name__, settings]).encode())  # sorts keys, those of a router too
+        digest.update(pformat([type(module).__name__, settings]).encode())  # sorts keys, also in a router
         digest.update(_tokenizer_content(getattr(module, "tokenizer", None)).encode())
         digest.update(repr(getattr(module, "max_seq_length", None)).encode())
     in_bf16 = not portable and resolve_precision(device=encoding_device(model)) == "bfloat16"

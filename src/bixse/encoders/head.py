@@ -101,7 +101,7 @@ class RelevanceHead:
         return replace(self, slope=1.0, intercept=0.0, calibrated_on=None, prior=self.trained_prior, thresholds=())
 
     def at_prior(self, prior: float) -> RelevanceHead:
-        """Return the head for pairs of another mean relevance, between 0 and 1, without thresholds, which are invalid.
+        """Return the head for pairs of mean relevance `prior`, between 0 and 1; drop thresholds, which no longer hold.
 
         By Bayes' rule the log-odds of every pair move by log odds(new prior) - log odds(old prior) (Saerens, Latinne
         and Decaestecker 2002, doi:10.1162/089976602753284446). It is exact if only the numbers of relevant and
@@ -149,7 +149,7 @@ class RelevanceHead:
         if not path.is_file():
             return None
         try:
-            return TypeAdapter(cls).validate_json(path.read_bytes(), strict=True)
+            return TypeAdapter(cls).validate_json(path.read_bytes(), strict=True)  # no number from a text or a boolean
         except (OSError, ValueError) as error:
             raise ModelError(
                 f"{path}: got no readable relevance head ({first_fault(error)}); expected a finite logit_scale "

@@ -63,7 +63,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
         gathered = rows.new_empty(world_size() * len(rows), rows.shape[1])
-        dist.all_gather_into_tensor(gathered, rows.contiguous())
+        dist.all_gather_into_tensor(gathered, rows.contiguous())  # collectives refuse strided memory
         return gathered
 
     @staticmethod

@@ -117,7 +117,7 @@ class RelevanceModel(SentenceTransformer):
 
 
 def save_whole(model: RelevanceModel, folder: Path, card: str = "") -> None:
-    """Replace `folder` by a model with its hashes and a Markdown section of its model card; raises StorageError."""
+    """Replace `folder` by a model with hashes and a Markdown section of its card; raises StorageError."""
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)  # of a killed process; renaming leaves no half-written model
     with storage_errors(folder):

@@ -1,6 +1,6 @@
 """The settings that embedding servers read from a model's folder, and the older keys that some servers need.
 
-sentence-transformers 5.4 renamed keys and module types in the folders it saves. The rules here are those of
+sentence-transformers 5.4 renamed keys and module types in the folders it saves. The rules here come from
 text-embeddings-inference (`router/src/lib.rs` and `backends/src/lib.rs` of July 2026), vLLM (`get_pooling_config`, pull
 request 54533) and llama.cpp (`_try_set_pooling_type`, pull request 22087).
 """

@@ -19,7 +19,7 @@ QUERY_BLOCK = 256
 """Queries scored at once. With the default chunk, the block of scores takes about 20 MB."""
 _INDEX_BITS = 32
 """Low bits of a sort key that hold the document's position."""
-_NO_KEY = -(1 << 63)
+_NO_KEY = -(1 << 63)  # below the key of every score
 DEPTH = 100
 """Default number of documents retrieved per query."""
 
@@ -35,7 +35,7 @@ def exact_search(
 
     Memory is bounded by one chunk of documents and one block of queries, so the documents may be a long memory map. The
     scores (Q, k) are float32, highest first, and the positions (Q, k) int64, where k is `top_k` or N. Equal scores are
-    ordered by position, lowest first. The default `device` is that of the documents.
+    ordered by position, lowest first. The default `device` is the documents' device.
 
     Example:
         >>> import numpy as np

@@ -208,6 +208,7 @@ class EncodedCollection:
     ) -> dict[str, dict[str, float]]:
         """Return a run of the `depth` documents of highest cosine per query; see `to_run` for `exclude_self`."""
         rows = self._rows(self.query_ids, query_ids)
+        # one document more: the query itself is dropped
         scores, indices = exact_search(self.queries[rows], self.documents, depth + exclude_self)
         run = to_run(list(query_ids), list(self.document_ids), scores, indices, exclude_self)
         return {query_id: dict(islice(found.items(), depth)) for query_id, found in run.items()}

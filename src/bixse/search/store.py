@@ -92,6 +92,7 @@ class EmbeddingStore:
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            # the context of a connection commits or rolls back, and does not close
             with closing(sqlite3.connect(self.path, timeout=SECONDS_WAITED)) as file, file:
                 file.execute(_TABLE)
                 rows = ((text, row.tobytes()) for text, row in embeddings.items())

@@ -71,8 +71,8 @@ def build_encoder(
         attention: transformers' implementation of attention; None takes its choice ("sdpa" if available).
 
     Raises:
-        ModelError: the model does not exist, is no encoder, lacks weights or the tokenizer, was damaged since its hashes
-            (`SHA256SUMS`) were written, or cannot take the requested length, attention or pooling.
+        ModelError: the model does not exist, is no encoder, lacks weights or the tokenizer, was damaged after its
+            hashes (`SHA256SUMS`) were written, or cannot take the requested length, attention or pooling.
         InputError: an unknown pooling.
 
     Example:
@@ -319,7 +319,7 @@ def model_path_settings(model: str | Path) -> tuple[str, ...]:
 
 
 def demo_model_path() -> Path:
-    """Return the folder of all-MiniLM-L6-v2 (22.7 million parameters, 384 dimensions); raises ModelError."""
+    """Return the folder of all-MiniLM-L6-v2 (22.7 million parameters, 384 dimensions); raises ModelError without it."""
     spec = importlib.util.find_spec(DEMO_PACKAGE)  # not imported: only its files are needed
     if spec is None or not spec.submodule_search_locations:
         raise ModelError(
