@@ -1,4 +1,4 @@
-"""bixse: train dense retrievers from graded relevance. Public names are listed in `__init__.pyi`."""
+"""Train dense retrievers from graded relevance. Public names are listed in `__init__.pyi`."""
 
 import lazy_loader
 

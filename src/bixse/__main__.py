@@ -1,4 +1,4 @@
-"""`python -m bixse`, and with it `torchrun -m bixse` and `accelerate launch -m bixse`."""
+"""The entry point of `python -m bixse`, `torchrun -m bixse` and `accelerate launch -m bixse`."""
 
 import sys
 

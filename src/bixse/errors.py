@@ -1,4 +1,4 @@
-"""Error types: each message says what was got, what was expected and how to fix it."""
+"""The error types. Each message says what was got, what was expected and how to fix it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "choose one of them") -> str:
-    """A hint for an unknown word.
+    """Return a hint for an unknown word: the closest known word, or `otherwise`.
 
     Example:
         >>> did_you_mean("inforce", ["bixse", "infonce"])
@@ -24,36 +24,33 @@ def did_you_mean(word: str, known: Iterable[str], otherwise: str = "choose one o
     return f"did you mean {close[0]!r}?" if close else otherwise
 
 
-SEEDS = 2**32
-"""Exclusive upper bound of a seed, that of NumPy."""
+SEEDS = 2**32  # exclusive upper bound: NumPy's
 ERRORS_SHOWN = 20
-"""Number of errors of one file that a message lists; the rest are counted."""
-_ERRORS_KEPT = 5_000
-"""Number of errors of one file that are held before only the first are kept."""
+"""Number of errors per file that a message lists; the rest are counted."""
+_ERRORS_KEPT = 5_000  # beyond it, only the first errors are kept: a file may have millions
 
 
 class BixseError(Exception):
-    """Base class of the errors a user can fix; the command line prints it without a traceback."""
+    """The base class of errors that a user can fix. The command line prints them without a traceback."""
 
     exit_code = 1
-    """Process exit code of a command that ends with this error."""
     known_to_all = False
-    """Raised on every rank; only rank 0 prints it."""
+    """True if every rank raises the error; only rank 0 prints it."""
 
     def of_all_processes(self) -> Self:
-        """This error, marked as one that every rank raises."""
+        """Mark this error as raised by every rank."""
         self.known_to_all = True
         return self
 
 
 class InputError(BixseError):
-    """Wrong usage or unusable input."""
+    """An error of usage, or unusable input."""
 
     exit_code = 2
 
 
 class ConfigError(InputError):
-    """A configuration holds an unknown key or a value outside its range."""
+    """A configuration with an unknown key or a value outside its range."""
 
 
 class OutputExistsError(InputError):
@@ -65,29 +62,29 @@ class ModelError(InputError):
 
 
 class NotFiniteError(InputError):
-    """Embeddings hold NaN or infinity."""
+    """An embedding holds NaN or infinity."""
 
 
 class IncompleteError(BixseError):
-    """Stopped before the end, and what there is cannot be used yet; the same command goes on."""
+    """The work stopped before its end, without usable results yet. The same command continues it."""
 
     exit_code = 3
 
 
 class StorageError(BixseError):
-    """Writing failed: the disk is full or the folder is not writable."""
+    """A write failed: the disk is full or the folder is not writable."""
 
 
 class TrainingError(BixseError):
-    """Training cannot go on; the last checkpoint is kept."""
+    """A training run cannot continue. The last checkpoint is kept."""
 
 
 class DivergedError(TrainingError):
-    """Training reached numbers that are not finite, or a useless model; the same run would do so again."""
+    """A training run reached numbers that are not finite, or a useless model. The same run would do so again."""
 
 
 class InterruptedRunError(BixseError):
-    """Stopped by Ctrl-C after a checkpoint was written; the same command goes on from there."""
+    """The run was stopped by Ctrl-C after a checkpoint was written. The same command continues it."""
 
     exit_code = 130
     known_to_all = True
@@ -95,7 +92,7 @@ class InterruptedRunError(BixseError):
 
 @dataclass(frozen=True)
 class RowError:
-    """An error in one place of an input file.
+    """An error at one position of an input file.
 
     Example:
         >>> print(RowError(3, "relevance", "1.7", "a number in [0, 1]", "divide by the largest grade"))
@@ -117,7 +114,7 @@ class RowError:
 
 
 class InvalidFileError(InputError):
-    """All errors of one input file: collected while it is read, the first 20 listed and the rest counted.
+    """The errors of one input file, collected while it is read. The message lists 20 and counts the rest.
 
     Example:
         >>> from pathlib import Path
@@ -138,7 +135,7 @@ class InvalidFileError(InputError):
 
     @property
     def errors(self) -> list[RowError]:
-        """The errors by row, those of the whole file first; of very many only the first."""
+        """The errors sorted by row, after errors of the complete file. Above 5,000, only the first are kept."""
         return sorted(self._errors, key=lambda error: error.row or 0)
 
     def add(self, row: int | None, column: str | None, got: str, expected: str, fix: str) -> None:
@@ -160,10 +157,7 @@ class InvalidFileError(InputError):
 
 
 def printable(text: str) -> str:
-    r"""Text of data or of a server as a terminal or a log may show it.
-
-    Control characters (escape codes, also those of one byte, carriage returns) and direction marks become the
-    replacement character; line breaks and tabs stay.
+    r"""Replace control characters (escape codes, carriage returns) and direction marks; keep line breaks and tabs.
 
     Example:
         >>> printable("\x1b[31mred\x9b0m\tand\nplain").replace("\N{REPLACEMENT CHARACTER}", "?")
@@ -171,6 +165,7 @@ def printable(text: str) -> str:
     """
     if text.isprintable():
         return text
+    # escape codes of a server (also of one byte) could rename or clear the terminal; no-break spaces (Zs) are harmless
     return "".join(
         c if c.isprintable() or c in "\n\t" or unicodedata.category(c) == "Zs" else "\N{REPLACEMENT CHARACTER}"
         for c in text
@@ -192,7 +187,7 @@ def shorten(value: object, width: int = 60) -> str:
 
 
 def first_fault(error: Exception) -> str:
-    """The first fault that pydantic names, with its place; an error of another library on one line."""
+    """Return pydantic's first fault with its location, or another library's error on one line."""
     faults = error.errors() if hasattr(error, "errors") else []
     text = f"{'.'.join(map(str, faults[0]['loc']))}: {faults[0]['msg']}" if faults else str(error)
     return " ".join(text.split()).removeprefix(": ")[:200]

@@ -1,4 +1,4 @@
-"""The machine of this process: its cores, and numbers that a launcher set."""
+"""The CPU cores of this process, and the numbers that a launcher sets."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from bixse.errors import InputError
 
 
 def cores() -> int:
-    """Processor cores this process may use."""
+    """Return the number of CPU cores that this process may use."""
+    # cpu_count() ignores taskset and the limits of batch schedulers; macOS and Windows have no affinity
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def launched_number(name: str, least: int) -> int:
-    """Return a whole number that a launcher (torchrun, accelerate launch) sets in the environment; else the least."""
+    """Return a whole number that a launcher (torchrun, accelerate launch) sets in the environment, or `least`."""
     text = os.environ.get(name, str(least))
     if not text.isdecimal() or int(text) < least:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Progress of long work on standard error: a bar where somebody watches, a line a minute in a log."""
+"""The progress of long work on standard error: a bar on a terminal, one line per minute in a log."""
 
 from __future__ import annotations
 
@@ -14,30 +14,26 @@ from typing import Any, Protocol, TypeAlias
 from bixse.errors import printable
 
 SECONDS_VARIABLE = "BIXSE_PROGRESS_SECONDS"
-"""Environment variable: seconds between two lines where standard error is no terminal."""
+"""Environment variable for the seconds between two log lines."""
 SECONDS = 60.0
-"""Seconds between two lines where the variable is not set."""
 LINE = "{desc}: {n_fmt} of {total_fmt} ({percentage:.0f} %), {rate_fmt}, {elapsed} so far, {remaining} left{postfix}"
-"""A line of a log, in the words of tqdm."""
+"""Log line, a `bar_format` of tqdm."""
 ProgressBars: TypeAlias = Callable[[str, int], Callable[[int], None]]
-"""Makes a progress callback from a title and a total."""
+"""Function of a title and a total that returns a progress callback."""
 
 
 class Step(Protocol):
-    """Tells how far work has come."""
+    """A callback that reports progress."""
 
     def __call__(self, done: int, note: str = "", known: int = 0) -> None:
-        """Go on by `done` items; `known` ones an earlier run did count as done too, and not for the rate.
-
-        `note` says what else is known now, such as counts of statuses and dollars.
-        """
+        """Add `done` items, and `known` items of an earlier run, which the rate leaves out; show `note`."""
 
 
 class Progress:
-    """Progress of one piece of work; called with the number of items done since the last call, see `Step`.
+    """The progress of one piece of work, called with the number of items since the last call, see `Step`.
 
-    On a terminal or in a notebook a bar with rate, time left and note. Elsewhere nothing for the first minute, then a
-    line a minute, also where nothing moves, and a last one at the end. The `unit` "B" shows thousands, millions, ...
+    A terminal or notebook shows a bar. A log has one line per minute, also while nothing moves, and a last line at the
+    end. The `unit` "B" scales numbers to thousands, millions, ...
 
     Example:
         >>> step = Progress("grade", 100)
@@ -49,19 +45,19 @@ class Progress:
     def __init__(self, title: str, total: int, unit: str = "it") -> None:
         from tqdm import tqdm
 
-        watched = sys.stderr.isatty() or "ipykernel" in sys.modules
+        watched = sys.stderr.isatty() or "ipykernel" in sys.modules  # a notebook is no tty, and shows bars
         shown: dict[str, Any] = {"file": sys.stderr, "leave": False, "disable": False}
         if not watched:
-            shown |= {"file": io.StringIO(), "mininterval": threading.TIMEOUT_MAX}
+            shown |= {"file": io.StringIO(), "mininterval": threading.TIMEOUT_MAX}  # `_tell` writes, not tqdm
         self._total = total
         self._bar = tqdm(total=total, desc=printable(title), unit=unit, unit_scale=unit == "B", **shown)
         self._stream, self._told, self._ended = sys.stderr, False, threading.Event()
         if not watched:
-            weakref.finalize(self, self._ended.set)  # work that ends in an error is told of no more
+            weakref.finalize(self, self._ended.set)  # work that ends in an error is no longer reported
             threading.Thread(target=_tell, args=(weakref.ref(self), self._ended, _seconds()), daemon=True).start()
 
     def __call__(self, done: int, note: str = "", known: int = 0) -> None:
-        self._bar.initial += known
+        self._bar.initial += known  # tqdm's rate is that of n - initial, smoothed over n - last_print_n
         self._bar.last_print_n += known
         self._bar.n += known
         if note:
@@ -71,7 +67,7 @@ class Progress:
             self.close()
 
     def close(self) -> None:
-        """Take the bar away, or write the last line where others were written; safe to call twice."""
+        """Remove the bar, or write the last line of a log that has lines. Safe to call twice."""
         if not self._ended.is_set():
             self._ended.set()
             if self._told:
@@ -105,7 +101,7 @@ def size(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the unit a person would use.
+    """Write seconds in the unit that suits them.
 
     Example:
         >>> duration(0.04), duration(12.3), duration(75), duration(7384)
@@ -123,18 +119,18 @@ def duration(seconds: float) -> str:
 
 
 def _seconds() -> float:
-    """Seconds between two lines; the default where the variable holds no number above 0."""
+    """Return the seconds between two log lines: the default unless the variable is a number above 0."""
     with suppress(ValueError):
         if (given := float(os.environ.get(SECONDS_VARIABLE, ""))) > 0:
-            return min(given, threading.TIMEOUT_MAX)
+            return min(given, threading.TIMEOUT_MAX)  # Event.wait raises OverflowError above it
     return SECONDS
 
 
 def _tell(progress: weakref.ref[Progress], ended: threading.Event, seconds: float) -> None:
-    """Write a line every so often until the work has ended, or nobody does it any more."""
+    """Write a log line every `seconds` until the work has ended or its `Progress` was garbage-collected."""
     while not ended.wait(seconds):
         found = progress()
         if found is None:
             return
         found.tell()
-        del found
+        del found  # a reference would keep the object alive, and its finalizer from running

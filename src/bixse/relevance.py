@@ -1,4 +1,4 @@
-"""Grades and relevance: the affine map between an ordinal scale and [0, 1]."""
+"""The affine map between an ordinal grade scale and relevance in [0, 1]."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from bixse.errors import InputError
 Qrels: TypeAlias = Mapping[str, Mapping[str, float]]
 Ranking: TypeAlias = Mapping[str, Mapping[str, float]]
 Kind: TypeAlias = Literal["query", "document"]
-"""The kind of a text; a model may have another prompt and, behind a router, another encoder for each."""
+"""The kind of a text. A model may have one prompt and, behind a router, one encoder per kind."""
 
 MIN_RELEVANT_GRADE = 1.0
-"""Grade from which a document is relevant for the binary metrics, unless another is chosen."""
+"""Default of the lowest relevant grade of the binary metrics."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class GradeScale:
             )
 
     def to_relevance(self, grade: float) -> float:
-        """Raises InputError for a grade off the scale."""
+        """Return z in [0, 1]; raises InputError for a grade outside the scale."""
         if not self.minimum <= grade <= self.maximum:
             raise InputError(
                 f"grade {grade}: expected {self.minimum} to {self.maximum}; fix: state the scale of your grades"
@@ -49,7 +49,7 @@ class GradeScale:
         return (grade - self.minimum) / (self.maximum - self.minimum)
 
     def to_grade(self, relevance: float) -> float:
-        """The (fractional) grade; raises InputError for a relevance outside [0, 1]."""
+        """Return the grade, which may be fractional; raises InputError for a relevance outside [0, 1]."""
         if not 0.0 <= relevance <= 1.0:
             raise InputError(f"relevance {relevance}: expected 0 to 1; fix: map grades with to_relevance first")
         return self.minimum + relevance * (self.maximum - self.minimum)

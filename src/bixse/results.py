@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Verdict: TypeAlias = Literal["better", "no difference", "worse"]
-"""The verdict of an interval on the first system; "no difference" means none shown."""
+"""Verdict of an interval on the first system; "no difference" means that none is shown."""
 Interval: TypeAlias = tuple[float, float]
 FEW_QUERIES = 30
-"""With fewer, resampled intervals are too narrow, and no usual one is safe where a few queries make the difference."""
+"""Below it, resampled intervals are too narrow; no usual interval is safe if few queries make the difference."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Difference:
     """
 
     mean: float
-    """Above 0 means a is better."""
+    """A mean above 0 means that a is better."""
     low: float
     high: float
     p_value: float
@@ -36,20 +36,20 @@ class Difference:
 
     @property
     def verdict(self) -> Verdict:
-        """Read off the interval: "no difference" where it holds 0."""
+        """Return the verdict of the interval: "no difference" if it holds 0."""
         if self.low > 0:
             return "better"
         return "worse" if self.high < 0 else "no difference"
 
     @property
     def few(self) -> bool:
-        """Fewer than 30 queries: said beside the verdict, since the interval may miss the truth more often than 5 %."""
+        """Return True for fewer than 30 queries: the interval may miss the truth more often than 5 %."""
         return self.queries < FEW_QUERIES
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two systems on one metric, paired by query: system minus baseline."""
+    """A comparison of two systems on one metric, paired by query: system minus baseline."""
 
     system: str
     baseline: str
@@ -59,7 +59,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class IntervalEstimate:
-    """A value with its 95 % interval; None where they are not defined."""
+    """A value with its 95 % interval; None if undefined."""
 
     value: float | None
     low: float | None = None
@@ -67,7 +67,7 @@ class IntervalEstimate:
 
     @property
     def side(self) -> Literal["above", "below", "across"]:
-        """The side of 0 on which the whole interval lies; "across" also where there is none."""
+        """The side of 0 on which the interval lies; "across" if it holds 0 or is undefined."""
         if self.low is not None and self.low > 0:
             return "above"
         return "below" if self.high is not None and self.high < 0 else "across"
@@ -78,7 +78,7 @@ class ReliabilityBin:
     """One point of a reliability curve."""
 
     predicted: float
-    """Mean prediction of the bin's pairs."""
+    """Mean prediction of the pairs in the bin."""
     observed: float
     """Mean relevance; `low` and `high` are its 95 % interval."""
     count: int
@@ -88,10 +88,10 @@ class ReliabilityBin:
 
 @dataclass(frozen=True)
 class CalibrationReport:
-    """A measure of predictions as probabilities; read `brier` against `base_rate_brier` before `ece`.
+    """A report on predictions as probabilities; read `brier` against `base_rate_brier` before `ece`.
 
     A constant prediction at the base rate has a small calibration error and knows nothing; only a Brier score below
-    that of the constant shows that predictions carry information.
+    the constant's shows that predictions carry information.
     """
 
     pairs: int
@@ -107,7 +107,7 @@ class CalibrationReport:
 
     @property
     def against_base_rate(self) -> Verdict:
-        """The interval of the Brier score against that of the constant; lower is better."""
+        """Compare the interval of the Brier score with the constant's score; lower is better."""
         if self.brier_interval[1] < self.base_rate_brier:
             return "better"
         return "worse" if self.brier_interval[0] > self.base_rate_brier else "no difference"

@@ -1,4 +1,4 @@
-"""`Settings`: what a verb can be told, defined once for Python, YAML files and the command line."""
+"""The base class of all settings, which are defined once for Python, YAML files and the command line."""
 
 from __future__ import annotations
 
@@ -30,26 +30,25 @@ EXPECTED = {
     "too_long": "at most {max_length} of them",
     "string_too_short": "a text that is not empty",
 }
-"""Type of an error of pydantic, whose own message names classes of Python -> what was expected."""
+"""Error type of pydantic -> expectation; pydantic's own messages name Python classes."""
 
 
 class Flag(NamedTuple):
-    """The form of a setting on the command line, where it is not the rule: `Annotated[int, Flag(metavar="K")]`."""
+    """The form of a setting on the command line, if not the default form: `Annotated[int, Flag(metavar="K")]`."""
 
     metavar: str | None = None
-    """The word for its value in the help; else it follows from the type."""
+    """Word for the value in the help; the default follows from the type."""
     name: str | None = None
-    """Its name without the dashes; else that of the field."""
+    """Name of the flag without dashes; the default is the name of the field."""
     positional: bool = False
-    """Given by its place, without a name."""
     hidden: bool = False
-    """Set in Python and YAML alone."""
+    """The setting has no flag, only Python and YAML set it."""
     flat: bool = False
-    """The settings of this section are named without its name."""
+    """Flags of this section leave out the name of the section."""
 
 
 class Settings(BaseModel):
-    """Base of all settings: unknown keys are refused, values checked, and the text below a field is its help.
+    """The base of all settings: unknown keys are refused, values are checked, the text below a field is its help.
 
     Example:
         >>> class Search(Settings):
@@ -61,14 +60,11 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     renamed: ClassVar[Mapping[str, str]] = {}
-    """Key of an earlier version -> what is written now."""
+    """Key of an earlier version -> hint at its replacement."""
 
     @classmethod
     def load(cls, path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Self:
-        """Settings from a YAML file and overrides on top, whose dotted keys reach into sections.
-
-        Relative paths in the file are taken from the file's own folder.
-        """
+        """Read settings from a YAML file, whose relative paths start at its folder; dotted overrides come on top."""
         values = cls.from_folder(read_settings(path), path.parent) if path is not None else {}
         for key, value in (overrides or {}).items():
             _set(values, key, value)
@@ -82,7 +78,7 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _one_or_several(cls, values: Any) -> Any:
-        """One value stands for a list of it where a setting takes several, and a list of one for it where both do."""
+        """Accept a value for a list of one, and a list of one for its value if the setting takes both."""
         if not isinstance(values, dict):
             return values
         changed = {}
@@ -110,7 +106,7 @@ class Settings(BaseModel):
         return value
 
     def at_most_one(self, *names: str) -> Self:
-        """Refuse settings of which only one can be given, for a validator."""
+        """Refuse more than one of these settings; for a validator."""
         given = [name for name in names if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"got {' and '.join(given)}; expected at most one of them; fix: leave one out")
@@ -122,27 +118,27 @@ class Settings(BaseModel):
 
     @classmethod
     def from_folder(cls, values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-        """Values with relative paths taken from a folder."""
+        """Join the relative paths among the values to a folder."""
         moved = {name: map_paths(values[name], folder.joinpath) for name in cls.path_settings() if name in values}
         return {**values, **moved}
 
 
 def map_paths(value: Any, change: Callable[[Path], Path]) -> Any:
-    """The value of a path setting with a function applied to its path, or to each path of a list."""
+    """Apply a function to the path of a path setting, or to each path of a list."""
     if isinstance(value, (list, tuple)):
         return [map_paths(entry, change) for entry in value]
     return str(change(Path(value))) if isinstance(value, (str, Path)) else value
 
 
 def paths_in(value: Any) -> list[Path]:
-    """The paths of a path setting: none, one, or those of a list."""
+    """Return the paths of a path setting: none, one, or a list of paths."""
     if isinstance(value, (list, tuple)):
         return [path for entry in value for path in paths_in(entry)]
     return [Path(value)] if isinstance(value, (str, Path)) else []
 
 
 def types_in(annotation: Any) -> list[Any]:
-    """The classes an annotation is made of: unions and containers are opened.
+    """Return the classes inside the unions and containers of an annotation.
 
     Example:
         >>> types_in(int | tuple[Path, ...] | None)
@@ -154,18 +150,18 @@ def types_in(annotation: Any) -> list[Any]:
 
 
 def alternatives(annotation: Any) -> set[Any]:
-    """The members of a union, or the one type that it is."""
+    """Return the members of a union, or the annotation itself if it is none."""
     return set(get_args(annotation)) if get_origin(annotation) in (Union, types.UnionType) else {annotation}
 
 
 def section_of(field: FieldInfo) -> type[Settings] | None:
-    """The settings that a field holds, where it is a section."""
+    """Return the settings class of a field that is a section, else None."""
     kinds = types_in(field.annotation)
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Settings)), None)
 
 
 def _set(values: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key; where the file has no section there, validation names the error."""
+    """Set a dotted key. Validation reports a parent that is no section."""
     *parents, last = key.split(".")
     section: Any = values
     for parent in parents:
@@ -176,17 +172,17 @@ def _set(values: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _explain(kind: type[Settings], error: ValidationError, values: Mapping[str, Any]) -> list[str]:
-    """One line per key: pydantic reports each member of a union by itself."""
+    """Write one line per key: pydantic reports each member of a union by itself."""
     errors: dict[str, list[Mapping[str, Any]]] = {}
     for one in error.errors():
         errors.setdefault(_key_of(one, values), []).append(one)
-    # a setting that takes one value or a list of them: where an entry is wrong, the list was meant
+    # a setting takes one value or a list, and an entry is wrong: the list was meant, drop the error of the value
     keys = [key for key in errors if not any(other.startswith(f"{key}.") for other in errors)]
     return [_line(kind, key, errors[key]) for key in keys]
 
 
 def _key_of(error: Mapping[str, Any], values: Any) -> str:
-    """The dotted key of an error, without the words by which pydantic names the members of a union."""
+    """Return the dotted key of an error, without pydantic's words for members of a union."""
     parts = []
     for part in error["loc"]:
         in_list = isinstance(values, (list, tuple)) and isinstance(part, int) and part < len(values)
@@ -225,7 +221,7 @@ def _expected(error: Mapping[str, Any]) -> str:
 
 
 def known_keys(kind: type[Settings]) -> Iterable[str]:
-    """Keys of settings and, dotted, of their sections."""
+    """Yield the keys of settings, and the dotted keys of their sections."""
     for name, field in kind.model_fields.items():
         yield name
         section = section_of(field)

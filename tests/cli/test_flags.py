@@ -106,7 +106,7 @@ def test_devices_stand_in_one_place():
 
 
 @pytest.mark.parametrize(
-    ("verb", "group"), [("train", "optimizer"), ("grade", "How a chat server is asked, for every verb that asks one")]
+    ("verb", "group"), [("train", "optimizer"), ("grade", "Requests to a chat server, for every verb that sends them")]
 )
 def test_help_begins_with_what_everyone_needs_and_then_shows_groups(verb, group):
     verb_data = parse([verb])[1]

@@ -1,1 +1,1 @@
-"""Bi-encoders: loading, pooling, encoding, the relevance head."""
+"""The bi-encoders: loading, pooling, encoding, and the relevance head."""

@@ -1,4 +1,4 @@
-"""Encode texts for search, here or in several processes: sorted by length, each once, in the precision that is set."""
+"""Encode texts for search, in one process or several: sorted by length, each text once, in the chosen precision."""
 
 from __future__ import annotations
 
@@ -39,16 +39,15 @@ if TYPE_CHECKING:
     from bixse.relevance import Kind
 
 TEXTS_PER_BLOCK = 512
-"""Texts tokenised together; sorted by length, so a block holds texts of like length."""
+"""Texts tokenised together. They are sorted by length, so that a block has little padding."""
 FEWEST_TEXTS_SHARED = 64
-"""Texts below which they are encoded in this process: to send them to others takes longer."""
+"""Lowest number of texts to share out: sending fewer takes longer than encoding them in this process."""
 THREADS_VARIABLE = "OMP_NUM_THREADS"
-_model: SentenceTransformer
-"""In a process of a pool: the model it encodes with."""
+_model: SentenceTransformer  # of a pool's process: sent once at its start, not with each block
 
 
 def encoding_device(model: SentenceTransformer) -> torch.device:
-    """The model's own device, or the first one of its processes."""
+    """Return the device of the model, or the first device of its processes."""
     pool = POOLS.get(model)
     return torch.device(pool.devices[0]) if pool is not None else model.device
 
@@ -61,11 +60,10 @@ def encode_texts(
     progress: Callable[[int], None] | None = None,
     prompt: str | None = None,
 ) -> NDArray[np.float32]:
-    """Embed N texts, (N, D) L2-normalised, as the model's own `encode_query` or `encode_document` would.
+    """Embed N texts, (N, D) L2-normalised, as `encode_query` or `encode_document` would; see `encode_on`.
 
-    A model that was given several processes (`encode_on`) shares many texts out among them. A text without any token is
-    embedded as 0. `progress` is called with the number of texts done since the last call. `prompt` stands before each
-    text instead of the model's own prompt; "" is none.
+    A text without tokens is embedded as 0. `progress` gets the number of texts since its last call. `prompt` replaces
+    the model's own prompt; "" is none.
     """
     row_of = {text: row for row, text in enumerate(dict.fromkeys(texts))}
     distinct = list(row_of)
@@ -81,7 +79,7 @@ def encode_texts(
     return embeddings if len(distinct) == len(texts) else embeddings[[row_of[text] for text in texts]]
 
 
-@torch.no_grad()  # not in inference mode: buffers of a sharded encoder made there could not be trained with
+@torch.no_grad()  # no inference mode: it makes buffers of a sharded encoder that training cannot use
 def encode_here(
     model: SentenceTransformer,
     texts: Sequence[str],
@@ -90,7 +88,7 @@ def encode_here(
     precision: Precision,
     progress: Callable[[int], None] | None = None,
 ) -> NDArray[np.float32]:
-    """Embed texts in this process, as `encode_texts`; `prompt` stands before each."""
+    """Embed texts in this process, each after `prompt`; see `encode_texts`."""
     was_training = model.training
     model.eval()
     order = by_length(texts)
@@ -100,6 +98,7 @@ def encode_here(
         for start in range(0, len(texts), TEXTS_PER_BLOCK):
             rows = order[start : start + TEXTS_PER_BLOCK]
             features = model.preprocess([texts[row] for row in rows], prompt=prompt, task=kind)
+            # without special tokens, an empty text has no token: models crash or give NaN
             number, with_tokens = len(rows), _with_tokens(features.get("attention_mask"))
             if with_tokens is not None and len(with_tokens) < number:
                 rows = rows[with_tokens.numpy()]
@@ -117,27 +116,24 @@ def encode_here(
 
 
 def by_length(texts: Sequence[str]) -> NDArray[np.int64]:
-    """(N,) positions of the texts, the shortest first."""
+    """Return the (N,) positions of the texts, shortest first."""
     return np.argsort([len(text) for text in texts], kind="stable")
 
 
 def _with_tokens(mask: object) -> Tensor | None:
-    """The rows that have a token at all; None where that cannot be told."""
+    """Return the rows that have a token; None for features without a mask."""
     return mask.any(dim=1).nonzero().squeeze(1) if isinstance(mask, torch.Tensor) and mask.ndim == 2 else None
 
 
 def embeddings_key(model: SentenceTransformer, portable: bool = False) -> str:
-    """Hash of everything that the embedding of a document depends on beside its text.
-
-    With `portable`, what is of this machine and its setting is left out: the precision computed in, and whether weights
-    that are stored in half precision were loaded as float32.
-    """
+    """Hash everything that a document's embedding depends on except its text; `portable`: and except the precision."""
     digest = hashlib.sha256()
     for name, state in sorted(model.state_dict().items()):
         for part in state if isinstance(state, tuple) else (state,):  # a quantised layer keeps weight and bias as one
             if not isinstance(part, torch.Tensor):
                 digest.update(f"{name} {part!r}".encode())
                 continue
+            # portable: one machine loads half-precision weights as float32, another does not
             dtype = torch.float32 if portable and part.is_floating_point() else part.dtype
             tensor = part.dequantize() if part.is_quantized else part
             digest.update(f"{name} {dtype}".encode())
@@ -145,8 +141,9 @@ def embeddings_key(model: SentenceTransformer, portable: bool = False) -> str:
     for module in parts_of(model):
         backbone = getattr(getattr(module, "auto_model", None), "config", None)
         own: dict[str, Any] = getattr(module, "get_config_dict", dict)()
+        # without _name_or_path: a moved folder has equal embeddings
         settings = (own, {n: v for n, v in backbone.to_dict().items() if n != "_name_or_path"} if backbone else {})
-        digest.update(pformat([type(module).__name__, settings]).encode())  # sorts keys, those of a router too
+        digest.update(pformat([type(module).__name__, settings]).encode())  # sorts keys, also in a router
         digest.update(_tokenizer_content(getattr(module, "tokenizer", None)).encode())
         digest.update(repr(getattr(module, "max_seq_length", None)).encode())
     in_bf16 = not portable and resolve_precision(device=encoding_device(model)) == "bfloat16"
@@ -155,12 +152,12 @@ def embeddings_key(model: SentenceTransformer, portable: bool = False) -> str:
 
 
 def _tokenizer_content(tokenizer: Any) -> str:
-    """All that decides the tokens of a text except the length limit; the same after saving and loading."""
+    """Return all that decides the tokens of a text but the length limit; saving and loading keep it equal."""
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     sides = [getattr(tokenizer, name, None) for name in ("truncation_side", "padding_side")]
     if hasattr(backend, "to_str"):
         content = json.loads(backend.to_str())
-        kept = {name: value for name, value in content.items() if name not in ("truncation", "padding")}  # of a call
+        kept = {name: value for name, value in content.items() if name not in ("truncation", "padding")}  # set per call
         return json.dumps([sides, kept], sort_keys=True)
     words = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else {}
     special = getattr(tokenizer, "special_tokens_map", {})
@@ -168,10 +165,9 @@ def _tokenizer_content(tokenizer: Any) -> str:
 
 
 class EncodePool:
-    """Processes that each hold the model; they start when there is something to encode.
+    """A pool of processes that each hold the model, which moves to shared main memory; they start with the first texts.
 
-    The model is then moved to main memory, which the processes share. `devices` are one per process, such as "cpu" or
-    "cuda:0"; one may be named several times.
+    `devices` has one entry per process, such as "cpu" or "cuda:0", also several times.
     """
 
     def __init__(self, model: SentenceTransformer, devices: Sequence[str]) -> None:
@@ -187,10 +183,9 @@ class EncodePool:
         precision: Precision,
         progress: Callable[[int], None] | None = None,
     ) -> NDArray[np.float32]:
-        """As `encode_here`; the longest texts are sent first, so that all processes end together."""
         if self._executor is None:
             self._executor = self._start()
-        order = by_length(texts)[::-1]
+        order = by_length(texts)[::-1]  # the longest texts first, so that all processes end together
         size = max(1, min(TEXTS_PER_BLOCK, -(-len(texts) // (4 * len(self.devices)))))
         blocks = [order[start : start + size] for start in range(0, len(texts), size)]
         parts = [[texts[row] for row in rows] for rows in blocks]
@@ -212,7 +207,7 @@ class EncodePool:
     def _start(self) -> ProcessPoolExecutor:
         self._model.to("cpu")
         self._model.share_memory()
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("spawn")  # CUDA does not work in a forked process
         devices = context.SimpleQueue()  # each process takes one
         for device in self.devices:
             devices.put(device)
@@ -226,20 +221,20 @@ class EncodePool:
 
 
 POOLS: WeakKeyDictionary[SentenceTransformer, EncodePool] = WeakKeyDictionary()
-"""The processes that a model's texts are shared out among; of others this process encodes."""
+"""Model -> its pool. This process encodes for models without one."""
 
 
 @contextmanager
 def encode_on(model: SentenceTransformer, devices: Sequence[str] | None) -> Iterator[None]:
-    """Encode with a model on other devices inside the block: one is moved to, several share the texts out.
+    """Encode on other devices inside the block: the model moves to one device, or several devices share the texts.
 
-    `devices` are such as ["cuda:0", "cuda:1"] or ["cpu", "cpu"]; None leaves the model where it is.
+    `devices` are such as ["cuda:0", "cuda:1"] or ["cpu", "cpu"]; None leaves the model on its device.
 
     Raises:
         InputError: an unknown device.
 
     Example:
-        Two processes on the processor::
+        Two processes on the CPU::
 
             model = build_encoder("demo")
             with encode_on(model, ["cpu", "cpu"]):
@@ -261,7 +256,7 @@ def encode_on(model: SentenceTransformer, devices: Sequence[str] | None) -> Iter
 
 
 def check_devices(devices: Sequence[str]) -> list[str]:
-    """The devices by their full names; raises InputError for one that is not there."""
+    """Return the full names of the devices; raises InputError for a missing device."""
     there = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
     named = ["cuda:0" if device == "cuda" else device for device in devices]
     for device in named:
@@ -271,7 +266,7 @@ def check_devices(devices: Sequence[str]) -> list[str]:
 
 
 def threads_each(devices: Sequence[str]) -> int:
-    """Threads of each process on the processor: as OMP_NUM_THREADS says, else an even share of the cores."""
+    """Return the threads per CPU process: OMP_NUM_THREADS, else an even share of the cores."""
     wanted = os.environ.get(THREADS_VARIABLE, "")
     if wanted.isdecimal() and int(wanted) > 0:
         return int(wanted)
@@ -279,7 +274,7 @@ def threads_each(devices: Sequence[str]) -> int:
 
 
 def warn_of_too_many(devices: Sequence[str]) -> list[str]:
-    """One line where processes on the processor would slow each other down, or none."""
+    """Return one warning if CPU processes would slow each other down, else none."""
     number, threads = devices.count("cpu"), threads_each(devices)
     if number < 2 or number * threads <= cores():
         return []
@@ -290,7 +285,7 @@ def warn_of_too_many(devices: Sequence[str]) -> list[str]:
 
 
 def _start_process(model: SentenceTransformer, devices: Any, threads: int) -> None:
-    """In a process of the pool: end when the process that started it is gone, and leave Ctrl-C to that one."""
+    """Set up a process of the pool, which ends with its parent and leaves Ctrl-C to it."""
     global _model
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -304,7 +299,7 @@ def _start_process(model: SentenceTransformer, devices: Any, threads: int) -> No
 def _end_with_parent() -> None:
     parent = parent_process()
     if parent is not None:
-        parent.join()
+        parent.join()  # else this process would wait for ever on the queue of a killed parent, and hold memory
         os._exit(1)
 
 

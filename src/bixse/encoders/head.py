@@ -1,4 +1,4 @@
-"""The relevance head: from a cosine to a probability of relevance, and the thresholds it was given."""
+"""The relevance head, which maps a cosine to a probability of relevance, and its thresholds."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ HEAD_FILE = "relevance_head.json"
 Cosines = TypeVar("Cosines", float, "NDArray[np.float64]")
 Finite: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
-"""Ranges are checked in the file of a head; one that is made in Python is taken as it is."""
+"""Ranges are checked when a file is read, not for a head made in Python."""
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """The lowest probability from which documents are as often relevant as was asked for, on held-out queries."""
+    """The lowest probability from which documents reach the requested precision on held-out queries."""
 
     precision: Share
-    """Share of relevant documents asked for."""
+    """Requested precision."""
     probability: Share
     reached: float
-    """Share of the documents at least this probable that were relevant."""
+    """Precision of the held-out documents at or above `probability`."""
     low: float
     """Lower end of the 95 % interval of `reached`, over queries."""
     high: float
     recall: float
-    """Share of all relevant documents that were among them."""
+    """Share of all relevant documents that are at or above `probability`."""
     pairs: int
     queries: int
     relevant_from: float
-    """Relevance from which a document counts as relevant."""
+    """Lowest relevance that counts as relevant."""
 
 
 @dataclass(frozen=True)
 class RelevanceHead:
-    """p = sigma(slope * (logit_scale * cosine + logit_bias) + intercept).
+    """The map p = sigma(slope * (logit_scale * cosine + logit_bias) + intercept).
 
-    Scale and bias come from training (BiXSE paper, section 3); slope and intercept from calibration on held-out
-    pairs (Platt 1999), 1 and 0 before it.
+    Scale and bias come from training (BiXSE paper, section 3). Slope and intercept come from calibration on held-out
+    pairs (Platt 1999) and are 1 and 0 before it.
 
     Example:
         >>> head = RelevanceHead(logit_scale=20.0, logit_bias=-10.0)
@@ -65,26 +65,26 @@ class RelevanceHead:
     slope: Annotated[Finite, Field(ge=0)] = 1.0
     intercept: Finite = 0.0
     calibrated_on: str | None = None
-    """What the calibration was fitted on, in words; None: not calibrated."""
+    """Description of the calibration data; None if not calibrated."""
     trained_prior: Share | None = None
-    """Mean target of the pairs that scale and bias were trained on, between 0 and 1; None: not known."""
+    """Mean target of the pairs that scale and bias were trained on, between 0 and 1; None if unknown."""
     prior: Share | None = None
-    """Mean relevance of the pairs that the probabilities are for, between 0 and 1; None: not known."""
+    """Mean relevance of the pairs that the probabilities are for, between 0 and 1; None if unknown."""
     thresholds: tuple[Threshold, ...] = ()
 
     def logit(self, cosine: Cosines) -> Cosines:
         return self.slope * (self.logit_scale * cosine + self.logit_bias) + self.intercept
 
     def probability(self, cosine: Cosines) -> Cosines:
-        """Probability of relevance in [0, 1] of a cosine or of an array of them."""
-        if isinstance(cosine, float):
+        """Return the probability of relevance in [0, 1] of a cosine or an array of cosines."""
+        if isinstance(cosine, float):  # tanh: a sigmoid by exp overflows
             return 0.5 * (1.0 + math.tanh(0.5 * self.logit(cosine)))
         import numpy as np
 
         return 0.5 * (1.0 + np.tanh(0.5 * self.logit(cosine)))
 
     def cosine_at(self, probability: float) -> float:
-        """The cosine that has this probability, between 0 and 1: the inverse of `probability`.
+        """Return the cosine of a probability between 0 and 1: the inverse of `probability`.
 
         Example:
             >>> round(RelevanceHead(20.0, -10.0).cosine_at(0.881), 3)
@@ -101,13 +101,11 @@ class RelevanceHead:
         return replace(self, slope=1.0, intercept=0.0, calibrated_on=None, prior=self.trained_prior, thresholds=())
 
     def at_prior(self, prior: float) -> RelevanceHead:
-        """The head for pairs of which another share is relevant; thresholds are dropped, as they no longer hold.
+        """Return the head for pairs of mean relevance `prior`, between 0 and 1; drop thresholds, which no longer hold.
 
-        By Bayes' rule the log-odds of every pair move by the same amount, log odds(new prior) - log odds(old prior)
-        (Saerens, Latinne and Decaestecker 2002, doi:10.1162/089976602753284446). It is exact where relevant documents
-        score as before, and irrelevant ones too, and only their numbers change.
-
-        The prior is the mean relevance of the pairs the probabilities shall be for, between 0 and 1.
+        By Bayes' rule the log-odds of every pair move by log odds(new prior) - log odds(old prior) (Saerens, Latinne
+        and Decaestecker 2002, doi:10.1162/089976602753284446). It is exact if only the numbers of relevant and
+        irrelevant documents change, not their scores.
 
         Example:
             >>> head = RelevanceHead(20.0, -10.0, prior=0.5)
@@ -124,7 +122,7 @@ class RelevanceHead:
         return replace(self, intercept=intercept, prior=prior, thresholds=())
 
     def threshold_for(self, precision: float) -> float:
-        """The probability from which documents are as often relevant as asked for.
+        """Return the lowest probability from which documents reach a precision.
 
         Example:
             >>> found = Threshold(0.9, 0.62, 0.91, 0.85, 0.95, 0.4, 120, 60, 0.5)
@@ -141,17 +139,17 @@ class RelevanceHead:
         )
 
     def save(self, folder: Path) -> None:
-        """Write the head into a model folder, and its hash where the folder has hashes; raises StorageError."""
+        """Write the head into a model folder, and its hash if the folder has hashes; raises StorageError."""
         write_with_hash(folder / HEAD_FILE, json.dumps(asdict(self), indent=2) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> RelevanceHead | None:
-        """The head of a model folder, or None where it has none; raises ModelError where the file is damaged."""
+        """Return the head of a model folder, or None if it has none; raises ModelError for a damaged file."""
         path = folder / HEAD_FILE
         if not path.is_file():
             return None
         try:
-            return TypeAdapter(cls).validate_json(path.read_bytes(), strict=True)
+            return TypeAdapter(cls).validate_json(path.read_bytes(), strict=True)  # no number from a text or a boolean
         except (OSError, ValueError) as error:
             raise ModelError(
                 f"{path}: got no readable relevance head ({first_fault(error)}); expected a finite logit_scale "
@@ -161,7 +159,7 @@ class RelevanceHead:
 
 
 def log_odds(probability: float, name: str = "probability") -> float:
-    """log(p / (1 - p)); raises InputError where p is not between 0 and 1."""
+    """Return log(p / (1 - p)); raises InputError unless 0 < p < 1."""
     if not 0 < probability < 1:
         raise InputError(
             f"{name}: got {probability}; expected a number between 0 and 1; fix: 0.01 where one in a hundred is "

@@ -1,4 +1,4 @@
-"""What stands before a text: the prompts of a model, and the table of task instructions they are made from."""
+"""The prompts of a model, and the table of task instructions behind them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bixse.relevance import Kind
 
 PROMPT_NAMES: dict[str, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
-"""Names under which a model may keep the prompt of a kind, the first one present wins."""
+"""Kind of text -> names of its prompt in a model; the first name present wins."""
 INSTRUCTIONS_FILE = "instructions.json"
 BORDER_SAMPLES = ("what is it", "1 file", "(a) list", ".dot", " space", "été", "查询")
 """Beginnings of texts that a tokenizer might join to the end of a prompt."""
@@ -34,15 +34,12 @@ class TaskModel(Protocol):
 
 
 def prompt_for(model: SentenceTransformer, kind: Kind) -> str | None:
-    """The prompt that sentence-transformers 6 puts before a query or a document, None for none.
-
-    A name that is present but empty means no prompt; without any of the names the model's default prompt holds.
-    sentence-transformers gives every model it loads an empty "query" and "document" where it has none of its own.
-    """
+    """Return the prompt that sentence-transformers 6 puts before a query or a document, None for none."""
     table: Instructions | None = getattr(model, "instructions", None)
     if table is not None and getattr(model, "task", None) is None:
-        table.of(None)
+        table.of(None)  # raises InputError if a task must be chosen
     prompts = model.prompts or {}
+    # an empty prompt means none: sentence-transformers adds an empty "query" and "document" to a model that has none
     for name in PROMPT_NAMES[kind]:
         if name in prompts:
             return prompts[name] or None
@@ -50,15 +47,12 @@ def prompt_for(model: SentenceTransformer, kind: Kind) -> str | None:
 
 
 def set_instructions(model: TaskModel, table: Instructions) -> None:
-    """Give a model a table of task instructions; it is saved with the model.
-
-    The prompts "query" and "document" become those of the table's default; each task's prompt is kept under the task's
-    name, so that plain sentence-transformers finds it with `prompt_name`.
-    """
+    """Give a model a table of task instructions, which is saved with the model."""
     replaced = {*RESERVED, *(model.instructions.tasks if model.instructions is not None else ())}
     kept = {name: text for name, text in (model.prompts or {}).items() if name not in replaced}
     model.instructions = table
     model.task = None
+    # "query" and "document" hold the default's prompts; plain sentence-transformers finds a task by `prompt_name`
     model.prompts = {**kept, **table.prompts()}
     tasks = [None, *table.tasks] if table.default is not None else list(table.tasks)
     encoder = cast("SentenceTransformer", model)
@@ -68,7 +62,7 @@ def set_instructions(model: TaskModel, table: Instructions) -> None:
 
 
 def use_task(model: SentenceTransformer, task: str | None) -> None:
-    """Encode with the instructions of one task from now on; None leaves the model's prompts as they are."""
+    """Encode with the instructions of one task from now on; None leaves the prompts unchanged."""
     if task is None:
         return
     table: Instructions | None = getattr(model, "instructions", None)
@@ -82,14 +76,11 @@ def use_task(model: SentenceTransformer, task: str | None) -> None:
 
 
 def check_prompt_borders(model: SentenceTransformer, prompts: Iterable[str]) -> None:
-    """Refuse, by a ModelError, prompts whose last token reaches over into the text.
-
-    A model that leaves the prompt out of its pooling counts the prompt's tokens: with a merged token at the border, the
-    first token of every text is left out with the prompt.
-    """
+    """Refuse, by a ModelError, prompts whose last token reaches into the text."""
     for prompt in dict.fromkeys(prompts):
         own = _tokens(model, prompt)
         for text in BORDER_SAMPLES:
+            # pooling without the prompt counts its tokens: a merged token takes the first token of every text with it
             if _tokens(model, prompt + text)[: len(own)] != own:
                 raise ModelError(
                     f"prompt: got {prompt!r}, of which the tokenizer joins the end with the text {text!r}; expected "
@@ -98,7 +89,7 @@ def check_prompt_borders(model: SentenceTransformer, prompts: Iterable[str]) -> 
 
 
 def prompts_hash(model: SentenceTransformer) -> str:
-    """SHA-256 of all that may stand before a text: the model's prompts and its table of instructions."""
+    """Return the SHA-256 of the model's prompts and table of instructions."""
     table: Instructions | None = getattr(model, "instructions", None)
     said = {"prompts": model.prompts, "default": model.default_prompt_name}
     return hashlib.sha256(json.dumps([said, table and table.content_hash()], sort_keys=True).encode()).hexdigest()
@@ -110,7 +101,7 @@ def save_instructions(table: Instructions, folder: Path) -> None:
 
 
 def read_instructions(folder: Path) -> Instructions | None:
-    """The table of a model folder, or None where it has none; raises ModelError where the file is damaged."""
+    """Return the table of a model folder, or None if it has none; raises ModelError for a damaged file."""
     path = folder / INSTRUCTIONS_FILE
     if not path.is_file():
         return None
@@ -124,7 +115,7 @@ def read_instructions(folder: Path) -> Instructions | None:
 
 
 def _tokens(model: SentenceTransformer, text: str) -> list[int]:
-    """Tokens of a text without those that the tokenizer adds at its end."""
+    """Return the tokens of a text without special tokens at its end."""
     features: dict[str, Any] = dict(model.preprocess([text]))
     tokens: list[int] = features["input_ids"][0].tolist()
     special = set(getattr(model.tokenizer, "all_special_ids", []))

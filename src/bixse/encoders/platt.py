@@ -1,4 +1,4 @@
-"""Platt scaling: a slope and an intercept that make logits probabilities of relevance."""
+"""The slope and intercept that make logits probabilities of relevance: Platt scaling."""
 
 from __future__ import annotations
 
@@ -16,15 +16,11 @@ _NEWTON_STEPS = 100
 
 
 def fit_platt(logits: npt.ArrayLike, z: npt.ArrayLike) -> tuple[float, float]:
-    """Slope a >= 0 and intercept c of sigma(a * logit + c), fitted to relevance by binary cross-entropy.
+    """Fit slope a >= 0 and intercept c of sigma(a * logit + c) to relevance by binary cross-entropy.
 
-    Platt scaling (Platt 1999, "Probabilistic outputs for support vector machines") with soft targets, by Newton's
-    method with step halving in float64. A slope of 0 means that the logits do not rise with relevance. The targets are
-    pulled in as Platt does: relevance 1 becomes (n1 + 1) / (n1 + 2) and relevance 0 becomes 1 / (n0 + 2), where n1 =
-    sum z and n0 = sum (1 - z), and graded targets lie between. It keeps the answer finite when the logits separate the
-    relevances or these are all 0 or 1, and hardly matters with many pairs.
-
-    Both `logits`, finite, and `z` in [0, 1] have shape (N,); raises InputError where they do not.
+    Platt scaling (Platt 1999, "Probabilistic outputs for support vector machines") has soft targets here. A slope of 0
+    means that the logits do not rise with relevance. `logits` (finite) and `z` (in [0, 1]) have shape (N,), else
+    InputError is raised.
 
     Example:
         >>> slope, intercept = fit_platt([-2.0, -1.0, 1.0, 2.0], [0.0, 0.4, 0.6, 1.0])
@@ -35,6 +31,8 @@ def fit_platt(logits: npt.ArrayLike, z: npt.ArrayLike) -> tuple[float, float]:
     _, observed, _ = checked(np.zeros(scores.shape), z)
     if not np.isfinite(scores).all():
         raise InputError("logits: got NaN or infinity; expected finite numbers; fix: check the model")
+    # Platt's targets, with n1 = sum z and n0 = sum (1 - z): the fit stays finite if the logits separate the relevances
+    # or these are all 0 or all 1. Graded targets lie between. With many pairs it hardly matters.
     top, bottom = (observed.sum() + 1) / (observed.sum() + 2), 1 / ((1 - observed).sum() + 2)
     targets = bottom + (top - bottom) * observed
     mean = float(targets.mean())
@@ -50,7 +48,7 @@ def fit_platt(logits: npt.ArrayLike, z: npt.ArrayLike) -> tuple[float, float]:
 
 
 def _newton(x: npt.NDArray[float64], targets: npt.NDArray[float64], intercept: float) -> tuple[float, float]:
-    """Minimise mean softplus(a x + c) - targets (a x + c), which is convex in (a, c), from a = 0."""
+    """Minimise mean softplus(a x + c) - targets (a x + c), convex in (a, c), by Newton's method from a = 0."""
     design = np.stack([x, np.ones_like(x)], axis=1)
     weights = np.array([0.0, intercept])
 
@@ -64,7 +62,7 @@ def _newton(x: npt.NDArray[float64], targets: npt.NDArray[float64], intercept: f
         if np.abs(gradient).max() < 1e-12:
             break
         curvature = (design * (probabilities * (1 - probabilities))[:, None]).T @ design / len(x)
-        step = np.linalg.solve(curvature + 1e-12 * np.eye(2), gradient)
+        step = np.linalg.solve(curvature + 1e-12 * np.eye(2), gradient)  # singular at saturated probabilities
         scale = 1.0
         while scale > 1e-9 and loss(weights - scale * step) > loss(weights):
             scale /= 2
@@ -77,7 +75,7 @@ def _newton(x: npt.NDArray[float64], targets: npt.NDArray[float64], intercept: f
 def checked(
     p: npt.ArrayLike, z: npt.ArrayLike, weights: npt.ArrayLike | None = None
 ) -> tuple[npt.NDArray[float64], npt.NDArray[float64], npt.NDArray[float64]]:
-    """Predictions, relevance and weights as float64 vectors; raises InputError where they do not fit."""
+    """Return predictions, relevance and weights as float64 vectors; raises InputError for invalid ones."""
     arrays: list[Any] = [np.asarray(p, dtype=np.float64), np.asarray(z, dtype=np.float64)]
     if arrays[0].ndim != 1 or arrays[0].shape != arrays[1].shape or not arrays[0].size:
         raise InputError(

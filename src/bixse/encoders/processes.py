@@ -1,4 +1,4 @@
-"""Encoders whose weights several processes hold together: each process has a part of every weight."""
+"""The weights of sharded encoders, of which each process has a part, and operations over all processes."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ if TYPE_CHECKING:
 
 
 def is_sharded(model: object) -> bool:
-    """Whether weights of a model lie in several processes; a pass through it then takes all of them."""
+    """Return True if a model's weights are spread over processes; a pass then takes all processes."""
     return isinstance(model, torch.nn.Module) and any(isinstance(own, DTensor) for own in model.parameters())
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """What this process has of a tensor: a view of the same numbers; all of them where the tensor is not sharded."""
+    """Return a view of this process's part of a tensor, or the tensor if it is unsharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def most_of_all(number: int, device: torch.device) -> int:
-    """The largest of the numbers that the processes give; each must call this."""
+    """Return the largest number over all processes; each must call this."""
     most = torch.tensor(number, device=device)
     dist.all_reduce(most, dist.ReduceOp.MAX)
     return int(most)
 
 
 def whole_tensors(module: nn.Module) -> list[torch.Tensor]:
-    """Parameters and buffers that every process has whole."""
+    """Return the unsharded parameters and buffers."""
     return [own.data for own in (*module.parameters(), *module.buffers()) if not isinstance(own, DTensor)]
 
 
 def world_size() -> int:
-    """W, the number of processes that train together; 1 outside torch.distributed."""
+    """Return W, the number of processes that train together; 1 outside torch.distributed."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def all_reduce_sum(value: Tensor) -> Tensor:
-    """A detached tensor summed over all processes; each must call this with the same shape."""
+    """Sum a detached tensor over all processes; each must call this with the same shape."""
     if world_size() == 1:
         return value.detach()
     total = value.detach().clone()
@@ -50,22 +50,20 @@ def all_reduce_sum(value: Tensor) -> Tensor:
 
 
 def all_gather_rows(rows: Tensor, number: int) -> Tensor:
-    """(W * number, D): rows of process 0, zeros up to `number` of them, rows of process 1, ...
-
-    `rows` are (n, D), n at most `number`. The gradient of each row flows back to the process it came from.
-    """
+    """Return (W * number, D): (n, D) rows of process 0, zeros up to `number` rows, rows of process 1, ..."""
+    # all_gather needs equal shapes; processes may have different numbers of rows
     padded = torch.cat([rows, rows.new_zeros(number - len(rows), rows.shape[1])])
     gathered: Tensor = _Gather.apply(padded)  # type: ignore[no-untyped-call]
     return gathered
 
 
 class _Gather(torch.autograd.Function):
-    """Backward sums the gradients that all processes have for this one's rows."""
+    """A gather whose backward sums the gradients of all processes for this process's rows."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
         gathered = rows.new_empty(world_size() * len(rows), rows.shape[1])
-        dist.all_gather_into_tensor(gathered, rows.contiguous())
+        dist.all_gather_into_tensor(gathered, rows.contiguous())  # collectives refuse strided memory
         return gathered
 
     @staticmethod
@@ -77,10 +75,7 @@ class _Gather(torch.autograd.Function):
 
 
 def global_mean_weight(count: Tensor) -> Tensor:
-    """Weight W * count / (sum of the counts) that turns the means of processes into the mean over all rows.
-
-    `count` is what this process divided its sum by, 0 where it had nothing.
-    """
+    """Return W * count / (sum of counts), the weight of a mean over `count` rows (or 0) in the global mean."""
     if world_size() == 1:
         return count.new_ones(())
     total = all_reduce_sum(count).clamp_(min=1.0)

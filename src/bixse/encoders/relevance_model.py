@@ -1,4 +1,4 @@
-"""A SentenceTransformer that also knows how probable it is that a document is relevant, and how it is saved."""
+"""The SentenceTransformer that also gives probabilities of relevance, and how it is saved."""
 
 from __future__ import annotations
 
@@ -34,13 +34,12 @@ class RelevanceModel(SentenceTransformer):
     """
 
     backbone_files: dict[str, Any] | None = None
-    """What `from_pretrained` takes to read a bare backbone again, whose pooling sentence-transformers chose while
-    loading; None for a sentence-transformers model."""
+    """Arguments of `from_pretrained` to read a bare backbone again, pooled by sentence-transformers; else None."""
     own_max_length: int | None = None
-    """Tokens of a text that the model reads as it comes, where another limit was set; else None."""
+    """Tokens per text that the model read before another limit was set; else None."""
 
     def __init__(self, model_name_or_path: str | None = None, **kwargs: Any) -> None:
-        # sentence-transformers imports no modules but its own unless told to trust: these are given by name
+        # sentence-transformers imports only its own modules unless told to trust: this class is given by name
         self._module_classes = {fullname(BidirectionalTransformer): BidirectionalTransformer, **self._module_classes}
         super().__init__(model_name_or_path, **kwargs)
         where = {
@@ -69,11 +68,11 @@ class RelevanceModel(SentenceTransformer):
         return super()._load_default_modules(model_name_or_path, *args, **kwargs)
 
     def relevance(self, query: str, documents: Sequence[str]) -> NDArray[np.float64]:
-        """(N,) probabilities, in [0, 1], that N documents are relevant for a query.
+        """Return (N,) probabilities, in [0, 1], that N documents are relevant for a query.
 
         Raises:
             ModelError: the model has no relevance head.
-            InputError: the documents are one string instead of a list, or a text is no string.
+            InputError: the documents are one string instead of a list, or a text is not a string.
         """
         if isinstance(documents, str):
             raise InputError("relevance: got one string as documents; expected a list of texts; fix: write [document]")
@@ -89,7 +88,8 @@ class RelevanceModel(SentenceTransformer):
         return self.head.probability((queries @ encode_texts(self, documents, "document").T)[0].astype(np.float64))
 
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:
-        """As sentence-transformers does; raises InputError for numbers, which a trainer may have taken for texts."""
+        """Preprocess as sentence-transformers does; raises InputError for numbers."""
+        # its trainer takes labels from the column `label` alone, and tokenises a column of another name as texts
         if len(inputs) and isinstance(inputs[0], (int, float)):
             raise InputError(
                 f"model: got the number {inputs[0]!r} as a text; expected a text; fix: name a data set's column of "
@@ -99,14 +99,10 @@ class RelevanceModel(SentenceTransformer):
         return features
 
     def save(self, path: str, *args: Any, **kwargs: Any) -> None:
-        """Save relevance head, instructions and the settings that older servers need too.
-
-        `save_pretrained` calls this. Hashes that the folder has are deleted: they belong to older files. Raises
-        StorageError.
-        """
-        drop_hashes(Path(path))
+        """Save the model with its head, instructions and the settings for older servers; raises StorageError."""
+        drop_hashes(Path(path))  # they belong to the older files
         prompts = self.prompts
-        if self.instructions is not None and self.task is not None:  # the choice of a task is not part of the model
+        if self.instructions is not None and self.task is not None:  # the chosen task is not part of the model
             others = {name: text for name, text in prompts.items() if name not in RESERVED}
             self.prompts = {**others, **self.instructions.prompts()}
         try:
@@ -121,12 +117,9 @@ class RelevanceModel(SentenceTransformer):
 
 
 def save_whole(model: RelevanceModel, folder: Path, card: str = "") -> None:
-    """Write a model and its hashes beside its place, then rename it; what was there is replaced.
-
-    `card` is a section (Markdown) for the end of its model card. Raises StorageError.
-    """
+    """Replace `folder` by a model with hashes and a Markdown section of its card; raises StorageError."""
     part = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
+    shutil.rmtree(part, ignore_errors=True)  # of a killed process; renaming leaves no half-written model
     with storage_errors(folder):
         part.parent.mkdir(parents=True, exist_ok=True)
         model.save_pretrained(str(part))

@@ -1,6 +1,6 @@
-"""What servers of embeddings read of a model's folder, and the older keys that some of them need.
+"""The settings that embedding servers read from a model's folder, and the older keys that some servers need.
 
-sentence-transformers 5.4 renamed keys and module types in the folders it saves. The rules here are those of
+sentence-transformers 5.4 renamed keys and module types in the folders it saves. The rules here come from
 text-embeddings-inference (`router/src/lib.rs` and `backends/src/lib.rs` of July 2026), vLLM (`get_pooling_config`, pull
 request 54533) and llama.cpp (`_try_set_pooling_type`, pull request 22087).
 """
@@ -29,39 +29,39 @@ POOLING_KEYS = {
     "weightedmean": "pooling_mode_weightedmean_tokens",
     "lasttoken": "pooling_mode_lasttoken",
 }
-"""Pooling -> its older key."""
+"""Pooling -> its key before sentence-transformers 5.4."""
 NEEDED_KEYS = ("pooling_mode_cls_token", "pooling_mode_mean_tokens")
 """Keys without which text-embeddings-inference refuses a pooling."""
 NEW_TYPE = re.compile(
     r"sentence_transformers\.(?:base|sentence_transformer)\.modules\.\w+\.(Transformer|Pooling|Dense|Normalize)"
 )
-"""Type in modules.json since sentence-transformers 5.4, of the modules that servers know."""
+"""Types in modules.json since sentence-transformers 5.4, for the modules that servers know."""
 OLD_TYPE = "sentence_transformers.models."
-"""What such a type began with before; later versions of sentence-transformers load it too."""
+"""Beginning of these types before 5.4; later versions of sentence-transformers load it too."""
 NO_LIMIT = 2**31
-"""Tokens from which a limit stands for none: transformers saves 10^30, which servers cannot read."""
+"""Lowest length limit that means no limit: transformers saves 10^30, which servers cannot read."""
 POSITIONS_BEFORE = ("roberta", "xlm-roberta", "camembert")
-"""Kinds of models whose tokens count positions from the number of the padding token + 1 on."""
+"""Types of models that count positions from the number of the padding token + 1 on."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What one reader makes of a model's folder."""
+    """A model's folder as one reader understands it."""
 
     pooling: str = ""
     """Pooling (several are joined by "+"); "default" for the architecture's own, "" for none."""
     length: int | None = None
-    """Tokens of a text that are read; None where nothing limits them."""
+    """Tokens read per text; None for no limit."""
     normalised: bool = True
     left_out: tuple[str, ...] = ()
-    """Folders of modules after the pooling that are not applied."""
+    """Folders of modules after the pooling that the reader does not apply."""
     prompts: bool = False
-    """Whether the reader knows the model's prompts; else the client writes them before the text."""
+    """True if the reader applies the model's prompts; else the client writes them before the text."""
     refused: str = ""
-    """The reason for which the reader refuses the folder."""
+    """Reason why the reader refuses the folder."""
 
     def differs_from(self, right: Reading, files: ModelFiles) -> list[str]:
-        """Return what a user of this reader must know, in words; `right` is the reading of sentence-transformers."""
+        """Describe the differences from `right`, the reading of sentence-transformers, to a user."""
         if self.refused:
             return [f"refuses the folder: {self.refused}"]
         differences: list[str] = []
@@ -105,7 +105,6 @@ class ModelFiles:
         self.pooling: dict[str, Any] | None = self.read(self.pooling_file) if self.pooling_file else None
 
     def read(self, name: str, kind: type = dict) -> Any:
-        """Return the content of a JSON file, None where there is no such file."""
         path = self.folder / name
         try:
             content = json.loads(path.read_bytes()) if path.is_file() else None
@@ -116,7 +115,7 @@ class ModelFiles:
         return content
 
     def module(self, name: str, *, old: bool = True, new: bool = True) -> dict[str, Any] | None:
-        """Return the entry of modules.json whose type names this class, as older or newer versions write it."""
+        """Return the entry of modules.json for a class, in the older or newer spelling of its type."""
         for module in self.modules:
             kind = NEW_TYPE.fullmatch(module["type"])
             if (old and module["type"] == OLD_TYPE + name) or (new and kind is not None and kind[1] == name):
@@ -124,12 +123,12 @@ class ModelFiles:
         return None
 
     def left_out(self, *types: str) -> tuple[str, ...]:
-        """Return the folders of the modules after the pooling whose class is not one of these."""
+        """Return the folders of the modules after the pooling, except these types and Normalize."""
         return tuple(m["path"] for m in self.modules[2:] if m["type"].rpartition(".")[2] not in ("Normalize", *types))
 
     @property
     def positions(self) -> int | None:
-        """Tokens that have a position, as config.json tells."""
+        """Number of tokens that have a position, from config.json."""
         number = self.config.get("max_position_embeddings", self.config.get("max_trained_positions"))
         before = self.config.get("model_type") in POSITIONS_BEFORE and (self.config.get("pad_token_id") or 0) + 1
         return number - before if number and number > 0 else None
@@ -223,10 +222,7 @@ READERS: dict[str, Callable[[ModelFiles], Reading]] = {
 
 
 def older_settings(files: ModelFiles) -> dict[str, Any]:
-    """Return file name -> content, for the files that lack what a server needs and can have it.
-
-    Keys are added, none is changed; types in modules.json get the name of the same class that all versions know.
-    """
+    """Return file name -> content with the keys that servers need, for the files that lack them and can have them."""
     changed: dict[str, Any] = {}
     right = sentence_transformers(files)
     if files.pooling is not None and files.pooling_file and not set(NEEDED_KEYS) <= files.pooling.keys():
@@ -237,6 +233,7 @@ def older_settings(files: ModelFiles) -> dict[str, Any]:
     limits = {"max_seq_length": right.length, "do_lower_case": False}
     if files.text is not None and right.length is not None and not limits.keys() <= files.text.keys():
         changed["sentence_bert_config.json"] = {**limits, **files.text}
+    # keys are added and none is changed; all versions know the older name of the same class
     modules = [{**module, "type": NEW_TYPE.sub(rf"{OLD_TYPE}\1", module["type"])} for module in files.modules]
     if modules != files.modules:
         changed["modules.json"] = modules
@@ -245,17 +242,15 @@ def older_settings(files: ModelFiles) -> dict[str, Any]:
 
 @contextmanager
 def saved_for_servers(folder: Path) -> Iterator[None]:
-    """Save a model inside the block: errors are a StorageError, files have usual modes and what older servers need."""
+    """Save a model inside the block with usual modes and settings for older servers; raises StorageError."""
     with storage_errors(folder), usual_modes(folder):  # safetensors has an error of its own for a full disk
         yield
     add_older_settings(folder)
 
 
 def add_older_settings(folder: Path) -> list[str]:
-    """Write into a model's folder what older servers need; return the names of the files that changed.
-
-    Hashes that the folder has are kept up to date. A later `save` of plain sentence-transformers drops it all again.
-    """
+    """Write the settings for older servers into a model's folder, update its hashes, and return the changed files."""
+    # a later `save` of plain sentence-transformers drops these settings again
     changed = older_settings(ModelFiles(folder))
     for name, content in changed.items():
         write_with_hash(folder / name, json.dumps(content, indent=2) + "\n", folder)

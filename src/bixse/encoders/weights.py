@@ -1,4 +1,4 @@
-"""Weights between two encoders: theta = (1 - w) base + w tuned, and means of several."""
+"""The weights between two encoders, theta = (1 - w) base + w tuned, means of several, and LoRA."""
 
 from __future__ import annotations
 
@@ -22,16 +22,13 @@ Weights: TypeAlias = "Mapping[str, Tensor]"
 
 
 def trained_weights(model: SentenceTransformer) -> dict[str, Tensor]:
-    """A copy, in main memory, of the parameters that are trained: all of them, or the adapters.
-
-    Of a sharded encoder this process's part of each.
-    """
+    """Copy the trained parameters, all or the adapters, to main memory; of a sharded encoder, this process's part."""
     own = {name: local_part(value.detach()) for name, value in model.named_parameters() if value.requires_grad}
     return {name: value.to("cpu", copy=True) for name, value in own.items()}
 
 
 def upcast_trainable_to_float32(model: SentenceTransformer) -> None:
-    """Make the weights that are trained float32, in place: a step is less than bf16 can tell apart (1 part in 256)."""
+    """Make trained weights float32, in place: a step is smaller than bf16 can tell apart (1 part in 256)."""
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
@@ -40,11 +37,8 @@ def upcast_trainable_to_float32(model: SentenceTransformer) -> None:
 def interpolate(model: SentenceTransformer, base: Weights, tuned: Weights, weight: float) -> None:
     """Set the trained parameters of an encoder to (1 - w) base + w tuned, in place; w in [0, 1].
 
-    Interpolation keeps much of what the base model knew and of what training taught (WiSE-FT, Wortsman et al. 2022,
+    Interpolation keeps much of the base model and much of the training (WiSE-FT, Wortsman et al. 2022,
     arXiv:2109.01903; LM-Cocktail, Xiao et al. 2023, arXiv:2311.13534).
-
-    Low-rank adapters add s B A to a weight, and B is zero before training (`check_can_be_scaled`): B is scaled by w and
-    A is left as it was trained, so that the weight itself is interpolated. DoRA's magnitudes are interpolated too.
 
     Example:
         >>> layer = torch.nn.Linear(1, 1, bias=False)
@@ -57,6 +51,8 @@ def interpolate(model: SentenceTransformer, base: Weights, tuned: Weights, weigh
         for name, parameter in model.named_parameters():
             if name not in tuned:
                 continue
+            # An adapter adds s B A, and B starts at 0 (`check_can_be_scaled`): B is scaled by w and A stays as trained,
+            # else the weight would move by w squared. DoRA's magnitudes are interpolated.
             down_projection = ".lora_A." in name or ".lora_embedding_A." in name
             start = tuned[name] if down_projection else base[name]
             own = local_part(parameter)
@@ -67,7 +63,7 @@ def interpolate(model: SentenceTransformer, base: Weights, tuned: Weights, weigh
 
 
 def check_can_be_scaled(base: Weights) -> None:
-    """Refuse adapters, by a ModelError, that are not zero before training: scaled by 0 they would not give the base."""
+    """Refuse, by a ModelError, adapters that do not start at zero: scaled by 0 they would not give the base."""
     for name, value in base.items():
         if (".lora_B." in name or ".lora_embedding_B." in name) and bool(value.any()):
             raise ModelError(
@@ -77,9 +73,9 @@ def check_can_be_scaled(base: Weights) -> None:
 
 
 def mean_weights(several: Sequence[Weights], shares: Sequence[float] | None = None) -> dict[str, Tensor]:
-    """The weighted mean of several encoders' weights (model soup, Wortsman et al. 2022, arXiv:2203.05482).
+    """Return the weighted mean of several encoders' weights (model soup, Wortsman et al. 2022, arXiv:2203.05482).
 
-    `shares` are one per encoder, in [0, 1] and with sum 1; None counts each as much.
+    `shares` has one entry per encoder, in [0, 1] and with sum 1; None gives equal shares.
 
     Example:
         >>> mean_weights([{"w": torch.tensor(1.0)}, {"w": torch.tensor(3.0)}], [0.75, 0.25])["w"].item()
@@ -117,13 +113,9 @@ def add_lora(
     targets: Sequence[str] | str = "all-linear",
     **options: Any,
 ) -> int:
-    """Freeze the encoder and add low-rank adapters to it (LoRA, Hu et al. 2021, arXiv:2106.09685).
+    """Freeze the encoder, add adapters (LoRA, Hu et al. 2021, arXiv:2106.09685), return the number of trained weights.
 
-    A pretrained head after the pooling (`pooling="cls-head"`) is trained whole. A folder saved from then on holds the
-    adapters and the name of the base model, until `merge_lora`.
-
-    Returns:
-        The number of weights that are trained.
+    Until `merge_lora`, a saved folder holds the adapters and the name of the base model.
     """
     try:
         from peft import LoraConfig
@@ -144,7 +136,7 @@ def add_lora(
         settings = LoraConfig(
             r=rank, lora_alpha=scale, lora_dropout=dropout, target_modules=names, bias="none", **options
         )
-        for part in backbones(model):
+        for part in backbones(model):  # a head after the pooling (`pooling="cls-head"`) stays trained in full
             part.auto_model.add_adapter(settings)
     except (TypeError, ValueError) as error:
         raise InputError(
@@ -158,10 +150,7 @@ def add_lora(
 
 
 def merge_lora(model: SentenceTransformer) -> None:
-    """Add the adapters to the weights they adapt and drop them: the model saves and loads as a whole one again.
-
-    Raises ModelError for a model without adapters.
-    """
+    """Add the adapters to their weights and remove them: the model is complete again; raises ModelError without any."""
     if not has_lora(model):
         raise ModelError("lora: got a model without adapters; expected some to merge; fix: call add_lora first")
     from peft.tuners.tuners_utils import BaseTunerLayer
@@ -174,7 +163,7 @@ def merge_lora(model: SentenceTransformer) -> None:
                 layer.merge(safe_merge=True)
                 parent, _, last = name.rpartition(".")
                 setattr(backbone.get_submodule(parent), last, layer.get_base_layer())
-        backbone._hf_peft_config_loaded = False
+        backbone._hf_peft_config_loaded = False  # else transformers would save the adapters alone
         del backbone.peft_config
         if isinstance(part, BidirectionalTransformer):
             part.__class__ = Transformer
@@ -183,5 +172,5 @@ def merge_lora(model: SentenceTransformer) -> None:
 
 
 def has_lora(model: SentenceTransformer) -> bool:
-    """Whether an encoder has adapters that are not merged."""
+    """Return True if an encoder has adapters that are not merged."""
     return any(getattr(part.auto_model, "_hf_peft_config_loaded", False) for part in backbones(model))

@@ -146,7 +146,7 @@ NamedRubric = Annotated[
 
 
 class ServerSettings(Settings):
-    """How a chat server is asked, for every verb that asks one."""
+    """Requests to a chat server, for every verb that sends them."""
 
     model: str | None = None
     """Model to ask the server for (default: the one it serves)."""

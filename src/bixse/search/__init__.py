@@ -1,1 +1,1 @@
-"""Search a collection exactly: BM25, cosines, stored embeddings."""
+"""The exact search of a collection: BM25, cosines, stored embeddings."""

@@ -1,4 +1,4 @@
-"""BM25: the lexical baseline every dense retriever is compared with."""
+"""The lexical baseline that every dense retriever is compared with: BM25."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 BM25_NAME = "bm25"
-"""The word that stands for this baseline where a model is asked for."""
-TOKEN_PATTERN = r"(?u)\b\w+\b"
-"""One-letter words such as C and R are kept."""
+"""Name of this baseline in place of a model."""
+TOKEN_PATTERN = r"(?u)\b\w+\b"  # keeps one-letter words such as C and R; the default of bm25s drops them
 
 
 class BM25:
-    """BM25 over stemmed words, by the library bm25s (Lù 2024, arXiv:2407.03618).
+    """The BM25 ranking over stemmed words, by the library bm25s (Lù 2024, arXiv:2407.03618).
 
     The weight of a term is Lucene's: idf = log(1 + (N - df + 0.5) / (df + 0.5)), never negative, so a document scores 0
-    exactly when it shares no term with the query. k1 = 0.9 and b = 0.4 are Anserini's defaults, the ones behind the
-    BM25 column of BEIR (Thakur et al. 2021, arXiv:2104.08663); Lucene's own are 1.2 and 0.75. Texts are lower-cased;
-    English stop words are dropped when the stemmer is "english" and no others.
+    exactly when it shares no term with the query. k1 = 0.9 and b = 0.4 are the defaults of Anserini, as in the BM25
+    column of BEIR (Thakur et al. 2021, arXiv:2104.08663); Lucene's own are 1.2 and 0.75. Texts are lower-cased;
+    English stop words are dropped if the stemmer is "english", no others.
 
     Example:
         >>> index = BM25(["d1", "d2"], ["copying files", "sorting lists"])
@@ -54,6 +53,7 @@ class BM25:
         self.document_ids = np.array(document_ids, dtype=object)
         self.stemmer = stemmer
         self._stem = None if stemmer is None else Stemmer.Stemmer(stemmer)
+        # the order of equal scores in trec_eval: document id descending
         descending = sorted(range(len(document_ids)), key=lambda index: document_ids[index], reverse=True)
         self._tie_rank = np.empty(len(document_ids), dtype=np.int64)
         self._tie_rank[descending] = np.arange(len(document_ids))
@@ -66,10 +66,9 @@ class BM25:
             self._index.index(tokens, show_progress=False)
 
     def search(self, queries: Mapping[str, str], top_k: int, exclude_self: bool = False) -> dict[str, dict[str, float]]:
-        """The `top_k` (1 or more) best documents per query (query id -> text), fewer when fewer share a term with it.
+        """Return the `top_k` best documents per query (id -> text) that share a term with it, best first.
 
-        Best first, equal scores by document id descending as trec_eval orders them. With `exclude_self` without the
-        document whose id equals the query's id.
+        Equal scores are ordered by document id descending. `exclude_self` leaves out the document with the query's id.
         """
         if top_k < 1:
             raise InputError(f"top_k: got {top_k}; expected at least 1; fix: ask for at least one document")
@@ -86,7 +85,7 @@ class BM25:
         return results
 
     def _best(self, scores: npt.NDArray[np.float32], top_k: int) -> npt.NDArray[np.int64]:
-        """Positions of the best scores above 0; every document tied at the cut takes part in the tie rule."""
+        """Return the positions of the best scores above 0, after the tie rule for all documents tied at the cut."""
         candidates = np.flatnonzero(scores > 0)
         if len(candidates) > top_k:
             cut = np.partition(scores[candidates], -top_k)[-top_k]
@@ -95,7 +94,7 @@ class BM25:
         return candidates[order][:top_k]
 
     def _tokenize(self, texts: Sequence[str]) -> list[list[str]]:
-        import bm25s  # nearly two seconds, with numba and SciPy behind it
+        import bm25s  # the import takes nearly two seconds, for numba and SciPy
 
         tokens: list[list[str]] = bm25s.tokenize(
             list(texts),

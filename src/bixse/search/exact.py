@@ -1,4 +1,4 @@
-"""Exact nearest documents by inner product, in chunks, with ties that never depend on the chunks."""
+"""The exact search by inner product in chunks, with an order of ties that does not depend on the chunks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 Embeddings: TypeAlias = "torch.Tensor | npt.NDArray[Any]"
 QUERY_BLOCK = 256
-"""Queries scored at once; with the default chunk the block of scores takes about 20 MB."""
+"""Queries scored at once. With the default chunk, the block of scores takes about 20 MB."""
 _INDEX_BITS = 32
 """Low bits of a sort key that hold the document's position."""
-_NO_KEY = -(1 << 63)
+_NO_KEY = -(1 << 63)  # below the key of every score
 DEPTH = 100
-"""Documents retrieved per query unless another number is asked for."""
+"""Default number of documents retrieved per query."""
 
 
 def exact_search(
@@ -31,11 +31,11 @@ def exact_search(
     chunk_size: int = 16_384,
     device: str | torch.device | None = None,
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """The `top_k` documents with the highest inner product per query, found by scoring all of them in float32.
+    """Return the `top_k` documents with the highest inner product per query, by scoring all documents in float32.
 
-    Memory is bounded by one chunk of documents and a block of queries, so `document_embeddings` may be a memory map of
-    any length. Equal scores are ordered by position, the earlier document first. The scores (Q, k) are float32, highest
-    first, and the positions (Q, k) int64, where k is `top_k` or N. None as `device` is that of the documents.
+    Memory is bounded by one chunk of documents and one block of queries, so the documents may be a long memory map. The
+    scores (Q, k) are float32, highest first, and the positions (Q, k) int64, where k is `top_k` or N. Equal scores are
+    ordered by position, lowest first. The default `device` is the documents' device.
 
     Example:
         >>> import numpy as np
@@ -50,22 +50,19 @@ def exact_search(
 
 
 class TopK:
-    """The documents with the highest inner product per query, over blocks of one corpus given one by one.
-
-    Positions count on from block to block; the result does not depend on where the corpus is cut.
-    """
+    """The documents with the highest inner product per query, over successive blocks of one corpus, cut anywhere."""
 
     def __init__(self, query_embeddings: Embeddings, top_k: int, device: str | torch.device = "cpu") -> None:
         _check_at_least_one("top_k", top_k)
         self.queries = _float32(query_embeddings, "query embeddings", torch.device(device))
         self.top_k = top_k
         self.seen = 0
-        """Documents seen: the position of the next one."""
+        """Documents seen so far: the position of the next document."""
         self.keys = torch.empty((len(self.queries), 0), dtype=torch.int64, device=self.queries.device)
-        """(Q, k) sort keys of the best so far: with `seen` all there is to go on from."""
+        """(Q, k) sort keys of the best documents so far: with `seen` the complete state."""
 
     def add(self, documents: Embeddings, chunk_size: int = 16_384) -> None:
-        """Let (N, D) documents compete with those seen before; raises InputError as `exact_search`."""
+        """Add (N, D) documents to the competition; raises InputError for shapes that do not fit."""
         _check_at_least_one("chunk_size", chunk_size)
         if self.queries.ndim != 2 or documents.ndim != 2 or self.queries.shape[1] != documents.shape[1]:
             raise InputError(
@@ -82,7 +79,7 @@ class TopK:
             self.seen += len(chunk)
 
     def result(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-        """Scores and positions, each (Q, k), see `exact_search`."""
+        """Return scores and positions, each (Q, k), see `exact_search`."""
         if bool((self.keys == _NO_KEY).any()):
             raise InputError(
                 "embeddings: got inner products beyond float32 (infinity minus infinity); expected embeddings of "
@@ -95,7 +92,7 @@ class TopK:
 def merge_best(
     parts: Iterable[tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]], top_k: int
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """The `top_k` best per query of several results, each the best of a part of one corpus."""
+    """Merge the best documents of parts of one corpus into the `top_k` best per query."""
     best: torch.Tensor | None = None
     for scores, positions in parts:
         keys = _to_keys(torch.from_numpy(scores), 0, torch.from_numpy(positions))
@@ -113,11 +110,9 @@ def to_run(
     indices: npt.NDArray[np.integer[Any]],
     exclude_self: bool = False,
 ) -> dict[str, dict[str, float]]:
-    """A search result, scores and positions in `document_ids` of shape (Q, k), as query id -> document id -> score.
-
-    With `exclude_self` the document whose id equals the query's id is dropped, for collections whose queries are also
-    documents (ArguAna, Quora). Such a query keeps k - 1 documents: search for one more than you need.
-    """
+    """Return scores and positions in `document_ids`, both (Q, k), as query id -> document id -> score."""
+    # `exclude_self` is for collections whose queries are also documents (ArguAna, Quora). Such a query keeps k - 1
+    # documents: callers search for one more.
     return {
         query_id: {
             document_ids[index]: score
@@ -129,11 +124,9 @@ def to_run(
 
 
 def _best_keys(scores: torch.Tensor, start: int, known: torch.Tensor, count: int) -> torch.Tensor:
-    """The `count` highest sort keys among the known ones and a new chunk's scores, highest first.
-
-    Only scores that can still come among the best are made keys: few after the first chunk.
-    """
+    """Return the `count` highest sort keys among the known keys and a new chunk's scores, highest first."""
     wanted = min(count, known.shape[1] + scores.shape[1])
+    # after the first chunk few scores can be among the best: keys of the others would cost time
     rows, columns = _contenders(scores, known, count)
     taken = torch.bincount(rows, minlength=len(scores))
     place = torch.arange(len(rows), device=rows.device) - (taken.cumsum(0) - taken)[rows]
@@ -144,29 +137,22 @@ def _best_keys(scores: torch.Tensor, start: int, known: torch.Tensor, count: int
 
 
 def _contenders(scores: torch.Tensor, known: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows and columns, in order, of all scores that may be among the `count` best.
-
-    A score equal to the last of `count` known ones comes after it, since its position is higher. Without so many
-    known ones, scores that tie with the chunk's own `count`-th all take part.
-    """
-    if known.shape[1] == count:
+    """Return rows and columns, in order, of all scores that may be among the `count` best."""
+    if known.shape[1] == count:  # an equal score has a higher position, so that it comes after the known scores
         bar, equals = _from_keys(known[:, -1:])[0], False
-    else:
+    else:  # all ties with the chunk's own `count`-th score take part
         bar, equals = scores.topk(min(count, scores.shape[1]), dim=1).values[:, -1:], True
     if scores.device.type != "cpu":
         rows, columns = (scores >= bar if equals else scores > bar).nonzero(as_tuple=True)
         return rows, columns
-    values, bars = scores.numpy(), bar.numpy()  # NumPy finds the few true ones several times faster than PyTorch
+    values, bars = scores.numpy(), bar.numpy()  # NumPy finds few true values several times faster than PyTorch
     found = torch.from_numpy(np.flatnonzero(values >= bars if equals else values > bars))
     return found // scores.shape[1], found % scores.shape[1]
 
 
 def _to_keys(scores: torch.Tensor, start: int, columns: torch.Tensor) -> torch.Tensor:
-    """Integers that order as (score descending, position ascending): no two are equal, so a top-k is unique.
-
-    The bits of a float32 order like an integer once those below the sign of a negative number are flipped. `start` is
-    the position of the chunk's first document, `columns` is where in the chunk each score stands.
-    """
+    """Return integers that order as (score descending, position `start + columns` ascending)."""
+    # all keys differ, so a top-k is unique; float32 bits order like integers once a negative number's lower bits flip
     bits = (scores + 0.0).view(torch.int32).to(torch.int64)  # + 0.0 makes -0.0 equal to 0.0
     ordered = torch.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
     return (ordered << _INDEX_BITS) + ((1 << _INDEX_BITS) - 1 - (start + columns))
@@ -180,12 +166,13 @@ def _from_keys(keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _float32(embeddings: Embeddings, name: str, device: torch.device) -> torch.Tensor:
-    """A copy only where needed; refuses NaN and infinity."""
+    """Convert embeddings, with a copy only if needed; refuse NaN and infinity."""
     if not isinstance(embeddings, torch.Tensor):
         array = np.ascontiguousarray(embeddings)
-        embeddings = torch.from_numpy(array if array.flags.writeable else array.copy())  # torch takes none read-only
+        # torch warns of read-only arrays
+        embeddings = torch.from_numpy(array if array.flags.writeable else array.copy())
     values = embeddings.detach().to(device=device, dtype=torch.float32)
-    # a sum is many times faster, and finite only when all its terms are; one that overflows is looked at closely
+    # a sum is many times faster, and finite only if all terms are; after an overflow each term is checked
     if not bool(torch.isfinite(values.sum())) and not bool(torch.isfinite(values).all()):
         raise NotFiniteError(
             f"{name}: got NaN or infinity; expected finite numbers; fix: check the model (half precision overflow "

@@ -1,4 +1,4 @@
-"""Settings of `bixse search`, and of how texts are encoded, which other verbs share."""
+"""The settings of `bixse search`, and the settings of encoding that other verbs share."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from typing import Self
 
 STDIN = "-"
-"""What `queries` takes for queries that are typed, or come through a pipe."""
+"""Value of `queries` for queries that are typed or piped."""
 
 
 class EncodingSettings(Settings):
-    """How and where texts are encoded, and where their embeddings are kept."""
+    """The encoding of texts, and the folder of their embeddings."""
 
     task: str | None = None
     """Task whose instructions stand before the texts."""
@@ -39,7 +39,7 @@ class EncodingSettings(Settings):
         return self.at_most_one("processes", "devices")
 
     def chosen_devices(self) -> tuple[list[str] | None, list[str]]:
-        """One device per process, or None for the usual one; and warnings."""
+        """Return one device per process, or None for the usual device, and warnings."""
         from bixse.encoders.encode import check_devices, warn_of_too_many
 
         named = self.devices if self.processes is None else ("cpu",) * self.processes
@@ -50,7 +50,7 @@ class EncodingSettings(Settings):
 
 
 class SearchSettings(EncodingSettings):
-    """Settings of `bixse search`.
+    """The settings of `bixse search`.
 
     Example:
         >>> SearchSettings(model="runs/index", query="copy a folder").top
@@ -85,7 +85,7 @@ class SearchSettings(EncodingSettings):
         return self.at_most_one("query", "queries")
 
     def check_for(self, is_index: bool) -> None:
-        """Refuse, by an InputError, settings that an index, or a model, has no use for."""
+        """Refuse, by an InputError, settings that do not apply to an index, or to a model."""
         other = ("processes", "devices", "cache", "collection") if is_index else ("queries", "exact", "model_at")
         given = [name for name in other if getattr(self, name) not in (None, False)]
         if given:

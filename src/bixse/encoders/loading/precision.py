@@ -1,4 +1,4 @@
-"""The numbers that models compute in: one setting of the process, and one place that resolves it."""
+"""The dtype that models compute in: one setting per process, resolved in one place."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 PRECISION_VARIABLE = "BIXSE_PRECISION"
 Precision: TypeAlias = Literal["float32", "bfloat16"]
-"""What is computed in. Of bfloat16: matrix products, by autocast; sums, norms and losses stay float32."""
+"""Dtype of computation. bfloat16 means matrix products, by autocast; sums, norms and losses stay float32."""
 Setting: TypeAlias = Literal["auto", "float32", "bfloat16"]
-"""What may be asked for; "auto": bfloat16 where the device is fast at it, else float32."""
+"""Requested precision; "auto" is bfloat16 if the device is fast at it, else float32."""
 SETTINGS: tuple[str, ...] = get_args(Setting)
 
 
 def check_setting(value: object, name: str = "precision") -> Setting:
-    """A setting of precision; raises InputError for any other value, which came from `name`."""
+    """Return a valid setting; raises InputError for any other value of `name`."""
     if value not in SETTINGS:
         raise InputError(
             f"{name}: got {shorten(value)}; expected one of {', '.join(SETTINGS)}; "
@@ -33,13 +33,13 @@ def check_setting(value: object, name: str = "precision") -> Setting:
 
 
 def precision_setting() -> Setting:
-    """The setting of this process: what `BIXSE_PRECISION` holds, else "auto"."""
+    """Return the setting of this process: the value of `BIXSE_PRECISION`, else "auto"."""
     return check_setting(os.environ.get(PRECISION_VARIABLE) or "auto", PRECISION_VARIABLE)
 
 
 @contextmanager
 def use_precision(setting: str | None) -> Iterator[None]:
-    """Compute so inside the block, in this process and those that it starts; "auto" and None leave it as it is.
+    """Set the precision inside the block, also for processes started in it; "auto" and None change nothing.
 
     Example:
         >>> with use_precision("float32"):
@@ -49,7 +49,7 @@ def use_precision(setting: str | None) -> Iterator[None]:
     before = os.environ.get(PRECISION_VARIABLE)
     wanted = check_setting(setting or "auto")
     if wanted == "auto":
-        precision_setting()
+        precision_setting()  # an invalid BIXSE_PRECISION is refused at once
         yield
         return
     os.environ[PRECISION_VARIABLE] = wanted
@@ -63,7 +63,7 @@ def use_precision(setting: str | None) -> Iterator[None]:
 
 
 def resolve_precision(setting: str | None = None, device: torch.device | str | None = None) -> Precision:
-    """What is computed in on a device (None: `default_device`); "auto" or None: as the process is set."""
+    """Return the dtype for a device (None: `default_device`); "auto" or None: the setting of the process."""
     wanted = check_setting(setting or "auto")
     wanted = precision_setting() if wanted == "auto" else wanted
     if wanted == "auto":
@@ -72,14 +72,14 @@ def resolve_precision(setting: str | None = None, device: torch.device | str | N
 
 
 def default_device() -> str:
-    """Where a model computes that was given no device."""
+    """Return the device of a model that was given none."""
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def bf16_is_fast(device: torch.device | str = "cpu") -> bool:
-    """Whether the device computes in bf16 itself; processors without avx512_bf16 and AMX emulate it, slower."""
+    """Return True if the device computes in bf16; CPUs without avx512_bf16 and AMX emulate it, slower."""
     import torch
 
     kind = torch.device(device).type
@@ -91,7 +91,7 @@ def bf16_is_fast(device: torch.device | str = "cpu") -> bool:
 
 
 def autocast(device: torch.device | str, setting: str | None = None) -> AbstractContextManager[object]:
-    """Compute inside the block as `resolve_precision` says."""
+    """Return a context that computes as `resolve_precision` says."""
     import torch
 
     if resolve_precision(setting, device) == "float32":
@@ -100,12 +100,10 @@ def autocast(device: torch.device | str, setting: str | None = None) -> Abstract
 
 
 def make_weights_float32(model: SentenceTransformer) -> None:
-    """Make half-precision weights and buffers float32, in place; quantised ones stay what they are.
-
-    Most published decoders are stored in bf16 and are loaded as they are stored.
-    """
+    """Make half-precision weights and buffers float32, in place; quantised ones stay."""
     import torch
 
+    # most published decoders are stored in bf16, and loaded as stored
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.dtype in (torch.float16, torch.bfloat16):
             tensor.data = tensor.data.float()
