@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src"
-LIMITS = {"lines": 42_288, "lines of code": 29_212, "modules": 214, "modules with one importer": 37,
-          "imports per module, mean": 6.89, "imports per module, highest": 19, "lines reached from train": 12_994,
-          "lines reached from evaluate": 6_330, "classes of settings": 68, "settings": 372}  # fmt: skip
+LIMITS = {"lines": 41_743, "lines of code": 29_212, "modules": 214, "modules with one importer": 37,
+          "imports per module, mean": 6.89, "imports per module, highest": 19, "lines reached from train": 12_786,
+          "lines reached from evaluate": 6_221, "classes of settings": 68, "settings": 372}  # fmt: skip
 
 
 def imports_of(tree, modules):

@@ -7,27 +7,12 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
-NOT_FIRST = frozenset(
-    [
-        "What",
-        "Of",
-        "Where",
-        "As",
-        "Whether",
-        "Those",
-        "How",
-        "That",
-        "Which",
-        "With",
-        "If",
-        "In",
-        "To",
-        "From",
-        "For",
-        "By",
-        "On",
-    ]
-)
+# fmt: off
+NOT_FIRST = {
+    "What", "Of", "Where", "As", "Whether", "Those", "How", "That", "Which", "With", "If", "In", "To", "From", "For", "By",
+    "On",
+}
+# fmt: on
 LONGEST = 40
 """Words of a sentence. The aim is 25; names of a list count as words too."""
 
