@@ -5,19 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from bisect import bisect_left, bisect_right
 from contextlib import contextmanager, suppress
 from itertools import starmap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from bixse.errors import InputError, StorageError
 from bixse.files.files import atomic_file, storage_errors
-from bixse.files.parquet import open_table, save_table
+from bixse.files.parquet import keyed_groups, open_table, save_table
 from bixse.judging.ledgers.writer_files import WriterFile, writer_path
 
 if TYPE_CHECKING:
@@ -277,19 +274,3 @@ def _save_numbers(segment: Path) -> None:
             target.write(numbers.tobytes())
             total += int(numbers.sum())
         target.write((-total % 2**64).to_bytes(8, "little"))
-
-
-def keyed_groups(file: pq.ParquetFile, column: str, wanted: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """Yield the rows of each row group: all, or the rows with a `wanted` value (sorted) in a text column."""
-    place = file.schema_arrow.names.index(column)
-    for number in range(file.metadata.num_row_groups):
-        if wanted is None:
-            yield file.read_row_group(number)
-            continue
-        ends, near = file.metadata.row_group(number).column(place).statistics, wanted
-        if ends is not None and ends.has_min_max:  # a group without a wanted value in its range is not read
-            near = wanted[bisect_left(wanted, ends.min) : bisect_right(wanted, ends.max)]
-        if near:  # the column alone first: a group may lack a value within its range
-            chosen = pc.is_in(file.read_row_group(number, [column])[column], pa.array(near, pa.string()))
-            if pc.any(chosen).as_py():
-                yield file.read_row_group(number).filter(chosen)
