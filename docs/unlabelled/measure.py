@@ -45,7 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("train_on", choices=("nfcorpus", "pydocs", "both"))
+    parser.add_argument("train_on", choices=("nfcorpus", "pydocs"))
     parser.add_argument("passes", type=int)
     parser.add_argument("unlabelled", choices=("zero", "base"))
     parser.add_argument("seed", type=int)
