@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src"
-LIMITS = {"lines": 41_742, "lines of code": 29_211, "modules": 214, "modules with one importer": 37,
+LIMITS = {"lines": 41_698, "lines of code": 29_167, "modules": 214, "modules with one importer": 37,
           "imports per module, mean": 6.89, "imports per module, highest": 19, "lines reached from train": 12_804,
           "lines reached from evaluate": 6_239, "classes of settings": 68, "settings": 372}  # fmt: skip
 

@@ -1,12 +1,13 @@
-"""The satellites that the core asks for by name and never imports: indexes as systems, regrading, sharded training."""
+"""The satellites that the core asks for by name and never imports: indexes, judges, regrading, sharding."""
 
 from __future__ import annotations
 
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
 EXTENSIONS = {
     "index": "bixse.scale.index.index_system:open_index_system",
+    "judge": "bixse.judging.open_judge:JudgeConfig",
     "regrade": "bixse.judging.regrade:Regrading",
     "sharding": "bixse.scale.sharding:ShardedTrainer",
 }
@@ -15,5 +16,4 @@ EXTENSIONS = {
 
 def extension(name: str) -> Any:
     """Return the object of `EXTENSIONS` under a name."""
-    module, _, attribute = EXTENSIONS[name].partition(":")
-    return getattr(import_module(module), attribute)
+    return resolve_name(EXTENSIONS[name])

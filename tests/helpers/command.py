@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 from bixse.cli.main import main, parse
 
@@ -45,3 +47,25 @@ def ended(process):
     out, said = process.communicate(timeout=500)
     found = json.loads(out) if out else {"errors": said}
     return process.returncode, found["errors"] or found.get("metrics")
+
+
+def kill_amid_answers(process, ledger):
+    """Kill a process that has a dozen answers in its own segment of a ledger folder, which is not sealed."""
+    until = time.monotonic() + 100
+    while time.monotonic() < until and process.poll() is None:
+        if any(f"/{process.pid}/" in lines[0] and len(lines) > 12 for lines in open_segments(ledger)):
+            break
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+
+def open_segments(ledger):
+    """Lines of the segments that are being written; one that is sealed meanwhile is left out."""
+    found = []
+    for path in ledger.glob("*.jsonl") if ledger.exists() else ():
+        try:
+            found.append(path.read_text().split("\n"))
+        except FileNotFoundError:
+            continue
+    return [lines for lines in found if lines]

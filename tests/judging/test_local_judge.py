@@ -18,15 +18,7 @@ from bixse.judging.judge import Question
 from bixse.judging.judges.local_judge import LocalJudge, PromptRenderer, option_token_ids
 from bixse.judging.judges.local_model import LocalModel, PromptReader
 from bixse.judging.rubrics import load_rubric
-from helpers.tiny_judges import (
-    TEMPLATE,
-    questions_of,
-    save_judge,
-    small_rubric,
-    some_texts,
-    tiny_model,
-    tiny_tokenizer,
-)
+from helpers.tiny_judges import TEMPLATE, questions_of, save_judge, small_rubric, some_texts, tiny_model, tiny_tokenizer
 
 RUBRIC = small_rubric()
 

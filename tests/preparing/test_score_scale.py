@@ -8,13 +8,7 @@ from scipy.special import expit
 from sklearn.metrics import roc_auc_score
 
 from bixse.errors import InputError
-from bixse.preparing.score_scale import (
-    ScoreMap,
-    check_scores,
-    map_scores,
-    parse_score_map,
-    summarise_scores,
-)
+from bixse.preparing.score_scale import ScoreMap, check_scores, map_scores, parse_score_map, summarise_scores
 from bixse.preparing.source import Judgement, JudgementRows, on_scale
 from bixse.relevance import GradeScale
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bixse.scale.index import index_files
+from bixse.search.store import EmbeddingStore
 
 TESTS = Path(__file__).parents[1]
 VERBS = ("copy", "move", "delete", "open", "read", "write", "list", "find")
@@ -27,6 +28,25 @@ def collection(tmp_path):
         ]
         (folder / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
     return folder
+
+
+@pytest.fixture
+def fail_twice():
+    """Make the part of 88 documents fail in a monkeypatch, its first two times; gives the sizes that were tried."""
+
+    def patch(patched):
+        encode, tried = EmbeddingStore.encode, []
+
+        def fail(store, texts, step=None):
+            tried.append(len(texts))
+            if len(texts) == 88 and tried.count(88) < 3:
+                raise RuntimeError("no more memory")
+            return encode(store, texts, step)
+
+        patched.setattr(EmbeddingStore, "encode", fail)
+        return tried
+
+    return patch
 
 
 @pytest.fixture

@@ -75,16 +75,8 @@ def test_the_folder_of_another_run_is_refused_before_anything_is_encoded(capsys,
     assert call(capsys, *flags)[0] == 0, "what is finished is shown"
 
 
-def test_a_part_that_fails_twice_and_the_same_call_again(capsys, words, local, tmp_path, monkeypatch):
-    encode, tried = EmbeddingStore.encode, []
-
-    def fail(store, texts, step=None):
-        tried.append(len(texts))
-        if len(texts) == 88 and tried.count(88) < 3:
-            raise RuntimeError("no more memory")
-        return encode(store, texts, step)
-
-    monkeypatch.setattr(EmbeddingStore, "encode", fail)
+def test_a_part_that_fails_twice_and_the_same_call_again(capsys, words, local, tmp_path, monkeypatch, fail_twice):
+    tried = fail_twice(monkeypatch)
     flags = (*words, "--shards", "3", "--out", tmp_path / "out")
     with pytest.raises(IncompleteError, match="part 2: RuntimeError"):
         result_of(*flags)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import time
 from dataclasses import replace
 
 import pytest
@@ -14,7 +12,7 @@ from bixse.judging.generate import generate as module
 from bixse.judging.generate.generate_settings import WriterConfig
 from bixse.judging.ledgers.ledger_files import answers_by_status
 from helpers.chat_server import chat_server
-from helpers.command import call, ended, refused, start
+from helpers.command import call, ended, kill_amid_answers, refused, start
 
 COUNT = 24
 
@@ -170,15 +168,7 @@ def test_ranks_of_which_one_is_killed_and_started_again(server, tmp_path):
     flags = ("generate", "--corpus", corpus, "--shards", "6", "--concurrency", flight, "--server")
     ranked, out = (*flags, address, "--engine", "ranks"), tmp_path / "out"
     ranks = [start(*ranked, "--out", out, RANK=str(rank), WORLD_SIZE="2") for rank in (0, 1)]
-    until = time.monotonic() + 100
-    while time.monotonic() < until and ranks[1].poll() is None:
-        paths = (out / "ledger").glob("*.jsonl") if (out / "ledger").exists() else ()
-        texts = [path.read_text().split("\n") for path in paths if path.exists()]
-        if any(f"/{ranks[1].pid}/" in lines[0] and len(lines) > 12 for lines in texts):
-            break
-        time.sleep(0.01)
-    ranks[1].send_signal(signal.SIGKILL)
-    ranks[1].communicate()
+    kill_amid_answers(ranks[1], out / "ledger")
     code, first = ended(ranks[0])
     assert (code, first["waiting"] > 0) == (0, True), first
     code, last = ended(start(*ranked, "--out", out, SLURM_ARRAY_TASK_ID="1", SLURM_ARRAY_TASK_COUNT="2"))

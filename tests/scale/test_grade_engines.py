@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
 from dataclasses import replace
 
@@ -20,7 +19,7 @@ from bixse.judging.grade_shards import grade_shards
 from bixse.judging.ledgers.ledger_files import answers_by_status
 from bixse.judging.open_judge import GradeConfig
 from helpers.chat_server import chat_server, planted
-from helpers.command import call, ended, refused, start
+from helpers.command import call, ended, kill_amid_answers, refused, start
 from helpers.scripted_judge import ScriptedJudge
 
 SHARES = [[0.9, 0.05, 0.03, 0.01], [0.1, 0.2, 0.3, 0.3], [0.01, 0.02, 0.05, 0.9]]
@@ -209,13 +208,7 @@ def test_ranks_of_which_one_is_killed_and_started_again(server, tmp_path):
     flags = ("grade", "--pairs", tmp_path / "p.parquet", "--shards", "6", "--concurrency", flight, "--judge")
     ranked, out = (*flags, address, "--engine", "ranks"), tmp_path / "out"
     ranks = [start(*ranked, "--out", out, RANK=str(rank), WORLD_SIZE="2") for rank in (0, 1)]
-    until = time.monotonic() + 100
-    while time.monotonic() < until and ranks[1].poll() is None:
-        if any(f"/{ranks[1].pid}/" in lines[0] and len(lines) > 12 for lines in open_segments(out / "ledger")):
-            break
-        time.sleep(0.01)
-    ranks[1].send_signal(signal.SIGKILL)
-    ranks[1].communicate()
+    kill_amid_answers(ranks[1], out / "ledger")
     code, first = ended(ranks[0])
     assert (code, first["waiting"] > 0) == (0, True), first
     code, last = ended(start(*ranked, "--out", out, SLURM_ARRAY_TASK_ID="1", SLURM_ARRAY_TASK_COUNT="2"))
@@ -235,16 +228,6 @@ def test_a_rank_for_which_there_is_no_shard(capsys, words, tmp_path, monkeypatch
     monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "8")
     code, found = call(capsys, *words[2], "--engine", "ranks", "--out", tmp_path / "out")
     assert (code, found["metrics"]["waiting"], found["metrics"]["pairs"]) == (0, 6, 0)
-
-
-def open_segments(ledger):
-    found = []
-    for path in ledger.glob("*.jsonl") if ledger.exists() else ():
-        try:
-            found.append(path.read_text().split("\n"))
-        except FileNotFoundError:
-            continue
-    return [lines for lines in found if lines]
 
 
 # --- what is done again

@@ -11,7 +11,6 @@ from bixse.scale.index.index_files import read_manifest
 from bixse.scale.index.index_settings import IndexSettings
 from bixse.scale.index.make_index import BUILD_FOLDER
 from bixse.scale.index.search import load_encoder
-from bixse.search.store import EmbeddingStore
 from helpers.command import call, ended, start
 from helpers.indexes import index_of
 
@@ -40,19 +39,11 @@ def test_devices_of_this_machine_are_none_of_the_cluster_s():
         IndexSettings.load(None, {"model": "demo", "collection": "c", "engine": "ray", "devices": ["cuda:0"]})
 
 
-def test_a_part_that_fails_twice_and_the_same_call_again(collection, tiny_model, tmp_path, monkeypatch):
-    encode, tried = EmbeddingStore.encode, []
-
-    def fail(store, texts, step=None):
-        tried.append(len(texts))
-        if len(texts) == 88:
-            raise RuntimeError("no more memory")
-        return encode(store, texts, step)
-
+def test_a_part_that_fails_twice_and_the_same_call_again(collection, tiny_model, tmp_path, monkeypatch, fail_twice):
     given = {"model": tiny_model, "collection": collection, "shards": 3, "cache": "none"}
     index_of(**given, out=tmp_path / "whole")
     with monkeypatch.context() as patched, pytest.raises(IncompleteError, match="part 2: RuntimeError"):
-        patched.setattr(EmbeddingStore, "encode", fail)
+        tried = fail_twice(patched)
         index_of(**given, out=tmp_path / "index")
     assert tried == [256, 256, 88, 88]
     assert index_of(**given, out=tmp_path / "index").encoded == 88

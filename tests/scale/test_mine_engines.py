@@ -86,18 +86,13 @@ def test_an_index_is_searched_as_its_model(collection, tiny_model_path, tmp_path
     assert "d3" not in {line[2] for line in found}
 
 
-def test_a_part_that_fails_twice_and_the_same_call_again(collection, tiny_model_path, tmp_path, monkeypatch):
-    encode, tried = EmbeddingStore.encode, []
-
-    def fail(store, texts, step=None):
-        tried.append(len(texts))
-        if len(texts) == 88:
-            raise RuntimeError("no more memory")
-        return encode(store, texts, step)
-
+def test_a_part_that_fails_twice_and_the_same_call_again(
+    collection, tiny_model_path, tmp_path, monkeypatch, fail_twice
+):
+    encode = EmbeddingStore.encode
     config = MineConfig(collection=collection, retrievers=(str(tiny_model_path),), shards=3, cache="none")
     with monkeypatch.context() as patched, pytest.raises(IncompleteError, match="part 2: RuntimeError"):
-        patched.setattr(EmbeddingStore, "encode", fail)
+        tried = fail_twice(patched)
         mine(config, tmp_path / "out")
     assert tried == [255, 256, 88, 88]
     monkeypatch.setattr(

@@ -15,14 +15,7 @@ from bixse.cli.main import main
 from bixse.data.collection import load_collection
 from bixse.encoders.head import HEAD_FILE, RelevanceHead
 from bixse.encoders.loading.build import build_encoder, load_relevance_model
-from bixse.errors import (
-    InputError,
-    InvalidFileError,
-    ModelError,
-    OutputExistsError,
-    StorageError,
-    TrainingError,
-)
+from bixse.errors import InputError, InvalidFileError, ModelError, OutputExistsError, StorageError, TrainingError
 from bixse.losses import LOSSES
 from bixse.training.loop.checkpoints import checkpoint_to_resume, whole_checkpoints
 from bixse.training.recipe import train

@@ -18,7 +18,6 @@ from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import load_graded_pairs, load_pairs
 from bixse.errors import ConfigError, InputError
 from bixse.files.parquet import read_table
-from bixse.judging import regrade
 from bixse.judging.grade import grade
 from bixse.judging.grade_settings import GradeSettings
 from bixse.judging.judges.endpoints import ServerDownError
@@ -375,6 +374,6 @@ def test_the_command_line_names_judge_and_budget(training_files, tmp_path, capsy
 def test_options_of_the_judge_are_those_of_grade():
     given = TrainConfig(pairs="p", regrade={"judge": "http://x", "options": {"concurrency": 3}}).regrade
     assert given is not None
-    assert regrade._judging(given).concurrency == 3
+    assert given.judging().concurrency == 3
     with pytest.raises(ConfigError, match="concurency"):
-        regrade._judging(given.model_copy(update={"options": {"concurency": 3}}))
+        TrainConfig.load(None, {"pairs": "p", "regrade": {"judge": ["http://x"], "options": {"concurency": 3}}})

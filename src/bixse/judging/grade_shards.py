@@ -14,15 +14,7 @@ from bixse.errors import IncompleteError, InputError
 from bixse.judging.ask import Asking
 from bixse.judging.ask_shards import AskShards, asked_shards, content_of, cut_pairs, with_ledger
 from bixse.judging.estimate import Estimate, estimate
-from bixse.judging.grade import (
-    JUDGEMENTS_NAME,
-    PAIRS_NAME,
-    GradeResult,
-    GradeSummary,
-    Grading,
-    open_grading,
-    result_of,
-)
+from bixse.judging.grade import JUDGEMENTS_NAME, PAIRS_NAME, GradeResult, GradeSummary, Grading, open_grading, result_of
 from bixse.judging.judge import stored_identity
 from bixse.judging.ledger import Ledger
 from bixse.judging.ledgers.segment_answers import is_one_file, make_folder

@@ -25,7 +25,6 @@ from bixse.judging.ask import Budget
 from bixse.judging.estimate import Estimate, estimate
 from bixse.judging.grade import LEDGER_NAME, PAIRS_NAME, grade
 from bixse.judging.grade_settings import GradeSettings
-from bixse.judging.open_judge import JudgeConfig
 from bixse.training.config import REGRADE_FOLDER
 from bixse.training.distributed import is_main_process, raise_together, world_size
 from bixse.training.loop.unlabelled import RegradedEpoch, Suspects
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
 
     from bixse.data.graded_pairs import GradedPairs
     from bixse.judging.judge import Judge
+    from bixse.judging.open_judge import JudgeConfig
     from bixse.training.config import RegradeConfig
     from bixse.training.loop.trainer import GradedTrainer
 
@@ -84,7 +84,8 @@ class Regrading(TrainerCallback):
 
     @cached_property
     def judging(self) -> JudgeConfig:
-        return _judging(self.config)
+        judging: JudgeConfig = self.config.judging()
+        return judging
 
     def warnings(self) -> list[str]:
         return [
@@ -236,7 +237,7 @@ class Regrading(TrainerCallback):
         queries = pairs.texts("query", groups.first_rows[drawn[0]])
         others = pairs.texts("document", documents[drawn[1]])
         asked = [Pair(str(n), query, str(n), text) for n, (query, text) in enumerate(zip(queries, others, strict=True))]
-        judging = _judging(config)
+        judging = config.judging()
         with closing(judging.open()) as judge:
             return estimate(asked, judge, scratch, pilot=0, **_asking(config, judging, judge, scratch))
 
@@ -264,13 +265,6 @@ def _stopped_by_signals() -> Iterator[None]:
 
 def _numbers(asked: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return asked["query_group"].to_numpy(), asked["document_number"].to_numpy()
-
-
-def _judging(config: RegradeConfig) -> JudgeConfig:
-    """Return the settings in the form of the verbs that grade."""
-    given = {} if config.rubric is None else {"rubric": config.rubric}
-    given |= config.options | config.prices
-    return JudgeConfig.load(None, {"judge": config.judge, **given})
 
 
 def _asking(config: RegradeConfig, judging: JudgeConfig, judge: Judge, folder: Path) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from bixse.training import recipe
 from bixse.training.config import ADAPTER_FOLDER, CHECKPOINT_FOLDER, MODEL_FOLDER, TUNED_FOLDER, TrainConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
     from bixse.data.run import Run, Status

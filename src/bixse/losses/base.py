@@ -10,13 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from bixse.encoders.embedding import (
-    Features,
-    embed_features,
-    identical_texts,
-    number_of_texts,
-    tokens_without_padding,
-)
+from bixse.encoders.embedding import Features, embed_features, identical_texts, number_of_texts, tokens_without_padding
 from bixse.encoders.processes import all_gather_rows, global_mean_weight, is_sharded, world_size
 from bixse.errors import InputError, ModelError, shorten
 from bixse.losses.catalogue import LossOptions

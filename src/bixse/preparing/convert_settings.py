@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
-from bixse.data.transforms import (
-    Binarise,
-    KeepFrom,
-    LabelNoise,
-    Sample,
-    SplitByQuery,
-    Transform,
-    WithoutDuplicates,
-)
+from bixse.data.transforms import Binarise, KeepFrom, LabelNoise, Sample, SplitByQuery, Transform, WithoutDuplicates
 from bixse.errors import did_you_mean
 from bixse.preparing.formats import FORMATS, HUB, SourceOptions, TableColumns
 from bixse.relevance import GradeScale

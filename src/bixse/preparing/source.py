@@ -21,14 +21,7 @@ from bixse.data.graded_pairs import Pair
 from bixse.data.trec import QRELS_HEADER, qrels_rows
 from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.files.files import file_hash, is_unicode, storage_errors
-from bixse.files.rows import (
-    files_of,
-    json_object,
-    json_rows,
-    kind_of,
-    raw_rows,
-    stem_of,
-)
+from bixse.files.rows import files_of, json_object, json_rows, kind_of, raw_rows, stem_of
 from bixse.preparing.formats import (
     DOCUMENT,
     HUB,

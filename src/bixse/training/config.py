@@ -12,6 +12,7 @@ from bixse.data.collection import MissingDocuments
 from bixse.encoders.loading.build import AttentionKind, PoolingMode
 from bixse.encoders.loading.precision import Setting, resolve_precision
 from bixse.errors import SEEDS, ConfigError, did_you_mean
+from bixse.extensions import extension
 from bixse.losses.catalogue import LOSSES, LossOptions, check_loss_options
 from bixse.settings import Flag, Settings, paths_in
 
@@ -149,6 +150,20 @@ class RegradeConfig(Settings):
     """Other settings of the judge, as in the file of `bixse grade`."""
     prices: Annotated[dict[str, Any], Flag(hidden=True)] = Field(default_factory=dict)
     """What it costs."""
+
+    @model_validator(mode="after")
+    def _of_the_judge(self) -> RegradeConfig:
+        if self.options or self.prices:  # only then: most runs ask no judge, and need not import what reads these
+            try:
+                self.judging()
+            except ConfigError as error:
+                raise ValueError("; ".join(line.strip() for line in str(error).splitlines()[1:])) from error
+        return self
+
+    def judging(self) -> Any:
+        """Return the judge's settings as `bixse grade` has them (`JudgeConfig`); raises ConfigError."""
+        given = {} if self.rubric is None else {"rubric": self.rubric}
+        return extension("judge").load(None, {"judge": self.judge, **given, **self.options, **self.prices})
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that decide the grades, without a server's address, speed or prices."""

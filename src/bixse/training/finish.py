@@ -9,17 +9,9 @@ from typing import TYPE_CHECKING, cast
 from bixse.encoders.loading.backbones import switch_attention
 from bixse.encoders.loading.build import quiet_loading
 from bixse.encoders.relevance_model import save_whole
-from bixse.encoders.weights import (
-    check_can_be_scaled,
-    has_lora,
-    mean_weights,
-    merge_lora,
-    trained_weights,
-)
+from bixse.encoders.weights import check_can_be_scaled, has_lora, mean_weights, merge_lora, trained_weights
 from bixse.training.config import CHECKPOINT_FOLDER, TUNED_FOLDER
-from bixse.training.dev_evaluation import (
-    dev_figures,
-)
+from bixse.training.dev_evaluation import dev_figures
 from bixse.training.distributed import is_main_process, raise_together
 from bixse.training.merge import MergeResult, merge, refitted_head
 

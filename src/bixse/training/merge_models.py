@@ -17,13 +17,7 @@ from bixse.errors import ModelError
 from bixse.files.files import file_hash, storage_errors
 from bixse.training.checks import check_max_length
 from bixse.training.config import MODEL_FOLDER
-from bixse.training.dev_evaluation import (
-    Split,
-    check_not_trained_on,
-    load_watched,
-    queries_of,
-    split_hashes,
-)
+from bixse.training.dev_evaluation import Split, check_not_trained_on, load_watched, queries_of, split_hashes
 from bixse.training.distributed import first_process_alone_in
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 from bixse.training.merge import MergeResult, merge, refitted_head

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from bixse.evaluation.statistics import Floats
     from bixse.relevance import Ranking
 
 

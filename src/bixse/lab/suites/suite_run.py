@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from bixse.evaluation.evaluate import Evaluation
     from bixse.evaluation.systems import System
-    from bixse.evaluation.tasks import Task
     from bixse.lab.suites.known_suites import Suite, SuiteTask
     from bixse.lab.suites.trec_dl import Protocol, Year
     from bixse.progress import ProgressBars

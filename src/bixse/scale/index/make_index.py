@@ -18,14 +18,7 @@ from bixse.errors import InputError, OutputExistsError
 from bixse.files.files import alone_in, file_hash, storage_errors, write_atomically
 from bixse.scale.engines.job import MARK, is_marked
 from bixse.scale.index.corpus_shards import EncodeShards, corpus_texts, do_shards
-from bixse.scale.index.index_files import (
-    FILE_NAME,
-    MANIFEST_FILE,
-    Manifest,
-    StoredFile,
-    read_manifest,
-    shard_rows,
-)
+from bixse.scale.index.index_files import FILE_NAME, MANIFEST_FILE, Manifest, StoredFile, read_manifest, shard_rows
 from bixse.scale.index.search import load_encoder
 from bixse.search.store import EmbeddingStore
 

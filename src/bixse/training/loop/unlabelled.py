@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from bixse.data.graded_pairs import GradedPairs
     from bixse.losses.base import GradedLoss
-    from bixse.losses.targets import GradedTargets
     from bixse.relevance import Kind
 
 
