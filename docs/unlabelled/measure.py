@@ -3,8 +3,8 @@
     python docs/unlabelled/measure.py --data DATA --out runs/unlabelled nfcorpus 1 base 0
 
 DATA holds what docs/nfcorpus/prepare.py wrote, and beside it `train.jsonl` and `collection` of `bixse quickstart`.
-The words are the training set, the passes, the target of unlabelled entries and the seed. What is there is not done
-again.
+The words are the training set, the passes, the target of unlabelled entries (zero, base, half, or a variant of
+variants.py) and the seed. What is there is not done again.
 """
 
 from __future__ import annotations
@@ -24,11 +24,22 @@ MEASURED_ON = {
 }
 """Name of a measured set -> folder in DATA, split, lowest relevant grade."""
 BASE = "demo"
+OPTIONS = {"zero": {"unlabelled": "zero"}, "half": {"unlabelled": "base", "unlabelled_weight": 0.5}}
+"""Target of unlabelled entries -> options of the loss; any other target is made from the base model's probability."""
 
 
 def bixse(*words: object) -> None:
     """Run a command; raises CalledProcessError."""
     subprocess.run([sys.executable, "-m", "bixse", *map(str, words)], check=True)
+
+
+def train(target: str, *words: object) -> None:
+    """Train with a target of unlabelled entries; raises CalledProcessError."""
+    if target in {"zero", "base", "half"}:
+        bixse("train", *words)
+    else:
+        script = Path(__file__).with_name("variants.py")
+        subprocess.run([sys.executable, str(script), target, *map(str, words)], check=True)
 
 
 def evaluate(model: str | Path, name: str, data: Path, out: Path) -> None:
@@ -47,17 +58,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("train_on", choices=("nfcorpus", "pydocs"))
     parser.add_argument("passes", type=int)
-    parser.add_argument("unlabelled", choices=("zero", "base"))
+    parser.add_argument("target", choices=("zero", "base", "half", "prior", "graded", "merged", "tuned"))
     parser.add_argument("seed", type=int)
     args = parser.parse_args()
-    cell = args.out / f"{args.train_on}-{args.passes}-{args.unlabelled}-{args.seed}"
+    cell = args.out / f"{args.train_on}-{args.passes}-{args.target}-{args.seed}"
     args.out.mkdir(parents=True, exist_ok=True)
     settings = yaml.safe_load(Path(__file__).with_name(f"{args.train_on}.yaml").read_text(encoding="utf-8"))
     settings["optimizer"]["epochs"] = args.passes
-    settings["loss_options"] = {"unlabelled": args.unlabelled}
+    settings["loss_options"] = OPTIONS.get(args.target, {"unlabelled": "base"})
     config = args.data / f"{cell.name}.yaml"  # its paths are taken from its folder
     config.write_text(yaml.safe_dump(settings), encoding="utf-8")
-    bixse("train", "--config", config, "--seed", args.seed, "--out", cell)
+    train(args.target, "--config", config, "--seed", args.seed, "--out", cell)
     for name in MEASURED_ON:
         for model in ("model", "tuned"):
             evaluate(cell / model, name, args.data, args.out / f"{cell.name}-{model}-{name}")

@@ -49,7 +49,7 @@ def main() -> None:
     runs = parser.parse_args().runs
     cells: dict[tuple[str, str], dict[str, list[str]]] = {}
     for path in sorted(runs.glob("*-*-*-*/run.json")):
-        if match := re.fullmatch(r"(\w+)-(\d+)-(zero|base)-(\d+)", path.parent.name):
+        if match := re.fullmatch(r"(\w+)-(\d+)-(zero|base|half|prior|graded|merged|tuned)-(\d+)", path.parent.name):
             trained_on, passes, target, seed = match.groups()
             cells.setdefault((trained_on, passes), {}).setdefault(target, []).append(seed)
     print("trained on,passes,target,model,measured on,seeds,queries,difference,low,high")
