@@ -4,9 +4,9 @@
 
 Seconds are those of the processor; memory is what Python holds at the peak. One row per figure:
 
-- an answer of an earlier shard that a shard of grading looks through for its own keys, its number the first time, and
+- an answer of an earlier shard that a shard of grading looks through for its own keys, its hash the first time, and
   a key that is looked for;
-- an answer that is claimed and written in a ledger of one SQLite file;
+- an answer that is claimed and written in a ledger;
 - a row group in the footer of the texts of an index, of which each shard of `index` and `mine` reads all;
 - a file of embeddings, all of which each shard of `mine --retriever INDEX` opens;
 - a document, a known pair (`--known`) and a chosen pair of `mine`.
@@ -31,8 +31,7 @@ from bixse.data.pairs_files import save_graded_pairs
 from bixse.files.parquet import table_writer
 from bixse.judging.judge import Answer
 from bixse.judging.ledger import Ledger
-from bixse.judging.ledgers.segment_answers import SegmentAnswers, make_folder, segments_of
-from bixse.judging.ledgers.segments import SEALED, StoredRow, WantedKeys, seal
+from bixse.judging.ledgers.segments import OPEN, StoredRow, make_folder, seal
 from bixse.preparing.mine_settings import MineConfig, read_inputs
 from bixse.preparing.mined_pairs import MinedPair, save_mined_pairs
 from bixse.scale.index.index_files import GROUP_ROWS, MOST_GROUPS, SCHEMA, TENSOR, embeddings_content, read_texts
@@ -57,27 +56,33 @@ def key(number: int) -> str:
 
 
 def looked_through(folder: Path, rows: int) -> tuple[float, float, float]:
-    """Seconds an answer of others, for a shard of as many rows as a segment; of its number; of a key of the shard."""
+    """Seconds an answer of others, for a shard of as many rows as a segment; of its hash; of a key of the shard."""
     make_folder(folder)
     answer = Answer("graded", "verbal", (0.1, 0.2, 0.3, 0.4), 2.0, 2.0, 2.0, "2").to_json()
+    wanted = [key(number) for number in range(rows)]
+
+    def look() -> float:
+        return timed(lambda: Ledger(folder).load(wanted)).cpu_seconds
+
+    first, looks = 0.0, []
     for segment in range(1, SEGMENTS + 1):
         numbers = range(segment * rows, (segment + 1) * rows)
         stored = [StoredRow(key(n), f"q{n}", f"d{n}", "v", 0, "graded", "verbal", answer, 0.0) for n in numbers]
-        seal(stored, folder / f"segment-{segment:016x}{SEALED}")
-    wanted = [key(number) for number in range(rows)]
-    first = timed(lambda: SegmentAnswers(folder).load(wanted)).cpu_seconds
-    own = min(timed(lambda: WantedKeys(sorted(wanted))).cpu_seconds for _ in range(TRIES))
-    looked_for, sealed = WantedKeys(sorted(wanted)), segments_of(folder)
-    looks = min(timed(lambda: [looked_for.near(path) for path in sealed]).cpu_seconds for _ in range(TRIES))
-    answers = SEGMENTS * rows
-    return looks / answers, (first - own - looks) / answers, own / rows
+        seal(stored, folder / f"segment-{segment:016x}{OPEN}")
+        if segment in (1, SEGMENTS):
+            first = look()
+            looks.append(min(look() for _ in range(TRIES)))
+    few, many = looks
+    answers = (SEGMENTS - 1) * rows
+    each = (many - few) / answers
+    return each, (first - many) / answers, few / rows - each
 
 
-def one_file(folder: Path, rows: int) -> float:
+def claimed_and_written(folder: Path, rows: int) -> float:
     """Seconds an answer that is claimed and written, on the clock: the disk counts."""
     answer = Answer("graded", "verbal", grade=2.0)
-    folder.mkdir()
-    with Ledger(folder / "ledger.sqlite") as ledger:
+    with Ledger(folder) as ledger:
+        ledger.load(map(key, range(rows // 10)))
         started = time.perf_counter()
         for number in range(rows // 10):
             ledger.claim(key(number))
@@ -160,9 +165,9 @@ def rows_of(rows: int, folder: Path) -> Iterator[dict[str, Any]]:
     document, known, chosen = mining(folder / "mining", 10 * rows)
     for what, value, unit in (
         ("answer looked through", 1e6 * look, "us"),
-        ("answer looked through, once its number", 1e6 * first, "us"),
+        ("answer looked through, once its hash", 1e6 * first, "us"),
         ("key that is looked for", 1e6 * own, "us"),
-        ("answer in one SQLite file", 1e6 * one_file(folder / "one", rows), "us"),
+        ("answer claimed and written", 1e6 * claimed_and_written(folder / "own", rows), "us"),
         ("row groups of the texts of an index, at most", MOST_GROUPS, "groups"),
         ("row group in the footer of the texts", group, "bytes"),
         ("row group in the footer of the texts, read", 1e6 * read, "us"),

@@ -121,7 +121,7 @@ def make(folder: Path, pairs: int, steps: int) -> UiSettings:
     grading = run / "grading"
     grading.mkdir()
     (grading / "run.json").write_text(json.dumps({"command": "grade", "status": "running"}))
-    with Ledger(grading / "ledger.sqlite") as ledger:
+    with Ledger(grading / "ledger") as ledger:
         for number in range(pairs):
             ledger.write(str(number), Answer("graded", "verbal", grade=1.0))
     qrels: dict[str, dict[str, float]] = {}

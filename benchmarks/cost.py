@@ -77,11 +77,11 @@ ENCODER = JUDGES["0.6B (Qwen3-0.6B)"].size
 """What encodes the corpus, in float16 of its width."""
 GRADE_SECONDS, INDEX_SECONDS = 210e-6, 117e-6
 """Measured, of a core: a pair (`bench_jobs.py grade`), a document read and written (`bench_jobs.py index`)."""
-LOOK_SECONDS, KEY_SECONDS = 0.00785e-6, 0.852e-6 + 0.873e-6
+LOOK_SECONDS, KEY_SECONDS = 0.158e-6, 1.02e-6 + 0.0686e-6
 """Measured, of a core (`bench_limits.py`): an answer of others that a shard looks through; of its own answers each."""
 FOOTER_SECONDS, OPEN_SECONDS = 3.6e-6, 66.1e-6
 """Measured likewise: a row group in the footer of the texts, a file of embeddings."""
-LEDGER_BYTES, JUDGEMENT_BYTES, PAIR_BYTES = 190, 97, 76
+LEDGER_BYTES, JUDGEMENT_BYTES, PAIR_BYTES = 192, 97, 76
 """Measured, of a pair (`bench_jobs.py grade --sizes 10000`); what stands in the pairs beside the texts."""
 SEARCH_OPERATIONS = 2 * 131072 * 256 * 384 / 0.6892
 """Measured, a second of a core: exact search of the top 100 (docs/results/bench-eval.csv)."""

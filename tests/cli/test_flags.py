@@ -29,7 +29,6 @@ REQUIRED = {
     "calibrate": ["demo", "--pairs", "pairs.csv"],
     "index": ["demo", "--collection", "toy"],
     "search": ["index", "copy"],
-    "grade ledger": ["check", "runs/grade/ledger"],
     "ui": ["runs/grade"],
 }
 """Verb -> the least that it has to be told."""

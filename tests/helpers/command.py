@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 from bixse.cli.main import main, parse
 
@@ -53,19 +54,17 @@ def kill_amid_answers(process, ledger):
     """Kill a process that has a dozen answers in its own segment of a ledger folder, which is not sealed."""
     until = time.monotonic() + 100
     while time.monotonic() < until and process.poll() is None:
-        if any(f"/{process.pid}/" in lines[0] and len(lines) > 12 for lines in open_segments(ledger)):
+        if any(answers > 11 for answers in open_answers(ledger, process.pid)):
             break
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.communicate()
 
 
-def open_segments(ledger):
-    """Lines of the segments that are being written; one that is sealed meanwhile is left out."""
-    found = []
-    for path in ledger.glob("*.jsonl") if ledger.exists() else ():
-        try:
-            found.append(path.read_text().split("\n"))
-        except FileNotFoundError:
-            continue
-    return [lines for lines in found if lines]
+def open_answers(ledger, pid):
+    """Yield the number of answers in each open segment of a process; a segment that is sealed meanwhile is left out."""
+    for writer in ledger.glob(".*.writer") if ledger.exists() else ():
+        with suppress(FileNotFoundError):
+            if writer.read_text().endswith(f"/{pid}\n"):
+                lines = (ledger / f"{writer.stem[1:]}.jsonl").read_text().splitlines()
+                yield sum(line.count(", ") > 3 for line in lines[1:])

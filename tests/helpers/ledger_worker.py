@@ -54,7 +54,7 @@ class Worker:
         assert self.process.stdout.readline() == "ready\n"
 
     def do(self, *words):
-        """Have a line done: `claim KEY`, `write KEY`, `fork`, `seal`, `merge`, `close`; gives what it answers."""
+        """Have a line done: `claim KEY`, `write KEY`, `fork`, `seal`, `close`; gives what it answers."""
         self.process.stdin.write(" ".join(map(str, words)) + "\n")
         self.process.stdin.flush()
         return self.process.stdout.readline().strip()
@@ -80,21 +80,19 @@ def worker(ledger, *options, prefix=()):
 
 def main():
     """`python ledger_worker.py LEDGER [no-locks] [touch=SECONDS]`."""
+    from bixse.judging import ledger as module
     from bixse.judging.judge import Answer
-    from bixse.judging.ledger import Ledger
-    from bixse.judging.ledgers import segment_answers, writer_files
-    from bixse.judging.ledgers.ledger_files import merge_ledgers
-    from bixse.judging.ledgers.segment_answers import seal_left
+    from bixse.judging.ledgers import writers
 
     path = Path(sys.argv[1])
-    segment_answers.LOOK_AFTER = 0.0
+    module.LOOK_AFTER = 0.0
     for option in sys.argv[2:]:
         name, _, value = option.partition("=")
         if name == "no-locks":
             refuse_locks()
         else:
-            setattr(writer_files, name.upper(), float(value))
-    ledger = Ledger(path)
+            setattr(writers, name.upper(), float(value))
+    ledger = module.Ledger(path)
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     for line in sys.stdin:
@@ -116,9 +114,7 @@ def main():
                 time.sleep(20)
                 os._exit(0)
         elif name == "seal":
-            answer = len(seal_left(path))
-        elif name == "merge":
-            answer = merge_ledgers([path])[1]
+            answer = len(writers.seal_left(path))
         else:
             answer = ledger.close()
         sys.stdout.write(f"{answer}\n")

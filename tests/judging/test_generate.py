@@ -166,7 +166,7 @@ def test_stopped_in_the_middle_it_writes_what_is_there_and_goes_on(corpus, tmp_p
     assert record["status"] == ("interrupted" if stop is KeyboardInterrupt else "failed")
     assert (record["results"]["asked"], record["results"]["not_asked"]) == (5, 7)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "ledger.sqlite", "pairs.parquet", "queries.jsonl", "run.json"
+        "ledger", "pairs.parquet", "queries.jsonl", "run.json"
     }  # fmt: skip
     after = writer(dict.fromkeys(DOCUMENTS, "and this"))
     assert (generate(settings(corpus=corpus), after, tmp_path / "out").reused, len(after.asked)) == (5, 7)

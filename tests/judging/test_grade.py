@@ -72,12 +72,12 @@ def test_retry_failed_asks_those_without_a_grade_and_only_those(tmp_path):
         return Answer("refused", "verbal") if number % 3 == 0 else Answer("graded", "verbal", grade=1.0)
 
     pairs = some_pairs(12)
-    grade(pairs[:9], ScriptedJudge(rule=moody), tmp_path / "out", ledger=tmp_path / "l.sqlite")
+    grade(pairs[:9], ScriptedJudge(rule=moody), tmp_path / "out", ledger=tmp_path / "ledger")
     again = ScriptedJudge()
-    grade(pairs[:9], again, tmp_path / "out", ledger=tmp_path / "l.sqlite")
+    grade(pairs[:9], again, tmp_path / "out", ledger=tmp_path / "ledger")
     assert not again.asked, "a refusal is an answer"
     retry = ScriptedJudge()
-    result = grade(pairs, retry, tmp_path / "out", ledger=tmp_path / "l.sqlite", retry_failed=True)
+    result = grade(pairs, retry, tmp_path / "out", ledger=tmp_path / "ledger", retry_failed=True)
     assert sorted(question.document_id for question in retry.asked) == ["d0", "d3", "d6"]
     assert result.summary["statuses"] == {"graded": 9}
     assert result.summary["not_asked"] == 3
@@ -94,7 +94,7 @@ def test_a_question_that_nothing_came_back_for_is_asked_again(tmp_path):
 
 def test_a_folder_goes_on_with_the_ledger_it_had(tmp_path):
     pairs = some_pairs(10)
-    grade(pairs, ScriptedJudge(), tmp_path / "out", ledger=tmp_path / "shared.sqlite")
+    grade(pairs, ScriptedJudge(), tmp_path / "out", ledger=tmp_path / "shared")
     judge = ScriptedJudge()
     result = grade(pairs, judge, tmp_path / "out", budget=Budget(max_questions=2))
     assert not judge.asked
@@ -202,8 +202,8 @@ def test_half_a_surrogate_pair_that_a_server_wrote_does_no_harm(tmp_path):
 def test_a_limit_loses_no_row_of_an_earlier_run(tmp_path):
     """The first pairs are new, the last ones known: a run that stops early still writes the known ones."""
     pairs = some_pairs(20)
-    grade(pairs[10:], ScriptedJudge(), tmp_path / "a", ledger=tmp_path / "l.sqlite")
-    result = grade(pairs, ScriptedJudge(), tmp_path / "b", ledger=tmp_path / "l.sqlite", budget=Budget(max_questions=3))
+    grade(pairs[10:], ScriptedJudge(), tmp_path / "a", ledger=tmp_path / "ledger")
+    result = grade(pairs, ScriptedJudge(), tmp_path / "b", ledger=tmp_path / "ledger", budget=Budget(max_questions=3))
     assert result.summary["statuses"] == {"graded": 13}
     assert result.summary["not_asked"] == 7
 

@@ -1,14 +1,15 @@
-"""A ledger that is a folder: real processes that share it, killed ones, damage, and what is done with whole ledgers."""
+"""The files of a ledger: damaged ones, killed writers, keys of any characters, the documented queries."""
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import duckdb
-import fsspec
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -16,11 +17,9 @@ from bixse.errors import InputError, StorageError
 from bixse.judging.grade import grade
 from bixse.judging.judge import Answer, Usage
 from bixse.judging.ledger import Ledger
-from bixse.judging.ledgers import segment_answers
-from bixse.judging.ledgers.ledger_files import answers_by_status, check_ledgers, merge_ledgers
-from bixse.judging.ledgers.segment_answers import seal_left
-from bixse.judging.ledgers.segments import StoredRow, seal
-from helpers.command import call, refused
+from bixse.judging.ledgers import segments as module
+from bixse.judging.ledgers.segments import StoredRow, answers_by_status, seal
+from bixse.judging.ledgers.writers import seal_left
 from helpers.scripted_judge import ScriptedJudge, some_pairs
 
 WRITER = """
@@ -75,6 +74,13 @@ def names(folder):
 # --- what is refused
 
 
+def test_a_file_is_refused_and_left_alone(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"notes\.txt: got a file.*fix"):
+        Ledger(tmp_path / "notes.txt")
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
 def test_a_folder_of_something_else_is_refused_and_left_alone(folder):
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match=r"notes\.txt.*fix"):
@@ -103,86 +109,55 @@ def damaged(folder, sealed):
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-def test_a_damaged_segment_is_named_not_passed_over(folder, sealed):
+def test_a_damaged_segment_is_named_and_its_answers_are_not_passed_over(folder, sealed):
     segment = damaged(folder, sealed)
-    with pytest.raises(InputError, match=f"{segment.name}.*fix"):
-        grades(folder, range(50))
-    assert segment.name in check_ledgers([folder]).unreadable[0]
+    for read in (lambda: grades(folder, range(50)), lambda: answers_by_status(folder)):
+        with pytest.raises(InputError, match=f"{segment.name}.*{'hash' if sealed else 'line 2[0-9]'}.*fix: put back"):
+            read()
+    killed(folder, 50, 51)
+    assert segment in [*seal_left(folder), *folder.glob("*.parquet"), *folder.glob("*.jsonl")], "it stays as it is"
+    segment.unlink()
+    assert grades(folder, range(60)) == {50: 50.0}
 
 
-def test_what_to_do_about_a_damaged_segment_is_the_same_for_open_and_sealed_ones(folder, tmp_path):
-    advice = []
-    for sealed in (False, True):
-        segment = damaged(folder, sealed)
-        for read in (lambda: grades(folder, range(50)), lambda: merge_ledgers([folder], tmp_path / "all")):
-            with pytest.raises(InputError, match=segment.name) as raised:
-                read()
-            advice.append(str(raised.value).split("fix: ")[1])
-        segment.unlink()
-    assert len(set(advice)) == 1, advice
-
-
-def cut(path):
-    path.write_bytes(path.read_bytes()[:-8])
-
-
-def changed(path):
-    content = bytearray(path.read_bytes())
-    content[11] ^= 4
-    path.write_bytes(content)
-
-
-def of_another(path):
-    """As beside a copy of a longer segment that was put back."""
-    path.write_bytes((900).to_bytes(8, "little") + (2**64 - 900).to_bytes(8, "little"))
-
-
-def unreadable(path):
-    path.unlink()
-    path.mkdir()
-
-
-@pytest.mark.parametrize(
-    "damage", [Path.unlink, cut, changed, of_another, lambda path: path.write_bytes(b""), unreadable]
-)
-def test_damaged_numbers_of_keys_hide_no_answer(folder, damage):
-    killed(folder, 0, 50)
+@pytest.mark.parametrize("change", [0, 11, -40, -1, "cut"])
+def test_any_changed_byte_of_a_sealed_segment_is_found(folder, change):
+    killed(folder, 0, 5)
     seal_left(folder)
-    assert grades(folder, [3]) == {3: 3.0}
-    (path,) = folder.glob(".*.keys")
-    whole = path.read_bytes()
-    damage(path)
-    assert grades(folder, range(40, 60)) == {number: float(number) for number in range(40, 50)}
-    assert path.is_dir() or path.read_bytes() == whole
+    (segment,) = folder.glob("*.parquet")
+    content = bytearray(segment.read_bytes())
+    if change == "cut":
+        del content[-20:]
+    else:
+        content[change] ^= 4
+    segment.write_bytes(content)
+    with pytest.raises(InputError, match=segment.name):
+        grades(folder, [100])
 
 
-def test_segments_without_a_wanted_answer_are_not_read(folder, monkeypatch):
-    for first in range(0, 60, 10):
-        killed(folder, first, first + 10)
-        seal_left(folder)
-    assert grades(folder, [100]) == {}, "the first look numbers the keys"
-    read, sealed = [], segment_answers.sealed_rows
-    monkeypatch.setattr(segment_answers, "sealed_rows", lambda *given: read.append(given) or sealed(*given))
-    assert grades(folder, range(100, 10_000)) == {}
-    assert read == []
-    assert grades(folder, [5, 25, 26, 77]) == {5: 5.0, 25: 25.0, 26: 26.0}
-    assert sorted(keys for _, keys in read) == [["key 25", "key 26"], ["key 5"]]
-    merge_ledgers([folder])
-    assert [path.name for path in folder.glob(".*.keys")] == []
-    assert grades(folder, [5, 25, 77]) == {5: 5.0, 25: 25.0}
+def test_foreign_files_of_the_suffixes_are_refused(folder):
+    killed(folder, 0, 5)
+    pq.write_table(pa.table({"key": ["key 1"]}), folder / "notes.parquet")
+    with pytest.raises(InputError, match=r"notes\.parquet.*fix"):
+        grades(folder, [1])
+    (folder / "notes.parquet").unlink()
+    (folder / "notes.jsonl").write_text('{"key": "key 1"}\n')
+    with pytest.raises(InputError, match=r"notes\.jsonl.*first line.*fix"):
+        grades(folder, [1])
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-def test_a_segment_of_another_version(folder, sealed):
+def test_a_segment_of_another_version(folder, sealed, monkeypatch):
     Ledger(folder).close()
     if sealed:
-        path = folder / "segment-new.parquet"
-        seal([StoredRow("key 1", "", "", "", 0, "graded", "verbal", graded(1).to_json(), 1.0)], path)
-        table = pq.read_table(path)
-        pq.write_table(table.replace_schema_metadata({"bixse_ledger": "2"}), path)
+        monkeypatch.setattr(module, "SCHEMA", module.SCHEMA.with_metadata({"bixse_ledger": "3"}))
+        seal(
+            [StoredRow("key 1", "", "", "", 0, "graded", "verbal", graded(1).to_json(), 1.0)],
+            folder / "segment-1.jsonl",
+        )
     else:
-        (folder / "segment-new.jsonl").write_text('{"bixse_ledger": 2, "owner": "a/1/2"}\n')
-    with pytest.raises(InputError, match=r"format 2.*fix"):
+        (folder / "segment-new.jsonl").write_text('{"bixse_ledger": 3}\n')
+    with pytest.raises(InputError, match=r"format 3.*fix"):
         grades(folder, [1])
 
 
@@ -213,38 +188,78 @@ def test_a_segment_that_cannot_be_made_is_told_before_anything_is_paid_for(folde
 # --- answers
 
 
-def test_folders_that_exchange_sealed_segments_through_an_object_store_know_each_others_answers(tmp_path):
-    store = fsspec.filesystem("memory")
+KEYS = [
+    "",
+    '"',
+    '", ',
+    'a", b',
+    "\\",
+    "a\\",
+    "a\nb",
+    "\r",
+    "a\0b",
+    "[",
+    "'; DROP TABLE wanted",
+    "é\u2028😀",
+    " key ",
+    "key",
+]
+
+
+@pytest.mark.parametrize("path", ["ledger", "a[1] b#c*?é'\""])
+@pytest.mark.parametrize("state", ["own", "open", "sealed"])
+def test_keys_and_folders_of_any_characters(tmp_path, path, state):
+    with Ledger(tmp_path / path) as ledger:
+        for number, key in enumerate(KEYS):
+            assert ledger.claim(key)
+            ledger.write(key, graded(number), 'q"\n', "d\ud800", "v'")
+        if state == "sealed":
+            ledger.close()
+        with ledger if state == "own" else Ledger(tmp_path / path) as other:
+            other.load([*KEYS, "nothing"])
+            assert [other.find(key).grade for key in KEYS] == list(range(len(KEYS)))
+            assert other.find("nothing") is None
+
+
+def test_segments_copied_from_another_ledger_are_its_answers(tmp_path):
+    """As through an object store, there and back: a segment has a name of its own and never changes."""
     folders = [tmp_path / name for name in ("here", "there")]
     for place, folder in enumerate(folders):
-        folder.mkdir()
-        if place:
-            store.get("/ledger/ledger.json", str(folder / "ledger.json"))
-        killed(folder, 10 * place, 10 * place + 10)
-        seal_left(folder)
-        store.put([str(path) for path in folder.glob("[!.]*")], "/ledger/")
+        writer(folder, 10 * place, 10 * place + 10).wait()
+    for source, target in (folders, folders[::-1]):
+        for path in source.glob("segment-*.parquet"):
+            shutil.copy(path, target)
     for folder in folders:
-        store.get("/ledger/*", str(folder))
         assert grades(folder, range(20)) == {number: float(number) for number in range(20)}
-    merge_ledgers([folders[0]])
-    store.get("/ledger/*", str(folders[0]))  # what was merged comes back, and is there twice
-    assert grades(folders[0], range(20)) == grades(folders[1], range(20))
-    assert merge_ledgers([folders[0]])[1] == 20
+        assert answers_by_status(folder) == {"graded": 20}
 
 
 def test_answers_of_other_processes_at_work_killed_and_done(folder):
-    killed(folder, 0, 10)
-    writer(folder, 10, 20).wait()
     living = writer(folder, 20, 30, 60)
     try:
+        writer(folder, 10, 20).wait()
+        killed(folder, 0, 10)
         assert names(folder) == [".json", ".jsonl", ".jsonl", ".parquet"]
         assert grades(folder, range(40)) == {number: float(number) for number in range(30)}
-        assert len(seal_left(folder)) == 1, "that of the living one"
-        assert names(folder) == [".json", ".jsonl", ".parquet", ".parquet"]
-        assert grades(folder, range(40)) == {number: float(number) for number in range(30)}
+        assert names(folder).count(".jsonl") == 2, "reading changes no segment"
+        writer(folder, 30, 31).wait()
+        assert names(folder) == [".json", ".jsonl", ".parquet", ".parquet", ".parquet"]
+        assert grades(folder, range(40)) == {number: float(number) for number in range(31)}
     finally:
         living.kill()
         living.wait()
+
+
+def test_killed_between_sealing_and_deleting_the_sealed_segment_counts(folder):
+    killed(folder, 0, 10)
+    (segment,) = folder.glob("*.jsonl")
+    content = segment.read_bytes()
+    seal_left(folder)
+    segment.write_bytes(content)
+    assert answers_by_status(folder) == {"graded": 10}
+    (sealed,) = folder.glob("*.parquet")
+    seal_left(folder)
+    assert list(folder.glob("*.parquet")) == [sealed]
 
 
 @pytest.mark.parametrize("cut", [1, 40, "all but the first line", "all"])
@@ -257,7 +272,7 @@ def test_a_line_that_a_killed_process_did_not_end_is_none(folder, cut):
     segment.write_bytes(content[:-cut])
     left = {0: 0.0, 1: 1.0} if cut <= 40 else {}
     assert grades(folder, range(3)) == left
-    assert check_ledgers([folder]).unreadable == []
+    assert sum(answers_by_status(folder).values()) == len(left)
     assert seal_left(folder) == []
     assert grades(folder, range(3)) == left
 
@@ -268,26 +283,26 @@ def test_of_several_answers_a_usable_one_stands_then_the_latest(folder):
         with Ledger(folder) as ledger:
             ledger.write("key 0", answer)
         assert grades(folder, [0])[0] == (1.0 if place < 2 else 2.0)
-    assert names(folder).count(".parquet") == 4
+    assert answers_by_status(folder) == {"graded": 2, "truncated": 1, "failed": 1}
 
 
-def test_only_what_is_asked_for_is_in_memory(folder):
+def test_memory_holds_only_requested_answers(folder):
     rows = [StoredRow(f"key {n}", "", "", "", 0, "graded", "verbal", graded(n).to_json(), 1.0) for n in range(40_000)]
     Ledger(folder).close()
-    seal(rows, folder / "segment-0.parquet")
+    seal(rows, folder / "segment-0.jsonl")
     with Ledger(folder) as ledger:
         ledger.load(["key 7", "key 39999", "key of nothing"])
-        assert len(ledger.store._known) == 2
+        assert len(ledger._known) == 2
         assert (ledger.find("key 7").grade, ledger.find("key of nothing")) == (7.0, None)
-        assert ledger.find("key 8").grade == 8.0, "found by itself where nobody told before"
+        assert ledger.find("key 8").grade == 8.0, "found alone without load"
     assert answers_by_status(folder) == {"graded": 40_000}
 
 
-def test_a_segment_that_is_sealed_or_merged_while_it_is_read_is_read_under_its_new_name(folder, monkeypatch):
-    from bixse.judging.ledgers import segment_answers
+def test_a_segment_that_is_sealed_while_it_is_read_is_read_under_its_new_name(folder, monkeypatch):
+    from bixse.judging import ledger as reader
 
     killed(folder, 0, 10)
-    found, listed = segment_answers.segments_of, []
+    found, listed = reader.segments_of, []
 
     def then_sealed(path):
         segments = found(path)
@@ -296,7 +311,7 @@ def test_a_segment_that_is_sealed_or_merged_while_it_is_read_is_read_under_its_n
         listed.append(segments)
         return segments
 
-    monkeypatch.setattr(segment_answers, "segments_of", then_sealed)
+    monkeypatch.setattr(reader, "segments_of", then_sealed)
     assert grades(folder, range(10)) == {number: float(number) for number in range(10)}
     assert len(listed) == 3
 
@@ -311,35 +326,23 @@ def test_grading_goes_on_where_a_killed_process_stopped(folder, tmp_path):
     assert (tmp_path / "second" / "pairs.parquet").read_bytes() == Path(alone.artifacts["pairs"]).read_bytes()
 
 
-# --- whole ledgers
-
-
-@pytest.fixture
-def both(folder, tmp_path):
-    """A folder with four answers to three questions, and an SQLite file with three to two."""
-    usage = Usage(prompt=1000, cached=400, completion=10)
+def test_the_documented_queries_read_a_ledger(tmp_path):
+    usage, folder = Usage(prompt=1000, cached=400, completion=10), tmp_path / "ledger"
     with Ledger(folder) as ledger:
         ledger.write("key 0", Answer("failed", "verbal", judge="one"), "q", "d0")
         ledger.write("key 0", Answer("graded", "verbal", grade=2.0, usage=usage, judge="one"), "q", "d0")
         ledger.write("key 1", Answer("graded", "verbal", (0.25, 0.75), grade=0.75, usage=usage, judge="one"), "q", "d1")
         ledger.write("key 2", Answer("refused", "verbal", judge="two", text='no, "never"\n'), "q", "d2")
-    file = tmp_path / "old.sqlite"
-    with Ledger(file) as ledger:
-        ledger.write("key 2", Answer("truncated", "verbal", judge="two"), "q", "d2")
+    with Ledger(folder) as ledger:
         ledger.write("key 2", Answer("graded", "verbal", grade=1.0, usage=usage, judge="two"), "q", "d2")
         ledger.write("key 3", Answer("graded", "verbal", grade=3.0, usage=usage, judge="two"), "q", "d3")
-    return folder, file
-
-
-def test_the_documented_queries_read_a_merged_ledger(both, tmp_path):
-    merge_ledgers(both, tmp_path / "all")
     text = (Path(__file__).parents[2] / "docs" / "grading.md").read_text()
-    text = text.replace("all-answers/", f"{tmp_path}/all/").replace("answers.csv", f"{tmp_path}/answers.csv")
+    text = text.replace("runs/grade/ledger/*", f"{folder}/*").replace("answers.csv", f"{tmp_path}/answers.csv")
     by_status, dollars, standing = re.findall(r"```sql\n(.*?)```", text, re.DOTALL)
     with duckdb.connect() as database:
         assert database.execute(by_status).fetchall() == [
             ("one", "failed", 1, 0, 0), ("one", "graded", 2, 2000, 20),
-            ("two", "graded", 2, 2000, 20), ("two", "refused", 1, 0, 0), ("two", "truncated", 1, 0, 0),
+            ("two", "graded", 2, 2000, 20), ("two", "refused", 1, 0, 0),
         ]  # fmt: skip
         assert dict(database.execute(dollars).fetchall()) == {
             "one": pytest.approx(208e-6),
@@ -348,44 +351,3 @@ def test_the_documented_queries_read_a_merged_ledger(both, tmp_path):
         database.execute(standing)
         found = database.execute(f"SELECT document_id, status, grade FROM '{tmp_path}/answers.csv'").fetchall()
     assert found == [("d0", "graded", 2.0), ("d1", "graded", 0.75), ("d2", "graded", 1.0), ("d3", "graded", 3.0)]
-
-
-def test_merging_loses_nothing_and_does_nothing_twice(both, tmp_path):
-    folder, file = both
-    killed(folder, 5, 8)
-    target = tmp_path / "all"
-    assert merge_ledgers(both, target) == (target, 10)
-    assert merge_ledgers([file, target], target) == (target, 10)
-    assert names(target) == [".json", ".parquet"]
-    assert answers_by_status(target) == {"graded": 7, "failed": 1, "refused": 1, "truncated": 1}
-    with Ledger(target) as ledger:
-        assert [ledger.find(f"key {n}").grade for n in (0, 1, 2, 3, 7)] == [2.0, 0.75, 1.0, 3.0, 7.0]
-    assert merge_ledgers([folder]) == (folder, 7)
-    assert names(folder) == [".json", ".parquet"]
-    assert grades(folder, range(8)) == {0: 2.0, 1: 0.75, 2: None, 5: 5.0, 6: 6.0, 7: 7.0}
-
-
-def test_check_tells_questions_with_two_grades(both):
-    folder, _ = both
-    assert check_ledgers(both).conflicting == 0
-    with Ledger(folder) as ledger:
-        ledger.write("key 1", Answer("graded", "verbal", grade=0.8))
-    found = check_ledgers(both)
-    assert (found.conflicting, list(found.conflicts), found.unreadable) == (1, ["key 1"], [])
-
-
-def test_the_verb(capsys, both, tmp_path):
-    folder, file = both
-    merged = call(capsys, "grade", "ledger", "merge", folder, file, "--to", tmp_path / "all")[1]
-    assert merged["metrics"]["answers"] == 7
-    assert call(capsys, "grade", "ledger", "check", tmp_path / "all")[0] == 0
-    (segment,) = (tmp_path / "all").glob("*.parquet")
-    segment.write_bytes(segment.read_bytes()[:-20])
-    code, found = call(capsys, "grade", "ledger", "check", tmp_path / "all")
-    assert (code, found["metrics"]["unreadable"]) == (1, 1)
-    assert segment.name in refused(capsys, "grade", "ledger", "merge", tmp_path / "all")
-    for words in (["merge", folder, file], ["check", folder, "--to", "x"], ["merge", file]):
-        refused(capsys, "grade", "ledger", *words)
-    assert "no ledger" in refused(capsys, "grade", "ledger", "merge", __file__, "--to", tmp_path / "new")
-    refused(capsys, "grade", "ledger", "check", tmp_path / "nothing")
-    refused(capsys, "grade", "ledger", "burn", folder)

@@ -9,12 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from bixse.judging import ledger as module
 from bixse.judging.judge import Answer
 from bixse.judging.ledger import Ledger
-from bixse.judging.ledgers import segment_answers
-from bixse.judging.ledgers.ledger_files import answers_by_status, merge_ledgers
-from bixse.judging.ledgers.segment_answers import seal_left
-from bixse.judging.ledgers.writer_files import LEASE
+from bixse.judging.ledgers.segments import answers_by_status
+from bixse.judging.ledgers.writers import LEASE, seal_left
 from helpers.chat_server import chat_server, planted
 from helpers.command import ended, start
 from helpers.ledger_worker import FLOCK, elsewhere, here, worker
@@ -30,17 +29,9 @@ def folder(tmp_path):
     return path
 
 
-@pytest.fixture(params=["folder", "sqlite"])
-def ledger(request, tmp_path):
-    path = tmp_path / f"ledger.{request.param}"
-    if request.param == "folder":
-        path.mkdir()
-    return path
-
-
 @pytest.fixture(autouse=True)
 def every_claim_looks(monkeypatch):
-    monkeypatch.setattr(segment_answers, "LOOK_AFTER", 0.0)
+    monkeypatch.setattr(module, "LOOK_AFTER", 0.0)
 
 
 def graded(number):
@@ -73,8 +64,8 @@ def age(path, seconds=LEASE + 10):
 
 
 @pytest.mark.parametrize("prefix", [here, elsewhere])
-def test_a_question_is_claimed_by_one_living_process(ledger, prefix):
-    with Ledger(ledger) as book, worker(ledger, prefix=prefix) as other:
+def test_a_question_is_claimed_by_one_living_process(folder, prefix):
+    with Ledger(folder) as book, worker(folder, prefix=prefix) as other:
         assert (book.find("k0"), book.find("k1")) == (None, None)
         assert other.do("claim", "k0") == "True"
         assert book.claim("k1")
@@ -85,16 +76,16 @@ def test_a_question_is_claimed_by_one_living_process(ledger, prefix):
         assert book.claim("k0"), "its process is gone"
 
 
-def test_a_claim_stays_where_another_process_tried_for_it(ledger):
-    with Ledger(ledger) as book, worker(ledger) as first, worker(ledger) as second:
+def test_a_claim_stays_where_another_process_tried_for_it(folder):
+    with Ledger(folder) as book, worker(folder) as first, worker(folder) as second:
         assert (first.do("claim", "k0"), second.do("claim", "k0")) == ("True", "False")
         assert (second.do("claim", "k1"), book.find("k0"), book.claim("k0")) == ("True", None, False)
         assert (book.find("k2"), book.claim("k2"), first.do("claim", "k3")) == (None, True, "True")
         assert (first.do("claim", "k2"), book.find("k3"), book.claim("k3")) == ("False", None, False)
 
 
-def test_a_claim_ends_with_the_answer_or_the_ledger(ledger):
-    with Ledger(ledger) as book, worker(ledger) as other:
+def test_a_claim_ends_with_the_answer_or_the_ledger(folder):
+    with Ledger(folder) as book, worker(folder) as other:
         book.load(["k0", "k1"])
         other.do("claim", "k0")
         other.do("claim", "k1")
@@ -104,7 +95,7 @@ def test_a_claim_ends_with_the_answer_or_the_ledger(ledger):
         assert not book.claim("k1")
         other.do("close")
         assert book.claim("k1")
-    assert hidden(ledger if ledger.is_dir() else ledger.parent) == []
+    assert hidden(folder) == []
 
 
 def test_a_process_that_hangs_loses_its_claims_after_the_lease_but_not_its_segment(folder):
@@ -118,20 +109,18 @@ def test_a_process_that_hangs_loses_its_claims_after_the_lease_but_not_its_segme
         assert len(seal_left(folder)) == 1
 
 
-def test_files_of_killed_processes_do_not_stay(ledger):
-    where = ledger if ledger.is_dir() else ledger.parent
-    with worker(ledger) as other:
+def test_files_of_killed_processes_do_not_stay(folder):
+    with worker(folder) as other:
         other.do("claim", "k0")
         other.do("write", "k0", 1)
         other.kill()
-    assert len(hidden(where)) == 1
-    with Ledger(ledger) as book:
+    assert len(hidden(folder)) == 1
+    with Ledger(folder) as book:
         book.claim("k1")
-        if ledger.is_dir():
-            seal_left(ledger)
-        assert len(hidden(where)) == 1
-    assert hidden(where) == []
-    assert grades(ledger, 1) == [1.0]
+        seal_left(folder)
+        assert len(hidden(folder)) == 1
+    assert hidden(folder) == []
+    assert grades(folder, 1) == [1.0]
 
 
 # --- what other processes write meanwhile
@@ -143,7 +132,7 @@ def test_answers_of_other_processes_are_found_as_they_come_and_only_what_is_new_
         other.write("k0", graded(0))
         assert book.claim("k1")
         assert book.find("k0").grade == 0.0
-        (segment,) = [path for path in folder.glob("*.jsonl") if path != book.store._open.path]
+        (segment,) = [path for path in folder.glob("*.jsonl") if path != book._own.path]
         with segment.open("r+b") as file:
             file.write(b"\0" * (segment.stat().st_size - 1))
         other.write("k2", graded(2))
@@ -152,7 +141,7 @@ def test_answers_of_other_processes_are_found_as_they_come_and_only_what_is_new_
     assert grades(folder, 3) == [0.0, None, 2.0], "sealed from what its writer remembers"
 
 
-def test_a_segment_that_was_sealed_or_merged_between_two_looks_is_read(folder):
+def test_a_segment_that_was_sealed_between_two_looks_is_read(folder):
     with Ledger(folder) as book, worker(folder) as other:
         book.load([f"k{number}" for number in range(4)])
         assert book.claim("k0")
@@ -160,11 +149,6 @@ def test_a_segment_that_was_sealed_or_merged_between_two_looks_is_read(folder):
         other.do("close")
         assert book.claim("k2")
         assert book.find("k1").grade == 1.0
-        other.do("write", "k3", 3)
-        other.do("close")
-        merge_ledgers([folder])
-        assert book.claim("k2")
-        assert book.find("k3").grade == 3.0
 
 
 def test_a_second_command_on_a_folder_pays_for_little_that_the_first_pays_for(folder, tmp_path):
@@ -191,16 +175,18 @@ def test_a_second_command_on_a_folder_pays_for_little_that_the_first_pays_for(fo
 
 
 @pytest.mark.parametrize("prefix", [here, elsewhere])
-@pytest.mark.parametrize("merging", [here, elsewhere])
-def test_neither_merging_nor_a_sharded_start_takes_the_segment_of_a_living_writer(folder, prefix, merging):
-    with worker(folder, prefix=prefix) as living, worker(folder, prefix=merging) as other:
+@pytest.mark.parametrize("sealing", [here, elsewhere])
+def test_no_process_seals_the_segment_of_a_living_writer(folder, prefix, sealing):
+    with worker(folder, prefix=prefix) as living, worker(folder, prefix=sealing) as other:
         living.do("write", "k0", 0)
-        assert (other.do("seal"), other.do("merge"), shown(folder)) == ("1", "0", [".json", ".jsonl", ".parquet"])
+        assert (other.do("seal"), shown(folder)) == ("1", [".json", ".jsonl"])
         living.do("write", "k1", 1)
         living.kill()
         assert grades(folder, 2) == [0.0, 1.0]
-        assert (other.do("merge"), shown(folder)) == ("2", [".json", ".parquet"])
-    assert grades(folder, 2) == [0.0, 1.0]
+        other.do("write", "k2", 2)
+        other.do("close")
+        assert shown(folder) == [".json", ".parquet", ".parquet"]
+    assert grades(folder, 3) == [0.0, 1.0, 2.0]
 
 
 def test_a_forked_child_holds_no_lock_of_its_parent_and_leaves_its_segment_alone(folder):
@@ -230,7 +216,7 @@ def test_a_segment_of_another_machine_is_taken_after_the_lease(folder):
 
 
 def test_a_segment_without_a_file_of_its_writer_is_taken_after_the_lease(folder):
-    """As earlier versions left it."""
+    """As a full disk leaves it, on which a process could not seal."""
     with worker(folder) as other:
         other.do("write", "k0", 0)
         other.kill()
@@ -242,16 +228,15 @@ def test_a_segment_without_a_file_of_its_writer_is_taken_after_the_lease(folder)
 
 
 @lockless
-def test_without_locks_a_writer_is_known_by_its_touches(ledger):
-    where = ledger if ledger.is_dir() else ledger.parent
-    with worker(ledger, "no-locks", "touch=0.05") as other, worker(ledger, "no-locks") as book:
+def test_without_locks_a_writer_is_known_by_its_touches(folder):
+    with worker(folder, "no-locks", "touch=0.05") as other, worker(folder, "no-locks") as book:
         assert other.do("claim", "k0") == "True"
-        age(where)
+        age(folder)
         time.sleep(1)
         assert book.do("claim", "k0") == "False", "it was touched again"
         other.kill()
         assert book.do("claim", "k0") == "False", "the lease has not run out"
-        age(where)
+        age(folder)
         assert book.do("claim", "k0") == "True"
 
 
@@ -261,7 +246,7 @@ def test_a_writer_whose_segment_was_taken_after_a_halt_loses_nothing(folder):
         halted.do("write", "k0", 0)
         assert other.do("seal") == "1"
         age(folder)
-        assert other.do("merge") == "1"
+        assert other.do("seal") == "0"
         halted.do("write", "k1", 1)
         assert other.do("seal") == "1"
         halted.kill()
@@ -278,12 +263,11 @@ def at_once(*codes):
 
 
 LOOP = """
-import sys
 from pathlib import Path
-from bixse.errors import InputError
 from bixse.judging.judge import Answer
 from bixse.judging.ledger import Ledger
-from bixse.judging.ledgers.ledger_files import answers_by_status, merge_ledgers
+from bixse.judging.ledgers.segments import answers_by_status
+from bixse.judging.ledgers.writers import seal_left
 folder = Path({folder!r})
 for number in range({first}, {first} + 15):
     {work}
@@ -291,19 +275,15 @@ for number in range({first}, {first} + 15):
 WRITE = 'with Ledger(folder) as ledger: ledger.write(f"k{number}", Answer("graded", "verbal", grade=float(number)))'
 READ = """
     answers_by_status(folder)
-    try:
-        merge_ledgers([folder], folder.with_name("copy"))
-    except InputError as error:
-        assert "sealed or merged" in str(error), error
+    with Ledger(folder) as ledger: ledger.find("k0")
 """
 
 
-def test_writers_and_readers_and_simultaneous_merges_lose_nothing(folder):
+def test_simultaneous_writers_readers_and_sealing_processes_lose_nothing(folder):
+    works = [(0, WRITE), (15, WRITE), (0, "seal_left(folder)"), (0, "seal_left(folder)"), (0, READ)]
     Ledger(folder).close()
-    works = [(0, WRITE), (15, WRITE), (0, "merge_ledgers([folder])"), (0, "merge_ledgers([folder])"), (0, READ)]
     codes = [LOOP.format(folder=str(folder), first=first, work=work) for first, work in works]
     assert at_once(*codes) == [""] * 5
     assert grades(folder, 30) == [float(number) for number in range(30)]
-    merge_ledgers([folder])
-    assert (shown(folder), hidden(folder)) == ([".json", ".parquet"], [])
+    assert (set(shown(folder)), hidden(folder)) == ({".json", ".parquet"}, [])
     assert answers_by_status(folder) == {"graded": 30}

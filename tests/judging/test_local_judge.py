@@ -224,7 +224,7 @@ def test_answers_in_another_precision_are_counted_and_not_reused(folder, tmp_pat
     pairs.write_text("".join(json.dumps({"query": q, "document": d}) + "\n" for q, d in texts), encoding="utf-8")
     found = {}
     for number, precision in enumerate(("float32", "bfloat16", "float32", "bfloat16")):
-        main(["grade", "--judge", str(folder), "--pairs", str(pairs), "--ledger", str(tmp_path / "ledger.sqlite"),
+        main(["grade", "--judge", str(folder), "--pairs", str(pairs), "--ledger", str(tmp_path / "ledger"),
               "--rubric", "binary-0-1", "--device", "cpu", "--precision", precision, "--json", "--out",
               str(tmp_path / str(number))])  # fmt: skip
         found[number] = json.loads(capsys.readouterr().out)

@@ -10,7 +10,7 @@ import pytest
 from bixse.errors import InputError, ModelError
 from bixse.judging.generate import generate as module
 from bixse.judging.generate.generate_settings import WriterConfig
-from bixse.judging.ledgers.ledger_files import answers_by_status
+from bixse.judging.ledgers.segments import answers_by_status
 from helpers.chat_server import chat_server
 from helpers.command import call, ended, kill_amid_answers, refused, start
 
@@ -58,15 +58,8 @@ def asked(stats):
 # --- what is refused
 
 
-def test_a_ledger_in_one_file_is_not_shared_by_machines(capsys, words, tmp_path, monkeypatch):
-    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
-    flags = (*words[1], "--engine", "ranks", "--out", tmp_path / "out")
-    assert "bixse grade ledger merge" in refused(capsys, *flags, "--ledger", tmp_path / "my.sqlite")
-    assert not (tmp_path / "out").exists()
-
-
 def test_the_texts_that_one_process_paid_for_are_not_left_aside(capsys, words, server, tmp_path, monkeypatch):
-    """The folder has them in a file: more machines get a folder by one command, and then ask nothing."""
+    """The same folder in shards, and on several machines, asks nothing."""
     out = tmp_path / "out"
     assert call(capsys, *words[1], "--out", out)[0] == 0
     before, paid = files(out), asked(server.stats(words[0]))
@@ -74,8 +67,6 @@ def test_the_texts_that_one_process_paid_for_are_not_left_aside(capsys, words, s
     assert (code, found["metrics"]["asked"], found["metrics"]["reused"]) == (0, 0, paid)
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
     ranked = (*words[1], "--engine", "ranks", "--shards", "3", "--out", out)
-    assert "bixse grade ledger merge" in refused(capsys, *ranked)
-    assert call(capsys, "grade", "ledger", "merge", out / "ledger.sqlite", "--to", out / "ledger")[0] == 0
     code, found = call(capsys, *ranked)
     assert (code, found["metrics"]["asked"], asked(server.stats(words[0]))) == (0, 0, paid)
     assert files(out) == before

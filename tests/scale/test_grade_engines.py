@@ -16,7 +16,7 @@ from bixse.judging import grade_shards as module
 from bixse.judging.audit.labels import read_labels
 from bixse.judging.grade import grade
 from bixse.judging.grade_shards import grade_shards
-from bixse.judging.ledgers.ledger_files import answers_by_status
+from bixse.judging.ledgers.segments import answers_by_status, make_folder
 from bixse.judging.open_judge import GradeConfig
 from helpers.chat_server import chat_server, planted
 from helpers.command import call, ended, kill_amid_answers, refused, start
@@ -75,15 +75,10 @@ def words(server, pairs):
 # --- what is refused
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_a_ledger_in_one_file_is_not_shared_by_machines(capsys, words, tmp_path, monkeypatch, there):
-    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
-    ledger = tmp_path / ("notes" if there else "my.sqlite")
-    if there:
-        ledger.write_text("")
-    message = refused(capsys, *words[2], "--engine", "ranks", "--ledger", ledger, "--out", tmp_path / "out")
-    assert "bixse grade ledger merge" in message
-    assert not (tmp_path / "out" / "pairs.parquet").exists()
+def test_a_file_is_no_ledger(capsys, words, tmp_path):
+    (tmp_path / "notes").write_text("")
+    assert "got a file" in refused(capsys, *words[2], "--ledger", tmp_path / "notes", "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_processes_of_a_launcher_that_would_all_do_the_same(capsys, words, tmp_path, monkeypatch):
@@ -125,7 +120,7 @@ def job(words, tmp_path):
     judge = config.open()
     found, _ = module._opened(config, tmp_path / "out", judge)
     judge.close()
-    return replace(found, ledger_id=module.make_folder(found.ledger))
+    return replace(found, ledger_id=make_folder(found.ledger))
 
 
 def test_a_machine_that_is_set_up_otherwise(job, words, pairs, tmp_path):
@@ -154,7 +149,7 @@ def test_the_folder_of_a_run_that_was_cut_otherwise(capsys, words, tmp_path):
 def test_shards_are_the_table_of_one_run_in_parts(capsys, words, tmp_path):
     server, address, flags = words
     assert call(capsys, *flags[:-2], "--out", tmp_path / "whole")[0] == 0
-    code, found = call(capsys, *flags, "--out", tmp_path / "parts", "--ledger", tmp_path / "whole" / "ledger.sqlite")
+    code, found = call(capsys, *flags, "--out", tmp_path / "parts", "--ledger", tmp_path / "whole" / "ledger")
     assert (code, found["metrics"]["asked"], found["metrics"]["reused"]) == (0, 0, 120)
     whole = load_graded_pairs(tmp_path / "whole" / "pairs.parquet")
     assert len(files(tmp_path / "parts")) == 6

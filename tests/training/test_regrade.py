@@ -22,7 +22,7 @@ from bixse.judging.grade import grade
 from bixse.judging.grade_settings import GradeSettings
 from bixse.judging.judges.endpoints import ServerDownError
 from bixse.judging.judges.replay_judge import open_replay
-from bixse.judging.ledgers.ledger_files import answers_by_status
+from bixse.judging.ledgers.segments import answers_by_status
 from bixse.judging.open_judge import open_judge
 from bixse.judging.rubrics import load_rubric
 from bixse.losses import BiXSELoss, GradedTargets, InfoNCELoss
@@ -108,7 +108,7 @@ def test_the_budget_is_asked_after_each_epoch_but_the_last(settings, training_fi
     first, second = entries(tmp_path / "out", 1), entries(tmp_path / "out", 2)
     assert [len(first), len(second), len({*first, *second, *given})] == [BUDGET, BUDGET, 2 * BUDGET + len(given)]
     assert not (tmp_path / "out" / "regrade" / "epoch-3").exists()
-    assert sum(answers_by_status(tmp_path / "out" / "regrade" / "ledger.sqlite").values()) == 2 * BUDGET
+    assert sum(answers_by_status(tmp_path / "out" / "regrade" / "ledger").values()) == 2 * BUDGET
     logits = asked(tmp_path / "out", 1)["logit"]
     assert logits == sorted(logits, reverse=True)
     assert [epoch.asked for epoch in result.regrade] == [epoch.graded for epoch in result.regrade] == [BUDGET, BUDGET]
@@ -164,7 +164,7 @@ def test_grades_are_appended_under_the_same_numbers():
 
 
 def test_one_ledger_serves_grade_and_training(settings, training_files, held_back, tmp_path):
-    ledger = tmp_path / "shared.sqlite"
+    ledger = tmp_path / "shared"
     run(settings(regrade={"ledger": str(ledger)}), tmp_path / "one")
     run(settings(regrade={"ledger": str(ledger)}), tmp_path / "two")
     assert [answers(tmp_path / name, 1)["asked"] for name in ("one", "two")] == [BUDGET, 0]
@@ -188,12 +188,12 @@ def test_a_run_that_is_killed_while_it_asks_asks_the_same_pairs_and_nothing_twic
     options = {"options": {"concurrency": 2}}
     config, out = tmp_path / "run.yaml", tmp_path / "killed"
     config.write_text(yaml.safe_dump(settings(address, regrade=options, evaluations_per_epoch=4)), encoding="utf-8")
-    ledger = out / "regrade" / "ledger.sqlite"
+    ledger = out / "regrade" / "ledger"
 
     def answered():
         try:
             return sum(answers_by_status(ledger).values())
-        except InputError:  # not there yet, or without its tables
+        except InputError:  # not there yet
             return 0
 
     (process,) = start(1, config, out, script=TRAIN_ALL)
@@ -324,7 +324,7 @@ def test_a_limit_on_the_price_holds_over_the_epochs(settings, server, tmp_path):
 def test_another_address_or_speed_is_the_same_run():
     one, other = (
         TrainConfig(pairs="p", regrade={"judge": f"http://{host}", "options": {"concurrency": n}, "ledger": ledger})
-        for host, n, ledger in (("a", 1, None), ("b", 9, "l.sqlite"))
+        for host, n, ledger in (("a", 1, None), ("b", 9, "l"))
     )
     assert one.identity() == other.identity()
     assert one.identity() != TrainConfig(pairs="p", regrade={"judge": "http://a", "budget": 7}).identity()

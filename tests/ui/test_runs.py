@@ -8,7 +8,7 @@ import pytest
 from bixse.errors import InputError
 from bixse.judging.judge import Answer
 from bixse.judging.ledger import Ledger
-from bixse.judging.ledgers.ledger_files import answers_by_status
+from bixse.judging.ledgers.segments import answers_by_status
 from bixse.ui.pages.runs import list_runs
 from helpers.ui_server import Browser
 
@@ -22,7 +22,7 @@ def root(graded, tmp_path):
     path = folder / "deep" / "two" / "run.json"
     record = json.loads(path.read_text())
     record["status"] = "interrupted"
-    record["results"]["ledger"] = "/moved/away.sqlite"
+    record["results"]["ledger"] = "/moved/away"
     record["results"]["summary"] |= {"pairs": 20, "not_asked": 20, "statuses": {"graded": 15, "failed": 5}, "usd": 2.0}
     path.write_text(json.dumps(record))
     for name, text in (("broken", "{"), ("<img src=x onerror=a>", '{"status": "<b>x"}'), ("list", "[]")):
@@ -33,28 +33,20 @@ def root(graded, tmp_path):
 
 def test_what_is_no_ledger_is_said(tmp_path):
     with pytest.raises(InputError):
-        answers_by_status(tmp_path / "nothing.sqlite")
-    assert not (tmp_path / "nothing.sqlite").exists()
-    (tmp_path / "text.sqlite").write_text("x" * 5000)
+        answers_by_status(tmp_path / "nothing")
+    assert not (tmp_path / "nothing").exists()
+    (tmp_path / "text").write_text("x" * 5000)
     with pytest.raises(InputError):
-        answers_by_status(tmp_path / "text.sqlite")
+        answers_by_status(tmp_path / "text")
 
 
 def test_a_ledger_in_use_is_counted(tmp_path):
-    with Ledger(tmp_path / "a b#c.sqlite") as ledger:
-        for number, status in enumerate(("graded", "graded", "failed")):
-            ledger.write(str(number), Answer(status, "verbal", grade=1.0))
-        assert answers_by_status(ledger.path) == {"graded": 2, "failed": 1}
-
-
-def test_a_ledger_in_a_folder_is_counted(tmp_path):
-    (tmp_path / "ledger").mkdir()
     for statuses in (("graded", "failed"), ("graded",)):
-        with Ledger(tmp_path / "ledger") as ledger:
+        with Ledger(tmp_path / "a b#c") as ledger:
             for number, status in enumerate(statuses):
                 ledger.write(f"{len(statuses)} {number}", Answer(status, "verbal", grade=1.0))
             assert answers_by_status(ledger.path)["graded"] == 3 - len(statuses)
-    assert answers_by_status(tmp_path / "ledger") == {"graded": 2, "failed": 1}
+    assert answers_by_status(tmp_path / "a b#c") == {"graded": 2, "failed": 1}
 
 
 def test_progress_and_money_of_every_run(root, open_server):

@@ -41,7 +41,6 @@ VERBS = {
     "grade": ("grade:GRADE", "grade pairs by an LLM judge: relevance from the probabilities of its options"),
     "grade audit": ("grade:AUDIT", "compare a judge's grades with human labels"),
     "grade calibrate": ("grade:CALIBRATE", "fit and check a map from a judge's grades to probabilities of relevance"),
-    "grade ledger": ("grade:LEDGER", "bring answers that were paid for together, and check them"),
     "grade rank": ("grade:RANK", "put candidates in the order of a judge's grades and score it"),
     "train": ("train:TRAIN", "train an encoder on your graded pairs"),
     "merge": ("train:MERGE", "average the weights of models, such as a base model and one trained from it"),

@@ -6,7 +6,6 @@ import hashlib
 import mmap
 import os
 import tempfile
-from bisect import bisect_left, bisect_right
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from bixse.errors import InputError
@@ -187,17 +185,12 @@ def blocks(column: pa.ChunkedArray) -> Iterator[pa.Array]:
             yield chunk.slice(start, ROWS_PER_BLOCK)
 
 
-def keyed_groups(file: pq.ParquetFile, column: str, wanted: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """Yield the rows of each row group: all, or the rows with a `wanted` value (sorted) in a text column."""
-    place = file.schema_arrow.names.index(column)
-    for number in range(file.metadata.num_row_groups):
-        if wanted is None:
-            yield file.read_row_group(number)
-            continue
-        ends, near = file.metadata.row_group(number).column(place).statistics, wanted
-        if ends is not None and ends.has_min_max:  # a group without a wanted value in its range is not read
-            near = wanted[bisect_left(wanted, ends.min) : bisect_right(wanted, ends.max)]
-        if near:  # the column alone first: a group may lack a value within its range
-            chosen = pc.is_in(file.read_row_group(number, [column])[column], pa.array(near, pa.string()))
-            if pc.any(chosen).as_py():
-                yield file.read_row_group(number).filter(chosen)
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Raise KeyboardInterrupt for Ctrl-C: duckdb turns one that comes during a query into a plain RuntimeError."""
+    try:
+        yield
+    except RuntimeError as error:
+        if type(error) is RuntimeError and str(error) == "Query interrupted":
+            raise KeyboardInterrupt from error
+        raise

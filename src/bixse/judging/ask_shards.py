@@ -14,7 +14,7 @@ from bixse.files.parquet import footer_hash, row_counts
 from bixse.files.rows import files_of, kind_of
 from bixse.judging.ask import Budget
 from bixse.judging.judge import stored_identity
-from bixse.judging.ledgers.segment_answers import check_no_file, has_id, is_one_file, make_folder, seal_left
+from bixse.judging.ledgers.segments import FOLDER_FILE, check_folder, folder_id, make_folder
 from bixse.scale.engines.job import Job, is_marked, mark
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class AskShards(Job[int, dict[str, Any]]):
     ledger: Path
     prices: Prices
     ledger_id: str = ""
-    """The id of a ledger in a folder; "" for a file, which only processes of one machine share."""
+    """Id of the ledger; a machine that has another ledger at this path is refused."""
 
     def opened_here(self, opening: Callable[[], Opened]) -> Opened:
         """Open the judge or writer of this process; raise if source, ledger or model differ on this machine."""
@@ -112,7 +112,7 @@ class AskShards(Job[int, dict[str, Any]]):
                 f"{self.source.path}: got other pairs or documents than on the machine that started this; expected the "
                 "same; fix: name a file or folder that all machines share"
             )
-        if self.ledger_id and not has_id(self.ledger, self.ledger_id):
+        if not (self.ledger / FOLDER_FILE).exists() or folder_id(self.ledger) != self.ledger_id:
             raise InputError(
                 f"{self.ledger}: got no such ledger on this machine; expected the one that this run was started with; "
                 "fix: a --ledger folder that is mounted on all machines under the same path"
@@ -147,17 +147,11 @@ class AskShards(Job[int, dict[str, Any]]):
         return Budget(None if usd is None else usd * len(rows) / self.source.total, questions)
 
 
-def with_ledger(job: Own, engine: str, record: Run) -> Own:
-    """Save the record of a job as running, and make its ledger if it is a folder."""
-    shared = engine != "local" or not is_one_file(job.ledger)
-    if shared:
-        check_no_file(job.ledger)
+def with_ledger(job: Own, record: Run) -> Own:
+    """Save the record of a job as running, and make its ledger."""
+    check_folder(job.ledger)
     record.save("running")  # before any other file, since other ranks look for the record
-    if not shared:
-        return job
-    job = replace(job, ledger_id=make_folder(job.ledger))
-    seal_left(job.ledger)
-    return job
+    return replace(job, ledger_id=make_folder(job.ledger))
 
 
 def asked_shards(

@@ -33,10 +33,8 @@ PAIRS_NAME = "pairs.parquet"
 """The graded pairs, ready for `bixse train`."""
 JUDGEMENTS_NAME = "judgements.parquet"
 """All pairs that were asked, with status, bounds, probabilities and price."""
-LEDGER_NAME = "ledger.sqlite"
+LEDGER_NAME = "ledger"
 """The ledger, unless another one is named."""
-LEDGER_FOLDER = "ledger"
-"""The ledger of a run in shards."""
 WIDE = 0.05
 """Distance of the bounds of a relevance, beyond which the summary counts them as wide."""
 
@@ -232,7 +230,7 @@ def grade(
 ) -> GradeResult:
     """Grade pairs; the expected grade of each pair becomes its relevance in [0, 1] (BiXSE paper, section 3).
 
-    Write `pairs.parquet` (graded pairs only), `judgements.parquet` (every pair asked), `ledger.sqlite` and `run.json`
+    Write `pairs.parquet` (graded pairs only), `judgements.parquet` (every pair asked), `ledger` and `run.json`
     into `out`. The same call again continues where the run stopped, and asks no answered question.
 
     Args:
@@ -240,8 +238,8 @@ def grade(
         judge: see `bixse.judging.judge`; it stays open.
         out: output folder.
         settings: rubric, and other settings that decide the rows.
-        ledger: answers shared with other runs, in a file or an existing folder (see `bixse.judging.ledger`). None uses
-            the ledger of an earlier run in this folder, or `out/ledger.sqlite`.
+        ledger: folder of answers shared with other runs (see `bixse.judging.ledger`). None uses
+            the ledger of an earlier run in this folder, or `out/ledger`.
         prices: None for 0.
         budget: None for no limit.
         retry_failed: ask only pairs whose answer has no grade.
@@ -308,7 +306,7 @@ def open_grading(
     config = {"judge": stored_identity(judge.identity), **settings.config(), **({"shards": shards} if shards else {})}
     # `ask_twice` and `seed` may change in a later call: they decide the repeats alone
     record = open_run(folder, "grade", config, dict(inputs or {}), paths=("ask_twice", "seed"))
-    answers = Path(ledger or record.results.get("ledger") or folder / (LEDGER_FOLDER if shards else LEDGER_NAME))
+    answers = Path(ledger or record.results.get("ledger") or folder / LEDGER_NAME)
     record.results["ledger"] = str(answers.resolve())
     return record, answers
 

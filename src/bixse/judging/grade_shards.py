@@ -17,7 +17,6 @@ from bixse.judging.estimate import Estimate, estimate
 from bixse.judging.grade import JUDGEMENTS_NAME, PAIRS_NAME, GradeResult, GradeSummary, Grading, open_grading, result_of
 from bixse.judging.judge import stored_identity
 from bixse.judging.ledger import Ledger
-from bixse.judging.ledgers.segment_answers import is_one_file, make_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,7 +108,7 @@ def grade_shards(
     # other processes open their own. The same call again does the shards that are missing or lack an answer.
     place = config.chosen_engine(here=config.processes is None)
     job, record = _opened(config, Path(out).absolute(), judge)
-    job = with_ledger(job, config.engine, record)  # a folder, unless an SQLite file is named for one machine
+    job = with_ledger(job, record)
     started, status = time.perf_counter(), "failed"
     try:
         new, known = asked_shards(
@@ -132,8 +131,6 @@ def estimate_shards(config: GradeConfig, out: str | Path, judge: Judge) -> tuple
     """Estimate the first shard, and return all rows divided by its rows; the answers of its pilot are kept."""
     job, record = _opened(config, Path(out).absolute(), judge)
     record.save("interrupted")
-    if config.pilot != 0 and not is_one_file(job.ledger):
-        make_folder(job.ledger)
     rows = job.source.rows(0)
     found = estimate(
         load_pairs(job.source.path, rows), judge, job.folder / ESTIMATE_FOLDER, job.config, job.ledger, job.prices,

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import glob
-import os
-import sqlite3
 import time
-from contextlib import contextmanager
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic
 
 from typing_extensions import TypeVar
 
-from bixse.errors import InputError, StorageError
+from bixse.errors import InputError
 from bixse.judging.judge import Answer, Completion
-from bixse.judging.ledgers.segment_answers import SegmentAnswers
-from bixse.judging.ledgers.segments import FORMAT, StoredRow
-from bixse.judging.ledgers.writer_files import WriterFile, claims_count, without_writer, writer_path
+from bixse.judging.ledgers.segments import OPEN, Claim, StoredRow, make_folder, new_lines, sealed_rows, segments_of
+from bixse.judging.ledgers.writers import OwnSegment, claims_count, seal_left
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from types import TracebackType
+    from collections.abc import Iterable
+    from collections.abc import Set as AbstractSet
 
+LOOK_FREE = 2e-4
+"""Seconds of a look at the other processes' files, up to which a look precedes every claim."""
+LOOK_PAUSE = 20.0
+"""Seconds of pause after a look, per second of the look beyond `LOOK_FREE`."""
+LOOK_AFTER = 1.0
+"""Longest pause between two looks, and between two listings of an unchanged folder, in seconds."""
 
 Kept = TypeVar("Kept", bound=Answer | Completion, default=Answer)
 
@@ -29,21 +31,19 @@ Kept = TypeVar("Kept", bound=Answer | Completion, default=Answer)
 class Ledger(Generic[Kept]):
     """Answers of judges, or texts of a model, under the hash of their question (`Question.key`).
 
-    An answer is written the moment it arrives, so a killed process loses only the requests in flight. A later answer
-    can replace an answer without a grade; the first is kept too. A ledger is a file or a folder:
+    A ledger is a folder, which processes may share, also over a network. Each process adds to its own segment, and
+    seals it as Parquet at the end. An answer is written the moment it arrives, so a killed process loses only the
+    requests in flight. A later answer can replace an answer without a grade; the first is kept too.
 
-    - One SQLite file, on a disk of this machine (`SqliteAnswers`).
-    - A folder, if `path` is one (`SegmentAnswers`), for machines that share it, also over a network. Each process
-      writes its own file, and reads the files of other processes before it claims a question.
+    A process claims each question before it asks it, and reads what the others have added before that. The claims of
+    an ended process do not count. A claim may be seen up to a second later, on a network file system up to a minute;
+    two processes that claim the same question within that time both get it.
 
-    Processes that share a ledger claim each question before they ask it. The claims of an ended process do not count.
-    In a folder a claim may be seen up to a second later, on a network file system up to a minute; two processes that
-    claim the same question within that time both get it. A path that is no ledger, damaged or of a later version is an
-    InputError.
+    A path that is no ledger, or a damaged segment, is an InputError. Memory holds only requested and own answers.
 
     Example:
         >>> import tempfile
-        >>> with Ledger(Path(tempfile.mkdtemp()) / "ledger.sqlite") as ledger:
+        >>> with Ledger(Path(tempfile.mkdtemp()) / "ledger") as ledger:
         ...     asked = ledger.claim("key of a question")
         ...     ledger.write("key of a question", Answer("graded", "verbal", grade=2.0))
         ...     asked, ledger.find("key of a question").grade
@@ -52,165 +52,123 @@ class Ledger(Generic[Kept]):
 
     def __init__(self, path: str | Path, kind: type[Kept] = Answer) -> None:  # type: ignore[assignment]
         self.path, self._kind = Path(path), kind
-        self.store: SegmentAnswers | SqliteAnswers
-        self.store = SegmentAnswers(self.path) if self.path.is_dir() else SqliteAnswers(self.path)
+        make_folder(self.path)
+        self._known: dict[str, StoredRow] = {}
+        self._looked_for: set[str] = set()
+        self._read: dict[Path, int] = {}
+        """Bytes read of each open segment; 0 for a sealed segment that was read."""
+        self._claimed: defaultdict[str, set[Path]] = defaultdict(set)
+        """Key -> segments of the writers that claim it."""
+        self._others: list[Path] = []
+        """Segments to read at each look."""
+        self._listed, self._next_list, self._next_look, self._look_takes = 0, 0.0, 0.0, 1e-4
+        self._own_rows: list[StoredRow] = []
+        self._own: OwnSegment | None = None
 
     def load(self, keys: Iterable[str]) -> None:
-        """Prepare to find these keys: in a folder one search for all is far faster than one per key."""
-        self.store.load(keys)
+        """Prepare to find these keys: one search for all is far faster than one per key."""
+        if wanted := set(keys) - self._looked_for:
+            # all files are read from the start again: lines of these keys were skipped before
+            read = {} if self._looked_for else self._read
+            # a segment that another process seals now is read again under its new name
+            while left := [path for path in self._segments() if path not in read]:
+                self._read_lines(left, wanted, read)
+            self._looked_for |= wanted
 
     def find(self, key: str) -> Kept | None:
-        text = self.store.find(key)
-        kept: Kept | None = None if text is None else self._kind.from_json(text)  # type: ignore[assignment]
+        if key not in self._looked_for:
+            self.load([key])
+        found = self._known.get(key)
+        kept: Kept | None = None if found is None else self._kind.from_json(found.answer)  # type: ignore[assignment]
         return kept
 
     def claim(self, key: str) -> bool:
         """Claim a question for this process; return False if another living process is asking it."""
-        return self.store.claim(key)
+        segment = self._segment()  # fails here if the folder cannot be written, before an answer is paid
+        segment.add(Claim(key, True))  # before the look: of two simultaneous claims at least one sees the other
+        self._look()
+        if any(map(claims_count, self._claimed.get(key, ()))):
+            segment.add(Claim(key, False))
+            return False
+        return True
 
     def write(
         self, key: str, answer: Kept, query_id: str = "", document_id: str = "", variant: str = "", repeat: int = 0
     ) -> None:
         """Write an answer and release its claim."""
-        row = (key, query_id, document_id, variant, repeat, answer.status, answer.mode, answer.to_json(), time.time())
-        self.store.write(StoredRow(*row))
+        names = (query_id, document_id, variant)  # half a surrogate pair, which JSON may bring, is no UTF-8
+        query_id, document_id, variant = (text.encode("utf-8", "replace").decode() for text in names)
+        status, mode, text = answer.status, answer.mode, answer.to_json()
+        row = StoredRow(key, query_id, document_id, variant, repeat, status, mode, text, time.time())
+        self._segment().add(row)
+        self._own_rows.append(row)
+        self._take(row)
 
     def give_back(self, key: str) -> None:
-        self.store.give_back(key)
+        self._segment().add(Claim(key, False))
 
     def close(self) -> None:
-        self.store.close()
+        """Seal the own segment, and the segments of killed processes."""
+        if self._own is not None and self._own.is_mine:
+            self._own.close(self._own_rows)
+            seal_left(self.path)
+        self._own, self._own_rows = None, []
 
     def __enter__(self) -> Ledger[Kept]:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
+    def _segment(self) -> OwnSegment:
+        if self._own is not None and not self._own.is_mine:  # in a forked child: the segment is its parent's
+            self._own, self._own_rows = None, []
+        if self._own is None or not self._own.is_there:  # another process sealed it after a halt beyond the lease
+            self._own = OwnSegment(self.path)
+            for row in self._own_rows:
+                self._own.add(row)
+        return self._own
 
-_TABLES = """
-CREATE TABLE IF NOT EXISTS answers (
-    key TEXT PRIMARY KEY, query_id TEXT, document_id TEXT, order_name TEXT, repeat INTEGER, status TEXT, mode TEXT,
-    answer TEXT NOT NULL, written REAL NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS earlier (
-    key TEXT, answer TEXT NOT NULL, written REAL NOT NULL
-);
-CREATE TABLE IF NOT EXISTS claims (key TEXT PRIMARY KEY, owner TEXT NOT NULL, written REAL NOT NULL) WITHOUT ROWID;
-"""
+    def _segments(self) -> list[Path]:
+        own = None if self._own is None else self._own.path
+        return [path for path in segments_of(self.path) if path != own]
 
+    def _look(self) -> None:
+        """Read the claims and answers that other processes have added since the last look."""
+        if (began := time.monotonic()) < self._next_look:
+            return
+        changed = self.path.stat().st_mtime_ns
+        if changed != self._listed or began >= self._next_list:  # one clock tick may hold two changes of a folder
+            self._others = [path for path in self._segments() if path.suffix == OPEN or path not in self._read]
+            self._listed, self._next_list = changed, began + LOOK_AFTER
+        self._read_lines(self._others, self._looked_for, self._read)
+        now = time.monotonic()
+        self._look_takes = min(now - began, 2 * self._look_takes)  # a look that waited for the CPU counts little
+        self._next_look = now + min(LOOK_AFTER, LOOK_PAUSE * max(0.0, self._look_takes - LOOK_FREE))
 
-class SqliteAnswers:
-    """Answers by the hash of their question; replaced answers stay in the table `earlier`.
-
-    The file must be on a disk of this machine, since SQLite's write-ahead log needs shared memory.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = Path(os.path.realpath(path))  # links to one ledger must have the writers' files in one folder
-        self._writer: WriterFile | None = None
-        with self._errors():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = sqlite3.connect(self.path, timeout=60.0, isolation_level=None)
-            self._write_ahead()
-            self._file.execute("PRAGMA synchronous=NORMAL")
-            with self._transaction():
-                self._make_tables()
-
-    def _write_ahead(self) -> None:
-        # SQLite's timeout does not apply while another process switches the log on
-        for attempt in range(100):
+    def _read_lines(self, segments: Iterable[Path], wanted: AbstractSet[str], read: dict[Path, int]) -> None:
+        """Take the lines after the bytes counted in `read` from open segments, and the rows of new sealed ones."""
+        sealed = []
+        for path in segments:
+            if path.suffix != OPEN:
+                sealed += [path] if path not in read else []
+                continue
             try:
-                self._file.execute("PRAGMA journal_mode=WAL")
-                return
-            except sqlite3.OperationalError as error:
-                if "locked" not in str(error) or attempt == 99:
+                for line in new_lines(path, wanted, read):
+                    if isinstance(line, Claim):
+                        (self._claimed[line.key].add if line.holds else self._claimed[line.key].discard)(path)
+                    else:
+                        self._claimed[line.key].discard(path)
+                        self._take(line)
+            except (FileNotFoundError, InputError):
+                if path.exists():  # else another process sealed it
                     raise
-                time.sleep(0.05)
+        if sealed:
+            for row in sealed_rows(sealed, wanted):
+                self._take(row)
+            read |= dict.fromkeys(sealed, 0)
 
-    def _make_tables(self) -> None:
-        version = self._file.execute("PRAGMA user_version").fetchone()[0]
-        tables = {name for (name,) in self._file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        if version > FORMAT or (version == 0 and tables):
-            found = f"a ledger of format {version}" if version else "an SQLite file of something else"
-            raise InputError(
-                f"{self.path}: got {found}; expected a ledger of format {FORMAT}; "
-                "fix: choose another --ledger, or a newer bixse"
-            )
-        if version == 0:
-            for statement in _TABLES.split(";"):
-                self._file.execute(statement)
-            self._file.execute(f"PRAGMA user_version={FORMAT}")
-
-    def load(self, keys: Iterable[str]) -> None:
-        """Do nothing: SQLite finds each key as fast alone."""
-
-    def find(self, key: str) -> str | None:
-        with self._errors():
-            row = self._file.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
-        return None if row is None else str(row[0])
-
-    def claim(self, key: str) -> bool:
-        with self._errors(), self._transaction():
-            row = self._file.execute("SELECT owner FROM claims WHERE key = ?", (key,)).fetchone()
-            other = row is not None and row[0] != self._owner()
-            if other and claims_count(writer_path(self.path.parent, row[0].rsplit("/", 1)[-1])):
-                return False
-            self._file.execute("INSERT OR REPLACE INTO claims VALUES (?, ?, ?)", (key, self._owner(), time.time()))
-        return True
-
-    def _owner(self) -> str:
-        """Return the owner of this process's claims; the first call makes its file, and deletes files of dead ones."""
-        if self._writer is None or not self._writer.held:
-            for left in self.path.parent.glob(f".{glob.escape(self.path.name)}-*.writer"):
-                with without_writer(left) as gone:
-                    if gone:
-                        left.unlink(missing_ok=True)
-            self._writer = WriterFile(self.path.parent, f"{self.path.name}-")
-        return self._writer.owner
-
-    def write(self, row: StoredRow) -> None:
-        with self._errors(), self._transaction():
-            self._file.execute("INSERT INTO earlier SELECT key, answer, written FROM answers WHERE key = ?", row[:1])
-            self._file.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
-            self._file.execute("DELETE FROM claims WHERE key = ?", row[:1])
-
-    def give_back(self, key: str) -> None:
-        with self._errors():
-            self._file.execute("DELETE FROM claims WHERE key = ? AND owner = ?", (key, self._owner()))
-
-    def close(self) -> None:
-        try:
-            if self._writer is not None and self._writer.held:
-                with self._errors():
-                    self._file.execute("DELETE FROM claims WHERE owner = ?", (self._writer.owner,))
-                self._writer.close()
-        finally:
-            self._file.close()
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._file.execute("BEGIN IMMEDIATE")  # takes the write lock now, so that two processes cannot both read first
-        try:
-            yield
-        except BaseException:
-            self._file.execute("ROLLBACK")
-            raise
-        self._file.execute("COMMIT")
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (sqlite3.Error, OSError) as error:
-            if isinstance(error, sqlite3.DatabaseError) and "not a database" in str(error):
-                raise InputError(
-                    f"{self.path}: got a file that is no ledger; expected one that `bixse grade` wrote or a free name; "
-                    "fix: choose another --ledger"
-                ) from error
-            raise StorageError(
-                f"{self.path}: got {error}; expected to write answers there; fix: free disk space, make the folder "
-                "writable, or choose a --ledger on a disk of this machine"
-            ) from error
+    def _take(self, row: StoredRow) -> None:
+        known = self._known.get(row.key)
+        if known is None or row.rank >= known.rank:
+            self._known[row.key] = row

@@ -62,8 +62,7 @@ class GradeConfig(JudgeConfig, GradeSettings, EngineSettings):
     """Pairs with the columns query and document: .parquet, .jsonl, .csv or .tsv, as `bixse mine` writes them, or a
     folder of .parquet (a replayed file may bring its own)."""
     ledger: Annotated[Path | None, Flag(metavar="PATH")] = None
-    """Answers to share between runs: an SQLite file, or a folder that machines share too (default: ledger.sqlite in the
-    --out folder, of a run in shards the folder ledger)."""
+    """Folder of answers to share between runs and machines (default: ledger in the --out folder)."""
     retry_failed: bool = False
     """Ask again those pairs, and only those, whose answer has no grade."""
     pilot: int | None = Field(default=None, ge=0)

@@ -17,6 +17,7 @@ import yaml
 from bixse.data.run import open_run
 from bixse.errors import InputError, InvalidFileError, RowError
 from bixse.files.files import alone_in, put_in_place, storage_errors, write_atomically
+from bixse.files.parquet import interruptible
 from bixse.preparing.formats import looks_like
 from bixse.preparing.pairs_table import WHOLE, PairsTable
 from bixse.preparing.source import Source
@@ -96,7 +97,7 @@ def convert(settings: ConvertSettings, out: str | Path | None, progress: Progres
         >>> result.parts["pairs"]["rows"], sorted(result.files)
         (2, ['pairs.parquet', 'train.yaml'])
     """
-    with _interruptible():
+    with interruptible():
         source = Source(settings.source, settings.path, settings.options(), settings.download)
         if out is None:
             with tempfile.TemporaryDirectory() as folder:
@@ -235,17 +236,6 @@ def _write_train_file(target: Path, source: Source, tasks: Mapping[str, Mapping[
         content["instructions"] = source.form.instructions
     write_atomically(target, yaml.safe_dump(content, sort_keys=False))
     return target
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt for Ctrl-C: duckdb turns one that comes during a query into a plain RuntimeError."""
-    try:
-        yield
-    except RuntimeError as error:
-        if type(error) is RuntimeError and str(error) == "Query interrupted":
-            raise KeyboardInterrupt from error
-        raise
 
 
 @contextmanager

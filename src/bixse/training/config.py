@@ -143,9 +143,8 @@ class RegradeConfig(Settings):
     """Pairs that are asked after an epoch, at most."""
     rubric: Annotated[str | None, Flag(name="regrade_rubric")] = None
     """Rubric of the judge (default: trec-dl-0-3), for one that reads it."""
-    ledger: Annotated[Path | None, Flag(name="regrade_ledger", metavar="FILE")] = None
-    """File of answers to share with `bixse grade` and other runs (default: regrade/ledger.sqlite in the run's folder).
-    """
+    ledger: Annotated[Path | None, Flag(name="regrade_ledger", metavar="FOLDER")] = None
+    """Folder of answers to share with `bixse grade` and other runs (default: regrade/ledger in the run's folder)."""
     options: Annotated[dict[str, Any], Flag(hidden=True)] = Field(default_factory=dict)
     """Other settings of the judge, as in the file of `bixse grade`."""
     prices: Annotated[dict[str, Any], Flag(hidden=True)] = Field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""`bixse grade` and its verbs: audit, calibrate, ledger and rank."""
+"""`bixse grade` and its verbs: audit, calibrate and rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from bixse.cli.verb import CommandResult, ComputingOptions, Folder, Options, Ver
 from bixse.errors import InputError
 from bixse.judging.audit.audit_settings import AuditSettings, GradeMapSettings
 from bixse.judging.grade_settings import Prices
-from bixse.judging.ledgers.ledger_files import LedgerSettings
 from bixse.judging.open_judge import GradeConfig, RankConfig
 from bixse.progress import progress_bar
 
@@ -172,33 +171,6 @@ def run_calibrate(settings: GradeMapSettings, options: MapOptions) -> CommandRes
 
 
 CALIBRATE = Verb(GradeMapSettings, MapOptions, run_calibrate)
-
-
-def run_ledger(settings: LedgerSettings, options: Options) -> CommandResult:
-    """Merge or check ledgers."""
-    from bixse.judging.ledgers.ledger_files import check_ledgers, merge_ledgers
-
-    if settings.action == "merge":
-        target, rows = merge_ledgers(settings.ledger, settings.to)
-        text = f"{rows:,} answers of {len(settings.ledger)} ledgers are in {target}"
-        return CommandResult(text, {"answers": rows}, {"ledger": str(target)})
-    found = check_ledgers(settings.ledger)
-    lines = ["every answer can be read" if not found.unreadable else f"{len(found.unreadable)} files cannot be read"]
-    if found.writing:
-        lines.append(
-            f"{found.writing} segments are open: their processes are at work, or were killed (merge seals these)"
-        )
-    warnings = []
-    if found.conflicting:
-        warnings.append(
-            f"{found.conflicting} questions have two different grades, of which the latest counts: "
-            f"{', '.join(found.conflicts)}"
-        )
-    metrics = {"unreadable": len(found.unreadable), "conflicts": found.conflicting, "open": found.writing}
-    return CommandResult("\n".join(lines), metrics, {}, warnings, list(found.unreadable), 1 if found.unreadable else 0)
-
-
-LEDGER = Verb(LedgerSettings, Options, run_ledger)
 
 
 class RankOptions(ComputingOptions):

@@ -21,7 +21,7 @@ from bixse.files.files import file_hash, write_atomically
 from bixse.judging.ask import Asking, keyed
 from bixse.judging.ask_shards import AskShards, RowShards, asked_shards, number_of_shards, with_ledger
 from bixse.judging.generate.generate_settings import GenerateConfig, QueryPrompt, WriterConfig, load_query_prompt
-from bixse.judging.grade import LEDGER_FOLDER, LEDGER_NAME
+from bixse.judging.grade import LEDGER_NAME
 from bixse.judging.judge import Completion, Question, Usage, stored_identity
 from bixse.judging.judges.reading import is_refusal
 from bixse.judging.ledger import Ledger
@@ -222,12 +222,12 @@ def generate(
         ),
         config=config,
         identity=stored_identity(writer.identity),
-        ledger=(config.ledger or ledger_in(out, LEDGER_FOLDER if config.in_shards else LEDGER_NAME)).absolute(),
+        ledger=(config.ledger or out / LEDGER_NAME).absolute(),
         prices=config.of(config.model or writer.name),
         prompt=prompt,
     )
     if config.in_shards:
-        job = with_ledger(job, config.engine, record)
+        job = with_ledger(job, record)
     else:
         record.save("running")
     here = ShardWriter(writer, documents)
@@ -258,12 +258,6 @@ def generate(
             "goes on from there"
         )
     return result
-
-
-def ledger_in(out: Path, otherwise: str) -> Path:
-    """Return the ledger of either kind in a folder, so that nothing is paid for twice, or the path `otherwise`."""
-    found = [out / name for name in (LEDGER_FOLDER, LEDGER_NAME) if (out / name).exists()]
-    return found[0] if found else out / otherwise
 
 
 def chosen_documents(config: GenerateConfig) -> dict[str, str]:

@@ -53,8 +53,7 @@ class WriterConfig(PriceSettings, ServerSettings, GenerateConfig, EngineSettings
     max_tokens: int = Field(default=64, ge=1)
     """Most tokens of a query."""
     ledger: Annotated[Path | None, Flag(metavar="PATH")] = None
-    """Texts to share between runs: an SQLite file, or a folder that machines share too (default: the one that is in the
-    --out folder; else ledger.sqlite there, of a run in shards the folder ledger)."""
+    """Folder of texts to share between runs and machines (default: ledger in the --out folder)."""
 
     def open(self) -> ServerTextModel:
         from bixse.judging.judges.server_judge import ServerTextModel

@@ -1,1 +1,1 @@
-"""The storage of a ledger: one SQLite file, or a folder of segments that many machines share."""
+"""The files of a ledger, and the processes that write them."""

@@ -1,39 +1,45 @@
-"""Segments, the files of a ledger in a folder: open segments, to which lines are added, and sealed segments."""
+"""Segments, the files of a ledger: JSON lines while a process writes them, Parquet once it has ended."""
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
-from contextlib import contextmanager, suppress
+import secrets
+import time
+from collections import Counter
+from contextlib import suppress
+from functools import cache
 from itertools import starmap
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from bixse.errors import InputError, StorageError
-from bixse.files.files import atomic_file, storage_errors
-from bixse.files.parquet import keyed_groups, open_table, save_table
-from bixse.judging.ledgers.writer_files import WriterFile, writer_path
+from bixse.errors import InputError
+from bixse.files.files import atomic_file, file_hash, read_text, storage_errors
+from bixse.files.parquet import interruptible, read_table, reading
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
     from collections.abc import Set as AbstractSet
     from pathlib import Path
 
-    from numpy.typing import NDArray
-    from pyarrow.parquet import ParquetFile
-
-
-FORMAT = 1
-"""Format version of ledgers of both kinds."""
+FORMAT = 2
+"""Format version of ledgers."""
+FOLDER_FILE = "ledger.json"
+"""File that makes a folder a ledger, with the id of the ledger."""
+OPEN, SEALED = ".jsonl", ".parquet"
+"""Suffixes of open segments (a header, then a JSON list per answer or claim) and of sealed segments."""
 USABLE = ("graded", "written")
 """Statuses of answers that are not asked again."""
+_FIX = "put back a copy, or move it away (its answers are then asked again)"
+"""The fix for a damaged segment."""
 
 
 class StoredRow(NamedTuple):
-    """An answer with the columns of SQLite and of segments, in this order."""
+    """An answer as JSON with the columns of segments, in this order; `written` is in seconds since 1970."""
 
     key: str
     query_id: str
@@ -43,9 +49,7 @@ class StoredRow(NamedTuple):
     status: str
     mode: str
     answer: str
-    """The answer as JSON."""
     written: float
-    """Seconds since 1970."""
 
     @property
     def rank(self) -> tuple[bool, float]:
@@ -53,224 +57,178 @@ class StoredRow(NamedTuple):
         return self.status in USABLE, self.written
 
 
-OPEN, SEALED = ".jsonl", ".parquet"
-"""Suffixes of open segments (a header with format and writer, then one JSON list per line) and sealed ones (by key)."""
+class Claim(NamedTuple):
+    """A line of an open segment: its writer begins to ask a question, or gives it back."""
+
+    key: str
+    holds: bool
+
+
+_TEXT = pa.string()
 SCHEMA = pa.schema(
-    [
-        *((name, pa.string()) for name in ("key", "query_id", "document_id", "variant")),
-        ("repeat", pa.int64()),
-        *((name, pa.string()) for name in ("status", "mode", "answer")),
-        ("written", pa.float64()),
-    ],
+    list(zip(StoredRow._fields, [*[_TEXT] * 4, pa.int64(), *[_TEXT] * 3, pa.float64()], strict=True)),
     {"bixse_ledger": str(FORMAT)},
 )
-_FIX = "put back a copy, or move it away (its answers are then asked again); `bixse grade ledger check` looks at all"
-"""The fix for a damaged segment of either kind."""
-GROUP_ROWS = 16_384
-"""Rows per row group. A group with a wanted answer is read completely."""
 _KINDS: tuple[type | tuple[type, ...], ...] = (*[str] * 4, int, *[str] * 3, (float, int))
 
 
-class OpenSegment:
-    """A new segment of this process alone; a line survives the process once `add` returns."""
-
-    def __init__(self, folder: Path) -> None:
-        self.writer = WriterFile(folder, "segment-")  # locked first: others seal a segment without a writer
-        self.path = folder / f"{self.writer.name}{OPEN}"
-        with storage_errors(self.path):
-            self._file = self.path.open("xb", buffering=0)
-            self.add({"bixse_ledger": FORMAT, "owner": self.writer.owner})
-
-    @property
-    def is_there(self) -> bool:
-        """Return True if no process has deleted the file."""
-        with suppress(OSError):  # NFS, after another machine deleted the file
-            return os.fstat(self._file.fileno()).st_nlink > 0
-        return False
-
-    def close(self, rows: Sequence[StoredRow]) -> None:
-        """Seal the segment with the rows that were added, or delete it if there are none."""
-        self._file.close()
-        if rows:
-            seal(rows, self.path.with_suffix(SEALED))
-        self.path.unlink(missing_ok=True)
-        self.writer.close()
-
-    def add(self, line: Any) -> None:
-        """Write a row, or the header."""
-        with storage_errors(self.path):
-            rest = memoryview(json.dumps(line, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
-            while rest:
-                rest = rest[self._file.write(rest) :]
+def check_folder(path: Path) -> None:
+    """Raise an InputError for a file, or a folder of something else; a free name or an empty folder may be used."""
+    names = sorted(_names(path)) if path.is_dir() else []
+    if path.is_file() or (names and FOLDER_FILE not in names):
+        got = f"a folder with {', '.join(names[:3])}" if names else "a file"
+        raise InputError(f"{path}: got {got}; expected a ledger or an empty folder; fix: choose another --ledger")
 
 
-def table_of(rows: Iterable[StoredRow]) -> pa.Table:
-    """Return rows as a table of `SCHEMA`."""
-    columns = list(zip(*rows, strict=True)) or [()] * len(SCHEMA)
-    return pa.table([pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], SCHEMA)
+def make_folder(path: Path) -> str:
+    """Make a ledger if there is none; return its id."""
+    check_folder(path)
+    with storage_errors(path):
+        path.mkdir(parents=True, exist_ok=True)
+        if not (path / FOLDER_FILE).exists():
+            content = json.dumps({"bixse_ledger": FORMAT, "id": secrets.token_hex(16)}) + "\n"
+            with suppress(FileExistsError), (path / FOLDER_FILE).open("x", encoding="utf-8") as new:
+                new.write(content)  # else another process was faster
+    return folder_id(path)
 
 
-def seal(rows: Iterable[StoredRow], path: Path) -> None:
-    """Write a sealed segment, complete or not at all."""
-    save_table(table_of(sorted(rows)), path, GROUP_ROWS)
+def folder_id(path: Path) -> str:
+    """Return the id of a ledger."""
+    file = path / FOLDER_FILE
+    for _ in range(50):
+        if text := read_text(file):  # else another process is writing it
+            break
+        time.sleep(0.1)
+    try:
+        found = json.loads(text)
+        version, identifier = found["bixse_ledger"], str(found["id"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{file}: got a damaged file; expected the id of a ledger; fix: delete it and the empty folder, or write "
+            f'{{"bixse_ledger": {FORMAT}, "id": "anything"}} into it'
+        ) from error
+    _check_version(path, version)
+    return identifier
 
 
-def writer_of(segment: Path) -> Path:
-    """Return the hidden file of the writer of a segment."""
-    return writer_path(segment.parent, segment.stem)
+def segments_of(path: Path) -> list[Path]:
+    """Return the segments of a ledger by name; open segments first, since they may be sealed while they are read."""
+    names = _names(path)
+    sealed = {name for name in names if name.endswith(SEALED)}
+    # a process that was killed between sealing and deleting leaves both: only the sealed segment counts
+    twins = {name.rpartition("-")[0] + OPEN for name in sealed}
+    left = {name for name in names if name.endswith(OPEN)} - twins
+    return [path / name for name in (*sorted(left), *sorted(sealed))]
 
 
-def new_lines(path: Path, read: dict[Path, int]) -> Iterator[bytes]:
-    """Yield the lines of a file after the bytes counted in `read`, which is updated."""
+def new_lines(path: Path, wanted: AbstractSet[str] | None, read: dict[Path, int]) -> Iterator[StoredRow | Claim]:
+    """Yield the lines of an open segment after the bytes counted in `read`, of all keys or the `wanted` keys."""
     with path.open("rb") as file:
         file.seek(read.setdefault(path, 0))
         for line in file:
             if not line.endswith(b"\n"):  # another process writes this line, or was killed before its end
                 return
             read[path] += len(line)
-            yield line
+            if read[path] == len(line):
+                _check_header(path, line)
+                continue
+            wanted_here = wanted is None or _key(line) in wanted
+            parsed = _parsed(line) if wanted_here else None
+            if not line.startswith(b'["') or (wanted_here and parsed is None):
+                number = path.read_bytes()[: read[path]].count(b"\n")
+                raise _damaged(path, f"in line {number} no answer")
+            if parsed is not None:
+                yield parsed
 
 
-def open_rows(
-    path: Path, wanted: AbstractSet[str] | None = None, read: dict[Path, int] | None = None
-) -> Iterator[StoredRow]:
-    """Yield the rows of an open segment after the bytes counted in `read`, of all keys or the `wanted` keys."""
-    read = {} if read is None else read
-    for line in new_lines(path, read):
-        if read[path] == len(line):
-            _check_header(path, line)
-        elif wanted is None or _key(line) in wanted:
-            yield _row(path, read[path], line)
-        elif not line.startswith(b'["'):
-            raise _damaged_line(path, read[path])
+def open_rows(path: Path) -> list[StoredRow]:
+    """Return the answers of an open segment."""
+    return [line for line in new_lines(path, None, {}) if isinstance(line, StoredRow)]
 
 
-def sealed_rows(path: Path, wanted: Sequence[str] | None = None) -> Iterator[StoredRow]:
-    """Yield the rows of a sealed segment, of all keys or the `wanted` keys (sorted)."""
-    for table in sealed_tables(path, wanted):
-        for batch in table.to_batches(1024):
-            yield from starmap(StoredRow, zip(*(column.to_pylist() for column in batch.columns), strict=True))
+def sealed_rows(paths: Sequence[Path], wanted: Collection[str]) -> Iterator[StoredRow]:
+    """Yield the rows of sealed segments with a `wanted` key."""
+    import duckdb
+
+    for path in paths:
+        check_sealed(path)
+    with interruptible(), duckdb.connect() as database:
+        database.register("wanted", pa.table({"key": pa.array(list(wanted), _TEXT)}))
+        names = [glob.escape(str(path)) for path in paths]
+        database.execute("SELECT stored.* FROM read_parquet($1) AS stored SEMI JOIN wanted USING (key)", [names])
+        while rows := database.fetchmany(10_000):
+            yield from starmap(StoredRow, rows)
 
 
-def sealed_tables(path: Path, wanted: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """Yield the rows of `sealed_rows` as tables of `SCHEMA`."""
-    with open_sealed(path) as file:
-        yield from keyed_groups(file, "key", wanted)
+def seal(rows: Sequence[StoredRow], segment: Path) -> None:
+    """Write the rows of an open segment as a sealed one, complete or not at all, with a hash in its name."""
+    columns = zip(zip(*rows, strict=True), SCHEMA.types, strict=True)
+    buffer = pa.BufferOutputStream()
+    pq.write_table(pa.table([pa.array(values, kind) for values, kind in columns], SCHEMA), buffer)
+    content = buffer.getvalue()
+    digest = hashlib.sha256(content).hexdigest()
+    with atomic_file(segment.with_name(f"{segment.stem}-{digest}{SEALED}")) as file:
+        file.write(content)
 
 
-@contextmanager
-def open_sealed(path: Path) -> Iterator[ParquetFile]:
-    """Open a sealed segment, and check its version and columns."""
-    with open_table(path, _FIX) as file:
-        _check_version(path, (file.schema_arrow.metadata or {}).get(b"bixse_ledger", b"").decode())
-        if file.schema_arrow.names != SCHEMA.names:
-            raise _damaged(path, f"the columns {', '.join(file.schema_arrow.names)}")
-        yield file
+@cache  # a segment never changes, so a process reads it once
+def check_sealed(path: Path) -> None:
+    """Raise an InputError for a sealed segment that is not as it was written."""
+    with reading(path, _FIX):
+        digest, metadata = file_hash(path), pq.read_schema(path).metadata or {}
+    if path.stem.rpartition("-")[2] != digest:  # duckdb does not verify the checksums of Parquet
+        raise _damaged(path, f"bytes with the hash {digest}")
+    _check_version(path, metadata.get(b"bixse_ledger", b"").decode())
+
+
+def answers_by_status(path: Path) -> dict[str, int]:
+    """Count the answers of a ledger by status, replaced answers too; it may be in use, and nothing is written."""
+    folder_id(path)
+    counts: Counter[str] = Counter()
+    for segment in segments_of(path):
+        if segment.suffix == OPEN:
+            with suppress(FileNotFoundError):  # another process has sealed it
+                counts.update(row.status for row in open_rows(segment))
+        else:
+            check_sealed(segment)
+            counts.update(read_table(segment, ["status"])["status"].to_pylist())
+    return dict(counts.most_common())
+
+
+def _names(path: Path) -> set[str]:
+    with os.scandir(path) as entries:  # many times as fast as `Path.iterdir`, and every look at a ledger takes it
+        return {entry.name for entry in entries if not entry.name.startswith(".")}
 
 
 def _check_header(path: Path, line: bytes) -> None:
-    try:
-        version = str(json.loads(line)["bixse_ledger"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise _damaged(path, "a first line that is no segment's") from error
-    _check_version(path, version)
+    with suppress(ValueError, LookupError, TypeError):
+        return _check_version(path, json.loads(line)["bixse_ledger"])
+    raise _damaged(path, "a first line that is no segment's")
 
 
 def _key(line: bytes) -> str:
-    """Return the key at the start of a row's line, or "" if the line is damaged."""
-    key = line[1 : line.find(b'", ') + 1]
-    with suppress(ValueError):
-        return str(json.loads(key)) if b"\\" in key else key[1:-1].decode()
+    """Return the key at the start of a line, or "" if the line is damaged."""
+    key = line[2 : line.find(b'", ')]
+    with suppress(ValueError, LookupError, TypeError):
+        return str(json.loads(line)[0]) if b"\\" in key else key.decode()
     return ""
 
 
-def _row(path: Path, end: int, line: bytes) -> StoredRow:
-    try:
+def _parsed(line: bytes) -> StoredRow | Claim | None:
+    with suppress(ValueError, TypeError):
         values = json.loads(line)
         if len(values) == len(SCHEMA) and all(map(isinstance, values, _KINDS)):
             return StoredRow(*values)
-    except (ValueError, TypeError):
-        pass
-    raise _damaged_line(path, end)
+        if len(values) == len(Claim._fields) and isinstance(values[1], bool):
+            return Claim(*values)
+    return None
 
 
-def _check_version(path: Path, found: str) -> None:
-    if found != str(FORMAT):
-        got = f"a segment of format {found}" if found else "a file that is no segment"
-        raise InputError(f"{path}: got {got}; expected one of format {FORMAT}; fix: a newer bixse, or another --ledger")
-
-
-def _damaged_line(path: Path, end: int) -> InputError:
-    number = path.read_bytes()[:end].count(b"\n")
-    return _damaged(path, f"in line {number} no answer")
+def _check_version(path: Path, found: object) -> None:
+    if str(found) != str(FORMAT):
+        got = f"format {found}" if found else "a file that is no segment"
+        raise InputError(f"{path}: got {got}; expected format {FORMAT}; fix: another --ledger, or a newer bixse")
 
 
 def _damaged(path: Path, got: str) -> InputError:
     return InputError(f"{path}: got a damaged segment ({got}); expected it as it was written; fix: {_FIX}")
-
-
-BLOCK = 1 << 23
-"""Bytes per read of a file of numbers."""
-BITS = 21  # first bits that tell nearly every other number from 50,000 wanted numbers
-
-
-def numbers_of(segment: Path) -> Path:
-    """Return the file with the size of the segment, 8 bytes per key, and a number that makes the sum of all 0."""
-    return segment.with_name(f".{segment.stem}.keys")
-
-
-class WantedKeys:
-    """Sorted keys to find in many segments."""
-
-    def __init__(self, keys: Sequence[str]) -> None:
-        self.keys = keys
-        numbers = _numbers_of(keys)
-        order = np.argsort(numbers)
-        self._sorted, self._key_of = numbers[order], order
-        self._likely = np.zeros(1 << BITS, dtype=bool)
-        self._likely[_first_bits(numbers)] = True
-
-    def near(self, segment: Path) -> Sequence[str]:
-        """Return, sorted, all wanted keys that a sealed segment has, and hardly any other."""
-        try:
-            return self._near(segment)
-        except (OSError, ValueError):  # not made yet, or damaged
-            try:
-                _save_numbers(segment)
-            except StorageError:  # a folder without write permission
-                return self.keys
-            return self._near(segment)
-
-    def _near(self, segment: Path) -> list[str]:
-        size, total, found = segment.stat().st_size, 0, []
-        with numbers_of(segment).open("rb") as file:
-            first = file.read(8)
-            while block := file.read(BLOCK):
-                numbers = np.frombuffer(block, dtype="<u8")
-                total += int(numbers.sum())
-                likely = numbers[self._likely.take(_first_bits(numbers))]
-                places = np.minimum(np.searchsorted(self._sorted, likely), len(self._sorted) - 1)
-                found.append(places[self._sorted[places] == likely])
-        if int.from_bytes(first, "little") != size or (size + total) % 2**64:
-            raise ValueError("another segment, or not as it was written")
-        return sorted(self.keys[self._key_of[place]] for place in np.unique(np.concatenate(found)))
-
-
-def _numbers_of(keys: Iterable[str]) -> NDArray[np.uint64]:
-    digests = (hashlib.blake2b(key.encode("utf-8", "replace"), digest_size=8).digest() for key in keys)
-    return np.frombuffer(b"".join(digests), dtype="<u8")
-
-
-def _first_bits(numbers: NDArray[np.uint64]) -> NDArray[np.int64]:
-    return (numbers >> np.uint64(64 - BITS)).view(np.int64)
-
-
-def _save_numbers(segment: Path) -> None:
-    total = size = segment.stat().st_size
-    with atomic_file(numbers_of(segment)) as target, open_sealed(segment) as file:
-        target.write(size.to_bytes(8, "little"))
-        for batch in file.iter_batches(columns=["key"]):
-            numbers = _numbers_of(batch.column(0).to_pylist())
-            target.write(numbers.tobytes())
-            total += int(numbers.sum())
-        target.write((-total % 2**64).to_bytes(8, "little"))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.run import RUN_FILE
 from bixse.errors import BixseError, InputError
 from bixse.judging.grade import LEDGER_NAME
-from bixse.judging.ledgers.ledger_files import answers_by_status
+from bixse.judging.ledgers.segments import answers_by_status
 from bixse.ui.train_run import read_record, runs_below
 from bixse.ui.workspace import Page
 
