@@ -421,6 +421,17 @@ def _is_inside(name: str) -> bool:
     return not path.is_absolute() and ".." not in path.parts
 
 
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Raise KeyboardInterrupt for Ctrl-C: duckdb turns one that comes during a query into a plain RuntimeError."""
+    try:
+        yield
+    except RuntimeError as error:
+        if type(error) is RuntimeError and str(error) == "Query interrupted":
+            raise KeyboardInterrupt from error
+        raise
+
+
 def cache_folder(choice: str | Path | None = None) -> Path | None:
     """Return the cache folder, which need not exist; None if nothing is to be cached.
 

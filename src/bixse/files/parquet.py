@@ -183,14 +183,3 @@ def blocks(column: pa.ChunkedArray) -> Iterator[pa.Array]:
     for chunk in column.chunks:
         for start in range(0, len(chunk), ROWS_PER_BLOCK):
             yield chunk.slice(start, ROWS_PER_BLOCK)
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt for Ctrl-C: duckdb turns one that comes during a query into a plain RuntimeError."""
-    try:
-        yield
-    except RuntimeError as error:
-        if type(error) is RuntimeError and str(error) == "Query interrupted":
-            raise KeyboardInterrupt from error
-        raise

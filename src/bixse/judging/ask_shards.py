@@ -15,6 +15,7 @@ from bixse.files.rows import files_of, kind_of
 from bixse.judging.ask import Budget
 from bixse.judging.judge import stored_identity
 from bixse.judging.ledgers.segments import FOLDER_FILE, check_folder, folder_id, make_folder
+from bixse.judging.ledgers.writers import seal_left
 from bixse.scale.engines.job import Job, is_marked, mark
 
 if TYPE_CHECKING:
@@ -148,10 +149,12 @@ class AskShards(Job[int, dict[str, Any]]):
 
 
 def with_ledger(job: Own, record: Run) -> Own:
-    """Save the record of a job as running, and make its ledger."""
+    """Save the record of a job as running, make its ledger, and seal what killed processes left in it."""
     check_folder(job.ledger)
     record.save("running")  # before any other file, since other ranks look for the record
-    return replace(job, ledger_id=make_folder(job.ledger))
+    job = replace(job, ledger_id=make_folder(job.ledger))
+    seal_left(job.ledger)
+    return job
 
 
 def asked_shards(

@@ -16,8 +16,7 @@ import yaml
 
 from bixse.data.run import open_run
 from bixse.errors import InputError, InvalidFileError, RowError
-from bixse.files.files import alone_in, put_in_place, storage_errors, write_atomically
-from bixse.files.parquet import interruptible
+from bixse.files.files import alone_in, interruptible, put_in_place, storage_errors, write_atomically
 from bixse.preparing.formats import looks_like
 from bixse.preparing.pairs_table import WHOLE, PairsTable
 from bixse.preparing.source import Source

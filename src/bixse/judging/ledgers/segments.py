@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bixse.errors import InputError
-from bixse.files.files import atomic_file, file_hash, read_text, storage_errors
-from bixse.files.parquet import interruptible, read_table, reading
+from bixse.files.files import atomic_file, file_hash, interruptible, read_text, storage_errors
+from bixse.files.parquet import read_table, reading
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -66,7 +66,7 @@ class Claim(NamedTuple):
 
 _TEXT = pa.string()
 SCHEMA = pa.schema(
-    list(zip(StoredRow._fields, [*[_TEXT] * 4, pa.int64(), *[_TEXT] * 3, pa.float64()], strict=True)),
+    list(zip(StoredRow.__annotations__, [*[_TEXT] * 4, pa.int64(), *[_TEXT] * 3, pa.float64()], strict=True)),
     {"bixse_ledger": str(FORMAT)},
 )
 _KINDS: tuple[type | tuple[type, ...], ...] = (*[str] * 4, int, *[str] * 3, (float, int))
@@ -219,7 +219,7 @@ def _parsed(line: bytes) -> StoredRow | Claim | None:
         values = json.loads(line)
         if len(values) == len(SCHEMA) and all(map(isinstance, values, _KINDS)):
             return StoredRow(*values)
-        if len(values) == len(Claim._fields) and isinstance(values[1], bool):
+        if len(values) == 2 and isinstance(values[1], bool):
             return Claim(*values)
     return None
 
