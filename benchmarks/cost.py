@@ -7,7 +7,7 @@ What bixse itself takes was measured, by `bench_jobs.py`, `bench_limits.py` and 
 and step time of large encoders and batches on eight devices, one row per encoder and batch: one graded document per
 query, trained weights in float32 (frozen ones in bf16), bf16 autocast, gradient checkpointing, and
 `gradient_cache: true` with mini-batches of 32 texts. Bytes are of one device; a step is the computation alone, without
-input or output. What an encoder takes is `bixse.lab.studies.study_plan`'s.
+input or output.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from bixse.judging.ask_shards import ROWS
-from bixse.lab.lab_config import EncoderSize
-from bixse.lab.studies.study_plan import operations, state_bytes, weight_bytes
 from bixse.losses.products import DEVICE_TILE_BYTES
 from bixse.scale.index.index_files import group_rows, shard_rows
 from bixse.search.exact import DEPTH
@@ -26,6 +24,19 @@ from measuring import Option, options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+
+class EncoderSize(NamedTuple):
+    """The size of an encoder."""
+
+    parameters: float
+    layers: int
+    hidden: int
+    multiplied: float
+    """Weights that every token is multiplied with: all but the table of token embeddings."""
+    trained: float | None = None
+    """Weights that are trained; None: all."""
+
 
 JOBS = ("grade", "mine", "train", "scaling")
 GB = 1e9
@@ -57,6 +68,36 @@ TOKEN_BYTES = 4
 """Assumed bytes of text a token."""
 FORWARD = 1 / 3
 """Part of the operations of training that a forward pass takes."""
+
+
+BYTES_PER_TRAINED, BYTES_PER_FROZEN = 16, 2
+"""Bytes of a float32 weight, its gradient and Adam's two moments; of a weight in bf16."""
+LAYER_STATES = 34
+"""Bytes per token and hidden unit that one layer keeps for its backward pass in bf16 (Korthikanti et al. 2022,
+arXiv:2205.05198, without dropout and attention matrices)."""
+
+
+def weight_bytes(size: EncoderSize) -> float:
+    """Bytes of weights, gradients and optimizer; frozen weights are in bf16."""
+    trained = size.trained or size.parameters
+    return trained * BYTES_PER_TRAINED + (size.parameters - trained) * BYTES_PER_FROZEN
+
+
+def state_bytes(size: EncoderSize, tokens: float, checkpointing: bool) -> float:
+    """Bytes that a pass over `tokens` keeps in bf16 for its backward pass."""
+    whole_layers = 1 if checkpointing else size.layers  # checkpointing also keeps the input of every layer, 2 bytes
+    return tokens * size.hidden * (2 * size.layers * checkpointing + LAYER_STATES * whole_layers)
+
+
+def operations(
+    size: EncoderSize, texts: Sequence[tuple[float, float]], checkpointing: bool, gradient_cache: bool = False
+) -> float:
+    """Floating point operations of training once on `texts`, given as (length in tokens, count)."""
+    # per weight and token 6 forward and backward (Kaplan et al. 2020, arXiv:2001.08361), 2 per second forward pass
+    each = 6 + 2 * checkpointing + 2 * gradient_cache
+    tokens = sum(length * count for length, count in texts)
+    squares = sum(length**2 * count for length, count in texts)  # for attention
+    return each * size.multiplied * tokens + 12 * size.layers * size.hidden * squares
 
 
 class Model(NamedTuple):
@@ -93,7 +134,7 @@ GATHERS = 3 + 1
 def with_adapters(size: EncoderSize) -> EncoderSize:
     """Return the encoder frozen, with low-rank adapters that are trained."""
     adapters = LORA_SHARE * size.parameters
-    return size.model_copy(update={"parameters": size.parameters + adapters, "trained": adapters})
+    return size._replace(parameters=size.parameters + adapters, trained=adapters)
 
 
 def device_bytes(size: EncoderSize, batch: int) -> float:

@@ -64,8 +64,8 @@ INTRODUCTION = """# Study results
 What was run, on what, beside the paper's claim; `make results` writes this page from the tables under
 `docs/results/studies`. A claim is "reproduced" or "contradicted" where Holm's p-value over all claims of the table is
 below 5 %, else "not shown". Intervals cover training seeds and queries together ([how](studies.md)). The paper's own
-encoders and collections need GPUs and downloads: `bixse study NAME --preset paper-qwen2.5-0.5b --dry-run` says what
-they would take. Two cores with AVX2 and without bf16, shared with other programs: the seconds are no results.
+encoders and collections need GPUs and downloads, which `bixse study NAME --preset paper-qwen2.5-0.5b --dry-run`
+lists. Two cores with AVX2 and without bf16, shared with other programs: the seconds are no results.
 """
 
 

@@ -25,7 +25,6 @@ from bixse.lab.lab_config import StudyConfig, preset_names
 from bixse.lab.studies.paper import STUDIES, find_study
 from bixse.lab.studies.run_study import run_study
 from bixse.lab.studies.study import chosen_values
-from bixse.lab.studies.study_plan import plan_study
 from bixse.machine import cores
 from bixse.relevance import GradeScale
 from helpers.actions import action_collection
@@ -140,16 +139,9 @@ def test_two_processes_give_the_table_of_one(study, tmp_path):
 
 
 @pytest.mark.slow
-def test_kept_models_say_which_study_they_came_from(study, tmp_path):
-    for _ in range(2):
-        run_study(study(seeds=(3,), keep_models=True), tmp_path / "study", command="bixse study losses")
-    cards = sorted(tmp_path.glob("study/runs/*/*/train/model/README.md"))
-    assert len(cards) == 2
-    text = cards[0].read_text(encoding="utf-8")
-    assert text.count("## Study") == 1
-    assert "Arm of the study `losses` (Losses on the same rows): loss bixse, seed 3." in text
-    assert "ndcg@10" in text and "`bixse study losses`" in text
-    assert str(cards[0].parent) in (tmp_path / "study" / "study.html").read_text(encoding="utf-8")
+def test_models_are_kept_where_they_are_asked_for(study, tmp_path):
+    run_study(study(seeds=(3,), keep_models=True), tmp_path / "study")
+    assert len(list(tmp_path.glob("study/runs/*/*/train/model/model.safetensors"))) == 2
 
 
 @pytest.mark.slow
@@ -354,20 +346,9 @@ class TestCommand:
     @pytest.mark.parametrize("preset", [name for name in preset_names() if name.startswith("paper")])
     @pytest.mark.parametrize("study", STUDIES)
     def test_the_papers_settings_are_checked_without_their_data(self, preset, study, capsys):
-        assert main(["study", study, "--preset", preset, "--dry-run", "--devices", "8", "--json"]) == 0
+        assert main(["study", study, "--preset", preset, "--dry-run", "--json"]) == 0
         figures = json.loads(capsys.readouterr().out)["metrics"]
-        assert figures["device_hours"] > 1
-        assert 1 < figures["weights_gib"] < 60
-        assert figures["missing"]
-
-    def test_the_plan_of_annotation_counts_the_steps_that_its_training_makes(self):
-        config = StudyConfig.load(None, {"study": "annotation", "preset": "laptop"})
-        plan = plan_study(config)
-        few, *_, many = chosen_values(find_study("annotation"), config)["labels_per_query"]
-        assert len({arm.steps for arm in plan.arms}) == 1, "every arm makes as many steps as the first"
-        assert len({arm.rows for arm in plan.arms}) == 1, "and has as many labels"
-        tokens = {arm.name: arm.tokens for arm in plan.arms}
-        assert tokens[f"bixse, {few}"] < tokens[f"bixse, {many}"], "a step of more labels per query reads more"
+        assert figures["runs"] >= 3 and figures["missing"]
 
     @pytest.mark.parametrize(
         "words",
@@ -377,8 +358,6 @@ class TestCommand:
             ["losses", "--collection", "x"],
             ["losses", "--collection", "x", "--scale", "0", "3", "--min-relevant-grade", "2", "--preset",
              "paper-qwen2.5-0.5b"],
-            ["losses", "--dry-run", "--devices", "0"],
-            ["losses", "--dry-run", "--teraflops", "-1"],
         ],
     )  # fmt: skip
     def test_words_that_cannot_be_used(self, words, tmp_path, capsys):

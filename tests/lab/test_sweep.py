@@ -174,7 +174,7 @@ def test_the_best_settings_train_the_same_model_again(settings, tmp_path, monkey
 
 
 def test_ctrl_c_within_a_run_continues_from_its_checkpoint(settings, tmp_path, at_step):
-    out, config = tmp_path / "out", settings(vary={"scale": [5, 10]}, keep="all")
+    out, config = tmp_path / "out", settings(vary={"scale": [5, 10]})
 
     def stop(trainer, steps):
         if len(steps) == 6:  # the second step of the second arm
@@ -189,11 +189,12 @@ def test_ctrl_c_within_a_run_continues_from_its_checkpoint(settings, tmp_path, a
     before = written(out / "runs" / "scale=5")
     result = sweep(config, out, progress=False)
     assert len(steps) == 8
-    assert written(out / "runs" / "scale=5") == before
+    kept = written(out / "runs" / "scale=5")
+    assert kept == {name: time for name, time in before.items() if name in kept} and "seed-0/result.json" in kept
     whole = sweep(config, tmp_path / "whole", progress=False)
     assert [(row.label, row.best) for row in whole.rows] == [(row.label, row.best) for row in result.rows]
     models = sorted(path.relative_to(out) for path in out.rglob("model.safetensors"))
-    assert len(models) == 2
+    assert len(models) == 1
     assert all((out / model).read_bytes() == (tmp_path / "whole" / model).read_bytes() for model in models)
 
 
@@ -212,26 +213,6 @@ def test_seeds_are_ranked_by_their_mean(settings, tmp_path):
     best_seed = max(figures, key=lambda seed: figures[seed])
     assert TrainConfig.load(result.best_path).seed == best_seed
     assert list(out.rglob("model")) == [folder / f"seed-{best_seed}" / "train" / "model"]
-
-
-def test_without_models_nothing_is_trained_again(settings, tmp_path, at_step):
-    config = settings(vary={"scale": [5]}, keep="none")
-    result = sweep(config, tmp_path / "out", progress=False)
-    assert not list((tmp_path / "out").glob("runs/*/*/train/model"))
-    assert result.model_path is None
-    steps = at_step()
-    assert sweep(config, tmp_path / "out", progress=False).rows == result.rows
-    assert steps == []
-
-
-@pytest.mark.slow
-def test_random_arms_can_be_added_later_by_another_process(settings, tmp_path):
-    vary = {"optimizer.learning_rate": {"low": 1e-4, "high": 1e-2, "log": True}}
-    one = sweep(settings(vary=vary, search="random", trials=1), tmp_path / "out", progress=False)
-    more = settings(vary=vary, search="random", trials=2, jobs=min(2, os.cpu_count() or 1))
-    two = sweep(more, tmp_path / "out", progress=False)
-    assert {row.arm: row.best for row in one.rows}.items() <= {row.arm: row.best for row in two.rows}.items()
-    assert [row.status for row in two.rows] == ["finished"] * 2
 
 
 @pytest.mark.slow

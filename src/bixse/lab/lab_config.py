@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import yaml
-from pydantic import AfterValidator, Field, PlainValidator, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from bixse.encoders.loading.precision import Setting
 from bixse.errors import SEEDS, ConfigError, InputError, did_you_mean
@@ -55,87 +54,21 @@ class QuickstartConfig(Settings):
         return value
 
 
-MOST_TRIALS = 10_000
-"""Maximum number of arms per sweep, because each has a row of the table and a folder."""
-
-
-class Range(Settings):
-    """Numbers from `low` to `high` for random search.
-
-    Example:
-        >>> Range(low=1e-5, high=1e-3, log=True).draw(0.5), Range(low=1, high=8, whole=True).draw(0.99)
-        (0.0001, 8)
-    """
-
-    low: float
-    """Smallest value."""
-    high: float
-    """Largest value."""
-    log: bool = False
-    """Draw evenly over the orders of magnitude; `low` is above 0."""
-    whole: bool = False
-    """Draw whole numbers, both ends included."""
-
-    @model_validator(mode="after")
-    def _usable(self) -> Range:
-        if not self.low < self.high or math.isinf(self.high - self.low):
-            raise ValueError("expected numbers low < high")
-        if self.log and self.low <= 0:
-            raise ValueError("expected low above 0 where log is true")
-        if self.whole and not (self.low.is_integer() and self.high.is_integer()):
-            raise ValueError("expected whole numbers for low and high where whole is true")
-        return self
-
-    def draw(self, share: float) -> float:
-        """Return the value at a `share` in [0, 1) of the range, as a whole number or with four significant digits."""
-        low, high = self.low, self.high + self.whole
-        if self.log:
-            value = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
-        else:
-            value = low + share * (high - low)
-        if self.whole:
-            return min(int(value), int(self.high))
-        short = float(f"{value:.4g}")
-        return short if self.low <= short <= self.high else value
-
-
-def _read_values(given: Any) -> list[Any] | Range:
-    """Read the values of a varied setting: a list, or the mapping of a range."""
-    if isinstance(given, Range) or (isinstance(given, list) and given):
-        return given
-    if not isinstance(given, Mapping):
-        raise ValueError("expected a list of values, or a range such as {low: 1e-5, high: 1e-3, log: true}")
-    try:
-        return Range.load(None, given)
-    except ConfigError as error:
-        raise ValueError("; ".join(line.strip() for line in str(error).splitlines()[1:])) from None
-
-
 class SweepConfig(PlaceSettings):
     """Settings of `bixse sweep`, also the keys of its YAML file. Relative paths start at the folder of that file.
 
     Example:
         >>> config = SweepConfig(base="run.yaml", vary={"loss": ["bixse", "infonce"], "optimizer.batch_size": [16, 32]})
-        >>> config.search, config.keep
-        ('grid', 'best')
+        >>> config.vary["loss"]
+        ['bixse', 'infonce']
     """
-
-    renamed: ClassVar = {"cells": "write trials"}
 
     base: dict[str, Any] | Path
     """Settings of `TrainConfig` that all arms share, or the YAML file of `bixse train` that holds them."""
-    vary: dict[str, Annotated[Any, PlainValidator(_read_values)]] = Field(min_length=1)
-    """Setting (a dotted key of `TrainConfig`) -> a list of values, or a `Range` in random search."""
-    search: Literal["grid", "random"] = "grid"
-    """All combinations of the values, or `trials` random ones."""
-    trials: int | None = Field(default=None, ge=1, le=MOST_TRIALS)
-    """Draws of random search. It may be raised later: the earlier arms stay what they are."""
-    seed: int = Field(default=0, ge=0, lt=SEEDS)
-    """Random seed of random search."""
+    vary: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(min_length=1)
+    """Setting (a dotted key of `TrainConfig`) -> a list of values. Every combination of the values is an arm."""
     seeds: Seeds | None = None
     """Training seeds of each arm, ranked by their mean; null takes the one of `base`."""
-    keep: Literal["best", "all", "none"] = "best"
-    """Whose models stay on disk. Best alone by default: each takes the size of the encoder, the table needs none."""
     precision: Setting | None = None
     """The dtype of computing, instead of that of `base`: auto, float32 or bfloat16."""
     jobs: int | None = 1
@@ -173,27 +106,6 @@ PYDOCS = "pydocs"
 """The name of the sample collection."""
 OWNED = ("pairs", "dev", "dev_split", "model", "seed", "min_relevant_grade", "report_to", "loss")
 """Training settings that a study sets itself."""
-
-
-class EncoderSize(Settings):
-    """The size of an encoder and of its texts. A plan of memory and time needs no other file."""
-
-    parameters: float = Field(gt=0)
-    """Weights in all."""
-    trained: float | None = Field(default=None, gt=0)
-    """Weights that are trained; null: all."""
-    multiplied: float | None = Field(default=None, gt=0)
-    """Weights that every token is multiplied with, all but the table of token embeddings; null: all."""
-    layers: int = Field(ge=1)
-    """Transformer layers."""
-    hidden: int = Field(ge=1)
-    """Width of a token's state."""
-    query_tokens: int = Field(default=32, ge=1)
-    """Assumed mean length of a query with its instruction."""
-    document_tokens: int = Field(default=256, ge=1)
-    """Assumed mean length of a document."""
-    training_rows: int = Field(default=1_000_000, ge=1)
-    """Assumed rows of training data where the files are not there."""
 
 
 class StudyData(Settings):
@@ -265,8 +177,6 @@ class StudyConfig(PlaceSettings):
     """Runs at once, each in a process of its own; null: one per GPU, or one per core; with Ray: as many as fit."""
     keep_models: bool = False
     """Leave the trained models in the folders of the runs."""
-    size: Annotated[EncoderSize | None, Flag(hidden=True)] = None
-    """The encoder's size, for `--dry-run` where its files are not there."""
     note: str = ""
     """One line for the findings: what this configuration is."""
 

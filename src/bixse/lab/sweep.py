@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import json
 import math
-import random
 import statistics
 from collections import Counter
 from collections.abc import Mapping
@@ -37,9 +34,8 @@ from bixse.lab.experiments import (
     show,
     train_run,
 )
-from bixse.lab.lab_config import MOST_TRIALS, Range
 from bixse.progress import progress_bar
-from bixse.report.table import format_number, format_table
+from bixse.report.table import format_csv
 from bixse.settings import map_paths, paths_in
 from bixse.training.config import MODEL_FOLDER, TrainConfig
 from bixse.training.dev_evaluation import dev_figures, split_hashes, watched_splits
@@ -53,6 +49,8 @@ if TYPE_CHECKING:
 
 TABLE_FILE = "sweep.csv"
 BEST_FILE = "best.yaml"
+MOST_ARMS = 10_000
+"""Maximum number of arms per sweep, because each has a row of the table and a folder."""
 
 
 @dataclass(frozen=True)
@@ -140,16 +138,16 @@ def sweep(config: SweepConfig, out: Path, progress: bool = True) -> SweepResult:
     first = TrainConfig.load(None, arms[0].train)
     seeds = config.seeds or (first.seed,)
     runs = [ArmRun(arm, seed, train_on_dev, {**(arm.train or {}), "seed": seed}) for arm in arms for seed in seeds]
-    paths = ("trials", *TrainConfig.path_settings(), *model_path_settings(first.model))
+    paths = (*TrainConfig.path_settings(), *model_path_settings(first.model))
     record = open_run(out, "sweep", _identity(config, first, seeds), _input_hashes(config, first), paths)
     titles = {run.name: f"run {n} of {len(runs)}: {run.arm.label}, seed {run.seed}" for n, run in enumerate(runs, 1)}
 
     def tables(results: Mapping[str, RunResult]) -> list[SweepRow]:
         rows = rank_arms(arms, seeds, results)
-        write_table(out / TABLE_FILE, rows)
+        write_atomically(out / TABLE_FILE, format_csv(table_of(rows)))
         if rows[0].status == "finished":
             write_best(out / BEST_FILE, rows[0], arms[rows[0].arm - 1], len(arms))
-        _drop_models(config, out, runs, results, rows)
+        _drop_models(out, runs, results, rows)
         return rows
 
     engine = config.engine_of(config.jobs)
@@ -158,7 +156,7 @@ def sweep(config: SweepConfig, out: Path, progress: bool = True) -> SweepResult:
             experiment,
             runs,
             titles if progress and engine.here else {},
-            keep_models=config.keep != "none",
+            keep_models=True,  # `_drop_models` keeps the best
             progress=progress_bar if progress and not engine.here else None,
             wanted=lambda run, results: all(  # an arm with a failed seed is not ranked: skip its others
                 results[other.name].status == "finished"
@@ -177,7 +175,7 @@ def sweep(config: SweepConfig, out: Path, progress: bool = True) -> SweepResult:
         best=best,
         best_path=out / BEST_FILE if best is not None else None,
         model_path=model if model is not None and model.is_dir() else None,
-        warnings=[*done.warnings, *_warnings(config, arms, seeds, best)],
+        warnings=[*done.warnings, *_warnings(arms, seeds, best)],
         reused=done.made == 0,
         waiting=done.waiting,
     )
@@ -230,42 +228,29 @@ def _row(number: int, arm: Arm, seeds: Sequence[int], results: Mapping[str, RunR
     )
 
 
-def write_table(path: Path, rows: Sequence[SweepRow]) -> None:
-    """Write the table as CSV."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    measured = ["dev_ndcg@10_before", "dev_ndcg@10", "dev_ndcg@10_spread", "best_step", "seconds", "status", "reason"]
-    writer.writerow(["rank", "arm", *rows[0].settings, "seeds", "precision", *measured])
-    for rank, row in enumerate(rows, start=1):
-        figures = ["" if figure is None else f"{figure:.4f}" for figure in (row.before, row.best, row.spread)]
-        settings = [show(value) for value in row.settings.values()]
-        seeds, steps = (" ".join(map(str, numbers)) for numbers in (row.seeds, row.best_steps))
-        writer.writerow([rank if row.status == "finished" else "", row.arm, *settings, seeds, row.precision, *figures,
-                         steps, f"{row.seconds:.1f}", row.status, row.reason])  # fmt: skip
-    write_atomically(path, text.getvalue())
-
-
-def table_text(rows: Sequence[SweepRow]) -> str:
-    """Return the rows as a table for a terminal."""
-    several = any(len(row.seeds) > 1 for row in rows)
-    table: list[list[str | int | float | None]] = [
-        [
-            rank if row.status == "finished" else "",
-            row.arm,
-            *map(show, row.settings.values()),
-            format_number(row.before, 4),
-            format_number(row.best, 4),
-            *([format_number(row.spread, 4)] if several else []),
-            " ".join(map(str, row.best_steps)),
-            f"{row.seconds:.0f}",
-            row.status,
-        ]
+def table_of(rows: Sequence[SweepRow]) -> list[dict[str, str]]:
+    """Return the ranked arms as a table: column -> text per arm."""
+    return [
+        {
+            "rank": str(rank) if row.status == "finished" else "",
+            "arm": str(row.arm),
+            **{key: show(value) for key, value in row.settings.items()},
+            "seeds": " ".join(map(str, row.seeds)),
+            "precision": row.precision,
+            "dev_ndcg@10_before": _figure(row.before),
+            "dev_ndcg@10": _figure(row.best),
+            "dev_ndcg@10_spread": _figure(row.spread),
+            "best_step": " ".join(map(str, row.best_steps)),
+            "seconds": f"{row.seconds:.1f}",
+            "status": row.status,
+            "reason": row.reason,
+        }
         for rank, row in enumerate(rows, start=1)
     ]
-    spread = ["± over seeds"] if several else []
-    varied = [key.rpartition(".")[2] for key in rows[0].settings]
-    head = ["rank", "arm", *varied, "dev before", "dev nDCG@10", *spread, "best step", "seconds", "status"]
-    return format_table(table, head)
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
 
 
 def figures_of(row: SweepRow) -> dict[str, Any]:
@@ -292,7 +277,7 @@ def write_best(path: Path, row: SweepRow, arm: Arm, arms: int) -> None:
 
 
 def _identity(config: SweepConfig, first: TrainConfig, seeds: Sequence[int]) -> dict[str, Any]:
-    """Return the settings that identify a sweep. `trials` is separate, because it may be raised later."""
+    """Return the settings that identify a sweep."""
     settings = first.model_dump(mode="json")
     for key in (*config.vary, "seed"):
         *parents, last = key.split(".")
@@ -301,8 +286,7 @@ def _identity(config: SweepConfig, first: TrainConfig, seeds: Sequence[int]) -> 
             section = section.get(parent) if isinstance(section, dict) else None
         if isinstance(section, dict):
             section.pop(last, None)
-    own = config.model_dump(mode="json", include={"search", "vary", "seed", "keep"})
-    return settings | {"sweep": {**own, "seeds": list(seeds)}, "trials": config.trials}
+    return settings | {"sweep": {**config.model_dump(mode="json", include={"vary"}), "seeds": list(seeds)}}
 
 
 def _input_hashes(config: SweepConfig, first: TrainConfig) -> dict[str, str]:
@@ -320,22 +304,16 @@ def _input_hashes(config: SweepConfig, first: TrainConfig) -> dict[str, str]:
     return hashes
 
 
-def _drop_models(
-    config: SweepConfig, out: Path, runs: Sequence[ArmRun], results: Mapping[str, RunResult], rows: Sequence[SweepRow]
-) -> None:
-    """Delete all models but the best for `keep: best`. Pending arms keep their best so far: they may still win."""
-    if config.keep != "best":
-        return
+def _drop_models(out: Path, runs: Sequence[ArmRun], results: Mapping[str, RunResult], rows: Sequence[SweepRow]) -> None:
+    """Delete all models but the best. Pending arms keep their best so far: they may still win."""
     kept = {row.best_run for row in rows if row.status == "waiting" or row is rows[0]}
     for run in runs:
         if run.name in results and run.name not in kept:
             clear(out / RUNS_FOLDER / run.name, results[run.name], keep_models=False)
 
 
-def _warnings(config: SweepConfig, arms: Sequence[Arm], seeds: Sequence[int], best: SweepRow | None) -> list[str]:
+def _warnings(arms: Sequence[Arm], seeds: Sequence[int], best: SweepRow | None) -> list[str]:
     warnings = [] if best is None else [f"best arm: {warning}" for warning in best.warnings]
-    if config.trials is not None and len(arms) < config.trials:
-        warnings.append(f"{config.trials} arms were drawn, {len(arms)} of them different: the others are left out")
     if len(seeds) == 1 and len(arms) > 1:
         warnings.append("one seed per arm: nobody knows how much of a difference is chance; list several under `seeds`")
     return warnings
@@ -344,7 +322,7 @@ def _warnings(config: SweepConfig, arms: Sequence[Arm], seeds: Sequence[int], be
 def plan_arms(config: SweepConfig) -> list[Arm]:
     """Return the arms of a sweep with validated settings, in order and without duplicates.
 
-    A random arm depends only on the sweep's seed and its own number. A ConfigError lists all errors with their arms.
+    A ConfigError lists all errors with their arms.
 
     Example:
         >>> from bixse.lab.lab_config import SweepConfig
@@ -357,7 +335,7 @@ def plan_arms(config: SweepConfig) -> list[Arm]:
     _refuse(list(_key_errors(config)))
     arms: dict[str, Arm] = {}
     errors: dict[str, list[str]] = {}
-    choices = list(_choices(config))
+    choices = [dict(zip(config.vary, values, strict=True)) for values in itertools.product(*config.vary.values())]
     for choice in choices:
         try:
             settings = TrainConfig.load(None, deepcopy({**base, **choice})).resolved()
@@ -395,32 +373,10 @@ def _as_read(config: TrainConfig, key: str, given: Any) -> Any:
     return given if isinstance(value, BaseModel) else value
 
 
-def _choices(config: SweepConfig) -> Iterator[dict[str, Any]]:
-    if config.search == "grid":
-        for values in itertools.product(*config.vary.values()):
-            yield dict(zip(config.vary, values, strict=True))
-        return
-    for number in range(1, (config.trials or 0) + 1):
-        yield {key: _draw(values, f"{config.seed}/{number}/{key}") for key, values in config.vary.items()}
-
-
-def _draw(values: list[Any] | Range, seed: str) -> Any:
-    share = random.Random(seed).random()
-    return values.draw(share) if isinstance(values, Range) else values[int(share * len(values))]
-
-
 def _key_errors(config: SweepConfig) -> Iterator[str]:
     """Yield the errors of the sweep's own settings."""
-    ranges = [key for key, values in config.vary.items() if isinstance(values, Range)]
-    if config.search == "random" and config.trials is None:
-        yield "  trials: got nothing; expected a number for random search; fix: set `trials`, such as 20"
-    if config.search == "grid" and config.trials is not None:
-        yield f"  trials: got {config.trials}; expected none for a grid; fix: drop it, or set `search: random`"
-    if config.search == "grid" and ranges:
-        yield f"  vary.{ranges[0]}: got a range; expected a list in a grid; fix: list values, or set `search: random`"
-    elif config.search == "grid" and (number := math.prod(map(len, config.vary.values()))) > MOST_TRIALS:
-        fix = "fewer values, or `search: random`"
-        yield f"  vary: got {number:,} combinations; expected at most {MOST_TRIALS:,}; fix: {fix}"
+    if (number := math.prod(map(len, config.vary.values()))) > MOST_ARMS:
+        yield f"  vary: got {number:,} combinations; expected at most {MOST_ARMS:,}; fix: fewer values"
     for key in config.vary:
         if key == "seed":
             yield "  vary.seed: got the training seed; expected it as `seeds`; fix: move the list to `seeds`"

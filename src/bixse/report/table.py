@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from typing import TYPE_CHECKING
 
 from tabulate import tabulate
@@ -10,7 +12,7 @@ from bixse.errors import printable
 from bixse.progress import duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from bixse.results import Difference, Verdict
 
@@ -96,6 +98,16 @@ def format_histogram(counts: Sequence[int], width: int = 40) -> list[str]:
         f"  relevance {place / size:.1f} to {(place + 1) / size:.1f} | {bar}{counts[place]}"
         for place, bar in enumerate(bars)
     ]
+
+
+def format_csv(rows: Iterable[Mapping[str, object]]) -> str:
+    """A table as CSV text with the columns of the first row; empty for no rows."""
+    text, rows = io.StringIO(), list(rows)
+    if rows:
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return text.getvalue()
 
 
 def format_markdown(rows: Sequence[Sequence[Cell]], headers: Sequence[str]) -> str:

@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import Field
-
 from bixse.cli.verb import FINISHED_BEFORE, CommandResult, ComputingOptions, Folder, Options, Verb, waits
 from bixse.lab.lab_config import QuickstartConfig, StudyConfig, SweepConfig, preset_names
 from bixse.scale.engines.engine_settings import PlaceSettings
@@ -71,6 +69,8 @@ QUICKSTART = Verb(QuickstartConfig, QuickstartOptions, run_quickstart)
 
 ROWS_SHOWN = 30
 """Number of arms in the table on the terminal. The file holds all."""
+FILE_ALONE = ("seeds", "precision", "reason")
+"""Columns of the sweep's file that the terminal leaves out."""
 
 
 class SweepOptions(Options):
@@ -98,27 +98,27 @@ def run_sweep(config: SweepConfig, options: SweepOptions) -> CommandResult:
     found["model"] = result.model_path
     artifacts = {name: str(path) for name, path in found.items() if path is not None}
     code = 0 if not errors else 3 if result.best is not None else 1
-    return CommandResult(_sweep_text(result, options.out), metrics, artifacts, result.warnings, errors, code)
+    return CommandResult(_sweep_text(result), metrics, artifacts, result.warnings, errors, code)
 
 
-def _sweep_text(result: SweepResult, out: Path) -> str:
-    from bixse.lab.sweep import table_text
+def _sweep_text(result: SweepResult) -> str:
+    from bixse.lab.sweep import table_of
+    from bixse.report.table import format_table
 
-    lines = [table_text(result.rows[:ROWS_SHOWN]), ""]
+    table = table_of(result.rows[:ROWS_SHOWN])
+    columns = [name for name in table[0] if name not in FILE_ALONE]
+    lines = [format_table([[row[name] for name in columns] for row in table], columns), ""]
     if len(result.rows) > ROWS_SHOWN:
         lines.append(f"... and {len(result.rows) - ROWS_SHOWN} more")
     lines.append(f"precision: {', '.join(sorted({row.precision for row in result.rows}))}")
     lines.append(f"{'already trained' if result.reused else 'table'}: {result.table_path}")
     if result.best is None:
         return "\n".join([*lines, "no arm finished"])
-    settings, model = shlex.quote(str(result.best_path)), result.model_path
-    fresh = out.with_name(f"{out.name}-best")
     lines += [
         f"best: {result.best.label}; all its settings: {result.best_path}",
         f"its dev nDCG@10 flatters: it is the best of {len(result.rows)} on those queries; measure it on test, once",
         "to go on:",
-        *([] if model is not None else [f"  bixse train --config {settings} --out {shlex.quote(str(fresh))}"]),
-        f"  bixse evaluate {shlex.quote(str(model or fresh / 'model'))} --collection DIR --split test",
+        f"  bixse evaluate {shlex.quote(str(result.model_path))} --collection DIR --split test",
     ]
     return "\n".join(lines)
 
@@ -132,25 +132,21 @@ class StudyOptions(Options):
     list: bool = False
     """Show the studies, what they go through, and the presets."""
     dry_run: bool = False
-    """Check every arm; say steps, memory and GPU hours."""
-    devices: int = Field(default=1, ge=1)
-    """For --dry-run: devices that runs are spread over, one each."""
-    teraflops: float = 400.0
-    """For --dry-run: peak of one device."""
+    """Check the settings of every arm, count the runs, and name the files that are missing."""
     out: Folder | None = None
-    """Folder for runs, tables, plot and page; null: runs/study-NAME."""
+    """Folder for runs, tables and plot; null: runs/study-NAME."""
 
 
 def run_a_study(config: StudyConfig, options: StudyOptions) -> CommandResult:
     """Run the missing arms, and return the findings."""
-    if options.dry_run:
-        return _plan(config, options)
-    from bixse.lab.studies.run_study import run_study
+    from bixse.lab.studies.run_study import plan_study, run_study
     from bixse.progress import progress_bar
 
-    result = run_study(
-        config, options.out or Path("runs") / f"study-{config.study}", _command(options.words), progress_bar
-    )
+    if options.dry_run:
+        plan = plan_study(config)
+        return CommandResult(plan.text(), {"runs": plan.runs, "missing": plan.missing})
+    out = options.out or Path("runs") / f"study-{config.study}"
+    result = run_study(config, out, _command(options.words), progress_bar)
     if result.waiting:
         return waits(result.waiting)
     outcome = result.outcome
@@ -162,22 +158,9 @@ def run_a_study(config: StudyConfig, options: StudyOptions) -> CommandResult:
         "claims": [{"claim": found.claim, "finding": found.finding} for found in outcome.claims],
     }
     code = 0 if not errors else 3 if len(errors) < len(outcome.results) else 1
-    text = f"{result.text()}\npage: {result.artifacts['page']}"
+    made = f"{outcome.study.title}: {result.made} runs made, {len(outcome.results) - result.made} were there"
+    text = f"{made}\n\n{outcome.text()}\nfindings: {result.artifacts['findings']}"
     return CommandResult(text, metrics, result.artifacts, result.warnings, errors, code)
-
-
-def _plan(config: StudyConfig, options: StudyOptions) -> CommandResult:
-    from bixse.lab.studies.study_plan import plan_study
-
-    plan = plan_study(config, options.teraflops)
-    metrics = {
-        "runs": plan.runs,
-        "weights_gib": plan.weights_gib,
-        "activations_gib": plan.activations_gib,
-        "device_hours": plan.hours,
-        "missing": plan.missing,
-    }
-    return CommandResult(plan.text(options.devices), metrics)
 
 
 def _known(options: StudyOptions) -> CommandResult:

@@ -1,9 +1,7 @@
-"""The outcome of a study: means, intervals and tested claims, as data, tables, files, a page and model cards."""
+"""The outcome of a study: means, intervals and tested claims, as data, tables, files and a plot."""
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import statistics
 from dataclasses import dataclass, replace
@@ -11,20 +9,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bixse.evaluation.metrics import PRIMARY_METRIC
 from bixse.evaluation.statistics import holm
-from bixse.files.files import read_text, write_atomically
-from bixse.lab.experiments import TRAIN_FOLDER, show
+from bixse.files.files import write_atomically
+from bixse.lab.experiments import show
 from bixse.lab.studies.measures import NOT_MERGED
 from bixse.lab.studies.study import ClaimResult, PerSeed, above, interval_of, key_of, measure
-from bixse.report.page import render_page
 from bixse.report.plots import INK, MARKERS, SERIES, clean, drawing, finished, save_plot
-from bixse.report.table import format_difference, format_interval, format_markdown, format_number, format_p_value
-from bixse.training.config import MODEL_FOLDER
+from bixse.report.table import (
+    format_csv,
+    format_difference,
+    format_interval,
+    format_markdown,
+    format_number,
+    format_p_value,
+    format_table,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
-    from bixse.lab.experiments import ArmLabels, ArmRun, RunResult
+    from bixse.lab.experiments import ArmLabels, RunResult
     from bixse.lab.lab_config import StudyConfig
     from bixse.lab.studies.study import Study
     from bixse.report.plots import Plot
@@ -72,8 +76,6 @@ class StudyOutcome:
     summary: Sequence[SummaryRow]
     claims: Sequence[ClaimResult]
     command: str = ""
-    models: Sequence[str] = ()
-    """Folders of the kept models."""
     apart: Sequence[ApartRow] = ()
 
     @property
@@ -101,53 +103,77 @@ class StudyOutcome:
             lines.append(config.note)
         return lines
 
-    def claim_rows(self) -> list[list[Cell]]:
-        return [
-            [found.claim, *_difference_entries(found.difference, found.adjusted), found.finding]
+    def tables(self) -> dict[str, list[dict[str, Cell]]]:
+        """Return title -> rows (column -> entry) for each table that has rows."""
+        claims: list[dict[str, Cell]] = [
+            {
+                "claim": found.claim,
+                **_difference_entries("difference", found.difference),
+                "p (Holm)": format_p_value(found.adjusted if found.difference else None),
+                "finding": found.finding,
+            }
             for found in self.claims
         ]
+        apart: list[dict[str, Cell]] = [
+            {
+                "measured on": row.name,
+                **_label_entries(row.labels),
+                "nDCG@10": format_number(row.figure.mean),
+                **_difference_entries("difference from untrained", row.gain),
+                "p": format_p_value(row.gain.p_value if row.gain else None),
+            }
+            for row in self.apart
+        ]
+        tables = {"Claims": claims, "Arms": list(map(_summary_entries, self.summary)), "Measured beside": apart}
+        return {title: rows for title, rows in tables.items() if rows}
 
-    def apart_headers(self) -> list[str]:
-        labels = [label.replace("_", " ") for label in self.apart[0].labels] if self.apart else []
-        return ["measured on", *labels, "nDCG@10", "difference from untrained", "95 % interval", "p"]
+    def text(self) -> str:
+        """Return the tables, what the paper says, and the verdict, for a terminal."""
+        tables = [format_table(*_laid_out(rows)) for rows in self.tables().values()]
+        return "\n\n".join([*tables, f"The paper: {self.study.paper}.\n{self.verdict()}"])
 
-    def apart_rows(self) -> list[list[Cell]]:
-        rows: list[list[Cell]] = []
-        for row in self.apart:
-            gain = _difference_entries(row.gain, row.gain.p_value if row.gain else None)
-            rows.append([row.name, *map(show, row.labels.values()), format_number(row.figure.mean), *gain])
-        return rows
+    def markdown(self) -> str:
+        """Return the findings as Markdown: command, data, the paper's claim, verdict, and tables."""
+        command = [f"`{self.command}`"] if self.command else []
+        parts = [f"# {self.study.title}", *command, *self.about(), f"The paper: {self.study.paper}.", self.verdict()]
+        for title, rows in self.tables().items():
+            parts += ["Measured beside:"] if title == "Measured beside" else []
+            parts.append(format_markdown(*_laid_out(rows)))
+        parts += ["\n".join(self.study.notes)] if self.study.notes else []
+        parts += [f"{len(self.failed)} runs failed: {self.failed[0].reason}"] if self.failed else []
+        return "\n\n".join(parts) + "\n"
 
-    def summary_headers(self) -> list[str]:
-        labels = [label.replace("_", " ") for label in self.summary[0].labels] if self.summary else []
-        return [*labels, "nDCG@10", "95 % interval", "± over seeds", "recall@100", "MRR@10", "pairs", "seconds"]
 
-    def summary_rows(self) -> list[list[Cell]]:
-        rows: list[list[Cell]] = []
-        for row in self.summary:
-            labels = [value if isinstance(value, str) else f"{value:g}" for value in row.labels.values()]
-            ndcg, *others = (
-                format_number(row.figures.get(metric)) for metric in (PRIMARY_METRIC, "recall@100", "mrr@10")
-            )
-            interval = format_interval(*((row.interval.low, row.interval.high) if row.interval else (None, None)))
-            seconds = f"{row.seconds:.0f}"
-            rows.append([*labels, ndcg, interval, format_number(row.spread), *others, row.rows, seconds])
-        return rows
+def _laid_out(rows: Sequence[Mapping[str, Cell]]) -> tuple[list[list[Cell]], list[str]]:
+    return [list(row.values()) for row in rows], list(rows[0])
 
-    def tables(self) -> dict[str, tuple[Sequence[str], list[list[Cell]]]]:
-        """Return title -> (headers, rows) for each table that has rows."""
-        claims = {"Claims": (CLAIM_HEADERS, self.claim_rows())} if self.claims else {}
-        arms = {"Arms": (self.summary_headers(), self.summary_rows())}
-        return {
-            **claims,
-            **arms,
-            **({"Measured beside": (self.apart_headers(), self.apart_rows())} if self.apart else {}),
-        }
+
+def _label_entries(labels: ArmLabels) -> dict[str, Cell]:
+    return {label.replace("_", " "): show(value) for label, value in labels.items()}
+
+
+def _summary_entries(row: SummaryRow) -> dict[str, Cell]:
+    low, high = (row.interval.low, row.interval.high) if row.interval else (None, None)
+    return {
+        **_label_entries(row.labels),
+        "nDCG@10": format_number(row.figures.get(PRIMARY_METRIC)),
+        "95 % interval": format_interval(low, high),
+        "± over seeds": format_number(row.spread),
+        "recall@100": format_number(row.figures.get("recall@100")),
+        "MRR@10": format_number(row.figures.get("mrr@10")),
+        "pairs": row.rows,
+        "seconds": f"{row.seconds:.0f}",
+    }
+
+
+def _difference_entries(column: str, gap: Difference | None) -> dict[str, Cell]:
+    if gap is None:
+        return {column: "–", "95 % interval": "–"}
+    return {column: format_difference(gap.mean), "95 % interval": format_interval(gap.low, gap.high, signed=True)}
 
 
 UNTRAINED: ArmLabels = {"loss": "untrained"}
 """The baseline of other arms on collections without a claim."""
-CLAIM_HEADERS = ("claim", "difference", "95 % interval", "p (Holm)", "finding")
 
 
 def outcome_of(
@@ -156,7 +182,6 @@ def outcome_of(
     values: Mapping[str, Any],
     results: Sequence[RunResult],
     command: str,
-    models: Sequence[str] = (),
     seedless: Collection[Any] = (),
 ) -> StudyOutcome:
     """Return means, intervals and tested claims. `seedless` holds the keys of the systems without training."""
@@ -172,7 +197,7 @@ def outcome_of(
     corrected = holm([1.0 if found.difference is None else found.difference.p_value for found in claims])
     claims = [replace(found, adjusted=p_value) for found, p_value in zip(claims, corrected, strict=True)]
     apart = _apart([found for group in finished.values() for found in group], seedless)
-    return StudyOutcome(study, config, list(results), summary, claims, command, models, apart)
+    return StudyOutcome(study, config, list(results), summary, claims, command, apart)
 
 
 def _apart(results: Sequence[RunResult], seedless: Collection[Any]) -> list[ApartRow]:
@@ -215,29 +240,11 @@ def _summary(group: Sequence[RunResult], figures: Mapping[int, Mapping[str, floa
     )
 
 
-def _difference_entries(gap: Difference | None, p_value: float | None) -> list[Cell]:
-    """Return difference, interval and p-value as table entries."""
-    if gap is None:
-        return ["–", "–", "–"]
-    return [format_difference(gap.mean), format_interval(gap.low, gap.high, signed=True), format_p_value(p_value)]
-
-
 def _last(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2] or path
 
 
-FILES = {
-    "runs": "runs.csv",
-    "summary": "summary.csv",
-    "claims": "findings.csv",
-    "apart": "apart.csv",
-    "findings": "findings.md",
-    "plot": "plot.svg",
-    "page": "study.html",
-}
-CARD = "README.md"
-"""The model card in a model folder."""
-_BEGIN, _END = "<!-- bixse study -->", "<!-- end of bixse study -->"
+PLOT_FILE = "plot.svg"
 WORDS = {"ndcg@10": "nDCG@10", "batch_size": "queries per batch",
          "hard_negatives": "hard negatives per query", "labels_per_query": "labels per query",
          "noise": "probability of swapped labels", "cutoff": "relevance cutoff",
@@ -246,40 +253,57 @@ WORDS = {"ndcg@10": "nDCG@10", "batch_size": "queries per batch",
 
 
 def write_outcome(outcome: StudyOutcome, out: Path) -> dict[str, str]:
-    """Write tables, plot, findings and page. Return name -> file."""
-    plot = plot_of(outcome)
-    save_plot(plot, out / FILES["plot"])
+    """Write tables, findings and plot. Return name -> file."""
     texts = {
-        "runs": _runs_csv(outcome),
-        "summary": _summary_csv(outcome),
-        "claims": _claims_csv(outcome),
-        "apart": _apart_csv(outcome),
-        "findings": markdown(outcome),
-        "page": render_page("study.html.j2", **page_content(outcome, plot)),
+        "runs": ("runs.csv", format_csv(_run_columns(outcome.results))),
+        "summary": ("summary.csv", format_csv(map(_summary_columns, outcome.summary))),
+        "claims": ("findings.csv", format_csv(map(_claim_columns, outcome.claims))),
+        "apart": ("apart.csv", format_csv(map(_apart_columns, outcome.apart))),
+        "findings": ("findings.md", outcome.markdown()),
     }
-    for name, text in texts.items():
-        write_atomically(out / FILES[name], text)
-    return {name: str(out / file) for name, file in FILES.items()}
+    for file, text in texts.values():
+        write_atomically(out / file, text)
+    save_plot(plot_of(outcome), out / PLOT_FILE)
+    return {name: str(out / file) for name, (file, _) in texts.items()} | {"plot": str(out / PLOT_FILE)}
 
 
-def page_content(outcome: StudyOutcome, plot: Plot) -> dict[str, Any]:
-    """Return the content of the page as plain data."""
-    return {
-        "title": outcome.study.title,
-        "command": outcome.command,
-        "about": outcome.about(),
-        "paper": outcome.study.paper,
-        "verdict": outcome.verdict(),
-        "plot": plot,
-        "tables": [
-            {"title": title, "headers": headers, "rows": rows} for title, (headers, rows) in outcome.tables().items()
-        ],
-        "notes": [
-            *outcome.study.notes,
-            *(f"{found.labels}: {found.reason}" for found in outcome.failed),
-            *(f"model: {folder}" for folder in outcome.models),
-        ],
-    }
+def _run_columns(results: Sequence[RunResult]) -> list[dict[str, object]]:
+    """Return the columns of each run. The wall time is last, because it differs in every rerun."""
+    metrics = list(next((found.metrics for found in results if found.metrics), {}))
+    return [
+        {**found.labels, "seed": found.seed, "status": found.status}
+        | {metric: _figure(found.metrics.get(metric)) for metric in metrics}
+        | {"pairs": found.rows, "precision": found.precision, "reason": found.reason, "seconds": f"{found.seconds:.1f}"}
+        for found in results
+    ]
+
+
+def _summary_columns(row: SummaryRow) -> dict[str, object]:
+    figures = (
+        {**row.figures} | {end: getattr(row.interval, end, None) for end in ("low", "high")} | {"spread": row.spread}
+    )
+    columns = {name: _figure(value) for name, value in figures.items()}
+    return {**row.labels, "seeds": row.seeds, **columns, "pairs": row.rows, "seconds": f"{row.seconds:.1f}"}
+
+
+def _claim_columns(found: ClaimResult) -> dict[str, object]:
+    queries = getattr(found.difference, "queries", None)
+    columns = {"claim": found.claim, **_difference_columns(found.difference), "p_holm": _figure(found.adjusted)}
+    return {**columns, "seeds": found.seeds, "queries": queries, "finding": found.finding}
+
+
+def _apart_columns(row: ApartRow) -> dict[str, object]:
+    columns = {"measured_on": row.name, **row.labels, "ndcg@10": _figure(row.figure.mean)}
+    return {**columns, **_difference_columns(row.gain), "queries": row.figure.queries}
+
+
+def _difference_columns(gap: Difference | None) -> dict[str, str | None]:
+    names = {"difference": "mean", "low": "low", "high": "high", "p": "p_value"}
+    return {name: _figure(getattr(gap, own, None)) for name, own in names.items()}
+
+
+def _figure(value: float | None) -> str | None:
+    return None if value is None else f"{value:.6g}"
 
 
 class Point(NamedTuple):
@@ -355,97 +379,3 @@ def row_plot(title: str, label: str, points: Sequence[tuple[str, Point]]) -> Plo
         axes.locator_params(axis="x", nbins=5)
         means = "; ".join(f"{name} {format_number(point.value)}" for name, point in points)
         return finished(figure, f"{title}, {label}: {means}")
-
-
-def markdown(outcome: StudyOutcome) -> str:
-    """Return the findings as Markdown: command, data, the paper's claim, verdict, and tables."""
-    study = outcome.study
-    command = [f"`{outcome.command}`"] if outcome.command else []
-    parts = [f"# {study.title}", *command, *outcome.about(), f"The paper: {study.paper}.", outcome.verdict()]
-    for title, (headers, rows) in outcome.tables().items():
-        parts += ["Measured beside:"] if title == "Measured beside" else []
-        parts.append(format_markdown(rows, headers))
-    parts += ["\n".join(study.notes)] if study.notes else []
-    parts += [f"{len(outcome.failed)} runs failed: {outcome.failed[0].reason}"] if outcome.failed else []
-    return "\n\n".join(parts) + "\n"
-
-
-def _runs_csv(outcome: StudyOutcome) -> str:
-    """Return one row per run. The wall time is last, because it differs in every rerun."""
-    metrics = list(next((found.metrics for found in outcome.results if found.metrics), {}))
-    return _csv(
-        {**found.labels, "seed": found.seed, "status": found.status}
-        | {metric: _figure(found.metrics.get(metric)) for metric in metrics}
-        | {"pairs": found.rows, "precision": found.precision, "reason": found.reason, "seconds": f"{found.seconds:.1f}"}
-        for found in outcome.results
-    )
-
-
-def _summary_csv(outcome: StudyOutcome) -> str:
-    return _csv(
-        {**row.labels, "seeds": row.seeds}
-        | {metric: _figure(value) for metric, value in row.figures.items()}
-        | {end: _figure(getattr(row.interval, end, None)) for end in ("low", "high")}
-        | {"spread": _figure(row.spread), "pairs": row.rows, "seconds": f"{row.seconds:.1f}"}
-        for row in outcome.summary
-    )
-
-
-def _claims_csv(outcome: StudyOutcome) -> str:
-    return _csv(
-        {"claim": found.claim, **_difference_columns(found.difference)}
-        | {"p_holm": _figure(found.adjusted), "seeds": found.seeds}
-        | {"queries": getattr(found.difference, "queries", None), "finding": found.finding}
-        for found in outcome.claims
-    )
-
-
-def _apart_csv(outcome: StudyOutcome) -> str:
-    return _csv(
-        {"measured_on": row.name, **row.labels, "ndcg@10": _figure(row.figure.mean)}
-        | _difference_columns(row.gain)
-        | {"queries": row.figure.queries}
-        for row in outcome.apart
-    )
-
-
-def _difference_columns(gap: Difference | None) -> dict[str, str | None]:
-    names = {"difference": "mean", "low": "low", "high": "high", "p": "p_value"}
-    return {name: _figure(getattr(gap, own, None)) for name, own in names.items()}
-
-
-def _figure(value: float | None) -> str | None:
-    return None if value is None else f"{value:.6g}"
-
-
-def _csv(rows: Iterable[Mapping[str, object]]) -> str:
-    text, rows = io.StringIO(), list(rows)
-    if rows:
-        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    return text.getvalue()
-
-
-def write_cards(study: Study, runs: Iterable[tuple[ArmRun, RunResult]], folder: Path, command: str) -> list[str]:
-    """Write the study into the card of every kept model, in place of an earlier entry. Return the models' folders."""
-    found = []
-    for run, result in runs:
-        model = folder / run.name / TRAIN_FOLDER / MODEL_FOLDER
-        if not model.is_dir():
-            continue
-        card = model / CARD
-        before = read_text(card) if card.exists() else ""
-        if _BEGIN in before:
-            before = before[: before.index(_BEGIN)] + before[before.index(_END) + len(_END) :].lstrip("\n")
-        write_atomically(card, f"{before.rstrip()}\n\n{_section(study, run, result, command)}\n")
-        found.append(str(model))
-    return found
-
-
-def _section(study: Study, run: ArmRun, result: RunResult, command: str) -> str:
-    labels = ", ".join(f"{label.replace('_', ' ')} {value}" for label, value in run.arm.labels.items())
-    figures = ", ".join(f"{metric} {value:.4f}" for metric, value in result.metrics.items())
-    arm = f"Arm of the study `{study.name}` ({study.title}): {labels}, seed {run.seed}."
-    measured = f"On the test queries, in {result.precision}: {figures}."
-    return "\n".join([_BEGIN, "## Study", "", arm, measured, f"Command: `{command}`" if command else "", _END])

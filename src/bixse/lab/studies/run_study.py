@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run import RUN_FILE, open_run
 from bixse.encoders.loading.precision import resolve_precision
-from bixse.lab.experiments import ArmRun, do_runs, opened
+from bixse.lab.experiments import TRAIN_FOLDER, ArmRun, do_runs, opened
 from bixse.lab.lab_config import OWNED, PYDOCS, merged, train_config
 from bixse.lab.studies.measures import run_config
-from bixse.lab.studies.outcome import CLAIM_HEADERS, StudyOutcome, outcome_of, write_cards, write_outcome
+from bixse.lab.studies.outcome import StudyOutcome, outcome_of, write_outcome
 from bixse.lab.studies.paper import find_study
 from bixse.lab.studies.study import chosen_values, key_of
-from bixse.lab.studies.study_inputs import input_hashes, prepare_inputs
-from bixse.report.table import format_table
+from bixse.lab.studies.study_inputs import STATIC, input_hashes, prepare_inputs
 from bixse.scale.engines.engine_settings import PlaceSettings
+from bixse.training.config import MODEL_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from bixse.data.run import Run
     from bixse.lab.lab_config import StudyConfig
@@ -41,17 +41,6 @@ class StudyResult:
     waiting: int = 0
     """Number of runs that are pending on other ranks. The tables lack them."""
 
-    def text(self) -> str:
-        """Return the tables of arms and claims, and the verdict."""
-        outcome = self.outcome
-        lines = [f"{outcome.study.title}: {self.made} runs made, {len(outcome.results) - self.made} were there", ""]
-        lines += [format_table(outcome.summary_rows(), outcome.summary_headers()), ""]
-        if outcome.claims:
-            lines += [format_table(outcome.claim_rows(), CLAIM_HEADERS), ""]
-        if outcome.apart:
-            lines += [format_table(outcome.apart_rows(), outcome.apart_headers()), ""]
-        return "\n".join([*lines, f"The paper: {outcome.study.paper}.", outcome.verdict()])
-
 
 def run_study(
     config: StudyConfig,
@@ -59,10 +48,10 @@ def run_study(
     command: str = "",
     progress: Callable[[str, int], Step] | None = None,
 ) -> StudyResult:
-    """Train and measure every arm of a study with every seed, and write tables, findings, plot and page to `out`.
+    """Train and measure every arm of a study with every seed, and write tables, findings and plot to `out`.
 
     A second call with the same configuration keeps finished runs, continues an interrupted run from its checkpoint, and
-    repeats failed runs. The page shows `command`.
+    repeats failed runs. The findings show `command`.
 
     Raises:
         InputError: the study, its values, pairs or collections cannot be used; nothing was trained.
@@ -85,16 +74,15 @@ def run_study(
         runs = plan_runs(study, config, values, inputs)
         done = do_runs(experiment, runs, inputs, config.keep_models, progress)
         results = list(done.of.values())
-        finished = list(zip(runs, results, strict=True))
-        models = write_cards(study, finished, experiment.folder, command) if config.keep_models else []
         seedless = {key_of(run.arm.labels) for run in runs if not run.arm.trained}
-        outcome = outcome_of(study, config, values, results, command, models, seedless)
+        outcome = outcome_of(study, config, values, results, command, seedless)
         artifacts = write_outcome(outcome, out)
         record.results = {"runs": len(runs), "failed": len(outcome.failed)}
         record.save(done.status)
     warnings = list(done.warnings)
-    missing = sum(run.arm.trained and found.status == "finished" for run, found in finished) - len(models)
-    if config.keep_models and missing > 0:
+    trained = [run for run, found in zip(runs, results, strict=True) if run.arm.trained and found.status == "finished"]
+    missing = sum(not (experiment.folder / run.name / TRAIN_FOLDER / MODEL_FOLDER).is_dir() for run in trained)
+    if config.keep_models and missing:
         warnings.append(f"{missing} runs were finished before models were asked for: theirs are gone")
     return StudyResult(outcome, {**artifacts, "record": str(out / RUN_FILE)}, done.made, warnings, done.waiting)
 
@@ -114,10 +102,47 @@ def plan_runs(study: Study, config: StudyConfig, values: dict[str, Any], inputs:
     return list(runs.values())
 
 
+@dataclass(frozen=True)
+class StudyPlan:
+    """The runs of a study whose settings are checked, before anything is trained."""
+
+    arms: list[str]
+    """Labels of the trained arms."""
+    others: int
+    """Number of arms without training."""
+    seeds: int
+    missing: list[str]
+    """Input files that do not exist."""
+
+    @property
+    def runs(self) -> int:
+        return len(self.arms) * self.seeds + self.others
+
+    def text(self) -> str:
+        arms = [f"trained: {arm}" for arm in self.arms]
+        count = f"{len(self.arms)} trained arms x {self.seeds} seeds, {self.others} other arms: {self.runs} runs"
+        return "\n".join([*arms, count, *([f"not there: {name}" for name in self.missing] or ["all files are there"])])
+
+
+def plan_study(config: StudyConfig) -> StudyPlan:
+    """Check every arm's settings without reading data. Raises ConfigError or InputError."""
+    study, data = find_study(config.study), config.data
+    arms = study.arms(config, chosen_values(study, config), None)
+    trained = [arm for arm in arms if arm.trained]
+    for arm in trained:
+        train_config({**merged(config.shared, arm.train or {}), "pairs": "pairs.parquet"})
+    files = [*data.pairs, *data.dev, *data.test, *data.beside]
+    files += [] if data.pairs or data.collection == PYDOCS else [Path(data.collection) / "qrels"]
+    missing = [str(path) for path in dict.fromkeys(files) if not path.exists()]
+    if config.model not in ("demo", STATIC) and not Path(config.model).exists():
+        missing.append(f"{config.model} (fetched from the hub at the first run)")
+    return StudyPlan([arm.label for arm in trained], len(arms) - len(trained), len(config.seeds), missing)
+
+
 def _open(study: Study, config: StudyConfig, values: dict[str, Any], out: Path) -> Run:
     """Open the record of a study. Content of input files counts, their paths do not."""
     data = config.data
-    apart = {"data", "size", "study", "preset", "jobs", "keep_models", "precision", *PlaceSettings.model_fields}
+    apart = {"data", "study", "preset", "jobs", "keep_models", "precision", *PlaceSettings.model_fields}
     settings = config.model_dump(mode="json", exclude=apart) | data.model_dump(mode="json")
     defaults = train_config({**config.shared, "pairs": "pairs.parquet"}).model_dump(mode="json", exclude=set(OWNED))
     settings |= {"values": values, "train": defaults}
