@@ -9,7 +9,6 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
 
-import numpy as np
 from pydantic import TypeAdapter
 
 from bixse.calibration.calibrate_head import (
@@ -19,32 +18,25 @@ from bixse.calibration.calibrate_head import (
     choose_thresholds,
     fit_head,
     held_out_check,
+    judged_pairs,
+    pair_cosines,
 )
-from bixse.data.collection import load_collection
-from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run import open_run
-from bixse.data.transforms import with_random_negatives
-from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import HEAD_FILE, RelevanceHead
 from bixse.encoders.instructions import use_task
 from bixse.encoders.loading.build import build_encoder, model_hashes, model_path_settings, quiet_loading
 from bixse.encoders.loading.precision import resolve_precision
-from bixse.encoders.relevance_model import RelevanceModel, save_whole
+from bixse.encoders.relevance_model import save_whole
 from bixse.errors import InputError
 from bixse.files.files import file_hash, storage_errors, write_atomically
 from bixse.report.plots import reliability_diagram, save_plot
-from bixse.report.table import format_interval, format_number, format_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from bixse.calibration.calibrate_settings import CalibrateSettings
-    from bixse.data.graded_pairs import GradedPairs
     from bixse.data.run import Run
     from bixse.progress import ProgressBars
-    from bixse.results import CalibrationReport
 
 DIAGRAM = "reliability.svg"
 EXPORT_FOLDER = "export"
@@ -63,7 +55,6 @@ class CalibrateResult:
     pairs: str
     """A description of the pairs, in words."""
     negatives: int
-    """Number of random documents added as irrelevant pairs."""
     precision: str
     artifacts: dict[str, str]
     kept: bool
@@ -76,6 +67,16 @@ class CalibrateResult:
     def refused(self) -> bool:
         """Return True if nothing is written, since the calibration is no better than a constant."""
         return not (self.kept or self.check.beats_constant)
+
+    def warnings(self) -> list[str]:
+        """Warn of a calibration kept in spite of the check, and of thresholds whose interval is too low."""
+        anyway = self.kept and not (self.check.helps and self.check.beats_constant)
+        return ([f"kept anyway: {self.check.finding}"] if anyway else []) + [
+            f"precision {point.wanted:g}: the interval reaches down to {point.interval[0]:.3f}; more graded queries "
+            "narrow it, a higher --at-precision stays on the safe side"
+            for point in self.points
+            if point.is_reached and point.interval is not None and point.interval[0] < point.wanted
+        ]
 
 
 def calibrate(
@@ -98,8 +99,7 @@ def calibrate(
             f"calibrate: got model {model!r} and no --out; expected a model folder or --out DIR; "
             "fix: add --out, the calibrated model is saved there"
         )
-    given = load_graded_pairs(settings.pairs)
-    judged, facts = _with_negatives(given, settings)
+    judged, facts, negatives = judged_pairs(settings)
     record = None if out is None else _open(settings, out)
     if record is not None and record.status == "finished":
         return replace(TypeAdapter(CalibrateResult).validate_python(record.results), reused=True)
@@ -112,7 +112,7 @@ def calibrate(
     before: RelevanceHead | None = getattr(encoder, "head", None)
     check = held_out_check(before, pairs)
     kept = settings.anyway or (check.helps and check.beats_constant)
-    precision, negatives = resolve_precision(device=encoder.device), len(judged) - len(given)
+    precision = resolve_precision(device=encoder.device)
     result = CalibrateResult(check, before, (), facts, negatives, precision, {}, kept)
     if result.refused:
         return result
@@ -125,7 +125,15 @@ def calibrate(
     points: list[OperatingPoint] = []
     if settings.at_precision and head is not None:
         head, points = choose_thresholds(head, pairs, settings.at_precision)
-    artifacts = _save(encoder, head, None if head == before else model, out)
+    artifacts: dict[str, str] = {}
+    if head is not None and head != before:
+        artifacts["model"] = model if out is None else str(out / "model")
+        if out is None:
+            head.save(Path(model))
+        else:
+            encoder.head = head
+            with quiet_loading():
+                save_whole(encoder, out / "model")
     if out is not None:
         save_plot(reliability_diagram(check.calibrated, "calibrated, held-out half"), out / DIAGRAM)
         artifacts["diagram"] = str(out / DIAGRAM)
@@ -152,110 +160,6 @@ def _open(settings: CalibrateSettings, out: Path) -> Run:
         names = ("corpus.jsonl", "queries.jsonl", *qrels)
         inputs |= {name: file_hash(settings.collection / name) for name in names}
     return open_run(out, "calibrate", config, inputs, paths=(*settings.path_settings(), *model_path_settings(model)))
-
-
-def _with_negatives(pairs: GradedPairs, settings: CalibrateSettings) -> tuple[GradedPairs, str]:
-    facts = f"{len(pairs)} pairs of {settings.pairs.name}"
-    if settings.negatives is None or settings.collection is None:
-        return pairs, facts
-    collection = load_collection(settings.collection)
-    more = with_random_negatives(pairs, collection, settings.negatives, settings.seed)
-    return more, f"{facts} and {len(more) - len(pairs)} random documents of {collection.name} as irrelevant pairs"
-
-
-def pair_cosines(
-    model: RelevanceModel, pairs: GradedPairs, progress: ProgressBars | None = None
-) -> NDArray[np.float64]:
-    """Return the (M,) cosines of pairs in [-1, 1]."""
-    step = progress("encode pairs", 2 * len(pairs)) if progress else None
-    queries = encode_texts(model, pairs.queries, "query", progress=step).astype(np.float64)
-    documents = encode_texts(model, pairs.documents, "document", progress=step).astype(np.float64)
-    cosines: NDArray[np.float64] = np.einsum("md,md->m", queries, documents)
-    return cosines
-
-
-def _save(encoder: RelevanceModel, head: RelevanceHead | None, model: str | None, out: Path | None) -> dict[str, str]:
-    """Save the model or its head; `model` is None if the head did not change."""
-    if head is None or model is None:
-        return {}
-    if out is None:
-        head.save(Path(model))
-        return {"model": model}
-    encoder.head = head
-    with quiet_loading():
-        save_whole(encoder, out / "model")
-    return {"model": str(out / "model")}
-
-
-def calibration_text(result: CalibrateResult, prior: float | None) -> str:
-    """Return tables and lines for a terminal; `prior` is the prior of the settings."""
-    after = result.check.calibrated
-    weighted = f", weighted to a mean relevance of {prior:g}" if prior is not None else ""
-    parts = [result.pairs] if result.negatives else []
-    parts += [
-        format_table(
-            [[name, *_figures(report)] for name, report in result.check.reports.items()],
-            ["held-out half", "Brier", "95 % interval", "ECE", "95 % interval", "Brier of a constant"],
-        ),
-        f"reliability of the calibrated probabilities on {after.pairs} pairs of {after.queries} held-out "
-        f"queries{weighted}",
-        format_table(
-            [[b.predicted, b.observed, format_interval(b.low, b.high), b.count] for b in after.curve],
-            ["predicted", "observed", "95 % interval", "pairs"],
-        ),
-    ]
-    if result.points:
-        parts.append("\n".join(_point_line(point) for point in result.points))
-    if result.cuts:
-        parts.append(cuts_text(result.cuts))
-    parts += [_kept(result), f"precision: {result.precision}"]
-    return "\n\n".join(parts)
-
-
-def _kept(result: CalibrateResult) -> str:
-    saved = result.artifacts.get("model")
-    if saved is None:
-        return f"not kept, nothing is changed: {result.check.finding}"
-    if not result.kept:
-        return f"not kept: {result.check.finding}; thresholds of the probabilities as they were are saved: {saved}"
-    share = result.head.prior if result.head is not None else None
-    meant = f"\nthe probabilities are for documents of which a share of {share:.4g} is relevant" if share else ""
-    return f"saved: {saved}{meant}"
-
-
-def _figures(report: CalibrationReport) -> list[str]:
-    """Format the values of a report; if few pairs are relevant, Brier scores are small and need more digits."""
-    digits = 3 if report.base_rate_brier >= 0.01 else 6
-    return [
-        format_number(report.brier, digits),
-        format_interval(*report.brier_interval, digits=digits),
-        format_number(report.ece, digits),
-        format_interval(*report.ece_interval, digits=digits),
-        format_number(report.base_rate_brier, digits),
-    ]
-
-
-def _point_line(point: OperatingPoint) -> str:
-    found = (
-        f"precision {point.precision:.3f} {format_interval(*point.interval or (None, None))}, "
-        f"recall {point.recall:.3f}, "
-        f"{point.pairs} pairs of {point.queries} queries"
-    )
-    if point.is_reached:
-        return f"precision {point.wanted:g}: from probability {point.threshold:.4g} on ({found})"
-    return f"precision {point.wanted:g}: not reachable; best is probability {point.threshold:.4g} ({found})"
-
-
-def calibration_warnings(result: CalibrateResult) -> list[str]:
-    """Warn of a calibration kept in spite of the check, and of thresholds whose interval is too low."""
-    check = result.check
-    anyway = result.kept and not (check.helps and check.beats_constant)
-    return ([f"kept anyway: {check.finding}"] if anyway else []) + [
-        f"precision {point.wanted:g}: the interval reaches down to {point.interval[0]:.3f}; more graded queries narrow "
-        "it, a higher --at-precision stays on the safe side"
-        for point in result.points
-        if point.is_reached and point.interval is not None and point.interval[0] < point.wanted
-    ]
 
 
 @dataclass(frozen=True)
@@ -291,12 +195,3 @@ def write_export(cuts: Sequence[CosineCut], model: str, folder: Path) -> dict[st
             text = resources.files(__package__).joinpath("snippets", f"{store}.py.txt").read_text(encoding="utf-8")
             write_atomically(files[store], Template(text).substitute(shown))
     return {name: str(path) for name, path in files.items()}
-
-
-def cuts_text(cuts: Sequence[CosineCut]) -> str:
-    """Return the cuts as a table for a terminal."""
-    rows = [
-        [f"{cut.probability:.4g}", f"{cut.cosine:.4f}", "–" if cut.precision is None else f"{cut.precision:g}"]
-        for cut in cuts
-    ]
-    return format_table(rows, ["probability", "cut at cosine", "of precision"])

@@ -10,6 +10,10 @@ import numpy as np
 
 from bixse.calibration.calibrate_settings import RELEVANT_FROM
 from bixse.calibration.reliability import calibration_report, reweight_to_prevalence
+from bixse.data.collection import load_collection
+from bixse.data.pairs_files import load_graded_pairs
+from bixse.data.transforms import with_random_negatives
+from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import RelevanceHead, Threshold
 from bixse.encoders.platt import checked, fit_platt
 from bixse.errors import InputError
@@ -25,7 +29,11 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from numpy.typing import NDArray
 
+    from bixse.calibration.calibrate_settings import CalibrateSettings
+    from bixse.data.graded_pairs import GradedPairs
+    from bixse.encoders.relevance_model import RelevanceModel
     from bixse.evaluation.statistics import Floats
+    from bixse.progress import ProgressBars
 
 _ROUNDING = 1e-12
 FEWEST_PAIRS = 10
@@ -42,15 +50,14 @@ class OperatingPoint:
 
     wanted: float
     is_reached: bool
-    """True if a threshold has the precision; else this is the threshold of the highest precision."""
+    """False if no threshold has the precision; this is the threshold of the highest precision then."""
     threshold: float
-    """Pairs scored this high or higher are taken."""
     precision: float
     interval: Interval | None
     """95 % interval of the precision, over queries; None for fewer than 10 pairs."""
     recall: float
     pairs: int
-    """Number of pairs taken; `queries` is the number of their queries."""
+    """Number of pairs at or above the threshold."""
     queries: int
     recall_interval: Interval | None = None
     """95 % interval of the recall, over queries; None for fewer than 10 relevant pairs."""
@@ -66,13 +73,10 @@ def threshold_at_precision(
 ) -> OperatingPoint:
     """Return the lowest threshold with at least the precision, which has the highest recall.
 
-    The interval is Wilson's at this threshold, on the effective number of pairs, since pairs of one query are alike. It
-    ignores that the threshold was chosen on the same pairs. On new queries the precision is below the wanted precision
-    more often than above it (`docs/evaluation.md` has figures), so read the lower end.
-
-    `scores` in [0, 1], `relevant`, 0 or 1, and `weights` (see `reweight_to_prevalence`) have shape (N,), and the N
-    `query_ids` name at least 2 queries. At least `fewest` pairs must reach a threshold. Raises InputError for fewer
-    pairs, and for pairs of one kind.
+    The interval ignores that the threshold was chosen on the same pairs. On new queries the precision is below the
+    wanted one more often than above it (`docs/evaluation.md` has figures), so read the lower end. `scores` in [0, 1],
+    `relevant`, 0 or 1, and `weights` (see `reweight_to_prevalence`) have shape (N,). At least `fewest` pairs must reach
+    a threshold. Raises InputError for fewer pairs, for fewer than 2 queries, and for pairs of one kind.
 
     Example:
         >>> found = threshold_at_precision([0.9, 0.8, 0.7, 0.2], [1, 1, 0, 0], ["a", "b", "a", "b"], 0.9, fewest=1)
@@ -122,12 +126,9 @@ def operating_point(
 
 
 def _share(hits: Floats, weights: Floats, query: npt.NDArray[np.int64]) -> tuple[float, Interval | None]:
-    """Return the weighted share of hits among pairs, with Wilson's interval on their effective number.
-
-    This number is share (1 - share) over the variance of the share by queries (Cochran 1977, "Sampling Techniques",
-    section 6.5; with Wilson's interval: Franco et al. 2019, doi:10.1093/jssam/smy019), at most that of the weights
-    (Kish 1965). If all pairs are alike, the variance is uninformative, and each query counts as one.
-    """
+    """Return the weighted share of hits among pairs, with Wilson's interval on their effective number."""
+    # share (1 - share) over the variance of the share by queries (Cochran 1977, "Sampling Techniques", section 6.5;
+    # with Wilson's interval: Franco et al. 2019, doi:10.1093/jssam/smy019), at most that of the weights (Kish 1965)
     if not weights.any():
         return float("nan"), None
     total, number = weights.sum(), len(np.unique(query))
@@ -135,7 +136,7 @@ def _share(hits: Floats, weights: Floats, query: npt.NDArray[np.int64]) -> tuple
     residuals = np.bincount(query, weights=weights * (hits - share))
     variance = float((residuals**2).sum() / total**2) * number / max(number - 1, 1)
     scatter, effective = share * (1 - share), float(total**2 / (weights**2).sum())
-    if scatter < _ROUNDING or number < 2:
+    if scatter < _ROUNDING or number < 2:  # all pairs are alike: the variance says nothing, a query counts as one
         effective = number
     elif variance > 0:
         effective = min(effective, scatter / variance)
@@ -169,6 +170,29 @@ def fit_head(
     )
 
 
+def judged_pairs(settings: CalibrateSettings) -> tuple[GradedPairs, str, int]:
+    """Return the pairs of the settings, their description, and the number of random documents added as irrelevant."""
+    pairs = load_graded_pairs(settings.pairs)
+    facts = f"{len(pairs)} pairs of {settings.pairs.name}"
+    if settings.negatives is None or settings.collection is None:
+        return pairs, facts, 0
+    collection = load_collection(settings.collection)
+    more = with_random_negatives(pairs, collection, settings.negatives, settings.seed)
+    added = len(more) - len(pairs)
+    return more, f"{facts} and {added} random documents of {collection.name} as irrelevant pairs", added
+
+
+def pair_cosines(
+    model: RelevanceModel, pairs: GradedPairs, progress: ProgressBars | None = None
+) -> NDArray[np.float64]:
+    """Return the (M,) cosines of pairs in [-1, 1]."""
+    step = progress("encode pairs", 2 * len(pairs)) if progress else None
+    queries = encode_texts(model, pairs.queries, "query", progress=step).astype(np.float64)
+    documents = encode_texts(model, pairs.documents, "document", progress=step).astype(np.float64)
+    cosines: NDArray[np.float64] = np.einsum("md,md->m", queries, documents)
+    return cosines
+
+
 @dataclass(frozen=True)
 class HeldOutCheck:
     """The quality of probabilities on queries that the calibration has not seen."""
@@ -176,9 +200,7 @@ class HeldOutCheck:
     base_rate: float
     """Mean relevance of the held-out pairs, weighted to the prior; the constant always answers it."""
     reports: dict[str, CalibrationReport]
-    """Reports by name: first "before", the earlier head, if there is one; last "calibrated", fitted on the other half
-    of the queries and moved to the prior.
-    """
+    """Name -> report: first "before", the earlier head if there is one; last "calibrated", moved to the prior."""
 
     @property
     def calibrated(self) -> CalibrationReport:
@@ -234,7 +256,7 @@ class ScoredPairs:
 
 
 def held_out_check(head: RelevanceHead | None, pairs: ScoredPairs) -> HeldOutCheck:
-    """Fit on one half of the queries, at least 4 in all, and measure on the other."""
+    """Fit on one half of the queries, and measure on the other."""
     held, ids = pairs.held_out("calibration", fewest=4)
     cosines, relevance, prior = pairs.cosines, pairs.relevance, pairs.prior
     for name, half in (("fitted on", ~held), ("measured on", held)):
@@ -267,11 +289,7 @@ def held_out_check(head: RelevanceHead | None, pairs: ScoredPairs) -> HeldOutChe
 def choose_thresholds(
     head: RelevanceHead, pairs: ScoredPairs, precisions: Sequence[float]
 ) -> tuple[RelevanceHead, list[OperatingPoint]]:
-    """Give a head a threshold for each precision that is reached; return all results too, highest first.
-
-    The thresholds are chosen on the queries that `held_out_check` holds out, of 20 at least. The probability rises with
-    the cosine, so a threshold on one is a threshold on the other. It does not depend on the fit of the probabilities.
-    """
+    """Return a head with a threshold for each precision that held-out queries reach, and all results, highest first."""
     probabilities, relevant, ids, weights = _judged(head, pairs)
     points = [
         threshold_at_precision(probabilities, relevant, ids, precision, weights)
@@ -289,7 +307,7 @@ def choose_thresholds(
 
 
 def measure_threshold(head: RelevanceHead, pairs: ScoredPairs, probability: float) -> OperatingPoint:
-    """Measure a probability as a threshold, on the queries of `choose_thresholds`."""
+    """Measure a probability as a threshold on the held-out queries."""
     probabilities, relevant, ids, weights = _judged(head, pairs)
     return operating_point(probabilities, relevant, ids, probability, weights)
 

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 def brier(p: npt.ArrayLike, z: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> float:
     """Return the mean squared difference of prediction and relevance (Brier 1950); 0 is perfect.
 
-    With graded z, honest predictions do not reach 0, since z scatters around its mean. Arguments and errors as for
-    `calibration_report`.
+    With graded z, honest predictions do not reach 0. Arguments and errors as for `calibration_report`.
     """
     predicted, observed, counted = checked(p, z, weights)
     return float(counted @ (predicted - observed) ** 2 / counted.sum())
@@ -57,12 +56,11 @@ def expected_calibration_error(
 def reliability_curve(
     p: npt.ArrayLike, z: npt.ArrayLike, bins: int = 10, weights: npt.ArrayLike | None = None
 ) -> list[ReliabilityBin]:
-    """Return mean prediction and mean relevance per bin of equal width; empty bins are left out.
+    """Return mean prediction and mean relevance per bin of equal width, without empty bins, as `calibration_report`.
 
-    The interval is Wilson's (1927, doi:10.1080/01621459.1927.10502953) at 95 %. It is too wide for graded z, whose
-    variance is below that of binary z. It assumes independent pairs: with many pairs per query it is too narrow, so
-    quote those of `calibration_report`. Weighted pairs count as (sum of weights)^2 / (sum of squared weights) pairs
-    (Kish 1965, "Survey Sampling", section 11.7). Arguments and errors as for `calibration_report`.
+    The interval is Wilson's at 95 %. It is too wide for graded z, whose variance is below that of binary z, and too
+    narrow for many pairs per query. Weighted pairs count as (sum of weights)^2 / (sum of squared weights) pairs (Kish
+    1965, "Survey Sampling", section 11.7).
     """
     predicted, observed, counted = checked(p, z, weights)
     members = _bin_of(predicted, bins)
@@ -89,12 +87,10 @@ def calibration_report(
     seed: int = 0,
     weights: npt.ArrayLike | None = None,
 ) -> CalibrationReport:
-    """Return all calibration values of a report, with 95 % intervals over queries.
+    """Return all calibration values of a report, with 95 % basic bootstrap intervals over queries, cut to [0, 1].
 
-    Complete queries are resampled, since the pairs of one query are alike. The interval is the basic one: [2t - upper
-    quantile, 2t - lower quantile] around the estimate t, cut to [0, 1]. Source: Davison and Hinkley 1997, "Bootstrap
-    Methods and their Application", section 5.2. The calibration error is biased upwards, more so when resampled: the
-    percentile interval would miss the truth (`docs/evaluation.md`).
+    Source: Davison and Hinkley 1997, "Bootstrap Methods and their Application", section 5.2. The calibration error is
+    biased upwards, more so when resampled: the percentile interval would miss the truth (`docs/evaluation.md`).
     `p`, `z` and `weights` have shape (N,); `p` and `z` lie in [0, 1]. A graded z of 0.7 is right if documents of this
     kind average 0.7.
 
@@ -127,10 +123,9 @@ def calibration_report(
 def reweight_to_prevalence(z: npt.ArrayLike, prior: float) -> tuple[Floats, Floats]:
     """Return weights (N,) of mean 1 that move judged pairs to another mean relevance, and the new relevance (N,).
 
-    A pair of relevance z stands for a share z of relevant and 1 - z of irrelevant pairs. The relevant share counts
-    prior / mean(z) times, the irrelevant share (1 - prior) / (1 - mean(z)) times. These are importance weights under a
-    shift of the prior alone (Saerens, Latinne and Decaestecker 2002, doi:10.1162/089976602753284446). A z of 0 or 1
-    stays. Raises InputError for a prior not between 0 and 1, and for pairs of one kind only.
+    Importance weights under a shift of the prior alone (Saerens, Latinne and Decaestecker 2002,
+    doi:10.1162/089976602753284446): a pair of relevance z stands for a share z of relevant and 1 - z of irrelevant
+    pairs. Raises InputError for a prior not between 0 and 1, and for pairs of one kind only.
     """
     log_odds(prior, "prior")
     observed = np.asarray(z, dtype=np.float64)

@@ -66,7 +66,7 @@ class TwoSystems:
             self._job(work).wait()
 
     def _open(self, job: BackgroundJob) -> None:
-        from bixse.calibration.calibrate import pair_cosines
+        from bixse.calibration.calibrate_head import pair_cosines
         from bixse.data.collection import load_collection
         from bixse.data.pairs_files import load_graded_pairs
         from bixse.ui.searcher import open_searcher

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from bixse.calibration.calibrate_settings import CalibrateSettings
 from bixse.cli.verb import FINISHED_BEFORE, CommandResult, ComputingOptions, Folder, Verb
+
+if TYPE_CHECKING:
+    from bixse.calibration.calibrate import CalibrateResult
+    from bixse.calibration.calibrate_head import OperatingPoint
+    from bixse.report.table import Cell
+    from bixse.results import CalibrationReport
 
 
 class CalibrateOptions(ComputingOptions):
@@ -18,7 +25,7 @@ class CalibrateOptions(ComputingOptions):
 
 def run(settings: CalibrateSettings, options: CalibrateOptions) -> CommandResult:
     """Fit on half of the queries and measure on the other half. Keep the calibration only if it helps there."""
-    from bixse.calibration.calibrate import calibrate, calibration_text, calibration_warnings
+    from bixse.calibration.calibrate import calibrate
     from bixse.progress import progress_bar
 
     result = calibrate(settings, options.out, progress_bar)
@@ -37,15 +44,68 @@ def run(settings: CalibrateSettings, options: CalibrateOptions) -> CommandResult
         "negatives": result.negatives,
         "precision": result.precision,
     }
-    text = calibration_text(result, settings.prior)
+    text = _text(result, settings.prior)
     if result.refused:
         why = (
             f"refused, nothing is written: {result.check.finding}; fix: grade more pairs, or save the calibration all "
             "the same with --anyway"
         )
         return CommandResult(text, metrics, errors=[why], exit_code=1)
-    warnings = [FINISHED_BEFORE] if result.reused else calibration_warnings(result)
+    warnings = [FINISHED_BEFORE] if result.reused else result.warnings()
     return CommandResult(text, metrics, result.artifacts, warnings)
+
+
+def _text(result: CalibrateResult, prior: float | None) -> str:
+    from bixse.report.table import format_interval, format_table
+
+    after = result.check.calibrated
+    weighted = f", weighted to a mean relevance of {prior:g}" if prior is not None else ""
+    figures = [[name, *_figures(report)] for name, report in result.check.reports.items()]
+    curve: list[list[Cell]] = [[b.predicted, b.observed, format_interval(b.low, b.high), b.count] for b in after.curve]
+    held_out = f"{after.pairs} pairs of {after.queries} held-out queries"
+    cuts = [[f"{cut.probability:.4g}", f"{cut.cosine:.4f}", f"{cut.precision or '–'}"] for cut in result.cuts]
+    parts = [
+        result.pairs if result.negatives else "",
+        format_table(figures, ["held-out half", "Brier", "95 % interval", "ECE", "95 % interval", "constant's Brier"]),
+        f"reliability of the calibrated probabilities on {held_out}{weighted}",
+        format_table(curve, ["predicted", "observed", "95 % interval", "pairs"]),
+        "\n".join(map(_point_line, result.points)),
+        format_table(cuts, ["probability", "cut at cosine", "of precision"]) if cuts else "",
+        _kept(result),
+        f"precision: {result.precision}",
+    ]
+    return "\n\n".join(filter(None, parts))
+
+
+def _kept(result: CalibrateResult) -> str:
+    saved, finding = result.artifacts.get("model"), result.check.finding
+    if saved is None:
+        return f"not kept, nothing is changed: {finding}"
+    if not result.kept:
+        return f"not kept: {finding}; thresholds of the probabilities as they were are saved: {saved}"
+    share = result.head.prior if result.head is not None else None
+    meant = f"\nthe probabilities are for documents of which a share of {share:.4g} is relevant" if share else ""
+    return f"saved: {saved}{meant}"
+
+
+def _figures(report: CalibrationReport) -> list[str]:
+    from bixse.report.table import format_interval, format_number
+
+    digits = 3 if report.base_rate_brier >= 0.01 else 6  # if few pairs are relevant, Brier scores are small
+    brier, ece, constant = (format_number(v, digits) for v in (report.brier, report.ece, report.base_rate_brier))
+    ends = [format_interval(*found, digits=digits) for found in (report.brier_interval, report.ece_interval)]
+    return [brier, ends[0], ece, ends[1], constant]
+
+
+def _point_line(point: OperatingPoint) -> str:
+    from bixse.report.table import format_interval
+
+    reached = "from" if point.is_reached else "not reachable; best is"
+    return (
+        f"precision {point.wanted:g}: {reached} probability {point.threshold:.4g}{' on' * point.is_reached} "
+        f"(precision {point.precision:.3f} {format_interval(*point.interval or (None, None))}, "
+        f"recall {point.recall:.3f}, {point.pairs} pairs of {point.queries} queries)"
+    )
 
 
 VERB = Verb(CalibrateSettings, CalibrateOptions, run)
