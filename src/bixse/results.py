@@ -111,3 +111,17 @@ class CalibrationReport:
         if self.brier_interval[1] < self.base_rate_brier:
             return "better"
         return "worse" if self.brier_interval[0] > self.base_rate_brier else "no difference"
+
+
+@dataclass(frozen=True)
+class MergePoint:
+    """The scores of one weight between the base and the tuned model."""
+
+    weight: float
+    """w in [0, 1]; 0 is the base model, 1 the tuned one."""
+    scores: dict[str, float]
+    """Name of a dev or guard collection -> mean nDCG@10."""
+    below_best: float = 0.0
+    """Mean nDCG@10 on dev that this weight loses against the best weight that keeps guard."""
+    error: float = 0.0
+    """Standard error of `below_best`, paired over queries."""

@@ -5,14 +5,13 @@ import pytest
 
 from bixse.report.schema import (
     QueryChange,
-    RankedDocument,
     ReportData,
-    SideBySide,
     SystemScores,
     TrainingCurve,
-    TrainingPoint,
 )
 from bixse.results import CalibrationReport, Comparison, Difference, ReliabilityBin
+
+CURVES = ("loss", "eval_dev_ndcg@10", "logit_bias", "mean_logit_relevant", "mean_logit_irrelevant")
 
 
 def full_report_data():
@@ -44,16 +43,12 @@ def full_report_data():
                 name="base",
                 label="MiniLM, untrained",
                 metrics={"ndcg@10": 0.4731, "recall@100": 0.91, "mrr@10": 0.552},
-                seconds=3.1,
-                note="all-MiniLM-L6-v2 as published",
             ),
-            SystemScores(name="infonce", label="InfoNCE", metrics={"ndcg@10": 0.462, "recall@100": 0.913}, seconds=301),
+            SystemScores(name="infonce", label="InfoNCE", metrics={"ndcg@10": 0.462, "recall@100": 0.913}),
             SystemScores(
                 name="bixse",
                 label="BiXSE",
                 metrics={"ndcg@10": 0.526, "recall@100": 0.934, "mrr@10": 0.6},
-                seconds=318.4,
-                note="start of the bias fitted, learning rate 5e-5",
             ),
         ],
         primary_metric="ndcg@10",
@@ -72,7 +67,6 @@ def full_report_data():
         per_query_baseline="base",
         per_query_system="bixse",
         per_query=changes,
-        side_by_side=[_side_by_side(change, i) for i, change in enumerate(changes[:3])],
         facts={"data set": "pydocs", "queries": "113 (test)", "command": "bixse quickstart --out runs/quickstart"},
         timings={"read data": 0.04, "train": 619.4},
         commands=["bixse train --pairs yours.jsonl --out runs/yours"],
@@ -115,44 +109,14 @@ def _calibration(rng, spread, brier):
 
 
 def _curve(system, rng, start, bias):
-    points = []
+    logged = {name: [] for name in CURVES[: None if bias else 2]}
     for step in range(0, 401, 5):
         share = step / 400
-        points.append(
-            TrainingPoint(
-                step=step,
-                loss=start * float(np.exp(-1.2 * share)) + float(rng.normal(0, 0.12)),
-                logit_bias=-8.2 + 1.4 * share if bias else None,
-                mean_logit_relevant=-1.5 + 2.4 * share if bias else None,
-                mean_logit_irrelevant=-6.0 - 1.1 * share if bias else None,
-                dev_ndcg=0.47 + (0.06 if bias else 0.02) * share * (1.8 - share) if step % 50 == 0 else None,
-            )
-        )
-    return TrainingCurve(system=system, points=points, best_step=350 if bias else 400)
-
-
-def _side_by_side(change, number):
-    def ranking(order, probabilities):
-        return [
-            RankedDocument(
-                rank=rank,
-                document_id=f"shutil.{name}",
-                title=["shutil.copytree", "shutil.copy", "", "os.walk", "pathlib.Path.copy"][name],
-                text="Recursively copy an entire directory tree rooted at src to a directory named dst. " * (name + 1),
-                grade=[3.0, 1.5, 0.0, None, 2.0][name],
-                score=9.1 - 1.7 * rank,
-                probability=0.97 / rank if probabilities else None,
-            )
-            for rank, name in enumerate(order, start=1)
-        ]
-
-    return SideBySide(
-        query_id=change.query_id,
-        query=change.query,
-        baseline_name="base",
-        system_name="bixse",
-        baseline_score=change.baseline_score,
-        system_score=change.system_score,
-        baseline=ranking([3, 2, 1, 0], probabilities=False),
-        system=ranking([0, 1, 4, 3], probabilities=True) if number < 2 else [],
-    )
+        logged["loss"].append((step, start * float(np.exp(-1.2 * share)) + float(rng.normal(0, 0.12))))
+        if step % 50 == 0:
+            logged["eval_dev_ndcg@10"].append((step, 0.47 + (0.06 if bias else 0.02) * share * (1.8 - share)))
+        if bias:
+            logged["logit_bias"].append((step, -8.2 + 1.4 * share))
+            logged["mean_logit_relevant"].append((step, -1.5 + 2.4 * share))
+            logged["mean_logit_irrelevant"].append((step, -6.0 - 1.1 * share))
+    return TrainingCurve(system=system, logged=logged, best_step=350 if bias else 400)

@@ -16,8 +16,8 @@ from bixse.report.plots import (
     reliability_diagram,
     training_plots,
 )
-from bixse.report.schema import MergeCurve, MergeScore, QueryChange, TrainingCurve, TrainingPoint
-from bixse.results import CalibrationReport, Comparison, Difference
+from bixse.report.schema import MergeCurve, QueryChange, TrainingCurve
+from bixse.results import CalibrationReport, Comparison, Difference, MergePoint
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = [
@@ -60,10 +60,10 @@ def changes(*after):
 
 
 def test_text_from_data_stays_text():
-    points = [TrainingPoint(step=s, dev_ndcg=0.5) for s in (1, 2)]
-    merged = [MergeScore(weight=weight, scores=dict.fromkeys(HOSTILE, weight / 2)) for weight in (0.0, 0.5, 1.0)]
+    logged = {"eval_dev_ndcg@10": [(1, 0.5), (2, 0.5)]}
+    merged = [MergePoint(weight=weight, scores=dict.fromkeys(HOSTILE, weight / 2)) for weight in (0.0, 0.5, 1.0)]
     plots = [
-        *training_plots([TrainingCurve(system=name, points=points) for name in HOSTILE]).values(),
+        *training_plots([TrainingCurve(system=name, logged=logged) for name in HOSTILE]).values(),
         reliability_diagram(calibration(), HOSTILE[0]),
         gains_and_losses_plot(changes(1.0), HOSTILE[1]),
         forest_plot([comparison(name) for name in HOSTILE]),
@@ -95,11 +95,10 @@ def test_the_same_data_give_the_same_bytes_whatever_the_users_settings(full_data
 
 
 def test_panels_without_values_are_left_out(full_data):
-    points = [TrainingPoint(step=1, loss=2.0), TrainingPoint(step=2)]
-    assert list(training_plots([TrainingCurve(system="a", points=points)])) == ["Training loss: a"]
-    assert training_plots([TrainingCurve(system="a", points=[])]) == training_plots([]) == {}
-    long = [TrainingPoint(step=s, loss=float(s % 7)) for s in range(20_000)]
-    (plot,) = training_plots([TrainingCurve(system="a", points=long, best_step=4)]).values()
+    assert list(training_plots([TrainingCurve(system="a", logged={"loss": [(1, 2.0)]})])) == ["Training loss: a"]
+    assert training_plots([TrainingCurve(system="a", logged={})]) == training_plots([]) == {}
+    long = {"loss": [(s, float(s % 7)) for s in range(20_000)]}
+    (plot,) = training_plots([TrainingCurve(system="a", logged=long, best_step=4)]).values()
     longest = max(path.attrib["d"].count("L") for path in ElementTree.fromstring(plot.svg).iter(f"{SVG}path"))
     assert 100 < longest < POINTS_SHOWN, "a long log is thinned"
     assert list(training_plots(full_data.training, full_data.label)) == [

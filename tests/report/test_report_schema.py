@@ -27,11 +27,10 @@ def changed(data, path, value):
         (["comparisons", 0, "system"], "bixze", "expected one of"),
         (["primary_metric"], "ndcg@5", "which no system has"),
         (["created"], "yesterday", "isoformat"),
-        (["confidence"], 95.0, "confidence"),
         (["calibrations", "BiXSE, as trained", "brier"], float("nan"), "finite"),
         (["calibrations", "BiXSE, as trained", "brier_interval"], [0.1], "brier_interval"),
         (["calibrations", "BiXSE, as trained", "colour"], 1, "colour"),
-        (["training", 0, "points", 0, "dev_ndcg"], -0.1, "dev_ndcg"),
+        (["training", 0, "logged", "loss", 0], [0, float("nan")], "finite"),
     ],
 )
 def test_bad_data_is_refused(full_data, path, value, said):

@@ -42,8 +42,8 @@ def test_a_log_that_grows_is_read_once(trained):
     with (trained / "log.jsonl").open("a") as file:
         file.write('ss": 1.5}\nno json\n[1]\n' + line(4))
     assert [entry["step"] for entry in run.look()] == [1, 2, 3, 4]
-    points = run.curve().points
-    assert [point.loss for point in points] == [None, 2.8, 1.5, 2.6] and points[1].logit_bias == -5.0
+    logged = run.curve().logged
+    assert [loss for _, loss in logged["loss"]] == [2.8, 1.5, 2.6] and logged["logit_bias"][0][1] == -5.0
     (trained / "log.jsonl").write_text(line(1))  # begun anew
     assert [entry["step"] for entry in run.look()] == [1]
 
@@ -52,8 +52,8 @@ def test_a_long_log_is_drawn_by_means_of_neighbours(trained):
     more = "".join(line(step, loss=float(step % 2)) for step in range(1, 4001))
     (trained / "log.jsonl").write_text(more + json.dumps({"step": "x", "loss": 9}) + "\n" + '{"epoch": 9}\n')
     run = TrainRun(trained)
-    points = run.curve().points
-    assert len(points) == 1000 and {point.loss for point in points} == {0.5} and points[-1].step == 3998
+    losses = run.curve().logged["loss"]
+    assert len(losses) == 1000 and {loss for _, loss in losses} == {0.5} and losses[-1][0] == 3998
     assert len(run.look()) == 4000 and run.last["step"] == 4000
 
 

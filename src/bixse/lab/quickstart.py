@@ -19,14 +19,10 @@ from bixse.data.pydocs import PYDOCS_PYTHON, PYDOCS_SCALE, load_pydocs, query_ki
 from bixse.data.run import open_run
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import demo_model_path
-from bixse.evaluation.evaluate import evaluate, evaluate_query_sets
-from bixse.evaluation.metrics import PRIMARY_METRIC
-from bixse.evaluation.systems import EncoderSystem
-from bixse.evaluation.tasks import collection_task
 from bixse.files.files import write_atomically
-from bixse.lab.comparison import Comparer, ReportedSystem, merge_curve
-from bixse.report.page import write_report
-from bixse.report.schema import load_report_data, save_report_data, training_curve
+from bixse.lab.comparison import Comparer
+from bixse.lab.head_report import calibrate_on_dev
+from bixse.report.schema import MergeCurve, load_report_data, training_curve
 from bixse.training.config import TUNED_FOLDER, MergeConfig, OptimizerConfig, TrainConfig
 from bixse.training.recipe import TrainResult, train
 
@@ -38,6 +34,8 @@ if TYPE_CHECKING:
     from bixse.lab.lab_config import QuickstartConfig
     from bixse.progress import ProgressBars
     from bixse.report.schema import ReportData
+    from bixse.results import CalibrationReport
+    from bixse.training.merge import MergeResult
 
 MODEL = "demo"
 """The name for all-MiniLM-L6-v2 in the extra `bixse[demo]`."""
@@ -123,71 +121,64 @@ def quickstart(
         notes.append(f"{len(pairs)} training pairs of {len(set(pairs.query_ids))} queries")
     write_atomically(out / "train.yaml", user_config(config))
 
-    tests, guards = (collection_task(folder, split) for split in ("test", "guard"))
-    sets = [replace(task.query_sets[0], name=name) for name, task in (("test", tests), ("guard", guards))]
-    task = replace(tests, query_sets=tuple(sets))
-    comparer, guard = (Comparer(collection, split, PYDOCS_SCALE, seed) for split in ("test", "guard"))
+    comparer = Comparer(folder, seed)
     trained: dict[str, TrainResult] = {}
 
-    def search(shown: ReportedSystem, model: str | Path) -> None:
-        with stage(f"search with {shown.label}") as notes:
-            found = evaluate_query_sets(EncoderSystem(model), task, progress=progress)
-            notes.append(f"nDCG@10 {comparer.add(shown, found['test']):.3f}")
-            notes.append(f"guard {guard.add(shown, found['guard']):.3f}")
+    def search(name: str, label: str, model: str | Path) -> None:
+        with stage(f"search with {label}") as notes:
+            notes += comparer.search(name, label, model, progress)
 
     with stage("search with BM25") as notes:
-        notes.append(f"nDCG@10 {comparer.add(ReportedSystem('bm25', 'BM25'), evaluate('bm25', tests)):.3f}")
-    search(ReportedSystem("base", "base model"), config.model)
+        notes += comparer.search_bm25("BM25")
+    search("base", "base model", config.model)
     for loss in (*losses, "bixse"):
         label = LABELS.get(loss, loss)
         with stage(f"train {label}") as notes:
             trained[loss] = train(config.model_copy(update={"loss": loss}), out / loss, progress is not None, label)
             merged = trained[loss].merge
             notes += [f"weight {merged.weight:g} of the tuned model is kept"] if merged is not None else []
-        search(ReportedSystem(f"{loss}-tuned", f"{label}, not merged"), out / loss / TUNED_FOLDER)
-        search(ReportedSystem(loss, label), trained[loss].model_path)
+        search(f"{loss}-tuned", f"{label}, not merged", out / loss / TUNED_FOLDER)
+        search(loss, label, trained[loss].model_path)
 
     with stage("compare, calibrate and write the report"):
         for system_name, baseline in compared(losses):
             comparer.compare(system_name, baseline)
             if baseline == "base":
-                guard.compare(system_name, baseline, [PRIMARY_METRIC])
-        trained_head = RelevanceHead.load(trained["bixse"].model_path)
-        if trained_head is not None:
-            # an interrupted call may have saved the calibrated head
-            trained_head = replace(trained_head, slope=1.0, intercept=0.0, calibrated_on=None)
-        head = comparer.calibrate("BiXSE", trained["bixse"].model_path, trained_head, progress)
-        head.save(trained["bixse"].model_path)
-        for loss in losses:
-            comparer.calibrate(LABELS.get(loss, loss), trained[loss].model_path, None, progress)
-        comparer.calibrate("base model", config.model, None, progress)
+                comparer.compare(system_name, baseline, on_guard=True)
+        calibrations: dict[str, CalibrationReport] = {}
+        models = {loss: str(trained[loss].model_path) for loss in ("bixse", *losses)} | {"base": config.model}
+        for name, model in models.items():
+            trained_head = RelevanceHead.load(trained["bixse"].model_path) if name == "bixse" else None
+            if trained_head is not None:
+                # an interrupted call may have saved the calibrated head
+                trained_head = replace(trained_head, slope=1.0, intercept=0.0, calibrated_on=None)
+            head, reports = calibrate_on_dev(model, trained_head, collection, PYDOCS_SCALE, seed, progress)
+            calibrations |= {f"{comparer.labels[name]}, {words}": report for words, report in reports.items()}
+            if name == "bixse":
+                head.save(trained["bixse"].model_path)
         warnings = [f"{name}: {warning}" for name, result in trained.items() for warning in result.warnings]
-        report = comparer.report(
+        report = comparer.write_report(
+            out,
+            system="bixse",
+            against=["base", *losses],
+            queries=collection.queries,
+            kinds=query_kinds(),
             title="bixse quickstart: search over Python's documentation",
             description="BM25, the base model and the trained one on the same held-out queries, graded by a language "
             "model.",
-            system="bixse",
-            baseline="base",
-            against=["base", *losses],
-            head=head,
+            calibrations=calibrations,
             training=[training_curve(name, result.history, result.best_step) for name, result in trained.items()],
-            kinds=query_kinds(),
             merges=[merge_curve(name, result.merge) for name, result in trained.items() if result.merge is not None],
-            guard=guard.comparisons,
             facts=_facts(collection, config, out, settings),
             timings=record.timings,
             commands=next_commands(out),
             notes=[*NOTES, *warnings],
         )
-        comparer.write_runs(out / "runs")
-        guard.write_runs(out / "runs" / "guard")
-        save_report_data(report, out / "results.json")
-        write_report(report, out / "report.html")
     record.results = {
         "warnings": warnings,
         "verdicts": [
             *(comparer.verdict_line("bixse", baseline) for baseline in ("base", *losses)),
-            *(guard.verdict_line(system, "base", "guard queries") for system in ("bixse", "bixse-tuned")),
+            *(comparer.verdict_line(system, "base", on_guard=True) for system in ("bixse", "bixse-tuned")),
         ],
         "metrics": {entry.name: entry.metrics for entry in report.systems},
     }
@@ -235,12 +226,20 @@ def user_config(config: TrainConfig) -> str:
     return "\n".join(lines) + "\n" + yaml.safe_dump(values | paths, sort_keys=False)
 
 
+def merge_curve(system: str, merged: MergeResult) -> MergeCurve:
+    """Return a merge's scores as a curve of the report."""
+    guards = sorted({change.collection for change in merged.changes if change.role == "guard"})
+    reason = ". ".join(merged.reason())
+    return MergeCurve(system=system, weight=merged.weight, points=merged.points, reason=reason, guards=guards)
+
+
 def next_commands(out: Path) -> list[str]:
-    """Return two commands to try next."""
-    model, collection = out / "bixse" / "model", out / "collection"
+    """Return commands to try next."""
+    model, collection, config = (shlex.quote(str(out / name)) for name in ("bixse/model", "collection", "train.yaml"))
     return [
-        f'bixse search {shlex.quote(str(model))} --collection {shlex.quote(str(collection))} "copy a folder"',
-        f"bixse train --config {shlex.quote(str(out / 'train.yaml'))} --out runs/mine",
+        f'bixse search {model} --collection {collection} "copy a folder"',
+        f"bixse train --config {config} --out runs/mine",
+        f"bixse ui {shlex.quote(str(out))} --systems {MODEL} {model} --collection {collection}",
     ]
 
 

@@ -42,7 +42,6 @@ def render_report(data: ReportData) -> str:
         data=data,
         decisive=decisive,
         best=_best_scores(data),
-        timed=any(system.seconds is not None for system in data.systems),
         forest=plots.forest_plot(decisive, data.label) if decisive else None,
         training=plots.training_plots(data.training, data.label),
         merges={

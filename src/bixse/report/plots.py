@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from bixse.report.schema import MergeCurve, QueryChange, TrainingCurve, TrainingPoint
+    from bixse.report.schema import MergeCurve, QueryChange, TrainingCurve
     from bixse.results import CalibrationReport, Comparison, Verdict
 
+DEV_FIELD = "eval_dev_ndcg@10"
+"""Field of the training log."""
 POINTS_SHOWN = 300
 """Maximum number of points of a line; a longer line shows means of neighbouring points."""
 _WIDTH = 4.3  # inches; 310 SVG units, about a phone's width
@@ -84,7 +86,7 @@ def training_plots(curves: Sequence[TrainingCurve], label: Callable[[str], str] 
         logits = [("relevant", curve, "mean_logit_relevant"), ("not relevant", curve, "mean_logit_irrelevant")]
         panels[f"Training loss: {name}"] = "Training loss", [(name, curve, "loss")]
         panels[f"Mean logit: {name}"] = "Mean logit", logits
-    for title, field in (("nDCG@10 on the development queries", "dev_ndcg"), ("Logit bias beta", "logit_bias")):
+    for title, field in (("nDCG@10 on the development queries", DEV_FIELD), ("Logit bias beta", "logit_bias")):
         panels[title] = title, [(label(curve.system), curve, field) for curve in curves]
     drawn = {panel: _training_plot(title, series) for panel, (title, series) in panels.items()}
     return {panel: plot for panel, plot in drawn.items() if plot is not None}
@@ -92,7 +94,7 @@ def training_plots(curves: Sequence[TrainingCurve], label: Callable[[str], str] 
 
 def _training_plot(title: str, series: Sequence[tuple[str, TrainingCurve, str]]) -> Plot | None:
     """The plot of series (label, curve, field); None if no series has a value."""
-    drawn = [(name, curve, *_values(curve.points, field)) for name, curve, field in series]
+    drawn = [(name, curve, *_values(curve.logged.get(field, ()))) for name, curve, field in series]
     drawn = [item for item in drawn if len(item[2])]
     if not drawn:
         return None
@@ -105,7 +107,7 @@ def _training_plot(title: str, series: Sequence[tuple[str, TrainingCurve, str]])
             lines += axes.plot(steps, values, linewidth=1.5, marker=marker, markersize=3.5, **style)
             if curve.best_step is not None and (i == 0 or curve is not drawn[i - 1][1]):
                 axes.axvline(curve.best_step, color=style["color"], linewidth=1, linestyle=":")
-                if curve.best_step in steps and series[0][2] == "dev_ndcg":
+                if curve.best_step in steps and series[0][2] == DEV_FIELD:
                     best = float(values[list(steps).index(curve.best_step)])
                     axes.plot(curve.best_step, best, marker="*", markersize=12, color=style["color"])
         kept = any(curve.best_step is not None for _, curve, _, _ in drawn)
@@ -121,10 +123,9 @@ def _training_plot(title: str, series: Sequence[tuple[str, TrainingCurve, str]])
         return finished(figure, f"{title} over training steps: {said}")
 
 
-def _values(points: Sequence[TrainingPoint], field: str) -> tuple[np.ndarray, np.ndarray]:
+def _values(logged: Sequence[tuple[int, float]]) -> tuple[np.ndarray, np.ndarray]:
     """Steps and values of a logged field, thinned to at most POINTS_SHOWN by means of neighbours."""
-    known = [(point.step, getattr(point, field)) for point in points if getattr(point, field) is not None]
-    pairs = np.array(known, dtype=np.float64).reshape(-1, 2)
+    pairs = np.array(logged, dtype=np.float64).reshape(-1, 2)
     if len(pairs) > POINTS_SHOWN:
         pairs = np.array([part.mean(axis=0) for part in np.array_split(pairs, POINTS_SHOWN)])
     return pairs[:, 0], pairs[:, 1]

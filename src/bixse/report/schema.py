@@ -11,17 +11,15 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from bixse.errors import InvalidFileError, shorten
 from bixse.files.files import read_text, write_atomically
-from bixse.results import CalibrationReport, Comparison
+from bixse.results import CalibrationReport, Comparison, MergePoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Self
 
 
-UnitInterval = Annotated[float, Field(ge=0.0, le=1.0)]
 Text = Annotated[str, AfterValidator(lambda text: text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))]
 """Text; half a surrogate pair, which UTF-8 cannot encode, becomes the replacement character."""
-Positive = Annotated[float, Field(ge=0.0)]
 
 
 def _iso(text: str) -> str:
@@ -43,57 +41,25 @@ class SystemScores(_Plain):
     label: Text
     metrics: dict[Text, float]
     """Metric name -> mean over the queries."""
-    seconds: Positive | None = None
-    note: Text = ""
-
-
-class TrainingPoint(_Plain):
-    """The log of one training step; every field but `step` may be unknown."""
-
-    step: int
-    epoch: Positive | None = None
-    loss: float | None = None
-    logit_bias: float | None = None
-    """beta of sigma(alpha cos + beta)."""
-    logit_scale: float | None = None
-    """alpha."""
-    gradient_norm: Positive | None = None
-    learning_rate: Positive | None = None
-    mean_logit_relevant: float | None = None
-    """Mean logit of the entries with a relevance of at least 0.5."""
-    mean_logit_irrelevant: float | None = None
-    dev_ndcg: UnitInterval | None = None
 
 
 class TrainingCurve(_Plain):
     """The log of one training run."""
 
     system: Text
-    points: list[TrainingPoint]
+    logged: dict[Text, list[tuple[int, float]]]
+    """Field of the log -> (step, value) of each finite value, by step."""
     best_step: int | None = None
     """Step of the kept checkpoint."""
-
-
-class MergeScore(_Plain):
-    """The scores of one weight between the base and the tuned model."""
-
-    weight: UnitInterval
-    """0 is the base model, 1 the tuned model."""
-    scores: dict[Text, UnitInterval]
-    """Name of a dev or guard collection -> nDCG@10."""
-    below_best: float = 0.0
-    """nDCG@10 on dev: that of the best weight minus that of this weight."""
-    error: Positive = 0.0
-    """Standard error of `below_best`."""
 
 
 class MergeCurve(_Plain):
     """The scores on dev and guard per weight of the tuned model."""
 
     system: Text
-    weight: UnitInterval
+    weight: float
     """The kept weight."""
-    points: list[MergeScore]
+    points: list[MergePoint]
     """Points by weight, the base model first."""
     reason: Text = ""
     """Reason for the kept weight, in one sentence."""
@@ -113,37 +79,6 @@ class QueryChange(_Plain):
     @property
     def change(self) -> float:
         return self.system_score - self.baseline_score
-
-
-class RankedDocument(_Plain):
-    """A document at its position in a ranking."""
-
-    rank: int
-    document_id: Text
-    title: Text = ""
-    text: Text = ""
-    grade: float | None = None
-    """Grade of the pair; None if it is unjudged."""
-    score: float
-    probability: UnitInterval | None = None
-
-
-class SideBySide(_Plain):
-    """The top documents of both rankings of one query, and both scores by the primary metric."""
-
-    query_id: Text
-    query: Text
-    baseline_name: Text
-    system_name: Text
-    baseline_score: float
-    system_score: float
-    baseline: list[RankedDocument]
-    system: list[RankedDocument]
-
-    @property
-    def baseline_ranks(self) -> dict[str, int]:
-        """Document id -> rank."""
-        return {document.document_id: document.rank for document in self.baseline}
 
 
 class ReportData(_Plain):
@@ -168,23 +103,20 @@ class ReportData(_Plain):
     systems: list[SystemScores] = Field(min_length=1)
     comparisons: list[Comparison] = Field(default_factory=list)
     primary_metric: Text
-    confidence: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
     calibrations: dict[Text, CalibrationReport] = Field(default_factory=dict)
     """Name of a set of probabilities, such as "raw" -> its calibration."""
     training: list[TrainingCurve] = Field(default_factory=list)
     merges: list[MergeCurve] = Field(default_factory=list)
-    """One curve per system that was merged with the base model."""
     guard: list[Comparison] = Field(default_factory=list)
     """Differences on the queries that must not get worse."""
     per_query_baseline: Text = ""
     per_query_system: Text = ""
     """Names of the two systems of `per_query`."""
     per_query: list[QueryChange] = Field(default_factory=list)
-    side_by_side: list[SideBySide] = Field(default_factory=list)
-    """Both rankings of the queries with the largest changes."""
     facts: dict[Text, Text] = Field(default_factory=dict)
     """Name -> value: data set, queries, documents, model, seed, versions, command."""
-    timings: dict[Text, Positive] = Field(default_factory=dict)
+    timings: dict[Text, Annotated[float, Field(ge=0.0)]] = Field(default_factory=dict)
+    """Stage -> seconds."""
     commands: list[Text] = Field(default_factory=list)
     notes: list[Text] = Field(default_factory=list)
 
@@ -233,10 +165,9 @@ def save_report_data(data: ReportData, path: Path | str) -> None:
 
 def load_report_data(path: Path | str) -> ReportData:
     """Read a file of `save_report_data`; raise an InvalidFileError that lists every error."""
-    source = Path(path)
-    errors = InvalidFileError(source)
+    errors = InvalidFileError(Path(path))
     try:
-        return ReportData.model_validate_json(read_text(source))
+        return ReportData.model_validate_json(read_text(Path(path)))
     except ValidationError as error:
         for found in error.errors():
             column = ".".join(map(str, found["loc"])) or None
@@ -246,16 +177,13 @@ def load_report_data(path: Path | str) -> ReportData:
 
 
 def training_curve(system: str, history: Sequence[Mapping[str, Any]], best_step: int | None) -> TrainingCurve:
-    """Convert the trainer's log to a curve; entries of one step are one point, and only finite figures are kept."""
-    renamed = {"grad_norm": "gradient_norm", "eval_dev_ndcg@10": "dev_ndcg"}
-    known = set(TrainingPoint.model_fields) - {"step"}
-    points: dict[int, dict[str, Any]] = {}
+    """Convert the trainer's log to a curve; only finite numbers are kept."""
+    logged: dict[str, dict[int, float]] = {}
     for entry in history:
-        point = points.setdefault(int(entry["step"]), {"step": int(entry["step"])})
         for name, value in entry.items():
-            field = renamed.get(name, name)
-            if field in known and value is not None and math.isfinite(value):  # no relevant document: a NaN mean logit
-                point[field] = float(value)
+            # a mean logit is NaN in a step without a relevant document
+            if name != "step" and isinstance(value, int | float) and math.isfinite(value):
+                logged.setdefault(name, {})[int(entry["step"])] = float(value)
     return TrainingCurve(
-        system=system, points=[TrainingPoint(**points[step]) for step in sorted(points)], best_step=best_step
+        system=system, logged={name: sorted(values.items()) for name, values in logged.items()}, best_step=best_step
     )

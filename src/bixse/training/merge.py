@@ -17,6 +17,7 @@ from bixse.encoders.processes import is_sharded
 from bixse.encoders.weights import has_lora, interpolate
 from bixse.evaluation.statistics import paired_bootstrap, paired_differences
 from bixse.progress import Progress
+from bixse.results import MergePoint
 from bixse.search.store import EmbeddingStore
 from bixse.training.config import TOLERANCE
 from bixse.training.dev_evaluation import Role, sets_of
@@ -37,20 +38,6 @@ if TYPE_CHECKING:
 
 HEAD_ENTRIES = 60_000
 """Minimum entries of the training batches to which scale and bias of a merged encoder are fitted."""
-
-
-@dataclass(frozen=True)
-class MergePoint:
-    """The scores of one weight."""
-
-    weight: float
-    """w in [0, 1]; 0 is the base model, 1 the tuned one."""
-    scores: dict[str, float]
-    """Name of a dev or guard collection -> mean nDCG@10."""
-    below_best: float = 0.0
-    """Mean nDCG@10 on dev that this weight loses against the best weight that keeps guard."""
-    error: float = 0.0
-    """Standard error of `below_best`, paired over queries."""
 
 
 @dataclass(frozen=True)
