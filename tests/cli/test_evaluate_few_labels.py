@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from bixse.data.collection import Collection, Document, save_collection
 from bixse.data.trec import read_qrels
 from bixse.errors import InputError
 from helpers.command import refused, result_of
@@ -30,9 +29,11 @@ def test_both_files_are_needed(capsys, missing):
     assert "give both" in refused(capsys, "evaluate", BM25, *next(iter(words.items())))
 
 
-def test_a_model_needs_a_collection():
-    with pytest.raises(InputError, match="--collection"):
+def test_systems_that_would_have_to_search_are_refused(tmp_path):
+    with pytest.raises(InputError, match="expected a run file"):
         result_of("evaluate", "bm25", "--grades", CAREFUL, "--human", HUMAN)
+    with pytest.raises(InputError, match="a collection with --grades"):
+        result_of("evaluate", BM25, "--grades", CAREFUL, "--human", HUMAN, "--collection", tmp_path)
 
 
 def test_labels_of_nothing_that_was_graded(tmp_path):
@@ -57,13 +58,3 @@ def test_runs_are_compared_and_written(tmp_path):
     assert contrasts == [(m, b) for m in ("ndcg@10", "precision@10") for b in (None, None, str(BM25))]
     assert json.loads((tmp_path / "out" / "few_labels.json").read_text()) == json.loads(json.dumps(result.metrics))
     assert result_of(*words, "--min-relevant-grade", 2, "--out", tmp_path / "out").metrics == result.metrics
-
-
-def test_a_system_searches_the_collection_of_the_graded_pairs(tmp_path):
-    pairs = [(q, d) for q, own in read_qrels(CAREFUL).items() for d in own]
-    corpus = {document: Document("", f"text of {document}") for _, document in pairs}
-    queries = {query: "text of a document" for query, _ in pairs}
-    save_collection(Collection("toy", corpus, queries, {}), tmp_path / "toy")
-    words = ("--grades", CAREFUL, "--human", sampled(tmp_path / "l.jsonl"), "--scale", 0, 3)
-    result = result_of("evaluate", "bm25", "--collection", tmp_path / "toy", *words)
-    assert result.metrics["ungraded"]["bm25"] > 0 and "no grade" in result.text

@@ -30,7 +30,6 @@ def data(tmp_path):
         ([], "got no collection"),
         (["--collection", "NFCorpus", "--data", ".", "--tasks", "x"], "got data, tasks for suite local"),
         (["--suite", "beir", "--data", ".", "--collection", "NFCorpus"], "got collection for suite beir"),
-        (["--suite", "beir", "--data", ".", "--protocol", "full"], "got protocol for suite beir"),
         (["--suite", "beir", "--data", ".", "--split", "dev"], "got split for suite beir"),
         (["--suite", "beir", "--data", ".", "--exclude-self"], "got exclude_self for suite beir"),
         (["--suite", "bir", "--data", "."], "did you mean 'beir'"),
@@ -86,12 +85,12 @@ def test_a_suite_as_text_and_as_json(capsys, data, tiny_model_path, tmp_path):
 
 
 @pytest.mark.slow
-def test_tasks_that_failed_end_with_3(capsys, tmp_path, monkeypatch):
+def test_tasks_that_failed_end_with_3(capsys, tiny_model_path, tmp_path, monkeypatch):
     pytest.importorskip("mteb")
     from bixse.lab.suites import mteb_suite
 
     monkeypatch.setattr(mteb_suite, "in_hub_cache", lambda task: True)  # and then the data are not there
-    words = ("evaluate", "bm25", "--suite", "mteb-eng-v2", "--tasks", "FiQA2018", "--out", tmp_path / "out")
+    words = ("evaluate", tiny_model_path, "--suite", "mteb-eng-v2", "--tasks", "FiQA2018", "--out", tmp_path / "out")
     code, envelope = call(capsys, *words)
     assert (code, envelope["status"]) == (3, "partial")
-    assert list(envelope["metrics"]["failures"]) == ["bm25: FiQA2018"]
+    assert list(envelope["metrics"]["failures"]) == [f"{tiny_model_path}: FiQA2018"]

@@ -1,13 +1,11 @@
-"""The cut of a task: the same lists on every machine, kept in a file that is checked."""
-
-import json
+"""The cut of a task: the same lists on every machine."""
 
 import pytest
 
 from bixse.data.collection import Collection, Document, save_collection
 from bixse.errors import InputError
 from bixse.evaluation.tasks import collection_task, cut_collection
-from bixse.lab.suites.suite_run import SHORT_FOLDER, short_task
+from bixse.lab.suites.suite_run import short_task
 
 CORPUS = [f"d{number}" for number in range(200)]
 QRELS = {f"q{number}": {f"d{number}": 1.0, f"d{number + 50}": 0.0} for number in range(40)}
@@ -53,20 +51,9 @@ def data(tmp_path):
     return tmp_path
 
 
-def prepare(data):
-    return short_task(collection_task(data / "fiqa", exclude_self=True), "FiQA2018", data, queries=10, passages=60)
-
-
-def test_the_lists_are_written_and_come_out_the_same(data):
-    first, again = prepare(data), prepare(data)
-    (path,) = (data / SHORT_FOLDER).iterdir()
-    written = json.loads(path.read_text())
-    assert written["queries"] == list(first.query_sets[0].queries)
-    assert [name for name, _ in first.documents()] == written["documents"]
-    assert (first.count, first.exclude_self, first.inputs["id lists"]) == (60, True, written["sha256"])
-    assert (list(again.documents()), again.inputs) == (list(first.documents()), first.inputs)
-
-
-def test_a_folder_that_cannot_be_written_is_no_error(data):
-    (data / SHORT_FOLDER).write_text("a file where the folder should be")
-    assert prepare(data).count == 60
+def test_a_short_task_is_the_cut_of_its_collection(data):
+    task = short_task(collection_task(data / "fiqa", exclude_self=True), "FiQA2018", queries=10, passages=60)
+    cut = cut_collection("FiQA2018", QRELS, CORPUS, 10, 60)
+    assert tuple(task.query_sets[0].queries) == cut.queries
+    assert tuple(name for name, _ in task.documents()) == cut.documents
+    assert (task.count, task.exclude_self, task.inputs["id lists"]) == (60, True, cut.content_hash)

@@ -117,12 +117,11 @@ def test_without_mteb_the_extra_is_named(monkeypatch):
         evaluate_suite(["bm25"], "mteb-eng-v2")
 
 
-def test_bm25_is_refused_for_tasks_that_are_not_retrieval_and_other_systems_for_all(tmp_path, monkeypatch):
+def test_systems_that_are_no_encoders_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(mteb_suite, "in_hub_cache", lambda task: True)
-    with pytest.raises(InputError, match="such as STS12"):
-        evaluate_suite(["bm25"], "mteb-eng-v2", out=tmp_path / "out", tasks=["FiQA2018", "STS12"])
-    with pytest.raises(InputError, match="mine"):
-        mteb_model(type("Other", (), {"label": "mine"})(), [])
+    with pytest.raises(InputError, match="bm25: got a system that is no encoder"):
+        evaluate_suite(["bm25"], "mteb-eng-v2", out=tmp_path / "out", tasks=["FiQA2018"])
+    assert not (tmp_path / "out").exists()
 
 
 # --- checkpoints
@@ -248,8 +247,9 @@ def local(folder, monkeypatch):
     return folder
 
 
-def test_a_suite_runs_compares_and_is_read_again(tiny_model_path, local, tmp_path, monkeypatch):
-    models, out = [str(tiny_model_path), "bm25"], tmp_path / "out"
+def test_a_suite_runs_compares_and_is_read_again(tiny_model, tiny_model_path, local, tmp_path, monkeypatch):
+    shaken(tiny_model, 1).save_pretrained(str(tmp_path / "other"), create_model_card=False)
+    models, out = [str(tiny_model_path), str(tmp_path / "other")], tmp_path / "out"
     result = evaluate_suite(models, "mteb-eng-v2", out=out, tasks=["FiQA2018"])
     for model in models:
         score = result.scores[model]["FiQA2018"]
@@ -258,7 +258,7 @@ def test_a_suite_runs_compares_and_is_read_again(tiny_model_path, local, tmp_pat
         assert score.per_query["ndcg@10"].keys() == {f"FiQA2018 default test q{number}" for number in (1, 2, 3)}
         assert mean(score.per_query)["ndcg@10"] == pytest.approx(score.metrics["main"], abs=0.00001)
     assert [(found.a, found.b) for found in result.comparisons] == [tuple(models)]
-    assert set(result.means["bm25"]) == {"mean over tasks", "mean over types"}
+    assert set(result.means[models[0]]) == {"mean over tasks", "mean over types"}
     record = json.loads(next(out.glob("model-*/FiQA2018/run.json")).read_text())
     assert record["results"]["model_name"].endswith("/model")
     assert record["results"]["prompts"] == {"FiQA2018 query": "", "FiQA2018 document": ""}
@@ -275,15 +275,16 @@ def test_a_task_that_fails_does_not_stop_the_others(tiny_model_path, local, tmp_
     assert list(result.failures) == [f"{tiny_model_path}: STS12"]
 
 
-def test_damaged_results_are_refused_in_the_folder_that_is_made_where_none_is_given(local, tmp_path, monkeypatch):
+def test_damaged_results_are_refused_in_the_default_folder(tiny_model_path, local, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    evaluate_suite(["bm25"], "mteb-eng-v2", tasks=["FiQA2018"])
+    models = [str(tiny_model_path)]
+    evaluate_suite(models, "mteb-eng-v2", tasks=["FiQA2018"])
     folder = tmp_path / "runs" / "evaluation" / "mteb-eng-v2"
     assert (folder / "results.json").is_file()
     for content in ("", "[]", '{"ndcg@10": 5}'):
-        (folder / "bm25" / "FiQA2018" / "per_query.json").write_text(content)
+        next(folder.glob("*/FiQA2018/per_query.json")).write_text(content)
         with pytest.raises(InputError, match="delete the folder"):
-            evaluate_suite(["bm25"], "mteb-eng-v2", tasks=["FiQA2018"])
+            evaluate_suite(models, "mteb-eng-v2", tasks=["FiQA2018"])
 
 
 # --- fetching

@@ -29,31 +29,29 @@ def data(tmp_path):
 # --- files
 
 
-@pytest.mark.parametrize("protocol", ["judged", "full", "rerank"])
-def test_everything_that_lacks_is_listed_with_its_command(tmp_path, protocol):
-    lacking = "\n".join(missing_files(tmp_path, chosen_years(None), protocol))
+@pytest.mark.parametrize("rerank", [False, True])
+def test_everything_that_lacks_is_listed_with_its_command(tmp_path, rerank):
+    lacking = "\n".join(missing_files(tmp_path, chosen_years(None), rerank))
     for name in ("2019qrels-pass.txt", "2021.qrels.pass.final.txt", "2022_queries.tsv"):
         assert f"{name}: curl -LO https://" in lacking
     assert "msmarco_v2_passage.tar && tar xf" in lacking
-    assert ("collection.tar.gz" in lacking) == (protocol != "rerank")
-    assert ("2023_passage_top100.txt: curl" in lacking) == (protocol == "rerank")
+    assert ("collection.tar.gz" in lacking) == (not rerank)
+    assert ("2023_passage_top100.txt: curl" in lacking) == rerank
 
 
 def test_only_the_files_of_a_corpus_that_are_needed_are_missed(data):
     years = chosen_years(None)
-    assert missing_files(data, years, "judged") == []
-    assert missing_files(data, years, "rerank") == []
+    assert missing_files(data, years, False) == missing_files(data, years, True) == []
     (data / "msmarco_v2_passage" / "msmarco_passage_20.gz").unlink()
-    (line,) = missing_files(data, years, "judged")
+    (line,) = missing_files(data, years, False)
     assert "numbers 20:" in line
-    assert len(missing_files(data, years, "full")) == 1  # the 68 others were never there
 
 
 def test_passages_that_were_looked_up_replace_the_corpora(data):
     judged_pool(data, chosen_years(None))
     for path in (data / "collection.tsv", *(data / "msmarco_v2_passage").iterdir()):
         path.unlink()
-    assert missing_files(data, chosen_years(None), "judged") == []
+    assert missing_files(data, chosen_years(None), False) == []
     task = judged_pool(data, chosen_years(None))
     assert dict(task.documents())["0"] == TEXTS[0]
 
@@ -162,17 +160,3 @@ def test_a_file_of_other_queries_is_refused(data):
         file.write("other Q0 msmarco_passage_03_0 1 9.5 first\n")
     with pytest.raises(InputError, match="got no list for any judged query of 2021"):
         evaluate_suite(["bm25"], "trec-dl-rerank", data, tasks=["2021"])
-
-
-# --- full corpora
-
-
-def test_full_corpora_are_searched_once_for_all_their_years(data, tiny_model_path):
-    for shard in range(70):
-        path = data / "msmarco_v2_passage" / f"msmarco_passage_{shard:02d}.gz"
-        if not path.exists():
-            with gzip.open(path, "wt") as file:
-                line = {"pid": f"msmarco_passage_{shard:02d}_0", "passage": f"lock number {shard}"}
-                file.write(json.dumps(line) + "\n")
-    result = evaluate_suite([str(tiny_model_path)], "trec-dl", data, protocol="full")
-    assert list(next(iter(result.scores.values()))) == ["2019", "2020", "2021", "2022", "2023"]

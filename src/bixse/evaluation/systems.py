@@ -386,17 +386,15 @@ class RunFileSystem(System):
         return [name for name in ranked(run[query]) if not (exclude_self and name == query)][:depth]
 
 
-def open_system(
-    model: str | Path | SentenceTransformer | System, exact: bool = False, model_at: str | None = None, **options: Any
-) -> System:
+def open_system(model: str | Path | SentenceTransformer | System, exact: bool = False, **options: Any) -> System:
     """Return a system by its user-given name, or a loaded model as a system.
 
-    `exact` and `model_at` are arguments of `IndexSystem`, `options` of `EncoderSystem`.
+    `exact` is an argument of an index, `options` are those of `EncoderSystem`.
     """
     if isinstance(model, System):
         return model
     if isinstance(model, (str, Path)):
-        indexed: System | None = extension("index")(model, options.get("task"), exact, model_at)
+        indexed: System | None = extension("index")(model, options.get("task"), exact)
         if indexed is not None:
             return indexed
         if path := run_file(Path(model)):
@@ -408,6 +406,17 @@ def run_file(path: Path) -> Path | None:
     """Return the TREC run at a path with one of `RUN_SUFFIXES` or in a folder of `bixse evaluate`; else None."""
     found = path / RUN_NAME if path.is_dir() else path
     return found if found.suffix in RUN_SUFFIXES and found.is_file() else None
+
+
+def read_ranking(path: str) -> Ranking:
+    """Read a TREC run, or that of a folder of `bixse evaluate`; refuse other systems, which would have to search."""
+    found = run_file(Path(path))
+    if found is None:
+        raise InputError(
+            f"{path}: got a system; expected a run file (.trec, .run) or an output folder of `bixse evaluate`; fix: "
+            "evaluate or search with --out first, and name what that wrote"
+        )
+    return read_run(found)
 
 
 @contextmanager

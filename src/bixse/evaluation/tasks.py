@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field, replace
 from heapq import nsmallest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from bixse.data.collection import (
     CorpusCheck,
@@ -74,13 +74,6 @@ class Task:
     warnings: tuple[str, ...] = ()
 
 
-class TaskSource(NamedTuple):
-    """A task whose data exist and are not yet read."""
-
-    read: Callable[[], Task]
-    instructions: tuple[str, ...] = ()
-
-
 def collection_task(
     folder: str | Path,
     split: str = "test",
@@ -125,20 +118,6 @@ def collection_task(
         settings={"collection": folder, "split": split, "missing_documents": missing_documents},
         warnings=tuple(notes),
     )
-
-
-def graded_task(
-    qrels: Qrels, graded: str | Path, collection: str | Path | None = None, exclude_self: bool = False
-) -> Task:
-    """Return a judge's graded pairs, from the file `graded`, as a task; without a collection for run files only."""
-    graded = Path(graded)
-    if collection is None:
-        own = QuerySet(graded.stem, dict.fromkeys(qrels, ""), qrels)
-        return Task(graded.stem, lambda: iter(()), 0, (own,), exclude_self, inputs=hash_files({"grades": graded}))
-    folder = Path(collection)
-    task, _, _ = _judged_corpus(folder, qrels, graded)
-    files = {name: folder / name for name in ("corpus.jsonl", "queries.jsonl")} | {"grades": graded}
-    return replace(task, exclude_self=exclude_self, inputs=hash_files(files), settings={"collection": folder})
 
 
 def _judged_corpus(folder: Path, qrels: Qrels, source: Path, drop: bool = False) -> tuple[Task, CorpusCheck, int]:

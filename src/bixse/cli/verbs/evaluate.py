@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, model_validator
 
@@ -13,7 +13,7 @@ from bixse.cli.verb import CommandResult, Folder, Options, Verb, waits
 from bixse.data.collection import MissingDocuments
 from bixse.errors import InputError
 from bixse.lab.suites.known_suites import LOCAL, SUITES
-from bixse.relevance import MIN_RELEVANT_GRADE
+from bixse.relevance import MIN_RELEVANT_GRADE, GradeScale
 from bixse.scale.index.index_settings import ShardedEncodingSettings
 from bixse.settings import Flag
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 OF_FEW_LABELS = ("grades", "human", "scale")
 OF_A_COLLECTION = ("collection", "split", "min_relevant_grade", "exclude_self", "missing_documents", *OF_FEW_LABELS)
-OF_A_SUITE = ("data", "tasks", "download", "protocol")
+OF_A_SUITE = ("data", "tasks", "download")
 
 
 class EvaluateSettings(ShardedEncodingSettings):
@@ -58,7 +58,7 @@ class EvaluateSettings(ShardedEncodingSettings):
     missing_documents: MissingDocuments = "refuse"
     """Judgements that name a document which the corpus lacks: stop, or leave them out and count them."""
     grades: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """With --human, instead of qrels: a judge's grades of all pairs (pairs.parquet, judgements.parquet or qrels)."""
+    """With --human, for run files: a judge's grades of all pairs (pairs.parquet, judgements.parquet or qrels)."""
     human: Annotated[Path | None, Flag(metavar="FILE")] = None
     """With --grades: people's labels of a sample of these pairs (a table with a column probability, or qrels)."""
     scale: Annotated[tuple[float, float] | None, Flag(metavar="GRADE")] = None
@@ -71,10 +71,6 @@ class EvaluateSettings(ShardedEncodingSettings):
     """Other suites: fetch from the hub what is missing."""
     exact: bool = False
     """Of an index: score every document, whatever its type."""
-    model_at: str | None = None
-    """Of an index: its model, where that has moved."""
-    protocol: Literal["judged", "full"] = "judged"
-    """Suite trec-dl: search the judged passages or the full corpora."""
 
     @property
     def encodes_in_shards(self) -> bool:
@@ -97,12 +93,12 @@ class EvaluateSettings(ShardedEncodingSettings):
             if (self.grades is None) != (self.human is None) or (self.scale and self.human is None):
                 given = [f"--{name}" for name in OF_FEW_LABELS if getattr(self, name) is not None]
                 raise ValueError(f"got {', '.join(given)} alone; expected --grades and --human; fix: give both")
-            if self.collection is None and self.grades is None:
-                raise ValueError("got no collection; expected its folder, or another suite; fix: name one of the two")
+            if (self.collection is None) == (self.grades is None):
+                got = "no collection" if self.grades is None else "a collection with --grades"
+                raise ValueError(f"got {got}; expected one of them, or another suite; fix: name its folder, or the "
+                                 "grades and run files alone")  # fmt: skip
         else:
             self._refuse(OF_A_COLLECTION, "data alone: the tasks of a suite have their own", "leave it out")
-            if self.suite != "trec-dl":
-                self._refuse(("protocol",), "it for trec-dl alone", "leave it out")
         return self
 
     def _refuse(self, names: tuple[str, ...], expected: str, fix: str) -> None:
@@ -125,14 +121,14 @@ def run(settings: EvaluateSettings, options: EvaluateOptions) -> CommandResult:
     from bixse.scale.index.index_system import IndexSystem
 
     devices, warnings = settings.chosen_devices()
-    shared = settings.model_dump(include={"max_length", "task", "cache", "exact", "model_at"})
+    if settings.grades is not None:
+        return _from_few_labels(settings, settings.grades, options.out)
+    shared = settings.model_dump(include={"max_length", "task", "cache", "exact"})
     systems = [open_system(model, devices=devices, **shared) for model in settings.model]
-    if (settings.exact or settings.model_at) and not any(isinstance(system, IndexSystem) for system in systems):
-        raise InputError(
-            f"--exact or --model-at: got it for {', '.join(settings.model)}; expected an index among them; fix: leave "
-            "it out"
-        )
-    work = _on_suite if settings.suite != LOCAL else _from_few_labels if settings.grades else _on_collection
+    if settings.exact and not any(isinstance(system, IndexSystem) for system in systems):
+        got = ", ".join(settings.model)
+        raise InputError(f"--exact: got it for {got}; expected an index among them; fix: leave it out")
+    work = _on_suite if settings.suite != LOCAL else _on_collection
     result = work(settings, systems, options.out)
     return replace(result, warnings=[*warnings, *result.warnings])
 
@@ -169,52 +165,30 @@ def _on_task(settings: EvaluateSettings, systems: Sequence[System], task: Task, 
     return CommandResult(f"{heading})\n\n{result.collection_text()}", metrics, artifacts, list(task.warnings))
 
 
-def _from_few_labels(settings: EvaluateSettings, systems: Sequence[System], out: Path | None) -> CommandResult:
-    from bixse.evaluation.evaluate import evaluate
-    from bixse.evaluation.systems import RunFileSystem, check_distinct
-    from bixse.evaluation.tasks import graded_task
+def _from_few_labels(settings: EvaluateSettings, grades: Path, out: Path | None) -> CommandResult:
+    from bixse.evaluation.systems import read_ranking
     from bixse.files.files import write_atomically
-    from bixse.judging.audit.few_labels import evaluate_few_labels
-    from bixse.judging.audit.labels import impossible_lines, read_labels
-    from bixse.progress import progress_bar
-    from bixse.relevance import GradeScale
+    from bixse.judging.audit.few_labels import few_labels_of_files
+    from bixse.judging.audit.labels import impossible_lines
 
-    assert settings.grades is not None and settings.human is not None
-    searched = [system.label for system in systems if not isinstance(system, RunFileSystem)]
-    if settings.collection is None and searched:
-        raise InputError(
-            f"{searched[0]}: got no collection to search; expected --collection DIR, or run files alone; fix: add it"
-        )
-    check_distinct(systems)
-    human = read_labels(settings.human, GradeScale(*settings.scale) if settings.scale else None, sampled=True)
-    judge = read_labels(settings.grades, otherwise=human.scale)
-    qrels: dict[str, dict[str, float]] = {}
-    for (query, document), relevance in judge.relevance.items():
-        qrels.setdefault(query, {})[document] = relevance
-    task = graded_task(qrels, settings.grades, settings.collection, settings.exclude_self)
-    runs = {own.label: evaluate(own, task, out / own.name if out else None, progress_bar).run for own in systems}
-    found = evaluate_few_labels(
-        runs,
-        judge.relevance,
-        human.relevance,
-        human.probability,
-        relevant_from=human.scale.to_relevance(settings.min_relevant_grade),
-    )
+    assert settings.human is not None
+    runs = {name: read_ranking(name) for name in settings.model}
+    stated = GradeScale(*settings.scale) if settings.scale else None
+    found, wrong, scale = few_labels_of_files(runs, grades, settings.human, stated, settings.min_relevant_grade)
+    if out is not None:
+        write_atomically(out / "few_labels.json", json.dumps(asdict(found), indent=1) + "\n")
+    ends = f"{scale.minimum:g} to {scale.maximum:g}"
+    warnings = [] if stated else [f"the scale {ends} is that of the labels found; state --scale"]
     artifacts = {"results": str(out / "few_labels.json")} if out else {}
-    if out:
-        write_atomically(out / "few_labels.json", json.dumps(found.plain(), indent=1) + "\n")
-    low, high = human.scale.minimum, human.scale.maximum
-    warnings = [] if settings.scale else [f"the scale {low:g} to {high:g} is that of the labels found; state --scale"]
-    wrong = (*human.impossible, *judge.impossible)
     text = "\n".join([found.text(), *impossible_lines(wrong)])
-    return CommandResult(text, found.plain(), artifacts, warnings, exit_code=3 if wrong else 0)
+    return CommandResult(text, asdict(found), artifacts, warnings, exit_code=3 if wrong else 0)
 
 
 def _on_suite(settings: EvaluateSettings, systems: Sequence[System], out: Path | None) -> CommandResult:
     from bixse.lab.suites.suite_run import OUT_FOLDER, evaluate_suite
     from bixse.progress import progress_bar
 
-    chosen = settings.model_dump(include={"suite", "data", "tasks", "download", "protocol"})
+    chosen = settings.model_dump(include={"suite", "data", "tasks", "download"})
     result = evaluate_suite(systems, out=out, progress=progress_bar, **chosen)
     kept = out or (OUT_FOLDER / settings.suite if SUITES[settings.suite].engine == "mteb" else None)
     artifacts = {"results": str(kept / "results.json"), "record": str(kept / "run.json")} if kept else {}

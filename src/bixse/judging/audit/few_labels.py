@@ -13,14 +13,18 @@ import numpy as np
 from bixse.errors import InputError
 from bixse.evaluation.statistics import quotient
 from bixse.judging.audit.labelled_sample import SampledMean, judged_pool
+from bixse.judging.audit.labels import read_labels
+from bixse.relevance import MIN_RELEVANT_GRADE
 from bixse.report.table import VERDICT_WORDS, format_difference, format_interval, format_number, format_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from bixse.evaluation.statistics import Floats
     from bixse.judging.audit.labelled_sample import JudgedPool, Pairs
-    from bixse.relevance import Ranking
+    from bixse.judging.audit.labels import ImpossibleLabel
+    from bixse.relevance import GradeScale, Ranking
     from bixse.report.table import Cell
     from bixse.results import IntervalEstimate
 
@@ -180,6 +184,26 @@ def evaluate_few_labels(
         ungraded={name: shown[name] - int(((own > 0) & (own <= deepest)).sum()) for name, own in ranks.items()},
         left_out=rare if metrics is None else None,
     )
+
+
+def few_labels_of_files(
+    runs: Mapping[str, Ranking],
+    grades: Path,
+    human: Path,
+    scale: GradeScale | None = None,
+    min_relevant_grade: float = MIN_RELEVANT_GRADE,
+) -> tuple[FewLabels, list[ImpossibleLabel], GradeScale]:
+    """Return `evaluate_few_labels` of a judge's grades and people's labels in files, bad labels, and the scale."""
+    people = read_labels(human, scale, sampled=True)
+    judge = read_labels(grades, otherwise=people.scale)
+    found = evaluate_few_labels(
+        runs,
+        judge.relevance,
+        people.relevance,
+        people.probability,
+        relevant_from=people.scale.to_relevance(min_relevant_grade),
+    )
+    return found, [*people.impossible, *judge.impossible], people.scale
 
 
 def _too_rare_for_ndcg(pool: JudgedPool) -> str | None:

@@ -28,10 +28,9 @@ from bixse.encoders.loading.precision import autocast
 from bixse.errors import BixseError, InputError, did_you_mean
 from bixse.evaluation.evaluate import PER_QUERY_NAME, Evaluation
 from bixse.evaluation.metrics import PRIMARY_METRIC, evaluate_run
-from bixse.evaluation.systems import Bm25System, EncoderSystem, instructions_of
+from bixse.evaluation.systems import EncoderSystem, instructions_of
 from bixse.files.files import read_text, write_atomically
 from bixse.lab.suites.known_suites import INSTRUCTIONS
-from bixse.search.bm25 import BM25
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -179,7 +178,7 @@ def _evaluate(system: System, task: AbsTask, record: Run) -> None:
         "main_score": task.metadata.main_score,
         "type": task.metadata.type,
         "seconds": record.timings["mteb"],
-        "prompts": getattr(model, "used", {}),
+        "prompts": model.used,
         "model_name": model.mteb_model_meta.name,
         "model_revision": model.mteb_model_meta.revision,
     }
@@ -229,48 +228,19 @@ class MtebEncoder(AbsEncoder):
             return encode_texts(self.encoder, texts, kind)
 
 
-class MtebBm25:
-    """BM25 for mteb's retrieval tasks (its `SearchProtocol`)."""
-
-    def __init__(self) -> None:
-        self.mteb_model_meta = ModelMeta.create_empty(overwrites={"name": "bixse/bm25", "revision": "k1-0.9-b-0.4"})
-        self.index_of_corpus: BM25 | None = None
-
-    def index(self, corpus: Any, **_: Any) -> None:
-        texts = [f"{row.get('title') or ''} {row['text']}".strip() for row in corpus]
-        self.index_of_corpus = BM25(list(corpus["id"]), texts)
-
-    def search(self, queries: Any, *, top_k: int, top_ranked: Any = None, **_: Any) -> dict[str, dict[str, float]]:
-        """Return the best documents per query, or the query's candidates in order."""
-        index = self.index_of_corpus
-        texts = dict(zip(queries["id"], queries["text"], strict=True))
-        if index is None:
-            return {}
-        if top_ranked is None:
-            return index.search(texts, top_k)
-        found = index.search(texts, len(index.document_ids))
-        return {query: {name: found[query].get(name, 0.0) for name in top_ranked.get(query, ())} for query in texts}
-
-
 def parts_of_task(task: Any) -> list[Any]:
     """Return the parts of a task that is a mean (CQADupStack), or the task itself."""
     return list(getattr(task, "tasks", None) or [task])
 
 
-def mteb_model(system: System, tasks: Sequence[Any]) -> MtebEncoder | MtebBm25:
-    """Wrap a system for mteb. Raises InputError if the system cannot run the tasks."""
-    if isinstance(system, EncoderSystem):
-        encoder: Any = system.encoder
-        return MtebEncoder(encoder, system.label, mteb_prompts(encoder, tasks, system.task), system.weights)
-    parts = [(task.metadata.name, part) for task in tasks for part in parts_of_task(task)]
-    others = [name for name, part in parts if not isinstance(part, AbsTaskRetrieval)]
-    if others or not isinstance(system, Bm25System):
-        got = f"tasks that are not retrieval, such as {others[0]}" if others else "a system of its own"
+def mteb_model(system: System, tasks: Sequence[Any]) -> MtebEncoder:
+    """Wrap an encoder for mteb. Raises InputError for another system."""
+    if not isinstance(system, EncoderSystem):
         raise InputError(
-            f"{system.label}: got {got}; expected an encoder for them; fix: leave it out, or name tasks of retrieval "
-            "with --tasks"
+            f"{system.label}: got a system that is no encoder; expected an encoder for mteb's tasks; fix: leave it out"
         )
-    return MtebBm25()
+    encoder: Any = system.encoder
+    return MtebEncoder(encoder, system.label, mteb_prompts(encoder, tasks, system.task), system.weights)
 
 
 def model_meta(encoder: RelevanceModel, label: str, revision: str) -> Any:

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import os
-from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.collection import files_of_split
 from bixse.data.run import open_run
-from bixse.errors import BixseError, InputError, StorageError, did_you_mean
+from bixse.errors import BixseError, InputError, did_you_mean
 from bixse.evaluation.evaluate import evaluate, evaluate_query_sets
 from bixse.evaluation.metrics import PRIMARY_METRIC
 from bixse.evaluation.systems import check_distinct, open_system
-from bixse.evaluation.tasks import PASSAGES, QUERIES, SEED, Task, TaskSource, collection_task, cut_collection
-from bixse.files.files import write_atomically
+from bixse.evaluation.tasks import PASSAGES, QUERIES, Task, collection_task, cut_collection
 from bixse.lab.suites.known_suites import LOCAL, suite_named
 from bixse.lab.suites.suite_result import SuiteDifference, SuiteResult, compare_systems
-from bixse.lab.suites.trec_dl import WITHOUT, chosen_years, missing_files, trec_means, trec_notes, trec_sources
+from bixse.lab.suites.trec_dl import (
+    INSTRUCTION_NAMES,
+    WITHOUT,
+    chosen_years,
+    missing_files,
+    trec_means,
+    trec_notes,
+    trec_tasks,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import ModuleType
 
     from sentence_transformers import SentenceTransformer
@@ -31,7 +37,7 @@ if TYPE_CHECKING:
     from bixse.evaluation.evaluate import Evaluation
     from bixse.evaluation.systems import System
     from bixse.lab.suites.known_suites import Suite, SuiteTask
-    from bixse.lab.suites.trec_dl import Protocol, Year
+    from bixse.lab.suites.trec_dl import Year
     from bixse.progress import ProgressBars
 
 
@@ -50,7 +56,6 @@ def evaluate_suite(
     out: str | Path | None = None,
     tasks: Sequence[str] | None = None,
     download: bool = False,
-    protocol: Protocol = "judged",
     progress: ProgressBars | None = None,
 ) -> SuiteResult:
     """Evaluate systems on a suite, with a verdict for every pair of systems.
@@ -65,7 +70,6 @@ def evaluate_suite(
         out: folder for results; None writes nothing (mteb's suites: runs/evaluation/<suite>).
         tasks: run only these; years for TREC.
         download: download missing data from the hub.
-        protocol: the corpus to search in the suite trec-dl.
         progress: as for `bixse.evaluate`.
 
     Raises:
@@ -85,9 +89,8 @@ def evaluate_suite(
     kept = Path(out) if out is not None else (OUT_FOLDER / suite if chosen.engine == "mteb" else None)
     if not systems:
         raise InputError("models: got none; expected at least one; fix: name a model folder, a hub name or bm25")
-    protocol = "rerank" if chosen.engine == "trec-dl-rerank" else protocol
-    plan = make_plan(chosen, folder, tasks, download, protocol)
-    settings = {"suite": suite, **({"protocol": protocol} if chosen.engine == "trec-dl" else {})}
+    plan = make_plan(chosen, folder, tasks, download)
+    settings = {"suite": suite}
     root = open_run(kept, "evaluate", settings, {}) if kept is not None else None
     opened = [open_system(system) for system in systems]
     check_distinct(opened)
@@ -105,7 +108,7 @@ def evaluate_suite(
         system.release()
     notes = [chosen.note] if chosen.note else []
     if plan.years and folder is not None:
-        notes += trec_notes(folder, plan.years, protocol)
+        notes += trec_notes(folder, plan.years, chosen.engine == "trec-dl-rerank")
     comparisons: list[SuiteDifference] = []
     try:
         comparisons = _compare(scores, grouped=chosen.engine != "mteb")
@@ -149,8 +152,8 @@ def _shown_names(systems: Sequence[System]) -> list[str]:
 def _check_systems(systems: Sequence[System], plan: Plan) -> None:
     """Refuse wrong models and tasks without instructions before the first task runs."""
     for system in systems:
-        for source in plan.sources:
-            system.check(source.instructions)
+        for _, instructions in plan.sources:
+            system.check(instructions)
         if plan.tasks:
             _mteb_suite().mteb_model(system, plan.tasks)
         if len(systems) > 1:  # keep one model in memory at a time
@@ -161,9 +164,9 @@ def _run_tasks(
     system: System, plan: Plan, out: Path | None, settings: Mapping[str, Any], progress: ProgressBars | None
 ) -> dict[str, Evaluation]:
     scores: dict[str, Evaluation] = {}
-    for source in plan.sources:
-        task = source.read()
-        task = replace(task, instructions=source.instructions, settings={**task.settings, **settings})
+    for read, instructions in plan.sources:
+        task = read()
+        task = replace(task, instructions=instructions, settings={**task.settings, **settings})
         folder = out / system.name / task.name if out is not None else None
         found = evaluate_query_sets(system, task, folder, progress)
         scores |= {name: replace(evaluation, run={}) for name, evaluation in found.items()}
@@ -209,13 +212,14 @@ def _precision(systems: Sequence[System]) -> str | None:
 class Plan:
     """The tasks of a suite with all data present."""
 
-    sources: Sequence[TaskSource] = ()
+    sources: Sequence[tuple[Callable[[], Task], tuple[str, ...]]] = ()
+    """A function that reads the task, and the names of its instructions."""
     tasks: Sequence[Any] = ()
     """The tasks that mteb runs. Other tasks are `sources`."""
     years: Sequence[Year] = ()
 
 
-def make_plan(suite: Suite, data: Path | None, names: Sequence[str] | None, download: bool, protocol: Protocol) -> Plan:
+def make_plan(suite: Suite, data: Path | None, names: Sequence[str] | None, download: bool) -> Plan:
     """Find the data of a suite. One InputError lists all missing data with the download commands."""
     if download and os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         raise InputError(
@@ -245,8 +249,9 @@ def make_plan(suite: Suite, data: Path | None, names: Sequence[str] | None, down
                 "fix: leave it out, what is missing is then listed with its address"
             )
         years = chosen_years(names)
-        _refuse_missing(suite, f"below {data}", missing_files(data, years, protocol))
-        return Plan(trec_sources(data, years, protocol), years=years)
+        rerank = suite.engine == "trec-dl-rerank"
+        _refuse_missing(suite, f"below {data}", missing_files(data, years, rerank))
+        return Plan([(read, INSTRUCTION_NAMES) for read in trec_tasks(data, years, rerank)], years=years)
     wanted = _chosen_tasks(suite, data, names)
     missing = [task for task in wanted if _find(task, data) is None]
     if download:
@@ -258,7 +263,7 @@ def make_plan(suite: Suite, data: Path | None, names: Sequence[str] | None, down
     for task in missing:
         commands.setdefault(task.fetch, []).append(" or ".join(task.folders))
     _refuse_missing(suite, f"below {data}", [f"{', '.join(names)}: {fetch}" for fetch, names in commands.items()])
-    return Plan([_source(suite, task, data) for task in wanted])
+    return Plan([(partial(_read_task, suite, task, data), task.instructions) for task in wanted])
 
 
 def _mteb_suite() -> ModuleType:
@@ -301,34 +306,22 @@ def _refuse_missing(suite: Suite, where: str, missing: Sequence[str]) -> None:
         )
 
 
-def _source(suite: Suite, task: SuiteTask, data: Path) -> TaskSource:
-    def read() -> Task:
-        place = _find(task, data)
-        if place is None:
-            raise InputError(f"{data / task.name}: got no data; expected those that were just there; fix: try again")
-        found = collection_task(*place, exclude_self=task.exclude_self)
-        if suite.engine == "short":
-            found = short_task(found, task.name, data)
-        (queries,) = found.query_sets
-        named = replace(queries, name=task.name, group=task.group)
-        return replace(found, name=task.name, query_sets=(named,), settings={"task": task.name}, warnings=())
-
-    return TaskSource(read, task.instructions)
+def _read_task(suite: Suite, task: SuiteTask, data: Path) -> Task:
+    place = _find(task, data)
+    if place is None:
+        raise InputError(f"{data / task.name}: got no data; expected those that were just there; fix: try again")
+    found = collection_task(*place, exclude_self=task.exclude_self)
+    if suite.engine == "short":
+        found = short_task(found, task.name)
+    (queries,) = found.query_sets
+    named = replace(queries, name=task.name, group=task.group)
+    return replace(found, name=task.name, query_sets=(named,), settings={"task": task.name}, warnings=())
 
 
-SHORT_FOLDER = "beir-short"
-"""The folder below the suite's data that holds the id lists of its short form."""
-
-
-def short_task(task: Task, name: str, data: Path, queries: int = QUERIES, passages: int = PASSAGES) -> Task:
-    """Return a task with one query set, cut short. The id lists are written to <data>/beir-short."""
+def short_task(task: Task, name: str, queries: int = QUERIES, passages: int = PASSAGES) -> Task:
+    """Return a task with one query set, cut short: the same queries and passages on every machine."""
     (whole,) = task.query_sets
     cut = cut_collection(name, whole.qrels, (document for document, _ in task.documents()), queries, passages)
-    made_from = {"queries": queries, "passages": passages, "files": dict(task.inputs)}
-    lists = {"queries": cut.queries, "documents": cut.documents}
-    content = {"task": name, "seed": SEED, "made from": made_from, "sha256": cut.content_hash, **lists}
-    with suppress(StorageError):  # the lists are for the reader; every call makes the same ones
-        write_atomically(data / SHORT_FOLDER / f"{name}-seed{SEED}.json", json.dumps(content) + "\n")
     kept = frozenset(cut.documents)
     own = replace(
         whole,

@@ -1,4 +1,4 @@
-"""TREC Deep Learning passages, 2019 to 2023: the official files, and three protocols to search them."""
+"""TREC Deep Learning passages, 2019 to 2023: the official files, and two protocols to search them."""
 
 from __future__ import annotations
 
@@ -8,26 +8,24 @@ import json
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, BinaryIO, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
-from bixse.data.trec import read_qrels
+from bixse.data.trec import read_qrels, read_run
 from bixse.errors import InputError, InvalidFileError, StorageError, did_you_mean, shorten
 from bixse.evaluation.metrics import PRIMARY_METRIC
-from bixse.evaluation.tasks import QuerySet, Task, TaskSource
+from bixse.evaluation.tasks import QuerySet, Task
 from bixse.files.files import file_hash, write_atomically
-from bixse.files.rows import read_rows
+from bixse.files.rows import read_rows, text_lines
 from bixse.files.values import FileColumn
 from bixse.lab.suites.known_suites import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from bixse.evaluation.evaluate import Evaluation
     from bixse.relevance import Qrels
 
-Protocol: TypeAlias = Literal["judged", "full", "rerank"]
-"""The corpus: the judged passages of all years (as in the BiXSE paper), the official corpora, or the official lists."""
 TREC_MIN_RELEVANT_GRADE = 2.0
 """Grade 1 means "on topic, does not answer", so the track's binary metrics count grades from 2."""
 WITHOUT = " without duplicates"
@@ -45,7 +43,6 @@ PASSAGES_FILE = "passages.jsonl"
 DUPLICATES_FILE = "msmarco-v2-passage-neardupes.txt"
 """Classes of near-duplicates in the second corpus: class, passage, beginning of its text."""
 DUPLICATES_URL = f"https://ir.nist.gov/{DUPLICATES_FILE}.gz"
-CORPUS_SIZES = {1: 8_841_823, 2: 138_364_198}
 
 
 @dataclass(frozen=True)
@@ -84,39 +81,33 @@ def chosen_years(names: Sequence[str] | None) -> list[Year]:
     return [YEARS[name] for name in (YEARS if names is None else dict.fromkeys(names))]
 
 
-def missing_files(data: Path, years: Sequence[Year], protocol: Protocol) -> list[str]:
-    """Return every missing file of a protocol with its download command."""
+def missing_files(data: Path, years: Sequence[Year], rerank: bool) -> list[str]:
+    """Return every missing file with its download command; `rerank` searches the official candidate lists."""
     missing = []
     for year in years:
-        names = [year.queries, year.qrels, *([year.candidates] if protocol == "rerank" else [])]
+        names = [year.queries, year.qrels, *([year.candidates] if rerank else [])]
         missing += [f"{name}: {year.commands[name]}" for name in names if _find_file(data, name) is None]
-    known = _load_known_passages(data).keys() if protocol != "full" else set()
-    for version in _versions(years):
-        if protocol == "rerank" and version == 1:  # the lists of the first corpus contain the passages
+    known = _load_known_passages(data).keys()
+    for version in sorted({year.corpus for year in years}):
+        if rerank and version == 1:  # the lists of the first corpus contain the passages
             continue
         own = [year for year in years if year.corpus == version]
-        sources = [year.candidates if protocol == "rerank" else year.qrels for year in own]
-        if protocol == "full" or any(_find_file(data, name) is None for name in sources):
+        if any(_find_file(data, year.candidates if rerank else year.qrels) is None for year in own):
             missing += _missing_corpus(data, version)
-        elif lacking := {name for year in own for name in _passages_of(data, year, protocol)} - known:
+        elif lacking := {name for year in own for name in _passages_of(data, year, rerank)} - known:
             missing += _missing_corpus(data, version, lacking)
     return missing
 
 
-def trec_sources(data: Path, years: Sequence[Year], protocol: Protocol) -> list[TaskSource]:
-    """Return the tasks of a protocol. Each corpus is read and encoded once for all its years."""
-    reads = [partial(judged_pool, data, years)]
-    if protocol == "full":
-        reads = [partial(full_corpus, data, years, version) for version in _versions(years)]
-    if protocol == "rerank":
-        reads = [partial(candidate_lists, data, year) for year in years]
-    return [TaskSource(read, INSTRUCTION_NAMES) for read in reads]
+def trec_tasks(data: Path, years: Sequence[Year], rerank: bool) -> list[Callable[[], Task]]:
+    """Return functions that read the tasks: one pool for all years, or one task of candidate lists per year."""
+    return [partial(candidate_lists, data, year) for year in years] if rerank else [partial(judged_pool, data, years)]
 
 
 def judged_pool(data: Path, years: Sequence[Year]) -> Task:
     """Return the task with the judged passages of all years as corpus, and years without duplicates if known."""
     judged = {year.year: _judged(data, year) for year in years}
-    wanted: dict[int, set[str]] = {version: set() for version in _versions(years)}
+    wanted: dict[int, set[str]] = {year.corpus: set() for year in years}
     for year in years:
         wanted[year.corpus].update(name for found in judged[year.year][1].values() for name in found)
     passages = look_up_passages(data, wanted)
@@ -132,19 +123,6 @@ def judged_pool(data: Path, years: Sequence[Year]) -> Task:
             alone = collapse_duplicates(qrels, stands_for)
             sets.append(QuerySet(name + WITHOUT, queries, alone, frozenset(stands_for)))
     return _pool_task("judged-passages", data, sets, files, passages)
-
-
-def full_corpus(data: Path, years: Sequence[Year], version: int) -> Task:
-    """Return a full corpus with the queries of its years."""
-    own = [year for year in years if year.corpus == version]
-    return Task(
-        f"msmarco-v{version}",
-        lambda: _stream_corpus(data, version),
-        CORPUS_SIZES[version],
-        tuple(QuerySet(year.year, *_judged(data, year)) for year in own),
-        min_relevant_grade=TREC_MIN_RELEVANT_GRADE,
-        inputs=_hashes(data, [name for year in own for name in (year.queries, year.qrels)]),
-    )
 
 
 def candidate_lists(data: Path, year: Year) -> Task:
@@ -202,10 +180,10 @@ def trec_means(scores: Mapping[str, Evaluation]) -> dict[str, float]:
     return means
 
 
-def trec_notes(data: Path, years: Sequence[Year], protocol: Protocol) -> list[str]:
+def trec_notes(data: Path, years: Sequence[Year], rerank: bool) -> list[str]:
     """Return notes on duplicates that could not be removed and on incomplete judgements."""
     notes = []
-    if protocol == "judged" and any(year.propagated for year in years) and _find_file(data, DUPLICATES_FILE) is None:
+    if not rerank and any(year.propagated for year in years) and _find_file(data, DUPLICATES_FILE) is None:
         notes.append(
             f"figures without propagated duplicates are left out: got no {DUPLICATES_FILE}; fix: curl -LO "
             f"{DUPLICATES_URL}"
@@ -219,13 +197,10 @@ def trec_notes(data: Path, years: Sequence[Year], protocol: Protocol) -> list[st
     return notes
 
 
-def _versions(years: Sequence[Year]) -> list[int]:
-    return sorted({year.corpus for year in years})
-
-
 def _judged(data: Path, year: Year) -> tuple[dict[str, str], Qrels]:
     qrels = read_qrels(data / year.qrels)
-    texts = {fields[0]: fields[1] for fields in read_columns(_find_file(data, year.queries), ("query id", "query"))}
+    path = _find_file(data, year.queries) or data / year.queries
+    texts = {fields[0]: fields[1] for fields in read_columns(path, ("query id", "query"))}
     missing = [query_id for query_id in qrels if query_id not in texts]
     if missing:
         raise InputError(
@@ -237,26 +212,22 @@ def _judged(data: Path, year: Year) -> tuple[dict[str, str], Qrels]:
 
 def _candidates(data: Path, year: Year, qrels: Qrels) -> tuple[dict[str, list[str]], dict[str, str]]:
     """Return the list per judged query, and the texts if the file holds them (2019 and 2020)."""
-    path = _find_file(data, year.candidates)
+    path = _find_file(data, year.candidates) or data / year.candidates
+    if year.corpus == 2:
+        return {query: list(found) for query, found in read_run(path).items() if query in qrels}, {}
     found: dict[str, list[str]] = {}
     passages: dict[str, str] = {}
-    if year.corpus == 1:
-        for query_id, name, _, text in read_columns(path, ("query id", "passage id", "query", "passage")):
-            if query_id in qrels:
-                found.setdefault(query_id, []).append(name)
-                passages[name] = text
-        return found, passages
-    for fields in map(str.split, _read_lines(path)):
-        if len(fields) == 6 and fields[0] in qrels:
-            found.setdefault(fields[0], []).append(fields[2])
+    for query_id, name, _, text in read_columns(path, ("query id", "passage id", "query", "passage")):
+        if query_id in qrels:
+            found.setdefault(query_id, []).append(name)
+            passages[name] = text
     return found, passages
 
 
-def _passages_of(data: Path, year: Year, protocol: Protocol) -> set[str]:
+def _passages_of(data: Path, year: Year, rerank: bool) -> set[str]:
     qrels = read_qrels(data / year.qrels) if (data / year.qrels).is_file() else {}
-    if protocol == "judged":
-        return {name for judged in qrels.values() for name in judged}
-    return {name for names in _candidates(data, year, qrels)[0].values() for name in names}
+    lists = _candidates(data, year, qrels)[0] if rerank else qrels
+    return {name for names in lists.values() for name in names}
 
 
 def _stands_for(passages: Mapping[str, str], classes: Mapping[str, str]) -> dict[str, str]:
@@ -282,47 +253,28 @@ def _find_file(data: Path, name: str) -> Path | None:
     return next((path for path in (data / name, data / f"{name}.gz") if path.is_file()), None)
 
 
-def _read_lines(path: Path | None) -> Iterator[str]:
-    """Read the lines of a file. A missing file has no lines: `missing_files` reports it."""
-    if path is not None:
-        with _opened(path) as file:
-            for line in file:
-                yield line.decode("utf-8").rstrip("\r\n")
-
-
-def read_columns(path: Path | None, names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+def read_columns(path: Path, names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """Read the tab-separated columns of each line that is not blank."""
-    for number, line in enumerate(_read_lines(path), start=1):
-        if line.strip():
-            fields = tuple(line.split("\t", len(names) - 1))
-            if len(fields) != len(names):
-                assert path is not None  # the file has lines
-                error = InvalidFileError(path)
-                expected = f"{', '.join(names)}, tab-separated"
-                error.add(number, None, shorten(line), expected, "fetch the file again")
-                raise error
-            yield fields
+    errors = InvalidFileError(path)
+    for number, line, _ in text_lines(path, errors):
+        fields = tuple(line.split("\t", len(names) - 1))
+        if len(fields) != len(names):
+            errors.add(number, None, shorten(line), f"{', '.join(names)}, tab-separated", "fetch the file again")
+        errors.raise_any()
+        yield fields
+    errors.raise_any()
 
 
 def read_duplicates(path: Path, wanted: frozenset[str]) -> dict[str, str]:
     """Return wanted passage -> the passage that represents its class, without passages that represent themselves."""
-    rows = (line.split(maxsplit=2) for line in _read_lines(path))
-    return {row[1]: row[0] for row in rows if len(row) >= 2 and row[0] != row[1] and row[1] in wanted}
-
-
-def _stream_corpus(data: Path, version: int) -> Iterator[tuple[str, str]]:
-    if version == 1:
-        rows = read_columns(_find_file(data, CORPUS_V1), ("passage id", "passage"))
-        yield from ((name, text) for name, text in rows)
-        return
-    for shard in range(SHARDS_V2):
-        for line in _read_lines(_find_shard(data, shard)):
-            row = json.loads(line)
-            yield row["pid"], row["passage"]
+    errors = InvalidFileError(path)
+    rows = [line.split(maxsplit=2)[:2] for _, line, _ in text_lines(path, errors)]
+    errors.raise_any()
+    return {row[1]: row[0] for row in rows if len(row) == 2 and row[0] != row[1] and row[1] in wanted}
 
 
 def _missing_corpus(data: Path, version: int, wanted: Iterable[str] | None = None) -> list[str]:
-    """Return the missing corpus files with the command, limited to the files of the `wanted` passages."""
+    """Return the missing corpus files with the command; with `wanted`, the files of these passages alone."""
     if version == 1:
         command = f"curl -LO {MSMARCO}/collection.tar.gz && tar xzf collection.tar.gz"
         return [] if _find_file(data, CORPUS_V1) else [f"{CORPUS_V1}: {command}"]
@@ -348,7 +300,8 @@ def look_up_passages(data: Path, wanted: dict[int, set[str]]) -> dict[str, str]:
     known = _load_known_passages(data)
     before = len(known)
     if lacking := wanted.get(1, set()) - known.keys():
-        known.update((name, text) for name, text in _stream_corpus(data, 1) if name in lacking)
+        corpus = read_columns(_find_file(data, CORPUS_V1) or data / CORPUS_V1, ("passage id", "passage"))
+        known.update((name, text) for name, text in corpus if name in lacking)
     by_shard: dict[int, dict[int, str]] = {}
     for name in wanted.get(2, set()) - known.keys():
         shard, offset = _place(name)
