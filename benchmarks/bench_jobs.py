@@ -134,7 +134,7 @@ def write_corpus(folder: Path, size: int, indexed: bool = False) -> None:
     """Write a static encoder, and documents and queries of twelve and four words of its vocabulary."""
     import numpy as np
 
-    from bixse.lab.studies.study_inputs import save_static_student
+    from bixse.lab.static_student import save_static_student
 
     save_static_student(folder / "model")
     tokens = json.loads((folder / "model" / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]

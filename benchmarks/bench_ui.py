@@ -27,7 +27,7 @@ from bixse.evaluation.metrics import METRICS
 from bixse.files.parquet import save_table
 from bixse.judging.judge import Answer
 from bixse.judging.ledger import Ledger
-from bixse.lab.studies.study_inputs import save_static_student
+from bixse.lab.static_student import save_static_student
 from bixse.ui.serve import Server
 from bixse.ui.ui_settings import UiSettings
 from bixse.ui.workspace import open_workspace

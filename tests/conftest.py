@@ -163,7 +163,7 @@ def actions(tmp_path_factory):
 @pytest.fixture(scope="session")
 def student(tmp_path_factory):
     """Folder of a static encoder of 16 dimensions, which trains in a second."""
-    from bixse.lab.studies.study_inputs import save_static_student
+    from bixse.lab.static_student import save_static_student
 
     folder = tmp_path_factory.mktemp("student") / "static"
     save_static_student(folder, dimensions=16)

@@ -8,7 +8,8 @@ from sentence_transformers import SentenceTransformer
 from bixse.data.graded_pairs import GradedPairs
 from bixse.encoders.embedding import identical_texts, number_of_texts, tokens_without_padding
 from bixse.errors import InputError, ModelError
-from bixse.lab.studies.study_inputs import save_static_student, transformed
+from bixse.lab.static_student import save_static_student
+from bixse.lab.studies.study_inputs import transformed
 
 QUERIES, DOCUMENTS = 40, 10
 """Document d of a query has relevance d / 10, and query 0 has only two documents."""

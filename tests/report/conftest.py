@@ -19,12 +19,10 @@ def full_report_data():
     rng = np.random.default_rng(0)
     before = rng.beta(1.2, 1.3, 113)
     after = np.where(rng.random(113) < 0.35, before, np.clip(before + rng.normal(0.06, 0.2, 113), 0, 1))
-    kinds = ["keyword", "symptom", "concept", "task"]
     changes = [
         QueryChange(
             query_id=f"q-{i:03d}",
             query=f"copy a folder ({i})",
-            kind=kinds[i % 4],
             baseline_score=float(before[i]),
             system_score=float(after[i]),
         )

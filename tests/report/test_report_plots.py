@@ -10,14 +10,13 @@ from markupsafe import escape
 from bixse.lab.studies.outcome import Point, line_plot, row_plot
 from bixse.report.plots import (
     POINTS_SHOWN,
-    forest_plot,
     gains_and_losses_plot,
     merge_plot,
     reliability_diagram,
     training_plots,
 )
 from bixse.report.schema import MergeCurve, QueryChange, TrainingCurve
-from bixse.results import CalibrationReport, Comparison, Difference, MergePoint
+from bixse.results import CalibrationReport, MergePoint
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = [
@@ -37,16 +36,11 @@ def all_plots(data):
         *training_plots(data.training, data.label).values(),
         *(reliability_diagram(report, name) for name, report in data.calibrations.items()),
         gains_and_losses_plot(data.per_query, data.primary_metric),
-        forest_plot([c for c in data.comparisons if c.metric == data.primary_metric], data.label),
     ]
 
 
 def texts(plot):
     return [element.text or "" for element in ElementTree.fromstring(plot.svg).iter(f"{SVG}text")]
-
-
-def comparison(name, mean=0.1):
-    return Comparison(name, name, name, Difference(mean, mean - 0.05, mean + 0.05, 0.5, 5))
 
 
 def calibration():
@@ -66,7 +60,6 @@ def test_text_from_data_stays_text():
         *training_plots([TrainingCurve(system=name, logged=logged) for name in HOSTILE]).values(),
         reliability_diagram(calibration(), HOSTILE[0]),
         gains_and_losses_plot(changes(1.0), HOSTILE[1]),
-        forest_plot([comparison(name) for name in HOSTILE]),
         merge_plot(MergeCurve(system=HOSTILE[0], weight=0.5, points=merged, guards=HOSTILE[:1])),
         row_plot("t", "l", [(name, Point(0.0, 0.5, 0.4, 0.6)) for name in HOSTILE]),
         line_plot("t", "x", "y", {name: [Point(x, 0.5, 0.4, 0.6) for x in (1.0, 2.0)] for name in HOSTILE}, "log"),
@@ -117,14 +110,6 @@ def test_gains_and_losses_are_counted():
     assert "0 queries gained, 0 lost, 1 stayed the same" in gains_and_losses_plot(changes(0.5), "m").alt
     many = gains_and_losses_plot(changes(*((i % 101) / 101 for i in range(10_000))), "m")
     assert len(many.svg) < 100_000
-
-
-def test_forest_plot_tells_the_verdict_by_shape_and_word():
-    plot = forest_plot([comparison(str(mean), mean) for mean in (0.1, 0.0, -0.1)])
-    assert "-0.1 against -0.1 −0.100, worse" in plot.alt
-    uses = ElementTree.fromstring(plot.svg).iter(f"{SVG}use")
-    assert len({element.attrib["{http://www.w3.org/1999/xlink}href"] for element in uses}) >= 3 + 1
-    assert "0.000" in texts(forest_plot([Comparison("a", "b", "m", Difference(0, 0, 0, 1.0, 1))]))
 
 
 def test_importing_pages_does_not_import_matplotlib():

@@ -13,7 +13,7 @@ from bixse.evaluation.statistics import paired_bootstrap
 from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import collection_task
 from bixse.report.page import write_report
-from bixse.report.schema import QueryChange, ReportData, SystemScores, save_report_data
+from bixse.report.schema import MergeCurve, QueryChange, ReportData, SystemScores, save_report_data, training_curve
 from bixse.results import Comparison
 from bixse.search.bm25 import BM25_NAME
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from bixse.evaluation.evaluate import Evaluation
     from bixse.progress import ProgressBars
     from bixse.results import Difference
+    from bixse.training.merge import MergeResult
+    from bixse.training.recipe import TrainResult
 
 
 @dataclass
@@ -86,8 +88,8 @@ class Comparer:
         out: Path,
         system: str,
         against: Sequence[str],
+        trained: Mapping[str, TrainResult],
         queries: Mapping[str, str],
-        kinds: Mapping[str, str],
         **rest: Any,
     ) -> ReportData:
         """Write runs, results.json and report.html; per query `system` is compared with the first of `against`."""
@@ -102,6 +104,8 @@ class Comparer:
             ],
             comparisons=self.comparisons,
             guard=self.guarded,
+            training=[training_curve(name, result.history, result.best_step) for name, result in trained.items()],
+            merges=[_merge_curve(name, result.merge) for name, result in trained.items() if result.merge is not None],
             primary_metric=PRIMARY_METRIC,
             per_query_baseline=baseline,
             per_query_system=system,
@@ -109,7 +113,6 @@ class Comparer:
                 QueryChange(
                     query_id=query,
                     query=queries[query],
-                    kind=kinds.get(query),
                     baseline_score=before[query],
                     system_score=after[query],
                 )
@@ -123,3 +126,10 @@ class Comparer:
         save_report_data(report, out / "results.json")
         write_report(report, out / "report.html")
         return report
+
+
+def _merge_curve(system: str, merged: MergeResult) -> MergeCurve:
+    """Return a merge's scores as a curve of the report."""
+    guards = sorted({change.collection for change in merged.changes if change.role == "guard"})
+    reason = ". ".join(merged.reason())
+    return MergeCurve(system=system, weight=merged.weight, points=merged.points, reason=reason, guards=guards)

@@ -1,51 +1,66 @@
-"""Calibrate a model's head on the dev pairs of a collection, and report it on the pairs of another split."""
+"""Calibrate the heads of models on the dev pairs of a collection, and report them on its test pairs."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bixse.calibration.calibrate_head import fit_head
 from bixse.calibration.reliability import calibration_report
+from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import build_encoder
 from bixse.search.search_collection import encode_collection
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
     from bixse.data.collection import Collection
-    from bixse.encoders.head import RelevanceHead
     from bixse.progress import ProgressBars
     from bixse.relevance import GradeScale
     from bixse.results import CalibrationReport
+    from bixse.search.search_collection import EncodedCollection
 
 
 def calibrate_on_dev(
-    model: str | Path,
-    head: RelevanceHead | None,
+    models: Mapping[str, str],
+    kept: str,
     collection: Collection,
     scale: GradeScale,
     seed: int = 0,
     progress: ProgressBars | None = None,
-) -> tuple[RelevanceHead, dict[str, CalibrationReport]]:
-    """Fit a model's head on the dev pairs; return it, and reports on the test pairs: as trained, calibrated on dev."""
+) -> dict[str, CalibrationReport]:
+    """Fit the head of each model (label -> folder) on the dev pairs, and return reports on the test pairs.
+
+    The model `kept` is reported as trained, too, and its fitted head is saved in its folder.
+    """
     judged = [query for split in ("dev", "test") for query in collection.qrels[split]]
-    encoded = encode_collection(build_encoder(model), collection, judged, progress)
+    reports = {}
+    for label, model in models.items():
+        encoded = encode_collection(build_encoder(model), collection, judged, progress)
+        head = RelevanceHead.load(Path(model)) if label == kept else None
+        if head is not None:  # an interrupted call may have saved the calibrated head
+            head = replace(head, slope=1.0, intercept=0.0, calibrated_on=None)
+        cosines, relevance, queries = _pairs(encoded, collection, "dev", scale)
+        fitted = fit_head(head, cosines, relevance, f"{len(queries)} pairs of split 'dev' of {collection.name}")
+        if label == kept:
+            fitted.save(Path(model))
+        cosines, relevance, queries = _pairs(encoded, collection, "test", scale)
+        for words, own in (("as trained", head), ("calibrated on dev", fitted)):
+            if own is not None:
+                report = calibration_report(own.probability(cosines), relevance, queries, seed=seed)
+                reports[f"{label}, {words}"] = report
+    return reports
 
-    def pairs_of(split: str) -> tuple[NDArray[np.float64], NDArray[np.float64], list[str]]:
-        judged = [(q, d, grade) for q, grades in collection.qrels[split].items() for d, grade in grades.items()]
-        cosines = encoded.cosines([(query, document) for query, document, _ in judged])
-        relevance = np.array([scale.to_relevance(grade) for _, _, grade in judged])
-        return cosines, relevance, [query for query, _, _ in judged]
 
-    fit_cosines, fit_relevance, fit_queries = pairs_of("dev")
-    fitted_on = f"{len(fit_queries)} pairs of split 'dev' of {collection.name}"
-    fitted = fit_head(head, fit_cosines, fit_relevance, fitted_on)
-    cosines, relevance, queries = pairs_of("test")
-    heads = ({"as trained": head} if head is not None else {}) | {"calibrated on dev": fitted}
-    return fitted, {
-        name: calibration_report(own.probability(cosines), relevance, queries, seed=seed) for name, own in heads.items()
-    }
+def _pairs(
+    encoded: EncodedCollection, collection: Collection, split: str, scale: GradeScale
+) -> tuple[NDArray[np.float64], NDArray[np.float64], list[str]]:
+    judged = [(q, d, grade) for q, grades in collection.qrels[split].items() for d, grade in grades.items()]
+    cosines = encoded.cosines([(query, document) for query, document, _ in judged])
+    relevance = np.array([scale.to_relevance(grade) for _, _, grade in judged])
+    return cosines, relevance, [query for query, _, _ in judged]

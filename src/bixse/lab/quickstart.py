@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING
@@ -15,14 +15,13 @@ import yaml
 from bixse.data.collection import save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
-from bixse.data.pydocs import PYDOCS_PYTHON, PYDOCS_SCALE, load_pydocs, query_kinds
+from bixse.data.pydocs import PYDOCS_PYTHON, PYDOCS_SCALE, load_pydocs
 from bixse.data.run import open_run
-from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import demo_model_path
 from bixse.files.files import write_atomically
 from bixse.lab.comparison import Comparer
 from bixse.lab.head_report import calibrate_on_dev
-from bixse.report.schema import MergeCurve, load_report_data, training_curve
+from bixse.report.schema import load_report_data
 from bixse.training.config import TUNED_FOLDER, MergeConfig, OptimizerConfig, TrainConfig
 from bixse.training.recipe import TrainResult, train
 
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
     from bixse.lab.lab_config import QuickstartConfig
     from bixse.progress import ProgressBars
     from bixse.report.schema import ReportData
-    from bixse.results import CalibrationReport
-    from bixse.training.merge import MergeResult
 
 MODEL = "demo"
 """The name for all-MiniLM-L6-v2 in the extra `bixse[demo]`."""
@@ -145,30 +142,20 @@ def quickstart(
             comparer.compare(system_name, baseline)
             if baseline == "base":
                 comparer.compare(system_name, baseline, on_guard=True)
-        calibrations: dict[str, CalibrationReport] = {}
         models = {loss: str(trained[loss].model_path) for loss in ("bixse", *losses)} | {"base": config.model}
-        for name, model in models.items():
-            trained_head = RelevanceHead.load(trained["bixse"].model_path) if name == "bixse" else None
-            if trained_head is not None:
-                # an interrupted call may have saved the calibrated head
-                trained_head = replace(trained_head, slope=1.0, intercept=0.0, calibrated_on=None)
-            head, reports = calibrate_on_dev(model, trained_head, collection, PYDOCS_SCALE, seed, progress)
-            calibrations |= {f"{comparer.labels[name]}, {words}": report for words, report in reports.items()}
-            if name == "bixse":
-                head.save(trained["bixse"].model_path)
+        named = {comparer.labels[name]: model for name, model in models.items()}
+        calibrations = calibrate_on_dev(named, LABELS["bixse"], collection, PYDOCS_SCALE, seed, progress)
         warnings = [f"{name}: {warning}" for name, result in trained.items() for warning in result.warnings]
         report = comparer.write_report(
             out,
             system="bixse",
             against=["base", *losses],
+            trained=trained,
             queries=collection.queries,
-            kinds=query_kinds(),
             title="bixse quickstart: search over Python's documentation",
             description="BM25, the base model and the trained one on the same held-out queries, graded by a language "
             "model.",
             calibrations=calibrations,
-            training=[training_curve(name, result.history, result.best_step) for name, result in trained.items()],
-            merges=[merge_curve(name, result.merge) for name, result in trained.items() if result.merge is not None],
             facts=_facts(collection, config, out, settings),
             timings=record.timings,
             commands=next_commands(out),
@@ -224,13 +211,6 @@ def user_config(config: TrainConfig) -> str:
              "# `guard` (a folder of queries that must not get worse; or null), and set `model` to any",
              "# sentence-transformers model."]  # fmt: skip
     return "\n".join(lines) + "\n" + yaml.safe_dump(values | paths, sort_keys=False)
-
-
-def merge_curve(system: str, merged: MergeResult) -> MergeCurve:
-    """Return a merge's scores as a curve of the report."""
-    guards = sorted({change.collection for change in merged.changes if change.role == "guard"})
-    reason = ". ".join(merged.reason())
-    return MergeCurve(system=system, weight=merged.weight, points=merged.points, reason=reason, guards=guards)
 
 
 def next_commands(out: Path) -> list[str]:

@@ -9,7 +9,6 @@ import re
 from datetime import datetime
 from functools import cache
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -21,7 +20,7 @@ from bixse.report import plots, table
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from bixse.report.schema import QueryChange, ReportData
+    from bixse.report.schema import ReportData
     from bixse.results import Difference
 
 CHANGES_LISTED = 10
@@ -42,7 +41,6 @@ def render_report(data: ReportData) -> str:
         data=data,
         decisive=decisive,
         best=_best_scores(data),
-        forest=plots.forest_plot(decisive, data.label) if decisive else None,
         training=plots.training_plots(data.training, data.label),
         merges={
             f"{data.label(curve.system)}: dev and guard against the weight of the tuned model": plots.merge_plot(
@@ -54,7 +52,6 @@ def render_report(data: ReportData) -> str:
             name: plots.reliability_diagram(report, name) for name, report in data.calibrations.items() if report.curve
         },
         gains=plots.gains_and_losses_plot(changes, data.primary_metric) if changes else None,
-        kinds=_by_kind(changes),
         largest_gains=[change for change in changes if change.change > 0][:CHANGES_LISTED],
         largest_losses=[change for change in reversed(changes) if change.change < 0][:CHANGES_LISTED],
     )
@@ -128,16 +125,3 @@ def _best_scores(data: ReportData) -> Mapping[str, str]:
         metric: table.format_number(max(s.metrics[metric] for s in data.systems if metric in s.metrics))
         for metric in data.metrics
     }
-
-
-def _by_kind(changes: list[QueryChange]) -> list[tuple[str, int, float, float]]:
-    """The kind, number of queries, mean baseline and mean system score of each kind; empty if no query has a kind."""
-    kinds: dict[str, list[QueryChange]] = {}
-    for change in changes:
-        kinds.setdefault(change.kind or "(no kind)", []).append(change)
-    if all(change.kind is None for change in changes):
-        return []
-    return [
-        (kind, len(group), fmean(c.baseline_score for c in group), fmean(c.system_score for c in group))
-        for kind, group in sorted(kinds.items())
-    ]

@@ -1,4 +1,4 @@
-"""SVG plots: training curves, reliability diagram, gains and losses, differences with intervals.
+"""SVG plots: training curves, merge weights, reliability diagram, gains and losses.
 
 The same data give the same bytes. matplotlib is imported on first use, and its settings outside do not change. `label`
 maps the name of a system to its name in the plot.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bixse.report.schema import MergeCurve, QueryChange, TrainingCurve
-    from bixse.results import CalibrationReport, Comparison, Verdict
+    from bixse.results import CalibrationReport
 
 DEV_FIELD = "eval_dev_ndcg@10"
 """Field of the training log."""
@@ -36,11 +36,6 @@ _WIDTH = 4.3  # inches; 310 SVG units, about a phone's width
 INK, _GREY = "#22303c", "#5b6873"
 SERIES = ["#0b5cad", "#c45a00", "#1a7f4b", "#7a3ea1", "#8a6d00", "#b3261e"]
 MARKERS = ["o", "s", "^", "D", "v", "P"]
-_VERDICT_STYLE: dict[Verdict, tuple[str, str]] = {  # a shape too, never colour alone
-    "better": ("#1a7f4b", "^"),
-    "no difference": (_GREY, "o"),
-    "worse": ("#b3261e", "v"),
-}
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: small files, in the fonts of the browser
     "svg.hashsalt": "bixse",  # without it ids are random, and the same data give other bytes
@@ -70,7 +65,7 @@ class Plot:
 
     svg: str
     alt: str
-    """Description for screen readers."""
+    """Text for screen readers."""
 
     def __html__(self) -> str:
         """Return the markup that Jinja inserts into a page."""
@@ -80,16 +75,15 @@ class Plot:
 
 def training_plots(curves: Sequence[TrainingCurve], label: Callable[[str], str] = str) -> dict[str, Plot]:
     """Title -> plot of each panel of the training log that has data; a dotted line marks the kept checkpoint."""
-    panels: dict[str, tuple[str, list[tuple[str, TrainingCurve, str]]]] = {}
+    panels: dict[str, list[tuple[str, TrainingCurve, str]]] = {}
     for curve in curves:  # losses differ in scale between systems, so loss and logits have a panel per system
         name = label(curve.system)
         logits = [("relevant", curve, "mean_logit_relevant"), ("not relevant", curve, "mean_logit_irrelevant")]
-        panels[f"Training loss: {name}"] = "Training loss", [(name, curve, "loss")]
-        panels[f"Mean logit: {name}"] = "Mean logit", logits
+        panels |= {f"Training loss: {name}": [(name, curve, "loss")], f"Mean logit: {name}": logits}
     for title, field in (("nDCG@10 on the development queries", DEV_FIELD), ("Logit bias beta", "logit_bias")):
-        panels[title] = title, [(label(curve.system), curve, field) for curve in curves]
-    drawn = {panel: _training_plot(title, series) for panel, (title, series) in panels.items()}
-    return {panel: plot for panel, plot in drawn.items() if plot is not None}
+        panels[title] = [(label(curve.system), curve, field) for curve in curves]
+    drawn = {title: _training_plot(title, series) for title, series in panels.items()}
+    return {title: plot for title, plot in drawn.items() if plot is not None}
 
 
 def _training_plot(title: str, series: Sequence[tuple[str, TrainingCurve, str]]) -> Plot | None:
@@ -216,34 +210,6 @@ def gains_and_losses_plot(changes: Sequence[QueryChange], metric: str) -> Plot:
             f"Change of {metric} by query, sorted: {gained} queries gained, {lost} lost, "
             f"{count - gained - lost} stayed the same",
         )
-
-
-def forest_plot(comparisons: Sequence[Comparison], label: Callable[[str], str] = str) -> Plot:
-    """Mean differences of one metric with their intervals, one row each; colour and shape show the verdict."""
-    with drawing(height=0.75 + 0.5 * len(comparisons)) as figure:
-        axes = figure.add_subplot()
-        reach = 0.001
-        said = []
-        for row, comparison in enumerate(comparisons):
-            found = comparison.difference
-            reach = max(reach, *map(abs, (found.low, found.high, found.mean)))
-            colour, marker = _VERDICT_STYLE[found.verdict]
-            axes.hlines(row, found.low, found.high, color=colour, linewidth=2)
-            axes.vlines([found.low, found.high], row - 0.1, row + 0.1, color=colour, linewidth=2)
-            axes.plot(found.mean, row, color=colour, marker=marker, markersize=7)
-            system, baseline = label(comparison.system), label(comparison.baseline)
-            style = {"transform": axes.get_yaxis_transform(), "size": 9.5,
-                     "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1}}  # fmt: skip
-            axes.text(0.01, row - 0.28, f"{clean(system, 20)} − {clean(baseline, 20)}", **style)
-            axes.text(0.99, row - 0.28, format_difference(found.mean), ha="right", color=colour, **style)
-            said.append(f"{system} against {baseline} {format_difference(found.mean)}, {found.verdict}")
-        axes.axvline(0, color=INK, linewidth=0.8)
-        axes.set(xlim=(-1.1 * reach, 1.1 * reach), ylim=(len(comparisons) - 0.6, -0.72), yticks=[])
-        axes.set_xlabel("← worse | better →")
-        axes.grid(axis="y", visible=False)
-        axes.spines["left"].set_visible(False)
-        axes.locator_params(axis="x", nbins=6)
-        return finished(figure, f"Differences of {comparisons[0].metric} with intervals: {'; '.join(said)}")
 
 
 def clean(text: str, length: int = 34) -> str:

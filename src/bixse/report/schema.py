@@ -72,7 +72,6 @@ class QueryChange(_Plain):
 
     query_id: Text
     query: Text
-    kind: Text | None = None
     baseline_score: float
     system_score: float
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -167,20 +166,17 @@ def _on_task(settings: EvaluateSettings, systems: Sequence[System], task: Task, 
 
 def _from_few_labels(settings: EvaluateSettings, grades: Path, out: Path | None) -> CommandResult:
     from bixse.evaluation.systems import read_ranking
-    from bixse.files.files import write_atomically
     from bixse.judging.audit.few_labels import few_labels_of_files
-    from bixse.judging.audit.labels import impossible_lines
 
     assert settings.human is not None
     runs = {name: read_ranking(name) for name in settings.model}
     stated = GradeScale(*settings.scale) if settings.scale else None
-    found, wrong, scale = few_labels_of_files(runs, grades, settings.human, stated, settings.min_relevant_grade)
-    if out is not None:
-        write_atomically(out / "few_labels.json", json.dumps(asdict(found), indent=1) + "\n")
+    path = out / "few_labels.json" if out is not None else None
+    found, wrong, scale = few_labels_of_files(runs, grades, settings.human, stated, settings.min_relevant_grade, path)
     ends = f"{scale.minimum:g} to {scale.maximum:g}"
     warnings = [] if stated else [f"the scale {ends} is that of the labels found; state --scale"]
-    artifacts = {"results": str(out / "few_labels.json")} if out else {}
-    text = "\n".join([found.text(), *impossible_lines(wrong)])
+    artifacts = {"results": str(path)} if path is not None else {}
+    text = "\n".join([found.text(), *wrong])
     return CommandResult(text, asdict(found), artifacts, warnings, exit_code=3 if wrong else 0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import asdict, dataclass
@@ -12,8 +13,9 @@ import numpy as np
 
 from bixse.errors import InputError
 from bixse.evaluation.statistics import quotient
+from bixse.files.files import write_atomically
 from bixse.judging.audit.labelled_sample import SampledMean, judged_pool
-from bixse.judging.audit.labels import read_labels
+from bixse.judging.audit.labels import impossible_lines, read_labels
 from bixse.relevance import MIN_RELEVANT_GRADE
 from bixse.report.table import VERDICT_WORDS, format_difference, format_interval, format_number, format_table
 
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
 
     from bixse.evaluation.statistics import Floats
     from bixse.judging.audit.labelled_sample import JudgedPool, Pairs
-    from bixse.judging.audit.labels import ImpossibleLabel
     from bixse.relevance import GradeScale, Ranking
     from bixse.report.table import Cell
     from bixse.results import IntervalEstimate
@@ -192,8 +193,9 @@ def few_labels_of_files(
     human: Path,
     scale: GradeScale | None = None,
     min_relevant_grade: float = MIN_RELEVANT_GRADE,
-) -> tuple[FewLabels, list[ImpossibleLabel], GradeScale]:
-    """Return `evaluate_few_labels` of a judge's grades and people's labels in files, bad labels, and the scale."""
+    out: Path | None = None,
+) -> tuple[FewLabels, list[str], GradeScale]:
+    """Return `evaluate_few_labels` of files, which `out` keeps, lines on impossible labels, and the labels' scale."""
     people = read_labels(human, scale, sampled=True)
     judge = read_labels(grades, otherwise=people.scale)
     found = evaluate_few_labels(
@@ -203,7 +205,9 @@ def few_labels_of_files(
         people.probability,
         relevant_from=people.scale.to_relevance(min_relevant_grade),
     )
-    return found, [*people.impossible, *judge.impossible], people.scale
+    if out is not None:
+        write_atomically(out, json.dumps(asdict(found), indent=1) + "\n")
+    return found, impossible_lines([*people.impossible, *judge.impossible]), people.scale
 
 
 def _too_rare_for_ndcg(pool: JudgedPool) -> str | None:

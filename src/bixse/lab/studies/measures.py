@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from bixse.encoders.relevance_model import RelevanceModel
+    from sentence_transformers import SentenceTransformer
+
     from bixse.evaluation.evaluate import Evaluation
     from bixse.evaluation.systems import System
     from bixse.evaluation.tasks import Task
@@ -89,13 +90,13 @@ def _per_query(found: Mapping[str, Evaluation | JudgeRanking]) -> dict[str, dict
     }
 
 
-def trained(run: ArmRun, inputs: StudyInputs, own: Path, pairs: Path) -> RelevanceModel:
+def trained(run: ArmRun, inputs: StudyInputs, own: Path, pairs: Path) -> SentenceTransformer:
     """Return the encoder of a run. Train it in the run's folder, unless it is finished there."""
     train_run(run_config(run, inputs, pairs), own)
     return build_encoder(own / TRAIN_FOLDER / MODEL_FOLDER)
 
 
-def untrained(run: ArmRun, inputs: StudyInputs) -> RelevanceModel:
+def untrained(run: ArmRun, inputs: StudyInputs) -> SentenceTransformer:
     """Return the encoder before training, with the length, pooling, attention and instructions of training."""
     config = train_config({**run.settings, "pairs": inputs.pairs})
     encoder = build_encoder(
@@ -125,7 +126,7 @@ def run_config(run: ArmRun, inputs: StudyInputs, pairs: Path) -> TrainConfig:
 
 
 def _scored(
-    model: RelevanceModel, inputs: StudyInputs, own: Path
+    model: SentenceTransformer, inputs: StudyInputs, own: Path
 ) -> tuple[dict[str, Evaluation], dict[str, dict[str, float]]]:
     """Score an encoder on the test collections and on the extra ones, and encode each text once."""
     cache = own / "embeddings"

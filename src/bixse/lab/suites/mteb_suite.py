@@ -6,7 +6,7 @@ import json
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import datasets
 import huggingface_hub.constants as constants
@@ -38,11 +38,9 @@ if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
 
     from bixse.data.run import Run
-    from bixse.encoders.relevance_model import RelevanceModel
     from bixse.evaluation.metrics import PerQuery
     from bixse.evaluation.systems import System
     from bixse.progress import ProgressBars
-    from bixse.relevance import Kind
 
 CACHE_FOLDER = "mteb"
 """mteb's results, inside a system's folder so that no other system reads them."""
@@ -50,6 +48,7 @@ PREDICTIONS_FOLDER = "predictions"
 RANKED_BY = "ndcg_at_10"
 """mteb's name of the metric with known values per query."""
 DEFAULT_SUBSET = "default"
+KINDS: tuple[Literal["query"], Literal["document"]] = ("query", "document")
 
 
 def benchmark_tasks(benchmark: str, names: Sequence[str] | None = None) -> list[AbsTask]:
@@ -203,7 +202,7 @@ def _add_queries(per_query: PerQuery, task: Any, folder: Path) -> None:
 class MtebEncoder(AbsEncoder):
     """An encoder for mteb. Retrieval texts are embedded as everywhere in bixse, normalised."""
 
-    def __init__(self, encoder: RelevanceModel, label: str, prompts: Mapping[str, str], revision: str) -> None:
+    def __init__(self, encoder: Any, label: str, prompts: Mapping[str, str], revision: str) -> None:
         self.encoder = encoder
         self.prompts = dict(prompts)
         self.mteb_model_meta = model_meta(encoder, label, revision)
@@ -223,7 +222,7 @@ class MtebEncoder(AbsEncoder):
                 return self.encoder.encode(
                     texts, prompt=prompt, batch_size=kwargs.get("batch_size", 32), show_progress_bar=False
                 )
-        kind: Kind = "query" if prompt_type.value == "query" else "document"
+        kind: Literal["query", "document"] = "query" if prompt_type.value == "query" else "document"
         with _prompt(self.encoder, kind, prompt or ""):
             return encode_texts(self.encoder, texts, kind)
 
@@ -239,11 +238,11 @@ def mteb_model(system: System, tasks: Sequence[Any]) -> MtebEncoder:
         raise InputError(
             f"{system.label}: got a system that is no encoder; expected an encoder for mteb's tasks; fix: leave it out"
         )
-    encoder: Any = system.encoder
-    return MtebEncoder(encoder, system.label, mteb_prompts(encoder, tasks, system.task), system.weights)
+    prompts = mteb_prompts(system.encoder, tasks, system.task)
+    return MtebEncoder(system.encoder, system.label, prompts, system.weights)
 
 
-def model_meta(encoder: RelevanceModel, label: str, revision: str) -> Any:
+def model_meta(encoder: Any, label: str, revision: str) -> Any:
     """Return the name and hash under which mteb stores results."""
     # mteb names every model from a folder no_model_name_available, without revision: checkpoints would share scores
     parts = [part for part in Path(label).parts if part not in ("/", ".", "..")][-2:]
@@ -261,10 +260,9 @@ def model_meta(encoder: RelevanceModel, label: str, revision: str) -> Any:
     )
 
 
-def mteb_prompts(encoder: RelevanceModel, tasks: Sequence[Any], task: str | None = None) -> dict[str, str]:
+def mteb_prompts(encoder: Any, tasks: Sequence[Any], task: str | None = None) -> dict[str, str]:
     """Return the model's prompts under the names that mteb looks up, by mteb's task name or by `task`."""
     table = encoder.instructions
-    kinds: tuple[Kind, ...] = ("query", "document")
     known = {*RESERVED, *(table.tasks if table is not None else ())}
     prompts = {name: prompt or "" for name, prompt in (encoder.prompts or {}).items() if name not in known}
     for each in tasks:
@@ -275,7 +273,7 @@ def mteb_prompts(encoder: RelevanceModel, tasks: Sequence[Any], task: str | None
         if isinstance(each, AbsTaskRetrieval):
             names = (task,) if task is not None else (name, INSTRUCTIONS.get(name, name))
             with instructions_of(encoder, names, must=task is not None):
-                own = {f"{name}-{kind}": prompt_for(encoder, kind) or "" for kind in kinds}
+                own = {f"{name}-{kind}": prompt_for(encoder, kind) or "" for kind in KINDS}
             prompts = {**own, **prompts}
         elif table is not None:
             said = each.metadata.prompt if isinstance(each.metadata.prompt, str) else each.abstask_prompt
@@ -284,7 +282,7 @@ def mteb_prompts(encoder: RelevanceModel, tasks: Sequence[Any], task: str | None
 
 
 @contextmanager
-def _prompt(encoder: RelevanceModel, kind: Kind, prompt: str) -> Iterator[None]:
+def _prompt(encoder: Any, kind: str, prompt: str) -> Iterator[None]:
     prompts, task = encoder.prompts, encoder.task
     encoder.prompts = {**(prompts or {}), kind: prompt}
     encoder.task = task or "chosen by mteb"
