@@ -100,7 +100,6 @@ class ArmRun:
     seed: int
     measure: Measure
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Training settings: the shared ones with the arm's settings on top."""
 
     @property
     def name(self) -> str:
@@ -138,7 +137,6 @@ class RunResult(Measured):
     seed: int = 0
     status: RunStatus = "finished"
     reason: str = ""
-    """One line that says why the run did not finish."""
     seconds: float = 0.0
     """Wall time of training and measuring. It includes earlier calls of an interrupted run."""
     fingerprint: str = ""
@@ -174,7 +172,6 @@ ELSEWHERE = "another rank has not done it yet"
 FIX = "tried twice; fix: fewer jobs, or smaller batches"
 """The reason of a run that ended without an error of its own, for example because its process died."""
 PARTS = (MODEL_FOLDER, ADAPTER_FOLDER, TUNED_FOLDER, CHECKPOINT_FOLDER)
-"""The large folders of a training."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +181,6 @@ class Results:
     of: dict[str, RunResult]
     """Name of a run -> its result, in the order of the runs."""
     made: int
-    """Number of runs that this call did."""
     warnings: list[str]
     waiting: int = 0
     """Number of runs that are pending on other ranks. Their results are marked as interrupted."""

@@ -66,7 +66,6 @@ class QuickstartResult:
     artifacts: dict[str, str]
     warnings: list[str]
     reused: bool = False
-    """True if the run was finished before."""
 
 
 @contextmanager

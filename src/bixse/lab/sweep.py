@@ -58,9 +58,7 @@ class SweepRow:
     """One arm of the table. Its figures cover the seeds that finished."""
 
     arm: int
-    """The number of the arm, counted from 1."""
     settings: dict[str, Any]
-    """Varied key -> value."""
     label: str
     seeds: list[int]
     precision: str
@@ -73,11 +71,8 @@ class SweepRow:
     spread: float | None
     """Sample standard deviation of `best` over the seeds. None for fewer than two."""
     best_steps: list[int]
-    """The step of the kept checkpoint, per seed."""
     seconds: float
-    """Wall time of training, summed over the seeds."""
     reason: str
-    """The cause if the arm did not finish."""
     warnings: list[str]
     best_run: str
     """The run with the arm's best kept model, as `ARM/seed-N`."""
@@ -92,9 +87,7 @@ class SweepResult:
     """One row per arm, best first."""
     table_path: Path
     best: SweepRow | None
-    """The best arm. None if no arm finished."""
     best_path: Path | None
-    """The YAML file with the settings of the best arm, for `bixse train --config`."""
     model_path: Path | None
     """The model of the best arm's best seed. None if no model was kept."""
     warnings: list[str]

@@ -42,9 +42,7 @@ class SummaryRow:
 
     labels: ArmLabels
     seeds: int
-    """Number of seeds that finished."""
     figures: Mapping[str, float]
-    """Metric -> mean over the seeds."""
     interval: Difference | None
     """Mean nDCG@10 with its interval over seeds and queries. None for a study without queries."""
     spread: float | None

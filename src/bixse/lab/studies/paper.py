@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -107,38 +108,29 @@ def _batch_size_contrasts(values: Choices) -> list[Contrast]:
 
 
 def _bias_rate_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> list[Arm]:
-    return [
-        Arm(
-            {"start": start, "multiplier": multiplier},
-            train=merged(
-                of_loss(config, "bixse"),
-                {"loss_options": {"bias": start}, "optimizer": {"bias_lr_multiplier": multiplier}},
-            ),
-        )
-        for start in values["starts"]
-        for multiplier in values["multipliers"]
-    ]
+    found = []
+    for start, multiplier in itertools.product(values["starts"], values["multipliers"]):
+        train = {"loss_options": {"bias": start}, "optimizer": {"bias_lr_multiplier": multiplier}}
+        labels = {"start": start, "multiplier": multiplier}
+        found.append(Arm(labels, train=merged(of_loss(config, "bixse"), train)))
+    return found
 
 
 def _bias_rate_contrasts(values: Choices) -> list[Contrast]:
     (slow, *faster), (first, *others) = sorted(values["multipliers"]), values["starts"]
+
+    def arm(start: str, multiplier: float) -> ArmLabels:
+        return {"start": start, "multiplier": multiplier}
+
     rates = [
-        above(
-            f"bias {fast} times as fast above {slow} times, start {start}",
-            {"start": start, "multiplier": fast},
-            {"start": start, "multiplier": slow},
-        )
+        above(f"bias {fast} times as fast above {slow} times, start {start}", arm(start, fast), arm(start, slow))
         for start in values["starts"]
         for fast in faster
     ]
     starts = [
-        above(
-            f"start {first} above {other} at {multiplier} times",
-            {"start": first, "multiplier": multiplier},
-            {"start": other, "multiplier": multiplier},
-        )
+        above(f"start {first} above {other} at {rate} times", arm(first, rate), arm(other, rate))
         for other in others
-        for multiplier in [slow, *faster]
+        for rate in [slow, *faster]
     ]
     return rates + starts
 
@@ -179,14 +171,10 @@ def _annotation_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | 
 
 def _annotation_contrasts(values: Choices) -> list[Contrast]:
     losses, counts = values["losses"], sorted(values["labels_per_query"])
-    fewest = {"loss": "bixse", "labels_per_query": counts[0]}
+    arms = [{"loss": "bixse", "labels_per_query": count} for count in counts]
     spread = [
-        above(
-            f"bixse: {counts[0]} per query above {count} for the same budget",
-            fewest,
-            {**fewest, "labels_per_query": count},
-        )
-        for count in counts[1:]
+        above(f"bixse: {counts[0]} per query above {count} for the same budget", arms[0], arm)
+        for count, arm in zip(counts[1:], arms[1:], strict=True)
         if "bixse" in losses
     ]
     return bixse_above_others(losses, "labels_per_query", counts, "with {} labels per query") + spread
@@ -294,11 +282,9 @@ TRAINING_STUDIES = (
         ),
     ),
 )  # fmt: skip
-"""The studies in the order of the paper."""
 
 
 STUDIES = {study.name: study for study in (*TRAINING_STUDIES, RANKERS)}
-"""Name -> study, in the order of the paper."""
 
 
 def describe_studies() -> str:

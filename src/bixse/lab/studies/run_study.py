@@ -36,7 +36,6 @@ class StudyResult:
     outcome: StudyOutcome
     artifacts: dict[str, str]
     made: int
-    """Number of runs that this call did."""
     warnings: list[str] = field(default_factory=list)
     waiting: int = 0
     """Number of runs that are pending on other ranks. The tables lack them."""
@@ -107,12 +106,9 @@ class StudyPlan:
     """The runs of a study whose settings are checked, before anything is trained."""
 
     arms: list[str]
-    """Labels of the trained arms."""
     others: int
-    """Number of arms without training."""
     seeds: int
     missing: list[str]
-    """Input files that do not exist."""
 
     @property
     def runs(self) -> int:

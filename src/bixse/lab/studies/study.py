@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError
 
 from bixse.errors import ConfigError, InputError, did_you_mean
 from bixse.evaluation.statistics import interval_bounds
@@ -30,27 +31,15 @@ Choices: TypeAlias = Mapping[str, Any]
 """Key -> list of values, or one value, that a study goes through."""
 
 
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_share(value: object) -> bool:
-    return _is_number(value) and 0 <= value <= 1
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-VALUES: Mapping[str, tuple[Callable[[object], bool], str]] = {
-    **dict.fromkeys(("noise", "cutoffs"), (_is_share, "numbers from 0 to 1")),
-    **dict.fromkeys(
-        ("batch_sizes", "documents", "labels", "labels_per_query", "depth"), (_is_count, "integers above 0")
-    ),
-    "hard_negatives": (lambda value: value == 0 or _is_count(value), "integers from 0"),
-    "multipliers": (lambda value: _is_number(value) and value > 0, "numbers above 0"),
+Share = Annotated[float, Field(ge=0, le=1, strict=True)]
+Count = Annotated[int, Field(ge=1, strict=True)]
+VALUES: Mapping[str, tuple[Any, str]] = {
+    **dict.fromkeys(("noise", "cutoffs"), (Share, "numbers from 0 to 1")),
+    **dict.fromkeys(("batch_sizes", "documents", "labels", "labels_per_query", "depth"), (Count, "integers above 0")),
+    "hard_negatives": (Annotated[int, Field(ge=0, strict=True)], "integers from 0"),
+    "multipliers": (Annotated[float, Field(gt=0, strict=True)], "numbers above 0"),
 }
-"""Key -> (test of its values, description of valid values). Other keys hold names."""
+"""Key -> (type of its values, description of valid values). Other keys hold names."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +48,6 @@ class Study:
 
     name: str
     title: str
-    """The heading of plot and page."""
     paper: str
     """The place in the paper, and the paper's claim there."""
     defaults: Choices
@@ -88,14 +76,18 @@ def chosen_values(study: Study, config: StudyConfig) -> dict[str, Any]:
     return {**study.defaults, **config.values}
 
 
-def _check_values(key: str, value: object, default: object) -> None:
-    allowed, expected = VALUES.get(key, (lambda part: isinstance(part, str), "names"))
-    for part in value if isinstance(default, list) and isinstance(value, list) else [value]:
-        if not allowed(part) and not (part is None and default is None):
+def _check_values(key: str, value: Any, default: object) -> None:
+    kind, expected = VALUES.get(key, (Annotated[str, Field(strict=True)], "names"))
+    if value is None and default is None:
+        return
+    for part in value if isinstance(default, list) else [value]:
+        try:
+            TypeAdapter(kind).validate_python(part)
+        except ValidationError:
             raise ConfigError(
                 f"values: got {part!r} for {key!r}; expected {expected}; "
                 f"fix: change it, or leave the key out for the default, {default!r}"
-            )
+            ) from None
 
 
 def of_loss(config: StudyConfig, loss: str) -> dict[str, Any]:
@@ -134,7 +126,6 @@ class Contrast:
 
     claim: str
     terms: tuple[tuple[ArmLabels, float], ...]
-    """The labels of each arm, with its weight."""
 
 
 @dataclass(frozen=True)

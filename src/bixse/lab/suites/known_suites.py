@@ -57,13 +57,10 @@ class Suite:
     name: str
     engine: SuiteEngine
     tasks: tuple[SuiteTask, ...] = ()
-    """Tasks on collection folders."""
     optional: tuple[SuiteTask, ...] = ()
     """Tasks that take part if their folders exist."""
     benchmark: str | None = None
-    """The name of the suite in mteb, for the engine "mteb"."""
     note: str | None = None
-    """A note for the reader of the figures."""
 
 
 def suite_named(name: str) -> Suite:

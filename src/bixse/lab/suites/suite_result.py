@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
     from bixse.evaluation.evaluate import Evaluation
     from bixse.report.table import Cell
     from bixse.results import Difference, Verdict
@@ -39,38 +37,27 @@ Values: TypeAlias = "Mapping[str, Mapping[str, float]]"
 
 @dataclass(frozen=True, kw_only=True)
 class TestedDifference:
-    """Two systems, the first minus the second."""
+    """The system `a` minus `b`, on one task or over a suite, where each query counts as in the mean over tasks."""
 
+    a: str
+    b: str
     difference: Difference
     """Mean of a - b, with interval and p-value of the paired bootstrap over queries."""
     randomisation_p: float
     """The p-value of Fisher's randomisation test."""
     holm_p: float = 1.0
-    """`randomisation_p` after Holm's correction over the rows of its table."""
+    """`randomisation_p` after Holm's correction, over all pairs, and over all pairs and tasks."""
+    task: str = ""
+    """Name of the task; empty for the suite."""
+    tasks: tuple[TestedDifference, ...] = ()
+    """Of a suite: its tasks with at least two queries."""
 
     @property
     def verdict(self) -> Verdict:
         return self.difference.verdict
 
 
-@dataclass(frozen=True, kw_only=True)
-class TaskDifference(TestedDifference):
-    """Two systems on one task. `holm_p` is corrected over all tasks and pairs."""
-
-    task: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class SuiteDifference(TestedDifference):
-    """The system `a` minus `b` over a suite. Each query has the weight that it has in the mean over tasks."""
-
-    a: str
-    b: str
-    tasks: tuple[TaskDifference, ...]
-    """The tasks with at least two queries."""
-
-
-def compare_systems(values: Mapping[str, Values], group_of: Mapping[str, str] | None = None) -> list[SuiteDifference]:
+def compare_systems(values: Mapping[str, Values], group_of: Mapping[str, str] | None = None) -> list[TestedDifference]:
     """Compare every pair of systems on the same queries. Tasks of one group in `group_of` count as one task."""
     # queries are resampled within tasks: the intervals cover the choice of queries, not the choice of tasks
     found = [_compare(a, b, values[a], values[b], group_of or {}) for a, b in combinations(values, 2)]
@@ -82,7 +69,7 @@ def compare_systems(values: Mapping[str, Values], group_of: Mapping[str, str] | 
     ]
 
 
-def _compare(a: str, b: str, first: Values, second: Values, group_of: Mapping[str, str]) -> SuiteDifference:
+def _compare(a: str, b: str, first: Values, second: Values, group_of: Mapping[str, str]) -> TestedDifference:
     """Compare two systems, without correction of the p-values."""
     differences = {task: paired_differences(first[task], second[task]) for task in first}
     group = {task: group_of.get(task, task) for task in sorted(first)}
@@ -90,22 +77,23 @@ def _compare(a: str, b: str, first: Values, second: Values, group_of: Mapping[st
     weights = {task: 1 / (len(sizes) * sizes[own]) for task, own in group.items()}
     total = sum(map(len, differences.values()))
     counted = [differences[task] * (total * weight / len(differences[task])) for task, weight in weights.items()]
-    return SuiteDifference(
+    return TestedDifference(
         a=a,
         b=b,
         difference=bootstrap_mean([differences[task] for task in weights], list(weights.values())),
         randomisation_p=sign_flip_test(np.concatenate(counted)),
-        tasks=tuple(_on_task(task, values) for task, values in differences.items() if len(values) > 1),
+        tasks=tuple(
+            TestedDifference(
+                a=a, b=b, task=task, difference=bootstrap_mean([own], [1.0]), randomisation_p=sign_flip_test(own)
+            )
+            for task, own in differences.items()
+            if len(own) > 1
+        ),
     )
 
 
 RESULTS_FILE = "results.json"
 COLUMNS = ("95 % interval", "p", "p (Holm)", "verdict")
-
-
-def _on_task(task: str, values: NDArray[np.float64]) -> TaskDifference:
-    difference = bootstrap_mean([values], [1.0])
-    return TaskDifference(task=task, difference=difference, randomisation_p=sign_flip_test(values))
 
 
 @dataclass(frozen=True)
@@ -119,7 +107,7 @@ class SuiteResult:
     """System -> task -> evaluation."""
     means: Mapping[str, Mapping[str, float]]
     """System -> name of the mean -> mean of the headline metric, with equal weight per group of tasks."""
-    comparisons: Sequence[SuiteDifference] = ()
+    comparisons: Sequence[TestedDifference] = ()
     notes: Sequence[str] = ()
     failures: Mapping[str, str] = field(default_factory=dict)
     """System and task -> reason of the failure."""
@@ -219,7 +207,7 @@ def _comparisons(result: SuiteResult) -> str:
     return f"{table}\n\nIntervals: {how} over queries within tasks; p: randomisation test.{end}"
 
 
-def _by_task(found: SuiteDifference) -> str:
+def _by_task(found: TestedDifference) -> str:
     rows = [[task.task, *_difference(task)] for task in found.tasks]
     table = format_table(rows, ["task", f"{found.a} − {found.b}", *COLUMNS])
     kept = sum(task.holm_p < 0.05 for task in found.tasks)

@@ -17,7 +17,7 @@ from bixse.evaluation.metrics import PRIMARY_METRIC
 from bixse.evaluation.systems import check_distinct, open_system
 from bixse.evaluation.tasks import PASSAGES, QUERIES, Task, collection_task, cut_collection
 from bixse.lab.suites.known_suites import LOCAL, suite_named
-from bixse.lab.suites.suite_result import SuiteDifference, SuiteResult, compare_systems
+from bixse.lab.suites.suite_result import SuiteResult, TestedDifference, compare_systems
 from bixse.lab.suites.trec_dl import (
     INSTRUCTION_NAMES,
     WITHOUT,
@@ -109,7 +109,7 @@ def evaluate_suite(
     notes = [chosen.note] if chosen.note else []
     if plan.years and folder is not None:
         notes += trec_notes(folder, plan.years, chosen.engine == "trec-dl-rerank")
-    comparisons: list[SuiteDifference] = []
+    comparisons: list[TestedDifference] = []
     try:
         comparisons = _compare(scores, grouped=chosen.engine != "mteb")
     except BixseError as error:
@@ -193,7 +193,7 @@ def _means(suite: Suite, scores: Mapping[str, Evaluation]) -> dict[str, float]:
     return {"mean over tasks": over_groups}
 
 
-def _compare(scores: Mapping[str, Mapping[str, Evaluation]], grouped: bool = True) -> list[SuiteDifference]:
+def _compare(scores: Mapping[str, Mapping[str, Evaluation]], grouped: bool = True) -> list[TestedDifference]:
     """Compare on the tasks that all systems have. A group counts as one task if the suite's mean does so."""
     first = next(iter(scores.values()))
     shared = [task for task in first if all(task in own for own in scores.values()) and not task.endswith(WITHOUT)]
