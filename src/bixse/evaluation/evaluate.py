@@ -36,7 +36,7 @@ PARTIAL_NAME = "best_so_far.json"
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The metrics of one system on one query set."""
+    """The figures of one system on one query set."""
 
     task: str
     metrics: Mapping[str, float]
@@ -94,18 +94,21 @@ def evaluate_query_sets(
     record = open_evaluation(system, task, out) if out is not None else None
     reused = record is not None and record.status == "finished"
     if record is not None and reused:
-        runs: Mapping[str, Ranking] = {own.name: _read_run(_folder(record, task, own)) for own in task.query_sets}
+        files = {own.name: _folder(record, task, own) / RUN_NAME for own in task.query_sets}
+        # the run of a search that found nothing is an empty file
+        runs: Mapping[str, Ranking] = {
+            name: {} if file.is_file() and not file.stat().st_size else read_run(file) for name, file in files.items()
+        }
         seconds = float(record.results.get("seconds", 0.0))
     else:
         runs, seconds = _search(system, task, record, progress)
     found = {}
     for own in task.query_sets:
-        run = runs[own.name]
-        per_query = evaluate_run(own.qrels, run, METRICS, task.min_relevant_grade)
-        group, means = own.group or own.name, mean(per_query)
+        per_query = evaluate_run(own.qrels, runs[own.name], METRICS, task.min_relevant_grade)
         found[own.name] = Evaluation(
-            own.name, means, per_query, run, seconds, reused, task.warnings, system.precision, group
-        )
+            own.name, mean(per_query), per_query, runs[own.name], seconds, reused, task.warnings, system.precision,
+            own.group or own.name,
+        )  # fmt: skip
     if record is not None and not reused:
         _write(record, system, task, found, seconds)
     return found
@@ -113,12 +116,8 @@ def evaluate_query_sets(
 
 def open_evaluation(system: System, task: Task, out: Path) -> Run:
     """Return the record of a new, interrupted or finished evaluation; nothing is written yet."""
-    config = {
-        **system.settings,
-        **task.settings,
-        "exclude_self": task.exclude_self,
-        "min_relevant_grade": task.min_relevant_grade,
-    }
+    scoring = {"exclude_self": task.exclude_self, "min_relevant_grade": task.min_relevant_grade}
+    config = {**system.settings, **task.settings, **scoring}
     paths = ("collection", *model_path_settings(system.settings.get("model", "")))
     return open_run(out, "evaluate", config, {**task.inputs, **system.inputs}, paths)
 
@@ -150,12 +149,6 @@ def _write(record: Run, system: System, task: Task, found: Mapping[str, Evaluati
     record.timings["search"] = seconds
     record.save("finished")
     (record.folder / PARTIAL_NAME).unlink(missing_ok=True)
-
-
-def _read_run(folder: Path) -> Ranking:
-    path = folder / RUN_NAME
-    found_nothing = path.is_file() and not path.stat().st_size
-    return {} if found_nothing else read_run(path)
 
 
 def _folder(record: Run, task: Task, own: QuerySet) -> Path:

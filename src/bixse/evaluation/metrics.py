@@ -53,10 +53,9 @@ def evaluate_run(
       precision. These are binary: a document is relevant from grade `min_relevant_grade` on (above 0; 2 in TREC Deep
       Learning).
 
-    Grades may be fractional. Grades below 0 and unjudged documents count as 0. Queries without a grade above 0 and
-    queries without judgements are ignored. A judged query that the run lacks scores 0, where trec_eval and pytrec_eval
-    by default leave it out of the mean (their option -c counts it). A query without a document at `min_relevant_grade`
-    scores 0 in the binary metrics, as in trec_eval.
+    Grades may be fractional. Grades below 0 and unjudged documents count as 0. Queries without a grade above 0 are
+    ignored. A judged query that the run lacks scores 0, as with trec_eval's option -c. A query without a document at
+    `min_relevant_grade` scores 0 in the binary metrics, as in trec_eval.
 
     Example:
         >>> evaluate_run({"q1": {"d1": 3, "d2": 1}}, {"q1": {"d2": 0.9, "d1": 0.8}}, ["ndcg@10", "mrr@10"])

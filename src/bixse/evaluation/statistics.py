@@ -1,8 +1,7 @@
 """Resampling of queries, intervals and corrections.
 
 The pairs of one query are alike, so every bootstrap here draws complete queries with replacement (cluster bootstrap).
-A resample is a vector with the count of each query. Sums over its pairs are products with totals computed once per
-query.
+A resample is a vector with the count of each query.
 """
 
 from __future__ import annotations
@@ -82,10 +81,8 @@ def mean_estimate(values: Floats, query_ids: Sequence[str], samples: int, seed: 
 
 
 def wilson_interval(count: float, total: float) -> Interval:
-    """Return the 95 % score interval of a share (Wilson 1927, doi:10.1080/01621459.1927.10502953), for small counts.
-
-    It assumes independent pairs; pairs of one query are not quite independent. `count` may be fractional.
-    """
+    """Return the 95 % score interval of a share of independent pairs; `count` may be fractional."""
+    # Wilson 1927, doi:10.1080/01621459.1927.10502953
     from statsmodels.stats.proportion import proportion_confint
 
     low, high = proportion_confint(count, total, method="wilson")
@@ -138,14 +135,12 @@ def quotient(above: Floats, below: Floats) -> Floats:
 def paired_bootstrap(
     a: Mapping[str, float], b: Mapping[str, float], samples: int = SAMPLES, confidence: float = 0.95, seed: int = 0
 ) -> Difference:
-    """Return interval and p-value of the mean difference a - b, by resampling queries with replacement.
+    """Return interval and p-value of the mean difference a - b (query id -> value), by resampling queries.
 
     Below 30 queries both are Student's t instead, which covers better there (`docs/evaluation.md` has figures). From 30
     on the interval is the percentile interval (Efron and Tibshirani 1993, "An Introduction to the Bootstrap", chapter
-    13; for retrieval: Sakai 2006, doi:10.1145/1148170.1148261). The p-value inverts the same interval. It is twice the
-    smaller share of resampled means on either side of 0; one is added to count and samples so that it is never 0.
-
-    `a` and `b` are query id -> value for the same queries; `confidence` lies between 0 and 1.
+    13; for retrieval: Sakai 2006, doi:10.1145/1148170.1148261). The p-value inverts it: twice the smaller share of
+    resampled means on either side of 0; one is added to count and samples so that it is never 0.
 
     Example:
         >>> a, b = {"q1": 0.9, "q2": 0.8, "q3": 0.7}, {"q1": 0.5, "q2": 0.5, "q3": 0.5}
@@ -196,11 +191,10 @@ def _standard_error(strata: Sequence[Floats], weights: Sequence[float]) -> tuple
 
 
 def randomisation_test(a: Mapping[str, float], b: Mapping[str, float], samples: int = SAMPLES, seed: int = 0) -> float:
-    """Return the two-sided p-value of the mean difference under random swaps of the two values within each query.
+    """Return the two-sided p-value of Fisher's randomisation test: random swaps of the two values within each query.
 
-    Fisher's randomisation test, recommended for retrieval by Smucker, Allan and Carterette 2007
-    (doi:10.1145/1321440.1321528). It is exact over all 2^n swaps if these are at most `samples`. Otherwise swaps are
-    drawn, and the observed assignment counts as one of them. Errors as for `paired_bootstrap`.
+    Smucker, Allan and Carterette 2007, doi:10.1145/1321440.1321528. Exact over all 2^n swaps if these are at most
+    `samples`; else swaps are drawn, and the observed assignment counts as one of them.
     """
     return sign_flip_test(paired_differences(a, b), samples, seed)
 

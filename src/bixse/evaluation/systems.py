@@ -7,7 +7,7 @@ import json
 import time
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
-from itertools import islice
+from itertools import combinations, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +41,6 @@ SAVE_SECONDS = 60.0
 """Minimum seconds between two writes of the partial result; a write follows a block."""
 HASH_DIGITS = 8
 RUN_NAME = "run.trec"
-"""File name of the run in an output folder of `bixse evaluate`."""
 RUN_SUFFIXES = (".trec", ".run")
 MOST_KEPT = 1_000_000
 """Maximum number of documents whose embeddings are cached in the default cache folder."""
@@ -105,9 +104,8 @@ def search_blocks(
 ) -> dict[str, Ranking]:
     """Return name of each query set -> run; each document is encoded once, one block in memory at a time.
 
-    If all sets rerank, only their candidates are encoded. `partial` is a file for the best documents so far: a killed
-    search continues after the last written block, with the same result. The caller removes the file at the end.
-    `progress` is called with the number of documents since the last call.
+    `partial` is a file for the best documents so far: a killed search continues after the last written block, with the
+    same result. The caller removes the file at the end. `progress` gets the number of documents since its last call.
     """
     states: list[_Search | _Reranking] = []
     for query_set in task.query_sets:
@@ -177,12 +175,12 @@ class System:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The settings for the record of a run; "model" may be a path."""
+        """Settings for the record of a run; "model" may be a path."""
         return {"model": self.label}
 
     @property
     def inputs(self) -> Mapping[str, str]:
-        """The hashes of the input files, by file."""
+        """Name of an input file -> hash."""
         return {}
 
     @property
@@ -363,27 +361,22 @@ class RunFileSystem(System):
 
     def search(
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
-    ) -> dict[str, Ranking]:
+    ) -> Mapping[str, Ranking]:
         run = read_run(self.path)
-        runs: dict[str, Ranking] = {}
+        runs: dict[str, dict[str, dict[str, float]]] = {}
         for own in task.query_sets:
             if run and not any(query in run for query in own.queries):
                 raise InputError(
                     f"{self.path}: got queries such as {next(iter(run))!r}; expected those of {own.name}, such as "
                     f"{next(iter(own.queries))!r}; fix: use the run and the judgements of one collection and split"
                 )
-            runs[own.name] = {
-                query: {name: run[query][name] for name in self._best(run, query, depth, task.exclude_self)}
-                for query in own.queries
-                if query in run
-            }
+            runs[own.name] = {}
+            for query in (query for query in own.queries if query in run):
+                best = (name for name in ranked(run[query]) if not (task.exclude_self and name == query))
+                runs[own.name][query] = {name: run[query][name] for name in islice(best, depth)}
         if progress is not None:
             progress(task.count)
         return runs
-
-    @staticmethod
-    def _best(run: Ranking, query: str, depth: int, exclude_self: bool) -> list[str]:
-        return [name for name in ranked(run[query]) if not (exclude_self and name == query)][:depth]
 
 
 def open_system(model: str | Path | SentenceTransformer | System, exact: bool = False, **options: Any) -> System:
@@ -440,11 +433,9 @@ def instructions_of(encoder: SentenceTransformer, names: Sequence[str], must: bo
 
 def check_distinct(systems: Sequence[System]) -> None:
     """Raise InputError for a checkpoint that is given twice."""
-    seen: dict[str, str] = {}
-    for system in systems:
-        if system.name in seen:
+    for first, second in combinations(systems, 2):
+        if first.name == second.name:
             raise InputError(
-                f"models: got {seen[system.name]!r} and {system.label!r}, which are the same checkpoint; expected each "
-                "once; fix: leave one out"
+                f"models: got {first.label!r} and {second.label!r}, which are the same checkpoint; expected each once; "
+                "fix: leave one out"
             )
-        seen[system.name] = system.label

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass, field, replace
 from heapq import nsmallest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bixse.data.collection import (
     CorpusCheck,
@@ -36,7 +35,6 @@ QUERIES = 256
 PASSAGES = 131_072
 """Number of queries and maximum number of passages in a cut task."""
 SEED = 0
-"""Seed of the selection, part of each hash."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +45,11 @@ class QuerySet:
     queries: Mapping[str, str]
     qrels: Qrels
     left_out: frozenset[str] = frozenset()
-    """Documents that are not searched for these queries."""
+    """Documents that are not searched."""
     candidates: Mapping[str, Sequence[str]] | None = None
     """Query id -> documents to rank; None: the complete corpus."""
     group: str | None = None
-    """Name of a group; its sets count as one in the mean of a suite. None: a group of its own."""
+    """The sets of a group count as one in the mean of a suite. None: a group of its own."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,6 @@ class Task:
     count: int
     query_sets: tuple[QuerySet, ...]
     exclude_self: bool = False
-    """True if the document with the query's id is left out of the answers."""
     min_relevant_grade: float = MIN_RELEVANT_GRADE
     instructions: tuple[str, ...] = ()
     """Names of the task in a model's table of instructions; the first known name is used."""
@@ -135,31 +132,19 @@ def _judged_corpus(folder: Path, qrels: Qrels, source: Path, drop: bool = False)
     return Task(name, documents, corpus.count, (own,)), corpus, missing
 
 
-@dataclass(frozen=True)
-class Cut:
-    """The queries (in qrels order) and documents (in corpus order) that are kept of a task.
+class Cut(NamedTuple):
+    """The queries (in qrels order) and documents (in corpus order) that are kept of a task."""
 
-    Example:
-        >>> Cut("toy", ("q1",), ("d1", "d2")).content_hash[:8]
-        '8789dd3f'
-    """
-
-    task: str
     queries: tuple[str, ...]
     documents: tuple[str, ...]
-
-    @property
-    def content_hash(self) -> str:
-        return hashlib.sha256(json.dumps([self.task, SEED, self.queries, self.documents]).encode()).hexdigest()
 
 
 def cut_collection(
     task: str, qrels: Qrels, document_ids: Iterable[str], queries: int = QUERIES, passages: int = PASSAGES
 ) -> Cut:
-    """Select queries and passages: all judged passages of the selected queries, then others up to `passages`.
+    """Select queries with a grade above 0, all their judged passages, and other passages up to `passages`.
 
-    The smallest hashes of task name and id are selected: the result is the same on every machine, for every order of
-    the files. Queries without a grade above 0 are never selected.
+    The smallest hashes of task name and id are selected: the result is the same on every machine.
     """
 
     def place(identifier: str) -> bytes:
@@ -175,8 +160,4 @@ def cut_collection(
         )
     corpus = list(document_ids)
     kept = judged.union(nsmallest(passages - len(judged), (name for name in corpus if name not in judged), key=place))
-    return Cut(
-        task,
-        tuple(query_id for query_id in qrels if query_id in chosen),
-        tuple(document_id for document_id in corpus if document_id in kept),
-    )
+    return Cut(tuple(name for name in qrels if name in chosen), tuple(name for name in corpus if name in kept))

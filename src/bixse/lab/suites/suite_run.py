@@ -333,5 +333,4 @@ def short_task(task: Task, name: str, queries: int = QUERIES, passages: int = PA
         documents=lambda: ((document, text) for document, text in task.documents() if document in kept),
         count=len(cut.documents),
         query_sets=(own,),
-        inputs={**task.inputs, "id lists": cut.content_hash},
     )
