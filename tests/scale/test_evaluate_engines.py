@@ -50,11 +50,10 @@ def found(folder):
 
 @pytest.mark.parametrize("given", [{"suite": "nanobeir", "data": "d"}, {"grades": "g", "human": "h"}])
 @pytest.mark.parametrize("place", [{"engine": "ranks"}, {"shards": 3}])
-def test_suites_and_grades_are_not_shared_out(collection, given, place):
-    own = {} if "suite" in given else {"collection": collection}
-    EvaluateSettings.load(None, {"model": ["demo"], **own, **given})
+def test_suites_and_grades_are_not_shared_out(given, place):
+    EvaluateSettings.load(None, {"model": ["demo"], **given})
     with pytest.raises(ConfigError, match=r"collection alone.*fix"):
-        EvaluateSettings.load(None, {"model": ["demo"], **own, **given, **place})
+        EvaluateSettings.load(None, {"model": ["demo"], **given, **place})
 
 
 def test_machines_need_a_folder_that_they_share(capsys, words):
