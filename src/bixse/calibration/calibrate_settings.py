@@ -20,12 +20,7 @@ Probability = Annotated[float, Field(gt=0, lt=1)]
 
 
 class CalibrateSettings(Settings):
-    """Settings of `bixse calibrate`.
-
-    Example:
-        >>> CalibrateSettings(model="demo", pairs="graded.parquet", at_precision=[0.9, 0.8]).relevant_from
-        0.5
-    """
+    """Settings of `bixse calibrate`."""
 
     model: Annotated[str, Flag(metavar="MODEL", positional=True)]
     """Model folder, Hugging Face name, or demo (the small model of bixse[demo])."""

@@ -90,16 +90,6 @@ def collection_task(
     Raises:
         InputError: a file is missing, there is nothing to score, or a value is out of range.
         InvalidFileError: every invalid row of a file together.
-
-    Example:
-        >>> import tempfile
-        >>> from bixse.data.collection import Collection, Document, save_collection
-        >>> toy = Collection("toy", {"d1": Document("", "copies")}, {"q": "copy"}, {"test": {"q": {"d1": 1}}})
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> save_collection(toy, folder)
-        >>> task = collection_task(folder)
-        >>> task.count, task.query_sets[0].queries
-        (1, {'q': 'copy'})
     """
     folder = Path(folder)
     check_min_relevant_grade(min_relevant_grade)

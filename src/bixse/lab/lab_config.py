@@ -11,7 +11,7 @@ import yaml
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from bixse.encoders.loading.precision import Setting
-from bixse.errors import SEEDS, ConfigError, InputError, did_you_mean
+from bixse.errors import SEEDS, InputError, did_you_mean
 from bixse.files.files import read_settings
 from bixse.losses.catalogue import LOSSES
 from bixse.scale.engines.engine_settings import PlaceSettings
@@ -55,13 +55,7 @@ class QuickstartConfig(Settings):
 
 
 class SweepConfig(PlaceSettings):
-    """Settings of `bixse sweep`, also the keys of its YAML file. Relative paths start at the folder of that file.
-
-    Example:
-        >>> config = SweepConfig(base="run.yaml", vary={"loss": ["bixse", "infonce"], "optimizer.batch_size": [16, 32]})
-        >>> config.vary["loss"]
-        ['bixse', 'infonce']
-    """
+    """Settings of `bixse sweep`, also the keys of its YAML file. Relative paths start at the folder of that file."""
 
     base: dict[str, Any] | Path
     """Settings of `TrainConfig` that all arms share, or the YAML file of `bixse train` that holds them."""
@@ -127,8 +121,7 @@ class StudyData(Settings):
     pairs: tuple[Path, ...] = ()
     """Files of graded pairs to train on, instead of the collection's."""
     dev: tuple[Path, ...] = ()
-    """Collections to choose the checkpoint on (split dev, else test), in its place; without any the last weights count.
-    """
+    """Collections to choose the checkpoint on (split dev, else test); without any the last weights count."""
     test: tuple[Path, ...] = ()
     """Collections to measure on (split test), in its place; each counts as much as the others."""
     beside: tuple[Path, ...] = ()
@@ -146,13 +139,7 @@ class StudyData(Settings):
 
 
 class StudyConfig(PlaceSettings):
-    """Settings of `bixse study`. The fields are also the keys of its YAML file.
-
-    Example:
-        >>> config = StudyConfig.load(None, {"study": "losses", "preset": "smoke", "seeds": [0]})
-        >>> config.model, config.data.collection, config.values
-        ('static', 'pydocs', {'losses': ['bixse', 'infonce']})
-    """
+    """Settings of `bixse study`. The fields are also the keys of its YAML file."""
 
     study: Annotated[str, Flag(positional=True, metavar="STUDY")]
     """The study; --list shows them."""
@@ -265,11 +252,3 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
         known = result.get(key)
         result[key] = merged(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
     return result
-
-
-def train_config(settings: Mapping[str, Any]) -> TrainConfig:
-    """Return an arm's validated settings. Raises ConfigError."""
-    try:
-        return TrainConfig.load(None, settings)
-    except ConfigError as error:
-        raise ConfigError(f"study: the settings of an arm cannot be used\n{error}") from error

@@ -118,14 +118,6 @@ def sweep(config: SweepConfig, out: Path, progress: bool = True) -> SweepResult:
         OutputExistsError: `out` holds another sweep, its inputs changed since, or another process is at work in it.
         StorageError: the disk is full.
         InterruptedRunError: stopped by Ctrl-C after a checkpoint.
-
-    Example:
-        ::
-
-            base = {"pairs": "pairs.jsonl", "dev": "my-collection", "model": "demo"}
-            vary = {"optimizer.learning_rate": [5e-5, 1e-4], "loss": ["bixse", "infonce"]}
-            result = sweep(SweepConfig(base=base, vary=vary), Path("runs/sweep"))
-            print(result.best.label, result.best.best)
     """
     arms = plan_arms(config)
     first = TrainConfig.load(None, arms[0].train)

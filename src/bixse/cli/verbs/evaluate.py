@@ -30,12 +30,7 @@ OF_A_SUITE = ("data", "tasks", "download")
 
 
 class EvaluateSettings(ShardedEncodingSettings):
-    """Settings of `bixse evaluate`.
-
-    Example:
-        >>> EvaluateSettings(model="bm25", collection="data").split
-        'test'
-    """
+    """Settings of `bixse evaluate`."""
 
     model: Annotated[tuple[str, ...], Field(min_length=1), Flag(metavar="MODEL", positional=True)]
     """Model folder, Hugging Face name, demo (the small model of bixse[demo]) or bm25; several are compared. Or an index
@@ -77,20 +72,16 @@ class EvaluateSettings(ShardedEncodingSettings):
         return self.engine != "local" or self.shards is not None
 
     @model_validator(mode="after")
-    def _shards_of_a_collection(self) -> Self:
+    def _fit_together(self) -> Self:
         if self.encodes_in_shards and (self.suite != LOCAL or self.grades is not None):
             raise ValueError("got engine or shards with a suite or grades; expected them with a collection alone; fix: "
                              "evaluate the collection by itself, and with grades its run")  # fmt: skip
-        return self
-
-    @model_validator(mode="after")
-    def _of_the_suite(self) -> Self:
         if self.task is not None and self.model == ("bm25",):
             raise ValueError("got a task for bm25, which takes no instructions; expected none; fix: leave the task out")
         if self.suite == LOCAL:
             self._refuse(OF_A_SUITE, "collection alone", "leave it out, or name a suite")
-            if (self.grades is None) != (self.human is None) or (self.scale and self.human is None):
-                given = [f"--{name}" for name in OF_FEW_LABELS if getattr(self, name) is not None]
+            given = [f"--{name}" for name in OF_FEW_LABELS if getattr(self, name) is not None]
+            if given and not (self.grades and self.human):
                 raise ValueError(f"got {', '.join(given)} alone; expected --grades and --human; fix: give both")
             if (self.collection is None) == (self.grades is None):
                 got = "no collection" if self.grades is None else "a collection with --grades"

@@ -15,9 +15,8 @@ from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC
 from bixse.evaluation.systems import Bm25System, EncoderSystem
 from bixse.evaluation.tasks import collection_task
 from bixse.lab.experiments import PAIRS_FILE, TRAIN_FOLDER, Measured, train_run
-from bixse.lab.lab_config import train_config
 from bixse.lab.studies.study_inputs import StudyInputs, transformed
-from bixse.training.config import MODEL_FOLDER, TUNED_FOLDER
+from bixse.training.config import MODEL_FOLDER, TUNED_FOLDER, TrainConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from bixse.evaluation.tasks import Task
     from bixse.judging.rank import JudgeRanking
     from bixse.lab.experiments import ArmRun
-    from bixse.training.config import TrainConfig
 
 
 NOT_MERGED = ", not merged"
@@ -98,7 +96,7 @@ def trained(run: ArmRun, inputs: StudyInputs, own: Path, pairs: Path) -> Sentenc
 
 def untrained(run: ArmRun, inputs: StudyInputs) -> SentenceTransformer:
     """Return the encoder before training, with the length, pooling, attention and instructions of training."""
-    config = train_config({**run.settings, "pairs": inputs.pairs})
+    config = TrainConfig.load(None, {**run.settings, "pairs": inputs.pairs})
     encoder = build_encoder(
         inputs.model,
         config.max_length,
@@ -122,7 +120,7 @@ def run_config(run: ArmRun, inputs: StudyInputs, pairs: Path) -> TrainConfig:
         "model": inputs.model,
         "seed": run.seed,
     }
-    return train_config({"merge": None, **run.settings, **own})
+    return TrainConfig.load(None, {"merge": None, **run.settings, **own})
 
 
 def _scored(

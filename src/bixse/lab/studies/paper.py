@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from bixse.data.transforms import KeepFrom, transformed
 from bixse.errors import InputError, did_you_mean
 from bixse.lab.experiments import Arm
-from bixse.lab.lab_config import merged, train_config
+from bixse.lab.lab_config import merged
 from bixse.lab.studies.measures import score_bm25, score_untrained
 from bixse.lab.studies.rankers import RANKERS
 from bixse.lab.studies.study import Contrast, Study, above, arms_by, bixse_above_others, of_loss
+from bixse.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from bixse.data.graded_pairs import GradedPairs
@@ -161,7 +162,9 @@ def _annotation_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | 
     labels = values["labels"] or (len(pairs.groups()) if pairs is not None else 0)
 
     def settings(loss: str, count: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        own = train_config({**merged(config.train, of_loss(config, loss)), "pairs": "pairs.parquet"}).optimizer
+        own = TrainConfig.load(
+            None, {**merged(config.train, of_loss(config, loss)), "pairs": "pairs.parquet"}
+        ).optimizer
         passes = math.ceil(labels / values["labels_per_query"][0] / own.batch_size) * own.epochs
         optimizer = {"documents_per_query": None, "steps": max(1, own.steps or passes)}
         return {"optimizer": optimizer}, {"labels_per_query": count, "labels": labels}

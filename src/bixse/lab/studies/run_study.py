@@ -10,14 +10,14 @@ from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run import RUN_FILE, open_run
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.lab.experiments import TRAIN_FOLDER, ArmRun, do_runs, opened
-from bixse.lab.lab_config import OWNED, PYDOCS, merged, train_config
+from bixse.lab.lab_config import OWNED, PYDOCS, merged
 from bixse.lab.studies.measures import run_config
 from bixse.lab.studies.outcome import StudyOutcome, outcome_of, write_outcome
 from bixse.lab.studies.paper import find_study
 from bixse.lab.studies.study import chosen_values, key_of
 from bixse.lab.studies.study_inputs import STATIC, input_hashes, prepare_inputs
 from bixse.scale.engines.engine_settings import PlaceSettings
-from bixse.training.config import MODEL_FOLDER
+from bixse.training.config import MODEL_FOLDER, TrainConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,12 +57,6 @@ def run_study(
         OutputExistsError: `out` holds another study.
         InterruptedRunError: stopped by Ctrl-C; the same call continues.
         StorageError: the disk is full.
-
-    Example:
-        ::
-
-            config = StudyConfig.load(None, {"study": "losses", "preset": "smoke"})
-            print(run_study(config, Path("runs/losses")).outcome.verdict())
     """
     study = find_study(config.study)
     values = chosen_values(study, config)
@@ -126,7 +120,7 @@ def plan_study(config: StudyConfig) -> StudyPlan:
     arms = study.arms(config, chosen_values(study, config), None)
     trained = [arm for arm in arms if arm.trained]
     for arm in trained:
-        train_config({**merged(config.shared, arm.train or {}), "pairs": "pairs.parquet"})
+        TrainConfig.load(None, {**merged(config.shared, arm.train or {}), "pairs": "pairs.parquet"})
     files = [*data.pairs, *data.dev, *data.test, *data.beside]
     files += [] if data.pairs or data.collection == PYDOCS else [Path(data.collection) / "qrels"]
     missing = [str(path) for path in dict.fromkeys(files) if not path.exists()]
@@ -140,7 +134,9 @@ def _open(study: Study, config: StudyConfig, values: dict[str, Any], out: Path) 
     data = config.data
     apart = {"data", "study", "preset", "jobs", "keep_models", "precision", *PlaceSettings.model_fields}
     settings = config.model_dump(mode="json", exclude=apart) | data.model_dump(mode="json")
-    defaults = train_config({**config.shared, "pairs": "pairs.parquet"}).model_dump(mode="json", exclude=set(OWNED))
+    defaults = TrainConfig.load(None, {**config.shared, "pairs": "pairs.parquet"}).model_dump(
+        mode="json", exclude=set(OWNED)
+    )
     settings |= {"values": values, "train": defaults}
     settings["train"]["precision"] = resolve_precision(config.shared.get("precision"))
     paths = ("pairs", "dev", "test", *(() if data.collection == PYDOCS else ("collection",)))

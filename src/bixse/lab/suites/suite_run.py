@@ -77,12 +77,6 @@ def evaluate_suite(
         ModelError: a model cannot be used.
         OutputExistsError: `out` holds another evaluation.
         StorageError: `out` cannot be written.
-
-    Example:
-        All of BEIR, a model against BM25::
-
-            result = evaluate_suite(["runs/quickstart/bixse/model", "bm25"], "beir", "data/beir", "runs/beir")
-            [(found.a, found.b, found.verdict) for found in result.comparisons]
     """
     chosen = suite_named(suite)
     folder = Path(data) if data is not None else None
