@@ -32,7 +32,7 @@ def run_quickstart(settings: QuickstartConfig, options: QuickstartOptions) -> Co
     from bixse.progress import progress_bar
     from bixse.report.table import format_table
 
-    result = quickstart(settings, options.out, lambda line: print(line, file=sys.stderr), progress_bar)
+    result = quickstart(settings, options.out, _say, progress_bar)
     report = result.report
     baselines = [name for name in report.baselines if report.comparison("bixse", name) is not None]
     rows: list[list[str | float]] = [
@@ -51,6 +51,10 @@ def run_quickstart(settings: QuickstartConfig, options: QuickstartOptions) -> Co
     }
     warnings = [*result.warnings, *([FINISHED_BEFORE] if result.reused else [])]
     return CommandResult("\n".join(lines), metrics, result.artifacts, warnings)
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
 
 
 def _differences(report: ReportData, system: str, baselines: Sequence[str]) -> list[str]:
