@@ -326,4 +326,5 @@ def test_sweep_whose_arms_all_end_alike(capsys, sweep_file, tmp_path, values, co
     if code:
         assert "no arm finished" in shown
     else:
-        assert f"bixse train --config {tmp_path / 'out' / 'best.yaml'} --out {tmp_path / 'out-best'}" in shown
+        model = next((tmp_path / "out").glob("runs/*/seed-0/train/model"))
+        assert f"bixse evaluate {model} --collection DIR --split test" in shown

@@ -118,7 +118,9 @@ def _sweep_text(result: SweepResult) -> str:
         f"best: {result.best.label}; all its settings: {result.best_path}",
         f"its dev nDCG@10 flatters: it is the best of {len(result.rows)} on those queries; measure it on test, once",
         "to go on:",
-        f"  bixse evaluate {shlex.quote(str(result.model_path))} --collection DIR --split test",
+        f"  bixse evaluate {shlex.quote(str(result.model_path))} --collection DIR --split test"
+        if result.model_path is not None
+        else f"  bixse train --config {shlex.quote(str(result.best_path))} --out DIR",  # its model was deleted
     ]
     return "\n".join(lines)
 
