@@ -28,29 +28,25 @@ class TestLengths:
     )
 
     def test_texts_longer_than_the_encoder_reads_are_counted(self, tiny_model):
-        (warning,) = checks.check_lengths("p.csv", tiny_model, self.PAIRS, "cut")
+        (warning,) = checks.check_lengths(tiny_model, self.PAIRS)
         assert warning.startswith("2 of 4 documents longer than the 32 tokens the encoder reads: the rest")
         tiny_model.max_seq_length = 16
-        (warning,) = checks.check_lengths("p.csv", tiny_model, self.PAIRS, "cut")
+        (warning,) = checks.check_lengths(tiny_model, self.PAIRS)
         assert warning.startswith("2 of 4 queries and 2 of 4 documents longer than the 16 tokens")
-
-    def test_they_may_be_refused(self, tiny_model):
-        with pytest.raises(InputError, match=r"p.csv: got 2 of 4 documents longer than the 32 .* fix: raise"):
-            checks.check_lengths("p.csv", tiny_model, self.PAIRS, "refuse")
         tiny_model.max_seq_length = 200
-        assert checks.check_lengths("p.csv", tiny_model, self.PAIRS, "refuse") == []
+        assert checks.check_lengths(tiny_model, self.PAIRS) == []
 
     def test_the_prompt_before_a_text_counts(self, tiny_model):
         tiny_model.prompts = {"query": "find a path in the tree of ", "document": ""}
-        with pytest.raises(InputError, match=r"got 4 of 4 queries .*, the prompt before them included"):
-            tiny_model.max_seq_length = 8
-            checks.check_lengths("p.csv", tiny_model, self.PAIRS, "refuse")
+        tiny_model.max_seq_length = 8
+        (warning,) = checks.check_lengths(tiny_model, self.PAIRS)
+        assert re.match(r"4 of 4 queries .*, the prompt before them included", warning)
 
     def test_of_many_long_texts_a_sample_is_tokenised(self, tiny_model, monkeypatch):
         monkeypatch.setattr(checks, "TEXTS_COUNTED", 10)
         texts = [f"{'list ' * (40 if n % 2 else 12)}{'a' * n}" for n in range(60)]
         pairs = GradedPairs.from_rows({"query": "copy", "document": text, "relevance": 1.0} for text in texts)
-        (warning,) = checks.check_lengths("p.csv", tiny_model, pairs, "cut")
+        (warning,) = checks.check_lengths(tiny_model, pairs)
         assert warning.startswith("about ")
 
 
@@ -94,11 +90,12 @@ def make_trainer(model, pairs, folder, batch_size, **options):
     return GradedTrainer(model, arguments, pairs, loss=build_loss("bixse", model, mini_batch_size=4, **options))
 
 
-def test_a_disk_without_room_for_the_checkpoints_is_refused_with_exact_numbers(tiny_model, tmp_path):
+def test_a_disk_without_room_for_the_checkpoints_is_refused_with_exact_numbers(tiny_model, tmp_path, monkeypatch):
     weights = sum(parameter.nbytes for parameter in tiny_model.parameters())
     checks.check_disk(tmp_path / "out", tiny_model)
+    monkeypatch.setattr(checks, "CHECKPOINTS_KEPT", 10**12)
     with pytest.raises(StorageError) as caught:
-        checks.check_disk(tmp_path / "out", tiny_model, checkpoints=10**12)
+        checks.check_disk(tmp_path / "out", tiny_model)
     assert f"({weights * (3 * (10**12 + 1) + 1):,} bytes)" in str(caught.value)
 
 

@@ -138,7 +138,6 @@ class TestLearningRate:
         assert OptimizerConfig().scaled_learning_rate() == 1e-4
         assert OptimizerConfig(batch_size=256).scaled_learning_rate() == pytest.approx(4e-4)
         assert OptimizerConfig(batch_size=16, gradient_accumulation_steps=4).scaled_learning_rate() == 2e-4
-        assert OptimizerConfig(batch_size=256, learning_rate_scaling="none").scaled_learning_rate() == 1e-4
 
     def test_counts_no_more_queries_than_there_are(self):
         optimizer = OptimizerConfig(batch_size=16, gradient_accumulation_steps=250)

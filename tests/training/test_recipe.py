@@ -38,18 +38,16 @@ class TestUnhappyPaths:
         shutil.copytree(training_files / "collection", dev)
         with (dev / "qrels" / "dev.tsv").open("a") as file:
             file.write(f"{next(iter(load_collection(dev).qrels['dev']))}\tgone\t2\n")
-        with pytest.raises(InvalidFileError, match="--missing-documents drop"):
+        with pytest.raises(InvalidFileError, match="gone"):
             train_toy(dev=dev)
-        result = train_toy(dev=dev, missing_documents="drop", optimizer={"steps": 2, "epochs": 1})
-        assert any("1 of 51" in warning for warning in result.warnings)
 
-    @pytest.mark.parametrize("flags", [[], ["--missing-documents", "refuse"]])
-    def test_what_is_missing_is_handled_as_the_file_says_unless_a_flag_does(self, tmp_path, flags, monkeypatch):
-        (tmp_path / "train.yaml").write_text("pairs: pairs.jsonl\nmodel: demo\nmissing_documents: drop\n")
+    @pytest.mark.parametrize("flags", [[], ["--dev-split", "dev"]])
+    def test_the_split_is_that_of_the_file_unless_a_flag_is_given(self, tmp_path, flags, monkeypatch):
+        (tmp_path / "train.yaml").write_text("pairs: pairs.jsonl\nmodel: demo\ndev_split: test\n")
         found = []
         monkeypatch.setattr("bixse.training.dry_run.plan_training", lambda config, out: found.append(config) or 1 / 0)
         main(["train", "--config", str(tmp_path / "train.yaml"), "--dry-run", *flags])
-        assert found[0].missing_documents == ("refuse" if flags else "drop")
+        assert found[0].dev_split == ("dev" if flags else "test")
 
     def test_a_full_disk_is_refused_before_training(self, tmp_path, monkeypatch, train_toy):
         usage = namedtuple("usage", "total used free")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -117,7 +116,6 @@ def passes_by_length(mask: Tensor, mini_batch_size: int = 32) -> tuple[Tensor, l
     return order, list(_cheapest_cut(lengths, mini_batch_size, PASS_COST[mask.device.type]))
 
 
-@lru_cache(maxsize=8)  # a step asks twice: to embed its texts, and to log their cost
 def _cheapest_cut(lengths: tuple[int, ...], mini_batch_size: int, pass_cost: int) -> tuple[int, ...]:
     """Return the number of texts per pass, for texts of ascending length, by dynamic programming."""
     cost, first = np.zeros(len(lengths) + 1), np.zeros(len(lengths) + 1, dtype=np.int64)
@@ -132,15 +130,6 @@ def _cheapest_cut(lengths: tuple[int, ...], mini_batch_size: int, pass_cost: int
         numbers.append(int(end - first[end]))
         end = int(first[end])
     return tuple(reversed(numbers))
-
-
-def positions_computed(mask: Tensor, mini_batch_size: int = 32) -> int:
-    """Count the token positions that `embed_features` runs through the encoder, with padding inside passes."""
-    order, numbers = passes_by_length(mask, mini_batch_size)
-    lengths = mask.sum(dim=1)[order]
-    counts = torch.tensor(numbers, dtype=torch.long, device=mask.device)  # an empty list would be float
-    ends = counts.cumsum(0) - 1  # sorted: the last text of a pass is its longest
-    return int((lengths[ends] * counts).sum())
 
 
 def take_rows(features: Features, mask: Tensor, rows: Tensor) -> dict[str, Any]:

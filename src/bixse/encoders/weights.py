@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -51,8 +51,8 @@ def interpolate(model: SentenceTransformer, base: Weights, tuned: Weights, weigh
         for name, parameter in model.named_parameters():
             if name not in tuned:
                 continue
-            # An adapter adds s B A, and B starts at 0 (`check_can_be_scaled`): B is scaled by w and A stays as trained,
-            # else the weight would move by w squared. DoRA's magnitudes are interpolated.
+            # An adapter adds s B A, and B starts at 0: B is scaled by w and A stays as trained, else the weight would
+            # move by w squared
             down_projection = ".lora_A." in name or ".lora_embedding_A." in name
             start = tuned[name] if down_projection else base[name]
             own = local_part(parameter)
@@ -60,16 +60,6 @@ def interpolate(model: SentenceTransformer, base: Weights, tuned: Weights, weigh
                 own.copy_(tuned[name] if weight else start)
             else:
                 own.copy_(torch.lerp(start.to(own), tuned[name].to(own), weight))
-
-
-def check_can_be_scaled(base: Weights) -> None:
-    """Refuse, by a ModelError, adapters that do not start at zero: scaled by 0 they would not give the base."""
-    for name, value in base.items():
-        if (".lora_B." in name or ".lora_embedding_B." in name) and bool(value.any()):
-            raise ModelError(
-                f"merge: got adapters that do not start at zero ({name}); expected the usual start of LoRA; "
-                "fix: leave `init_lora_weights` out of the options of lora, or set `merge: null`"
-            )
 
 
 def mean_weights(several: Sequence[Weights], shares: Sequence[float] | None = None) -> dict[str, Tensor]:
@@ -111,7 +101,6 @@ def add_lora(
     alpha: int | None = None,
     dropout: float = 0.0,
     targets: Sequence[str] | str = "all-linear",
-    **options: Any,
 ) -> int:
     """Freeze the encoder, add adapters (LoRA, Hu et al. 2021, arXiv:2106.09685), return the number of trained weights.
 
@@ -133,15 +122,13 @@ def add_lora(
     scale = 2 * rank if alpha is None else alpha
     names = targets if isinstance(targets, str) else list(targets)
     try:
-        settings = LoraConfig(
-            r=rank, lora_alpha=scale, lora_dropout=dropout, target_modules=names, bias="none", **options
-        )
+        settings = LoraConfig(r=rank, lora_alpha=scale, lora_dropout=dropout, target_modules=names, bias="none")
         for part in backbones(model):  # a head after the pooling (`pooling="cls-head"`) stays trained in full
             part.auto_model.add_adapter(settings)
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise InputError(
-            f"lora: got {error}; expected options of peft.LoraConfig and names of layers of the encoder; "
-            "fix: correct the option, or leave `targets` out for every linear layer"
+            f"lora: got {error}; expected names of layers of the encoder; fix: correct `targets`, or leave it out for "
+            "every linear layer"
         ) from error
     for part in backbones(model):
         if getattr(part.auto_model.config, "is_causal", None) is False:

@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.losses.base import GradedLoss
     from bixse.relevance import Kind
-    from bixse.training.config import LongTexts
     from bixse.training.loop.trainer import GradedTrainer
 
+CHECKPOINTS_KEPT = 2
+"""The best checkpoint on dev and the last one."""
 KINDS: dict[str, Kind] = {"queries": "query", "documents": "document"}
 TEXTS_COUNTED = 1000
 """Texts tokenised to count the ones that are too long."""
@@ -90,8 +91,8 @@ def check_max_length(model: RelevanceModel) -> list[str]:
     ]
 
 
-def check_lengths(where: object, model: SentenceTransformer, pairs: GradedPairs, policy: LongTexts) -> list[str]:
-    """Count the texts that are longer than the encoder reads, estimated from a sample if many; warn or refuse."""
+def check_lengths(model: SentenceTransformer, pairs: GradedPairs) -> list[str]:
+    """Warn of texts that are longer than the encoder reads, counted in a sample if there are many."""
     limit, tokenizer = model.max_seq_length, getattr(model, "tokenizer", None)
     if limit is None or not callable(tokenizer):  # the model reads texts of any length, or no tokens
         return []
@@ -111,12 +112,7 @@ def check_lengths(where: object, model: SentenceTransformer, pairs: GradedPairs,
         return []
     with_prompt = ", the prompt before them included" if any(any(own) for own in prompts.values()) else ""
     found = f"{' and '.join(said)} longer than the {limit} tokens the encoder reads{with_prompt}"
-    if policy == "refuse":
-        raise InputError(
-            f"{where}: got {found}; expected none, as `long_texts: refuse` says; fix: raise max_length, cut the "
-            "texts, or set `long_texts: cut`"
-        )
-    return [f"{found}: the rest of them is not read (long_texts: cut)"]
+    return [f"{found}: the rest of them is not read"]
 
 
 def _prompts_before(model: SentenceTransformer, pairs: GradedPairs) -> dict[str, list[str]]:
@@ -132,10 +128,10 @@ def _prompts_before(model: SentenceTransformer, pairs: GradedPairs) -> dict[str,
     }
 
 
-def check_disk(out: Path, model: torch.nn.Module, checkpoints: int = 2) -> None:
-    """Refuse to start if `checkpoints` + 1 checkpoints (weights and two moments each) and the model would not fit."""
+def check_disk(out: Path, model: torch.nn.Module) -> None:
+    """Refuse to start if the kept checkpoints, one more (weights and two moments each) and the model would not fit."""
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    needed = weights * (3 * (checkpoints + 1) + 1)
+    needed = weights * (3 * (CHECKPOINTS_KEPT + 1) + 1)
     existing = next(parent for parent in (out.absolute(), *out.absolute().parents) if parent.exists())
     free = shutil.disk_usage(existing).free
     if free < needed:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from bixse.data.collection import MissingDocuments
-from bixse.encoders.loading.build import AttentionKind, PoolingMode
+from bixse.encoders.loading.build import PoolingMode
 from bixse.encoders.loading.precision import Setting, resolve_precision
 from bixse.errors import SEEDS, ConfigError, did_you_mean
 from bixse.extensions import extension
@@ -34,12 +33,6 @@ REGRADE_FOLDER = "regrade"
 """Per epoch the pairs that are asked, a folder with the answers, and their outcome; also the ledger."""
 
 
-LongTexts: TypeAlias = Literal["cut", "refuse"]
-"""Treatment of texts that are longer than the encoder reads."""
-Sharding: TypeAlias = Literal["full"]
-"""Part of the training state that is split among the processes."""
-
-
 class LoraConfig(Settings):
     """Low-rank adapters: the encoder is frozen, and a few added weights are trained."""
 
@@ -51,8 +44,6 @@ class LoraConfig(Settings):
     """Dropout of what goes into an adapter."""
     targets: str | list[str] = "all-linear"
     """Names of the layers that get one; "all-linear" takes every linear layer."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Other arguments of peft.LoraConfig, for example use_dora, use_rslora."""
 
 
 class OptimizerConfig(Settings):
@@ -62,12 +53,10 @@ class OptimizerConfig(Settings):
     """
 
     learning_rate: float = Field(default=1e-4, gt=0)
-    """Peak rate of the encoder before scaling; the bias learns `bias_lr_multiplier` times as fast."""
+    """Peak rate of the encoder for 16 queries per step; multiplied by sqrt(queries per step / 16), as in the paper. A
+    step holds batch_size * gradient_accumulation_steps queries, but never more than there are."""
     bias_lr_multiplier: float = Field(default=100.0, ge=0)
     """Rate of the logit bias over the encoder's."""
-    learning_rate_scaling: Literal["sqrt", "none"] = "sqrt"
-    """"sqrt": the rate is for 16 queries per step, and multiplied by sqrt(queries per step / 16), as in the paper. A
-    step holds batch_size * gradient_accumulation_steps queries, but never more than there are."""
     epochs: int = Field(default=3, ge=1)
     """Passes over the queries."""
     steps: int | None = Field(default=None, ge=1)
@@ -104,8 +93,6 @@ class OptimizerConfig(Settings):
             >>> OptimizerConfig(learning_rate=1e-4, batch_size=1024).scaled_learning_rate(queries=64)
             0.0002
         """
-        if self.learning_rate_scaling == "none":
-            return self.learning_rate
         return self.learning_rate * math.sqrt(self.queries_per_step(queries) / self.rate_batch)
 
 
@@ -127,8 +114,6 @@ class MergeConfig(Settings):
     documents: int | None = Field(default=SEARCHED, ge=1)
     """Documents of a dev or guard collection that each weight searches. A smaller corpus is searched whole; of a larger
     one the judged documents and the best hits of the base and the tuned model. Null: always the whole corpus."""
-    checkpoints: int = Field(default=1, ge=1)
-    """Checkpoints whose mean is merged: the best ones on dev (1: the best)."""
     keep_tuned: bool = False
     """Save the tuned model too, as it was before merging, in `tuned` beside `model`."""
 
@@ -192,8 +177,6 @@ class TrainConfig(Settings):
     model brings, else its prompts."""
     dev: Path | Annotated[tuple[Path, ...], Field(min_length=1)] | None = None
     """Collection folder, or several; the checkpoint with the best (mean) graded nDCG@10 on them is kept."""
-    dev_task: str | None = None
-    """Task whose instructions stand before the dev queries; null: the table's default."""
     dev_split: str = "dev"
     """Split of the collection for that choice."""
     dev_candidates: int = Field(default=30, ge=1)
@@ -208,18 +191,13 @@ class TrainConfig(Settings):
     """Accept dev or guard queries that stand in the training pairs too; they are counted in a warning."""
     merge: MergeConfig | None = Field(default_factory=MergeConfig)
     """Merge the tuned weights with those of the base model; null keeps the tuned ones."""
-    missing_documents: MissingDocuments = "refuse"
-    """Judgements of dev that name a document which the corpus lacks: "refuse" stops, "drop" leaves them out."""
     min_relevant_grade: float = Field(default=1.0, gt=0)
     """Grade from which a document of the collection counts as relevant for recall and MRR."""
     model: str = "demo"
     """Folder or hub name of the encoder; "demo" is the one of the extra `bixse[demo]`."""
     max_length: int | None = Field(default=None, ge=4)
-    """Tokens of a text that the saved model reads, in training too; null keeps the model's own limit. To train faster
-    lower `train_max_length` instead."""
-    long_texts: LongTexts = "cut"
-    """Texts longer than that: "cut" reads their beginning and says how many there are, "refuse" stops before training.
-    """
+    """Tokens of a text that the saved model reads, in training too; the rest of a longer text is not read. Null keeps
+    the model's own limit. To train faster lower `train_max_length` instead."""
     train_max_length: int | None = Field(default=None, ge=4)
     """Tokens of a text that are read while training, never above max_length; null: the same. The saved model still
     reads up to max_length."""
@@ -232,9 +210,6 @@ class TrainConfig(Settings):
     pooling: PoolingMode | None = None
     """Of a bare backbone: mean, cls (the first token) or cls-head (the first token through the pretrained head); null
     takes the head of a ModernBERT that has one, else the mean, and leaves a sentence-transformers model its own."""
-    attention: AttentionKind | None = None
-    """Implementation of attention; null: transformers' choice, but eager on a processor with bf16 and at most 128
-    tokens of a text read while training, since it is faster there."""
     lora: LoraConfig | None = None
     """Train low-rank adapters instead of all weights; `lora: {}` takes the defaults."""
     loss: str = "bixse"
@@ -243,7 +218,7 @@ class TrainConfig(Settings):
     """Logit scale alpha: 1 / temperature. The paper's is 20; 10 was better on dev for every loss (docs/search)."""
     loss_options: dict[str, Any] = Field(default_factory=dict)
     """Other arguments of the loss, for example bias, cutoff, in_batch_labels."""
-    sharding: Sharding | None = None
+    sharding: Literal["full"] | None = None
     """"full": each of several processes holds a part of the encoder's weights, gradients, optimizer state and
     checkpoints (FSDP2); null: every process holds all of them."""
     regrade: Annotated[RegradeConfig | None, Flag(flat=True)] = None
@@ -263,8 +238,6 @@ class TrainConfig(Settings):
 
     @model_validator(mode="after")
     def _used(self) -> TrainConfig:
-        if self.dev_task is not None and self.dev is None:
-            raise ValueError("dev_task without dev; expected both; fix: set dev, or leave dev_task out")
         if self.guard is not None and (self.dev is None or self.merge is None):
             raise ValueError("guard without dev and merge; expected all three; fix: set dev, or leave guard out")
         splits = [] if isinstance(self.guard_split, str) else self.guard_split
@@ -278,8 +251,6 @@ class TrainConfig(Settings):
             raise ValueError("merge without dev, on which the weight is chosen; fix: set dev, or a single weight")
         if self.regrade is not None and self.optimizer.epochs < 2 and self.optimizer.steps is None:
             raise ValueError("regrade with one epoch, after which nothing is trained; fix: set epochs to 2 or more")
-        if self.merge is not None and self.merge.checkpoints > 1 and not (self.dev and self.evaluations_per_epoch):
-            raise ValueError("merge.checkpoints without evaluations on dev, which say which are best; fix: set dev")
         return self
 
     @model_validator(mode="after")
@@ -342,8 +313,8 @@ class MergeModelsConfig(Settings):
     tuned.
 
     Example:
-        >>> MergeModelsConfig(models=["demo", "runs/mine/model"], weights=[0.5, 0.5]).documents
-        10000
+        >>> MergeModelsConfig(models=["demo", "runs/mine/model"], weights=[0.5, 0.5]).guard_tolerance
+        0.01
     """
 
     models: Annotated[tuple[str, ...], Field(min_length=2), Flag(metavar="MODEL", positional=True)]
@@ -369,8 +340,6 @@ class MergeModelsConfig(Settings):
     """Graded pairs to which scale and bias of the merged model are fitted; null leaves it without a relevance head."""
     max_length: int | None = Field(default=None, ge=4)
     """Tokens of a text that are read; null keeps the base model's."""
-    allow_shared_queries: bool = False
-    """Accept dev or guard queries that stand in the pairs."""
     trust_remote_code: bool = False
     """Run code that comes with the models."""
 
@@ -390,6 +359,5 @@ class MergeModelsConfig(Settings):
     def identity(self) -> dict[str, Any]:
         """Return the settings that make two merges the same; settings of the choice of w count only with `dev`."""
         chosen = {"candidates", "documents", "guard_tolerance"} if self.dev else set()
-        return self.model_dump(mode="json", include={"models", "weights", "max_length", *chosen}) | {
-            "precision": resolve_precision()
-        }
+        values = self.model_dump(mode="json", include={"models", "weights", "max_length", *chosen})
+        return {**values, "precision": resolve_precision()}

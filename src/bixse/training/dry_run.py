@@ -101,8 +101,9 @@ def _plan(config: TrainConfig, out: Path) -> TrainPlan:
         trainer = make_trainer(short, Path(scratch), inputs, replace(parts, evaluator=None))
         step_bytes = check_memory(trainer)
         free = free_memory(model.device)
-        evaluators = [] if evaluator is None else getattr(evaluator, "evaluators", [evaluator])
-        dev_texts = [text for one in evaluators for text in (*one.corpus.values(), *one.queries.values())]
+        tasks = () if evaluator is None else evaluator.tasks
+        dev_texts = [text for task in tasks for _, text in task.documents()]
+        dev_texts += [text for task in tasks for text in task.query_sets[0].queries.values()]
         weights = {0.0, 1.0, *config.merge.weights} if config.merge is not None else {}
         seconds_of_dev = _seconds_to_encode(model, dev_texts)
         seconds_of_merge = sum(_seconds_to_merge(model, corpus, len(weights)) for corpus in inputs.watched)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter
 
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run import open_run
@@ -60,15 +62,15 @@ def merge_models(config: MergeModelsConfig, out: str | Path, progress: bool = Fa
     splits += [Split(path, config.guard_split, "guard") for path in config.guard]
     watched = load_watched(splits, config.documents)
     graded = load_graded_pairs(config.pairs) if config.pairs is not None else None
-    warnings = check_not_trained_on(queries_of(watched), graded.queries if graded else [], config.allow_shared_queries)
+    warnings = check_not_trained_on(queries_of(watched), graded.queries if graded else [], allowed=True)
     inputs = {f"{number}/{name}": value for number, m in enumerate(names) for name, value in model_hashes(m).items()}
     inputs |= split_hashes(splits)
     if config.pairs is not None:
         inputs["pairs"] = file_hash(config.pairs)
     record = open_run(folder, "merge", config.identity(), inputs)
     if record.status == "finished" and (folder / MODEL_FOLDER).is_dir():
-        found = record.results
-        return MergedModel(folder / MODEL_FOLDER, MergeResult.from_json(found["merge"]), found["warnings"], reused=True)
+        result = TypeAdapter(MergeResult).validate_python(record.results["merge"])
+        return MergedModel(folder / MODEL_FOLDER, result, record.results["warnings"], reused=True)
     base = build_encoder(names[0], config.max_length, trust_remote_code=config.trust_remote_code).float()
     warnings += check_max_length(base)
     states, heads = [trained_weights(base)], [base.head]
@@ -99,7 +101,7 @@ def merge_models(config: MergeModelsConfig, out: str | Path, progress: bool = Fa
                 "or run `bixse calibrate` on it"
             )
         save_whole(base, folder / MODEL_FOLDER, result.card())
-        record.results = {"merge": result.to_json(), "warnings": warnings}
+        record.results = {"merge": asdict(result), "warnings": warnings}
         record.save("finished")
     return MergedModel(folder / MODEL_FOLDER, result, warnings)
 

@@ -12,7 +12,7 @@ from transformers.integrations.integration_utils import get_available_reporting_
 from bixse.encoders.loading.precision import default_device
 from bixse.errors import InputError
 from bixse.extensions import extension
-from bixse.training.checks import check_disk, check_lengths, check_max_length, check_pairs
+from bixse.training.checks import CHECKPOINTS_KEPT, check_disk, check_lengths, check_max_length, check_pairs
 from bixse.training.config import CHECKPOINT_FOLDER, LOG_FILE, TENSORBOARD_FOLDER
 from bixse.training.dev_evaluation import check_not_trained_on, dev_evaluator, queries_of
 from bixse.training.distributed import PATIENCE, is_main_process, world_size
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.losses.base import GradedLoss
     from bixse.training.config import TrainConfig
-    from bixse.training.dev_evaluation import DevEvaluator
+    from bixse.training.dev_evaluation import GradedRetrievalEvaluator
     from bixse.training.inputs import Inputs
 
 CHECKPOINTING: dict[str, Any] = {
@@ -42,7 +42,7 @@ class Parts:
     """The parts of a trainer, checked."""
 
     loss: GradedLoss
-    evaluator: DevEvaluator | None
+    evaluator: GradedRetrievalEvaluator | None
     warnings: list[str]
 
 
@@ -54,10 +54,8 @@ def make_parts(config: TrainConfig, out: Path, inputs: Inputs) -> Parts:
     warnings = check_not_trained_on(queries_of(inputs.watched), pairs.queries, config.allow_shared_queries)
     warnings += check_pairs(inputs.where, config.loss, loss, pairs, config.optimizer.documents_per_query)
     warnings += check_max_length(model)
-    warnings += check_lengths(inputs.where, model, pairs, config.long_texts)
-    warnings += [said for corpus in inputs.watched for said in corpus.warnings()]
-    averaged = config.merge is not None and config.merge.checkpoints > 1  # keeps all checkpoints
-    check_disk(out, model, max(2, config.optimizer.epochs * config.evaluations_per_epoch) if averaged else 2)
+    warnings += check_lengths(model, pairs)
+    check_disk(out, model)
     return Parts(loss, dev_evaluator(config, model, inputs.watched), warnings)
 
 
@@ -93,7 +91,9 @@ def add_regrading(config: TrainConfig, out: Path, trainer: GradedTrainer) -> Any
     return regrading
 
 
-def training_arguments(config: TrainConfig, folder: Path, evaluator: DevEvaluator | None) -> GradedTrainingArguments:
+def training_arguments(
+    config: TrainConfig, folder: Path, evaluator: GradedRetrievalEvaluator | None
+) -> GradedTrainingArguments:
     """Return the trainer's arguments, except the steps between saves, which depend on the number of batches."""
     optimizer = config.optimizer
     bf16 = config.precision == "bfloat16"
@@ -128,7 +128,7 @@ def training_arguments(config: TrainConfig, folder: Path, evaluator: DevEvaluato
         logging_steps=1,
         logging_nan_inf_filter=False,  # the filter would log a mean of earlier losses instead of NaN
         save_strategy="steps",
-        save_total_limit=2 if config.merge is None or config.merge.checkpoints == 1 else None,  # None keeps all
+        save_total_limit=CHECKPOINTS_KEPT,
         eval_strategy="steps" if evaluator is not None else "no",
         eval_on_start=evaluator is not None and not whole_checkpoints(folder),  # a resumed run did this before
         load_best_model_at_end=evaluator is not None,

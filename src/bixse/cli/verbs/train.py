@@ -38,7 +38,7 @@ def run_train(config: TrainConfig, options: TrainOptions) -> CommandResult:
         metrics |= {"dev_ndcg@10_before": before, "dev_ndcg@10": best}
         lines.append(f"dev nDCG@10: {before:.4f} before, {best:.4f} at step {result.best_step}")
     if result.merge is not None:
-        metrics["merge"] = result.merge.to_json()
+        metrics["merge"] = asdict(result.merge)
         lines += result.merge.lines()
     elif config.merge is not None:
         lines.append("not merged with the base model: no dev collection to choose the weight on (`dev: DIR`)")
@@ -103,7 +103,7 @@ def run_merge(config: MergeModelsConfig, options: MergeOptions) -> CommandResult
     found = merge_models(config, options.out, progress=True)
     lines = [f"{'already merged' if found.reused else 'merged'}: {found.model_path}", *found.result.lines()]
     artifacts = {"model": str(found.model_path), "run": str(options.out / "run.json")}
-    return CommandResult("\n".join(lines), found.result.to_json(), artifacts, found.warnings)
+    return CommandResult("\n".join(lines), asdict(found.result), artifacts, found.warnings)
 
 
 MERGE = Verb(MergeModelsConfig, MergeOptions, run_merge)

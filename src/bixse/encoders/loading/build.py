@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from bixse.encoders.relevance_model import RelevanceModel
 
 
-AttentionKind: TypeAlias = Literal["eager", "sdpa", "flash_attention_2", "flex_attention"]
-"""Attention implementations of transformers; "flash_attention_2" needs a package and a GPU."""
 PoolingMode: TypeAlias = Literal["mean", "cls", "cls-head"]
 """Pooling of a bare backbone's token states: their mean, the state of the first token ("cls"), or this state through a
 pretrained head ("cls-head"): ModernBERT's prediction head (dense, activation, norm), BERT's pooler (dense, tanh).
@@ -52,7 +50,6 @@ def build_encoder(
     trust_remote_code: bool = False,
     bidirectional: bool | None = None,
     pooling: PoolingMode | None = None,
-    attention: AttentionKind | None = None,
 ) -> RelevanceModel:
     """Load a sentence-transformers model, or a bare transformers backbone with a pooling of your choice.
 
@@ -68,11 +65,10 @@ def build_encoder(
             attention of a sentence-transformers model.
         pooling: pooling of a bare backbone, see `PoolingMode`; None takes the head of a ModernBERT if the checkpoint
             holds one, as the BiXSE paper does, else the mean.
-        attention: transformers' implementation of attention; None takes its choice ("sdpa" if available).
 
     Raises:
         ModelError: the model does not exist, is no encoder, lacks weights or the tokenizer, was damaged after its
-            hashes (`SHA256SUMS`) were written, or cannot take the requested length, attention or pooling.
+            hashes (`SHA256SUMS`) were written, or cannot take the requested length or pooling.
         InputError: an unknown pooling.
 
     Example:
@@ -90,17 +86,12 @@ def build_encoder(
     source = str(_resolve(name_or_path))  # before the heavy import, so that a wrong path is reported at once
     _check_undamaged(source)
 
-    from bixse.encoders.loading.backbones import backbones, pool_backbone, set_attention
+    from bixse.encoders.loading.backbones import pool_backbone, set_attention
     from bixse.encoders.relevance_model import RelevanceModel
 
     try:
         with quiet_loading():
-            model = RelevanceModel(
-                source,
-                device=device,
-                trust_remote_code=trust_remote_code,
-                model_kwargs={} if attention is None else {"attn_implementation": attention},
-            )
+            model = RelevanceModel(source, device=device, trust_remote_code=trust_remote_code)
             missing, left_over = _missing_weights(model, trust_remote_code)
     except ModelError:
         raise  # a damaged relevance head has an error of its own
@@ -118,11 +109,6 @@ def build_encoder(
             "model's files; fix: check that config.json and the weights belong together"
         )
     _check_all_layers(model, name, left_over)
-    if attention is not None and not backbones(model):
-        raise ModelError(
-            f"attention: got {attention!r} for model {name!r}, which has no transformer (static embeddings have no "
-            "attention); expected none; fix: leave it out"
-        )
     if resolve_precision(device=model.device) == "float32":
         make_weights_float32(model)
     longest = _keep_within_positions(model)
@@ -140,21 +126,15 @@ def build_encoder(
     return model
 
 
-def attention_to_train_with(longest: int | None) -> AttentionKind | None:
-    """Return the fastest attention for training on texts of at most `longest` tokens; None: transformers' choice."""
+def use_attention_to_train_with(model: SentenceTransformer, longest: int | None) -> None:
+    """Switch a model to the fastest attention for training on texts of at most `longest` tokens."""
+    from bixse.encoders.loading.backbones import switch_attention
+
     device = default_device()
     # on CPUs, backward of sdpa is slow: in bf16, eager is faster up to 128 tokens (docs/results.md), not in float32
     short = longest is not None and longest <= LONGEST_FOR_EAGER
-    return "eager" if device == "cpu" and short and resolve_precision(device=device) == "bfloat16" else None
-
-
-def use_attention_to_train_with(model: SentenceTransformer, longest: int | None) -> None:
-    """Switch a model to the attention of `attention_to_train_with`."""
-    from bixse.encoders.loading.backbones import switch_attention
-
-    kind = attention_to_train_with(longest)
-    if kind is not None:
-        switch_attention(model, kind)
+    if short and device == "cpu" and resolve_precision(device=device) == "bfloat16":
+        switch_attention(model, "eager")
 
 
 def load_relevance_model(path: str | Path, device: str | None = None) -> RelevanceModel:

@@ -14,7 +14,6 @@ from torch.utils.data import Dataset, Sampler
 
 from bixse.data.columns import first_rows, numbered
 from bixse.data.task_instructions import Instructions
-from bixse.encoders.embedding import positions_computed
 from bixse.encoders.instructions import prompt_for
 from bixse.encoders.loading.backbones import input_parts
 from bixse.encoders.processes import all_reduce_sum
@@ -373,30 +372,23 @@ class Throughput:
 
     def __init__(self) -> None:
         self.counts = [0] * len(COUNTS)
-        self.tokens, self.positions, self.seconds = 0, 0, 0.0  # tokens without padding; positions with it
+        self.tokens, self.seconds = 0, 0.0  # tokens without padding
 
-    def add(
-        self, counts: torch.Tensor, features: Sequence[Mapping[str, Any]], mini_batch_size: int, seconds: float
-    ) -> None:
-        """Add one batch: its `COUNTS`, tokenised queries and documents, texts per pass, and wall time of its step."""
+    def add(self, counts: torch.Tensor, features: Sequence[Mapping[str, Any]], seconds: float) -> None:
+        """Add one batch: its `COUNTS`, tokenised queries and documents, and wall time of its step."""
         self.counts = [before + new for before, new in zip(self.counts, counts.tolist(), strict=True)]
-        for part in features:
-            mask = part.get("attention_mask")
-            if mask is not None:
-                self.tokens += int(mask.sum())
-                self.positions += positions_computed(mask, mini_batch_size)
+        self.tokens += sum(int(part["attention_mask"].sum()) for part in features if "attention_mask" in part)
         self.seconds += seconds
 
     def figures(self, device: torch.device) -> dict[str, float]:
-        """Return figures over all processes: counts, pairs and tokens per second, padding's share of the positions."""
+        """Return figures over all processes: counts, pairs and tokens per second."""
         exact = torch.float32 if device.type == "mps" else torch.float64
-        own = torch.tensor([*self.counts, self.tokens, self.positions], dtype=exact, device=device)
-        *counts, tokens, positions = all_reduce_sum(own).tolist()
+        own = torch.tensor([*self.counts, self.tokens], dtype=exact, device=device)
+        *counts, tokens = all_reduce_sum(own).tolist()
         said = dict(zip(COUNTS, counts, strict=True))
         seconds = self.seconds or math.nan
         return {
             **{name: said[name] for name in COUNTS[2:]},
-            "padding_waste": round(1 - tokens / positions, 4) if positions else math.nan,
             "train_pairs_per_second": round(said["pairs"] / seconds, 1),
             "train_tokens_per_second": round(tokens / seconds, 1),
         }

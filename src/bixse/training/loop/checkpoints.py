@@ -21,7 +21,6 @@ from bixse.training.distributed import any_process
 from bixse.training.loop.unlabelled import Suspects
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from types import FrameType
 
     from torch import Tensor, nn
@@ -41,14 +40,6 @@ LOSS_STATE_FILE = "loss_state.safetensors"
 def loss_state(loss: nn.Module) -> dict[str, Tensor]:
     """Return the parameters and buffers of the loss, without the encoder inside it."""
     return {name: value.detach().cpu() for name, value in loss.state_dict().items() if not name.startswith("model.")}
-
-
-def restore_loss_state(loss: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Copy a `loss_state` back into a loss."""
-    with torch.no_grad():
-        for name, target in loss.state_dict().items():
-            if name in state:
-                target.copy_(state[name])
 
 
 def save_loss_state(loss: nn.Module, folder: Path) -> None:
@@ -75,7 +66,9 @@ def load_loss_state(loss: nn.Module, folder: Path) -> None:
         raise TrainingError(
             f"{path}: got {sorted(state)}; expected {sorted(own)}; fix: resume with the loss the run began with"
         )
-    restore_loss_state(loss, state)
+    with torch.no_grad():
+        for name, value in state.items():
+            loss.state_dict()[name].copy_(value)
 
 
 def save_suspects(suspects: Suspects, folder: Path) -> None:
@@ -94,8 +87,7 @@ def load_suspects(folder: Path) -> Suspects:
 
 def whole_checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints, newest first; a process killed while saving leaves an incomplete one."""
-    # the hashes are written last; earlier versions wrote none, and no shards
-    whole = [path for path in folder.glob("checkpoint-*") if (path / HASHES_FILE).is_file() or _has_all_files(path)]
+    whole = [path for path in folder.glob("checkpoint-*") if (path / HASHES_FILE).is_file()]  # written last
     return sorted(whole, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)  # as text, 10 is before 9
 
 
@@ -133,18 +125,6 @@ def relocate_best_checkpoint(checkpoint: Path) -> None:
         path = checkpoint / STATE_FILE
         state = {**json.loads(path.read_bytes()), "best_model_checkpoint": str(best)}
         write_with_hash(path, json.dumps(state, indent=2))
-
-
-def _has_all_files(checkpoint: Path) -> bool:
-    if (checkpoint / SHARDS_FOLDER).exists():  # its hashes alone tell that all shards were written
-        return False
-    try:
-        json.loads((checkpoint / STATE_FILE).read_bytes())  # the last file of the first process
-    except (OSError, ValueError):
-        return False
-    # the other processes write their random state alone; with that of process n, all before it must be there
-    states = {state.name for state in checkpoint.glob("rng_state_*.pth")}
-    return states == {f"rng_state_{process}.pth" for process in range(len(states))}
 
 
 def _best_of(checkpoint: Path) -> Path | None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 import re
 import time
 from collections.abc import Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from accelerate.utils import broadcast, gather_object
-from datasets import Dataset, DatasetDict
+from datasets import Dataset
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.modules import Module
 from sentence_transformers.util import fullname
@@ -25,14 +23,12 @@ from torch.utils.data import DataLoader
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from bixse.data.graded_pairs import GradedPairs
-from bixse.encoders.embedding import number_of_texts, tokens_without_padding
+from bixse.encoders.embedding import number_of_texts
 from bixse.encoders.processes import is_sharded, local_part, whole_tensors
 from bixse.encoders.serving import saved_for_servers
 from bixse.errors import DivergedError, NotFiniteError
-from bixse.files.files import storage_errors, write_atomically, write_hashes
-from bixse.losses.bixse import BiXSELoss, BiXSEOptions
-from bixse.losses.targets import GradedTargets
-from bixse.training.config import OptimizerConfig
+from bixse.files.files import storage_errors, write_hashes
+from bixse.losses import BiXSELoss, GradedTargets
 from bixse.training.distributed import any_process, average_gradients, raise_together
 from bixse.training.loop.batches import (
     BatchPlan,
@@ -46,8 +42,6 @@ from bixse.training.loop.checkpoints import (
     check_checkpoint,
     load_loss_state,
     load_suspects,
-    loss_state,
-    restore_loss_state,
     save_loss_state,
     save_suspects,
 )
@@ -63,7 +57,7 @@ if TYPE_CHECKING:
     from transformers import TrainerCallback
     from transformers.trainer_utils import TrainOutput
 
-    from bixse.losses.base import GradedLoss
+    from bixse.losses import GradedLoss
 
 FIX = "lower learning_rate or set max_grad_norm, and give another --out folder"
 """The fix for diverged training."""
@@ -82,7 +76,7 @@ class GradedTrainingArguments(SentenceTransformerTrainingArguments):
 
     documents_per_query: int | None = None
     """Graded documents per query in one batch, at least 1; None takes all."""
-    bias_lr_multiplier: float = OptimizerConfig.model_fields["bias_lr_multiplier"].default
+    bias_lr_multiplier: float = 100.0
     """The logit bias learns at `bias_lr_multiplier * learning_rate`."""
     train_max_length: int | None = None
     """Tokens per text that training reads; None reads as many as the model does when it encodes."""
@@ -106,7 +100,6 @@ class GradedTrainer(SentenceTransformerTrainer):
         args: a `GradedTrainingArguments`.
         train_dataset: a `datasets.Dataset` with the columns query, document, relevance (or label), and optionally
             query_id, document_id, task; a `DatasetDict` with one task per key; or `GradedPairs`.
-        eval_dataset: like `train_dataset`: gives `eval_loss`; a `DatasetDict` gives one loss per key.
         loss: a loss on the same model; None: `BiXSELoss(model)`.
         evaluator: as in sentence-transformers.
         callbacks: transformers callbacks.
@@ -134,7 +127,6 @@ class GradedTrainer(SentenceTransformerTrainer):
         model: SentenceTransformer,
         args: GradedTrainingArguments,
         train_dataset: TrainingData,
-        eval_dataset: TrainingData | None = None,
         loss: GradedLoss | None = None,
         evaluator: BaseEvaluator | None = None,
         callbacks: list[TrainerCallback] | None = None,
@@ -145,22 +137,28 @@ class GradedTrainer(SentenceTransformerTrainer):
         args._n_gpu = min(1, args.n_gpu)
         given = args.learning_rate_mapping if isinstance(args.learning_rate_mapping, dict) else {}
         args.learning_rate_mapping = {**given, **_own_rates(args, loss)}
-        self.pairs = _pairs_of(train_dataset)
-        self.plan = _plan(args, self.pairs, args.train_batch_size)
+        if not isinstance(train_dataset, GradedPairs):
+            train_dataset = GradedPairs.from_dataset(train_dataset)
+        self.pairs = train_dataset
+        self.plan = BatchPlan(self.pairs, args.train_batch_size * args.world_size, args.seed, args.task_shares)
         self.suspects: SuspectCollector | None = None
         self.seconds_in_steps = 0.0
         """Wall time of the training steps, without evaluation and saving."""
         self.throughput = Throughput()
-        self._prompts = prompts_of(model, args.prompts, self.pairs)
-        self._preprocess = shortened_preprocess(model, args.train_max_length)
         super().__init__(
             model=model,
             args=args,
-            eval_dataset=_as_datasets(eval_dataset) if eval_dataset is not None else None,
             loss=loss,
             evaluator=evaluator,
             callbacks=callbacks,
-            data_collator=self._collator(self.pairs, args, loss),  # type: ignore[arg-type]
+            data_collator=GradedCollator(  # type: ignore[arg-type]
+                shortened_preprocess(model, args.train_max_length),
+                self.pairs,
+                loss.options.in_batch_labels,
+                prompts_of(model, args.prompts, self.pairs),
+                args.process_index,
+                args.world_size,
+            ),
         )
         # gradients are averaged by `average_gradients`: no wrapper that counts forward passes
         self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
@@ -176,14 +174,14 @@ class GradedTrainer(SentenceTransformerTrainer):
     def add_base_targets(self) -> None:
         """Use the present model as the base model of a loss with `unlabelled="base"`."""
         collator: Any = self.data_collator
-        options = self.loss.options
-        if not isinstance(options, BiXSEOptions) or options.unlabelled == "zero" or collator.base is not None:
+        options: Any = self.loss.options
+        if getattr(options, "unlabelled", "zero") == "zero" or collator.base is not None:
             return
         folder = Path(self.args.output_dir or ".") / BASE_FOLDER
         with self.args.main_process_first(local=False, desc="embeddings by the base model"):
             embeddings = base_embeddings(self.model, self.pairs, folder, collator.first_prompt)
         base = BaseTargets(*embeddings, options.unlabelled_weight, {})
-        draw = GroupDataset(self.pairs, self.args.documents_per_query, self.args.seed)
+        draw = self._draws()
         base.fit(collator.known_entries([draw[index] for index in batch]) for batch in self.plan.of_epoch(0))
         collator.base = base
 
@@ -192,9 +190,12 @@ class GradedTrainer(SentenceTransformerTrainer):
         return self.model
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        loader = self._loader(self.pairs, self.plan, self.data_collator)
+        loader = self._loader(self.plan, self.data_collator)
         self._drawn_from: Any = loader.dataset
         return loader
+
+    def _draws(self) -> GroupDataset:
+        return GroupDataset(self.pairs, self.args.documents_per_query, self.args.seed)
 
     def collect_suspects(self, most: int) -> None:
         """Keep the `most` unlabelled entries with the highest logits in `suspects.found`."""
@@ -208,24 +209,9 @@ class GradedTrainer(SentenceTransformerTrainer):
         collator.take(self.pairs)
         self._drawn_from.take(self.pairs)
 
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        """Return the batches of `eval_dataset` (a data set, or the name of one), always the same ones."""
-        own: Any = self.eval_dataset
-        chosen = own if eval_dataset is None else eval_dataset
-        if chosen is None:  # only an evaluator is given
-            return super().get_eval_dataloader()
-        pairs = _pairs_of(own[chosen] if isinstance(chosen, str) else chosen)
-        plan = _plan(self.args, pairs, self.args.eval_batch_size, shares=False)
-        return self._loader(pairs, plan, self._collator(pairs, self.args, self.loss))
-
-    def _collator(self, pairs: GradedPairs, args: GradedTrainingArguments, loss: GradedLoss) -> GradedCollator:
-        return GradedCollator(
-            self._preprocess, pairs, loss.options.in_batch_labels, self._prompts, args.process_index, args.world_size
-        )
-
-    def _loader(self, pairs: GradedPairs, plan: BatchPlan, collator: Any) -> DataLoader[Any]:
+    def _loader(self, plan: BatchPlan, collator: Any) -> DataLoader[Any]:
         return _EpochLoader(
-            GroupDataset(pairs, self.args.documents_per_query, self.args.seed),
+            self._draws(),
             batch_sampler=plan,
             collate_fn=collator,
             num_workers=self.args.dataloader_num_workers,
@@ -236,7 +222,7 @@ class GradedTrainer(SentenceTransformerTrainer):
         """Yield features and targets of the global batches of the first epoch, in every process."""
         collator: Any = copy.copy(self.data_collator)
         collator.rank, collator.world_size = 0, 1
-        for batch in self._loader(self.pairs, self.plan.of_epoch(0), collator):
+        for batch in self._loader(self.plan.of_epoch(0), collator):
             features, labels = self.collect_features(self._prepare_inputs(batch))
             shape = (number_of_texts(features[0]), number_of_texts(features[1]))
             yield features, GradedTargets.from_tensors(labels, shape)  # type: ignore[arg-type]
@@ -262,30 +248,27 @@ class GradedTrainer(SentenceTransformerTrainer):
         self.loss.observer = None
         seconds = time.perf_counter() - start
         self.seconds_in_steps += seconds
-        self.throughput.add(counts, self.collect_features(inputs)[0], self.loss.options.mini_batch_size, seconds)
+        self.throughput.add(counts, self.collect_features(inputs)[0], seconds)
         if any_process(not bool(loss.isfinite()), loss.device):
-            path = self._dump_batch(inputs)
             losses = [value for value in gather_object([float(loss)]) if not math.isfinite(value)]
             raise DivergedError(
                 f"training: got loss {losses[0]} at step {self.state.global_step + 1}; expected a finite number; "
-                f"fix: look at the batch ({path}), {FIX}"
+                f"fix: {FIX}"
             ).of_all_processes()
         return loss
 
-    def prediction_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Evaluate as transformers does; an unset bias is fitted to this batch and not kept."""
-        inputs = {name: value for name, value in inputs.items() if name not in ("counts", "numbers")}
-        before = {name: value.clone() for name, value in loss_state(self.loss).items()}
-        result = super().prediction_step(model, inputs, *args, **kwargs)
-        restore_loss_state(self.loss, before)
-        return result
-
-    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate as sentence-transformers does; raise DivergedError if weights or embeddings are NaN or infinite."""
         self.check_finite()
-        given = eval_dataset if eval_dataset is None or isinstance(eval_dataset, str) else _as_datasets(eval_dataset)
-        with finite_embeddings(self.state.global_step):
-            return super().evaluate(given, *args, **kwargs)
+        try:
+            return super().evaluate(*args, **kwargs)
+        except NotFiniteError as error:
+            if not self.state.global_step:  # the model was already broken
+                raise
+            raise DivergedError(
+                f"training: got embeddings that are not finite after step {self.state.global_step}; expected finite "
+                f"ones; fix: {FIX}"
+            ) from error
 
     def check_finite(self) -> None:
         """Raise DivergedError in all processes if weights are not finite in one."""
@@ -300,19 +283,6 @@ class GradedTrainer(SentenceTransformerTrainer):
             logs = {**logs, **{name: value for name, value in figures.items() if math.isfinite(value)}}
             self.throughput = Throughput()
         super().log(logs, start_time)
-
-    def _dump_batch(self, inputs: Mapping[str, Any]) -> Path:
-        """Write the decoded texts of a batch and its known relevance next to the checkpoints."""
-        features, _ = self.collect_features(dict(inputs))
-        tokens = [tokens_without_padding(part).tolist() for part in features]
-        decode = self.model.tokenizer.decode
-        texts = [[decode([t for t in text if t >= 0], skip_special_tokens=True) for text in part] for part in tokens]
-        said = {"step": self.state.global_step + 1, "queries": texts[0], "documents": texts[1]}
-        entries = (inputs["label"][name].nan_to_num(-1.0).tolist() for name in ("rows", "columns", "relevance"))
-        said["entries"] = list(zip(*entries, strict=True))
-        path = Path(self.args.output_dir or ".") / f"failed-batch-{self.args.process_index}.json"
-        write_atomically(path, json.dumps(said, indent=1, ensure_ascii=False))
-        return path
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Save encoder, tokenizer and loss state, all as safetensors or JSON (no pickled arguments)."""
@@ -376,38 +346,11 @@ def check_finite(model: torch.nn.Module, step: int) -> None:
             )
 
 
-@contextmanager
-def finite_embeddings(step: int) -> Iterator[None]:
-    """Turn an error about embeddings that are not finite into a DivergedError, once there was a step."""
-    try:
-        yield
-    except NotFiniteError as error:
-        if not step:  # the model was already broken
-            raise
-        raise DivergedError(
-            f"training: got embeddings that are not finite after step {step}; expected finite ones; fix: {FIX}"
-        ) from error
-
-
 class _EpochLoader(DataLoader[Any]):
     """A loader that passes the trainer's epoch to its plan."""
 
     def set_epoch(self, epoch: int) -> None:
         self.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
-
-
-def _pairs_of(data: TrainingData) -> GradedPairs:
-    return data if isinstance(data, GradedPairs) else GradedPairs.from_dataset(data)
-
-
-def _as_datasets(data: TrainingData) -> Any:
-    if isinstance(data, Mapping):
-        return DatasetDict({str(name): _as_datasets(part) for name, part in data.items()})
-    return Dataset(_pairs_of(data).table)  # checks the columns
-
-
-def _plan(args: GradedTrainingArguments, pairs: GradedPairs, batch_size: int, shares: bool = True) -> BatchPlan:
-    return BatchPlan(pairs, batch_size * args.world_size, args.seed, args.task_shares if shares else None)
 
 
 def _own_rates(args: GradedTrainingArguments, loss: GradedLoss) -> dict[str, float]:
