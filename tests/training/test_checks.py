@@ -1,17 +1,15 @@
 from __future__ import annotations
 
-import gc
 import re
 
 import pytest
-import torch
 
 from bixse.data.graded_pairs import GradedPairs
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError, StorageError, TrainingError
 from bixse.losses import build_loss
 from bixse.training import checks
-from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments, check_finite
+from bixse.training.loop.trainer import check_finite
 
 
 def pairs_of(*queries):
@@ -85,11 +83,6 @@ class TestPairs:
         assert not checks.check_pairs("p.csv", "bixse", build_loss("bixse", tiny_model), pairs_of([0.2], [1.0]), None)
 
 
-def make_trainer(model, pairs, folder, batch_size, **options):
-    arguments = GradedTrainingArguments(output_dir=str(folder), per_device_train_batch_size=batch_size)
-    return GradedTrainer(model, arguments, pairs, loss=build_loss("bixse", model, mini_batch_size=4, **options))
-
-
 def test_a_disk_without_room_for_the_checkpoints_is_refused_with_exact_numbers(tiny_model, tmp_path, monkeypatch):
     weights = sum(parameter.nbytes for parameter in tiny_model.parameters())
     checks.check_disk(tmp_path / "out", tiny_model)
@@ -97,70 +90,6 @@ def test_a_disk_without_room_for_the_checkpoints_is_refused_with_exact_numbers(t
     with pytest.raises(StorageError) as caught:
         checks.check_disk(tmp_path / "out", tiny_model)
     assert f"({weights * (3 * (10**12 + 1) + 1):,} bytes)" in str(caught.value)
-
-
-class TestMemory:
-    def test_a_cached_loss_holds_one_pass_and_a_larger_batch_needs_more(self, tiny_model, graded_pairs, tmp_path):
-        sizes = [checks.check_memory(make_trainer(tiny_model, graded_pairs, tmp_path, size)) for size in (4, 16)]
-        cached = [
-            checks.check_memory(make_trainer(tiny_model, graded_pairs, tmp_path, size, gradient_cache=True))
-            for size in (4, 16)
-        ]
-        assert sizes[1] > 2 * sizes[0]
-        assert cached[0] < sizes[0]
-        assert cached[1] < 1.5 * cached[0]
-
-    def test_the_estimate_is_the_states_that_autograd_keeps(self, tiny_model, graded_pairs, tmp_path):
-        """Against the states of the whole batch, counted while its loss is computed."""
-        trainer = make_trainer(tiny_model, graded_pairs, tmp_path, 16)
-        features, labels = trainer.collect_features(next(iter(trainer.get_train_dataloader())))
-        kept = {}
-
-        def count(tensor):
-            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            loss = trainer.loss(features, labels)
-        weights = sum(parameter.nbytes for parameter in tiny_model.parameters())
-        assert loss.isfinite()
-        assert 0.5 < (checks.check_memory(trainer) - 3 * weights) / (sum(kept.values()) - weights) < 1.5
-
-    def test_nothing_random_is_drawn(self, tiny_model, graded_pairs, tmp_path):
-        trainer = make_trainer(tiny_model, graded_pairs, tmp_path, 4)
-        state = torch.get_rng_state()
-        checks.check_memory(trainer)
-        assert torch.equal(state, torch.get_rng_state())
-
-    def test_nothing_stays_in_memory(self, tiny_model, graded_pairs, tmp_path):
-        """A graph of which Python holds a part holds itself: each run in a process would keep its weights for good."""
-
-        def tensors():
-            gc.collect()
-            return sum(issubclass(type(found), torch.Tensor) for found in gc.get_objects())
-
-        trainer = make_trainer(tiny_model, graded_pairs, tmp_path, 4)
-        checks.check_memory(trainer)
-        before = tensors()
-        checks.check_memory(trainer)
-        assert tensors() == before
-
-    @pytest.mark.parametrize(("cached", "mend"), [(False, "`gradient_cache: true`"), (True, "a smaller batch_size")])
-    def test_the_mend_is_what_is_left_to_do(self, tiny_model, graded_pairs, tmp_path, monkeypatch, cached, mend):
-        monkeypatch.setattr(checks, "free_memory", lambda device: 10_000)
-        with pytest.raises(InputError, match=mend):
-            checks.check_memory(make_trainer(tiny_model, graded_pairs, tmp_path, 4, gradient_cache=cached))
-
-    def test_a_container_is_smaller_than_its_machine(self, tmp_path, monkeypatch):
-        whole = checks.free_memory(torch.device("cpu"))
-        assert whole > 0
-        (tmp_path / "max").write_text("5000000\n")
-        (tmp_path / "used").write_text("2000000\n")
-        monkeypatch.setattr(checks, "CGROUP_LIMIT", tmp_path / "max")
-        monkeypatch.setattr(checks, "CGROUP_USED", tmp_path / "used")
-        assert checks.free_memory(torch.device("cpu")) == 3_000_000
-        (tmp_path / "max").write_text("max\n")
-        assert checks.free_memory(torch.device("cpu")) > 3_000_000
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

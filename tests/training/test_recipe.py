@@ -10,14 +10,17 @@ import time
 from collections import namedtuple
 
 import pytest
+import torch
 
 from bixse.cli.main import main
 from bixse.data.collection import load_collection
 from bixse.encoders.head import HEAD_FILE, RelevanceHead
 from bixse.encoders.loading.build import build_encoder, load_relevance_model
 from bixse.errors import InputError, InvalidFileError, ModelError, OutputExistsError, StorageError, TrainingError
+from bixse.files.files import write_hashes
 from bixse.losses import LOSSES
 from bixse.training.loop.checkpoints import checkpoint_to_resume, whole_checkpoints
+from bixse.training.loop.trainer import GradedTrainer
 from bixse.training.recipe import train
 
 
@@ -57,13 +60,24 @@ class TestUnhappyPaths:
         assert not (tmp_path / "out").exists()
 
     def test_a_half_written_checkpoint_is_passed_over(self, tmp_path):
-        for step, state in ((2, "{}"), (10, "{}"), (12, ""), (14, '{"log_history": [{"step": 1}')):
+        for step in (2, 10, 12):
             (tmp_path / f"checkpoint-{step}").mkdir()
-            (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(state)
+            (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
+        for step in (2, 10):
+            write_hashes(tmp_path / f"checkpoint-{step}")
         (tmp_path / "checkpoint-16").mkdir()
         assert whole_checkpoints(tmp_path) == [tmp_path / "checkpoint-10", tmp_path / "checkpoint-2"]
         assert checkpoint_to_resume(tmp_path) == (str(tmp_path / "checkpoint-10"), [])
         assert checkpoint_to_resume(tmp_path / "none") == (None, [])
+
+    def test_a_batch_that_does_not_fit_into_a_gpu(self, tmp_path, monkeypatch, train_toy):
+        def full(*given, **named):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has ...")
+
+        monkeypatch.setattr(GradedTrainer, "training_step", full)
+        with pytest.raises(InputError, match=r"CUDA out of memory\).*fix: set `gradient_cache: true`"):
+            train_toy()
+        assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "failed"
 
     def test_a_model_that_is_none_leaves_no_folder_behind(self, tmp_path, train_toy):
         with pytest.raises(ModelError, match="got no such folder"):
@@ -103,15 +117,6 @@ class TestUnhappyPaths:
         assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "failed"
         assert not (tmp_path / "out" / "model").exists()
 
-    def test_a_batch_that_does_not_fit_is_refused_with_the_bytes(self, monkeypatch, train_toy):
-        monkeypatch.setattr("bixse.training.checks.free_memory", lambda device: 1_000_000)
-        with pytest.raises(
-            InputError, match=r"got a batch of 8 queries and \d+ documents that needs at least .* \([\d,]+ bytes\)"
-        ):
-            train_toy()
-        monkeypatch.undo()
-        train_toy(loss_options={"gradient_cache": True})
-
     def test_a_folder_that_another_process_trains_into(self, tmp_path, train_toy):
         (tmp_path / "out").mkdir()
         lock = str(tmp_path / "out" / ".lock")
@@ -130,10 +135,9 @@ class TestUnhappyPaths:
             train_toy(optimizer={"batch_size": 500})
         assert not (tmp_path / "out").exists()
 
-    @pytest.mark.parametrize("changes", [{"lora": {}}, {"attention": "flash_attention_2"}, {"attention": "eager"}])
-    def test_what_a_static_model_cannot_have_leaves_no_folder_behind(self, student, tmp_path, train_toy, changes):
-        with pytest.raises(ModelError, match=r"(lora|attention): .*fix:"):
-            train_toy(model=student, max_length=None, **changes)
+    def test_what_a_static_model_cannot_have_leaves_no_folder_behind(self, student, tmp_path, train_toy):
+        with pytest.raises(ModelError, match=r"lora: .*fix:"):
+            train_toy(model=student, max_length=None, lora={})
         assert not (tmp_path / "out").exists()
 
 
@@ -158,7 +162,6 @@ def test_a_run_trains_records_and_is_reused(tmp_path, train_toy):
     assert set(figures) == {0, 4, 8}
     assert result.best_step == max((4, 8), key=lambda step: (figures[step], -step))
     record = json.loads((tmp_path / "out" / "run.json").read_text())
-    assert record["results"]["loss_computed_by"] == "products of float32"
     assert record["status"] == "finished"
     of_the_model = {name for name in record["inputs"] if name.startswith("model/")}
     assert "model/model.safetensors" in of_the_model
@@ -217,7 +220,7 @@ def test_the_model_gives_probabilities_and_loads_in_plain_sentence_transformers(
 def test_every_folder_that_is_saved_is_read_alike_by_older_servers(tiny_model_path, graded_pairs, tmp_path, train_toy):
     from sentence_transformers import SentenceTransformer
 
-    from bixse.encoders.serving import ModelFiles, older_settings
+    from bixse.encoders.serving import older_settings
     from bixse.files.files import damage
     from bixse.losses import BiXSELoss
     from bixse.training.config import MergeModelsConfig
@@ -240,7 +243,7 @@ def test_every_folder_that_is_saved_is_read_alike_by_older_servers(tiny_model_pa
         tmp_path / "plain": 32,
     }
     for folder, length in folders.items():
-        assert older_settings(ModelFiles(folder)) == {}
+        assert older_settings(folder) == {}
         assert damage(folder) is None
         assert text_embeddings_inference(folder)[:2] == vllm_before_september_2026(folder)[:2] == ("mean", length)
 

@@ -18,6 +18,7 @@ from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import load_graded_pairs, load_pairs
 from bixse.errors import ConfigError, InputError
 from bixse.files.parquet import read_table
+from bixse.judging import suspects
 from bixse.judging.grade import grade
 from bixse.judging.grade_settings import GradeSettings
 from bixse.judging.judges.endpoints import ServerDownError
@@ -25,12 +26,11 @@ from bixse.judging.judges.replay_judge import open_replay
 from bixse.judging.ledgers.segments import answers_by_status
 from bixse.judging.open_judge import open_judge
 from bixse.judging.rubrics import load_rubric
+from bixse.judging.suspects import SuspectCollector, Suspects
 from bixse.losses import BiXSELoss, GradedTargets, InfoNCELoss
 from bixse.relevance import GradeScale
 from bixse.training.config import TrainConfig
 from bixse.training.dry_run import plan_training
-from bixse.training.loop import unlabelled
-from bixse.training.loop.unlabelled import SuspectCollector, Suspects
 from bixse.training.recipe import train
 from helpers.chat_server import chat_server
 
@@ -300,7 +300,7 @@ def test_what_scores_high_is_kept_from_every_batch():
 
 
 def test_of_a_large_batch_other_rows_are_looked_at_in_the_next_one(monkeypatch):
-    monkeypatch.setattr(unlabelled, "ENTRIES_LOOKED_AT", 10)
+    monkeypatch.setattr(suspects, "ENTRIES_LOOKED_AT", 10)
     collector = SuspectCollector(InfoNCELoss(torch.nn.Identity()), most=100)
     collector.groups, collector.documents = np.arange(4), np.arange(5)
     vectors = torch.nn.functional.normalize(torch.randn(4, 3), dim=1)

@@ -184,12 +184,7 @@ def fit_bias(cosines: Tensor, relevance: Tensor, weight: Tensor, scale: float) -
 
 
 def prior_bias(relevance: Tensor, weight: Tensor) -> float:
-    """Return the log-odds of the mean relevance; this ignores that cosines are not centred at 0.
-
-    Example:
-        >>> round(prior_bias(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), torch.ones(1, 4)), 4)
-        -1.0986
-    """
+    """Return the log-odds of the mean relevance; this ignores that cosines are not centred at 0."""
     mean = _mean_relevance(relevance, weight)
     return math.log(mean / (1 - mean))
 

@@ -31,17 +31,6 @@ def trained_head(loss: nn.Module, prior: float | None = None) -> RelevanceHead |
     return RelevanceHead(scale, bias, trained_prior=prior, prior=prior)
 
 
-def check_learns_probability(loss: nn.Module, prior: float | None = None) -> RelevanceHead:
-    """Return the head of a loss; raise InputError if the loss learns no probability."""
-    head = trained_head(loss, prior)
-    if head is None:
-        raise InputError(
-            f"relevance head: got {type(loss).__name__}, which learns no probability of relevance; expected a "
-            "BiXSELoss; fix: run `bixse calibrate MODEL --pairs FILE` on the saved model"
-        )
-    return head
-
-
 def restore_head(loss: nn.Module, head: RelevanceHead) -> None:
     """Give a loss the scale and bias of a head."""
     # bias_is_set: else the next batch would fit the bias anew
@@ -74,11 +63,10 @@ def save_relevance_head(loss: nn.Module, folder: str | Path, prior: float | None
             trainer.train()
             model.save_pretrained("my-model")
             save_relevance_head(loss, "my-model")
-            load_relevance_model("my-model").relevance("copy a folder", ["shutil.copytree ...", "os.remove ..."])
     """
     from bixse.encoders.relevance_model import RelevanceModel
 
-    head = check_learns_probability(loss, prior)
+    head = _head_or_refuse(loss, prior)
     if not bool(getattr(loss, "bias_is_set", True)):
         raise InputError(
             "relevance head: got a loss that has seen no batch, so that its bias is not set; expected a trained one; "
@@ -102,11 +90,7 @@ class SaveRelevanceHead(TrainerCallback):
 
     A run that is resumed from a checkpoint in its output folder goes on with the scale and bias of that checkpoint.
 
-    Args:
-        loss: the loss of the trainer.
-
-    Raises:
-        InputError: the loss learns no probability of relevance, or the data set has no labels (as training begins).
+    Raises InputError as training begins, if the loss learns no probability or the data set has no labels.
 
     Example:
         ::
@@ -125,7 +109,7 @@ class SaveRelevanceHead(TrainerCallback):
         self._steps = 0
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        check_learns_probability(self.loss)
+        _head_or_refuse(self.loss)
         _check_labels(kwargs.get("train_dataloader"))
         self._targets, self._steps = 0.0, 0
         head = RelevanceHead.load(_checkpoint(args, state)) if state.global_step else None
@@ -153,6 +137,16 @@ class SaveRelevanceHead(TrainerCallback):
 
     def _prior(self) -> float | None:
         return self._targets / self._steps if self._steps else None
+
+
+def _head_or_refuse(loss: nn.Module, prior: float | None = None) -> RelevanceHead:
+    head = trained_head(loss, prior)
+    if head is None:
+        raise InputError(
+            f"relevance head: got {type(loss).__name__}, which learns no probability of relevance; expected a "
+            "BiXSELoss; fix: run `bixse calibrate MODEL --pairs FILE` on the saved model"
+        )
+    return head
 
 
 def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:

@@ -208,8 +208,9 @@ class TrainConfig(Settings):
     bidirectional: bool | None = None
     """Let the tokens of a decoder see the whole text; null does so for a bare decoder."""
     pooling: PoolingMode | None = None
-    """Of a bare backbone: mean, cls (the first token) or cls-head (the first token through the pretrained head); null
-    takes the head of a ModernBERT that has one, else the mean, and leaves a sentence-transformers model its own."""
+    """Of a bare backbone: mean, cls (the first token) or cls-head (the first token through ModernBERT's pretrained
+    head); null takes this head where the checkpoint holds it, else the mean, and leaves a sentence-transformers model
+    its own."""
     lora: LoraConfig | None = None
     """Train low-rank adapters instead of all weights; `lora: {}` takes the defaults."""
     loss: str = "bixse"

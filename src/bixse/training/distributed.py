@@ -94,16 +94,6 @@ def raise_together() -> Iterator[None]:
         raise found[0].of_all_processes()
 
 
-@contextmanager
-def first_process_alone_in(out: Path) -> Iterator[None]:
-    """Lock the output folder in the first process of a run."""
-    with ExitStack() as held:
-        with raise_together():
-            if is_main_process():
-                held.enter_context(alone_in(out))
-        yield
-
-
 class RunGuard(ExitStack):
     """The context around the steps of a training run: its precision, its processes and its folder.
 
@@ -137,7 +127,9 @@ class RunGuard(ExitStack):
     def lock(self, record: Run) -> None:
         """Lock the folder and write its record there; a later Ctrl-C is written into the record."""
         self.record = record
-        self.enter_context(first_process_alone_in(self.out))
+        with raise_together():
+            if is_main_process():
+                self.enter_context(alone_in(self.out))
         self.enter_context(storage_errors(self.out))
         self.push(self._record_interrupt)
         self.save_record("running")

@@ -16,19 +16,15 @@ from bixse.encoders.loading.build import build_encoder, model_hashes
 from bixse.encoders.relevance_model import save_whole
 from bixse.encoders.weights import mean_weights, trained_weights
 from bixse.errors import ModelError
-from bixse.files.files import file_hash, storage_errors
+from bixse.files.files import alone_in, file_hash, storage_errors
 from bixse.training.checks import check_max_length
 from bixse.training.config import MODEL_FOLDER
 from bixse.training.dev_evaluation import Split, check_not_trained_on, load_watched, queries_of, split_hashes
-from bixse.training.distributed import first_process_alone_in
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 from bixse.training.merge import MergeResult, merge, refitted_head
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from sentence_transformers import SentenceTransformer
-    from torch import Tensor
 
     from bixse.training.config import MergeModelsConfig
 
@@ -80,7 +76,7 @@ def merge_models(config: MergeModelsConfig, out: str | Path, progress: bool = Fa
         states.append(trained_weights(other))
         heads.append(other.head)
         del other
-    with first_process_alone_in(folder), storage_errors(folder):
+    with alone_in(folder), storage_errors(folder):
         record.save("running")
         if config.weights is not None:
             result = merge(base, states[0], mean_weights(states, config.weights), [1.0], [])
@@ -108,12 +104,13 @@ def merge_models(config: MergeModelsConfig, out: str | Path, progress: bool = Fa
 
 def check_same_kind(first: SentenceTransformer, second: SentenceTransformer, names: tuple[str, str]) -> None:
     """Refuse, by a ModelError, two encoders that differ in parameters, modules or tokenizer."""
-    one, two = (dict(model.named_parameters()) for model in (first, second))
-    differing = [name for name in {**one, **two} if _shape(one, name) != _shape(two, name)]
+    one, two = ({name: tuple(own.shape) for name, own in model.named_parameters()} for model in (first, second))
+    differing = [name for name in {**one, **two} if one.get(name) != two.get(name)]
     kinds = [[type(module).__name__ for module in model] for model in (first, second)]
     vocabularies = [_vocabulary(model) for model in (first, second)]
     if differing:
-        shown = ", ".join(f"{name} ({_shape(one, name)} and {_shape(two, name)})" for name in differing[:3])
+        shapes = [(name, *(own.get(name, "missing") for own in (one, two))) for name in differing[:3]]
+        shown = ", ".join(f"{name} ({mine} and {other})" for name, mine, other in shapes)
         found = f"{len(differing)} tensors that differ: {shown}"
     elif kinds[0] != kinds[1]:
         found = f"other modules: {', '.join(kinds[0])} and {', '.join(kinds[1])}"
@@ -125,10 +122,6 @@ def check_same_kind(first: SentenceTransformer, second: SentenceTransformer, nam
         f"merge: got {found}, in {names[0]} and {names[1]}; expected models of one architecture and tokenizer; "
         "fix: merge a base model with models that were trained from it"
     )
-
-
-def _shape(parameters: Mapping[str, Tensor], name: str) -> str:
-    return str(tuple(parameters[name].shape)) if name in parameters else "missing"
 
 
 def _vocabulary(model: SentenceTransformer) -> object:

@@ -35,6 +35,11 @@ CHECKPOINTING: dict[str, Any] = {
     "gradient_checkpointing_kwargs": {"use_reentrant": False},
 }
 """Passed only if wanted: transformers 5.23 warns of these names, and sentence-transformers 6.2 knows no others."""
+SAME_NAMES = {
+    "gradient_accumulation_steps", "documents_per_query", "bias_lr_multiplier", "adam_beta2", "weight_decay",
+    "max_grad_norm",
+}  # fmt: skip
+"""Settings of the optimizer that the trainer's arguments call the same."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,6 @@ def make_parts(config: TrainConfig, out: Path, inputs: Inputs) -> Parts:
     """Make the loss and the dev evaluator, and refuse inputs that cannot be trained on."""
     loss = make_loss(config, inputs.instructions)
     model, pairs = cast("RelevanceModel", loss.model), inputs.pairs
-    loss.computed_by(model.device)  # raises early if PyTorch lacks bf16 products on this device
     warnings = check_not_trained_on(queries_of(inputs.watched), pairs.queries, config.allow_shared_queries)
     warnings += check_pairs(inputs.where, config.loss, loss, pairs, config.optimizer.documents_per_query)
     warnings += check_max_length(model)
@@ -110,19 +114,14 @@ def training_arguments(
         num_train_epochs=optimizer.epochs,
         max_steps=optimizer.steps if optimizer.steps is not None else -1,
         per_device_train_batch_size=optimizer.batch_size // processes,
-        gradient_accumulation_steps=optimizer.gradient_accumulation_steps,
+        **optimizer.model_dump(include=SAME_NAMES),
         **(CHECKPOINTING if optimizer.gradient_checkpointing else {}),
-        documents_per_query=optimizer.documents_per_query,
         train_max_length=config.train_max_length,
         task_shares=dict(config.task_shares),
         learning_rate=optimizer.scaled_learning_rate(),
-        bias_lr_multiplier=optimizer.bias_lr_multiplier,
         lr_scheduler_type="linear",
         warmup_steps=optimizer.warmup,  # below 1: a share of the steps
         adam_beta1=0.9,
-        adam_beta2=optimizer.adam_beta2,
-        weight_decay=optimizer.weight_decay,
-        max_grad_norm=optimizer.max_grad_norm,
         bf16=bf16,
         seed=config.seed,
         logging_steps=1,
@@ -133,7 +132,6 @@ def training_arguments(
         eval_on_start=evaluator is not None and not whole_checkpoints(folder),  # a resumed run did this before
         load_best_model_at_end=evaluator is not None,
         metric_for_best_model=f"eval_{evaluator.primary_metric}" if evaluator is not None else None,
-        greater_is_better=True if evaluator is not None else None,
         dataloader_pin_memory=default_device() == "cuda",
         report_to=list(config.report_to) or "none",
         use_cpu=default_device() == "cpu",

@@ -54,17 +54,15 @@ def _plan(config: TrainConfig, out: Path) -> CommandResult:
     from bixse.training.dry_run import plan_training
 
     plan = plan_training(config, out)
-    needed = plan.weights_bytes + plan.step_bytes
     lines = [
         f"{plan.pairs:,} pairs of {plan.queries:,} queries",
         f"{plan.steps:,} steps, {config.optimizer.batch_size} queries per batch",
         _rate(config.optimizer, config.optimizer.scaled_learning_rate(plan.queries)),
-        f"memory: at least {size(needed)} ({size(plan.weights_bytes)} weights, {size(plan.step_bytes)} for a step); "
-        f"{size(plan.free_bytes)} are free beside the weights",
-        f"time: about {duration(plan.seconds)} ({plan.seconds_per_step:.2f} s a step, the median of "
-        f"{plan.timed_steps}; {plan.evaluations} evaluations on dev of {plan.seconds_of_dev:.1f} s; "
-        f"{duration(plan.seconds_of_base)} to embed the training texts by the base model; "
-        f"{duration(plan.seconds_of_merge)} to score merge weights)",
+        f"memory: {size(plan.peak_bytes)} at most during these steps, {size(plan.weights_bytes)} of it weights; "
+        f"{size(plan.free_bytes)} are free besides",
+        f"time: about {duration(plan.seconds)} ({plan.seconds_per_step:.2f} s per step, the median of "
+        f"{plan.timed_steps}; {plan.evaluations} evaluations on dev; {plan.texts:,} texts to encode besides the steps, "
+        f"{1000 * plan.seconds_per_text:.1f} ms each)",
     ]
     if config.regrade is not None and plan.regrade is not None:
         lines.append(f"suspicious zeros, at most, after {plan.regrade.pairs // config.regrade.budget} epochs:")

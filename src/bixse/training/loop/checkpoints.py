@@ -18,7 +18,6 @@ from bixse.errors import TrainingError
 from bixse.files.files import HASHES_FILE, damage, write_atomically, write_with_hash
 from bixse.progress import Progress
 from bixse.training.distributed import any_process
-from bixse.training.loop.unlabelled import Suspects
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -31,8 +30,6 @@ STATE_FILE = "trainer_state.json"
 """Last file that the first process writes into a checkpoint."""
 SHARDS_FOLDER = "shards"
 """Files of each process, if each holds a part of the weights."""
-SUSPECTS_FILE = "suspects.safetensors"
-"""Likely false negatives of an unfinished epoch, if they are collected."""
 LOSS_STATE_FILE = "loss_state.safetensors"
 """Scale and bias: sentence-transformers' checkpoints hold the encoder alone."""
 
@@ -69,20 +66,6 @@ def load_loss_state(loss: nn.Module, folder: Path) -> None:
     with torch.no_grad():
         for name, value in state.items():
             loss.state_dict()[name].copy_(value)
-
-
-def save_suspects(suspects: Suspects, folder: Path) -> None:
-    """Write the likely false negatives of the epoch so far into a checkpoint folder."""
-    columns = {"groups": suspects.groups, "documents": suspects.documents, "logits": suspects.logits}
-    write_atomically(folder / SUSPECTS_FILE, save({name: torch.from_numpy(own) for name, own in columns.items()}))
-
-
-def load_suspects(folder: Path) -> Suspects:
-    """Return the likely false negatives of a checkpoint, or none."""
-    path = folder / SUSPECTS_FILE
-    if not path.is_file():
-        return Suspects.none()
-    return Suspects(**{name: tensor.numpy() for name, tensor in load(path.read_bytes()).items()})
 
 
 def whole_checkpoints(folder: Path) -> list[Path]:

@@ -41,11 +41,9 @@ from bixse.training.loop.batches import (
 from bixse.training.loop.checkpoints import (
     check_checkpoint,
     load_loss_state,
-    load_suspects,
     save_loss_state,
-    save_suspects,
 )
-from bixse.training.loop.unlabelled import BaseTargets, SuspectCollector, Suspects, base_embeddings
+from bixse.training.loop.unlabelled import BaseTargets, base_embeddings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -141,7 +139,8 @@ class GradedTrainer(SentenceTransformerTrainer):
             train_dataset = GradedPairs.from_dataset(train_dataset)
         self.pairs = train_dataset
         self.plan = BatchPlan(self.pairs, args.train_batch_size * args.world_size, args.seed, args.task_shares)
-        self.suspects: SuspectCollector | None = None
+        self.collector: Any = None
+        """Looks at the scores of every batch, and is saved with every checkpoint."""
         self.seconds_in_steps = 0.0
         """Wall time of the training steps, without evaluation and saving."""
         self.throughput = Throughput()
@@ -197,10 +196,6 @@ class GradedTrainer(SentenceTransformerTrainer):
     def _draws(self) -> GroupDataset:
         return GroupDataset(self.pairs, self.args.documents_per_query, self.args.seed)
 
-    def collect_suspects(self, most: int) -> None:
-        """Keep the `most` unlabelled entries with the highest logits in `suspects.found`."""
-        self.suspects = SuspectCollector(self.loss, most)
-
     def add_grades(self, groups: NDArray[np.int64], documents: NDArray[np.int64], relevance: NDArray[Any]) -> None:
         """Train on P more pairs of known queries and documents, by their numbers, from the next epoch on."""
         first = self.pairs.groups().first_rows[groups], self.pairs.distinct("document")[documents]
@@ -238,10 +233,9 @@ class GradedTrainer(SentenceTransformerTrainer):
         inputs = self._prepare_inputs(inputs)
         counts = inputs.pop("counts")
         groups, documents = (part.cpu().numpy() for part in inputs.pop("numbers"))
-        if self.suspects is not None:
-            self.suspects.groups, self.suspects.documents = groups, documents
-            self.suspects.step = self.state.global_step
-            self.loss.observer = self.suspects.look
+        if self.collector is not None:
+            self.collector.begin(groups, documents, self.state.global_step)
+            self.loss.observer = self.collector.look
         loss: torch.Tensor = super().training_step(model, inputs, *args, **kwargs)
         if self.accelerator.sync_gradients:
             average_gradients(own for own in self.loss.parameters() if not isinstance(own, DTensor))
@@ -296,15 +290,14 @@ class GradedTrainer(SentenceTransformerTrainer):
             with saved_for_servers(folder):  # a plain SentenceTransformer saves no settings for servers
                 model.save_pretrained(str(folder), create_model_card=False)
         save_loss_state(self.loss, folder)
-        if self.suspects is not None:
-            save_suspects(self.suspects.found, folder)
+        if self.collector is not None:
+            self.collector.save(folder)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         """Save as transformers does, then the hashes of all files of all processes."""
         self.check_finite()
-        if self.suspects is not None:  # the first process keeps the entries of all processes
-            everyone = Suspects.joined(gather_object([self.suspects.found]), self.suspects.most)
-            self.suspects.found = everyone if self.args.process_index == 0 else Suspects.none()
+        if self.collector is not None:
+            self.collector.gather()
         with storage_errors(Path(self.args.output_dir or ".")):
             super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()  # the other processes have written their random states
@@ -322,8 +315,8 @@ class GradedTrainer(SentenceTransformerTrainer):
         check_checkpoint(Path(checkpoint_path))
         self._load_encoder(checkpoint_path)
         load_loss_state(self.loss, Path(checkpoint_path))
-        if self.suspects is not None and self.args.process_index == 0:
-            self.suspects.found = load_suspects(Path(checkpoint_path))
+        if self.collector is not None:
+            self.collector.load(Path(checkpoint_path))
 
     def _load_encoder(self, checkpoint_path: str) -> None:
         """Load as sentence-transformers does, but in float32."""
