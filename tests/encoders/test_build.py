@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn
 
 from bixse.encoders.loading.build import build_encoder, set_dropout, use_attention_to_train_with
@@ -62,17 +61,6 @@ class TestFilesThatDoNotBelongTogether:
 
     def change(self, path, **settings):
         path.write_text(json.dumps({**json.loads(path.read_bytes()), **settings}))
-
-    @pytest.mark.parametrize("head", ["", "bert."], ids=["encoder", "with a language model's prefix"])
-    def test_fewer_layers_than_the_weights_have(self, folder, head):
-        weights = load_file(folder / "model.safetensors")
-        save_file(
-            {head + name: value for name, value in weights.items()}, folder / "model.safetensors", {"format": "pt"}
-        )
-        build_encoder(folder, device="cpu")
-        self.change(folder / "config.json", num_hidden_layers=1)
-        with pytest.raises(ModelError, match=r"weights of 2 layers .*config\.json with 1; .*fix:"):
-            build_encoder(folder, device="cpu")
 
     def test_a_pooling_of_other_dimensions(self, folder, capsys):
         self.change(folder / "1_Pooling" / "config.json", embedding_dimension=16)

@@ -161,10 +161,6 @@ class TestRefused:
         with pytest.raises(ModelError, match="pooling: got 'cls' for the sentence-transformers model 'tiny'"):
             build_encoder("tiny", device="cpu", pooling="cls")
 
-    def test_the_first_token_of_a_causal_decoder_has_seen_nothing(self, decoder_path):
-        with pytest.raises(ModelError, match="got pooling 'cls' with attention that sees only what came before"):
-            build_encoder(decoder_path("llama"), device="cpu", bidirectional=False, pooling="cls")
-
     def test_a_sentence_transformers_folder_that_reads_a_pooler_without_weights(self, bert_path, tmp_path):
         """Its Transformer takes `pooler_output` as the embedding, which would be random at every load."""
         text = {"text": {"method": "forward", "method_output_name": "pooler_output"}}

@@ -6,7 +6,7 @@ import pytest
 
 from bixse.data.graded_pairs import GradedPairs
 from bixse.encoders.loading.build import build_encoder
-from bixse.errors import InputError, StorageError, TrainingError
+from bixse.errors import InputError, TrainingError
 from bixse.losses import build_loss
 from bixse.training import checks
 from bixse.training.loop.trainer import check_finite
@@ -27,10 +27,10 @@ class TestLengths:
 
     def test_texts_longer_than_the_encoder_reads_are_counted(self, tiny_model):
         (warning,) = checks.check_lengths(tiny_model, self.PAIRS)
-        assert warning.startswith("2 of 4 documents longer than the 32 tokens the encoder reads: the rest")
+        assert warning.startswith("2 of 4 documents are longer than the 32 tokens the encoder reads: the rest")
         tiny_model.max_seq_length = 16
         (warning,) = checks.check_lengths(tiny_model, self.PAIRS)
-        assert warning.startswith("2 of 4 queries and 2 of 4 documents longer than the 16 tokens")
+        assert warning.startswith("2 of 4 queries and 2 of 4 documents are longer than the 16 tokens")
         tiny_model.max_seq_length = 200
         assert checks.check_lengths(tiny_model, self.PAIRS) == []
 
@@ -40,12 +40,12 @@ class TestLengths:
         (warning,) = checks.check_lengths(tiny_model, self.PAIRS)
         assert re.match(r"4 of 4 queries .*, the prompt before them included", warning)
 
-    def test_of_many_long_texts_a_sample_is_tokenised(self, tiny_model, monkeypatch):
+    def test_of_many_texts_a_sample_is_tokenised(self, tiny_model, monkeypatch):
         monkeypatch.setattr(checks, "TEXTS_COUNTED", 10)
-        texts = [f"{'list ' * (40 if n % 2 else 12)}{'a' * n}" for n in range(60)]
+        texts = [f"{'list ' * (40 if n % 2 else 12)}{'a' * n}" for n in range(57)]
         pairs = GradedPairs.from_rows({"query": "copy", "document": text, "relevance": 1.0} for text in texts)
         (warning,) = checks.check_lengths(tiny_model, pairs)
-        assert warning.startswith("about ")
+        assert re.match(r"\d of 10 sampled documents are longer", warning)
 
 
 def test_a_max_length_below_the_models_own_is_a_warning_with_both_numbers(tiny_model_path):
@@ -81,15 +81,6 @@ class TestPairs:
 
     def test_all_can_be_used(self, tiny_model):
         assert not checks.check_pairs("p.csv", "bixse", build_loss("bixse", tiny_model), pairs_of([0.2], [1.0]), None)
-
-
-def test_a_disk_without_room_for_the_checkpoints_is_refused_with_exact_numbers(tiny_model, tmp_path, monkeypatch):
-    weights = sum(parameter.nbytes for parameter in tiny_model.parameters())
-    checks.check_disk(tmp_path / "out", tiny_model)
-    monkeypatch.setattr(checks, "CHECKPOINTS_KEPT", 10**12)
-    with pytest.raises(StorageError) as caught:
-        checks.check_disk(tmp_path / "out", tiny_model)
-    assert f"({weights * (3 * (10**12 + 1) + 1):,} bytes)" in str(caught.value)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

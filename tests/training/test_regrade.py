@@ -263,7 +263,7 @@ def test_pairs_without_an_answer_are_told_and_not_asked_again(settings, held_bac
 def test_a_dry_run_tells_the_cost_and_asks_nothing(settings, server, tmp_path):
     address = server.scenario()
     prices = {"price_in": 2.0, "price_out": 8.0}
-    plan = plan_training(TrainConfig.model_validate(settings(address, regrade={"prices": prices})), tmp_path / "out")
+    plan = plan_training(TrainConfig.model_validate(settings(address, regrade={"options": prices})), tmp_path / "out")
     assert plan.regrade is not None
     assert (plan.regrade.pairs, plan.regrade.pilot) == (2 * BUDGET, 0)
     assert plan.regrade.usd > 0
@@ -316,7 +316,7 @@ def test_of_a_large_batch_other_rows_are_looked_at_in_the_next_one(monkeypatch):
 def test_a_limit_on_the_price_holds_over_the_epochs(settings, server, tmp_path):
     address = server.scenario()
     prices = {"price_in": 1e4, "price_out": 1e4, "max_usd": 5.0}
-    result = run(settings(address, regrade={"prices": prices, "options": {"concurrency": 1}}), tmp_path / "out")
+    result = run(settings(address, regrade={"options": {**prices, "concurrency": 1}}), tmp_path / "out")
     assert sum(epoch.usd for epoch in result.regrade) <= 5.0
     assert any(epoch.failure and "US dollars" in epoch.failure for epoch in result.regrade)
 

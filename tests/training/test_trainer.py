@@ -197,12 +197,7 @@ class TestDataSets:
 
 class TestLossState:
     def test_a_missing_file_is_an_error_for_a_loss_with_parameters(self, tiny_model, tmp_path):
-        with pytest.raises(TrainingError, match="expected bias_is_set, logit_bias, logit_scale"):
-            load_loss_state(BiXSELoss(tiny_model), tmp_path)
-
-    def test_a_damaged_file_is_an_error(self, tiny_model, tmp_path):
-        (tmp_path / LOSS_STATE_FILE).write_bytes(b"broken")
-        with pytest.raises(TrainingError, match="resume from another checkpoint"):
+        with pytest.raises(TrainingError, match=r"got \[\]; expected \['bias_is_set', 'logit_bias', 'logit_scale'\]"):
             load_loss_state(BiXSELoss(tiny_model), tmp_path)
 
     def test_round_trip_keeps_every_bit_and_that_the_bias_is_set(self, tiny_model, tmp_path):

@@ -101,14 +101,7 @@ def _one_token(features: Features, mask: Tensor) -> dict[str, Any]:
 
 
 def passes_by_length(mask: Tensor, mini_batch_size: int = 32) -> tuple[Tensor, list[int]]:
-    """Return the (N,) rows of the (N, T) mask from the shortest to the longest text, and the number of texts per pass.
-
-    Example:
-        >>> mask = (torch.arange(200) < torch.tensor([[200], [5], [6], [190]])).long()
-        >>> order, numbers = passes_by_length(mask)
-        >>> order.tolist(), numbers
-        ([1, 2, 3, 0], [2, 2])
-    """
+    """Return the (N,) rows of the (N, T) mask from the shortest to the longest text, and the size of each pass."""
     order = torch.argsort(mask.sum(dim=1), stable=True)
     if len(order) > TEXTS_CUT_EXACTLY:
         return order, [len(part) for part in order.split(mini_batch_size)]  # of nearly one length: full passes

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import TrainerState, TrainingArguments
 
-LABEL_COLUMNS = ("label", "labels", "score", "scores")
-"""Label columns of sentence-transformers' trainer; it reads every other column as text."""
-
 
 def trained_head(loss: nn.Module, prior: float | None = None) -> RelevanceHead | None:
     """Return the head of a loss, or None if it learns no probability; `save_relevance_head` explains the prior."""
@@ -52,10 +49,6 @@ def save_relevance_head(loss: nn.Module, folder: str | Path, prior: float | None
         loss: a trained `BiXSELoss`.
         folder: the model folder; an existing head is replaced.
         prior: mean target of the training entries, between 0 and 1, for `RelevanceHead.at_prior`; None: unknown.
-
-    Raises:
-        InputError: the loss learns no probability, or was not trained.
-        StorageError: the folder cannot be written.
 
     Example:
         ::
@@ -90,7 +83,7 @@ class SaveRelevanceHead(TrainerCallback):
 
     A run that is resumed from a checkpoint in its output folder goes on with the scale and bias of that checkpoint.
 
-    Raises InputError as training begins, if the loss learns no probability or the data set has no labels.
+    Raises InputError as training begins if the loss learns no probability.
 
     Example:
         ::
@@ -110,7 +103,6 @@ class SaveRelevanceHead(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         _head_or_refuse(self.loss)
-        _check_labels(kwargs.get("train_dataloader"))
         self._targets, self._steps = 0.0, 0
         head = RelevanceHead.load(_checkpoint(args, state)) if state.global_step else None
         if head is not None:
@@ -151,14 +143,3 @@ def _head_or_refuse(loss: nn.Module, prior: float | None = None) -> RelevanceHea
 
 def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
     return Path(args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-
-
-def _check_labels(loader: Any) -> None:
-    """Refuse a data set without label columns, before its first batch."""
-    names = getattr(getattr(loader, "dataset", None), "column_names", None)
-    if isinstance(names, list) and not set(names) & set(LABEL_COLUMNS):
-        raise InputError(
-            f"data set: got the columns {', '.join(names)}; expected the relevance in [0, 1] in a column named label "
-            f"(or {', '.join(LABEL_COLUMNS[1:])}), any other is read as text; fix: rename it, as "
-            "GradedPairs.to_dataset() does"
-        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import contextmanager
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -11,17 +10,14 @@ import numpy as np
 
 from bixse.data.task_instructions import Instructions
 from bixse.encoders.encode import encode_texts
-from bixse.errors import DivergedError, InputError, StorageError
-from bixse.progress import size
+from bixse.errors import DivergedError, InputError
 from bixse.training.dev_evaluation import dev_figures
 from bixse.training.loop.batches import prompts_of
 from bixse.training.loop.trainer import FIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
-    import torch
     from sentence_transformers import SentenceTransformer
 
     from bixse.data.graded_pairs import GradedPairs
@@ -29,8 +25,6 @@ if TYPE_CHECKING:
     from bixse.losses.base import GradedLoss
     from bixse.relevance import Kind
 
-CHECKPOINTS_KEPT = 2
-"""The best checkpoint on dev and the last one."""
 KINDS: dict[str, Kind] = {"queries": "query", "documents": "document"}
 TEXTS_COUNTED = 1000
 """Texts tokenised to count the ones that are too long."""
@@ -83,26 +77,24 @@ def check_max_length(model: RelevanceModel) -> list[str]:
 
 
 def check_lengths(model: SentenceTransformer, pairs: GradedPairs) -> list[str]:
-    """Warn of texts that are longer than the encoder reads, counted in a sample if there are many."""
+    """Warn of texts that are longer than the encoder reads, by their share of a sample."""
     limit, tokenizer = model.max_seq_length, getattr(model, "tokenizer", None)
     if limit is None or not callable(tokenizer):  # the model reads texts of any length, or no tokens
         return []
-    prompts = {name: _prompts_before(model, pairs, kind) for name, kind in KINDS.items()}
-    said = []
+    shares, with_prompt = [], ""
     for name, kind in KINDS.items():
-        room = limit - max((len(tokenizer(p, add_special_tokens=False)["input_ids"]) for p in prompts[name]), default=0)
+        prompts = _prompts_before(model, pairs, kind)
+        with_prompt = ", the prompt before them included" if any(prompts) else with_prompt
+        room = limit - max(len(tokenizer(prompt, add_special_tokens=False)["input_ids"]) for prompt in prompts)
         distinct = pairs.distinct(kind)
-        suspects = distinct[pairs.bytes_per_text(kind)[distinct] > room - 2]  # a token has at least one byte
-        tried = pairs.texts(kind, suspects[:: max(1, -(-len(suspects) // TEXTS_COUNTED))])
-        tokens = tokenizer(tried, truncation=False, verbose=False)["input_ids"] if tried else []
-        too_long = sum(len(own) > room for own in tokens)
+        texts = pairs.texts(kind, distinct[:: -(-len(distinct) // TEXTS_COUNTED)])
+        too_long = sum(len(own) > room for own in tokenizer(texts, truncation=False, verbose=False)["input_ids"])
         if too_long:
-            number = round(too_long * len(suspects) / len(tried))
-            said.append(f"{'' if len(tried) == len(suspects) else 'about '}{number:,} of {len(distinct):,} {name}")
-    if not said:
+            sampled = " sampled" if len(texts) < len(distinct) else ""
+            shares.append(f"{too_long} of {len(texts)}{sampled} {name}")
+    if not shares:
         return []
-    with_prompt = ", the prompt before them included" if any(any(own) for own in prompts.values()) else ""
-    found = f"{' and '.join(said)} longer than the {limit} tokens the encoder reads{with_prompt}"
+    found = f"{' and '.join(shares)} are longer than the {limit} tokens the encoder reads{with_prompt}"
     return [f"{found}: the rest of them is not read"]
 
 
@@ -112,20 +104,6 @@ def _prompts_before(model: SentenceTransformer, pairs: GradedPairs, kind: Kind) 
     if not isinstance(prompts, Instructions):
         return [prompts.get(kind, "")]
     return [prompts.prompt(task, kind, n) for task in pairs.tasks[0] for n in range(prompts.choices(task))]
-
-
-def check_disk(out: Path, model: torch.nn.Module) -> None:
-    """Refuse to start if the kept checkpoints, one more (weights and two moments each) and the model would not fit."""
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    needed = weights * (3 * (CHECKPOINTS_KEPT + 1) + 1)
-    existing = next(parent for parent in (out.absolute(), *out.absolute().parents) if parent.exists())
-    free = shutil.disk_usage(existing).free
-    if free < needed:
-        raise StorageError(
-            f"{out}: got {size(free)} free ({free:,} bytes); expected {size(needed)} ({needed:,} bytes) for "
-            "checkpoints and the model; "
-            "fix: free disk space or choose another --out folder"
-        )
 
 
 def embedding_spreads(model: SentenceTransformer, pairs: GradedPairs) -> dict[Kind, float]:

@@ -131,13 +131,11 @@ class RegradeConfig(Settings):
     ledger: Annotated[Path | None, Flag(name="regrade_ledger", metavar="FOLDER")] = None
     """Folder of answers to share with `bixse grade` and other runs (default: regrade/ledger in the run's folder)."""
     options: Annotated[dict[str, Any], Flag(hidden=True)] = Field(default_factory=dict)
-    """Other settings of the judge, as in the file of `bixse grade`."""
-    prices: Annotated[dict[str, Any], Flag(hidden=True)] = Field(default_factory=dict)
-    """What it costs."""
+    """Other settings of the judge and its prices, as in the file of `bixse grade`."""
 
     @model_validator(mode="after")
     def _of_the_judge(self) -> RegradeConfig:
-        if self.options or self.prices:  # only then: most runs ask no judge, and need not import what reads these
+        if self.options:  # only then: most runs ask no judge, and need not import what reads these
             try:
                 self.judging()
             except ConfigError as error:
@@ -147,12 +145,13 @@ class RegradeConfig(Settings):
     def judging(self) -> Any:
         """Return the judge's settings as `bixse grade` has them (`JudgeConfig`); raises ConfigError."""
         given = {} if self.rubric is None else {"rubric": self.rubric}
-        return extension("judge").load(None, {"judge": self.judge, **given, **self.options, **self.prices})
+        return extension("judge").load(None, {"judge": self.judge, **given, **self.options})
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that decide the grades, without a server's address, speed or prices."""
         asked = {"concurrency", "timeout", "max_downtime", "api_key_variable", "device", "tokens_per_batch"}
-        values = self.model_dump(mode="json", exclude={"ledger": True, "prices": True, "options": asked})
+        asked |= {"max_usd", "price_in", "price_out", "price_cached", "prices"}
+        values = self.model_dump(mode="json", exclude={"ledger": True, "options": asked})
         servers = all(name.startswith(("http://", "https://")) for name in self.judge)
         return {**values, "judge": "server" if servers else values["judge"]}
 
@@ -164,8 +163,6 @@ class TrainConfig(Settings):
         >>> TrainConfig(pairs="pairs.jsonl", loss="infonce", loss_options={"cutoff": 0.7}).optimizer.batch_size
         16
     """
-
-    renamed: ClassVar = {"bf16": "write precision: bfloat16 for true, float32 for false, auto for null"}
 
     pairs: Path | Annotated[tuple[Path, ...], Field(min_length=1)]
     """File of graded pairs (.parquet, .jsonl, .csv, .tsv), or several. Rows of a file without a task column have, where
@@ -265,28 +262,21 @@ class TrainConfig(Settings):
         return self
 
     @property
-    def all_loss_options(self) -> dict[str, Any]:
-        return {"scale": self.scale, **self.loss_options}
-
-    @property
     def pair_files(self) -> tuple[Path, ...]:
         return tuple(paths_in(self.pairs))
 
-    @property
-    def dev_folders(self) -> tuple[Path, ...]:
-        return tuple(paths_in(self.dev))
-
-    @property
-    def guards(self) -> list[tuple[Path, str]]:
+    def splits(self) -> list[tuple[Path, str, Literal["dev", "guard"]]]:
+        """Return folder, split and role of each dev and guard collection."""
         folders = paths_in(self.guard)
         splits = [self.guard_split] * len(folders) if isinstance(self.guard_split, str) else self.guard_split
-        return list(zip(folders, splits, strict=True))
+        found: list[tuple[Path, str, Literal["dev", "guard"]]] = []
+        found += [(folder, self.dev_split, "dev") for folder in paths_in(self.dev)]
+        return found + [(folder, split, "guard") for folder, split in zip(folders, splits, strict=True)]
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that make two runs the same."""
         regrade = None if self.regrade is None else self.regrade.identity()
-        unset = {"sharding"} if self.sharding is None else set()  # records of older runs must still match
-        return {**self.model_dump(mode="json", exclude=unset), "regrade": regrade}
+        return {**self.model_dump(mode="json"), "regrade": regrade}
 
     def resolved(self) -> TrainConfig:
         """Return these settings with the precision of this machine instead of "auto"."""

@@ -116,8 +116,7 @@ class Watched:
 
 def watched_splits(config: TrainConfig) -> list[Split]:
     """Return the dev and guard splits of a configuration."""
-    dev = [Split(folder, config.dev_split, "dev") for folder in config.dev_folders]
-    return dev + [Split(folder, split, "guard") for folder, split in config.guards]
+    return [Split(*entry) for entry in config.splits()]
 
 
 def load_watched(splits: Sequence[Split], documents: int | None) -> list[Watched]:

@@ -42,13 +42,7 @@ def world_size() -> int:
 
 def rank() -> int:
     """Return the rank of this process, from 0, as the launcher set it."""
-    number = launched_number("RANK", 0)
-    if number >= world_size() > 1:  # torch would wait for a process that never comes
-        raise InputError(
-            f"RANK: got {number} of WORLD_SIZE={world_size()} processes; expected a number below that; "
-            "fix: count the processes from 0"
-        )
-    return number
+    return launched_number("RANK", 0)
 
 
 def is_main_process() -> bool:
@@ -95,11 +89,7 @@ def raise_together() -> Iterator[None]:
 
 
 class RunGuard(ExitStack):
-    """The context around the steps of a training run: its precision, its processes and its folder.
-
-    Each step runs through `together`. From `begin_writing` on, a failed write is a StorageError and a refusal leaves no
-    empty folder behind. From `lock` on, the run is alone in its folder and has a record there.
-    """
+    """The context around the steps of a training run: its precision, its processes and its folder."""
 
     record: Run
 
@@ -113,11 +103,12 @@ class RunGuard(ExitStack):
         return self
 
     def together(self, step: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-        """Run a step in every process; an error in one process fails all, with the error of the lowest rank."""
+        """Run a step in every process, see `raise_together`."""
         with raise_together(), storage_errors(self.out) if self.writes else nullcontext():
             return step(*args, **named)
 
     def begin_writing(self) -> None:
+        """From now on a failed write is a StorageError, and a refusal leaves no empty folder behind."""
         from bixse.encoders.loading.build import no_library_bars  # not at the top: the command line imports this module
 
         self.writes = True

@@ -6,14 +6,11 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
-from transformers import TrainerCallback
 from transformers.trainer_utils import SaveStrategy
 
 from bixse.encoders.encode import encode_texts
@@ -27,15 +24,10 @@ from bixse.training.loop.unlabelled import BaseTargets
 from bixse.training.setup import make_parts, make_trainer, steps_of
 
 if TYPE_CHECKING:
-    from transformers import TrainerControl, TrainerState, TrainingArguments
-
     from bixse.training.config import TrainConfig
     from bixse.training.loop.trainer import GradedTrainer
 
 TIMED_STEPS = 5
-"""Timed steps, after one warm-up step."""
-SECONDS = 30.0
-"""Seconds after which no further step begins."""
 TEXTS_TIMED = 128
 
 
@@ -52,8 +44,7 @@ class TrainPlan:
     free_bytes: int
     """Free memory after these steps."""
     seconds_per_step: float
-    """Median of the timed steps."""
-    timed_steps: int
+    """Mean of `TIMED_STEPS` steps after one that warms up."""
     evaluations: int
     """Dev evaluations, the one before training included."""
     texts: int
@@ -72,7 +63,7 @@ class TrainPlan:
 def plan_training(config: TrainConfig, out: Path) -> TrainPlan:
     """Check a run as `train` does, and measure its time and memory; no file is left behind.
 
-    A few steps are trained into a temporary folder: the first one warms up, up to five more are timed.
+    A few steps are trained into a temporary folder.
 
     Example:
         ::
@@ -88,10 +79,9 @@ def plan_training(config: TrainConfig, out: Path) -> TrainPlan:
 
 def _plan(config: TrainConfig, out: Path) -> TrainPlan:
     inputs = open_training(config, out)
-    parts = make_parts(config, out, inputs)
+    parts = make_parts(config, inputs)
     pairs, model, evaluator = inputs.pairs, parts.loss.model, parts.evaluator
-    timed = config.optimizer.model_copy(update={"steps": 1 + TIMED_STEPS})
-    short = config.model_copy(update={"report_to": (), "optimizer": timed})
+    short = config.model_copy(update={"report_to": ()})
     documents = pairs.distinct("document")
     with tempfile.TemporaryDirectory(prefix="bixse-dry-run-") as scratch, no_library_bars():
         trainer = make_trainer(short, Path(scratch), inputs, replace(parts, evaluator=None))
@@ -114,7 +104,7 @@ def _plan(config: TrainConfig, out: Path) -> TrainPlan:
         started = time.perf_counter()
         encode_texts(model, sample, "document")
         seconds_per_text = (time.perf_counter() - started) / len(sample)
-        times = _step_times(trainer)
+        seconds_per_step = _seconds_per_step(trainer)
         peak, free = _memory(model.device)
     return TrainPlan(
         pairs=len(pairs),
@@ -123,8 +113,7 @@ def _plan(config: TrainConfig, out: Path) -> TrainPlan:
         weights_bytes=sum(part.numel() * part.element_size() for part in model.parameters()),
         peak_bytes=peak,
         free_bytes=free,
-        seconds_per_step=median(times),
-        timed_steps=len(times),
+        seconds_per_step=seconds_per_step,
         evaluations=evaluations,
         texts=texts,
         seconds_per_text=seconds_per_text,
@@ -133,23 +122,13 @@ def _plan(config: TrainConfig, out: Path) -> TrainPlan:
     )
 
 
-def _step_times(trainer: GradedTrainer) -> list[float]:
+def _seconds_per_step(trainer: GradedTrainer) -> float:
     """Return the seconds per step, batch loading and optimizer included; nothing is saved."""
-    ends: list[float] = []
-
-    class Clock(TrainerCallback):
-        def on_train_begin(self, *_: Any, **__: Any) -> None:
-            ends.append(time.perf_counter())
-
-        def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-            ends.append(time.perf_counter())
-            control.should_training_stop = control.should_training_stop or ends[-1] - ends[0] > SECONDS
-
     trainer.args.save_strategy = SaveStrategy.NO
-    trainer.add_callback(Clock())
-    trainer.train()
-    times = [end - start for start, end in pairwise(ends)]
-    return times[1:] or times
+    trainer.args.max_steps = 1
+    trainer.train()  # warms up
+    trainer.args.max_steps = TIMED_STEPS
+    return float(trainer.train().metrics["train_runtime"]) / TIMED_STEPS
 
 
 def _memory(device: torch.device) -> tuple[int, int]:

@@ -79,4 +79,4 @@ def make_loss(config: TrainConfig, table: Instructions | None) -> GradedLoss:
     upcast_trainable_to_float32(model)
     if config.dropout is not None:
         set_dropout(model, config.dropout)
-    return build_loss(config.loss, model, **config.all_loss_options)
+    return build_loss(config.loss, model, scale=config.scale, **config.loss_options)

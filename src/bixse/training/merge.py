@@ -21,7 +21,7 @@ from bixse.training.dev_evaluation import Role, sets_of
 from bixse.training.distributed import is_main_process, raise_together, rank, world_size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from sentence_transformers import SentenceTransformer
 
@@ -77,7 +77,6 @@ class MergeResult:
     changes: list[Change]
     """Tuned and merged against the base model on every dev and guard collection."""
     tolerance: float
-    """nDCG@10 by which a guard collection may fall below the base model."""
     candidates: int = 1
     documents: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Collection -> number of searched documents, size of its corpus."""
@@ -89,10 +88,6 @@ class MergeResult:
         """Return True if every guard collection is within the tolerance of the base model, or there is none."""
         merged = [change for change in self.changes if change.role == "guard" and change.model == "merged"]
         return all(change.mean >= -self.tolerance for change in merged)
-
-    @property
-    def has_guard(self) -> bool:
-        return any(change.role == "guard" for change in self.changes)
 
     def dev(self, weight: float) -> float | None:
         """Return the mean nDCG@10 over the dev collections at a scored weight, or None."""
@@ -124,7 +119,7 @@ class MergeResult:
                 f"{of['merged'].role} {name}, {of['merged'].queries} queries{sample}: nDCG@10 {base[name]:.4f} before; "
                 f"tuned {_difference(of['tuned'])}; merged {_difference(of['merged'])}"
             )
-        if self.points and not self.has_guard:
+        if self.points and not any(change.role == "guard" for change in self.changes):
             lines.append("guard: none given, so what training did to other queries is unknown (`guard: DIR`)")
         return lines
 
@@ -168,11 +163,17 @@ def merge(
     that of the difference, paired over queries. If no weight keeps guard, the weight whose worst guard collection loses
     least wins. Without a collection the first weight wins.
     """
-    pools = _pools(model, base, tuned, watched)
-    scores = _score(model, base, tuned, weights, watched, pools, progress)
+
+    def at(weight: float) -> SentenceTransformer:
+        interpolate(model, base, tuned, weight)
+        return model
+
+    sharded = is_sharded(model)
+    pools = _pools(at, watched, sharded)
+    scores = _score(at, weights, watched, pools, progress, sharded)
     roles = {own.name: own.role for _, own in sets_of(watched)}
     points, chosen = _choose(scores, roles, weights, tolerance)
-    interpolate(model, base, tuned, chosen)
+    at(chosen)
     return MergeResult(
         weight=chosen,
         points=points,
@@ -192,50 +193,46 @@ def merge(
 
 
 def _pools(
-    model: SentenceTransformer, base: Weights, tuned: Weights, watched: Sequence[Watched]
+    at: Callable[[float], SentenceTransformer], watched: Sequence[Watched], sharded: bool
 ) -> list[dict[str, str]]:
     """Return per collection the documents that every weight searches: document id -> text."""
-    sampled = [number for number, corpus in enumerate(watched) if corpus.is_sampled]
-    runs: dict[int, list[Mapping[str, Ranking]]] = {number: [] for number in sampled}
+    runs: list[list[Mapping[str, Ranking]]] = [[] for _ in watched]
+    sampled = any(corpus.is_sampled for corpus in watched)
     with raise_together():
-        for weight in _share([0.0, 1.0], model) if sampled else []:
-            interpolate(model, base, tuned, weight)
-            for number in sampled:
-                runs[number].append(watched[number].hits(model))
-    parts = gather_object([runs]) if sampled else []
-    found = {number: [run for part in parts for run in part[number]] for number in sampled}
-    return [corpus.pool(found.get(number, [])) for number, corpus in enumerate(watched)]
+        for weight in _share([0.0, 1.0], sharded) if sampled else []:
+            model = at(weight)
+            for corpus, own in zip(watched, runs, strict=True):
+                if corpus.is_sampled:
+                    own.append(corpus.hits(model))
+    parts = gather_object([runs]) if sampled else [runs]
+    return [corpus.pool([run for part in parts for run in part[number]]) for number, corpus in enumerate(watched)]
 
 
 def _score(
-    model: SentenceTransformer,
-    base: Weights,
-    tuned: Weights,
+    at: Callable[[float], SentenceTransformer],
     weights: Sequence[float],
     watched: Sequence[Watched],
     pools: Sequence[Mapping[str, str]],
     progress: bool,
+    sharded: bool,
 ) -> dict[float, Scores]:
     """Return weight -> scores, 0 and 1 included; the encoder keeps a weight."""
     scores: dict[float, Scores] = {}
-    share = _share(sorted({0.0, 1.0, *weights}), model) if watched else []
+    share = _share(sorted({0.0, 1.0, *weights}), sharded) if watched else []
     bar = Progress("merge: score weights", len(share)) if progress and is_main_process() else None
     with raise_together():
         for weight in share:
-            interpolate(model, base, tuned, weight)
-            scores[weight] = {
-                name: values
-                for corpus, pool in zip(watched, pools, strict=True)
-                for name, values in corpus.scores(model, pool).items()
-            }
+            model, scores[weight] = at(weight), {}
+            for corpus, pool in zip(watched, pools, strict=True):
+                scores[weight] |= corpus.scores(model, pool)
             if bar is not None:
                 bar(1)
     return dict(sorted(entry for part in gather_object([scores]) for entry in part.items()))
 
 
-def _share(weights: Sequence[float], model: SentenceTransformer) -> list[float]:
+def _share(weights: Sequence[float], sharded: bool) -> list[float]:
     """Return the weights that this process scores; the processes of a sharded encoder score each weight together."""
-    return list(weights[slice(None) if is_sharded(model) else slice(rank(), None, world_size())])
+    return list(weights[slice(None) if sharded else slice(rank(), None, world_size())])
 
 
 def _choose(

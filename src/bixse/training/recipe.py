@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 pydantic reads it
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -19,7 +19,7 @@ from bixse.training.config import ADAPTER_FOLDER, CHECKPOINT_FOLDER, MODEL_FOLDE
 from bixse.training.distributed import RunGuard, any_process, check_agreement, is_main_process
 from bixse.training.finish import merge_tuned, save_model, weights_to_merge_with
 from bixse.training.inputs import open_training
-from bixse.training.loop.checkpoints import StopOnInterrupt, checkpoint_to_resume, relocate_best_checkpoint
+from bixse.training.loop.checkpoints import StopOnInterrupt, checkpoint_to_resume
 from bixse.training.merge import MergeResult  # noqa: TC001 pydantic reads it
 from bixse.training.setup import add_regrading, make_parts, make_trainer
 
@@ -76,7 +76,7 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str = "t
             saved = {**record.results, "model_path": model_path, "reused": True}
             return TypeAdapter(TrainResult).validate_python(saved)
         started = time.perf_counter()
-        parts = guard.together(make_parts, config, out, inputs)
+        parts = guard.together(make_parts, config, inputs)
         guard.begin_writing()
         trainer = guard.together(make_trainer, config, out, inputs, parts, title if progress else None)
         base = guard.together(weights_to_merge_with, config, trainer)
@@ -109,8 +109,6 @@ def _run_trainer(trainer: GradedTrainer, out: Path, guard: RunGuard, then_merge:
     stop, started = StopOnInterrupt(), time.perf_counter()
     trainer.add_callback(stop)
     checkpoint, warnings = guard.together(checkpoint_to_resume, out / CHECKPOINT_FOLDER)
-    if checkpoint is not None and is_main_process():
-        relocate_best_checkpoint(Path(checkpoint))
     check_agreement({"checkpoint": checkpoint})
     before = embedding_spreads(trainer.loss.model, trainer.pairs)
     ended: Literal["interrupted", "failed"] | None = "interrupted"

@@ -12,7 +12,7 @@ from transformers.integrations.integration_utils import get_available_reporting_
 from bixse.encoders.loading.precision import default_device
 from bixse.errors import InputError
 from bixse.extensions import extension
-from bixse.training.checks import CHECKPOINTS_KEPT, check_disk, check_lengths, check_max_length, check_pairs
+from bixse.training.checks import check_lengths, check_max_length, check_pairs
 from bixse.training.config import CHECKPOINT_FOLDER, LOG_FILE, TENSORBOARD_FOLDER
 from bixse.training.dev_evaluation import check_not_trained_on, dev_evaluator, queries_of
 from bixse.training.distributed import PATIENCE, is_main_process, world_size
@@ -51,7 +51,7 @@ class Parts:
     warnings: list[str]
 
 
-def make_parts(config: TrainConfig, out: Path, inputs: Inputs) -> Parts:
+def make_parts(config: TrainConfig, inputs: Inputs) -> Parts:
     """Make the loss and the dev evaluator, and refuse inputs that cannot be trained on."""
     loss = make_loss(config, inputs.instructions)
     model, pairs = cast("RelevanceModel", loss.model), inputs.pairs
@@ -59,7 +59,6 @@ def make_parts(config: TrainConfig, out: Path, inputs: Inputs) -> Parts:
     warnings += check_pairs(inputs.where, config.loss, loss, pairs, config.optimizer.documents_per_query)
     warnings += check_max_length(model)
     warnings += check_lengths(model, pairs)
-    check_disk(out, model)
     return Parts(loss, dev_evaluator(config, model, inputs.watched), warnings)
 
 
@@ -72,7 +71,6 @@ def make_trainer(
     arguments.learning_rate = config.optimizer.scaled_learning_rate(len(inputs.pairs.groups()))
     kind: type[GradedTrainer] = GradedTrainer if config.sharding is None else extension("sharding")
     trainer = kind(parts.loss.model, arguments, inputs.pairs, loss=parts.loss, evaluator=parts.evaluator)
-    trainer.plan.check_sizes(inputs.where)
     trainer.args.save_steps = trainer.args.eval_steps = steps_of(config, len(trainer.plan))[2]
     if is_main_process():
         trainer.add_callback(StepLog(out / LOG_FILE))
@@ -127,7 +125,7 @@ def training_arguments(
         logging_steps=1,
         logging_nan_inf_filter=False,  # the filter would log a mean of earlier losses instead of NaN
         save_strategy="steps",
-        save_total_limit=CHECKPOINTS_KEPT,
+        save_total_limit=2,  # the best one on dev and the last one
         eval_strategy="steps" if evaluator is not None else "no",
         eval_on_start=evaluator is not None and not whole_checkpoints(folder),  # a resumed run did this before
         load_best_model_at_end=evaluator is not None,

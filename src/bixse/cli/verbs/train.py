@@ -60,8 +60,8 @@ def _plan(config: TrainConfig, out: Path) -> CommandResult:
         _rate(config.optimizer, config.optimizer.scaled_learning_rate(plan.queries)),
         f"memory: {size(plan.peak_bytes)} at most during these steps, {size(plan.weights_bytes)} of it weights; "
         f"{size(plan.free_bytes)} are free besides",
-        f"time: about {duration(plan.seconds)} ({plan.seconds_per_step:.2f} s per step, the median of "
-        f"{plan.timed_steps}; {plan.evaluations} evaluations on dev; {plan.texts:,} texts to encode besides the steps, "
+        f"time: about {duration(plan.seconds)} ({plan.seconds_per_step:.2f} s per step; "
+        f"{plan.evaluations} evaluations on dev; {plan.texts:,} texts to encode besides the steps, "
         f"{1000 * plan.seconds_per_text:.1f} ms each)",
     ]
     if config.regrade is not None and plan.regrade is not None:

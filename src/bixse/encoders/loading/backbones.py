@@ -76,8 +76,6 @@ def set_attention(model: SentenceTransformer, name: str, bare: bool, bidirection
         check_attention(model, name)
     if decoder:
         check_padding(model, name)
-    if bare:
-        check_first_token(model, name)
 
 
 def sees_whole_text(part: Any) -> bool:
@@ -134,16 +132,6 @@ def check_padding(model: SentenceTransformer, name: str) -> None:
                 )
     finally:
         tokenizer.padding_side = side
-
-
-def check_first_token(model: SentenceTransformer, name: str) -> None:
-    """Refuse pooling by the first token of a causal decoder: it has seen nothing of the text."""
-    takes_first = any(isinstance(module, Pooling) and module.pooling_mode == "cls" for module in model.children())
-    if takes_first and not all(sees_whole_text(part) for part in backbones(model)):
-        raise ModelError(
-            f"model {name!r}: got pooling 'cls' with attention that sees only what came before; expected a first token "
-            "that sees the whole text; fix: leave `bidirectional` out, or choose pooling 'mean'"
-        )
 
 
 def prepare_decoder(model: SentenceTransformer) -> None:

@@ -54,15 +54,10 @@ def build_encoder(
     A bare decoder (Llama, Qwen, Mistral, Gemma 3, ...) becomes an encoder: every token sees the whole text, and the
     mean leaves out the tokens of an instruction. Each load checks the attention.
 
-    Args:
-        name_or_path: a folder or a hub name; "demo" is the model of the `bixse[demo]` extra.
-        max_length: tokens read per text, the rest is cut; None keeps the model's own length.
-        device: "cpu", "cuda", ...; None chooses.
-        trust_remote_code: run code that comes with the model; only for sources that you trust.
-        bidirectional: let the tokens of a decoder see the whole text; None does so for a bare backbone, and keeps the
-            attention of a sentence-transformers model.
-        pooling: pooling of a bare backbone, see `PoolingMode`; None takes the head of a ModernBERT if the checkpoint
-            holds one, as the BiXSE paper does, else the mean.
+    `max_length` cuts texts, `device` is "cpu", "cuda", ...; None keeps the model's own length and chooses a device.
+    `trust_remote_code` runs code that comes with the model. `bidirectional` lets the tokens of a decoder see the whole
+    text; None does so for a bare backbone alone. `pooling` of a bare backbone: see `PoolingMode`; None takes the head
+    of a ModernBERT if the checkpoint holds one, as the BiXSE paper does, else the mean.
 
     Raises:
         ModelError: the model does not exist, is no encoder, lacks weights or the tokenizer, was damaged after its
@@ -90,7 +85,7 @@ def build_encoder(
     try:
         with quiet_loading():
             model = RelevanceModel(source, device=device, trust_remote_code=trust_remote_code)
-            missing, left_over = _missing_weights(model, trust_remote_code)
+            missing = _missing_weights(model, trust_remote_code)
     except ModelError:
         raise  # a damaged relevance head has an error of its own
     except Exception as error:
@@ -106,7 +101,6 @@ def build_encoder(
             f"model {name!r}: got no weights for {len(lacking)} of its parameters ({shown}); expected all in the "
             "model's files; fix: check that config.json and the weights belong together"
         )
-    _check_all_layers(model, name, left_over)
     if resolve_precision(device=model.device) == "float32":
         make_weights_float32(model)
     longest = _keep_within_positions(model)
@@ -138,11 +132,8 @@ def use_attention_to_train_with(model: SentenceTransformer, longest: int | None)
 def load_relevance_model(path: str | Path, device: str | None = None) -> RelevanceModel:
     """Load a model that gives probabilities of relevance from a folder saved by bixse; see `build_encoder`.
 
-    Raises:
-        ModelError: no such folder, no encoder, or an encoder without a relevance head.
-
     Example:
-        Probabilities for three documents::
+        ::
 
             model = load_relevance_model("runs/quickstart/bixse/model")
             model.relevance("copy a folder", ["shutil.copytree ...", "shutil.copy ...", "os.remove ..."])
@@ -191,13 +182,12 @@ def no_library_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _missing_weights(model: SentenceTransformer, trust_remote_code: bool) -> tuple[set[str], set[str]]:
-    """Return the names of weights that the files lack, and of weights in the files that the model does not use."""
+def _missing_weights(model: SentenceTransformer, trust_remote_code: bool) -> set[str]:
+    """Return the names of weights that the files lack."""
     from bixse.encoders.loading.backbones import backbones
 
     missing: set[str] = set()
-    left_over: set[str] = set()
-    for part in backbones(model):  # transformers fills missing weights at random, drops unused ones, and only warns
+    for part in backbones(model):  # transformers fills missing weights at random, and only warns
         backbone = part.auto_model
         _, found = type(backbone).from_pretrained(
             backbone.name_or_path,
@@ -208,27 +198,7 @@ def _missing_weights(model: SentenceTransformer, trust_remote_code: bool) -> tup
             output_loading_info=True,
         )
         missing.update(found["missing_keys"])
-        left_over.update(found["unexpected_keys"])
-    return missing, left_over
-
-
-def _check_all_layers(model: SentenceTransformer, name: str, left_over: set[str]) -> None:
-    """Refuse a config.json with fewer layers than the weights have; unused heads are usual."""
-    from torch.nn import ModuleList
-
-    from bixse.encoders.loading.backbones import backbones
-
-    for part in backbones(model):
-        for layers, module in part.auto_model.named_modules():
-            if not isinstance(module, ModuleList):
-                continue
-            numbered = re.compile(rf"(?:^|\.){re.escape(layers)}\.(\d+)\.")
-            stored = max((int(found[1]) + 1 for key in left_over if (found := numbered.search(key))), default=0)
-            if stored > len(module):
-                raise ModelError(
-                    f"model {name!r}: got weights of {stored} layers ({layers}), and a config.json with {len(module)}; "
-                    "expected the same number; fix: restore the config.json that belongs to the weights"
-                )
+    return missing
 
 
 def _reads_pooler(model: SentenceTransformer) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import zlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -16,7 +15,6 @@ from bixse.data.columns import first_rows, numbered
 from bixse.data.task_instructions import Instructions
 from bixse.encoders.instructions import prompt_for
 from bixse.encoders.loading.backbones import input_parts
-from bixse.encoders.processes import all_reduce_sum
 from bixse.errors import InputError, did_you_mean
 from bixse.losses.targets import GradedTargets
 from bixse.training.loop.unlabelled import KnownEntries
@@ -34,8 +32,8 @@ if TYPE_CHECKING:
 
 EpochIndex: TypeAlias = tuple[int, int]
 """(epoch, group): the drawn documents of a group depend on both and on the seed alone."""
-COUNTS = ("queries", "pairs", "duplicate_documents", "filled_entries", "masked_entries")
-"""Counts of a batch, under its key `counts`."""
+COUNTS = ("queries", "pairs", "duplicate_documents", "filled_entries", "masked_entries", "tokens")
+"""Counts of a batch in one process, under its key `counts`; tokens without padding."""
 
 
 class BatchPlan(Sampler[list[EpochIndex]]):
@@ -90,18 +88,6 @@ class BatchPlan(Sampler[list[EpochIndex]]):
             bounds = bounds[generator.permutation(len(bounds))]  # else a task's batches would follow one another
         for start, end in bounds:
             yield [(self.epoch, int(number)) for number in drawn[start:end]]
-
-    def check_sizes(self, where: object) -> None:
-        """Refuse a batch size above the number of a task's queries."""
-        sizes = {task: self.queries_per_epoch(task) for task in self.members}
-        small = {task: size for task, size in sizes.items() if size < self.batch_size}
-        if small:
-            found = ", ".join(f"{size} of task {task!r}" if task else f"{size} in all" for task, size in small.items())
-            raise InputError(
-                f"{where}: got fewer queries than one batch ({found}); expected at least batch_size = "
-                f"{self.batch_size} of each task; fix: set batch_size to {min(small.values())} or less, or leave the "
-                "task out"
-            )
 
 
 def _check_shares(shares: Mapping[str, float], known: Sequence[str]) -> None:
@@ -254,6 +240,7 @@ class GradedCollator:
             len(rows) - len(first) if self.rank == 0 else 0,
             len(targets.relevance) - own_entries,
             int(targets.relevance.isnan().sum()),
+            sum(int(mask.sum()) for name, mask in batch.items() if name.endswith("_attention_mask")),
         )
         entries = (
             torch.tensor([group.number for group in own], dtype=torch.long),
@@ -365,30 +352,3 @@ def prompts_of(model: SentenceTransformer, given: object, pairs: GradedPairs) ->
     own = {"query": prompt_for(model, "query"), "document": prompt_for(model, "document")}
     prompts = {**own, **(given if isinstance(given, dict) else {})}
     return {name: text for name, text in prompts.items() if isinstance(text, str)}
-
-
-class Throughput:
-    """The counts of batches since the last log entry, in one process; `figures` adds up all processes."""
-
-    def __init__(self) -> None:
-        self.counts = [0] * len(COUNTS)
-        self.tokens, self.seconds = 0, 0.0  # tokens without padding
-
-    def add(self, counts: torch.Tensor, features: Sequence[Mapping[str, Any]], seconds: float) -> None:
-        """Add one batch: its `COUNTS`, tokenised queries and documents, and wall time of its step."""
-        self.counts = [before + new for before, new in zip(self.counts, counts.tolist(), strict=True)]
-        self.tokens += sum(int(part["attention_mask"].sum()) for part in features if "attention_mask" in part)
-        self.seconds += seconds
-
-    def figures(self, device: torch.device) -> dict[str, float]:
-        """Return figures over all processes: counts, pairs and tokens per second."""
-        exact = torch.float32 if device.type == "mps" else torch.float64
-        own = torch.tensor([*self.counts, self.tokens], dtype=exact, device=device)
-        *counts, tokens = all_reduce_sum(own).tolist()
-        said = dict(zip(COUNTS, counts, strict=True))
-        seconds = self.seconds or math.nan
-        return {
-            **{name: said[name] for name in COUNTS[2:]},
-            "train_pairs_per_second": round(said["pairs"] / seconds, 1),
-            "train_tokens_per_second": round(tokens / seconds, 1),
-        }

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from transformers import TrainerCallback
 
 from bixse.errors import TrainingError
-from bixse.files.files import HASHES_FILE, damage, write_atomically, write_with_hash
+from bixse.files.files import HASHES_FILE, damage, write_atomically
 from bixse.progress import Progress
 from bixse.training.distributed import any_process
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 
 STATE_FILE = "trainer_state.json"
-"""Last file that the first process writes into a checkpoint."""
 SHARDS_FOLDER = "shards"
 """Files of each process, if each holds a part of the weights."""
 LOSS_STATE_FILE = "loss_state.safetensors"
@@ -52,13 +50,7 @@ def load_loss_state(loss: nn.Module, folder: Path) -> None:
     if not own:
         return
     path = folder / LOSS_STATE_FILE
-    try:
-        state = load(path.read_bytes())
-    except (OSError, SafetensorError) as error:
-        raise TrainingError(
-            f"{path}: got no readable loss state ({error}); expected {', '.join(sorted(own))}; "
-            "fix: resume from another checkpoint of the run"
-        ) from error
+    state = load(path.read_bytes()) if path.is_file() else {}  # undamaged: its hash was checked
     if set(state) != set(own):
         raise TrainingError(
             f"{path}: got {sorted(state)}; expected {sorted(own)}; fix: resume with the loss the run began with"
@@ -101,15 +93,6 @@ def check_checkpoint(checkpoint: Path) -> None:
         )
 
 
-def relocate_best_checkpoint(checkpoint: Path) -> None:
-    """Update the path of the best checkpoint, a sibling of this one: the run may have been moved since."""
-    best = _best_of(checkpoint)
-    if best is not None:
-        path = checkpoint / STATE_FILE
-        state = {**json.loads(path.read_bytes()), "best_model_checkpoint": str(best)}
-        write_with_hash(path, json.dumps(state, indent=2))
-
-
 def _best_of(checkpoint: Path) -> Path | None:
     """Return the best checkpoint so far, a sibling of this one; None without an evaluation."""
     best = json.loads((checkpoint / STATE_FILE).read_bytes()).get("best_model_checkpoint")
@@ -120,9 +103,8 @@ class ProgressBar(TrainerCallback):
     """Show progress with rate, time left, loss and the dev figure, as every other long command."""
 
     def __init__(self, title: str) -> None:
-        self.title = title
+        self.title, self.done = title, 0
         self.bar: Progress | None = None
-        self.done = 0
         self.shown: dict[str, str] = {}
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
@@ -178,6 +160,8 @@ class StopOnInterrupt(TrainerCallback):
         self._before: dict[signal.Signals, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.best_model_checkpoint is not None:  # a sibling of the resumed one: the run may have been moved since
+            state.best_model_checkpoint = str(Path(args.output_dir) / Path(state.best_model_checkpoint).name)
         if threading.current_thread() is threading.main_thread():
             self._before = {one: signal.signal(one, self._ask) for one in (signal.SIGINT, signal.SIGTERM)}
 

@@ -6,15 +6,13 @@ import copy
 import math
 import re
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import broadcast, gather_object
-from datasets import Dataset
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.modules import Module
 from sentence_transformers.util import fullname
@@ -24,17 +22,17 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from bixse.data.graded_pairs import GradedPairs
 from bixse.encoders.embedding import number_of_texts
-from bixse.encoders.processes import is_sharded, local_part, whole_tensors
+from bixse.encoders.processes import all_reduce_sum, is_sharded, local_part, whole_tensors
 from bixse.encoders.serving import saved_for_servers
 from bixse.errors import DivergedError, NotFiniteError
 from bixse.files.files import storage_errors, write_hashes
 from bixse.losses import BiXSELoss, GradedTargets
 from bixse.training.distributed import any_process, average_gradients, raise_together
 from bixse.training.loop.batches import (
+    COUNTS,
     BatchPlan,
     GradedCollator,
     GroupDataset,
-    Throughput,
     prompts_of,
     shortened_preprocess,
 )
@@ -46,22 +44,20 @@ from bixse.training.loop.checkpoints import (
 from bixse.training.loop.unlabelled import BaseTargets, base_embeddings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     import numpy as np
+    from datasets import Dataset
     from numpy.typing import NDArray
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.evaluation import BaseEvaluator
     from transformers import TrainerCallback
-    from transformers.trainer_utils import TrainOutput
 
     from bixse.losses import GradedLoss
 
 FIX = "lower learning_rate or set max_grad_norm, and give another --out folder"
 """The fix for diverged training."""
 BASE_FOLDER = "base"
-TrainingData: TypeAlias = GradedPairs | Dataset | Mapping[str, Dataset]
-"""Graded pairs, a data set with their columns, or several data sets by task."""
 
 
 @dataclass
@@ -85,26 +81,15 @@ class GradedTrainingArguments(SentenceTransformerTrainingArguments):
 class GradedTrainer(SentenceTransformerTrainer):
     """Train an encoder on `GradedPairs` with any loss of `bixse.losses`.
 
-    In addition to sentence-transformers' trainer it gives the logit bias its own learning rate. It saves and restores
-    the loss's parameters with every checkpoint (resume and best model), and logs them. Its batches depend on (seed,
-    epoch) alone, so that a resumed run equals an uninterrupted one.
+    In addition to sentence-transformers' trainer it gives the logit bias its own learning rate, and saves, restores and
+    logs the loss's parameters. Its batches depend on (seed, epoch) alone, so that a resumed run equals an uninterrupted
+    one. Several processes share every batch, and average all gradients after the backward pass: the result equals one
+    process on the same batches, up to rounding.
 
-    A batch holds one task. Each of several processes has a part of the queries and documents of every batch and scores
-    its queries against all documents. All gradients, also of scale and bias, are averaged after the backward pass. The
-    result equals one process on the same batches, up to rounding.
-
-    Args:
-        model: the encoder.
-        args: a `GradedTrainingArguments`.
-        train_dataset: a `datasets.Dataset` with the columns query, document, relevance (or label), and optionally
-            query_id, document_id, task; a `DatasetDict` with one task per key; or `GradedPairs`.
-        loss: a loss on the same model; None: `BiXSELoss(model)`.
-        evaluator: as in sentence-transformers.
-        callbacks: transformers callbacks.
-
-    Raises:
-        InputError: columns are missing, `task_shares` name an unknown task, or a task has no instruction in the
-            model's table.
+    `train_dataset` is a `datasets.Dataset` with the columns query, document, relevance (or label), and optionally
+    query_id, document_id, task; a `DatasetDict` with one task per key; or `GradedPairs`. Without a loss it is
+    `BiXSELoss(model)`. InputError is raised for missing columns, unknown tasks, and tasks without an instruction in the
+    model's table.
 
     Example:
         ::
@@ -124,7 +109,7 @@ class GradedTrainer(SentenceTransformerTrainer):
         self,
         model: SentenceTransformer,
         args: GradedTrainingArguments,
-        train_dataset: TrainingData,
+        train_dataset: GradedPairs | Dataset | Mapping[str, Dataset],
         loss: GradedLoss | None = None,
         evaluator: BaseEvaluator | None = None,
         callbacks: list[TrainerCallback] | None = None,
@@ -143,7 +128,7 @@ class GradedTrainer(SentenceTransformerTrainer):
         """Looks at the scores of every batch, and is saved with every checkpoint."""
         self.seconds_in_steps = 0.0
         """Wall time of the training steps, without evaluation and saving."""
-        self.throughput = Throughput()
+        self._forget_counts()
         super().__init__(
             model=model,
             args=args,
@@ -164,7 +149,7 @@ class GradedTrainer(SentenceTransformerTrainer):
         if args.world_size > 1:
             torch.manual_seed(args.seed + args.process_index)  # other texts, other dropout
 
-    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+    def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as sentence-transformers does; all processes begin with the weights of the first."""
         broadcast(whole_tensors(self.loss))
         self.add_base_targets()
@@ -242,7 +227,8 @@ class GradedTrainer(SentenceTransformerTrainer):
         self.loss.observer = None
         seconds = time.perf_counter() - start
         self.seconds_in_steps += seconds
-        self.throughput.add(counts, self.collect_features(inputs)[0], seconds)
+        self._seconds += seconds
+        self._counts += counts.cpu()
         if any_process(not bool(loss.isfinite()), loss.device):
             losses = [value for value in gather_object([float(loss)]) if not math.isfinite(value)]
             raise DivergedError(
@@ -265,7 +251,7 @@ class GradedTrainer(SentenceTransformerTrainer):
             ) from error
 
     def check_finite(self) -> None:
-        """Raise DivergedError in all processes if weights are not finite in one."""
+        """Raise DivergedError in all processes if weights of one are not finite."""
         with raise_together():
             check_finite(self.loss, self.state.global_step)
 
@@ -273,14 +259,25 @@ class GradedTrainer(SentenceTransformerTrainer):
         """Add the loss's figures (bias, scale, mean logits) to each training entry that has a loss."""
         if "loss" in logs:
             figures = {name: float(value) for name, value in self.loss.statistics.items()}
-            figures |= self.throughput.figures(self.args.device)
+            figures |= self._throughput()
             logs = {**logs, **{name: value for name, value in figures.items() if math.isfinite(value)}}
-            self.throughput = Throughput()
+            self._forget_counts()
         super().log(logs, start_time)
+
+    def _forget_counts(self) -> None:
+        """Begin the counts and seconds of the next log entry."""
+        self._counts, self._seconds = torch.zeros(len(COUNTS), dtype=torch.long), 0.0
+
+    def _throughput(self) -> dict[str, float]:
+        """Return counts, and pairs and tokens per second, over all processes since the last log entry."""
+        several = self.args.world_size > 1
+        counts = all_reduce_sum(self._counts.to(self.args.device) if several else self._counts).tolist()
+        total, seconds = dict(zip(COUNTS, map(float, counts), strict=True)), self._seconds or math.nan
+        per_second = {f"train_{name}_per_second": round(total[name] / seconds, 1) for name in ("pairs", "tokens")}
+        return {**{name: total[name] for name in COUNTS[2:5]}, **per_second}
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Save encoder, tokenizer and loss state, all as safetensors or JSON (no pickled arguments)."""
-        check_finite(self.loss, self.state.global_step)
         if self.args.should_save:  # transformers 5.23 calls this in every process; all would write the same files
             self._save_files(self.model, output_dir)
 
