@@ -10,11 +10,13 @@ import time
 
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense
 
 from bixse.cli.main import main
 from bixse.data.collection import load_collection
 from bixse.encoders.head import HEAD_FILE, RelevanceHead
-from bixse.encoders.loading.build import build_encoder, load_relevance_model
+from bixse.encoders.loading.build import load_relevance_model
 from bixse.errors import InputError, InvalidFileError, ModelError, OutputExistsError, TrainingError
 from bixse.files.files import write_hashes
 from bixse.losses import LOSSES
@@ -235,20 +237,20 @@ def test_every_folder_that_is_saved_is_read_alike_by_older_servers(tiny_model_pa
         assert text_embeddings_inference(folder)[:2] == vllm_before_september_2026(folder)[:2] == ("mean", length)
 
 
-class TestPooling:
-    def test_the_head_is_trained_saved_and_resumed(
-        self, run_config, training_files, tiny_model_path, tmp_path, train_interrupted
-    ):
-        settings = run_config(training_files, tiny_model_path.parent / "backbone", pooling="cls-head", dev=None)
-        result = train(settings, tmp_path / "whole", progress=False)
-        untrained = build_encoder(settings.model, device="cpu", pooling="cls-head")
-        trained = load_relevance_model(result.model_path, device="cpu")
-        assert trained[1].pooling_mode == "cls"
-        assert (trained[2].linear.weight - untrained[2].linear.weight).abs().max() > 1e-3
-        train_interrupted(settings, tmp_path / "cut")
-        train(settings, tmp_path / "cut", progress=False)
-        for name in ("model.safetensors", "2_Dense/model.safetensors"):
-            assert (tmp_path / "cut" / "model" / name).read_bytes() == (result.model_path / name).read_bytes()
+def test_a_head_after_the_pooling_is_trained_saved_and_resumed(
+    run_config, training_files, tiny_model_path, tmp_path, train_interrupted
+):
+    headed = SentenceTransformer(str(tiny_model_path), device="cpu")
+    headed.append(Dense(32, 16))
+    headed.save_pretrained(str(tmp_path / "headed"), create_model_card=False)
+    settings = run_config(training_files, tmp_path / "headed", dev=None)
+    result = train(settings, tmp_path / "whole", progress=False)
+    trained = load_relevance_model(result.model_path, device="cpu")
+    assert (trained[2].linear.weight - headed[2].linear.weight).abs().max() > 1e-3
+    train_interrupted(settings, tmp_path / "cut")
+    train(settings, tmp_path / "cut", progress=False)
+    for name in ("model.safetensors", "2_Dense/model.safetensors"):
+        assert (tmp_path / "cut" / "model" / name).read_bytes() == (result.model_path / name).read_bytes()
 
 
 def test_the_same_seed_gives_the_same_weights(tmp_path, train_toy):

@@ -1,7 +1,4 @@
-"""The losses on pairs of a query's documents: pairwise BCE (RankNet) and LambdaLoss.
-
-Pairs are enumerated sparsely: only a document with relevance above 0 can win one.
-"""
+"""The losses on pairs of a query's documents, enumerated sparsely: pairwise BCE (RankNet) and LambdaLoss."""
 
 from __future__ import annotations
 

@@ -83,8 +83,6 @@ class SaveRelevanceHead(TrainerCallback):
 
     A run that is resumed from a checkpoint in its output folder goes on with the scale and bias of that checkpoint.
 
-    Raises InputError as training begins if the loss learns no probability.
-
     Example:
         ::
 

@@ -239,12 +239,7 @@ def candidate_corpus(collection: Collection, qrels: Qrels, runs: Sequence[Rankin
 
 
 def dev_figures(history: Iterable[Mapping[str, Any]]) -> dict[int, float]:
-    """Return step -> nDCG@10 on dev, from the evaluations in a log.
-
-    Example:
-        >>> dev_figures([{"step": 0, "eval_dev_ndcg@10": 0.5}, {"step": 1, "loss": 0.2}])
-        {0: 0.5}
-    """
+    """Return step -> nDCG@10 on dev, from the evaluations in a log."""
     return {entry["step"]: entry["eval_dev_ndcg@10"] for entry in history if "eval_dev_ndcg@10" in entry}
 
 

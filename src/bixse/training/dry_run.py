@@ -20,7 +20,6 @@ from bixse.errors import InputError
 from bixse.extensions import extension
 from bixse.training.distributed import world_size
 from bixse.training.inputs import open_training
-from bixse.training.loop.unlabelled import BaseTargets
 from bixse.training.setup import make_parts, make_trainer, steps_of
 
 if TYPE_CHECKING:
@@ -42,9 +41,7 @@ class TrainPlan:
     peak_bytes: int
     """Highest memory during the timed steps, weights and libraries included: of the GPU, or of the process."""
     free_bytes: int
-    """Free memory after these steps."""
     seconds_per_step: float
-    """Mean of `TIMED_STEPS` steps after one that warms up."""
     evaluations: int
     """Dev evaluations, the one before training included."""
     texts: int
@@ -98,8 +95,8 @@ def _plan(config: TrainConfig, out: Path) -> TrainPlan:
             texts += sum(corpus.encoded_for(weights) for corpus in inputs.watched)
         if getattr(parts.loss.options, "unlabelled", "zero") != "zero":
             texts += len(documents) + len(pairs.groups())
-            collator: Any = trainer.data_collator  # empty targets: the steps take as long as with the base model's
-            collator.base = BaseTargets.unknown(pairs, model.get_embedding_dimension() or 0)
+            # the timed steps leave the base model out: it would embed all texts before the first one
+            parts.loss.options = parts.loss.options.model_copy(update={"unlabelled": "zero"})
         sample = pairs.texts("document", documents[:: -(-len(documents) // TEXTS_TIMED)])
         started = time.perf_counter()
         encode_texts(model, sample, "document")

@@ -41,7 +41,6 @@ class MergePoint:
     """The scores of one weight."""
 
     weight: float
-    """w in [0, 1]; 0 is the base model, 1 the tuned one."""
     scores: dict[str, float]
     """Name of a dev or guard collection -> mean nDCG@10."""
     below_best: float = 0.0
@@ -52,10 +51,7 @@ class MergePoint:
 
 @dataclass(frozen=True)
 class Change:
-    """The nDCG@10 of a model minus that of the base model on one collection, with its 95 % interval over queries.
-
-    Above 0 the model is better than the base model; a single query has no interval.
-    """
+    """The nDCG@10 of a model minus that of the base model, with its 95 % interval over several queries."""
 
     collection: str
     role: Role

@@ -42,11 +42,6 @@ class MergedModel:
 def merge_models(config: MergeModelsConfig, out: str | Path, progress: bool = False) -> MergedModel:
     """Average the weights of models of one architecture and save the result to `out/model`.
 
-    Raises:
-        InputError: collections or pairs that cannot be used, or that share queries.
-        ModelError: models that differ in architecture or tokenizer.
-        OutputExistsError: `out` holds another run.
-
     Example:
         Half of the way from the base model to the tuned one::
 

@@ -85,22 +85,15 @@ def build_encoder(
     try:
         with quiet_loading():
             model = RelevanceModel(source, device=device, trust_remote_code=trust_remote_code)
-            missing = _missing_weights(model, trust_remote_code)
+            _check_weights(model, name, trust_remote_code)
     except ModelError:
-        raise  # a damaged relevance head has an error of its own
+        raise  # of missing weights or a damaged relevance head
     except Exception as error:
         raise ModelError(
             f"model {name!r}: got {type(error).__name__}: {_first_line(error)}; expected a sentence-transformers or "
             "transformers encoder; fix: check the name, that the folder holds config.json and model.safetensors, and "
             "that a hub name can be reached"
         ) from error
-    lacking = missing if _reads_pooler(model) else {key for key in missing if not key.startswith("pooler.")}
-    if lacking:
-        shown = ", ".join(sorted(lacking)[:3])
-        raise ModelError(
-            f"model {name!r}: got no weights for {len(lacking)} of its parameters ({shown}); expected all in the "
-            "model's files; fix: check that config.json and the weights belong together"
-        )
     if resolve_precision(device=model.device) == "float32":
         make_weights_float32(model)
     longest = _keep_within_positions(model)
@@ -182,11 +175,10 @@ def no_library_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _missing_weights(model: SentenceTransformer, trust_remote_code: bool) -> set[str]:
-    """Return the names of weights that the files lack."""
+def _check_weights(model: SentenceTransformer, name: str, trust_remote_code: bool) -> None:
+    """Refuse a model whose files lack weights; a pooler whose output is not read may lack them."""
     from bixse.encoders.loading.backbones import backbones
 
-    missing: set[str] = set()
     for part in backbones(model):  # transformers fills missing weights at random, and only warns
         backbone = part.auto_model
         _, found = type(backbone).from_pretrained(
@@ -197,20 +189,13 @@ def _missing_weights(model: SentenceTransformer, trust_remote_code: bool) -> set
             device_map="meta",  # names and shapes are read, no weights
             output_loading_info=True,
         )
-        missing.update(found["missing_keys"])
-    return missing
-
-
-def _reads_pooler(model: SentenceTransformer) -> bool:
-    """Return True if the embedding is the backbone's own `pooler_output`, so that its weights are needed."""
-    from bixse.encoders.loading.backbones import backbones
-
-    outputs = [
-        modality.get("method_output_name")
-        for part in backbones(model)
-        for modality in getattr(part, "modality_config", {}).values()
-    ]
-    return any("pooler_output" in ([output] if isinstance(output, str) else output or []) for output in outputs)
+        reads_pooler = getattr(part, "module_output_name", None) == "sentence_embedding"
+        lacking = sorted(key for key in found["missing_keys"] if reads_pooler or not key.startswith("pooler."))
+        if lacking:
+            raise ModelError(
+                f"model {name!r}: got no weights for {len(lacking)} of its parameters ({', '.join(lacking[:3])}); "
+                "expected all in the model's files; fix: check that config.json and the weights belong together"
+            )
 
 
 def model_folder(name_or_path: str | Path) -> Path:

@@ -75,19 +75,14 @@ class BatchPlan(Sampler[list[EpochIndex]]):
 
     def __iter__(self) -> Iterator[list[EpochIndex]]:
         generator = np.random.default_rng((self.seed, self.epoch))
-        queries, starts, ends = [], [], []
-        begin = 0
+        batches: list[NDArray[np.int64]] = []
         for task, own in self.members.items():
-            queries.append(own[generator.permutation(len(own))][: self.queries_per_epoch(task)])
-            end = begin + len(queries[-1])
-            starts.append(np.arange(begin, end, self.batch_size))
-            ends.append(np.minimum(starts[-1] + self.batch_size, end))
-            begin = end
-        drawn, bounds = np.concatenate(queries), np.stack([np.concatenate(starts), np.concatenate(ends)], axis=1)
-        if len(self.members) > 1:
-            bounds = bounds[generator.permutation(len(bounds))]  # else a task's batches would follow one another
-        for start, end in bounds:
-            yield [(self.epoch, int(number)) for number in drawn[start:end]]
+            drawn = own[generator.permutation(len(own))][: self.queries_per_epoch(task)]
+            batches += [drawn[start : start + self.batch_size] for start in range(0, len(drawn), self.batch_size)]
+        if len(self.members) > 1:  # else a task's batches would follow one another
+            batches = [batches[index] for index in generator.permutation(len(batches))]
+        for batch in batches:
+            yield [(self.epoch, int(number)) for number in batch]
 
 
 def _check_shares(shares: Mapping[str, float], known: Sequence[str]) -> None:

@@ -57,14 +57,6 @@ class BaseTargets:
         curve = torch.tensor([*self.curves[task], self.weight], dtype=torch.float32)
         return BaseProbability(self._rows(self.queries, groups), self._rows(self.documents, documents), curve)
 
-    @classmethod
-    def unknown(cls, pairs: GradedPairs, dimensions: int) -> BaseTargets:
-        """Return empty targets of the right shapes, to time a step without the base model."""
-        zero = np.zeros((1, dimensions), dtype=np.float32)
-        shapes = ((len(pairs.groups()), dimensions), (len(pairs.distinct("document")), dimensions))
-        queries, documents = (np.broadcast_to(zero, shape) for shape in shapes)
-        return cls(queries, documents, 1.0, dict.fromkeys(range(len(pairs.tasks[0])), (1.0, 0.0)))
-
     def fit(self, batches: Iterable[KnownEntries]) -> None:
         """Fit each task's curve by logistic regression on the cosine (Platt 1999); unlabelled entries have target 0."""
         cosines: dict[int, list[NDArray[np.float32]]] = {}
