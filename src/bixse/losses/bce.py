@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bixse.errors import InputError
 from bixse.losses.products import (
     TILE_SIDE,
     add_outer,
@@ -64,8 +63,6 @@ def graded_bce(
         2.5001
     """
     targets.check_fits("graded_bce", queries, documents)
-    if any(side is not None and side < 1 for side in (tile_rows, tile_columns)):
-        raise InputError(f"graded_bce: got tiles of {tile_rows} x {tile_columns}; expected at least 1 x 1")
     dtype = torch.promote_types(torch.promote_types(queries.dtype, documents.dtype), torch.float32)
     rounded = product_dtype(products, queries.device, dtype)
     scale = torch.as_tensor(logit_scale, dtype=dtype, device=queries.device).reshape(())

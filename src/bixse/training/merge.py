@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from bixse.encoders.head import RelevanceHead
     from bixse.encoders.weights import Weights
     from bixse.evaluation.statistics import Floats
-    from bixse.relevance import Ranking
     from bixse.training.dev_evaluation import Scores, Watched
     from bixse.training.loop.trainer import GradedTrainer
 
@@ -192,7 +191,7 @@ def _pools(
     at: Callable[[float], SentenceTransformer], watched: Sequence[Watched], sharded: bool
 ) -> list[dict[str, str]]:
     """Return per collection the documents that every weight searches: document id -> text."""
-    runs: list[list[Mapping[str, Ranking]]] = [[] for _ in watched]
+    runs: list[list[Any]] = [[] for _ in watched]
     sampled = any(corpus.is_sampled for corpus in watched)
     with raise_together():
         for weight in _share([0.0, 1.0], sharded) if sampled else []:

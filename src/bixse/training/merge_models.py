@@ -17,7 +17,6 @@ from bixse.encoders.relevance_model import save_whole
 from bixse.encoders.weights import mean_weights, trained_weights
 from bixse.errors import ModelError
 from bixse.files.files import alone_in, file_hash, storage_errors
-from bixse.training.checks import check_max_length
 from bixse.training.config import MODEL_FOLDER
 from bixse.training.dev_evaluation import Split, check_not_trained_on, load_watched, queries_of, split_hashes
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
@@ -63,7 +62,6 @@ def merge_models(config: MergeModelsConfig, out: str | Path, progress: bool = Fa
         result = TypeAdapter(MergeResult).validate_python(record.results["merge"])
         return MergedModel(folder / MODEL_FOLDER, result, record.results["warnings"], reused=True)
     base = build_encoder(names[0], config.max_length, trust_remote_code=config.trust_remote_code).float()
-    warnings += check_max_length(base)
     states, heads = [trained_weights(base)], [base.head]
     for name in names[1:]:
         other = build_encoder(name, trust_remote_code=config.trust_remote_code)

@@ -12,7 +12,6 @@ import torch
 from pydantic import TypeAdapter
 
 from bixse.errors import InputError, InterruptedRunError, TrainingError
-from bixse.extensions import extension
 from bixse.losses.relevance_head import trained_head
 from bixse.results import RegradedEpoch  # noqa: TC001 pydantic reads it
 from bixse.training.checks import check_learned, embedding_spreads, warn_of_no_gain
@@ -22,7 +21,7 @@ from bixse.training.finish import merge_tuned, save_model, weights_to_merge_with
 from bixse.training.inputs import open_training
 from bixse.training.loop.checkpoints import StopOnInterrupt, checkpoint_to_resume
 from bixse.training.merge import MergeResult  # noqa: TC001 pydantic reads it
-from bixse.training.setup import make_parts, make_trainer, steps_of
+from bixse.training.setup import add_regrading, make_parts, make_trainer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,11 +80,7 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str = "t
         guard.begin_writing()
         trainer = guard.together(make_trainer, config, out, inputs, parts, title if progress else None)
         base = guard.together(weights_to_merge_with, config, trainer)
-        regrading = None
-        if config.regrade is not None:
-            steps = steps_of(config, len(trainer.plan))[:2]
-            regrading = guard.together(extension("regrade"), config.regrade, out, trainer, *steps)
-            trainer.add_callback(regrading)
+        regrading = guard.together(add_regrading, config, out, trainer)
         guard.lock(record)
         warnings = parts.warnings + _run_trainer(trainer, out, guard, then_merge=base is not None)
         warnings += [] if regrading is None else regrading.warnings()
