@@ -338,10 +338,8 @@ RENAMED = {"in_batch": "in_batch_labels", "cached": "gradient_cache"}
 OPTIONS = {
     "bixse": [{"bias": "prior"}, {"bias": -3.0, "learn_scale": True}, {"reduction": "mean"}, {"binarise_at": 0.5}],
     "infonce": [{"cutoff": 0.8}],
-    "margin-mse": [{"margin": 0.5}, {"in_batch_negatives": True}],
-    "pairwise-bce": [{"in_batch_negatives": False}],
-    "lambdaloss-v2": [{"gain": "linear"}, {"k": 2}, {"top_grade": 1.0}, {"in_batch_negatives": False}],
-    "ndcg-loss2++": [{"mu": 3.0}],
+    "margin-mse": [{"margin": 0.5}],
+    "lambdaloss-v2": [{"top_grade": 1.0}],
 }
 
 

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 
 from bixse.data.pydocs import load_pydocs
-from bixse.encoders.embedding import positions_computed
+from bixse.encoders.embedding import passes_by_length
 from bixse.encoders.encode import TEXTS_PER_BLOCK, EncodePool, by_length, encode_texts
 from bixse.encoders.loading.build import build_encoder, no_library_bars
 from bixse.encoders.loading.precision import autocast, resolve_precision, use_precision
@@ -75,7 +75,13 @@ def padding_of(model: SentenceTransformer, texts: Sequence[str], size: int | Non
     step, computed, tokens = size or TEXTS_PER_BLOCK, 0, 0
     for start in range(0, len(texts), step):
         mask = model.preprocess([texts[row] for row in order[start : start + step]])["attention_mask"]
-        computed, tokens = computed + (mask.numel() if size else positions_computed(mask)), tokens + int(mask.sum())
+        tokens += int(mask.sum())
+        if size:
+            computed += mask.numel()
+            continue
+        order_of_passes, numbers = passes_by_length(mask)
+        lengths = mask.sum(dim=1)[order_of_passes].split(numbers)
+        computed += sum(len(part) * int(part.max()) for part in lengths)
     return 1 - tokens / computed
 
 

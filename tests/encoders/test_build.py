@@ -1,15 +1,13 @@
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn
 
-from bixse.encoders.loading.build import attention_to_train_with, build_encoder, set_dropout
+from bixse.encoders.loading.build import build_encoder, set_dropout, use_attention_to_train_with
 from bixse.encoders.loading.precision import use_precision
 from bixse.errors import ModelError
 
@@ -64,28 +62,10 @@ class TestFilesThatDoNotBelongTogether:
     def change(self, path, **settings):
         path.write_text(json.dumps({**json.loads(path.read_bytes()), **settings}))
 
-    @pytest.mark.parametrize("head", ["", "bert."], ids=["encoder", "with a language model's prefix"])
-    def test_fewer_layers_than_the_weights_have(self, folder, head):
-        weights = load_file(folder / "model.safetensors")
-        save_file(
-            {head + name: value for name, value in weights.items()}, folder / "model.safetensors", {"format": "pt"}
-        )
-        build_encoder(folder, device="cpu")
-        self.change(folder / "config.json", num_hidden_layers=1)
-        with pytest.raises(ModelError, match=r"weights of 2 layers .*config\.json with 1; .*fix:"):
-            build_encoder(folder, device="cpu")
-
     def test_a_pooling_of_other_dimensions(self, folder, capsys):
         self.change(folder / "1_Pooling" / "config.json", embedding_dimension=16)
         with pytest.raises(ModelError, match=r"of 32 dimensions.*say 16.*1_Pooling/config\.json"):
             build_encoder(folder, device="cpu")
-
-
-@pytest.mark.parametrize("kind", ["eager", "sdpa", "flash_attention_2"])
-def test_static_embeddings_have_no_attention(student, kind):
-    with pytest.raises(ModelError, match=r"attention: got .*fix:"):
-        build_encoder(student, device="cpu", attention=kind)
-    assert build_encoder(student, device="cpu").encode("copy").shape == (16,)
 
 
 class TestDropout:
@@ -115,24 +95,13 @@ class TestDropout:
         assert config.attention_dropout == before, "dropout of a training run is not saved with the model"
 
 
-class TestAttentionImplementation:
-    def test_is_transformers_choice_or_the_one_that_is_asked_for(self, tiny_model_path):
-        chosen, asked = (build_encoder(tiny_model_path, device="cpu", attention=kind) for kind in (None, "eager"))
-        assert chosen[0].auto_model.config._attn_implementation == "sdpa"
-        assert asked[0].auto_model.config._attn_implementation == "eager"
-        texts = ["copy the file", "sort"]
-        assert abs(chosen.encode(texts) - asked.encode(texts)).max() < 1e-5
-
-    @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU it is transformers' choice")
-    @pytest.mark.parametrize(
-        ("precision", "longest", "kind"),
-        [("bfloat16", 128, "eager"), ("bfloat16", 129, None), ("bfloat16", None, None), ("float32", 64, None)],
-    )
-    def test_to_train_with(self, precision, longest, kind):
-        with use_precision(precision):
-            assert attention_to_train_with(longest) == kind
-
-    @pytest.mark.skipif(importlib.util.find_spec("flash_attn") is not None, reason="flash_attn is installed")
-    def test_one_whose_package_is_missing_says_so(self, tiny_model_path):
-        with pytest.raises(ModelError, match=r"(?i)got ImportError: .*flash"):
-            build_encoder(tiny_model_path, device="cpu", attention="flash_attention_2")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU it is transformers' choice")
+@pytest.mark.parametrize(
+    ("precision", "longest", "kind"),
+    [("bfloat16", 128, "eager"), ("bfloat16", 129, "sdpa"), ("bfloat16", None, "sdpa"), ("float32", 64, "sdpa")],
+)
+def test_attention_to_train_with(tiny_model_path, precision, longest, kind):
+    model = build_encoder(tiny_model_path, device="cpu")
+    with use_precision(precision):
+        use_attention_to_train_with(model, longest)
+    assert model[0].auto_model.config._attn_implementation == kind

@@ -10,7 +10,6 @@ from bixse.encoders.embedding import (
     embed_features,
     identical_texts,
     passes_by_length,
-    positions_computed,
     tokens_without_padding,
 )
 
@@ -148,7 +147,3 @@ class TestIdenticalTexts:
         right, left = (tokens_without_padding(f) for f in (features, padded_left(features)))
         assert torch.equal(right, left)
         assert bool((right == -1).any())
-
-
-def test_a_process_without_texts_computes_no_positions():
-    assert positions_computed(torch.zeros(0, 1, dtype=torch.long)) == 0

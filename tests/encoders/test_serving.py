@@ -15,7 +15,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.relevance_model import RelevanceModel
-from bixse.encoders.serving import NEW_TYPE, READERS, ModelFiles, add_older_settings, older_settings
+from bixse.encoders.serving import NEW_TYPE, POOLING_KEYS, add_older_settings, older_settings
 from bixse.errors import ModelError
 from bixse.files.files import damage, write_hashes
 from helpers.command import call, refused
@@ -70,45 +70,14 @@ def test_servers_agree_with_sentence_transformers_and_it_loads_the_same_vectors(
     assert llama_cpp_before_april_2026(tmp_path / "plain").pooling is None
 
 
-@pytest.mark.parametrize("saved_by", ["plain", "ours"])
-def test_the_report_is_what_the_servers_do(parts, tmp_path, saved_by):
-    kind = {"plain": SentenceTransformer, "ours": RelevanceModel}[saved_by]
-    kind(modules=parts, prompts=PROMPTS, device="cpu").save(str(tmp_path))
-    files = ModelFiles(tmp_path)
-    found = {name: read(files) for name, read in READERS.items()}
-    right = served(SentenceTransformer(str(tmp_path), device="cpu"))
-    assert found["sentence-transformers"].pooling == right.pooling
-    assert (found["sentence-transformers"].length, found["sentence-transformers"].normalised) == right[1:3]
-    assert files.prompts == {"query": "find "}
-    for name, read in (
-        ("text-embeddings-inference", text_embeddings_inference),
-        ("vLLM before September 2026", vllm_before_september_2026),
-        ("llama.cpp before April 2026", llama_cpp_before_april_2026),
-    ):
-        reading = found[name]
-        try:
-            expected = read(tmp_path)
-        except RefusedError:
-            assert reading.refused and saved_by == "plain"
-        else:
-            none = {"default", ""}
-            assert reading.pooling == expected.pooling or (expected.pooling is None and reading.pooling in none)
-            assert (reading.length, reading.normalised, reading.refused) == (expected.length, expected.normalised, "")
-    for name in ("vLLM since", "llama.cpp since"):
-        assert found[name].pooling == right.pooling
-
-
 @pytest.mark.parametrize("pooling", ["max", "weightedmean", ["cls", "mean"]], ids=str)
-def test_a_pooling_that_a_server_lacks_is_refused_or_named(tiny_model, tmp_path, pooling):
+def test_a_pooling_that_servers_lack_is_refused_by_them(tiny_model, tmp_path, pooling):
     tiny_model[1] = Pooling(32, pooling)
     tiny_model.save(str(tmp_path))
-    files = ModelFiles(tmp_path)
-    right = READERS["sentence-transformers"](files)
-    assert right.pooling == "+".join([pooling] if isinstance(pooling, str) else pooling)
     assert SentenceTransformer(str(tmp_path), device="cpu")[1].pooling_mode == tiny_model[1].pooling_mode
-    for name, read in READERS.items():
-        if name != "sentence-transformers":
-            assert any("pooling" in word for word in read(files).differs_from(right, files)), name
+    saved = json.loads((tmp_path / "1_Pooling" / "config.json").read_text())
+    modes = [pooling] if isinstance(pooling, str) else pooling
+    assert {key for key, value in saved.items() if value is True} >= {POOLING_KEYS[mode] for mode in modes}
     if isinstance(pooling, str):
         with pytest.raises(RefusedError):
             text_embeddings_inference(tmp_path)
@@ -130,23 +99,6 @@ def test_every_type_has_an_older_name_of_the_same_class():
         assert NEW_TYPE.fullmatch(f"{kind.__module__}.{name}")
 
 
-def test_heads_that_a_server_leaves_out_are_named(tiny_model, tmp_path):
-    from sentence_transformers.sentence_transformer.modules import Dense, LayerNorm
-
-    tiny_model.append(Dense(32, 16))
-    tiny_model.save(str(tmp_path / "dense"))
-    tiny_model.append(LayerNorm(16))
-    tiny_model.save(str(tmp_path / "norm"))
-    left_out = {
-        folder: {name: read(ModelFiles(tmp_path / folder)).left_out for name, read in READERS.items()}
-        for folder in ("dense", "norm")
-    }
-    assert left_out["dense"]["text-embeddings-inference"] == left_out["dense"]["vLLM before September 2026"] == ()
-    assert left_out["dense"]["llama.cpp since"] == ("2_Dense",)
-    assert left_out["norm"]["text-embeddings-inference"] == ("2_Dense", "3_LayerNorm")
-    assert left_out["norm"]["vLLM since"] == ("3_LayerNorm",)
-
-
 class TestDoctor:
     @pytest.fixture
     def folder(self, tiny_model_path, tmp_path):
@@ -155,12 +107,12 @@ class TestDoctor:
         write_hashes(tmp_path / "model")
         return tmp_path / "model"
 
-    def test_says_what_each_server_does_and_writes_nothing(self, capsys, folder):
+    def test_names_what_is_missing_and_writes_nothing(self, capsys, folder):
         before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         code, envelope = call(capsys, "doctor", folder)
         assert code == 0
-        assert "max_seq_length" in envelope["metrics"]["text-embeddings-inference"]["refused"]
-        assert envelope["metrics"]["vLLM before September 2026"]["pooling"] == "default"
+        names = ["1_Pooling/config.json", "sentence_bert_config.json", "modules.json"]
+        assert sorted(envelope["metrics"]["lacking"]) == sorted(names)
         assert "--fix" in envelope["warnings"][0]
         assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
@@ -183,14 +135,14 @@ class TestDoctor:
     def test_a_later_save_of_plain_sentence_transformers_drops_it(self, folder):
         add_older_settings(folder)
         SentenceTransformer(str(folder), device="cpu").save_pretrained(str(folder))
-        assert set(older_settings(ModelFiles(folder))) == {
+        assert set(older_settings(folder)) == {
             "1_Pooling/config.json", "sentence_bert_config.json", "modules.json",
         }  # fmt: skip
 
     def test_the_model_of_the_quick_start_is_served_by_all(self):
         from bixse.encoders.loading.build import demo_model_path
 
-        assert older_settings(ModelFiles(demo_model_path())) == {}
+        assert older_settings(demo_model_path()) == {}
 
     def test_no_folder_no_json_and_no_model_are_refused(self, capsys, folder, tmp_path):
         assert "nowhere" in refused(capsys, "doctor", tmp_path / "nowhere")
@@ -198,7 +150,7 @@ class TestDoctor:
         refused(capsys, "doctor", "--fix")
         (folder / "modules.json").write_text("{")
         with pytest.raises(ModelError):
-            ModelFiles(folder)
+            older_settings(folder)
         for content in ("{}", "[{}]", '[{"type": "a.Pooling", "path": "../outside"}]'):
             (folder / "modules.json").write_text(content)
             refused(capsys, "doctor", folder)
@@ -206,4 +158,3 @@ class TestDoctor:
     def test_a_bare_backbone_has_nothing_to_be_added(self, capsys, tiny_model_path):
         code, envelope = call(capsys, "doctor", tiny_model_path.parent / "backbone", "--fix")
         assert (code, envelope["artifacts"]) == (0, {})
-        assert envelope["metrics"]["text-embeddings-inference"]["pooling"] == "cls"  # its default for BERT

@@ -9,8 +9,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bixse.errors import ConfigError, InputError
-from bixse.losses import BiXSELoss, build_loss
+from bixse.losses import build_loss
 from bixse.losses.bce import graded_bce
+from bixse.losses.products import product_dtype
 from bixse.losses.row_chunks import row_wise_loss
 from bixse.losses.targets import GradedTargets
 
@@ -171,16 +172,15 @@ def test_forward_and_backward_without_any_data(products):
 
 
 class TestProducts:
-    def test_bf16_products_that_pytorch_lacks(self, monkeypatch, tiny_model):
+    def test_bf16_products_that_pytorch_lacks(self, monkeypatch):
         monkeypatch.setattr("bixse.losses.products.has_wide_products", lambda device: False)
         with pytest.raises(InputError, match="products: float32"):
-            BiXSELoss(tiny_model, products="bfloat16").computed_by(torch.device("cuda"))
-        assert BiXSELoss(tiny_model).computed_by(torch.device("cuda")) == "products of float32"
+            product_dtype("bfloat16", torch.device("cuda"), torch.float32)
+        assert product_dtype("auto", torch.device("cuda"), torch.float32) == torch.float32
 
-    @pytest.mark.parametrize("word", ["bixse", "infonce", "lambdarank"])
-    def test_auto_is_float32_on_the_processor(self, tiny_model, word):
-        assert build_loss(word, tiny_model).computed_by(torch.device("cpu")) == "products of float32"
-        assert build_loss(word, tiny_model, products="bfloat16").computed_by(torch.device("cpu")).endswith("bfloat16")
+    def test_auto_is_float32_on_the_processor(self):
+        assert product_dtype("auto", torch.device("cpu"), torch.float32) == torch.float32
+        assert product_dtype("bfloat16", torch.device("cpu"), torch.float32) == torch.bfloat16
 
     def test_unknown_words(self, tiny_model):
         with pytest.raises(ConfigError, match="products"):

@@ -44,11 +44,6 @@ class TestRefused:
         with pytest.raises(InputError, match=r"got targets of shape \(3, 4\); expected \(2, 4\)"):
             graded_bce(batch.queries[:2], batch.documents, batch.targets, 1.0, 0.0)
 
-    @pytest.mark.parametrize("tile", [(0, 4), (4, 0), (-1, 4)])
-    def test_empty_tiles(self, random_batch, tile):
-        with pytest.raises(InputError, match="expected at least 1 x 1"):
-            fused(random_batch(3, 4), tile_rows=tile[0], tile_columns=tile[1])
-
 
 class TestExtremes:
     @pytest.mark.parametrize(

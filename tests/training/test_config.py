@@ -63,7 +63,6 @@ def test_an_unknown_key_says_the_closest(tmp_path, text, key, hint):
         ("seed: many", "  seed: got 'many'; expected a valid integer"),
         ("seed: -1", "  seed: got -1; expected greater than or equal to 0"),
         ("precision: half", "  precision: got 'half'; expected 'auto', 'float32' or 'bfloat16'"),
-        ("bf16: true", "  bf16: got an unknown key; expected a known one; fix: write precision: bfloat16 for true"),
         ("min_relevant_grade: .nan", "  min_relevant_grade: got nan; expected"),
         ("optimizer: 5", "  optimizer: got 5; expected lines of the form"),
         ("merge: false", "  merge: got False; expected lines of the form `key: value`, or null"),
@@ -138,7 +137,6 @@ class TestLearningRate:
         assert OptimizerConfig().scaled_learning_rate() == 1e-4
         assert OptimizerConfig(batch_size=256).scaled_learning_rate() == pytest.approx(4e-4)
         assert OptimizerConfig(batch_size=16, gradient_accumulation_steps=4).scaled_learning_rate() == 2e-4
-        assert OptimizerConfig(batch_size=256, learning_rate_scaling="none").scaled_learning_rate() == 1e-4
 
     def test_counts_no_more_queries_than_there_are(self):
         optimizer = OptimizerConfig(batch_size=16, gradient_accumulation_steps=250)

@@ -108,14 +108,6 @@ def test_a_best_checkpoint_that_is_damaged_while_training_goes_on_is_no_model(
     assert not (tmp_path / "model").exists()
 
 
-def test_checkpoints_of_before_are_resumed(settings, cut, whole):
-    for path in checkpoints(cut):
-        (path / HASHES_FILE).unlink()
-    result = train(settings, cut, progress=False)
-    assert result.warnings == []
-    assert (result.model_path / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
-
-
 def test_a_run_that_was_moved_goes_on(run_config, training_files, tiny_model_path, tmp_path, train_interrupted):
     """Where the best checkpoint lies is written into the checkpoint, and its hash with it."""
     settings = run_config(training_files, tiny_model_path, max_length=None, evaluations_per_epoch=4)

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from bixse.cli.main import main
+from bixse.encoders.loading.backbones import switch_attention
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.loading.precision import make_weights_float32
 from bixse.errors import TrainingError
@@ -86,7 +87,8 @@ def test_spreads_are_float32_after_training_in_bfloat16(tiny_model_path, graded_
     forward = model.forward
     found = embedding_spreads(model, graded_pairs)
     assert model.forward is forward
-    fresh = build_encoder(str(tiny_model_path), attention=model[0].auto_model.config._attn_implementation)
+    fresh = build_encoder(str(tiny_model_path))
+    switch_attention(fresh, model[0].auto_model.config._attn_implementation)
     make_weights_float32(fresh)
     fresh.load_state_dict(model.state_dict())
     assert found == embedding_spreads(fresh, graded_pairs)

@@ -40,7 +40,7 @@ CASES = {
     "bixse, dev, merged": {
         "loss": "bixse",
         "evaluations_per_epoch": 2,
-        "merge": {"weights": [0.3, 0.7, 1.0], "checkpoints": 2, "keep_tuned": True},
+        "merge": {"weights": [0.3, 0.7, 1.0], "keep_tuned": True},
     },
 }
 WITH_DEV, WITH_ADAPTERS, WITH_HEAD = (

@@ -18,6 +18,7 @@ from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import load_graded_pairs, load_pairs
 from bixse.errors import ConfigError, InputError
 from bixse.files.parquet import read_table
+from bixse.judging import suspects
 from bixse.judging.grade import grade
 from bixse.judging.grade_settings import GradeSettings
 from bixse.judging.judges.endpoints import ServerDownError
@@ -25,12 +26,11 @@ from bixse.judging.judges.replay_judge import open_replay
 from bixse.judging.ledgers.segments import answers_by_status
 from bixse.judging.open_judge import open_judge
 from bixse.judging.rubrics import load_rubric
+from bixse.judging.suspects import SuspectCollector, Suspects
 from bixse.losses import BiXSELoss, GradedTargets, InfoNCELoss
 from bixse.relevance import GradeScale
 from bixse.training.config import TrainConfig
 from bixse.training.dry_run import plan_training
-from bixse.training.loop import unlabelled
-from bixse.training.loop.unlabelled import SuspectCollector, Suspects
 from bixse.training.recipe import train
 from helpers.chat_server import chat_server
 
@@ -263,7 +263,7 @@ def test_pairs_without_an_answer_are_told_and_not_asked_again(settings, held_bac
 def test_a_dry_run_tells_the_cost_and_asks_nothing(settings, server, tmp_path):
     address = server.scenario()
     prices = {"price_in": 2.0, "price_out": 8.0}
-    plan = plan_training(TrainConfig.model_validate(settings(address, regrade={"prices": prices})), tmp_path / "out")
+    plan = plan_training(TrainConfig.model_validate(settings(address, regrade={"options": prices})), tmp_path / "out")
     assert plan.regrade is not None
     assert (plan.regrade.pairs, plan.regrade.pilot) == (2 * BUDGET, 0)
     assert plan.regrade.usd > 0
@@ -300,7 +300,7 @@ def test_what_scores_high_is_kept_from_every_batch():
 
 
 def test_of_a_large_batch_other_rows_are_looked_at_in_the_next_one(monkeypatch):
-    monkeypatch.setattr(unlabelled, "ENTRIES_LOOKED_AT", 10)
+    monkeypatch.setattr(suspects, "ENTRIES_LOOKED_AT", 10)
     collector = SuspectCollector(InfoNCELoss(torch.nn.Identity()), most=100)
     collector.groups, collector.documents = np.arange(4), np.arange(5)
     vectors = torch.nn.functional.normalize(torch.randn(4, 3), dim=1)
@@ -316,7 +316,7 @@ def test_of_a_large_batch_other_rows_are_looked_at_in_the_next_one(monkeypatch):
 def test_a_limit_on_the_price_holds_over_the_epochs(settings, server, tmp_path):
     address = server.scenario()
     prices = {"price_in": 1e4, "price_out": 1e4, "max_usd": 5.0}
-    result = run(settings(address, regrade={"prices": prices, "options": {"concurrency": 1}}), tmp_path / "out")
+    result = run(settings(address, regrade={"options": {**prices, "concurrency": 1}}), tmp_path / "out")
     assert sum(epoch.usd for epoch in result.regrade) <= 5.0
     assert any(epoch.failure and "US dollars" in epoch.failure for epoch in result.regrade)
 

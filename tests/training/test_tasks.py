@@ -58,7 +58,7 @@ def settings_of(files, training_files, tiny_model_path, **changes):
 def test_a_task_without_instruction(files, training_files, tiny_model_path):
     (files / "table.toml").write_text(TABLE.replace('default = "list"', ""), encoding="utf-8")
     with pytest.raises(InputError, match=r"got tasks without an instruction \('toy'\)"):
-        train(settings_of(files, training_files, tiny_model_path, dev_task="twins"), files / "out", progress=False)
+        train(settings_of(files, training_files, tiny_model_path), files / "out", progress=False)
     assert not (files / "out").exists()
 
 
@@ -67,15 +67,6 @@ def test_dev_queries_without_instruction(files, training_files, tiny_model_path)
     (files / "table.toml").write_text(table, encoding="utf-8")
     with pytest.raises(InputError, match="got no task; expected one of twins, toy"):
         train(settings_of(files, training_files, tiny_model_path), files / "out", progress=False)
-
-
-def test_the_dev_task_holds_for_merge_weights_alone(files, training_files, tiny_model_path):
-    given = {"evaluations_per_epoch": 0, "optimizer": {"steps": 1, "batch_size": 8}, "merge": {"weights": [0.5, 1]}}
-    base = []
-    for task in (None, "twins"):
-        settings = settings_of(files, training_files, tiny_model_path, dev_task=task, **given)
-        base.append(train(settings, files / f"out {task}", progress=False).merge.points[0].scores)
-    assert base[0] != base[1]
 
 
 def test_two_files_of_one_name(files, training_files, tiny_model_path):

@@ -51,7 +51,7 @@ VERBS = {
     "index": ("index", "make a search index of a collection"),
     "search": ("search", "search a collection, with probabilities of relevance"),
     "ui": ("ui", "pages in the browser: label pairs, look where judge and people differ, edit the rubric"),
-    "doctor": ("doctor", "show what this machine can do and what is missing, or how servers read a model"),
+    "doctor": ("doctor", "show what this machine can do and what is missing, or what servers miss in a model"),
 }
 """Verb -> (module in `bixse.cli.verbs`, with the `Verb`'s name unless it is `VERB`, and one line of help)."""
 

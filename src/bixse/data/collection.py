@@ -204,7 +204,7 @@ def check_qrels(path: Path, qrels: Qrels, queries: Mapping[str, str], missing: C
         for document_id in judged:
             if document_id in missing:
                 got = f"{shorten(document_id)} (judged for query {query_id!r})"
-                fix = "add the document or drop the row (bixse evaluate and train: --missing-documents drop)"
+                fix = "add the document or drop the row (bixse evaluate: --missing-documents drop)"
                 errors.add(None, "corpus-id", got, "an id of corpus.jsonl", fix)
     errors.raise_any()
     if not any(grade > 0 for judged in qrels.values() for grade in judged.values()):

@@ -292,11 +292,6 @@ class GradedPairs:
         """Return the row at which each query or document text first appears, in order."""
         return first_rows(self.query_numbers if kind == "query" else self.document_numbers)
 
-    def bytes_per_text(self, kind: Kind) -> NDArray[np.int64]:
-        """Return the (M,) lengths of the query or document texts in UTF-8."""
-        lengths: NDArray[np.int64] = pc.binary_length(self.table[kind]).to_numpy()
-        return lengths
-
     def texts(self, kind: Kind, rows: Iterable[int]) -> list[str]:
         """Return the query or document texts of some rows."""
         column, found = self.table[kind], []

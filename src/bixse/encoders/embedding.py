@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -102,14 +101,7 @@ def _one_token(features: Features, mask: Tensor) -> dict[str, Any]:
 
 
 def passes_by_length(mask: Tensor, mini_batch_size: int = 32) -> tuple[Tensor, list[int]]:
-    """Return the (N,) rows of the (N, T) mask from the shortest to the longest text, and the number of texts per pass.
-
-    Example:
-        >>> mask = (torch.arange(200) < torch.tensor([[200], [5], [6], [190]])).long()
-        >>> order, numbers = passes_by_length(mask)
-        >>> order.tolist(), numbers
-        ([1, 2, 3, 0], [2, 2])
-    """
+    """Return the (N,) rows of the (N, T) mask from the shortest to the longest text, and the size of each pass."""
     order = torch.argsort(mask.sum(dim=1), stable=True)
     if len(order) > TEXTS_CUT_EXACTLY:
         return order, [len(part) for part in order.split(mini_batch_size)]  # of nearly one length: full passes
@@ -117,7 +109,6 @@ def passes_by_length(mask: Tensor, mini_batch_size: int = 32) -> tuple[Tensor, l
     return order, list(_cheapest_cut(lengths, mini_batch_size, PASS_COST[mask.device.type]))
 
 
-@lru_cache(maxsize=8)  # a step asks twice: to embed its texts, and to log their cost
 def _cheapest_cut(lengths: tuple[int, ...], mini_batch_size: int, pass_cost: int) -> tuple[int, ...]:
     """Return the number of texts per pass, for texts of ascending length, by dynamic programming."""
     cost, first = np.zeros(len(lengths) + 1), np.zeros(len(lengths) + 1, dtype=np.int64)
@@ -132,15 +123,6 @@ def _cheapest_cut(lengths: tuple[int, ...], mini_batch_size: int, pass_cost: int
         numbers.append(int(end - first[end]))
         end = int(first[end])
     return tuple(reversed(numbers))
-
-
-def positions_computed(mask: Tensor, mini_batch_size: int = 32) -> int:
-    """Count the token positions that `embed_features` runs through the encoder, with padding inside passes."""
-    order, numbers = passes_by_length(mask, mini_batch_size)
-    lengths = mask.sum(dim=1)[order]
-    counts = torch.tensor(numbers, dtype=torch.long, device=mask.device)  # an empty list would be float
-    ends = counts.cumsum(0) - 1  # sorted: the last text of a pass is its longest
-    return int((lengths[ends] * counts).sum())
 
 
 def take_rows(features: Features, mask: Tensor, rows: Tensor) -> dict[str, Any]:

@@ -48,8 +48,7 @@ _model: SentenceTransformer  # of a pool's process: sent once at its start, not 
 
 def encoding_device(model: SentenceTransformer) -> torch.device:
     """Return the device of the model, or the first device of its processes."""
-    pool = POOLS.get(model)
-    return torch.device(pool.devices[0]) if pool is not None else model.device
+    return torch.device(POOLS[model].devices[0]) if model in POOLS else model.device
 
 
 def encode_texts(
@@ -228,17 +227,8 @@ POOLS: WeakKeyDictionary[SentenceTransformer, EncodePool] = WeakKeyDictionary()
 def encode_on(model: SentenceTransformer, devices: Sequence[str] | None) -> Iterator[None]:
     """Encode on other devices inside the block: the model moves to one device, or several devices share the texts.
 
-    `devices` are such as ["cuda:0", "cuda:1"] or ["cpu", "cpu"]; None leaves the model on its device.
-
-    Raises:
-        InputError: an unknown device.
-
-    Example:
-        Two processes on the CPU::
-
-            model = build_encoder("demo")
-            with encode_on(model, ["cpu", "cpu"]):
-                encode_texts(model, texts, "document")
+    `devices` are such as ["cuda:0", "cuda:1"] or ["cpu", "cpu"]; None leaves the model on its device. An unknown device
+    is an InputError.
     """
     if not devices:
         yield

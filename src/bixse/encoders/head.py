@@ -84,12 +84,7 @@ class RelevanceHead:
         return 0.5 * (1.0 + np.tanh(0.5 * self.logit(cosine)))
 
     def cosine_at(self, probability: float) -> float:
-        """Return the cosine of a probability between 0 and 1: the inverse of `probability`.
-
-        Example:
-            >>> round(RelevanceHead(20.0, -10.0).cosine_at(0.881), 3)
-            0.6
-        """
+        """Return the cosine of a probability between 0 and 1: the inverse of `probability`."""
         if self.slope == 0:
             raise InputError(
                 "relevance head: got slope 0, where every cosine has the same probability; expected above 0; fix: "
@@ -106,11 +101,6 @@ class RelevanceHead:
         By Bayes' rule the log-odds of every pair move by log odds(new prior) - log odds(old prior) (Saerens, Latinne
         and Decaestecker 2002, doi:10.1162/089976602753284446). It is exact if only the numbers of relevant and
         irrelevant documents change, not their scores.
-
-        Example:
-            >>> head = RelevanceHead(20.0, -10.0, prior=0.5)
-            >>> round(head.probability(0.6), 3), round(head.at_prior(0.01).probability(0.6), 3)
-            (0.881, 0.069)
         """
         shift = log_odds(prior, "prior")
         if self.prior is None:
@@ -122,13 +112,7 @@ class RelevanceHead:
         return replace(self, intercept=intercept, prior=prior, thresholds=())
 
     def threshold_for(self, precision: float) -> float:
-        """Return the lowest probability from which documents reach a precision.
-
-        Example:
-            >>> found = Threshold(0.9, 0.62, 0.91, 0.85, 0.95, 0.4, 120, 60, 0.5)
-            >>> RelevanceHead(20.0, -10.0, thresholds=(found,)).threshold_for(0.9)
-            0.62
-        """
+        """Return the lowest probability from which documents reach a precision."""
         for threshold in self.thresholds:
             if abs(threshold.precision - precision) < 1e-9:
                 return threshold.probability

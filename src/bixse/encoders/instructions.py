@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
 from bixse.data.task_instructions import RESERVED, Instructions, parse_instructions
 from bixse.errors import BixseError, InputError, ModelError
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from sentence_transformers import SentenceTransformer
 
+    from bixse.encoders.relevance_model import RelevanceModel
     from bixse.relevance import Kind
 
 PROMPT_NAMES: dict[str, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
@@ -23,14 +24,6 @@ PROMPT_NAMES: dict[str, tuple[str, ...]] = {"query": ("query",), "document": ("d
 INSTRUCTIONS_FILE = "instructions.json"
 BORDER_SAMPLES = ("what is it", "1 file", "(a) list", ".dot", " space", "été", "查询")
 """Beginnings of texts that a tokenizer might join to the end of a prompt."""
-
-
-class TaskModel(Protocol):
-    """A `SentenceTransformer` with task instructions."""
-
-    instructions: Instructions | None
-    task: str | None
-    prompts: dict[str, str | None]
 
 
 def prompt_for(model: SentenceTransformer, kind: Kind) -> str | None:
@@ -46,7 +39,7 @@ def prompt_for(model: SentenceTransformer, kind: Kind) -> str | None:
     return prompts.get(model.default_prompt_name or "") or None
 
 
-def set_instructions(model: TaskModel, table: Instructions) -> None:
+def set_instructions(model: RelevanceModel, table: Instructions) -> None:
     """Give a model a table of task instructions, which is saved with the model."""
     replaced = {*RESERVED, *(model.instructions.tasks if model.instructions is not None else ())}
     kept = {name: text for name, text in (model.prompts or {}).items() if name not in replaced}
@@ -55,10 +48,7 @@ def set_instructions(model: TaskModel, table: Instructions) -> None:
     # "query" and "document" hold the default's prompts; plain sentence-transformers finds a task by `prompt_name`
     model.prompts = {**kept, **table.prompts()}
     tasks = [None, *table.tasks] if table.default is not None else list(table.tasks)
-    encoder = cast("SentenceTransformer", model)
-    check_prompt_borders(
-        encoder, [table.prompt(task, "query", n) for task in tasks for n in range(table.choices(task))]
-    )
+    check_prompt_borders(model, [table.prompt(task, "query", n) for task in tasks for n in range(table.choices(task))])
 
 
 def use_task(model: SentenceTransformer, task: str | None) -> None:

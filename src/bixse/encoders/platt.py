@@ -21,11 +21,6 @@ def fit_platt(logits: npt.ArrayLike, z: npt.ArrayLike) -> tuple[float, float]:
     Platt scaling (Platt 1999, "Probabilistic outputs for support vector machines") has soft targets here. A slope of 0
     means that the logits do not rise with relevance. `logits` (finite) and `z` (in [0, 1]) have shape (N,), else
     InputError is raised.
-
-    Example:
-        >>> slope, intercept = fit_platt([-2.0, -1.0, 1.0, 2.0], [0.0, 0.4, 0.6, 1.0])
-        >>> slope > 0, abs(intercept) < 1e-9
-        (True, True)
     """
     scores = np.asarray(logits, dtype=np.float64)
     _, observed, _ = checked(np.zeros(scores.shape), z)

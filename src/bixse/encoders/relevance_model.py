@@ -68,12 +68,7 @@ class RelevanceModel(SentenceTransformer):
         return super()._load_default_modules(model_name_or_path, *args, **kwargs)
 
     def relevance(self, query: str, documents: Sequence[str]) -> NDArray[np.float64]:
-        """Return (N,) probabilities, in [0, 1], that N documents are relevant for a query.
-
-        Raises:
-            ModelError: the model has no relevance head.
-            InputError: the documents are one string instead of a list, or a text is not a string.
-        """
+        """Return (N,) probabilities, in [0, 1], that N documents are relevant for a query."""
         if isinstance(documents, str):
             raise InputError("relevance: got one string as documents; expected a list of texts; fix: write [document]")
         others = [text for text in (query, *documents) if not isinstance(text, str)]

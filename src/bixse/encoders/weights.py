@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -39,20 +39,13 @@ def interpolate(model: SentenceTransformer, base: Weights, tuned: Weights, weigh
 
     Interpolation keeps much of the base model and much of the training (WiSE-FT, Wortsman et al. 2022,
     arXiv:2109.01903; LM-Cocktail, Xiao et al. 2023, arXiv:2311.13534).
-
-    Example:
-        >>> layer = torch.nn.Linear(1, 1, bias=False)
-        >>> interpolate(layer, {"weight": torch.tensor([[1.0]])}, {"weight": torch.tensor([[3.0]])}, 0.25)
-        >>> layer.weight.item()
-        1.5
     """
-    _check_weight(weight)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name not in tuned:
                 continue
-            # An adapter adds s B A, and B starts at 0 (`check_can_be_scaled`): B is scaled by w and A stays as trained,
-            # else the weight would move by w squared. DoRA's magnitudes are interpolated.
+            # An adapter adds s B A, and B starts at 0: B is scaled by w and A stays as trained, else the weight would
+            # move by w squared
             down_projection = ".lora_A." in name or ".lora_embedding_A." in name
             start = tuned[name] if down_projection else base[name]
             own = local_part(parameter)
@@ -62,24 +55,10 @@ def interpolate(model: SentenceTransformer, base: Weights, tuned: Weights, weigh
                 own.copy_(torch.lerp(start.to(own), tuned[name].to(own), weight))
 
 
-def check_can_be_scaled(base: Weights) -> None:
-    """Refuse, by a ModelError, adapters that do not start at zero: scaled by 0 they would not give the base."""
-    for name, value in base.items():
-        if (".lora_B." in name or ".lora_embedding_B." in name) and bool(value.any()):
-            raise ModelError(
-                f"merge: got adapters that do not start at zero ({name}); expected the usual start of LoRA; "
-                "fix: leave `init_lora_weights` out of the options of lora, or set `merge: null`"
-            )
-
-
 def mean_weights(several: Sequence[Weights], shares: Sequence[float] | None = None) -> dict[str, Tensor]:
     """Return the weighted mean of several encoders' weights (model soup, Wortsman et al. 2022, arXiv:2203.05482).
 
     `shares` has one entry per encoder, in [0, 1] and with sum 1; None gives equal shares.
-
-    Example:
-        >>> mean_weights([{"w": torch.tensor(1.0)}, {"w": torch.tensor(3.0)}], [0.75, 0.25])["w"].item()
-        1.5
     """
     given = [1 / len(several)] * len(several) if shares is None else list(shares)
     check_shares(given, len(several))
@@ -90,19 +69,12 @@ def mean_weights(several: Sequence[Weights], shares: Sequence[float] | None = No
 
 
 def check_shares(shares: Sequence[float], models: int) -> None:
-    """Refuse, by an InputError, shares that are not one per model, in [0, 1] and with sum 1."""
-    for share in shares:
-        _check_weight(share)
+    """Refuse, by an InputError, shares that are not one per model with sum 1."""
     if len(shares) != models or abs(sum(shares) - 1) > 1e-6:
         raise InputError(
             f"weights: got {len(shares)} weights with sum {sum(shares):g} for {models} models; expected one per model, "
             "with sum 1; fix: give as many weights as models, such as 0.5 0.5"
         )
-
-
-def _check_weight(weight: float) -> None:
-    if not 0 <= weight <= 1:
-        raise InputError(f"merge weight: got {weight}; expected 0 (base model) to 1 (tuned model); fix: try 0.5")
 
 
 def add_lora(
@@ -111,9 +83,8 @@ def add_lora(
     alpha: int | None = None,
     dropout: float = 0.0,
     targets: Sequence[str] | str = "all-linear",
-    **options: Any,
-) -> int:
-    """Freeze the encoder, add adapters (LoRA, Hu et al. 2021, arXiv:2106.09685), return the number of trained weights.
+) -> None:
+    """Freeze the encoder and add adapters (LoRA, Hu et al. 2021, arXiv:2106.09685).
 
     Until `merge_lora`, a saved folder holds the adapters and the name of the base model.
     """
@@ -133,20 +104,17 @@ def add_lora(
     scale = 2 * rank if alpha is None else alpha
     names = targets if isinstance(targets, str) else list(targets)
     try:
-        settings = LoraConfig(
-            r=rank, lora_alpha=scale, lora_dropout=dropout, target_modules=names, bias="none", **options
-        )
+        settings = LoraConfig(r=rank, lora_alpha=scale, lora_dropout=dropout, target_modules=names, bias="none")
         for part in backbones(model):  # a head after the pooling (`pooling="cls-head"`) stays trained in full
             part.auto_model.add_adapter(settings)
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise InputError(
-            f"lora: got {error}; expected options of peft.LoraConfig and names of layers of the encoder; "
-            "fix: correct the option, or leave `targets` out for every linear layer"
+            f"lora: got {error}; expected names of layers of the encoder; fix: correct `targets`, or leave it out for "
+            "every linear layer"
         ) from error
     for part in backbones(model):
         if getattr(part.auto_model.config, "is_causal", None) is False:
             part.__class__ = BidirectionalTransformer  # an adapter folder holds no config.json that would say so
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def merge_lora(model: SentenceTransformer) -> None:

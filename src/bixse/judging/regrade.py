@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import torch
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 
 from bixse.data.graded_pairs import Pair
@@ -25,9 +25,10 @@ from bixse.judging.ask import Budget
 from bixse.judging.estimate import Estimate, estimate
 from bixse.judging.grade import LEDGER_NAME, PAIRS_NAME, grade
 from bixse.judging.grade_settings import GradeSettings
+from bixse.judging.suspects import SuspectCollector, Suspects
+from bixse.results import RegradedEpoch
 from bixse.training.config import REGRADE_FOLDER
 from bixse.training.distributed import is_main_process, raise_together, world_size
-from bixse.training.loop.unlabelled import RegradedEpoch, Suspects
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,7 +79,7 @@ class Regrading(TrainerCallback):
                 f"regrade: got {type(trainer.loss).__name__}, for which documents without a grade count neither way; "
                 "expected a loss that takes them for irrelevant; fix: choose another loss, or leave regrade out"
             )
-        trainer.collect_suspects(KEPT_FOR_ONE * config.budget)
+        self.suspects = trainer.collector = SuspectCollector(trainer.loss, KEPT_FOR_ONE * config.budget)
         if is_main_process():
             self.judging.open().close()  # a wrong judge should fail here, not after the first epoch
 
@@ -97,9 +98,8 @@ class Regrading(TrainerCallback):
 
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Add the grades of all earlier epochs, and ask for the missing ones."""
-        assert self.trainer.suspects is not None
         for epoch in range(len(self.epochs) + 1, state.global_step // self.steps_per_epoch + 1):
-            found = Suspects.joined(gather_object([self.trainer.suspects.found]), self.trainer.suspects.most)
+            found = self.suspects.of_all_processes()
             shared: list[Any] = [None]
             with raise_together():
                 if is_main_process():
@@ -109,11 +109,11 @@ class Regrading(TrainerCallback):
                 broadcast_object_list(shared)
             asked_now, regraded, grades = shared[0]
             if asked_now:  # else the checkpoint's candidates belong to the epoch that goes on
-                self.trainer.suspects.found = Suspects.none()
+                self.suspects.found = Suspects.none()
             if len(grades.groups):
                 self.trainer.add_grades(*grades)
             self.epochs.append(regraded)
-            self.trainer.suspects.most += regraded.asked  # the asked pairs stay among the highest
+            self.suspects.most += regraded.asked  # the asked pairs stay among the highest
 
     def _done(self, epoch: int) -> tuple[RegradedEpoch, _Grades] | None:
         """Return the saved result of an epoch, or None."""

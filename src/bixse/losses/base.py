@@ -14,7 +14,6 @@ from bixse.encoders.embedding import Features, embed_features, identical_texts, 
 from bixse.encoders.processes import all_gather_rows, global_mean_weight, is_sharded, world_size
 from bixse.errors import InputError, ModelError, shorten
 from bixse.losses.catalogue import LossOptions
-from bixse.losses.products import product_dtype
 from bixse.losses.targets import GradedTargets, mean_grades
 
 if TYPE_CHECKING:
@@ -156,11 +155,6 @@ class GradedLoss(nn.Module, ABC):
     def logits(self, cosines: Tensor) -> Tensor:
         """Return the logits of cosines, without gradients."""
         return self.options.scale * cosines
-
-    def computed_by(self, device: torch.device) -> str:
-        """Return the dtype of the loss's matrix products; raise InputError if the device lacks it."""
-        dtype = product_dtype(self.options.products, device, torch.float32)
-        return f"products of {str(dtype).removeprefix('torch.')}"
 
     @property
     def positive_threshold(self) -> float | None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bixse.errors import InputError
 from bixse.losses.products import (
     TILE_SIDE,
     add_outer,
@@ -64,8 +63,6 @@ def graded_bce(
         2.5001
     """
     targets.check_fits("graded_bce", queries, documents)
-    if any(side is not None and side < 1 for side in (tile_rows, tile_columns)):
-        raise InputError(f"graded_bce: got tiles of {tile_rows} x {tile_columns}; expected at least 1 x 1")
     dtype = torch.promote_types(torch.promote_types(queries.dtype, documents.dtype), torch.float32)
     rounded = product_dtype(products, queries.device, dtype)
     scale = torch.as_tensor(logit_scale, dtype=dtype, device=queries.device).reshape(())
@@ -184,16 +181,16 @@ def add_host_tiles(
     logits_buffer = queries.new_empty(min(shape[0], len(queries)) * min(shape[1], len(documents)))
     sigma_buffer = torch.empty_like(logits_buffer) if largest < LARGEST_EXPONENT else None
     half_buffer = queries.new_empty(len(logits_buffer) // 2 + 1)
-    for tile in tiles:
-        q, d = queries[tile.rows], documents[tile.columns]
+    for tile_rows, tile_columns, inside in tiles:
+        q, d = queries[tile_rows], documents[tile_columns]
         logits = logits_buffer[: len(q) * len(d)].view(len(q), len(d))
         torch.addmm(logits, q, d.T, beta=0, alpha=alpha, out=logits).add_(beta)
-        rows, columns, relevance = (part[tile.known] for part in known)
+        rows, columns, relevance = (part[inside] for part in known)
         picked = logits[rows, columns]
         masked = relevance.isnan()
         z = relevance.nan_to_num(0.0).to(logits.dtype)
         sums.value -= (z * picked).sum(dtype=sums.value.dtype)
-        base = None if targets.unlabelled is None else targets.unlabelled.block(tile.rows, tile.columns).to(logits)
+        base = None if targets.unlabelled is None else targets.unlabelled.block(tile_rows, tile_columns).to(logits)
         if base is not None:  # before known logits become -inf, which times 0 would be NaN
             base[rows, columns] = 0.0
             sums.value -= torch.linalg.vecdot(base, logits).sum(dtype=sums.value.dtype)
@@ -206,20 +203,15 @@ def add_host_tiles(
             sigma -= base
         sums.bias += sigma.sum()
         if sums.queries is not None:
-            sums.queries[tile.rows].addmm_(sigma, d)
+            sums.queries[tile_rows].addmm_(sigma, d)
         if sums.documents is not None:
-            sums.documents[tile.columns].addmm_(sigma.T, q)
+            sums.documents[tile_columns].addmm_(sigma.T, q)
 
 
-@dataclass(frozen=True)
-class _Tile:
-    rows: slice
-    columns: slice
-    known: slice
-
-
-def _tiles(targets: GradedTargets, shape: tuple[int, int]) -> tuple[list[_Tile], tuple[Tensor, Tensor, Tensor]]:
-    """Return all tiles, and the known entries sorted by tile with positions inside their tile."""
+def _tiles(
+    targets: GradedTargets, shape: tuple[int, int]
+) -> tuple[list[tuple[slice, slice, slice]], tuple[Tensor, Tensor, Tensor]]:
+    """Return rows, columns and known entries of all tiles, and these entries with positions inside their tile."""
     queries, documents = targets.shape
     across = -(-documents // shape[1]) if documents else 0
     number = targets.rows // shape[0] * across + targets.columns // shape[1]
@@ -228,11 +220,8 @@ def _tiles(targets: GradedTargets, shape: tuple[int, int]) -> tuple[list[_Tile],
     tiles = list(blocks(queries, documents, shape))
     ends = torch.searchsorted(number[order], torch.arange(len(tiles), device=number.device), right=True).tolist()
     starts = [0, *ends][: len(tiles)]
-    known = [slice(start, end) for start, end in zip(starts, ends, strict=True)]
-    return (
-        [_Tile(*block, part) for block, part in zip(tiles, known, strict=True)],
-        (rows, columns, targets.relevance[order]),
-    )
+    split = [(*block, slice(start, end)) for block, start, end in zip(tiles, starts, ends, strict=True)]
+    return split, (rows, columns, targets.relevance[order])
 
 
 def _softplus_and_sigma(
@@ -285,13 +274,14 @@ def add_tiles(
     # unlabelled entries: float32 logits and sums; the CPU never waits for the device
     for rows, columns in blocks(len(q), len(d), shape):
         base = None if targets.unlabelled is None else targets.unlabelled.block(rows, columns)
-        scored = buffers.score(q[rows], d[columns], scale, bias, places(targets, rows, columns, entries), base)
-        sums.value += scored.value.sum(dtype=sums.value.dtype)
-        sums.bias += scored.sigma.sum(dtype=sums.bias.dtype)
+        known = places(targets, rows, columns, entries)
+        value, total, gradient = buffers.score(q[rows], d[columns], scale, bias, known, base)
+        sums.value += value.sum(dtype=sums.value.dtype)
+        sums.bias += total.sum(dtype=sums.bias.dtype)
         if sums.queries is not None:
-            add_product(sums.queries[rows], scored.gradient, d[columns])
+            add_product(sums.queries[rows], gradient, d[columns])
         if sums.documents is not None:
-            add_product(sums.documents[columns], scored.gradient.T, q[rows])
+            add_product(sums.documents[columns], gradient.T, q[rows])
     _add_known(sums, queries, documents, scale, bias, targets)  # graded entries: float32 throughout
 
 
@@ -325,8 +315,12 @@ class DeviceTiles:
 
     def score(
         self, queries: Tensor, documents: Tensor, scale: Tensor, bias: Tensor, known: Tensor, base: Tensor | None = None
-    ) -> Scored:
-        """Score (R, D) queries and (C, D) documents against (R, C) `base`, the targets of unlabelled entries."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Score (R, D) queries and (C, D) documents against (R, C) `base`, the targets of unlabelled entries.
+
+        Return sums of softplus(s) and of sigma(s), in parts of float32, and (R, C) sigma(s), rounded to the dtype of
+        the products, 0 at known entries; the next tile overwrites it.
+        """
         shape = (len(queries), len(documents))
         entries = math.prod(shape)
         logits = multiply(queries, documents.T, out=self._logits[:entries].view(shape))
@@ -345,18 +339,7 @@ class DeviceTiles:
         total = sigma.sum(dim=1)
         if self._rounded is not self._logits:
             sigma = self._rounded[:entries].view(shape).copy_(sigma)
-        return Scored(value, total, sigma)
-
-
-class Scored(NamedTuple):
-    """The scores of a tile of R queries and C documents, without its known entries."""
-
-    value: Tensor
-    """Sum of softplus(s), in parts of float32."""
-    sigma: Tensor
-    """Sum of sigma(s), in parts of float32."""
-    gradient: Tensor
-    """(R, C) sigma(s), rounded to the dtype of the products, 0 at known entries; the next tile overwrites it."""
+        return value, total, sigma
 
 
 def places(targets: GradedTargets, rows: slice, columns: slice, elsewhere: int) -> Tensor:

@@ -164,12 +164,6 @@ def fit_bias(cosines: Tensor, relevance: Tensor, weight: Tensor, scale: float) -
 
     All tensors are (B, N); weight is 1 for entries that count, 0 for masked entries. Each process passes its own rows,
     and the means are over all processes. The result is within [-100, 100].
-
-    Example:
-        >>> cosines = torch.tensor([[0.8, 0.1], [0.2, 0.6]])
-        >>> beta = fit_bias(cosines, torch.eye(2), torch.ones(2, 2), scale=20.0)
-        >>> round(float(torch.sigmoid(20.0 * cosines + beta).mean()), 4)
-        0.5
     """
     logits = scale * _exact(cosines[weight.bool()])
     wanted = _mean_relevance(relevance, weight)
@@ -184,12 +178,7 @@ def fit_bias(cosines: Tensor, relevance: Tensor, weight: Tensor, scale: float) -
 
 
 def prior_bias(relevance: Tensor, weight: Tensor) -> float:
-    """Return the log-odds of the mean relevance; this ignores that cosines are not centred at 0.
-
-    Example:
-        >>> round(prior_bias(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), torch.ones(1, 4)), 4)
-        -1.0986
-    """
+    """Return the log-odds of the mean relevance; this ignores that cosines are not centred at 0."""
     mean = _mean_relevance(relevance, weight)
     return math.log(mean / (1 - mean))
 

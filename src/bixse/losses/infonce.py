@@ -34,10 +34,6 @@ class InfoNCELoss(RowWiseLoss):
     over the documents that are no positives of query i. An entry is positive when its relevance is at least `cutoff`.
     Two positives of one query do not compete (van den Oord et al. 2018, arXiv:1807.03748, equation 4). With
     `false_negative_margin` m, k is over documents with cos_ik <= cos_ij + m alone; the choice has no gradient.
-
-    Example:
-        >>> InfoNCELoss(torch.nn.Identity(), cutoff=0.7).requires
-        'a document with relevance of at least 0.7'
     """
 
     options_class = InfoNCEOptions

@@ -1,7 +1,4 @@
-"""The losses on pairs of a query's documents: pairwise BCE (RankNet) and LambdaLoss.
-
-Pairs are enumerated sparsely: only a document with relevance above 0 can win one.
-"""
+"""The losses on pairs of a query's documents, enumerated sparsely: pairwise BCE (RankNet) and LambdaLoss."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from bixse.losses.catalogue import LossOptions
 from bixse.losses.row_chunks import ChunkResult, RowWiseLoss
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from torch import Tensor
 
@@ -25,12 +22,8 @@ if TYPE_CHECKING:
 
     PairWeights: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
-
-class PairwiseOptions(LossOptions):
-    """Options of the losses on pairs; the scale is the slope of the sigmoid."""
-
-    in_batch_negatives: bool = True
-    """Pair a query's documents with all others of the batch too, not only with one another."""
+MU = 10.0
+"""Weight of "ndcg-loss2" in "ndcg-loss2++", as in sentence-transformers."""
 
 
 class PairwiseLoss(RowWiseLoss):
@@ -40,21 +33,8 @@ class PairwiseLoss(RowWiseLoss):
     is (number of these documents) x N entries, one block at a time.
     """
 
-    options_class = PairwiseOptions
-    options: PairwiseOptions
     mean_over: ClassVar[Literal["pairs", "queries"]]
     """Divisor of the sum: the number of pairs with a weight, or of queries with a document of relevance above 0."""
-
-    @property
-    def assumes_zeros(self) -> bool:
-        return self.options.in_batch_negatives
-
-    @property
-    def requires(self) -> str:
-        return super().requires if self.options.in_batch_negatives else "two documents of different relevance"
-
-    def is_informative(self, relevance: Sequence[float]) -> bool:
-        return super().is_informative(relevance) if self.options.in_batch_negatives else len(set(relevance)) > 1
 
     @abstractmethod
     def pair_weights(self, logits: Tensor, relevance: Tensor, counted: Tensor, targets: GradedTargets) -> PairWeights:
@@ -66,7 +46,7 @@ class PairwiseLoss(RowWiseLoss):
     def chunk_result(self, logits: Tensor, targets: GradedTargets) -> ChunkResult:
         """Return one term per pair; the winners of a block come one block's size at a time."""
         relevance, weight = targets.dense(logits.dtype)
-        counted = (weight if self.options.in_batch_negatives else targets.graded(logits.dtype)).bool()
+        counted = weight.bool()
         weights = self.pair_weights(logits, relevance, counted, targets)
         winner = targets.relevance > 0
         winners = zip(targets.rows[winner].split(len(logits)), targets.columns[winner].split(len(logits)), strict=True)
@@ -102,19 +82,13 @@ class PairwiseBCELoss(PairwiseLoss):
         return weights
 
 
-class LambdaOptions(PairwiseOptions):
+class LambdaOptions(LossOptions):
     """Options of `LambdaLoss`."""
 
     weighting: Literal["ndcg-loss1", "ndcg-loss2", "lambdarank", "ndcg-loss2++"] = "ndcg-loss2"
     """How a pair is weighed; the BiXSE paper's v1 is "ndcg-loss1", its v2 "ndcg-loss2"."""
-    gain: Literal["exponential", "linear"] = "exponential"
-    """"exponential" is 2^y - 1, "linear" is y, with y = z * top_grade."""
     top_grade: float = Field(default=3.0, gt=0, le=32)
-    """The grade that relevance 1 stands for: 3 for TREC's 0 to 3, 4 for 1 to 5."""
-    mu: float = Field(default=10.0, ge=0)
-    """Weight of "ndcg-loss2" in "ndcg-loss2++"."""
-    k: int | None = Field(default=None, ge=1)
-    """Keep pairs of which one document ranks within k, and cut nDCG there; None keeps all."""
+    """The grade that relevance 1 stands for: 3 for TREC's 0 to 3, 4 for 1 to 5. The gain is 2^(z * top_grade) - 1."""
 
 
 class LambdaLoss(PairwiseLoss):
@@ -126,13 +100,9 @@ class LambdaLoss(PairwiseLoss):
     - "ndcg-loss1" (section 5.1): G_j / D(r_j), over every pair j != k;
     - "ndcg-loss2" (equation 16): |1/D(|r_j - r_k|) - 1/D(|r_j - r_k| + 1)| |G_j - G_k|, over pairs with z_j > z_k;
     - "lambdarank" (equation 11): |1/D(r_j) - 1/D(r_k)| |G_j - G_k|, over pairs with z_j > z_k;
-    - "ndcg-loss2++" (equation 17): "lambdarank" + mu * "ndcg-loss2".
+    - "ndcg-loss2++" (equation 17): "lambdarank" + 10 * "ndcg-loss2".
 
     No gradient flows through the weights. Equal scores rank in the order of the columns.
-
-    Example:
-        >>> LambdaLoss(torch.nn.Identity(), weighting="lambdarank", k=10).options.top_grade
-        3.0
     """
 
     options_class = LambdaOptions
@@ -152,8 +122,6 @@ class LambdaLoss(PairwiseLoss):
             rank, own_rank = ranks[rows], ranks[rows, columns].unsqueeze(1)  # (P, N), (P, 1)
             own_gain = gains[rows, columns].unsqueeze(1)
             taken = counted[rows]
-            if own.k is not None:
-                taken &= (rank <= own.k) | (own_rank <= own.k)
             if own.weighting == "ndcg-loss1":
                 taken[torch.arange(len(rows), device=rows.device), columns] = False
                 return (own_gain * inverse[own_rank] / math.log(2)).expand_as(rank) * taken
@@ -163,15 +131,14 @@ class LambdaLoss(PairwiseLoss):
                 discount += (inverse[own_rank] - inverse[rank]).abs_()
             if own.weighting != "lambdarank":
                 apart = (rank - own_rank).abs_()
-                share = 1.0 if own.weighting == "ndcg-loss2" else own.mu
+                share = 1.0 if own.weighting == "ndcg-loss2" else MU
                 discount += share * (inverse[apart] - inverse[apart + 1]).abs_()
             return discount.mul_((own_gain - gains[rows]).abs_()).mul_(taken).div_(math.log(2))
 
         return weights
 
     def _gains(self, relevance: Tensor) -> Tensor:
-        grade = relevance * self.options.top_grade
-        return torch.exp2(grade) - 1 if self.options.gain == "exponential" else grade
+        return torch.exp2(relevance * self.options.top_grade) - 1
 
     def _max_dcg(self, targets: GradedTargets, rows: int, inverse: Tensor) -> Tensor:
         """Return the largest DCG that each of R rows can reach; 1 for a row without a relevant document."""
@@ -183,8 +150,6 @@ class LambdaLoss(PairwiseLoss):
         first = torch.searchsorted(row, torch.arange(rows, device=row.device))
         rank = torch.arange(len(row), device=row.device) - first[row] + 1
         gains = self._gains(relevance) * inverse[rank]
-        if self.options.k is not None:
-            gains = gains * (rank <= self.options.k)
         largest = inverse.new_zeros(rows).index_add_(0, row, gains)
         return largest.masked_fill_(largest == 0, 1.0)
 

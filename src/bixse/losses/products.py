@@ -88,10 +88,6 @@ def tile_shape(queries: int, documents: int, bytes_per_entry: int, budget: int) 
 
     A tile of R x C entries reads and writes the gradients of R queries and C documents, so a square costs least next to
     its products. A strip of all columns needs half its side in rows to cost as little.
-
-    Example:
-        >>> tile_shape(65536, 16384, 8, 2**31), tile_shape(2**20, 2**20, 8, 2**31), tile_shape(100, 2**20, 8, 2**20)
-        ((16384, 16384), (16384, 16384), (100, 1310))
     """
     entries = max(1, budget // bytes_per_entry)
     side = math.isqrt(entries)

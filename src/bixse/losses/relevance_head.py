@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import TrainerState, TrainingArguments
 
-LABEL_COLUMNS = ("label", "labels", "score", "scores")
-"""Label columns of sentence-transformers' trainer; it reads every other column as text."""
-
 
 def trained_head(loss: nn.Module, prior: float | None = None) -> RelevanceHead | None:
     """Return the head of a loss, or None if it learns no probability; `save_relevance_head` explains the prior."""
@@ -29,17 +26,6 @@ def trained_head(loss: nn.Module, prior: float | None = None) -> RelevanceHead |
     scale, bias = parameters["logit_scale"].item(), parameters["logit_bias"].item()
     prior = prior if prior is not None and 0 < prior < 1 else None
     return RelevanceHead(scale, bias, trained_prior=prior, prior=prior)
-
-
-def check_learns_probability(loss: nn.Module, prior: float | None = None) -> RelevanceHead:
-    """Return the head of a loss; raise InputError if the loss learns no probability."""
-    head = trained_head(loss, prior)
-    if head is None:
-        raise InputError(
-            f"relevance head: got {type(loss).__name__}, which learns no probability of relevance; expected a "
-            "BiXSELoss; fix: run `bixse calibrate MODEL --pairs FILE` on the saved model"
-        )
-    return head
 
 
 def restore_head(loss: nn.Module, head: RelevanceHead) -> None:
@@ -64,21 +50,16 @@ def save_relevance_head(loss: nn.Module, folder: str | Path, prior: float | None
         folder: the model folder; an existing head is replaced.
         prior: mean target of the training entries, between 0 and 1, for `RelevanceHead.at_prior`; None: unknown.
 
-    Raises:
-        InputError: the loss learns no probability, or was not trained.
-        StorageError: the folder cannot be written.
-
     Example:
         ::
 
             trainer.train()
             model.save_pretrained("my-model")
             save_relevance_head(loss, "my-model")
-            load_relevance_model("my-model").relevance("copy a folder", ["shutil.copytree ...", "os.remove ..."])
     """
     from bixse.encoders.relevance_model import RelevanceModel
 
-    head = check_learns_probability(loss, prior)
+    head = _head_or_refuse(loss, prior)
     if not bool(getattr(loss, "bias_is_set", True)):
         raise InputError(
             "relevance head: got a loss that has seen no batch, so that its bias is not set; expected a trained one; "
@@ -102,12 +83,6 @@ class SaveRelevanceHead(TrainerCallback):
 
     A run that is resumed from a checkpoint in its output folder goes on with the scale and bias of that checkpoint.
 
-    Args:
-        loss: the loss of the trainer.
-
-    Raises:
-        InputError: the loss learns no probability of relevance, or the data set has no labels (as training begins).
-
     Example:
         ::
 
@@ -125,8 +100,7 @@ class SaveRelevanceHead(TrainerCallback):
         self._steps = 0
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        check_learns_probability(self.loss)
-        _check_labels(kwargs.get("train_dataloader"))
+        _head_or_refuse(self.loss)
         self._targets, self._steps = 0.0, 0
         head = RelevanceHead.load(_checkpoint(args, state)) if state.global_step else None
         if head is not None:
@@ -155,16 +129,15 @@ class SaveRelevanceHead(TrainerCallback):
         return self._targets / self._steps if self._steps else None
 
 
+def _head_or_refuse(loss: nn.Module, prior: float | None = None) -> RelevanceHead:
+    head = trained_head(loss, prior)
+    if head is None:
+        raise InputError(
+            f"relevance head: got {type(loss).__name__}, which learns no probability of relevance; expected a "
+            "BiXSELoss; fix: run `bixse calibrate MODEL --pairs FILE` on the saved model"
+        )
+    return head
+
+
 def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
     return Path(args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-
-
-def _check_labels(loader: Any) -> None:
-    """Refuse a data set without label columns, before its first batch."""
-    names = getattr(getattr(loader, "dataset", None), "column_names", None)
-    if isinstance(names, list) and not set(names) & set(LABEL_COLUMNS):
-        raise InputError(
-            f"data set: got the columns {', '.join(names)}; expected the relevance in [0, 1] in a column named label "
-            f"(or {', '.join(LABEL_COLUMNS[1:])}), any other is read as text; fix: rename it, as "
-            "GradedPairs.to_dataset() does"
-        )

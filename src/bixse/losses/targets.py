@@ -26,12 +26,7 @@ BASE_TENSORS = ("base_queries", "base_documents", "base_curve")
 
 
 def mean_grades(given: Iterable[tuple[Hashable, Hashable, float]]) -> dict[Hashable, dict[Hashable, float]]:
-    """Return query -> document -> mean relevance of the pair; NaN (masked) if any of its labels is NaN.
-
-    Example:
-        >>> mean_grades([("q", "d", 1.0), ("q", "d", 0.0), ("q", "e", 0.5)])
-        {'q': {'d': 0.5, 'e': 0.5}}
-    """
+    """Return query -> document -> mean relevance of the pair; NaN (masked) if any of its labels is NaN."""
     grades: dict[Hashable, dict[Hashable, list[float]]] = {}
     for query, document, relevance in given:
         grades.setdefault(query, {}).setdefault(document, []).append(relevance)

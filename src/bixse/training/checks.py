@@ -1,24 +1,18 @@
-"""The checks before training (pairs that teach nothing, a batch that cannot fit) and after it (divergence)."""
+"""The checks before training (pairs that teach nothing, texts that are cut) and after it (divergence)."""
 
 from __future__ import annotations
 
-import shutil
 from contextlib import contextmanager
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import psutil
-import torch
-from sentence_transformers.util import batch_to_device
 
-from bixse.encoders.embedding import embed_features, number_of_texts, take_rows
+from bixse.data.task_instructions import Instructions
 from bixse.encoders.encode import encode_texts
-from bixse.encoders.instructions import prompt_for
-from bixse.encoders.processes import is_sharded, local_part
-from bixse.errors import DivergedError, InputError, StorageError
-from bixse.progress import size
+from bixse.errors import DivergedError, InputError
+from bixse.training.dev_evaluation import dev_figures
+from bixse.training.loop.batches import prompts_of
 from bixse.training.loop.trainer import FIX
 
 if TYPE_CHECKING:
@@ -27,18 +21,13 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from bixse.data.graded_pairs import GradedPairs
-    from bixse.data.task_instructions import Instructions
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.losses.base import GradedLoss
     from bixse.relevance import Kind
-    from bixse.training.config import LongTexts
-    from bixse.training.loop.trainer import GradedTrainer
 
 KINDS: dict[str, Kind] = {"queries": "query", "documents": "document"}
 TEXTS_COUNTED = 1000
 """Texts tokenised to count the ones that are too long."""
-TEXTS_LOOKED_AT = 8
-"""Texts encoded to measure the bytes per text."""
 TEXTS_COMPARED = 32
 """Distinct queries, and distinct documents, whose embeddings are compared."""
 SMALLEST_SPREAD = 1e-3
@@ -47,9 +36,6 @@ LOSS_FACTOR = 10.0
 """The loss has exploded if its last value exceeds its first value times this factor."""
 FEWEST_LOSSES = 3
 """Minimum number of log entries whose median is the first or last loss: a tenth of all, at least 3, at most half."""
-CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
-"""Memory limit of a container on Linux."""
-CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
 
 
 def check_pairs(
@@ -90,125 +76,34 @@ def check_max_length(model: RelevanceModel) -> list[str]:
     ]
 
 
-def check_lengths(where: object, model: SentenceTransformer, pairs: GradedPairs, policy: LongTexts) -> list[str]:
-    """Count the texts that are longer than the encoder reads, estimated from a sample if many; warn or refuse."""
+def check_lengths(model: SentenceTransformer, pairs: GradedPairs) -> list[str]:
+    """Warn of texts that are longer than the encoder reads, by their share of a sample."""
     limit, tokenizer = model.max_seq_length, getattr(model, "tokenizer", None)
     if limit is None or not callable(tokenizer):  # the model reads texts of any length, or no tokens
         return []
-    prompts = _prompts_before(model, pairs)
-    said = []
+    shares, with_prompt = [], ""
     for name, kind in KINDS.items():
-        room = limit - max((len(tokenizer(p, add_special_tokens=False)["input_ids"]) for p in prompts[name]), default=0)
+        prompts = _prompts_before(model, pairs, kind)
+        with_prompt = ", the prompt before them included" if any(prompts) else with_prompt
+        room = limit - max(len(tokenizer(prompt, add_special_tokens=False)["input_ids"]) for prompt in prompts)
         distinct = pairs.distinct(kind)
-        suspects = distinct[pairs.bytes_per_text(kind)[distinct] > room - 2]  # a token has at least one byte
-        tried = pairs.texts(kind, suspects[:: max(1, -(-len(suspects) // TEXTS_COUNTED))])
-        tokens = tokenizer(tried, truncation=False, verbose=False)["input_ids"] if tried else []
-        too_long = sum(len(own) > room for own in tokens)
+        texts = pairs.texts(kind, distinct[:: -(-len(distinct) // TEXTS_COUNTED)])
+        too_long = sum(len(own) > room for own in tokenizer(texts, truncation=False, verbose=False)["input_ids"])
         if too_long:
-            number = round(too_long * len(suspects) / len(tried))
-            said.append(f"{'' if len(tried) == len(suspects) else 'about '}{number:,} of {len(distinct):,} {name}")
-    if not said:
+            sampled = " sampled" if len(texts) < len(distinct) else ""
+            shares.append(f"{too_long} of {len(texts)}{sampled} {name}")
+    if not shares:
         return []
-    with_prompt = ", the prompt before them included" if any(any(own) for own in prompts.values()) else ""
-    found = f"{' and '.join(said)} longer than the {limit} tokens the encoder reads{with_prompt}"
-    if policy == "refuse":
-        raise InputError(
-            f"{where}: got {found}; expected none, as `long_texts: refuse` says; fix: raise max_length, cut the "
-            "texts, or set `long_texts: cut`"
-        )
-    return [f"{found}: the rest of them is not read (long_texts: cut)"]
+    found = f"{' and '.join(shares)} are longer than the {limit} tokens the encoder reads{with_prompt}"
+    return [f"{found}: the rest of them is not read"]
 
 
-def _prompts_before(model: SentenceTransformer, pairs: GradedPairs) -> dict[str, list[str]]:
+def _prompts_before(model: SentenceTransformer, pairs: GradedPairs, kind: Kind) -> list[str]:
     """Return every prompt that may precede a query or a document in training."""
-    table: Instructions | None = getattr(model, "instructions", None)
-    if table is None:
-        return {name: [prompt_for(model, kind) or ""] for name, kind in KINDS.items()}
-    tasks = pairs.tasks[0]
-    table.check_tasks("instructions", tasks)
-    return {
-        name: [table.prompt(task, kind, choice) for task in tasks for choice in range(table.choices(task))]
-        for name, kind in KINDS.items()
-    }
-
-
-def check_disk(out: Path, model: torch.nn.Module, checkpoints: int = 2) -> None:
-    """Refuse to start if `checkpoints` + 1 checkpoints (weights and two moments each) and the model would not fit."""
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    needed = weights * (3 * (checkpoints + 1) + 1)
-    existing = next(parent for parent in (out.absolute(), *out.absolute().parents) if parent.exists())
-    free = shutil.disk_usage(existing).free
-    if free < needed:
-        raise StorageError(
-            f"{out}: got {size(free)} free ({free:,} bytes); expected {size(needed)} ({needed:,} bytes) for "
-            "checkpoints and the model; "
-            "fix: free disk space or choose another --out folder"
-        )
-
-
-def check_memory(trainer: GradedTrainer) -> int:
-    """Refuse a batch whose encoder states would not fit into memory; return the bytes per step beyond the weights."""
-    loss, model = trainer.loss, trainer.loss.model
-    cached, at_once = loss.options.gradient_cache, loss.options.mini_batch_size
-    # fork: the check must not change the draws of training, such as dropout
-    with torch.random.fork_rng(), torch.enable_grad():
-        model.train()
-        features, _ = trainer.collect_features(next(iter(trainer.get_train_dataloader())))
-        texts = [number_of_texts(part) for part in features]
-        texts_held = [min(number, at_once) if cached else number for number in texts]
-        together = is_sharded(model)  # a process without texts takes part in the passes of the others
-        # all texts of a batch are held at once, or the texts of one pass if the loss is cached
-        states = [
-            _bytes_of_a_text(loss, part) * number if number or together else 0
-            for part, number in zip(features, texts_held, strict=True)
-        ]
-    weights = sum(local_part(p).numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    dimensions = model.get_embedding_dimension() or 0
-    # states, gradients and Adam's moments; of a sharded encoder this process's part, and a gathered block comes on top
-    needed = (max(states) if cached else sum(states)) + 3 * weights + 3 * sum(texts) * dimensions * 4
-    free = free_memory(model.device)
-    if needed > free:
-        smaller = "a smaller batch_size or train_max_length" if cached else "`gradient_cache: true` under loss_options"
-        raise InputError(
-            f"training: got a batch of {texts[0]} queries and {sum(texts[1:])} documents that needs at least "
-            f"{size(needed)} ({needed:,} bytes); expected at most the {size(free)} that are free ({free:,} bytes); "
-            f"fix: set {smaller}"
-        )
-    return needed
-
-
-def _bytes_of_a_text(loss: GradedLoss, features: Mapping[str, Any]) -> int:
-    """Return the bytes that autograd keeps per text, weights aside: the mean over a few texts from short to long."""
-    # static embeddings have no token states: nothing is kept but the text's own embedding
-    if "attention_mask" not in features:
-        return 0
-    mask = features["attention_mask"]
-    by_length = torch.argsort(mask.sum(dim=1))
-    rows = by_length[torch.linspace(0, len(mask) - 1, min(len(mask), TEXTS_LOOKED_AT)).long()]
-    part = batch_to_device(take_rows(features, mask, rows), loss.model.device)
-    weights = {local_part(parameter).untyped_storage().data_ptr() for parameter in loss.model.parameters()}
-    kept: dict[int, torch.UntypedStorage] = {}
-
-    def count(tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage  # held, so that no later one gets its address
-
-    # `count` returns nothing: a tensor in the graph would hold its own graph, and with it the weights, for good
-    with torch.autograd.graph.saved_tensors_hooks(count, lambda packed: packed):
-        embed_features(loss.model, part, mini_batch_size=1)
-    return sum(storage.nbytes() for storage in kept.values()) // max(1, len(rows))
-
-
-def free_memory(device: torch.device) -> int:
-    """Return the free bytes of a device: of the GPU, or of the machine or its container."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    free = int(psutil.virtual_memory().available)
-    try:
-        return min(free, int(CGROUP_LIMIT.read_text("ascii")) - int(CGROUP_USED.read_text("ascii")))
-    except (OSError, ValueError):  # no container, or one without a limit ("max")
-        return free
+    prompts = prompts_of(model, None, pairs)
+    if not isinstance(prompts, Instructions):
+        return [prompts.get(kind, "")]
+    return [prompts.prompt(task, kind, n) for task in pairs.tasks[0] for n in range(prompts.choices(task))]
 
 
 def embedding_spreads(model: SentenceTransformer, pairs: GradedPairs) -> dict[Kind, float]:
@@ -258,3 +153,14 @@ def check_learned(
             f"training: got a loss of {last:.3g} at the end and {first:.3g} at first; expected it to fall; the run has "
             f"diverged; fix: {FIX}"
         ).of_all_processes()
+
+
+def warn_of_no_gain(history: Sequence[Mapping[str, Any]], best: int | None) -> list[str]:
+    """Return a warning if the best checkpoint is worse than the untrained encoder."""
+    figures = dev_figures(history)
+    if best not in figures or 0 not in figures or figures[best] >= figures[0]:
+        return []
+    return [
+        f"on dev the best checkpoint (nDCG@10 {figures[best]:.4f}) is below the untrained encoder "
+        f"({figures[0]:.4f}): a lower learning_rate or more graded queries may help"
+    ]

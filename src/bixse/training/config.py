@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from bixse.data.collection import MissingDocuments
-from bixse.encoders.loading.build import AttentionKind, PoolingMode
+from bixse.encoders.loading.build import PoolingMode
 from bixse.encoders.loading.precision import Setting, resolve_precision
 from bixse.errors import SEEDS, ConfigError, did_you_mean
 from bixse.extensions import extension
@@ -27,17 +26,10 @@ ADAPTER_FOLDER = "adapter"
 """Folder of the low-rank adapters alone; the model folder holds them merged."""
 TENSORBOARD_FOLDER = "tensorboard"
 LOG_FILE = "log.jsonl"
-"""Log entries as they came, with throughput."""
 CHECKPOINT_FOLDER = "checkpoints"
 """Checkpoints to resume from, until the run is finished."""
 REGRADE_FOLDER = "regrade"
 """Per epoch the pairs that are asked, a folder with the answers, and their outcome; also the ledger."""
-
-
-LongTexts: TypeAlias = Literal["cut", "refuse"]
-"""Treatment of texts that are longer than the encoder reads."""
-Sharding: TypeAlias = Literal["full"]
-"""Part of the training state that is split among the processes."""
 
 
 class LoraConfig(Settings):
@@ -51,8 +43,6 @@ class LoraConfig(Settings):
     """Dropout of what goes into an adapter."""
     targets: str | list[str] = "all-linear"
     """Names of the layers that get one; "all-linear" takes every linear layer."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Other arguments of peft.LoraConfig, for example use_dora, use_rslora."""
 
 
 class OptimizerConfig(Settings):
@@ -62,12 +52,10 @@ class OptimizerConfig(Settings):
     """
 
     learning_rate: float = Field(default=1e-4, gt=0)
-    """Peak rate of the encoder before scaling; the bias learns `bias_lr_multiplier` times as fast."""
+    """Peak rate of the encoder for 16 queries per step; multiplied by sqrt(queries per step / 16), as in the paper. A
+    step holds batch_size * gradient_accumulation_steps queries, but never more than there are."""
     bias_lr_multiplier: float = Field(default=100.0, ge=0)
     """Rate of the logit bias over the encoder's."""
-    learning_rate_scaling: Literal["sqrt", "none"] = "sqrt"
-    """"sqrt": the rate is for 16 queries per step, and multiplied by sqrt(queries per step / 16), as in the paper. A
-    step holds batch_size * gradient_accumulation_steps queries, but never more than there are."""
     epochs: int = Field(default=3, ge=1)
     """Passes over the queries."""
     steps: int | None = Field(default=None, ge=1)
@@ -104,8 +92,6 @@ class OptimizerConfig(Settings):
             >>> OptimizerConfig(learning_rate=1e-4, batch_size=1024).scaled_learning_rate(queries=64)
             0.0002
         """
-        if self.learning_rate_scaling == "none":
-            return self.learning_rate
         return self.learning_rate * math.sqrt(self.queries_per_step(queries) / self.rate_batch)
 
 
@@ -127,8 +113,6 @@ class MergeConfig(Settings):
     documents: int | None = Field(default=SEARCHED, ge=1)
     """Documents of a dev or guard collection that each weight searches. A smaller corpus is searched whole; of a larger
     one the judged documents and the best hits of the base and the tuned model. Null: always the whole corpus."""
-    checkpoints: int = Field(default=1, ge=1)
-    """Checkpoints whose mean is merged: the best ones on dev (1: the best)."""
     keep_tuned: bool = False
     """Save the tuned model too, as it was before merging, in `tuned` beside `model`."""
 
@@ -146,13 +130,11 @@ class RegradeConfig(Settings):
     ledger: Annotated[Path | None, Flag(name="regrade_ledger", metavar="FOLDER")] = None
     """Folder of answers to share with `bixse grade` and other runs (default: regrade/ledger in the run's folder)."""
     options: Annotated[dict[str, Any], Flag(hidden=True)] = Field(default_factory=dict)
-    """Other settings of the judge, as in the file of `bixse grade`."""
-    prices: Annotated[dict[str, Any], Flag(hidden=True)] = Field(default_factory=dict)
-    """What it costs."""
+    """Other settings of the judge and its prices, as in the file of `bixse grade`."""
 
     @model_validator(mode="after")
     def _of_the_judge(self) -> RegradeConfig:
-        if self.options or self.prices:  # only then: most runs ask no judge, and need not import what reads these
+        if self.options:  # only then: most runs ask no judge, and need not import what reads these
             try:
                 self.judging()
             except ConfigError as error:
@@ -162,12 +144,13 @@ class RegradeConfig(Settings):
     def judging(self) -> Any:
         """Return the judge's settings as `bixse grade` has them (`JudgeConfig`); raises ConfigError."""
         given = {} if self.rubric is None else {"rubric": self.rubric}
-        return extension("judge").load(None, {"judge": self.judge, **given, **self.options, **self.prices})
+        return extension("judge").load(None, {"judge": self.judge, **given, **self.options})
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that decide the grades, without a server's address, speed or prices."""
         asked = {"concurrency", "timeout", "max_downtime", "api_key_variable", "device", "tokens_per_batch"}
-        values = self.model_dump(mode="json", exclude={"ledger": True, "prices": True, "options": asked})
+        asked |= {"max_usd", "price_in", "price_out", "price_cached", "prices"}
+        values = self.model_dump(mode="json", exclude={"ledger": True, "options": asked})
         servers = all(name.startswith(("http://", "https://")) for name in self.judge)
         return {**values, "judge": "server" if servers else values["judge"]}
 
@@ -180,8 +163,6 @@ class TrainConfig(Settings):
         16
     """
 
-    renamed: ClassVar = {"bf16": "write precision: bfloat16 for true, float32 for false, auto for null"}
-
     pairs: Path | Annotated[tuple[Path, ...], Field(min_length=1)]
     """File of graded pairs (.parquet, .jsonl, .csv, .tsv), or several. Rows of a file without a task column have, where
     there are several files, the file's name as their task."""
@@ -192,8 +173,6 @@ class TrainConfig(Settings):
     model brings, else its prompts."""
     dev: Path | Annotated[tuple[Path, ...], Field(min_length=1)] | None = None
     """Collection folder, or several; the checkpoint with the best (mean) graded nDCG@10 on them is kept."""
-    dev_task: str | None = None
-    """Task whose instructions stand before the dev queries; null: the table's default."""
     dev_split: str = "dev"
     """Split of the collection for that choice."""
     dev_candidates: int = Field(default=30, ge=1)
@@ -208,18 +187,13 @@ class TrainConfig(Settings):
     """Accept dev or guard queries that stand in the training pairs too; they are counted in a warning."""
     merge: MergeConfig | None = Field(default_factory=MergeConfig)
     """Merge the tuned weights with those of the base model; null keeps the tuned ones."""
-    missing_documents: MissingDocuments = "refuse"
-    """Judgements of dev that name a document which the corpus lacks: "refuse" stops, "drop" leaves them out."""
     min_relevant_grade: float = Field(default=1.0, gt=0)
     """Grade from which a document of the collection counts as relevant for recall and MRR."""
     model: str = "demo"
     """Folder or hub name of the encoder; "demo" is the one of the extra `bixse[demo]`."""
     max_length: int | None = Field(default=None, ge=4)
-    """Tokens of a text that the saved model reads, in training too; null keeps the model's own limit. To train faster
-    lower `train_max_length` instead."""
-    long_texts: LongTexts = "cut"
-    """Texts longer than that: "cut" reads their beginning and says how many there are, "refuse" stops before training.
-    """
+    """Tokens of a text that the saved model reads, in training too; the rest of a longer text is not read. Null keeps
+    the model's own limit. To train faster lower `train_max_length` instead."""
     train_max_length: int | None = Field(default=None, ge=4)
     """Tokens of a text that are read while training, never above max_length; null: the same. The saved model still
     reads up to max_length."""
@@ -230,11 +204,9 @@ class TrainConfig(Settings):
     bidirectional: bool | None = None
     """Let the tokens of a decoder see the whole text; null does so for a bare decoder."""
     pooling: PoolingMode | None = None
-    """Of a bare backbone: mean, cls (the first token) or cls-head (the first token through the pretrained head); null
-    takes the head of a ModernBERT that has one, else the mean, and leaves a sentence-transformers model its own."""
-    attention: AttentionKind | None = None
-    """Implementation of attention; null: transformers' choice, but eager on a processor with bf16 and at most 128
-    tokens of a text read while training, since it is faster there."""
+    """Of a bare backbone: mean, cls (the first token) or cls-head (the first token through ModernBERT's pretrained
+    head); null takes this head where the checkpoint holds it, else the mean, and leaves a sentence-transformers model
+    its own."""
     lora: LoraConfig | None = None
     """Train low-rank adapters instead of all weights; `lora: {}` takes the defaults."""
     loss: str = "bixse"
@@ -243,7 +215,7 @@ class TrainConfig(Settings):
     """Logit scale alpha: 1 / temperature. The paper's is 20; 10 was better on dev for every loss (docs/search)."""
     loss_options: dict[str, Any] = Field(default_factory=dict)
     """Other arguments of the loss, for example bias, cutoff, in_batch_labels."""
-    sharding: Sharding | None = None
+    sharding: Literal["full"] | None = None
     """"full": each of several processes holds a part of the encoder's weights, gradients, optimizer state and
     checkpoints (FSDP2); null: every process holds all of them."""
     regrade: Annotated[RegradeConfig | None, Flag(flat=True)] = None
@@ -263,8 +235,6 @@ class TrainConfig(Settings):
 
     @model_validator(mode="after")
     def _used(self) -> TrainConfig:
-        if self.dev_task is not None and self.dev is None:
-            raise ValueError("dev_task without dev; expected both; fix: set dev, or leave dev_task out")
         if self.guard is not None and (self.dev is None or self.merge is None):
             raise ValueError("guard without dev and merge; expected all three; fix: set dev, or leave guard out")
         splits = [] if isinstance(self.guard_split, str) else self.guard_split
@@ -278,8 +248,6 @@ class TrainConfig(Settings):
             raise ValueError("merge without dev, on which the weight is chosen; fix: set dev, or a single weight")
         if self.regrade is not None and self.optimizer.epochs < 2 and self.optimizer.steps is None:
             raise ValueError("regrade with one epoch, after which nothing is trained; fix: set epochs to 2 or more")
-        if self.merge is not None and self.merge.checkpoints > 1 and not (self.dev and self.evaluations_per_epoch):
-            raise ValueError("merge.checkpoints without evaluations on dev, which say which are best; fix: set dev")
         return self
 
     @model_validator(mode="after")
@@ -293,28 +261,21 @@ class TrainConfig(Settings):
         return self
 
     @property
-    def all_loss_options(self) -> dict[str, Any]:
-        return {"scale": self.scale, **self.loss_options}
-
-    @property
     def pair_files(self) -> tuple[Path, ...]:
         return tuple(paths_in(self.pairs))
 
-    @property
-    def dev_folders(self) -> tuple[Path, ...]:
-        return tuple(paths_in(self.dev))
-
-    @property
-    def guards(self) -> list[tuple[Path, str]]:
+    def splits(self) -> list[tuple[Path, str, Literal["dev", "guard"]]]:
+        """Return folder, split and role of each dev and guard collection."""
         folders = paths_in(self.guard)
         splits = [self.guard_split] * len(folders) if isinstance(self.guard_split, str) else self.guard_split
-        return list(zip(folders, splits, strict=True))
+        found: list[tuple[Path, str, Literal["dev", "guard"]]] = []
+        found += [(folder, self.dev_split, "dev") for folder in paths_in(self.dev)]
+        return found + [(folder, split, "guard") for folder, split in zip(folders, splits, strict=True)]
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that make two runs the same."""
         regrade = None if self.regrade is None else self.regrade.identity()
-        unset = {"sharding"} if self.sharding is None else set()  # records of older runs must still match
-        return {**self.model_dump(mode="json", exclude=unset), "regrade": regrade}
+        return {**self.model_dump(mode="json"), "regrade": regrade}
 
     def resolved(self) -> TrainConfig:
         """Return these settings with the precision of this machine instead of "auto"."""
@@ -342,8 +303,8 @@ class MergeModelsConfig(Settings):
     tuned.
 
     Example:
-        >>> MergeModelsConfig(models=["demo", "runs/mine/model"], weights=[0.5, 0.5]).documents
-        10000
+        >>> MergeModelsConfig(models=["demo", "runs/mine/model"], weights=[0.5, 0.5]).guard_tolerance
+        0.01
     """
 
     models: Annotated[tuple[str, ...], Field(min_length=2), Flag(metavar="MODEL", positional=True)]
@@ -369,8 +330,6 @@ class MergeModelsConfig(Settings):
     """Graded pairs to which scale and bias of the merged model are fitted; null leaves it without a relevance head."""
     max_length: int | None = Field(default=None, ge=4)
     """Tokens of a text that are read; null keeps the base model's."""
-    allow_shared_queries: bool = False
-    """Accept dev or guard queries that stand in the pairs."""
     trust_remote_code: bool = False
     """Run code that comes with the models."""
 
@@ -390,6 +349,5 @@ class MergeModelsConfig(Settings):
     def identity(self) -> dict[str, Any]:
         """Return the settings that make two merges the same; settings of the choice of w count only with `dev`."""
         chosen = {"candidates", "documents", "guard_tolerance"} if self.dev else set()
-        return self.model_dump(mode="json", include={"models", "weights", "max_length", *chosen}) | {
-            "precision": resolve_precision()
-        }
+        values = self.model_dump(mode="json", include={"models", "weights", "max_length", *chosen})
+        return {**values, "precision": resolve_precision()}

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from sentence_transformers.base.evaluation import BaseEvaluator
 
-from bixse.data.collection import check_split, files_of_split, load_collection, warn_of_missing
+from bixse.data.collection import check_split, files_of_split, load_collection
 from bixse.data.trec import ranked
 from bixse.encoders.instructions import prompt_for
 from bixse.errors import InputError
-from bixse.evaluation.evaluate import evaluate, evaluate_query_sets
+from bixse.evaluation.evaluate import Evaluation, evaluate, evaluate_query_sets
 from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC
 from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import QuerySet, Task, cut_collection
 from bixse.files.files import hash_files
-from bixse.relevance import MIN_RELEVANT_GRADE
 from bixse.search.bm25 import BM25
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
     from sentence_transformers import SentenceTransformer
 
-    from bixse.data.collection import Collection, MissingDocuments
+    from bixse.data.collection import Collection
     from bixse.relevance import Qrels, Ranking
     from bixse.training.config import TrainConfig
 
@@ -36,8 +35,6 @@ Role: TypeAlias = Literal["dev", "guard"]
 """dev: collections that should get better; guard: collections that must not get worse."""
 Scores: TypeAlias = "dict[str, dict[str, float]]"
 """Name of a query set -> query id -> nDCG@10."""
-
-
 HITS_FROM = 100_000
 """Maximum documents of a dev or guard corpus that the base and the tuned model encode to find hits for the pool."""
 
@@ -88,20 +85,17 @@ class Watched:
             return weights * documents
         return weights * max(self.most or 0, len(self._judged)) + 2 * min(documents, HITS_FROM)
 
-    def hits(self, model: SentenceTransformer, cache: str | None = "none") -> dict[str, Ranking]:
+    def hits(self, model: SentenceTransformer) -> dict[str, Ranking]:
         """Search the corpus, or `HITS_FROM` documents of a larger one: name of a query set -> run."""
-        task = self._task(self._texts(self._searched_for_hits))
-        return {name: found.run for name, found in evaluate_query_sets(EncoderSystem(model, cache=cache), task).items()}
+        return {name: found.run for name, found in self._search(model, self._texts(self._searched_for_hits)).items()}
 
-    def warnings(self) -> list[str]:
-        qrels, missing = self.collection.qrels, self.collection.missing
-        splits = {own.split for own in self.sets}
-        return [line for name in sorted(splits) for line in warn_of_missing(missing.get(name, 0), qrels[name], name)]
-
-    def scores(self, model: SentenceTransformer, pool: Mapping[str, str], cache: str | None = "none") -> Scores:
+    def scores(self, model: SentenceTransformer, pool: Mapping[str, str]) -> Scores:
         """Return nDCG@10 of every judged query over a pool, whose documents are encoded once for all query sets."""
-        found = evaluate_query_sets(EncoderSystem(model, cache=cache), self._task(pool))
-        return {name: own.per_query[PRIMARY_METRIC] for name, own in found.items()}
+        return {name: own.per_query[PRIMARY_METRIC] for name, own in self._search(model, pool).items()}
+
+    def _search(self, model: SentenceTransformer, documents: Mapping[str, str]) -> dict[str, Evaluation]:
+        task = Task("watched", lambda: iter(documents.items()), len(documents), self.sets)
+        return evaluate_query_sets(EncoderSystem(model, cache="none"), task)
 
     @cached_property
     def _judged(self) -> dict[str, None]:
@@ -119,25 +113,19 @@ class Watched:
     def _texts(self, ids: Iterable[str]) -> dict[str, str]:
         return {name: self.collection.corpus[name].content for name in ids}
 
-    def _task(self, documents: Mapping[str, str]) -> Task:
-        return Task("watched", lambda: iter(documents.items()), len(documents), self.sets)
-
 
 def watched_splits(config: TrainConfig) -> list[Split]:
     """Return the dev and guard splits of a configuration."""
-    dev = [Split(folder, config.dev_split, "dev") for folder in config.dev_folders]
-    return dev + [Split(folder, split, "guard") for folder, split in config.guards]
+    return [Split(*entry) for entry in config.splits()]
 
 
-def load_watched(
-    splits: Sequence[Split], documents: int | None = None, missing_documents: MissingDocuments = "refuse"
-) -> list[Watched]:
+def load_watched(splits: Sequence[Split], documents: int | None) -> list[Watched]:
     """Read collections; splits of one folder share a corpus, of which each weight searches `documents` documents."""
     names = _names(splits)
     found = []
     for folder in dict.fromkeys(entry.folder.resolve() for entry in splits):
         own = [(name, entry) for name, entry in zip(names, splits, strict=True) if entry.folder.resolve() == folder]
-        collection = load_collection(folder, list(dict.fromkeys(entry.split for _, entry in own)), missing_documents)
+        collection = load_collection(folder, list(dict.fromkeys(entry.split for _, entry in own)))
         sets = []
         for name, entry in own:
             judged = {q: grades for q, grades in collection.qrels[entry.split].items() if max(grades.values()) > 0}
@@ -190,79 +178,53 @@ def check_not_trained_on(held_out: Mapping[str, Mapping[str, str]], queries: Ite
 
 
 class GradedRetrievalEvaluator(BaseEvaluator):
-    """Graded nDCG@10 and the other metrics on a small collection, for choosing a checkpoint during training.
+    """Graded nDCG@10 and the other metrics on small collections, for choosing a checkpoint during training.
 
-    For a quick figure the corpus holds the judged documents and some hard ones. `name` is the prefix of the metrics:
-    the headline is `<name>_ndcg@10`.
+    `name` is the prefix of the metrics: the headline is `<name>_ndcg@10`. Of several collections the metrics are means,
+    in which collections count equally (BiXSE paper, appendix: BEIR(short)). sentence-transformers'
+    `SequentialEvaluator` gives the last score, not the mean.
     """
 
-    def __init__(
-        self,
-        corpus: Mapping[str, str],
-        queries: Mapping[str, str],
-        qrels: Qrels,
-        min_relevant_grade: float = MIN_RELEVANT_GRADE,
-        name: str = "dev",
-    ) -> None:
+    def __init__(self, tasks: Sequence[Task], name: str = "dev") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.name = name
-        self.primary_metric = f"{name}_{PRIMARY_METRIC}"
-        self.corpus, self.queries = dict(corpus), dict(queries)
-        sets = (QuerySet(name, self.queries, qrels),)
-        self.task = Task(
-            name, lambda: iter(self.corpus.items()), len(corpus), sets, min_relevant_grade=min_relevant_grade
-        )
-
-    def __call__(
-        self, model: Any, output_path: str | Path | None = None, epoch: float = -1, steps: int = -1
-    ) -> dict[str, float]:
-        found = evaluate(EncoderSystem(model, cache="none"), self.task)
-        return {f"{self.name}_{metric}": value for metric, value in found.metrics.items()}
-
-
-class MeanEvaluator(BaseEvaluator):
-    """The mean of each metric over several collections, in addition to the metrics of each collection.
-
-    sentence-transformers' `SequentialEvaluator` gives the last score, not the mean.
-    """
-
-    def __init__(self, evaluators: Sequence[GradedRetrievalEvaluator], name: str = "dev") -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.evaluators = list(evaluators)
-        self.name = name
+        self.tasks, self.name = tuple(tasks), name
         self.primary_metric = f"{name}_{PRIMARY_METRIC}"
 
     def __call__(
         self, model: Any, output_path: str | Path | None = None, epoch: float = -1, steps: int = -1
     ) -> dict[str, float]:
-        found = {evaluator.name: evaluator(model, output_path, epoch, steps) for evaluator in self.evaluators}
-        means = {
-            f"{self.name}_{metric}": float(np.mean([figures[f"{own}_{metric}"] for own, figures in found.items()]))
-            for metric in METRICS
-        }
-        return {**means, **{name: value for figures in found.values() for name, value in figures.items()}}
+        found = {task.name: evaluate(EncoderSystem(model, cache="none"), task).metrics for task in self.tasks}
+        means = {metric: float(np.mean([own[metric] for own in found.values()])) for metric in METRICS}
+        by_task = {f"{task}_{metric}": value for task, own in found.items() for metric, value in own.items()}
+        every = means if len(found) == 1 else {**means, **by_task}
+        return {f"{self.name}_{metric}": value for metric, value in every.items()}
 
 
-DevEvaluator: TypeAlias = GradedRetrievalEvaluator | MeanEvaluator
+def small_task(
+    name: str, corpus: Mapping[str, str], queries: Mapping[str, str], qrels: Qrels, min_relevant_grade: float
+) -> Task:
+    """Return a task over documents in memory (id -> text), such as those of `candidate_corpus`."""
+    sets = (QuerySet(name, queries, qrels),)
+    return Task(name, lambda: iter(corpus.items()), len(corpus), sets, min_relevant_grade=min_relevant_grade)
 
 
-def dev_evaluator(config: TrainConfig, model: SentenceTransformer, watched: Sequence[Watched]) -> DevEvaluator | None:
+def dev_evaluator(
+    config: TrainConfig, model: SentenceTransformer, watched: Sequence[Watched]
+) -> GradedRetrievalEvaluator | None:
     """Return the evaluator of graded nDCG@10 on dev, over judged documents and BM25 hits; None if there is none."""
     dev = sets_of(watched, "dev")
     if config.evaluations_per_epoch == 0 or not dev:
         return None
     prompt_for(model, "query")  # reports a missing prompt
-    found = []
+    tasks = []
     for corpus, own in dev:
         collection, qrels = corpus.collection, corpus.collection.qrels[own.split]
         queries = {query_id: collection.queries[query_id] for query_id in qrels}
         index = BM25(list(collection.corpus), [document.content for document in collection.corpus.values()])
         runs = [index.search(queries, config.dev_candidates)]
         texts = candidate_corpus(collection, qrels, runs, config.dev_candidates)
-        prefix = "dev" if len(dev) == 1 else f"dev_{collection.name}"
-        found.append(GradedRetrievalEvaluator(texts, queries, qrels, config.min_relevant_grade, prefix))
-    # collections count equally (BiXSE paper, appendix: BEIR(short))
-    return found[0] if len(found) == 1 else MeanEvaluator(found, "dev")
+        tasks.append(small_task(collection.name, texts, queries, qrels, config.min_relevant_grade))
+    return GradedRetrievalEvaluator(tasks)
 
 
 def candidate_corpus(collection: Collection, qrels: Qrels, runs: Sequence[Ranking], depth: int) -> dict[str, str]:
@@ -277,12 +239,7 @@ def candidate_corpus(collection: Collection, qrels: Qrels, runs: Sequence[Rankin
 
 
 def dev_figures(history: Iterable[Mapping[str, Any]]) -> dict[int, float]:
-    """Return step -> nDCG@10 on dev, from the evaluations in a log.
-
-    Example:
-        >>> dev_figures([{"step": 0, "eval_dev_ndcg@10": 0.5}, {"step": 1, "loss": 0.2}])
-        {0: 0.5}
-    """
+    """Return step -> nDCG@10 on dev, from the evaluations in a log."""
     return {entry["step"]: entry["eval_dev_ndcg@10"] for entry in history if "eval_dev_ndcg@10" in entry}
 
 

@@ -42,13 +42,7 @@ def world_size() -> int:
 
 def rank() -> int:
     """Return the rank of this process, from 0, as the launcher set it."""
-    number = launched_number("RANK", 0)
-    if number >= world_size() > 1:  # torch would wait for a process that never comes
-        raise InputError(
-            f"RANK: got {number} of WORLD_SIZE={world_size()} processes; expected a number below that; "
-            "fix: count the processes from 0"
-        )
-    return number
+    return launched_number("RANK", 0)
 
 
 def is_main_process() -> bool:
@@ -94,22 +88,8 @@ def raise_together() -> Iterator[None]:
         raise found[0].of_all_processes()
 
 
-@contextmanager
-def first_process_alone_in(out: Path) -> Iterator[None]:
-    """Lock the output folder in the first process of a run."""
-    with ExitStack() as held:
-        with raise_together():
-            if is_main_process():
-                held.enter_context(alone_in(out))
-        yield
-
-
 class RunGuard(ExitStack):
-    """The context around the steps of a training run: its precision, its processes and its folder.
-
-    Each step runs through `together`. From `begin_writing` on, a failed write is a StorageError and a refusal leaves no
-    empty folder behind. From `lock` on, the run is alone in its folder and has a record there.
-    """
+    """The context around the steps of a training run: its precision, its processes and its folder."""
 
     record: Run
 
@@ -123,11 +103,12 @@ class RunGuard(ExitStack):
         return self
 
     def together(self, step: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-        """Run a step in every process; an error in one process fails all, with the error of the lowest rank."""
+        """Run a step in every process, see `raise_together`."""
         with raise_together(), storage_errors(self.out) if self.writes else nullcontext():
             return step(*args, **named)
 
     def begin_writing(self) -> None:
+        """From now on a failed write is a StorageError, and a refusal leaves no empty folder behind."""
         from bixse.encoders.loading.build import no_library_bars  # not at the top: the command line imports this module
 
         self.writes = True
@@ -137,7 +118,9 @@ class RunGuard(ExitStack):
     def lock(self, record: Run) -> None:
         """Lock the folder and write its record there; a later Ctrl-C is written into the record."""
         self.record = record
-        self.enter_context(first_process_alone_in(self.out))
+        with raise_together():
+            if is_main_process():
+                self.enter_context(alone_in(self.out))
         self.enter_context(storage_errors(self.out))
         self.push(self._record_interrupt)
         self.save_record("running")

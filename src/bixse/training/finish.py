@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from bixse.encoders.loading.backbones import switch_attention
 from bixse.encoders.loading.build import quiet_loading
 from bixse.encoders.relevance_model import save_whole
-from bixse.encoders.weights import check_can_be_scaled, has_lora, mean_weights, merge_lora, trained_weights
-from bixse.training.config import CHECKPOINT_FOLDER, TUNED_FOLDER
-from bixse.training.dev_evaluation import dev_figures
+from bixse.encoders.weights import has_lora, merge_lora, trained_weights
+from bixse.training.config import TUNED_FOLDER
 from bixse.training.distributed import is_main_process, raise_together
 from bixse.training.merge import MergeResult, merge, refitted_head
 
@@ -33,9 +31,7 @@ def weights_to_merge_with(config: TrainConfig, trainer: GradedTrainer) -> Weight
     """Return the weights before training if w can be chosen on dev or is given, else None."""
     if config.merge is None or (config.dev is None and len(config.merge.weights) > 1):
         return None
-    base = trained_weights(trainer.loss.model)
-    check_can_be_scaled(base)
-    return base
+    return trained_weights(trainer.loss.model)
 
 
 def merge_tuned(
@@ -47,7 +43,7 @@ def merge_tuned(
     head: RelevanceHead | None,
     progress: bool,
 ) -> tuple[MergeResult, RelevanceHead | None]:
-    """Set the trained encoder, or the mean of its best checkpoints, to the best weights between it and the base."""
+    """Set the trained encoder to the best weights between it and the base."""
     settings, model = config.merge, trainer.loss.model
     assert settings is not None
     device = model.device
@@ -57,22 +53,12 @@ def merge_tuned(
             if is_main_process():
                 save_model(copy.deepcopy(whole.cpu()), head, out / TUNED_FOLDER)  # a copy: saving merges adapters
         model.to(device)
-    tuned = [trained_weights(model)]
-    if settings.checkpoints > 1:
-        figures = dev_figures(trainer.state.log_history)
-        best = sorted((step for step in figures if step > 0), key=lambda step: -figures[step])
-        tuned = []
-        for step in best[: settings.checkpoints]:
-            trainer._load_from_checkpoint(str(out / CHECKPOINT_FOLDER / f"checkpoint-{step}"))
-            tuned.append(trained_weights(model))
     model.eval()
     # a saved model loads with sdpa: eager attention, which trains faster, rounds differently and is slow on long texts
-    switch_attention(model, config.attention)
-    mean = mean_weights(tuned) if len(tuned) > 1 else tuned[0]
-    tolerance, keep = config.guard_tolerance, settings.keep_tuned
-    found = merge(model, base, mean, settings.weights, watched, tolerance, progress, keep)
-    merged = replace(found, checkpoints=len(tuned), checkpoints_wanted=settings.checkpoints)
-    if head is not None and (merged.weight < 1 or settings.checkpoints > 1):
+    switch_attention(model, None)
+    tuned = trained_weights(model)
+    merged = merge(model, base, tuned, settings.weights, watched, config.guard_tolerance, progress)
+    if head is not None and merged.weight < 1:
         with raise_together():
             head = refitted_head(trainer, head)
     return merged, head

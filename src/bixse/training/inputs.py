@@ -9,7 +9,7 @@ from transformers import set_seed
 from bixse.data.pairs_files import load_several
 from bixse.data.run import Run, open_run
 from bixse.data.task_instructions import load_instructions
-from bixse.encoders.instructions import set_instructions, use_task
+from bixse.encoders.instructions import set_instructions
 from bixse.encoders.loading.build import (
     build_encoder,
     model_hashes,
@@ -56,8 +56,7 @@ def open_training(config: TrainConfig, out: Path) -> Inputs:
     if table is not None:
         hashes["instructions"] = table.content_hash()
     record = open_run(out, "train", config.identity(), hashes, paths)
-    searched = config.merge.documents if config.merge is not None else None
-    watched = load_watched(splits, searched, config.missing_documents)
+    watched = load_watched(splits, config.merge.documents if config.merge is not None else None)
     return Inputs(", ".join(map(str, files)), pairs, table, watched, record)
 
 
@@ -71,16 +70,13 @@ def make_loss(config: TrainConfig, table: Instructions | None) -> GradedLoss:
         trust_remote_code=config.trust_remote_code,
         bidirectional=config.bidirectional,
         pooling=config.pooling,
-        attention=config.attention,
     )
-    if config.attention is None:
-        use_attention_to_train_with(model, config.train_max_length or config.max_length)
+    use_attention_to_train_with(model, config.train_max_length or config.max_length)
     if table is not None:
         set_instructions(model, table)
-    use_task(model, config.dev_task)
     if config.lora is not None:
-        add_lora(model, **config.lora.model_dump(exclude={"options"}), **config.lora.options)
+        add_lora(model, **config.lora.model_dump())
     upcast_trainable_to_float32(model)
     if config.dropout is not None:
         set_dropout(model, config.dropout)
-    return build_loss(config.loss, model, **config.all_loss_options)
+    return build_loss(config.loss, model, scale=config.scale, **config.loss_options)

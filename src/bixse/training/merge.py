@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from accelerate.utils import gather_object
-from pydantic import TypeAdapter
 
 from bixse.encoders.embedding import embed_features
 from bixse.encoders.loading.precision import autocast
 from bixse.encoders.platt import fit_platt
 from bixse.encoders.processes import is_sharded
-from bixse.encoders.weights import has_lora, interpolate
+from bixse.encoders.weights import interpolate
 from bixse.evaluation.statistics import paired_bootstrap, paired_differences
 from bixse.progress import Progress
 from bixse.results import MergePoint
-from bixse.search.store import EmbeddingStore
 from bixse.training.config import TOLERANCE
 from bixse.training.dev_evaluation import Role, sets_of
 from bixse.training.distributed import is_main_process, raise_together, rank, world_size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Mapping, Sequence
 
     from sentence_transformers import SentenceTransformer
 
     from bixse.encoders.head import RelevanceHead
     from bixse.encoders.weights import Weights
     from bixse.evaluation.statistics import Floats
-    from bixse.relevance import Ranking
     from bixse.training.dev_evaluation import Scores, Watched
     from bixse.training.loop.trainer import GradedTrainer
 
@@ -42,10 +38,7 @@ HEAD_ENTRIES = 60_000
 
 @dataclass(frozen=True)
 class Change:
-    """The nDCG@10 of a model minus that of the base model on one collection, with its 95 % interval over queries.
-
-    Above 0 the model is better than the base model; a single query has no interval.
-    """
+    """The nDCG@10 of a model minus that of the base model, with its 95 % interval over several queries."""
 
     collection: str
     role: Role
@@ -67,14 +60,9 @@ class MergeResult:
     changes: list[Change]
     """Tuned and merged against the base model on every dev and guard collection."""
     tolerance: float
-    """nDCG@10 by which a guard collection may fall below the base model."""
     candidates: int = 1
     documents: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Collection -> number of searched documents, size of its corpus."""
-    checkpoints: int = 1
-    """Number of checkpoints whose mean is the tuned encoder."""
-    checkpoints_wanted: int = 1
-    """Number of checkpoints that were asked for; a short run has fewer."""
     given: tuple[float, ...] = ()
     """The weight of each model, if all were given; `weight` is 1 then."""
 
@@ -84,10 +72,6 @@ class MergeResult:
         merged = [change for change in self.changes if change.role == "guard" and change.model == "merged"]
         return all(change.mean >= -self.tolerance for change in merged)
 
-    @property
-    def has_guard(self) -> bool:
-        return any(change.role == "guard" for change in self.changes)
-
     def dev(self, weight: float) -> float | None:
         """Return the mean nDCG@10 over the dev collections at a scored weight, or None."""
         names = {change.collection for change in self.changes if change.role == "dev"}
@@ -95,28 +79,20 @@ class MergeResult:
         return float(np.mean(scores)) if scores else None
 
     def warnings(self) -> list[str]:
-        said = []
-        if self.checkpoints < self.checkpoints_wanted:
-            said.append(
-                f"merge: the mean of {self.checkpoints} checkpoints was taken, not of {self.checkpoints_wanted}: "
-                "training evaluated no more on dev; fix: raise epochs or evaluations_per_epoch, or lower "
-                "merge.checkpoints"
-            )
-        if not self.keeps_guard:
-            said.append(
-                f"merge: no weight keeps every guard collection within {self.tolerance:g} of the base model; the one "
-                f"that loses least, {self.weight:g}, is kept: train more gently or raise guard_tolerance"
-            )
-        return said
+        if self.keeps_guard:
+            return []
+        return [
+            f"merge: no weight keeps every guard collection within {self.tolerance:g} of the base model; the one that "
+            f"loses least, {self.weight:g}, is kept: train more gently or raise guard_tolerance"
+        ]
 
     def lines(self) -> list[str]:
         """Return the choice in words, one fact per line."""
         chosen = f"chosen on dev among {self.candidates}" if self.candidates > 1 else "as given"
-        soup = f", tuned is the mean of {self.checkpoints} checkpoints" if self.checkpoints_wanted > 1 else ""
         what = f"{1 - self.weight:g} base + {self.weight:g} tuned"
         if self.given:
             what = f"{' + '.join(f'{weight:g}' for weight in self.given)} of the models in their order"
-        lines = [f"merged weights: {what} ({chosen}){soup}", *self.reason()]
+        lines = [f"merged weights: {what} ({chosen})", *self.reason()]
         base = self.points[0].scores if self.points else {}
         for name in dict.fromkeys(change.collection for change in self.changes):
             of = {change.model: change for change in self.changes if change.collection == name}
@@ -126,7 +102,7 @@ class MergeResult:
                 f"{of['merged'].role} {name}, {of['merged'].queries} queries{sample}: nDCG@10 {base[name]:.4f} before; "
                 f"tuned {_difference(of['tuned'])}; merged {_difference(of['merged'])}"
             )
-        if self.points and not self.has_guard:
+        if self.points and not any(change.role == "guard" for change in self.changes):
             lines.append("guard: none given, so what training did to other queries is unknown (`guard: DIR`)")
         return lines
 
@@ -134,7 +110,11 @@ class MergeResult:
         """Return lines with each weight's score on dev and the reason for the chosen weight."""
         if self.candidates < 2:
             return []
-        curve = ", ".join(f"{point.weight:g}: {self.dev(point.weight):.4f}{_below(point)}" for point in self.points)
+        curve = ", ".join(
+            f"{point.weight:g}: {self.dev(point.weight):.4f}"
+            + (f" ({-point.below_best:+.4f}, {point.error:.4f})" if point.error > 0 else "")
+            for point in self.points
+        )
         lines = [f"dev by weight (difference from the best weight, its standard error): {curve}"]
         taken = next(point for point in self.points if point.weight == self.weight)
         if self.keeps_guard:
@@ -147,13 +127,6 @@ class MergeResult:
         """Return a section of the model card, in Markdown."""
         return "## Weights merged with the base model\n\n" + "".join(f"- {line}\n" for line in self.lines())
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> MergeResult:
-        return TypeAdapter(cls).validate_python(values)
-
 
 def merge(
     model: SentenceTransformer,
@@ -163,7 +136,6 @@ def merge(
     watched: Sequence[Watched],
     tolerance: float = TOLERANCE,
     progress: bool = False,
-    keep_tuned: bool = False,
 ) -> MergeResult:
     """Set an encoder to the best weights between base and tuned.
 
@@ -173,17 +145,18 @@ def merge(
     changes the base model less (Breiman et al. 1984, Classification and Regression Trees, section 3.4.3). The error is
     that of the difference, paired over queries. If no weight keeps guard, the weight whose worst guard collection loses
     least wins. Without a collection the first weight wins.
-
-    The embeddings of the chosen encoder stay in the embedding store, and with `keep_tuned` also the tuned encoder's.
     """
-    pools = _pools(model, base, tuned, watched)
-    scores, stored = _score(model, base, tuned, weights, watched, pools, progress)
+
+    def at(weight: float) -> SentenceTransformer:
+        interpolate(model, base, tuned, weight)
+        return model
+
+    sharded = is_sharded(model)
+    pools = _pools(at, watched, sharded)
+    scores = _score(at, weights, watched, pools, progress, sharded)
     roles = {own.name: own.role for _, own in sets_of(watched)}
     points, chosen = _choose(scores, roles, weights, tolerance)
-    for weight, path in stored.items():  # the candidates of every run would fill the disk
-        if weight not in (0.0, chosen, 1.0 if keep_tuned else chosen):
-            path.unlink(missing_ok=True)
-    interpolate(model, base, tuned, chosen)
+    at(chosen)
     return MergeResult(
         weight=chosen,
         points=points,
@@ -203,62 +176,46 @@ def merge(
 
 
 def _pools(
-    model: SentenceTransformer, base: Weights, tuned: Weights, watched: Sequence[Watched]
+    at: Callable[[float], SentenceTransformer], watched: Sequence[Watched], sharded: bool
 ) -> list[dict[str, str]]:
     """Return per collection the documents that every weight searches: document id -> text."""
-    sampled = [number for number, corpus in enumerate(watched) if corpus.is_sampled]
-    runs: dict[int, list[Mapping[str, Ranking]]] = {number: [] for number in sampled}
+    runs: list[list[Any]] = [[] for _ in watched]
+    sampled = any(corpus.is_sampled for corpus in watched)
     with raise_together():
-        for weight in _share([0.0, 1.0], model) if sampled else []:
-            interpolate(model, base, tuned, weight)
-            for number in sampled:
-                runs[number].append(watched[number].hits(model, _cache(model)))
-    parts = gather_object([runs]) if sampled else []
-    found = {number: [run for part in parts for run in part[number]] for number in sampled}
-    return [corpus.pool(found.get(number, [])) for number, corpus in enumerate(watched)]
+        for weight in _share([0.0, 1.0], sharded) if sampled else []:
+            model = at(weight)
+            for corpus, own in zip(watched, runs, strict=True):
+                if corpus.is_sampled:
+                    own.append(corpus.hits(model))
+    parts = gather_object([runs]) if sampled else [runs]
+    return [corpus.pool([run for part in parts for run in part[number]]) for number, corpus in enumerate(watched)]
 
 
 def _score(
-    model: SentenceTransformer,
-    base: Weights,
-    tuned: Weights,
+    at: Callable[[float], SentenceTransformer],
     weights: Sequence[float],
     watched: Sequence[Watched],
     pools: Sequence[Mapping[str, str]],
     progress: bool,
-) -> tuple[dict[float, Scores], dict[float, Path]]:
-    """Return weight -> scores, 0 and 1 included, and weight -> new file of the store; the encoder keeps a weight."""
+    sharded: bool,
+) -> dict[float, Scores]:
+    """Return weight -> scores, 0 and 1 included; the encoder keeps a weight."""
     scores: dict[float, Scores] = {}
-    stored: dict[float, Path] = {}
-    share = _share(sorted({0.0, 1.0, *weights}), model) if watched else []
+    share = _share(sorted({0.0, 1.0, *weights}), sharded) if watched else []
     bar = Progress("merge: score weights", len(share)) if progress and is_main_process() else None
     with raise_together():
         for weight in share:
-            interpolate(model, base, tuned, weight)
-            cache = _cache(model)
-            path = EmbeddingStore(model, cache).path
-            if path is not None and not path.exists():
-                stored[weight] = path
-            scores[weight] = {
-                name: values
-                for corpus, pool in zip(watched, pools, strict=True)
-                for name, values in corpus.scores(model, pool, cache).items()
-            }
+            model, scores[weight] = at(weight), {}
+            for corpus, pool in zip(watched, pools, strict=True):
+                scores[weight] |= corpus.scores(model, pool)
             if bar is not None:
                 bar(1)
-    parts = gather_object([(scores, stored)])
-    every = {weight: values for part, _ in parts for weight, values in part.items()}
-    return dict(sorted(every.items())), {weight: path for _, part in parts for weight, path in part.items()}
+    return dict(sorted(entry for part in gather_object([scores]) for entry in part.items()))
 
 
-def _share(weights: Sequence[float], model: SentenceTransformer) -> list[float]:
+def _share(weights: Sequence[float], sharded: bool) -> list[float]:
     """Return the weights that this process scores; the processes of a sharded encoder score each weight together."""
-    return list(weights[slice(None) if is_sharded(model) else slice(rank(), None, world_size())])
-
-
-def _cache(model: SentenceTransformer) -> str | None:
-    """Return None for the embedding store, or "none" if no saved model has the weights (adapters, sharded encoders)."""
-    return "none" if has_lora(model) or is_sharded(model) else None
+    return list(weights[slice(None) if sharded else slice(rank(), None, world_size())])
 
 
 def _choose(
@@ -287,10 +244,6 @@ def _choose(
     if not keeping:
         return points, max(candidates, key=worst_guard)
     return points, next(p.weight for p in points if p.weight in keeping and p.below_best <= p.error)
-
-
-def _below(point: MergePoint) -> str:
-    return f" ({-point.below_best:+.4f}, {point.error:.4f})" if point.error > 0 else ""
 
 
 def _standard_error(differences: Sequence[Floats]) -> float:

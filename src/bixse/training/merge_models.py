@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter
 
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run import open_run
@@ -14,19 +16,14 @@ from bixse.encoders.loading.build import build_encoder, model_hashes
 from bixse.encoders.relevance_model import save_whole
 from bixse.encoders.weights import mean_weights, trained_weights
 from bixse.errors import ModelError
-from bixse.files.files import file_hash, storage_errors
-from bixse.training.checks import check_max_length
+from bixse.files.files import alone_in, file_hash, storage_errors
 from bixse.training.config import MODEL_FOLDER
 from bixse.training.dev_evaluation import Split, check_not_trained_on, load_watched, queries_of, split_hashes
-from bixse.training.distributed import first_process_alone_in
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 from bixse.training.merge import MergeResult, merge, refitted_head
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from sentence_transformers import SentenceTransformer
-    from torch import Tensor
 
     from bixse.training.config import MergeModelsConfig
 
@@ -44,11 +41,6 @@ class MergedModel:
 def merge_models(config: MergeModelsConfig, out: str | Path, progress: bool = False) -> MergedModel:
     """Average the weights of models of one architecture and save the result to `out/model`.
 
-    Raises:
-        InputError: collections or pairs that cannot be used, or that share queries.
-        ModelError: models that differ in architecture or tokenizer.
-        OutputExistsError: `out` holds another run.
-
     Example:
         Half of the way from the base model to the tuned one::
 
@@ -60,17 +52,16 @@ def merge_models(config: MergeModelsConfig, out: str | Path, progress: bool = Fa
     splits += [Split(path, config.guard_split, "guard") for path in config.guard]
     watched = load_watched(splits, config.documents)
     graded = load_graded_pairs(config.pairs) if config.pairs is not None else None
-    warnings = check_not_trained_on(queries_of(watched), graded.queries if graded else [], config.allow_shared_queries)
+    warnings = check_not_trained_on(queries_of(watched), graded.queries if graded else [], allowed=True)
     inputs = {f"{number}/{name}": value for number, m in enumerate(names) for name, value in model_hashes(m).items()}
     inputs |= split_hashes(splits)
     if config.pairs is not None:
         inputs["pairs"] = file_hash(config.pairs)
     record = open_run(folder, "merge", config.identity(), inputs)
     if record.status == "finished" and (folder / MODEL_FOLDER).is_dir():
-        found = record.results
-        return MergedModel(folder / MODEL_FOLDER, MergeResult.from_json(found["merge"]), found["warnings"], reused=True)
+        result = TypeAdapter(MergeResult).validate_python(record.results["merge"])
+        return MergedModel(folder / MODEL_FOLDER, result, record.results["warnings"], reused=True)
     base = build_encoder(names[0], config.max_length, trust_remote_code=config.trust_remote_code).float()
-    warnings += check_max_length(base)
     states, heads = [trained_weights(base)], [base.head]
     for name in names[1:]:
         other = build_encoder(name, trust_remote_code=config.trust_remote_code)
@@ -78,7 +69,7 @@ def merge_models(config: MergeModelsConfig, out: str | Path, progress: bool = Fa
         states.append(trained_weights(other))
         heads.append(other.head)
         del other
-    with first_process_alone_in(folder), storage_errors(folder):
+    with alone_in(folder), storage_errors(folder):
         record.save("running")
         if config.weights is not None:
             result = merge(base, states[0], mean_weights(states, config.weights), [1.0], [])
@@ -99,19 +90,20 @@ def merge_models(config: MergeModelsConfig, out: str | Path, progress: bool = Fa
                 "or run `bixse calibrate` on it"
             )
         save_whole(base, folder / MODEL_FOLDER, result.card())
-        record.results = {"merge": result.to_json(), "warnings": warnings}
+        record.results = {"merge": asdict(result), "warnings": warnings}
         record.save("finished")
     return MergedModel(folder / MODEL_FOLDER, result, warnings)
 
 
 def check_same_kind(first: SentenceTransformer, second: SentenceTransformer, names: tuple[str, str]) -> None:
     """Refuse, by a ModelError, two encoders that differ in parameters, modules or tokenizer."""
-    one, two = (dict(model.named_parameters()) for model in (first, second))
-    differing = [name for name in {**one, **two} if _shape(one, name) != _shape(two, name)]
+    one, two = ({name: tuple(own.shape) for name, own in model.named_parameters()} for model in (first, second))
+    differing = [name for name in {**one, **two} if one.get(name) != two.get(name)]
     kinds = [[type(module).__name__ for module in model] for model in (first, second)]
     vocabularies = [_vocabulary(model) for model in (first, second)]
     if differing:
-        shown = ", ".join(f"{name} ({_shape(one, name)} and {_shape(two, name)})" for name in differing[:3])
+        shapes = [(name, *(own.get(name, "missing") for own in (one, two))) for name in differing[:3]]
+        shown = ", ".join(f"{name} ({mine} and {other})" for name, mine, other in shapes)
         found = f"{len(differing)} tensors that differ: {shown}"
     elif kinds[0] != kinds[1]:
         found = f"other modules: {', '.join(kinds[0])} and {', '.join(kinds[1])}"
@@ -123,10 +115,6 @@ def check_same_kind(first: SentenceTransformer, second: SentenceTransformer, nam
         f"merge: got {found}, in {names[0]} and {names[1]}; expected models of one architecture and tokenizer; "
         "fix: merge a base model with models that were trained from it"
     )
-
-
-def _shape(parameters: Mapping[str, Tensor], name: str) -> str:
-    return str(tuple(parameters[name].shape)) if name in parameters else "missing"
 
 
 def _vocabulary(model: SentenceTransformer) -> object:

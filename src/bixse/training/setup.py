@@ -12,7 +12,7 @@ from transformers.integrations.integration_utils import get_available_reporting_
 from bixse.encoders.loading.precision import default_device
 from bixse.errors import InputError
 from bixse.extensions import extension
-from bixse.training.checks import check_disk, check_lengths, check_max_length, check_pairs
+from bixse.training.checks import check_lengths, check_max_length, check_pairs
 from bixse.training.config import CHECKPOINT_FOLDER, LOG_FILE, TENSORBOARD_FOLDER
 from bixse.training.dev_evaluation import check_not_trained_on, dev_evaluator, queries_of
 from bixse.training.distributed import PATIENCE, is_main_process, world_size
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.losses.base import GradedLoss
     from bixse.training.config import TrainConfig
-    from bixse.training.dev_evaluation import DevEvaluator
+    from bixse.training.dev_evaluation import GradedRetrievalEvaluator
     from bixse.training.inputs import Inputs
 
 CHECKPOINTING: dict[str, Any] = {
@@ -35,6 +35,11 @@ CHECKPOINTING: dict[str, Any] = {
     "gradient_checkpointing_kwargs": {"use_reentrant": False},
 }
 """Passed only if wanted: transformers 5.23 warns of these names, and sentence-transformers 6.2 knows no others."""
+SAME_NAMES = {
+    "gradient_accumulation_steps", "documents_per_query", "bias_lr_multiplier", "adam_beta2", "weight_decay",
+    "max_grad_norm",
+}  # fmt: skip
+"""Settings of the optimizer that the trainer's arguments call the same."""
 
 
 @dataclass(frozen=True)
@@ -42,22 +47,18 @@ class Parts:
     """The parts of a trainer, checked."""
 
     loss: GradedLoss
-    evaluator: DevEvaluator | None
+    evaluator: GradedRetrievalEvaluator | None
     warnings: list[str]
 
 
-def make_parts(config: TrainConfig, out: Path, inputs: Inputs) -> Parts:
+def make_parts(config: TrainConfig, inputs: Inputs) -> Parts:
     """Make the loss and the dev evaluator, and refuse inputs that cannot be trained on."""
     loss = make_loss(config, inputs.instructions)
     model, pairs = cast("RelevanceModel", loss.model), inputs.pairs
-    loss.computed_by(model.device)  # raises early if PyTorch lacks bf16 products on this device
     warnings = check_not_trained_on(queries_of(inputs.watched), pairs.queries, config.allow_shared_queries)
     warnings += check_pairs(inputs.where, config.loss, loss, pairs, config.optimizer.documents_per_query)
     warnings += check_max_length(model)
-    warnings += check_lengths(inputs.where, model, pairs, config.long_texts)
-    warnings += [said for corpus in inputs.watched for said in corpus.warnings()]
-    averaged = config.merge is not None and config.merge.checkpoints > 1  # keeps all checkpoints
-    check_disk(out, model, max(2, config.optimizer.epochs * config.evaluations_per_epoch) if averaged else 2)
+    warnings += check_lengths(model, pairs)
     return Parts(loss, dev_evaluator(config, model, inputs.watched), warnings)
 
 
@@ -70,7 +71,6 @@ def make_trainer(
     arguments.learning_rate = config.optimizer.scaled_learning_rate(len(inputs.pairs.groups()))
     kind: type[GradedTrainer] = GradedTrainer if config.sharding is None else extension("sharding")
     trainer = kind(parts.loss.model, arguments, inputs.pairs, loss=parts.loss, evaluator=parts.evaluator)
-    trainer.plan.check_sizes(inputs.where)
     trainer.args.save_steps = trainer.args.eval_steps = steps_of(config, len(trainer.plan))[2]
     if is_main_process():
         trainer.add_callback(StepLog(out / LOG_FILE))
@@ -93,7 +93,9 @@ def add_regrading(config: TrainConfig, out: Path, trainer: GradedTrainer) -> Any
     return regrading
 
 
-def training_arguments(config: TrainConfig, folder: Path, evaluator: DevEvaluator | None) -> GradedTrainingArguments:
+def training_arguments(
+    config: TrainConfig, folder: Path, evaluator: GradedRetrievalEvaluator | None
+) -> GradedTrainingArguments:
     """Return the trainer's arguments, except the steps between saves, which depend on the number of batches."""
     optimizer = config.optimizer
     bf16 = config.precision == "bfloat16"
@@ -110,30 +112,24 @@ def training_arguments(config: TrainConfig, folder: Path, evaluator: DevEvaluato
         num_train_epochs=optimizer.epochs,
         max_steps=optimizer.steps if optimizer.steps is not None else -1,
         per_device_train_batch_size=optimizer.batch_size // processes,
-        gradient_accumulation_steps=optimizer.gradient_accumulation_steps,
+        **optimizer.model_dump(include=SAME_NAMES),
         **(CHECKPOINTING if optimizer.gradient_checkpointing else {}),
-        documents_per_query=optimizer.documents_per_query,
         train_max_length=config.train_max_length,
         task_shares=dict(config.task_shares),
         learning_rate=optimizer.scaled_learning_rate(),
-        bias_lr_multiplier=optimizer.bias_lr_multiplier,
         lr_scheduler_type="linear",
         warmup_steps=optimizer.warmup,  # below 1: a share of the steps
         adam_beta1=0.9,
-        adam_beta2=optimizer.adam_beta2,
-        weight_decay=optimizer.weight_decay,
-        max_grad_norm=optimizer.max_grad_norm,
         bf16=bf16,
         seed=config.seed,
         logging_steps=1,
         logging_nan_inf_filter=False,  # the filter would log a mean of earlier losses instead of NaN
         save_strategy="steps",
-        save_total_limit=2 if config.merge is None or config.merge.checkpoints == 1 else None,  # None keeps all
+        save_total_limit=2,  # the best one on dev and the last one
         eval_strategy="steps" if evaluator is not None else "no",
         eval_on_start=evaluator is not None and not whole_checkpoints(folder),  # a resumed run did this before
         load_best_model_at_end=evaluator is not None,
         metric_for_best_model=f"eval_{evaluator.primary_metric}" if evaluator is not None else None,
-        greater_is_better=True if evaluator is not None else None,
         dataloader_pin_memory=default_device() == "cuda",
         report_to=list(config.report_to) or "none",
         use_cpu=default_device() == "cpu",

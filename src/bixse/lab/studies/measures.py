@@ -103,7 +103,6 @@ def untrained(run: ArmRun, inputs: StudyInputs) -> SentenceTransformer:
         trust_remote_code=config.trust_remote_code,
         bidirectional=config.bidirectional,
         pooling=config.pooling,
-        attention=config.attention,
     )
     if config.instructions is not None:
         set_instructions(encoder, load_instructions(config.instructions))

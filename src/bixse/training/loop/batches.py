@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import zlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -14,10 +13,8 @@ from torch.utils.data import Dataset, Sampler
 
 from bixse.data.columns import first_rows, numbered
 from bixse.data.task_instructions import Instructions
-from bixse.encoders.embedding import positions_computed
 from bixse.encoders.instructions import prompt_for
 from bixse.encoders.loading.backbones import input_parts
-from bixse.encoders.processes import all_reduce_sum
 from bixse.errors import InputError, did_you_mean
 from bixse.losses.targets import GradedTargets
 from bixse.training.loop.unlabelled import KnownEntries
@@ -35,8 +32,8 @@ if TYPE_CHECKING:
 
 EpochIndex: TypeAlias = tuple[int, int]
 """(epoch, group): the drawn documents of a group depend on both and on the seed alone."""
-COUNTS = ("queries", "pairs", "duplicate_documents", "filled_entries", "masked_entries")
-"""Counts of a batch, under its key `counts`."""
+COUNTS = ("queries", "pairs", "duplicate_documents", "filled_entries", "masked_entries", "tokens")
+"""Counts of a batch in one process, under its key `counts`; tokens without padding."""
 
 
 class BatchPlan(Sampler[list[EpochIndex]]):
@@ -78,31 +75,14 @@ class BatchPlan(Sampler[list[EpochIndex]]):
 
     def __iter__(self) -> Iterator[list[EpochIndex]]:
         generator = np.random.default_rng((self.seed, self.epoch))
-        queries, starts, ends = [], [], []
-        begin = 0
+        batches: list[NDArray[np.int64]] = []
         for task, own in self.members.items():
-            queries.append(own[generator.permutation(len(own))][: self.queries_per_epoch(task)])
-            end = begin + len(queries[-1])
-            starts.append(np.arange(begin, end, self.batch_size))
-            ends.append(np.minimum(starts[-1] + self.batch_size, end))
-            begin = end
-        drawn, bounds = np.concatenate(queries), np.stack([np.concatenate(starts), np.concatenate(ends)], axis=1)
-        if len(self.members) > 1:
-            bounds = bounds[generator.permutation(len(bounds))]  # else a task's batches would follow one another
-        for start, end in bounds:
-            yield [(self.epoch, int(number)) for number in drawn[start:end]]
-
-    def check_sizes(self, where: object) -> None:
-        """Refuse a batch size above the number of a task's queries."""
-        sizes = {task: self.queries_per_epoch(task) for task in self.members}
-        small = {task: size for task, size in sizes.items() if size < self.batch_size}
-        if small:
-            found = ", ".join(f"{size} of task {task!r}" if task else f"{size} in all" for task, size in small.items())
-            raise InputError(
-                f"{where}: got fewer queries than one batch ({found}); expected at least batch_size = "
-                f"{self.batch_size} of each task; fix: set batch_size to {min(small.values())} or less, or leave the "
-                "task out"
-            )
+            drawn = own[generator.permutation(len(own))][: self.queries_per_epoch(task)]
+            batches += [drawn[start : start + self.batch_size] for start in range(0, len(drawn), self.batch_size)]
+        if len(self.members) > 1:  # else a task's batches would follow one another
+            batches = [batches[index] for index in generator.permutation(len(batches))]
+        for batch in batches:
+            yield [(self.epoch, int(number)) for number in batch]
 
 
 def _check_shares(shares: Mapping[str, float], known: Sequence[str]) -> None:
@@ -255,6 +235,7 @@ class GradedCollator:
             len(rows) - len(first) if self.rank == 0 else 0,
             len(targets.relevance) - own_entries,
             int(targets.relevance.isnan().sum()),
+            sum(int(mask.sum()) for name, mask in batch.items() if name.endswith("_attention_mask")),
         )
         entries = (
             torch.tensor([group.number for group in own], dtype=torch.long),
@@ -366,37 +347,3 @@ def prompts_of(model: SentenceTransformer, given: object, pairs: GradedPairs) ->
     own = {"query": prompt_for(model, "query"), "document": prompt_for(model, "document")}
     prompts = {**own, **(given if isinstance(given, dict) else {})}
     return {name: text for name, text in prompts.items() if isinstance(text, str)}
-
-
-class Throughput:
-    """The counts of batches since the last log entry, in one process; `figures` adds up all processes."""
-
-    def __init__(self) -> None:
-        self.counts = [0] * len(COUNTS)
-        self.tokens, self.positions, self.seconds = 0, 0, 0.0  # tokens without padding; positions with it
-
-    def add(
-        self, counts: torch.Tensor, features: Sequence[Mapping[str, Any]], mini_batch_size: int, seconds: float
-    ) -> None:
-        """Add one batch: its `COUNTS`, tokenised queries and documents, texts per pass, and wall time of its step."""
-        self.counts = [before + new for before, new in zip(self.counts, counts.tolist(), strict=True)]
-        for part in features:
-            mask = part.get("attention_mask")
-            if mask is not None:
-                self.tokens += int(mask.sum())
-                self.positions += positions_computed(mask, mini_batch_size)
-        self.seconds += seconds
-
-    def figures(self, device: torch.device) -> dict[str, float]:
-        """Return figures over all processes: counts, pairs and tokens per second, padding's share of the positions."""
-        exact = torch.float32 if device.type == "mps" else torch.float64
-        own = torch.tensor([*self.counts, self.tokens, self.positions], dtype=exact, device=device)
-        *counts, tokens, positions = all_reduce_sum(own).tolist()
-        said = dict(zip(COUNTS, counts, strict=True))
-        seconds = self.seconds or math.nan
-        return {
-            **{name: said[name] for name in COUNTS[2:]},
-            "padding_waste": round(1 - tokens / positions, 4) if positions else math.nan,
-            "train_pairs_per_second": round(said["pairs"] / seconds, 1),
-            "train_tokens_per_second": round(tokens / seconds, 1),
-        }

@@ -10,18 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from transformers import TrainerCallback
 
 from bixse.errors import TrainingError
-from bixse.files.files import HASHES_FILE, damage, write_atomically, write_with_hash
+from bixse.files.files import HASHES_FILE, damage, write_atomically
 from bixse.progress import Progress
 from bixse.training.distributed import any_process
-from bixse.training.loop.unlabelled import Suspects
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from types import FrameType
 
     from torch import Tensor, nn
@@ -29,11 +26,8 @@ if TYPE_CHECKING:
 
 
 STATE_FILE = "trainer_state.json"
-"""Last file that the first process writes into a checkpoint."""
 SHARDS_FOLDER = "shards"
 """Files of each process, if each holds a part of the weights."""
-SUSPECTS_FILE = "suspects.safetensors"
-"""Likely false negatives of an unfinished epoch, if they are collected."""
 LOSS_STATE_FILE = "loss_state.safetensors"
 """Scale and bias: sentence-transformers' checkpoints hold the encoder alone."""
 
@@ -41,14 +35,6 @@ LOSS_STATE_FILE = "loss_state.safetensors"
 def loss_state(loss: nn.Module) -> dict[str, Tensor]:
     """Return the parameters and buffers of the loss, without the encoder inside it."""
     return {name: value.detach().cpu() for name, value in loss.state_dict().items() if not name.startswith("model.")}
-
-
-def restore_loss_state(loss: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Copy a `loss_state` back into a loss."""
-    with torch.no_grad():
-        for name, target in loss.state_dict().items():
-            if name in state:
-                target.copy_(state[name])
 
 
 def save_loss_state(loss: nn.Module, folder: Path) -> None:
@@ -64,38 +50,19 @@ def load_loss_state(loss: nn.Module, folder: Path) -> None:
     if not own:
         return
     path = folder / LOSS_STATE_FILE
-    try:
-        state = load(path.read_bytes())
-    except (OSError, SafetensorError) as error:
-        raise TrainingError(
-            f"{path}: got no readable loss state ({error}); expected {', '.join(sorted(own))}; "
-            "fix: resume from another checkpoint of the run"
-        ) from error
+    state = load(path.read_bytes()) if path.is_file() else {}  # undamaged: its hash was checked
     if set(state) != set(own):
         raise TrainingError(
             f"{path}: got {sorted(state)}; expected {sorted(own)}; fix: resume with the loss the run began with"
         )
-    restore_loss_state(loss, state)
-
-
-def save_suspects(suspects: Suspects, folder: Path) -> None:
-    """Write the likely false negatives of the epoch so far into a checkpoint folder."""
-    columns = {"groups": suspects.groups, "documents": suspects.documents, "logits": suspects.logits}
-    write_atomically(folder / SUSPECTS_FILE, save({name: torch.from_numpy(own) for name, own in columns.items()}))
-
-
-def load_suspects(folder: Path) -> Suspects:
-    """Return the likely false negatives of a checkpoint, or none."""
-    path = folder / SUSPECTS_FILE
-    if not path.is_file():
-        return Suspects.none()
-    return Suspects(**{name: tensor.numpy() for name, tensor in load(path.read_bytes()).items()})
+    with torch.no_grad():
+        for name, value in state.items():
+            loss.state_dict()[name].copy_(value)
 
 
 def whole_checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints, newest first; a process killed while saving leaves an incomplete one."""
-    # the hashes are written last; earlier versions wrote none, and no shards
-    whole = [path for path in folder.glob("checkpoint-*") if (path / HASHES_FILE).is_file() or _has_all_files(path)]
+    whole = [path for path in folder.glob("checkpoint-*") if (path / HASHES_FILE).is_file()]  # written last
     return sorted(whole, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)  # as text, 10 is before 9
 
 
@@ -126,27 +93,6 @@ def check_checkpoint(checkpoint: Path) -> None:
         )
 
 
-def relocate_best_checkpoint(checkpoint: Path) -> None:
-    """Update the path of the best checkpoint, a sibling of this one: the run may have been moved since."""
-    best = _best_of(checkpoint)
-    if best is not None:
-        path = checkpoint / STATE_FILE
-        state = {**json.loads(path.read_bytes()), "best_model_checkpoint": str(best)}
-        write_with_hash(path, json.dumps(state, indent=2))
-
-
-def _has_all_files(checkpoint: Path) -> bool:
-    if (checkpoint / SHARDS_FOLDER).exists():  # its hashes alone tell that all shards were written
-        return False
-    try:
-        json.loads((checkpoint / STATE_FILE).read_bytes())  # the last file of the first process
-    except (OSError, ValueError):
-        return False
-    # the other processes write their random state alone; with that of process n, all before it must be there
-    states = {state.name for state in checkpoint.glob("rng_state_*.pth")}
-    return states == {f"rng_state_{process}.pth" for process in range(len(states))}
-
-
 def _best_of(checkpoint: Path) -> Path | None:
     """Return the best checkpoint so far, a sibling of this one; None without an evaluation."""
     best = json.loads((checkpoint / STATE_FILE).read_bytes()).get("best_model_checkpoint")
@@ -157,9 +103,8 @@ class ProgressBar(TrainerCallback):
     """Show progress with rate, time left, loss and the dev figure, as every other long command."""
 
     def __init__(self, title: str) -> None:
-        self.title = title
+        self.title, self.done = title, 0
         self.bar: Progress | None = None
-        self.done = 0
         self.shown: dict[str, str] = {}
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
@@ -215,6 +160,8 @@ class StopOnInterrupt(TrainerCallback):
         self._before: dict[signal.Signals, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.best_model_checkpoint is not None:  # a sibling of the resumed one: the run may have been moved since
+            state.best_model_checkpoint = str(Path(args.output_dir) / Path(state.best_model_checkpoint).name)
         if threading.current_thread() is threading.main_thread():
             self._before = {one: signal.signal(one, self._ask) for one in (signal.SIGINT, signal.SIGTERM)}
 

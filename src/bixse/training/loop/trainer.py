@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 import re
 import time
-from collections.abc import Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import broadcast, gather_object
-from datasets import Dataset, DatasetDict
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.modules import Module
 from sentence_transformers.util import fullname
@@ -25,51 +21,43 @@ from torch.utils.data import DataLoader
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from bixse.data.graded_pairs import GradedPairs
-from bixse.encoders.embedding import number_of_texts, tokens_without_padding
-from bixse.encoders.processes import is_sharded, local_part, whole_tensors
+from bixse.encoders.embedding import number_of_texts
+from bixse.encoders.processes import all_reduce_sum, is_sharded, local_part, whole_tensors
 from bixse.encoders.serving import saved_for_servers
 from bixse.errors import DivergedError, NotFiniteError
-from bixse.files.files import storage_errors, write_atomically, write_hashes
-from bixse.losses.bixse import BiXSELoss, BiXSEOptions
-from bixse.losses.targets import GradedTargets
-from bixse.training.config import OptimizerConfig
+from bixse.files.files import storage_errors, write_hashes
+from bixse.losses import BiXSELoss, GradedTargets
 from bixse.training.distributed import any_process, average_gradients, raise_together
 from bixse.training.loop.batches import (
+    COUNTS,
     BatchPlan,
     GradedCollator,
     GroupDataset,
-    Throughput,
     prompts_of,
     shortened_preprocess,
 )
 from bixse.training.loop.checkpoints import (
     check_checkpoint,
     load_loss_state,
-    load_suspects,
-    loss_state,
-    restore_loss_state,
     save_loss_state,
-    save_suspects,
 )
-from bixse.training.loop.unlabelled import BaseTargets, SuspectCollector, Suspects, base_embeddings
+from bixse.training.loop.unlabelled import BaseTargets, base_embeddings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     import numpy as np
+    from datasets import Dataset
     from numpy.typing import NDArray
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.evaluation import BaseEvaluator
     from transformers import TrainerCallback
-    from transformers.trainer_utils import TrainOutput
 
-    from bixse.losses.base import GradedLoss
+    from bixse.losses import GradedLoss
 
 FIX = "lower learning_rate or set max_grad_norm, and give another --out folder"
 """The fix for diverged training."""
 BASE_FOLDER = "base"
-TrainingData: TypeAlias = GradedPairs | Dataset | Mapping[str, Dataset]
-"""Graded pairs, a data set with their columns, or several data sets by task."""
 
 
 @dataclass
@@ -82,7 +70,7 @@ class GradedTrainingArguments(SentenceTransformerTrainingArguments):
 
     documents_per_query: int | None = None
     """Graded documents per query in one batch, at least 1; None takes all."""
-    bias_lr_multiplier: float = OptimizerConfig.model_fields["bias_lr_multiplier"].default
+    bias_lr_multiplier: float = 100.0
     """The logit bias learns at `bias_lr_multiplier * learning_rate`."""
     train_max_length: int | None = None
     """Tokens per text that training reads; None reads as many as the model does when it encodes."""
@@ -93,27 +81,15 @@ class GradedTrainingArguments(SentenceTransformerTrainingArguments):
 class GradedTrainer(SentenceTransformerTrainer):
     """Train an encoder on `GradedPairs` with any loss of `bixse.losses`.
 
-    In addition to sentence-transformers' trainer it gives the logit bias its own learning rate. It saves and restores
-    the loss's parameters with every checkpoint (resume and best model), and logs them. Its batches depend on (seed,
-    epoch) alone, so that a resumed run equals an uninterrupted one.
+    In addition to sentence-transformers' trainer it gives the logit bias its own learning rate, and saves, restores and
+    logs the loss's parameters. Its batches depend on (seed, epoch) alone, so that a resumed run equals an uninterrupted
+    one. Several processes share every batch, and average all gradients after the backward pass: the result equals one
+    process on the same batches, up to rounding.
 
-    A batch holds one task. Each of several processes has a part of the queries and documents of every batch and scores
-    its queries against all documents. All gradients, also of scale and bias, are averaged after the backward pass. The
-    result equals one process on the same batches, up to rounding.
-
-    Args:
-        model: the encoder.
-        args: a `GradedTrainingArguments`.
-        train_dataset: a `datasets.Dataset` with the columns query, document, relevance (or label), and optionally
-            query_id, document_id, task; a `DatasetDict` with one task per key; or `GradedPairs`.
-        eval_dataset: like `train_dataset`: gives `eval_loss`; a `DatasetDict` gives one loss per key.
-        loss: a loss on the same model; None: `BiXSELoss(model)`.
-        evaluator: as in sentence-transformers.
-        callbacks: transformers callbacks.
-
-    Raises:
-        InputError: columns are missing, `task_shares` name an unknown task, or a task has no instruction in the
-            model's table.
+    `train_dataset` is a `datasets.Dataset` with the columns query, document, relevance (or label), and optionally
+    query_id, document_id, task; a `DatasetDict` with one task per key; or `GradedPairs`. Without a loss it is
+    `BiXSELoss(model)`. InputError is raised for missing columns, unknown tasks, and tasks without an instruction in the
+    model's table.
 
     Example:
         ::
@@ -133,8 +109,7 @@ class GradedTrainer(SentenceTransformerTrainer):
         self,
         model: SentenceTransformer,
         args: GradedTrainingArguments,
-        train_dataset: TrainingData,
-        eval_dataset: TrainingData | None = None,
+        train_dataset: GradedPairs | Dataset | Mapping[str, Dataset],
         loss: GradedLoss | None = None,
         evaluator: BaseEvaluator | None = None,
         callbacks: list[TrainerCallback] | None = None,
@@ -145,29 +120,36 @@ class GradedTrainer(SentenceTransformerTrainer):
         args._n_gpu = min(1, args.n_gpu)
         given = args.learning_rate_mapping if isinstance(args.learning_rate_mapping, dict) else {}
         args.learning_rate_mapping = {**given, **_own_rates(args, loss)}
-        self.pairs = _pairs_of(train_dataset)
-        self.plan = _plan(args, self.pairs, args.train_batch_size)
-        self.suspects: SuspectCollector | None = None
+        if not isinstance(train_dataset, GradedPairs):
+            train_dataset = GradedPairs.from_dataset(train_dataset)
+        self.pairs = train_dataset
+        self.plan = BatchPlan(self.pairs, args.train_batch_size * args.world_size, args.seed, args.task_shares)
+        self.collector: Any = None
+        """Looks at the scores of every batch, and is saved with every checkpoint."""
         self.seconds_in_steps = 0.0
         """Wall time of the training steps, without evaluation and saving."""
-        self.throughput = Throughput()
-        self._prompts = prompts_of(model, args.prompts, self.pairs)
-        self._preprocess = shortened_preprocess(model, args.train_max_length)
+        self._forget_counts()
         super().__init__(
             model=model,
             args=args,
-            eval_dataset=_as_datasets(eval_dataset) if eval_dataset is not None else None,
             loss=loss,
             evaluator=evaluator,
             callbacks=callbacks,
-            data_collator=self._collator(self.pairs, args, loss),  # type: ignore[arg-type]
+            data_collator=GradedCollator(  # type: ignore[arg-type]
+                shortened_preprocess(model, args.train_max_length),
+                self.pairs,
+                loss.options.in_batch_labels,
+                prompts_of(model, args.prompts, self.pairs),
+                args.process_index,
+                args.world_size,
+            ),
         )
         # gradients are averaged by `average_gradients`: no wrapper that counts forward passes
         self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
         if args.world_size > 1:
             torch.manual_seed(args.seed + args.process_index)  # other texts, other dropout
 
-    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+    def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as sentence-transformers does; all processes begin with the weights of the first."""
         broadcast(whole_tensors(self.loss))
         self.add_base_targets()
@@ -176,14 +158,14 @@ class GradedTrainer(SentenceTransformerTrainer):
     def add_base_targets(self) -> None:
         """Use the present model as the base model of a loss with `unlabelled="base"`."""
         collator: Any = self.data_collator
-        options = self.loss.options
-        if not isinstance(options, BiXSEOptions) or options.unlabelled == "zero" or collator.base is not None:
+        options: Any = self.loss.options
+        if getattr(options, "unlabelled", "zero") == "zero" or collator.base is not None:
             return
         folder = Path(self.args.output_dir or ".") / BASE_FOLDER
         with self.args.main_process_first(local=False, desc="embeddings by the base model"):
             embeddings = base_embeddings(self.model, self.pairs, folder, collator.first_prompt)
         base = BaseTargets(*embeddings, options.unlabelled_weight, {})
-        draw = GroupDataset(self.pairs, self.args.documents_per_query, self.args.seed)
+        draw = self._draws()
         base.fit(collator.known_entries([draw[index] for index in batch]) for batch in self.plan.of_epoch(0))
         collator.base = base
 
@@ -192,13 +174,12 @@ class GradedTrainer(SentenceTransformerTrainer):
         return self.model
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        loader = self._loader(self.pairs, self.plan, self.data_collator)
+        loader = self._loader(self.plan, self.data_collator)
         self._drawn_from: Any = loader.dataset
         return loader
 
-    def collect_suspects(self, most: int) -> None:
-        """Keep the `most` unlabelled entries with the highest logits in `suspects.found`."""
-        self.suspects = SuspectCollector(self.loss, most)
+    def _draws(self) -> GroupDataset:
+        return GroupDataset(self.pairs, self.args.documents_per_query, self.args.seed)
 
     def add_grades(self, groups: NDArray[np.int64], documents: NDArray[np.int64], relevance: NDArray[Any]) -> None:
         """Train on P more pairs of known queries and documents, by their numbers, from the next epoch on."""
@@ -208,24 +189,9 @@ class GradedTrainer(SentenceTransformerTrainer):
         collator.take(self.pairs)
         self._drawn_from.take(self.pairs)
 
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        """Return the batches of `eval_dataset` (a data set, or the name of one), always the same ones."""
-        own: Any = self.eval_dataset
-        chosen = own if eval_dataset is None else eval_dataset
-        if chosen is None:  # only an evaluator is given
-            return super().get_eval_dataloader()
-        pairs = _pairs_of(own[chosen] if isinstance(chosen, str) else chosen)
-        plan = _plan(self.args, pairs, self.args.eval_batch_size, shares=False)
-        return self._loader(pairs, plan, self._collator(pairs, self.args, self.loss))
-
-    def _collator(self, pairs: GradedPairs, args: GradedTrainingArguments, loss: GradedLoss) -> GradedCollator:
-        return GradedCollator(
-            self._preprocess, pairs, loss.options.in_batch_labels, self._prompts, args.process_index, args.world_size
-        )
-
-    def _loader(self, pairs: GradedPairs, plan: BatchPlan, collator: Any) -> DataLoader[Any]:
+    def _loader(self, plan: BatchPlan, collator: Any) -> DataLoader[Any]:
         return _EpochLoader(
-            GroupDataset(pairs, self.args.documents_per_query, self.args.seed),
+            self._draws(),
             batch_sampler=plan,
             collate_fn=collator,
             num_workers=self.args.dataloader_num_workers,
@@ -236,7 +202,7 @@ class GradedTrainer(SentenceTransformerTrainer):
         """Yield features and targets of the global batches of the first epoch, in every process."""
         collator: Any = copy.copy(self.data_collator)
         collator.rank, collator.world_size = 0, 1
-        for batch in self._loader(self.pairs, self.plan.of_epoch(0), collator):
+        for batch in self._loader(self.plan.of_epoch(0), collator):
             features, labels = self.collect_features(self._prepare_inputs(batch))
             shape = (number_of_texts(features[0]), number_of_texts(features[1]))
             yield features, GradedTargets.from_tensors(labels, shape)  # type: ignore[arg-type]
@@ -252,43 +218,40 @@ class GradedTrainer(SentenceTransformerTrainer):
         inputs = self._prepare_inputs(inputs)
         counts = inputs.pop("counts")
         groups, documents = (part.cpu().numpy() for part in inputs.pop("numbers"))
-        if self.suspects is not None:
-            self.suspects.groups, self.suspects.documents = groups, documents
-            self.suspects.step = self.state.global_step
-            self.loss.observer = self.suspects.look
+        if self.collector is not None:
+            self.collector.begin(groups, documents, self.state.global_step)
+            self.loss.observer = self.collector.look
         loss: torch.Tensor = super().training_step(model, inputs, *args, **kwargs)
         if self.accelerator.sync_gradients:
             average_gradients(own for own in self.loss.parameters() if not isinstance(own, DTensor))
         self.loss.observer = None
         seconds = time.perf_counter() - start
         self.seconds_in_steps += seconds
-        self.throughput.add(counts, self.collect_features(inputs)[0], self.loss.options.mini_batch_size, seconds)
+        self._seconds += seconds
+        self._counts += counts.cpu()
         if any_process(not bool(loss.isfinite()), loss.device):
-            path = self._dump_batch(inputs)
             losses = [value for value in gather_object([float(loss)]) if not math.isfinite(value)]
             raise DivergedError(
                 f"training: got loss {losses[0]} at step {self.state.global_step + 1}; expected a finite number; "
-                f"fix: look at the batch ({path}), {FIX}"
+                f"fix: {FIX}"
             ).of_all_processes()
         return loss
 
-    def prediction_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Evaluate as transformers does; an unset bias is fitted to this batch and not kept."""
-        inputs = {name: value for name, value in inputs.items() if name not in ("counts", "numbers")}
-        before = {name: value.clone() for name, value in loss_state(self.loss).items()}
-        result = super().prediction_step(model, inputs, *args, **kwargs)
-        restore_loss_state(self.loss, before)
-        return result
-
-    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate as sentence-transformers does; raise DivergedError if weights or embeddings are NaN or infinite."""
         self.check_finite()
-        given = eval_dataset if eval_dataset is None or isinstance(eval_dataset, str) else _as_datasets(eval_dataset)
-        with finite_embeddings(self.state.global_step):
-            return super().evaluate(given, *args, **kwargs)
+        try:
+            return super().evaluate(*args, **kwargs)
+        except NotFiniteError as error:
+            if not self.state.global_step:  # the model was already broken
+                raise
+            raise DivergedError(
+                f"training: got embeddings that are not finite after step {self.state.global_step}; expected finite "
+                f"ones; fix: {FIX}"
+            ) from error
 
     def check_finite(self) -> None:
-        """Raise DivergedError in all processes if weights are not finite in one."""
+        """Raise DivergedError in all processes if weights of one are not finite."""
         with raise_together():
             check_finite(self.loss, self.state.global_step)
 
@@ -296,27 +259,25 @@ class GradedTrainer(SentenceTransformerTrainer):
         """Add the loss's figures (bias, scale, mean logits) to each training entry that has a loss."""
         if "loss" in logs:
             figures = {name: float(value) for name, value in self.loss.statistics.items()}
-            figures |= self.throughput.figures(self.args.device)
+            figures |= self._throughput()
             logs = {**logs, **{name: value for name, value in figures.items() if math.isfinite(value)}}
-            self.throughput = Throughput()
+            self._forget_counts()
         super().log(logs, start_time)
 
-    def _dump_batch(self, inputs: Mapping[str, Any]) -> Path:
-        """Write the decoded texts of a batch and its known relevance next to the checkpoints."""
-        features, _ = self.collect_features(dict(inputs))
-        tokens = [tokens_without_padding(part).tolist() for part in features]
-        decode = self.model.tokenizer.decode
-        texts = [[decode([t for t in text if t >= 0], skip_special_tokens=True) for text in part] for part in tokens]
-        said = {"step": self.state.global_step + 1, "queries": texts[0], "documents": texts[1]}
-        entries = (inputs["label"][name].nan_to_num(-1.0).tolist() for name in ("rows", "columns", "relevance"))
-        said["entries"] = list(zip(*entries, strict=True))
-        path = Path(self.args.output_dir or ".") / f"failed-batch-{self.args.process_index}.json"
-        write_atomically(path, json.dumps(said, indent=1, ensure_ascii=False))
-        return path
+    def _forget_counts(self) -> None:
+        """Begin the counts and seconds of the next log entry."""
+        self._counts, self._seconds = torch.zeros(len(COUNTS), dtype=torch.long), 0.0
+
+    def _throughput(self) -> dict[str, float]:
+        """Return counts, and pairs and tokens per second, over all processes since the last log entry."""
+        several = self.args.world_size > 1
+        counts = all_reduce_sum(self._counts.to(self.args.device) if several else self._counts).tolist()
+        total, seconds = dict(zip(COUNTS, map(float, counts), strict=True)), self._seconds or math.nan
+        per_second = {f"train_{name}_per_second": round(total[name] / seconds, 1) for name in ("pairs", "tokens")}
+        return {**{name: total[name] for name in COUNTS[2:5]}, **per_second}
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Save encoder, tokenizer and loss state, all as safetensors or JSON (no pickled arguments)."""
-        check_finite(self.loss, self.state.global_step)
         if self.args.should_save:  # transformers 5.23 calls this in every process; all would write the same files
             self._save_files(self.model, output_dir)
 
@@ -326,15 +287,14 @@ class GradedTrainer(SentenceTransformerTrainer):
             with saved_for_servers(folder):  # a plain SentenceTransformer saves no settings for servers
                 model.save_pretrained(str(folder), create_model_card=False)
         save_loss_state(self.loss, folder)
-        if self.suspects is not None:
-            save_suspects(self.suspects.found, folder)
+        if self.collector is not None:
+            self.collector.save(folder)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         """Save as transformers does, then the hashes of all files of all processes."""
         self.check_finite()
-        if self.suspects is not None:  # the first process keeps the entries of all processes
-            everyone = Suspects.joined(gather_object([self.suspects.found]), self.suspects.most)
-            self.suspects.found = everyone if self.args.process_index == 0 else Suspects.none()
+        if self.collector is not None:
+            self.collector.gather()
         with storage_errors(Path(self.args.output_dir or ".")):
             super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()  # the other processes have written their random states
@@ -352,8 +312,8 @@ class GradedTrainer(SentenceTransformerTrainer):
         check_checkpoint(Path(checkpoint_path))
         self._load_encoder(checkpoint_path)
         load_loss_state(self.loss, Path(checkpoint_path))
-        if self.suspects is not None and self.args.process_index == 0:
-            self.suspects.found = load_suspects(Path(checkpoint_path))
+        if self.collector is not None:
+            self.collector.load(Path(checkpoint_path))
 
     def _load_encoder(self, checkpoint_path: str) -> None:
         """Load as sentence-transformers does, but in float32."""
@@ -376,38 +336,11 @@ def check_finite(model: torch.nn.Module, step: int) -> None:
             )
 
 
-@contextmanager
-def finite_embeddings(step: int) -> Iterator[None]:
-    """Turn an error about embeddings that are not finite into a DivergedError, once there was a step."""
-    try:
-        yield
-    except NotFiniteError as error:
-        if not step:  # the model was already broken
-            raise
-        raise DivergedError(
-            f"training: got embeddings that are not finite after step {step}; expected finite ones; fix: {FIX}"
-        ) from error
-
-
 class _EpochLoader(DataLoader[Any]):
     """A loader that passes the trainer's epoch to its plan."""
 
     def set_epoch(self, epoch: int) -> None:
         self.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
-
-
-def _pairs_of(data: TrainingData) -> GradedPairs:
-    return data if isinstance(data, GradedPairs) else GradedPairs.from_dataset(data)
-
-
-def _as_datasets(data: TrainingData) -> Any:
-    if isinstance(data, Mapping):
-        return DatasetDict({str(name): _as_datasets(part) for name, part in data.items()})
-    return Dataset(_pairs_of(data).table)  # checks the columns
-
-
-def _plan(args: GradedTrainingArguments, pairs: GradedPairs, batch_size: int, shares: bool = True) -> BatchPlan:
-    return BatchPlan(pairs, batch_size * args.world_size, args.seed, args.task_shares if shares else None)
 
 
 def _own_rates(args: GradedTrainingArguments, loss: GradedLoss) -> dict[str, float]:
