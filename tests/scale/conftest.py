@@ -1,15 +1,12 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 
 from bixse.scale.index import index_files
 from bixse.search.store import EmbeddingStore
 
-TESTS = Path(__file__).parents[1]
 VERBS = ("copy", "move", "delete", "open", "read", "write", "list", "find")
 TEN_VERBS = (*VERBS, "sort", "split")
 NOUNS = ("file", "folder", "tree", "disk", "path", "name", "text", "byte", "line", "word")
@@ -83,21 +80,3 @@ def small_shards(monkeypatch):
     """Several files of embeddings and groups of texts also in a small index."""
     monkeypatch.setattr(index_files, "GROUP_ROWS", 8)
     monkeypatch.setattr(index_files, "SHARD_ROWS", 32)
-
-
-@pytest.fixture(scope="package")
-def cluster():
-    """Two nodes, with two cores each by their own account."""
-    ray = pytest.importorskip("ray", reason="needs bixse[ray]")
-    from ray.cluster_utils import Cluster
-
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), *([before] if before else [])])
-    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-    found.add_node(num_cpus=2)
-    yield found
-    ray.shutdown()
-    found.shutdown()
-    os.environ.pop("PYTHONPATH")
-    if before is not None:
-        os.environ["PYTHONPATH"] = before

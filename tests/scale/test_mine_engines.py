@@ -69,20 +69,17 @@ def test_parts_are_searched_as_the_whole_is(collection, tiny_model_path, tmp_pat
     assert len(whole) == 80 * 40
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_an_index_is_searched_as_its_model(collection, tiny_model_path, tmp_path, dtype):
-    """Of another cut, too; with half the digits the scores are those of `bixse search`, nearly."""
+def test_an_index_is_searched_as_its_model(collection, tiny_model_path, tmp_path):
+    """Of another cut, too."""
     config = {"collection": collection, "depth": 40, "cache": "none"}
     mine(MineConfig(**config, shards=3, retrievers=(str(tiny_model_path),)), tmp_path / "model")
-    index_of(tiny_model_path, collection, tmp_path / "index", dtype=dtype, cache="none", shards=3)
+    index_of(tiny_model_path, collection, tmp_path / "index", cache="none", shards=3)
     mine(MineConfig(**config, retrievers=(str(tmp_path / "index"),)), tmp_path / "out")
     found, expected = (
         [line.split() for line in path.read_text().splitlines()]
         for path in (tmp_path / "out" / "run.index.trec", tmp_path / "model" / "run.model.trec")
     )
-    if dtype == "float32":
-        assert [line[:5] for line in found] == [line[:5] for line in expected]
-    assert [float(line[4]) for line in found] == pytest.approx([float(line[4]) for line in expected], abs=2e-3)
+    assert [line[:5] for line in found] == [line[:5] for line in expected]
     assert "d3" not in {line[2] for line in found}
 
 
@@ -91,7 +88,7 @@ def test_a_part_that_fails_twice_and_the_same_call_again(
 ):
     encode = EmbeddingStore.encode
     config = MineConfig(collection=collection, retrievers=(str(tiny_model_path),), shards=3, cache="none")
-    with monkeypatch.context() as patched, pytest.raises(IncompleteError, match="part 2: RuntimeError"):
+    with monkeypatch.context() as patched, pytest.raises(IncompleteError, match="shard 2: RuntimeError"):
         tried = fail_twice(patched)
         mine(config, tmp_path / "out")
     assert tried == [255, 256, 88, 88]
@@ -121,13 +118,4 @@ def test_ranks_that_end_at_once(words, local, tmp_path):
     ranks = [start(*words, RANK=rank, WORLD_SIZE="2") for rank in ("0", "1")]
     found = [ended(process) for process in ranks]
     assert [code for code, _ in found] == [0, 0], found
-    assert files(tmp_path / "out") == local
-
-
-@pytest.mark.slow
-def test_a_cluster_mines_the_same(cluster, words, local, tmp_path):
-    """In a process of its own: after Ray and torch have worked in one, what is forked from it may hang."""
-    engine = ("--engine", "ray", "--ray-address", cluster.address)
-    code, found = ended(start(*words, "--out", tmp_path / "out", *engine))
-    assert code == 0, found
     assert files(tmp_path / "out") == local

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from bixse.errors import InputError
-from bixse.scale.engines.process_engines import LocalEngine, rank_of
+from bixse.scale.engines.engine import Engine, rank_of
 from helpers.shard_jobs import Numbers, said, sums, write_numbers
 
 SCRIPT = """
@@ -74,5 +74,5 @@ def test_a_rank_that_is_killed_and_the_same_command_again(folder):
     assert again.communicate(timeout=60)[0] == "whole\n", "the last one sees that everything is there"
     assert sorted(said(folder, "run")) == ["0", "1", "2", "3", "3", "4", "5", "6"]
     whole = write_numbers(folder.parent / "local", 7)
-    list(LocalEngine(1).map(Numbers(whole), range(7)))
+    list(Engine(1).map(Numbers(whole), range(7)))
     assert sums(folder) == sums(whole)

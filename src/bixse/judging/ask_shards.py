@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from bixse.judging.grade_settings import Prices, PriceSettings
     from bixse.judging.judge import Judge, TextModel
     from bixse.progress import Step
-    from bixse.scale.engines.job import Engine
+    from bixse.scale.engines.engine import Engine
 
 ROWS = 50_000
 """Rows per shard if no number of shards is given: some hundred megabytes with the questions about them."""

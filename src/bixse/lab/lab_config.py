@@ -139,7 +139,7 @@ class SweepConfig(PlaceSettings):
     precision: Setting | None = None
     """The dtype of computing, instead of that of `base`: auto, float32 or bfloat16."""
     jobs: int | None = 1
-    """Runs at once, each in a process of its own; null: one per GPU, or one per core; with Ray: as many as fit."""
+    """Runs at once, each in a process of its own; null: one per GPU, or one per core."""
 
     @field_validator("base", mode="before")
     @classmethod
@@ -262,7 +262,7 @@ class StudyConfig(PlaceSettings):
     seeds: Seeds = (0, 1, 2, 3, 4)
     """Training seeds; every arm is trained once with each."""
     jobs: int | None = None
-    """Runs at once, each in a process of its own; null: one per GPU, or one per core; with Ray: as many as fit."""
+    """Runs at once, each in a process of its own; null: one per GPU, or one per core."""
     keep_models: bool = False
     """Leave the trained models in the folders of the runs."""
     size: Annotated[EncoderSize | None, Flag(hidden=True)] = None

@@ -110,30 +110,29 @@ def mine(config: MineConfig, out: str | Path, progress: ProgressBars | None = No
 def _mine(config: MineConfig, out: Path, progress: ProgressBars | None) -> MineResult:
     path = pairs_path(out, config.format)
     labels = retriever_labels(config.retrievers)
-    devices, warnings = config.chosen_devices()
-    precision = resolve_precision(device=devices[0] if devices else None)
+    precision = resolve_precision()
     record = _open(config, labels, out, precision)
     if record.status == "finished":
         return record.result(MineResult, lambda _: [path.name])
-    place = config.chosen_engine(here=True)
+    place = config.chosen_engine()
     inputs, corpus = read_inputs(config), record.inputs["corpus"]
     runs = {label: out / f"run.{label}.trec" for label in labels}
     missing = {label: labels[label] for label in runs if not runs[label].exists()}
     dense = {
-        label: open_dense(name, config, out / WORK / label, corpus, inputs.documents, precision)
+        label: open_dense(name, config, out / WORK, corpus, inputs.documents, precision)
         for label, name in missing.items()
         if name != BM25_NAME
     }
     if not (place.shared and (out / RUN_FILE).exists()):
         record.save("running")
-    texts = corpus_texts((out / WORK).absolute(), config.files()["corpus"], inputs.documents, corpus)
+    texts = corpus_texts((out / WORK).absolute(), config.files()["corpus"], inputs.documents)
     waiting = 0
-    for label, search in dense.items():
+    for label, (encoder, search) in dense.items():
         started = time.perf_counter()
-        waiting += search.search(list(inputs.queries.values()), place, devices, progress, f"search with {label}")
+        waiting += search.search(encoder, list(inputs.queries.values()), place, progress, f"search with {label}")
         record.timings[f"search with {label}"] = time.perf_counter() - started
     if waiting:
-        return MineResult(path.name, 0, len(inputs.queries), {}, [], 0, 0, 0, inputs.empty_documents, {}, warnings,
+        return MineResult(path.name, 0, len(inputs.queries), {}, [], 0, 0, 0, inputs.empty_documents, {},
                           waiting=waiting)  # fmt: skip
     with alone_in(out / WORK, wait=True):  # one rank selects, the others wait and read its result
         if place.shared and (found := _open(config, labels, out, precision)).status == "finished":
@@ -141,17 +140,15 @@ def _mine(config: MineConfig, out: Path, progress: ProgressBars | None) -> MineR
             return found.result(MineResult, lambda _: [path.name])  # another rank was faster
         for label in missing:
             if label in dense:
-                answers = dense[label].runs(list(inputs.queries), config.exclude_self)
+                answers = dense[label][1].runs(list(inputs.queries), config.exclude_self)
             else:
                 step = progress(f"search with {label}", len(inputs.queries)) if progress is not None else None
                 answers = search_words(texts, inputs.queries, config, step)
             save_answers(answers, runs[label], label)
-        return _finish(config, runs, inputs, record, texts, warnings)
+        return _finish(config, runs, inputs, record, texts)
 
 
-def _finish(
-    config: MineConfig, runs: dict[str, Path], inputs: MineInputs, record: Run, texts: Path, warnings: list[str]
-) -> MineResult:
+def _finish(config: MineConfig, runs: dict[str, Path], inputs: MineInputs, record: Run, texts: Path) -> MineResult:
     out, path = record.folder, pairs_path(record.folder, config.format)
     pairs, counts = _choose(config, runs, inputs, texts)
     if not pairs:
@@ -177,7 +174,7 @@ def _finish(
         copies=counts["copies"],
         empty_documents=inputs.empty_documents,
         runs={label: run.name for label, run in runs.items() if label not in silent},
-        warnings=[*warnings, *inputs.warnings, *(f"{label} found no document for any query" for label in silent)],
+        warnings=[*inputs.warnings, *(f"{label} found no document for any query" for label in silent)],
     )
     record.results = asdict(result)
     record.save("finished")

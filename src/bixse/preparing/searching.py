@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import difflib
 import re
-from contextlib import closing
 from itertools import groupby, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bixse.data.trec import run_lines
 from bixse.encoders.instructions import prompt_for
 from bixse.encoders.loading.build import build_encoder, model_hashes, model_path_settings
 from bixse.errors import InputError
 from bixse.files.files import atomic_file
-from bixse.scale.index.corpus_shards import CorpusSearch, SearchShards
-from bixse.scale.index.index_files import is_index, open_files, read_manifest, shard_rows, stream_texts
+from bixse.scale.index.corpus_shards import EncodeShards, SearchShards
+from bixse.scale.index.index_files import Manifest, is_index, read_manifest, shard_rows, stream_texts
 from bixse.scale.index.search import load_encoder, open_index
 from bixse.search.bm25 import BM25, BM25_NAME
 
@@ -76,7 +75,7 @@ def _hashes(name: str) -> dict[str, str]:
     if not is_index(Path(name)):
         return model_hashes(name)
     manifest = read_manifest(Path(name))
-    return {file.name: file.sha256 for file in manifest.embeddings} | {"prompts": manifest.encoder.prompts}
+    return {"index": manifest.digest, "prompts": manifest.encoder.prompts}
 
 
 def contents_of(texts: Path, wanted: Container[str]) -> Iterator[tuple[str, str]]:
@@ -98,24 +97,29 @@ def search_words(
 
 def open_dense(
     name: str, config: MineConfig, folder: Path, corpus: str, documents: int, precision: str
-) -> CorpusSearch:
-    """Load the encoder of a retriever other than BM25, with the instructions of the task; `corpus` is a file's hash."""
+) -> tuple[SentenceTransformer, SearchShards]:
+    """Load the encoder of a retriever other than BM25, with the instructions of the task; `corpus` is a file's hash.
+
+    Texts of the corpus are in `folder`, where the rankings are kept.
+    """
     path = Path(name)
     if is_index(path):
-        encoder, own = _open_index(path, config, corpus)
+        encoder, encoded = _open_index(path, config, corpus)
     else:
         encoder = build_encoder(name, config.max_length)
         task = config.task if encoder.instructions is not None else None
         _, identity = load_encoder(encoder, task, config.max_length)
         prompt_for(encoder, "query")  # a missing task fails before the corpus is encoded
-        own = {"model": str(path.resolve()) if name != "demo" and path.is_dir() else name, "identity": identity,
-               "rows": shard_rows(identity.dimensions, documents, config.shards or 1), "dtype": "float32",
-               "precision": precision, "cache": config.cache}  # fmt: skip
+        manifest = Manifest(encoder=identity, corpus=corpus, precision=precision, documents=documents,
+                            rows=shard_rows(documents, config.shards))  # fmt: skip
+        model = str(path.resolve()) if name != "demo" and path.is_dir() else name
+        encoded = EncodeShards(folder.absolute(), manifest, model, config.cache)
     depth = config.depth + config.exclude_self  # the query's own document may take one rank
-    return CorpusSearch(encoder, SearchShards(folder=folder.absolute(), corpus=corpus, depth=depth, **own), documents)
+    answers = folder.absolute() / f"{encoded.manifest.digest}-{depth}"
+    return encoder, SearchShards(answers, encoded, depth, indexed=is_index(path))
 
 
-def _open_index(path: Path, config: MineConfig, corpus: str) -> tuple[SentenceTransformer, dict[str, Any]]:
+def _open_index(path: Path, config: MineConfig, corpus: str) -> tuple[SentenceTransformer, EncodeShards]:
     manifest, task = read_manifest(path), config.task
     length = manifest.encoder.max_length
     if manifest.corpus != corpus or config.max_length not in (None, length):
@@ -124,15 +128,11 @@ def _open_index(path: Path, config: MineConfig, corpus: str) -> tuple[SentenceTr
             f"--retriever {path}: got an index of {found}; expected one of the corpus that is mined, and of max_length "
             "where it is given; fix: make it again with `bixse index`, or name the model"
         )
-    with open_index(path, exact=True) as opened:
+    with open_index(path) as opened:
         encoder = opened.model
     if task is not None and getattr(encoder, "instructions", None) is not None:
-        open_index(path, encoder, task, exact=True).close()
-    with closing(open_files(path)) as files:
-        return encoder, {
-            "model": None, "identity": manifest.encoder, "rows": files.rows, "dtype": manifest.dtype,
-            "precision": manifest.precision, "cache": None, "index": path.absolute(),
-        }  # fmt: skip
+        open_index(path, encoder, task).close()
+    return encoder, EncodeShards((path / manifest.folder).absolute(), manifest, None, None)
 
 
 def save_answers(answers: Iterable[Ranking], path: Path, tag: str) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from bixse.data.collection import load_corpus, warn_of_empty
 from bixse.data.collection import read_queries as queries_of_table
-from bixse.encoders.encode import encode_on, encode_texts
+from bixse.encoders.encode import encode_texts
 from bixse.encoders.instructions import use_task
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError, InvalidFileError, shorten
@@ -43,14 +43,24 @@ class Hit:
     text: str
 
 
-def hits_of(
-    found: Iterable[tuple[str, Document]], cosines: Iterable[float], head: RelevanceHead | None, least: float | None
-) -> list[Hit]:
-    """Make hits of documents and their cosines, without documents less probable than `least`."""
+Found: TypeAlias = "tuple[str, float, Document]"
+"""The id of a document that was found, its cosine, and its texts."""
+
+
+def hits_of(found: Iterable[Found], head: RelevanceHead | None, least: float | None) -> list[Hit]:
+    """Make hits of documents that were found, without documents less probable than `least`."""
     return [
         Hit(name, cosine, None if head is None else head.probability(cosine), *document)
-        for (name, document), cosine in zip(found, cosines, strict=True)
+        for name, cosine, document in found
         if probable(cosine, head, least)
+    ]
+
+
+def found_in(items: Sequence[tuple[str, Document]], rows: NDArray[Any], scores: NDArray[Any]) -> list[list[Found]]:
+    """Return the documents of (Q, k) positions in a corpus, with their (Q, k) cosines."""
+    return [
+        [(items[row][0], cosine, items[row][1]) for row, cosine in zip(*line, strict=True)]
+        for line in zip(rows.tolist(), scores.tolist(), strict=True)
     ]
 
 
@@ -158,13 +168,11 @@ def search_collection(
     at_precision: float | None = None,
     task: str | None = None,
     progress: ProgressBars | None = None,
-    devices: Sequence[str] | None = None,
     cache: str | Path | None = None,
 ) -> CollectionAnswer:
     """Return the best documents of a collection for a query. Texts are encoded once, see `EmbeddingStore`.
 
-    `SearchSettings` describes the settings, and `encode_on` the devices; `progress` makes a callback from a title and
-    a total.
+    `SearchSettings` describes the settings; `progress` makes a callback from a title and a total.
 
     Raises:
         InputError: collection, query, `top`, threshold or task is unusable.
@@ -182,12 +190,10 @@ def search_collection(
     encoder = build_encoder(model)
     use_task(encoder, task)
     least = chosen_threshold(encoder.head, str(model), threshold, at_precision)
-    with encode_on(encoder, devices):
-        documents = encode_corpus(encoder, corpus, progress, cache)
-        queries = encode_texts(encoder, [query], "query")
-    scores, rows = exact_search(queries, documents, top)
+    documents = encode_corpus(encoder, corpus, progress, cache)
+    scores, rows = exact_search(encode_texts(encoder, [query], "query"), documents, top)
     items = list(corpus.items())
-    hits = hits_of((items[row] for row in rows[0].tolist()), scores[0].tolist(), encoder.head, least)
+    hits = hits_of(found_in(items, rows, scores)[0], encoder.head, least)
     empty = [name for name, document in items if not document.content]
     return CollectionAnswer(hits, warn_of_empty(empty, len(corpus)))
 

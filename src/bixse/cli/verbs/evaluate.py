@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -76,16 +75,11 @@ class EvaluateSettings(ShardedEncodingSettings):
     protocol: Literal["judged", "full"] = "judged"
     """Suite trec-dl: search the judged passages or the full corpora."""
 
-    @property
-    def encodes_in_shards(self) -> bool:
-        """True if an engine encodes the corpus before the search."""
-        return self.engine != "local" or self.shards is not None
-
     @model_validator(mode="after")
     def _shards_of_a_collection(self) -> Self:
-        if self.encodes_in_shards and (self.suite != LOCAL or self.grades is not None):
-            raise ValueError("got engine or shards with a suite or grades; expected them with a collection alone; fix: "
-                             "evaluate the collection by itself, and with grades its run")  # fmt: skip
+        if self.in_shards and (self.suite != LOCAL or self.grades is not None):
+            raise ValueError("got engine, processes or shards with a suite or grades; expected them with a collection "
+                             "alone; fix: evaluate the collection by itself, and with grades its run")  # fmt: skip
         return self
 
     @model_validator(mode="after")
@@ -124,17 +118,15 @@ def run(settings: EvaluateSettings, options: EvaluateOptions) -> CommandResult:
     from bixse.evaluation.systems import open_system
     from bixse.scale.index.index_system import IndexSystem
 
-    devices, warnings = settings.chosen_devices()
     shared = settings.model_dump(include={"max_length", "task", "cache", "exact", "model_at"})
-    systems = [open_system(model, devices=devices, **shared) for model in settings.model]
+    systems = [open_system(model, **shared) for model in settings.model]
     if (settings.exact or settings.model_at) and not any(isinstance(system, IndexSystem) for system in systems):
         raise InputError(
             f"--exact or --model-at: got it for {', '.join(settings.model)}; expected an index among them; fix: leave "
             "it out"
         )
     work = _on_suite if settings.suite != LOCAL else _from_few_labels if settings.grades else _on_collection
-    result = work(settings, systems, options.out)
-    return replace(result, warnings=[*warnings, *result.warnings])
+    return work(settings, systems, options.out)
 
 
 def _on_collection(settings: EvaluateSettings, systems: Sequence[System], out: Path | None) -> CommandResult:
@@ -145,10 +137,12 @@ def _on_collection(settings: EvaluateSettings, systems: Sequence[System], out: P
     assert settings.collection is not None
     chosen = settings.model_dump(include={"split", "exclude_self", "min_relevant_grade", "missing_documents"})
     task = collection_task(settings.collection, **chosen)
-    if not settings.encodes_in_shards:
+    if not settings.in_shards:
         return _on_task(settings, systems, task, out)
     if out is None:
-        raise InputError("--engine or --shards: got no --out; expected a folder that all machines share; fix: name it")
+        raise InputError(
+            "--engine, --processes or --shards: got no --out; expected a folder that all share; fix: name it"
+        )
     with encoded_in_shards(systems, task, out, settings, progress_bar) as (sharded, waiting):
         return waits(waiting) if waiting else _on_task(settings, sharded, task, out)
 

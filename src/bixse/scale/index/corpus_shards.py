@@ -1,13 +1,11 @@
 """Encode or search a corpus as shards of a job, so that an engine may spread them over processes and machines.
 
-Only one shard is in memory at a time, for any number of documents. The best results of all shards are merged.
+Only one shard is in memory at a time, for any number of documents. The best results of all shards are merged. The
+folders of both jobs depend on all that their outputs depend on: an output that exists is complete.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,13 +16,22 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save
 
 from bixse.data.collection import stream_documents
-from bixse.encoders.encode import encode_on, encode_texts
+from bixse.encoders.encode import encode_texts
 from bixse.encoders.loading.precision import use_precision
 from bixse.errors import IncompleteError, InputError, ModelError
 from bixse.files.files import write_atomically
 from bixse.files.parquet import read_table
-from bixse.scale.engines.job import Job, is_marked, mark
-from bixse.scale.index.index_files import TENSOR, embeddings_content, open_files, read_texts, write_texts
+from bixse.scale.engines.job import Job
+from bixse.scale.index.index_files import (
+    TENSOR,
+    TEXTS,
+    Embeddings,
+    Manifest,
+    embeddings_file,
+    read_texts,
+    write_embeddings,
+    write_texts,
+)
 from bixse.scale.index.search import load_encoder
 from bixse.search.exact import TopK, merge_best, to_run
 from bixse.search.store import EmbeddingStore
@@ -38,11 +45,8 @@ if TYPE_CHECKING:
 
     from bixse.progress import ProgressBars
     from bixse.relevance import Ranking
-    from bixse.scale.engines.job import Engine
-    from bixse.scale.index.index_files import EncoderIdentity
-    from bixse.scale.index.index_settings import StoredType
+    from bixse.scale.engines.engine import Engine
 
-TEXTS = "documents.parquet"
 QUERIES = "queries.safetensors"
 QUERIES_TOGETHER = 512
 """Queries whose answers are in memory at once."""
@@ -64,175 +68,143 @@ class EncodeShards(Job[int, int]):
     """
 
     folder: Path
-    """Folder of the texts and the embeddings."""
+    """Folder of the texts and the embeddings; another for each manifest."""
+    manifest: Manifest
     model: str | None
     """Folder or hub name, for other processes; None is a model in the memory of this process."""
-    identity: EncoderIdentity
-    corpus: str
-    rows: int
-    dtype: StoredType
-    precision: str
     cache: str | None
 
     def setup(self) -> ShardEncoder:
         """Load the model, which must be the same as in the process that made the job."""
         if self.model is None:
             raise InputError(
-                "model: got one in memory; expected a folder or hub name, which other machines load too; fix: save it "
-                "to a folder that they share"
+                "model: got one in memory; expected a folder or hub name, which other processes load too; fix: save it "
+                "to a folder, or use one process"
             )
-        with use_precision(self.precision):
-            encoder, found = load_encoder(self.model, self.identity.task, self.identity.max_length)
-            if (found.weights, found.prompts) != (self.identity.weights, self.identity.prompts):
+        with use_precision(self.manifest.precision):
+            recorded = self.manifest.encoder
+            encoder, found = load_encoder(self.model, recorded.task, recorded.max_length)
+            if (found.weights, found.prompts) != (recorded.weights, recorded.prompts):
                 raise ModelError(
                     f"{self.model}: got another model than the index is of; expected the same on every machine; "
                     "fix: a folder that they share, or the same revision"
                 )
             return ShardEncoder(EmbeddingStore(encoder, self.cache))
 
-    def run(self, shard: int, kept: ShardEncoder) -> int:
-        before = kept.store.encoded
-        embeddings = self.encoded(read_texts(self.texts, shard * self.rows, self.rows), kept)
-        write_atomically(self.output(shard), embeddings_content(embeddings, self.dtype))
-        return kept.store.encoded - before
+    def run(self, shard: int, state: ShardEncoder) -> int:
+        before = state.store.encoded
+        write_embeddings(self.output(shard), self.encode(self.texts(shard), state))
+        return state.store.encoded - before
 
-    def encoded(self, texts: Sequence[str], kept: ShardEncoder) -> NDArray[np.float32]:
-        with use_precision(self.precision):
-            return kept.store.encode(texts, kept.step)
+    def texts(self, shard: int) -> list[str]:
+        return read_texts(self.folder / TEXTS, shard * self.manifest.rows, self.manifest.rows)
+
+    def encode(self, texts: Sequence[str], state: ShardEncoder) -> NDArray[np.float32]:
+        with use_precision(self.manifest.precision):
+            return state.store.encode(texts, state.step)
 
     def output(self, shard: int) -> Path:
-        return self.folder / f"embeddings-{shard:05d}.safetensors"
-
-    @property
-    def texts(self) -> Path:
-        """Return the file of ids, titles and texts of the corpus, which `write_texts` makes."""
-        return self.folder / TEXTS
+        return embeddings_file(self.folder, shard)
 
     def fingerprint(self) -> str:
-        encoder = self.identity.model_dump(exclude={"name"})
-        known = [encoder, self.corpus, self.rows, self.dtype, self.precision]
-        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+        return ""
 
 
 @dataclass(frozen=True)
-class SearchShards(EncodeShards):
-    """Search documents: shard n finds the `depth` best nonempty documents per query, from document `rows * n` on.
+class SearchShards(Job[int, int]):
+    """Search documents: shard n finds the `depth` best nonempty documents per query among those of `corpus`."""
 
-    The file of texts is in the folder above `folder`, so that several encoders share it.
-    """
-
+    folder: Path
+    """Folder of queries and answers; another for each corpus and depth."""
+    corpus: EncodeShards
     depth: int
-    index: Path | None = None
-    """Folder of an index of the same corpus, whose embeddings are read; None encodes the texts."""
+    indexed: bool = False
+    """True if `corpus` is an index, whose embeddings are read."""
 
-    def setup(self) -> ShardEncoder | None:  # type: ignore[override]
-        return super().setup() if self.index is None else None
+    @property
+    def manifest(self) -> Manifest:
+        return self.corpus.manifest
 
-    def run(self, shard: int, kept: ShardEncoder | None) -> int:
-        best = TopK(load_file(self.queries)[TENSOR], self.depth)
-        texts = read_texts(self.texts, shard * self.rows, self.rows)
+    def setup(self) -> ShardEncoder | None:
+        return None if self.indexed else self.corpus.setup()
+
+    def run(self, shard: int, state: ShardEncoder | None) -> int:
+        best = TopK(load_file(self.folder / QUERIES)[TENSOR], self.depth)
+        texts = self.corpus.texts(shard)
         rows = np.array([row for row, text in enumerate(texts) if text], dtype=np.int64)
         encoded = 0
-        if kept is not None:
-            before = kept.store.encoded
-            best.add(self.encoded([texts[row] for row in rows], kept))
-            encoded = kept.store.encoded - before
-        elif self.index is not None:
-            with closing(open_files(self.index)) as files:
-                documents = files.shard(shard)
-                best.add(documents if len(rows) == len(texts) else documents[rows])
+        if self.indexed:
+            documents = Embeddings(self.corpus.folder, self.manifest, shard).tensor
+            best.add(documents if len(rows) == len(texts) else documents[rows])
+        elif state is not None:
+            before = state.store.encoded
+            best.add(self.corpus.encode([texts[row] for row in rows], state))
+            encoded = state.store.encoded - before
         scores, places = best.result()
-        found: dict[str, NDArray[Any]] = {"scores": scores, "rows": (shard * self.rows + rows)[places]}
+        found: dict[str, NDArray[Any]] = {"scores": scores, "rows": (shard * self.manifest.rows + rows)[places]}
         write_atomically(self.output(shard), save(found))
         return encoded
 
     def output(self, shard: int) -> Path:
         return self.folder / f"best-{shard:05d}.safetensors"
 
-    @property
-    def texts(self) -> Path:
-        return self.folder.parent / TEXTS
-
-    @property
-    def queries(self) -> Path:
-        return self.folder / QUERIES
-
-    def save_queries(self, embeddings: NDArray[np.float32]) -> None:
-        """Write the (Q, D) embeddings of the queries before the first shard."""
-        write_atomically(self.queries, embeddings_content(embeddings, "float32"))
-
     def fingerprint(self) -> str:
-        return hashlib.sha256(f"{super().fingerprint()} {self.depth}".encode()).hexdigest()
-
-    def best(self, shards: int, start: int, stop: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Return scores and corpus rows, each (n, k), for the queries from `start` to `stop`."""
-        return merge_best((_read(self.output(shard), start, stop) for shard in range(shards)), self.depth)
-
-
-@dataclass(frozen=True)
-class CorpusSearch:
-    """An encoder that is ready to search a corpus by shards."""
-
-    encoder: SentenceTransformer
-    job: SearchShards
-    documents: int
+        return ""
 
     def search(
         self,
+        encoder: SentenceTransformer,
         queries: Sequence[str],
-        place: Engine,
-        devices: Sequence[str] | None,
+        engine: Engine,
         progress: ProgressBars | None,
         title: str,
     ) -> int:
         """Do this engine's share of the shards; return the number of pending shards of other ranks."""
-        with encode_on(self.encoder, devices):
-            self.job.save_queries(encode_texts(self.encoder, queries, "query"))
-            store = EmbeddingStore(self.encoder, self.job.cache) if self.job.index is None else None
-            return do_shards(self.job, self.documents, place, store, progress, title)[1]
+        write_atomically(self.folder / QUERIES, save({TENSOR: encode_texts(encoder, queries, "query")}))
+        return do_shards(self, engine, EmbeddingStore(encoder, self.corpus.cache), progress, title)[1]
 
     def runs(self, query_ids: Sequence[str], exclude_self: bool) -> Iterator[Ranking]:
         """Yield the answers per block of queries after all shards; `exclude_self` drops the query's own document."""
-        ids = read_table(self.job.texts, ["id"])["id"].cast(pa.large_string()).combine_chunks()  # may pass 2 GiB
-        shards, depth = -(-self.documents // self.job.rows), self.job.depth - exclude_self
+        ids = (
+            read_table(self.corpus.folder / TEXTS, ["id"])["id"].cast(pa.large_string()).combine_chunks()
+        )  # may pass 2 GiB
+        depth = self.depth - exclude_self
         for start in range(0, len(query_ids), QUERIES_TOGETHER):
             block = query_ids[start : start + QUERIES_TOGETHER]
-            scores, rows = self.job.best(shards, start, start + len(block))
+            parts = (_read(self.output(shard), start, start + len(block)) for shard in self.manifest.shards)
+            scores, rows = merge_best(parts, self.depth)
             names = ids.take(pa.array(rows.ravel())).to_pylist()
             run = to_run(block, names, scores, np.arange(rows.size).reshape(rows.shape), exclude_self)
             yield {query_id: dict(islice(found.items(), depth)) for query_id, found in run.items()}
 
 
-def corpus_texts(folder: Path, corpus: Path, documents: int, fingerprint: str) -> Path:
+def corpus_texts(folder: Path, corpus: Path, documents: int) -> Path:
     """Write ids, titles and texts of a corpus file for the shards, unless they exist."""
-    texts = folder / TEXTS
-    if not is_marked(texts, fingerprint):
-        write_texts(texts, stream_documents(corpus), documents)
-        mark(texts, fingerprint)
-    return texts
+    if not (folder / TEXTS).exists():
+        write_texts(folder / TEXTS, stream_documents(corpus), documents)
+    return folder / TEXTS
 
 
 def do_shards(
-    job: EncodeShards,
-    documents: int,
-    place: Engine,
-    store: EmbeddingStore | None,
+    job: EncodeShards | SearchShards,
+    engine: Engine,
+    store: EmbeddingStore,
     progress: ProgressBars | None = None,
     title: str = "encode documents",
 ) -> tuple[int, int]:
     """Do this engine's share of the shards, here with `store`; return numbers of encoded texts and pending shards."""
-    shards = range(-(-documents // job.rows))
-    sizes = {shard: min(job.rows, documents - shard * job.rows) for shard in place.share(shards)}
+    shards, rows = job.manifest.shards, job.manifest.rows
+    sizes = {shard: min(rows, job.manifest.documents - shard * rows) for shard in engine.share(shards)}
     step = progress(title, sum(sizes.values())) if progress is not None and sizes else None
     encoded, failed = 0, []
-    for ended in place.map(job, shards, None if store is None else ShardEncoder(store, step)):
+    for ended in engine.map(job, shards, ShardEncoder(store, step)):
         encoded += ended.result or 0
-        failed += [f"part {ended.shard}: {ended.error}"] if ended.error else []
-        if step is not None and (ended.known or not place.here or store is None):
+        failed += [f"shard {ended.shard}: {ended.error}"] if ended.error else []
+        if step is not None and (ended.known or not engine.here):
             step(sizes[ended.shard])
     if failed:
         raise IncompleteError(
-            f"{job.folder.parent}: got {len(failed)} of {len(shards)} parts that failed twice "
+            f"{job.folder.parent}: got {len(failed)} of {len(shards)} shards that failed twice "
             f"({'; '.join(failed[:3])}); expected all; fix: what is said there, then the same command again"
         )
     return encoded, sum(not job.is_complete(shard) for shard in shards)

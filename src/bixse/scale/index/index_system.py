@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,23 +45,19 @@ class IndexSystem(System):
     ) -> None:
         self.label = str(index)
         self.task, self.exact, self.model_at = task, exact, model_at
-        self._opened: SearchIndex | None = None
 
-    @property
+    @cached_property
     def opened(self) -> SearchIndex:
-        if self._opened is None:
-            self._opened = open_index(self.label, self.model_at, self.task, self.exact)
-        return self._opened
+        return open_index(self.label, self.model_at, self.task, self.exact)
 
     @cached_property
     def inputs(self) -> dict[str, str]:
         manifest = self.opened.manifest
-        ann = "" if self.exact or manifest.ann is None else f"{manifest.ann.factory} {manifest.ann.parameters}"
         return {
             "weights": manifest.encoder.weights,
             "prompts": manifest.encoder.prompts,
             "corpus": manifest.corpus,
-            "stored": f"{manifest.dtype} {manifest.precision} {ann}".strip(),
+            "stored": f"{manifest.precision} {self.opened.approximate}".strip(),
         }
 
     @property
@@ -104,9 +100,9 @@ class IndexSystem(System):
 
     def release(self) -> None:
         """Close the index; the next use opens it again."""
-        if self._opened is not None:
-            self._opened.close()
-        self._opened = None
+        if "opened" in vars(self):
+            self.opened.close()
+            del self.opened
 
 
 def open_index_system(
@@ -120,18 +116,21 @@ class ShardedSystem(EncoderSystem):
     """An encoder that searches an index of the evaluated corpus; an engine makes the index in a folder."""
 
     def __init__(self, system: EncoderSystem, folder: Path) -> None:
-        super().__init__(
-            system.label, system.max_length, system.task, system.trust_remote_code, system.devices, system.cache
-        )
+        super().__init__(system.label, system.max_length, system.task, system.trust_remote_code, system.cache)
         self.index = folder / self.name
 
     def make(self, task: Task, where: ShardedEncodingSettings, progress: ProgressBars | None) -> int:
-        """Make the index; return the number of pending parts of other ranks."""
-        chosen = where.model_dump(include=set(ShardedEncodingSettings.model_fields))
+        """Make the index; return the number of pending shards of other ranks."""
         cache = self.cache_for(task)
-        own = {"model": self.label, "collection": task.settings["collection"], "max_length": self.max_length}
-        own |= {"task": self.task, "cache": None if cache is None else str(cache)}
-        return make_index(IndexSettings(**{**chosen, **own}), self.index, progress).waiting
+        settings = IndexSettings(
+            **where.model_dump(include=set(ShardedEncodingSettings.model_fields) - {"task", "cache"}),
+            model=self.label,
+            collection=task.settings["collection"],
+            max_length=self.max_length,
+            task=self.task,
+            cache=None if cache is None else str(cache),
+        )
+        return make_index(settings, self.index, progress).waiting
 
     def find(
         self, task: Task, depth: int, partial: Path | None, progress: Callable[[int], None] | None
@@ -153,8 +152,8 @@ def encoded_in_shards(
 ) -> Iterator[tuple[list[System], int]]:
     """Make an index for each unfinished encoder of `systems`, which searches it inside the block.
 
-    Yield the systems to evaluate and the number of pending parts of other ranks; with pending parts there is nothing to
-    evaluate. Indexes are in `out`, and deleted if the block ends without an error.
+    Yield the systems to evaluate and the number of pending shards of other ranks; with pending shards there is nothing
+    to evaluate. Indexes are in `out`, and deleted if the block ends without an error.
     """
     check_distinct(systems)
     folder, waiting = out / INDEX_FOLDER, 0
@@ -163,7 +162,9 @@ def encoded_in_shards(
         results = out / system.name if len(sharded) > 1 else out
         if isinstance(system, ShardedSystem) and open_evaluation(system, task, results).status != "finished":
             waiting += system.make(task, where, progress)
-    with nullcontext() if waiting else alone_in(folder, wait=True):
+    if waiting:
         yield sharded, waiting
-        if not waiting:
-            shutil.rmtree(folder, ignore_errors=True)
+        return
+    with alone_in(folder, wait=True):
+        yield sharded, 0
+        shutil.rmtree(folder, ignore_errors=True)

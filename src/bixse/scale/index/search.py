@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, overload
 
-from bixse.data.trec import write_run
 from bixse.encoders.encode import embeddings_key, encode_texts
 from bixse.encoders.instructions import prompt_for, prompts_hash, use_task
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError, ModelError, shorten
 from bixse.scale.index.index_files import EncoderIdentity, IndexFiles
-from bixse.scale.index.vector_store import Rescored, open_stored
+from bixse.scale.index.vector_store import open_stored
 from bixse.search.search_collection import Hit, check_queries, check_top, chosen_threshold, hits_of, probable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Self
 
-    import numpy as np
-    import numpy.typing as npt
     from sentence_transformers import SentenceTransformer
 
     from bixse.encoders.head import RelevanceHead
@@ -45,15 +42,17 @@ class SearchIndex:
     def __init__(self, files: IndexFiles | VectorStore, model: SentenceTransformer, exact: bool = False) -> None:
         self.model = model
         self.manifest: Manifest = files.manifest
-        self._files = files
-        self._approximate: Rescored | None = None
-        if self.manifest.ann is not None and not exact and not isinstance(files, IndexFiles):
-            self._approximate = Rescored(files, files.nearest)
+        self._files, self._exact = files, exact
 
     @property
     def head(self) -> RelevanceHead | None:
         """Return the relevance head, or None for a model without one."""
         return getattr(self.model, "head", None)
+
+    @property
+    def approximate(self) -> str:
+        """Return the kind of approximate search; "" if every document is scored."""
+        return "" if self._exact else self._files.approximate
 
     def __len__(self) -> int:
         return self.manifest.documents
@@ -87,16 +86,9 @@ class SearchIndex:
         least = self._checked(texts, top, threshold, at_precision)
         if not texts:
             return []
-        scores, rows = self.search_embeddings(encode_texts(self.model, texts, "query"), top)
-        documents = iter(self._files.documents(rows.ravel().tolist()))
-        found = [hits_of(islice(documents, len(line)), line, self.head, least) for line in scores.tolist()]
+        answers = self._files.search(encode_texts(self.model, texts, "query"), top, self._exact)
+        found = [hits_of(line, self.head, least) for line in answers]
         return found[0] if isinstance(queries, str) else found
-
-    def search_embeddings(
-        self, queries: npt.NDArray[np.float32], top: int
-    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-        """Return inner products and rows, both (Q, k), of the best documents for (Q, D) embeddings, highest first."""
-        return (self._approximate.search if self._approximate is not None else self._files.exact)(queries, top)
 
     def search_run(
         self,
@@ -115,11 +107,10 @@ class SearchIndex:
         items = iter(queries.items())
         run: dict[str, dict[str, float]] = {}
         while block := dict(islice(items, QUERIES_TOGETHER)):
-            scores, rows = self.search_embeddings(encode_texts(self.model, list(block.values()), "query"), top)
-            ids = iter(self._files.ids(rows.ravel().tolist()))
-            for query_id, line in zip(block, scores.tolist(), strict=True):
-                found = zip(islice(ids, len(line)), line, strict=True)
-                run[query_id] = {name: cosine for name, cosine in found if probable(cosine, self.head, least)}
+            embeddings = encode_texts(self.model, list(block.values()), "query")
+            answers = self._files.search(embeddings, top, self._exact, texts=False)
+            for query_id, line in zip(block, answers, strict=True):
+                run[query_id] = {name: cosine for name, cosine, _ in line if probable(cosine, self.head, least)}
             if step is not None:
                 step(len(block))
         return run
@@ -128,10 +119,6 @@ class SearchIndex:
         check_queries(texts)
         check_top(top)
         return chosen_threshold(self.head, self.manifest.encoder.name, threshold, at_precision)
-
-    def check(self) -> None:
-        """Compare every file with its hash, or count a database's documents; raise InputError for damage."""
-        self._files.check()
 
     def close(self) -> None:
         self._files.close()
@@ -172,9 +159,23 @@ def open_index(
     try:
         recorded = files.manifest.encoder
         encoder, found = load_encoder(recorded.name if model is None else model, recorded.task, recorded.max_length)
-        _check_encoder(recorded, found, path)
+        for field, difference in COMPARED.items():
+            got, expected = getattr(found, field), getattr(recorded, field)
+            if got != expected:
+                raise ModelError(
+                    f"{path}: got model {found.name!r} with {difference} ({shorten(got)}); expected that of the index "
+                    f"({shorten(expected)}, then at {recorded.name!r}): scores between two models mean nothing; fix: "
+                    "name the model the index was made with (`bixse search` takes --model-at where it has moved), or "
+                    "make the index again with `bixse index`"
+                )
         if task is not None:
-            _use_query_task(encoder, task, recorded)
+            use_task(encoder, task)
+            if (prompt := prompt_for(encoder, "document")) != recorded.document_prompt:
+                raise InputError(
+                    f"--task: got {task!r}, which puts {shorten(prompt)} before documents; expected "
+                    f"{shorten(recorded.document_prompt)}, with which the index was made; fix: make an index for this "
+                    "task with `bixse index --task`, or name a task with the same document instruction"
+                )
         return SearchIndex(files, encoder, exact)
     except BaseException:
         files.close()
@@ -202,45 +203,3 @@ def load_encoder(
         dimensions=int(model.get_embedding_dimension() or 0),
     )
     return model, identity
-
-
-def write_answers(
-    index: SearchIndex,
-    queries: Mapping[str, str],
-    out: Path,
-    limits: Mapping[str, Any],
-    progress: ProgressBars | None = None,
-) -> dict[str, dict[str, float]]:
-    """Answer queries as `SearchIndex.search_run`, and write the run as a TREC file with the model's name as tag."""
-    spaced = [name for name in queries if name.split() != [name]]
-    if spaced:
-        raise InputError(
-            f"queries: got query id {spaced[0]!r}; expected no white space (it separates the columns of a run); "
-            "fix: rename it"
-        )
-    run = index.search_run(queries, progress=progress, **limits)
-    write_run(out, run, tag="-".join(Path(index.manifest.encoder.name).name.split()) or "model")
-    return run
-
-
-def _check_encoder(recorded: EncoderIdentity, found: EncoderIdentity, folder: str | Path) -> None:
-    for field, difference in COMPARED.items():
-        got, expected = getattr(found, field), getattr(recorded, field)
-        if got != expected:
-            raise ModelError(
-                f"{folder}: got model {found.name!r} with {difference} ({shorten(got)}); expected that of the index "
-                f"({shorten(expected)}, then at {recorded.name!r}): scores between two models mean nothing; fix: name "
-                "the model the index was made with (`bixse search` takes --model-at where it has moved), or make the "
-                "index again with `bixse index`"
-            )
-
-
-def _use_query_task(model: SentenceTransformer, task: str, recorded: EncoderIdentity) -> None:
-    use_task(model, task)
-    prompt = prompt_for(model, "document")
-    if prompt != recorded.document_prompt:
-        raise InputError(
-            f"--task: got {task!r}, which puts {shorten(prompt)} before documents; expected "
-            f"{shorten(recorded.document_prompt)}, with which the index was made; fix: make an index for this task "
-            "with `bixse index --task`, or name a task with the same document instruction"
-        )

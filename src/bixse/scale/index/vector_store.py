@@ -1,26 +1,31 @@
-"""Vector databases: their names, the interface that bixse needs of them, and their approximate search."""
+"""Vector databases: their names, what bixse needs of them, and an index written into one."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
+from abc import ABC, abstractmethod
+from contextlib import closing
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-import numpy as np
 from pydantic import ValidationError
 
-from bixse.errors import InputError, first_fault, shorten
+from bixse.errors import InputError, OutputExistsError, first_fault, shorten
+from bixse.files.files import alone_in
 from bixse.scale.index.index_files import IndexFiles, Manifest, is_index, open_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    import numpy.typing as npt
+    import numpy as np
+    from numpy.typing import NDArray
 
     from bixse.data.collection import Document
-    from bixse.scale.index.index_files import AnnSettings
+    from bixse.progress import ProgressBars
+    from bixse.search.search_collection import Found
 
 FORMS = {"lancedb": "lancedb:PATH/TABLE", "qdrant": "qdrant:URL/COLLECTION"}
 """Database -> form of the name of a table or collection."""
@@ -29,9 +34,8 @@ CLASSES = {"lancedb": "bixse.scale.index.lance:LanceStore", "qdrant": "bixse.sca
 """Database -> its class, imported on first use."""
 KEY = "bixse"
 """Name of the manifest in the metadata of a database."""
-Answers: TypeAlias = "tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]"
-"""Scores and rows of documents, each (Q, k), in the order of `exact_search`."""
-Nearest: TypeAlias = "Callable[[npt.NDArray[np.float32], int], npt.NDArray[np.int64]]"
+Answers: TypeAlias = "list[list[tuple[float, int, str, Document]]]"
+"""Per query the score, row, id and text of documents."""
 
 
 class StoreAddress(NamedTuple):
@@ -46,60 +50,92 @@ class StoreAddress(NamedTuple):
         return f"{self.database}:{self.place}/{self.name}"
 
 
-class VectorStore(Protocol):
+class VectorStore(ABC):
     """The documents of one index in a database; a row is the position of a document in the corpus, from 0.
 
-    Methods raise InputError if the database does not answer, or lacks a row that it once had.
+    Methods raise InputError if the database does not answer.
     """
 
     address: StoreAddress
+    exists: bool
+    """True if there is a table or collection of this name."""
     together: int
     """Number of documents per write."""
 
     @property
+    @abstractmethod
+    def approximate(self) -> str:
+        """Return the kind of approximate search; "" if every document is scored."""
+
+    @abstractmethod
+    def recorded(self) -> str | None:
+        """Return the JSON of the manifest, or None for data that bixse did not write."""
+
+    @abstractmethod
+    def create(self, manifest: Manifest) -> None:
+        """Make an empty table or collection."""
+
+    @abstractmethod
+    def count(self) -> int: ...
+
+    @abstractmethod
+    def write(self, start: int, documents: Sequence[tuple[str, Document]], embeddings: NDArray[np.float32]) -> None:
+        """Write ids, documents and (n, D) embeddings of the rows from `start` on."""
+
+    @abstractmethod
+    def build(self) -> None:
+        """Build the approximate index unless it exists."""
+
+    @abstractmethod
+    def best(self, queries: NDArray[np.float32], top: int, exact: bool, texts: bool) -> Answers:
+        """Return the best documents of (Q, D) queries, in any order; an approximate search may find fewer."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
+    @cached_property
     def manifest(self) -> Manifest:
-        """Return the manifest of the index; raise InputError if there is nothing, or data that bixse did not write."""
-        ...
+        """The manifest of the index; an InputError if there is nothing, or data that bixse did not write."""
+        if not self.exists:
+            raise InputError(
+                f"{self.address}: got no such table or collection; expected one that `bixse index` wrote; fix: check "
+                f"the name, or run `bixse index MODEL --collection DIR --to {self.address}`"
+            )
+        content = self.recorded()
+        try:
+            return Manifest.model_validate_json(content or "")
+        except ValidationError as error:
+            found = "no manifest" if content is None else f"one that is not valid ({first_fault(error)})"
+            raise InputError(
+                f"{self.address}: got {found}; expected what this version of `bixse index --to` writes; fix: another "
+                "name, or delete it"
+            ) from error
 
-    def exists(self) -> bool: ...
-
-    def create(self, manifest: Manifest) -> None: ...
-
-    def keep(self, manifest: Manifest) -> None:
-        """Replace the manifest."""
-        ...
-
-    def written(self) -> int:
-        """Count the complete documents from the first on, after which a killed export continues."""
-        ...
-
-    def write(self, start: int, documents: Sequence[tuple[str, Document]], embeddings: npt.NDArray[np.float32]) -> None:
-        """Write ids, documents and (n, D) embeddings of the rows from `start` on, which is the result of `written`."""
-        ...
-
-    def build(self) -> AnnSettings | None:
-        """Build the approximate index unless it exists; return None if every document is scored."""
-        ...
-
-    def nearest(self, queries: npt.NDArray[np.float32], top: int) -> npt.NDArray[np.int64]:
-        """Return rows (Q, k) of most of the best documents for (Q, D) queries in any order; -1 fills a short row."""
-        ...
-
-    def exact(self, queries: npt.NDArray[np.float32], top: int) -> Answers: ...
-
-    def embeddings(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]: ...
-
-    def documents(self, rows: Sequence[int]) -> list[tuple[str, Document]]:
-        """Return ids and documents of the rows, in the order of `rows`."""
-        ...
-
-    def ids(self, rows: Sequence[int]) -> list[str]: ...
+    def search(
+        self, queries: NDArray[np.float32], top: int, exact: bool = False, texts: bool = True
+    ) -> list[list[Found]]:
+        """Return most of the best documents of (Q, D) queries, highest first, and never fewer than exist."""
+        top = min(top, self.manifest.documents)
+        answers = self.best(queries, top, exact, texts)
+        short = [number for number, line in enumerate(answers) if len(line) < top]
+        if short and not exact:
+            for number, line in zip(short, self.best(queries[short], top, True, texts), strict=True):
+                answers[number] = line
+        ordered = (sorted(line, key=lambda own: (-own[0], own[1])) for line in answers)
+        return [[(name, score, document) for score, _, name, document in line] for line in ordered]
 
     def check(self) -> None:
         """Raise InputError unless the database holds all documents."""
-        ...
+        documents = self.manifest.documents
+        if (found := self.count()) != documents:
+            raise self.incomplete(f"{found} documents", f"{documents}")
 
-    def close(self) -> None: ...
+    def incomplete(self, found: object, expected: object) -> InputError:
+        """Return the error for missing documents."""
+        return InputError(
+            f"{self.address}: got {found}; expected {expected}; fix: run the same `bixse index ... --to {self.address}`"
+            " again, which goes on where it stopped; if documents were deleted, delete the whole first"
+        )
 
 
 def is_store(text: str) -> bool:
@@ -163,56 +199,32 @@ def open_stored(name: str | Path) -> IndexFiles | VectorStore:
     return store
 
 
-class Rescored:
-    """An approximate search: `nearest` finds documents, and the embeddings in `files` give their scores."""
+def export_index(index: str | Path, to: str, progress: ProgressBars | None = None) -> int:
+    """Write embeddings, ids, titles and texts of an index into a vector database; return the number written now.
 
-    def __init__(self, files: IndexFiles | VectorStore, nearest: Nearest) -> None:
-        self.files, self.nearest = files, nearest
-
-    def search(self, queries: npt.NDArray[np.float32], top: int) -> Answers:
-        """Return most of the best documents of (Q, D) queries, and never fewer than exist."""
-        top = min(top, self.files.manifest.documents)
-        queries = np.ascontiguousarray(queries, dtype=np.float32)
-        scores, rows = score_rows(queries, self.nearest(queries, top), self.files)
-        unfilled = np.flatnonzero((rows < 0).any(axis=1))
-        if len(unfilled):  # too few documents found: search these queries exactly
-            scores[unfilled], rows[unfilled] = self.files.exact(queries[unfilled], top)
-        return scores, rows
-
-
-def score_rows(
-    queries: npt.NDArray[np.float32], rows: npt.NDArray[np.int64], files: IndexFiles | VectorStore
-) -> Answers:
-    """Return inner products of (Q, D) queries and the documents of (Q, k) rows, and the rows; the highest first."""
-    embeddings = files.embeddings(np.maximum(rows, 0).ravel()).reshape(*rows.shape, -1)  # -1 fills short rows
-    scores = np.einsum("qd,qkd->qk", queries, embeddings)
-    order = np.lexsort((rows, -scores), axis=1)  # ties by row, as in `exact_search`
-    return np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1)
-
-
-def manifest_of(address: StoreAddress, content: str | None) -> Manifest:
-    """Read the manifest of a database; None stands for a missing one."""
-    try:
-        return Manifest.model_validate_json(content or "")
-    except ValidationError as error:
-        found = "no manifest" if content is None else f"one that is not valid ({first_fault(error)})"
-        raise InputError(
-            f"{address}: got {found}; expected what this version of `bixse index --to` writes; fix: another name, or "
-            "delete it"
-        ) from error
-
-
-def nothing_there(address: StoreAddress) -> InputError:
-    """Return the error for a table or collection that does not exist."""
-    return InputError(
-        f"{address}: got no such table or collection; expected one that `bixse index` wrote; fix: check the name, or "
-        f"run `bixse index MODEL --collection DIR --to {address}`"
-    )
-
-
-def incomplete(address: StoreAddress, found: object, expected: object) -> InputError:
-    """Return the error for missing documents."""
-    return InputError(
-        f"{address}: got {found}; expected {expected}; fix: run the same `bixse index ... --to {address}` again, which "
-        "goes on where it stopped; if documents were deleted, delete the whole first"
-    )
+    Existing documents stay: a stopped export continues, and a finished one does nothing. `to` is
+    "lancedb:PATH/TABLE" or "qdrant:URL/COLLECTION". InputError: the database cannot be used. OutputExistsError: the
+    database holds something else.
+    """
+    folder = Path(index)
+    with closing(open_files(folder)) as files, closing(connect(to)) as store, alone_in(folder):
+        wanted = files.manifest
+        if not store.exists:
+            store.create(wanted)
+        elif different := store.manifest.differences(wanted, {"corpus", "documents", "precision"}):
+            raise OutputExistsError(
+                f"{to}: got an index of {store.manifest.encoder.name!r} with another {' and '.join(different)}; "
+                "expected one of the same corpus, encoder and settings; fix: choose another name, or delete it"
+            )
+        first = store.count()
+        if first < wanted.documents:
+            first -= first % store.together  # a killed write may be there in part
+        step = progress(f"write to {to}", wanted.documents - first) if progress is not None else None
+        for start in range(first, wanted.documents, store.together):
+            stop = min(start + store.together, wanted.documents)
+            store.write(start, files.documents(range(start, stop)), files.embeddings(start, stop))
+            if step is not None:
+                step(stop - start)
+        store.check()
+        store.build()
+    return wanted.documents - first

@@ -1,7 +1,4 @@
-"""Engines of processes: `local` starts them on this machine; `ranks` is one of n that a launcher started.
-
-Each process of `local` has its share of the cores and GPUs. Each rank does every n-th shard.
-"""
+"""An engine does the shards of a job: in this process or in others of this machine, alone or as one rank of several."""
 
 from __future__ import annotations
 
@@ -19,16 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.errors import InputError
 from bixse.machine import cores
-from bixse.scale.engines.job import Ended, Engine, Job, attempt, check_pickles
+from bixse.scale.engines.job import Ended, Job, attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from bixse.scale.engines.job import Result, Shard
 
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 """Environment variables from which numerical libraries read their number of threads."""
+LAUNCHED = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)")
+"""Environment variables by which a launcher tells processes that they belong to one job."""
 PATIENCE = 120.0
 """Seconds for processes to write a checkpoint after they are told to stop."""
 MOST_PROCESSES = 8
@@ -37,48 +36,84 @@ DIED = "its process died, most likely for want of memory"
 """Error of a shard whose process ended without a message."""
 _job: Job[Any, Any]
 """Job of this process of a pool."""
-_kept: list[Any] = []
+_state: list[Any] = []
 """Worker state of this process of a pool, once its first shard has come."""
 
 
-class LocalEngine(Engine):
-    """An engine that does shards in this process if one process is enough, else in several others of this machine.
+class Engine:
+    """An engine does shards in this process if one process is enough, else in several others of this machine.
 
-    Each process has cores / processes threads and `num_gpus` GPUs (0: one if there are any). `processes` None means
-    one per GPU, or one per core up to `MOST_PROCESSES`. A process that dies (out of memory) loses its shard alone. At
-    Ctrl-C processes are told to stop, and waited for. An InputError refuses more processes or GPUs than exist.
+    Each process has cores / processes threads and, in turn, one of the visible GPUs. `processes` None means one per
+    GPU, or one per core up to `MOST_PROCESSES`. As `rank` of `ranks` it does shards rank, rank + ranks, ...; files on
+    disk show the shards of other ranks. A process that dies (out of memory) loses its shard alone. At Ctrl-C processes
+    are told to stop, and waited for. An InputError refuses more processes than there are cores or GPUs.
     """
 
-    def __init__(self, processes: int | None = None, num_gpus: int = 0) -> None:
-        self._devices = visible_devices() if processes != 1 or num_gpus else []
-        if num_gpus > len(self._devices):
-            raise InputError(
-                f"num_gpus: got {num_gpus}; expected at most {len(self._devices)}, the graphics cards there are; "
-                "fix: leave it out to compute on the processor"
-            )
-        most = max(cores(), len(self._devices))
-        fitting = len(self._devices) // max(1, num_gpus) or min(cores(), MOST_PROCESSES)
-        self.processes = processes if processes is not None else fitting
+    def __init__(self, processes: int | None = 1, rank: int = 0, ranks: int = 1) -> None:
+        self._gpus = visible_gpus() if processes != 1 else []
+        most = max(cores(), len(self._gpus))
+        fitting = len(self._gpus) or min(cores(), MOST_PROCESSES)
+        self.processes = fitting if processes is None else processes
         if not 1 <= self.processes <= most:
             raise InputError(
-                f"processes: got {processes}; expected 1 to {most}, the cores or graphics cards there are; "
-                "fix: more processes only get in each other's way"
+                f"processes: got {processes}; expected 1 to {most} (CPU cores or GPUs); fix: lower --processes"
             )
-        self._each = max(1, num_gpus)
+        self.rank, self.ranks = rank, ranks
         self.here = self.processes == 1
+        """True if every shard runs in this process."""
+        self.shared = ranks > 1
+        """True if other processes, which were started independently, do the rest."""
 
-    def attempts(
-        self, job: Job[Shard, Result], shards: Iterator[Shard], kept: Any, alone: bool
+    def map(
+        self,
+        job: Job[Shard, Result],
+        shards: Iterable[Shard],
+        state: Any = None,
+        wanted: Callable[[Shard], bool] = lambda shard: True,
     ) -> Iterator[Ended[Shard, Result]]:
-        if self.processes > 1:
-            yield from _spread(job, shards, 1 if alone else self.processes, self._devices, self._each)
+        """Do the pending shards of this engine's share; yield each as it ends, in any order.
+
+        A shard that fails, or whose process dies, is tried again alone after all others; if it fails again, it comes
+        out with its error. `state` is the worker state if this process has it already; other processes make their own.
+        `wanted` is asked, when there is room for a shard, whether it is still needed. An error of `job.run` for all
+        shards is raised.
+        """
+        known: list[Shard] = []
+        again: list[Shard] = []
+
+        def missing() -> Iterator[Shard]:
+            for shard in self.share(shards):
+                if job.is_complete(shard):
+                    known.append(shard)
+                elif wanted(shard):
+                    yield shard
+
+        for ended in self._attempts(job, missing(), state, self.processes):
+            yield from _taken(known)
+            if ended.error:
+                again.append(ended.shard)
+            else:
+                yield ended
+        yield from _taken(known)
+        yield from self._attempts(job, iter(again), state, 1)  # one at a time has all of the memory
+
+    def share(self, shards: Iterable[Shard]) -> Iterable[Shard]:
+        """Return the shards that are this rank's to do."""
+        return islice(shards, self.rank, None, self.ranks)
+
+    def _attempts(
+        self, job: Job[Shard, Result], shards: Iterator[Shard], state: Any, processes: int
+    ) -> Iterator[Ended[Shard, Result]]:
+        """Try each shard once."""
+        if not self.here:
+            yield from _spread(job, shards, processes, self._gpus)
             return
         for shard in shards:
-            kept = job.setup() if kept is None else kept
-            yield attempt(job, shard, kept)
+            state = job.setup() if state is None else state
+            yield attempt(job, shard, state)
 
 
-def visible_devices() -> list[str]:
+def visible_gpus() -> list[str]:
     """Return the GPUs as CUDA_VISIBLE_DEVICES names them; none without CUDA."""
     import torch
 
@@ -86,6 +121,11 @@ def visible_devices() -> list[str]:
         return []
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]
+
+
+def _taken(known: list[Shard]) -> Iterator[Ended[Shard, Any]]:
+    while known:
+        yield Ended(known.pop(0), known=True)
 
 
 class _Worker:
@@ -110,14 +150,12 @@ class _Worker:
 
 
 def _spread(
-    job: Job[Shard, Result], shards: Iterator[Shard], processes: int, devices: Sequence[str], each: int
+    job: Job[Shard, Result], shards: Iterator[Shard], processes: int, gpus: Sequence[str]
 ) -> Iterator[Ended[Shard, Result]]:
     """Yield shards as they end; after a process dies, a new process takes the next shard."""
-    check_pickles(job)
     threads = dict.fromkeys(THREAD_VARIABLES, str(max(1, cores() // processes)))
-    cards = [",".join(devices[start : start + each]) for start in range(0, len(devices) - each + 1, each)]
     free: list[Mapping[str, str]] = [
-        threads | ({"CUDA_VISIBLE_DEVICES": cards[n % len(cards)]} if cards else {}) for n in range(processes)
+        threads | ({"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]} if gpus else {}) for number in range(processes)
     ]
     idle: list[_Worker] = []
     busy: dict[Future[Ended[Shard, Result]], tuple[_Worker, Shard]] = {}
@@ -167,9 +205,9 @@ def _begin(parent: int, job: Job[Any, Any]) -> None:
 
 
 def _work(shard: Any) -> Ended[Any, Any]:
-    if not _kept:
-        _kept.append(_job.setup())
-    return attempt(_job, shard, _kept[0])
+    if not _state:
+        _state.append(_job.setup())
+    return attempt(_job, shard, _state[0])
 
 
 @contextmanager
@@ -183,22 +221,6 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
         for name in values:
             del os.environ[name]
         os.environ |= before
-
-
-LAUNCHED = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)")
-"""Environment variables by which a launcher tells processes that they belong to one job."""
-
-
-class RanksEngine(LocalEngine):
-    """An engine that does shards i, i + n, i + 2 n, ... as rank i of n; completion markers show other ranks' shards."""
-
-    def __init__(self, processes: int | None = 1, num_gpus: int = 0) -> None:
-        super().__init__(processes, num_gpus)
-        self.rank, self.number = rank_of(os.environ)
-        self.shared = self.number > 1
-
-    def share(self, shards: Iterable[Shard]) -> Iterable[Shard]:
-        return islice(shards, self.rank, None, self.number)
 
 
 @contextmanager
@@ -236,9 +258,9 @@ def rank_of(environment: Mapping[str, str]) -> tuple[int, int]:
         within, size, task, tasks = -1, 0, -1, 0
     if not (0 <= within < size and 0 <= task < tasks):
         found = {**launched, **{f"SLURM_ARRAY_TASK_{name}": value for name, value in array.items()}}
-        said = ", ".join(f"{name}={value}" for name, value in found.items() if value is not None)
+        shown = ", ".join(f"{name}={value}" for name, value in found.items() if value is not None)
         raise InputError(
-            f"engine ranks: got {said}; expected ranks from 0 on below WORLD_SIZE, or an array of evenly spaced tasks; "
-            "fix: give each process its own RANK, or the array a range such as --array=0-7"
+            f"engine ranks: got {shown}; expected ranks from 0 on below WORLD_SIZE, or an array of evenly spaced "
+            "tasks; fix: give each process its own RANK, or the array a range such as --array=0-7"
         )
     return task * size + within, tasks * size
