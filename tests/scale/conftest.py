@@ -14,8 +14,8 @@ NOUNS = ("file", "folder", "tree", "disk", "path", "name", "text", "byte", "line
 
 @pytest.fixture
 def collection(tmp_path):
-    """600 documents, of which 512 fill two parts and 88 a third, and a query for each verb and noun."""
-    texts = [f"{verb} a {noun} of {number}" for number in range(8) for verb in VERBS for noun in NOUNS][:600]
+    """598 documents, of which three shards hold 200, 200 and 198, and a query for each verb and noun."""
+    texts = [f"{verb} a {noun} of {number}" for number in range(8) for verb in VERBS for noun in NOUNS][:598]
     queries = [f"how do i {verb} the {noun}" for verb in VERBS for noun in NOUNS]
     folder = tmp_path / "collection"
     folder.mkdir()
@@ -29,14 +29,14 @@ def collection(tmp_path):
 
 @pytest.fixture
 def fail_twice():
-    """Make the part of 88 documents fail in a monkeypatch, its first two times; gives the sizes that were tried."""
+    """Make the shard of 198 documents fail in a monkeypatch, its first two times; gives the sizes that were tried."""
 
     def patch(patched):
         encode, tried = EmbeddingStore.encode, []
 
         def fail(store, texts, step=None):
             tried.append(len(texts))
-            if len(texts) == 88 and tried.count(88) < 3:
+            if len(texts) == 198 and tried.count(198) < 3:
                 raise RuntimeError("no more memory")
             return encode(store, texts, step)
 

@@ -6,7 +6,6 @@ import json
 import shutil
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from filelock import FileLock
 from safetensors.numpy import load_file
@@ -99,32 +98,6 @@ def test_a_byte_that_changed(tiny_model, folder, kind, place):
     path.write_bytes(content)
     with pytest.raises(InputError, match=path.name), open_index(folder, tiny_model) as index:
         index.search(QUERIES[0], top=100)
-
-
-# --- large row groups
-
-
-@pytest.mark.parametrize(("documents", "together"), [(0, 1), (1, 1), (2**18, 1), (2**18 + 1, 2), (10**9, 16)])
-def test_row_groups_grow_with_the_corpus(monkeypatch, documents, together):
-    """So that their number stays in what Parquet can open; 10**9 documents are beyond 256 a group."""
-    monkeypatch.setattr(index_files, "GROUP_ROWS", 256)
-    assert index_files.group_rows(256 * documents if documents < 10**9 else documents) == 256 * together
-    assert -(-documents // index_files.group_rows(documents)) <= index_files.MOST_GROUPS
-
-
-def test_an_index_with_row_groups_larger_than_its_parts(tiny_model, folder, corpus, tmp_path, monkeypatch):
-    """The same embeddings, and the same answers with their texts."""
-    monkeypatch.setattr(index_files, "MOST_GROUPS", 2)
-    index_of(tiny_model, corpus, tmp_path / "large", cache="none")
-    one, large = (read_manifest(path) for path in (folder, tmp_path / "large"))
-    assert one == large
-    sizes = [
-        [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
-        for file in (pq.ParquetFile(next(path.glob("*/*.parquet"))) for path in (folder, tmp_path / "large"))
-    ]
-    assert sizes[0][0] == 8 and sizes[1][0] > 32 and len(sizes[1]) == 2
-    with open_index(folder, tiny_model) as before, open_index(tmp_path / "large", tiny_model) as after:
-        assert before.search(QUERIES, top=100) == after.search(QUERIES, top=100)
 
 
 # --- another model

@@ -25,12 +25,13 @@ from bixse.evaluation.evaluate import evaluate
 from bixse.scale.index.index_files import open_files
 from bixse.scale.index.index_system import IndexSystem
 from bixse.scale.index.search import open_index
-from bixse.scale.index.vector_store import PACKAGES, address_of, connect, export_index
+from bixse.scale.index.vector_store import connect, export_index
 from helpers.command import call, refused
 from helpers.indexes import index_of
 
 pytestmark = pytest.mark.precision("float32")
 SERVER = "QDRANT_TEST_URL"
+PACKAGES = {"lancedb": "lancedb", "qdrant": "qdrant_client"}
 QUERIES = ["copy a file", "delete tree", "sort", "how do i find the path"]
 HERE = """
 import bixse.scale.index.qdrant as module
@@ -133,12 +134,14 @@ def same_hits(found, expected):
 @pytest.mark.parametrize("name", ["lancedb:", "lancedb:folder", "lancedb:folder/a b", "qdrant:host/name", "chroma:a/b"])
 def test_a_name_of_another_form_is_refused(name):
     with pytest.raises(InputError, match="vector database"):
-        address_of(name)
+        connect(name)
 
 
 @pytest.mark.parametrize("name", ["lancedb:folder/table", "qdrant:http://localhost/name"])
 def test_a_package_that_is_missing_is_named(monkeypatch, capsys, name):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    package = PACKAGES[name.partition(":")[0]]
+    monkeypatch.delitem(sys.modules, "bixse.scale.index.qdrant", raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
     said = refused(capsys, "index", "demo", "--collection", "c", "--to", name)
     assert f"bixse[{name.partition(':')[0]}]" in said
 
@@ -178,17 +181,17 @@ def test_what_does_not_exist(store, tmp_path, model):
 
 
 def test_what_bixse_did_not_write_is_refused_and_kept(store, database, index, model):
-    address = address_of(store)
+    place, _, name = store.partition(":")[2].rpartition("/")
     if database == "lancedb":
         import lancedb
 
-        lancedb.connect(address.place).create_table(address.name, [{"vector": [1.0, 0.0], "item": "mine"}])
+        lancedb.connect(place).create_table(name, [{"vector": [1.0, 0.0], "item": "mine"}])
     else:
         from bixse.scale.index import qdrant
 
-        client = qdrant.connected(address.place)
+        client = qdrant.connected(place)
         size = qdrant.models.VectorParams(size=2, distance=qdrant.models.Distance.DOT)
-        client.create_collection(address.name, vectors_config=size)
+        client.create_collection(name, vectors_config=size)
         client.close()
     for act in (lambda: export_index(index, store), lambda: open_index(store, model)):
         with pytest.raises(InputError, match="no manifest"):

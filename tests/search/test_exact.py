@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bixse.errors import InputError
-from bixse.search.exact import QUERY_BLOCK, TopK, exact_search, merge_best, to_run
+from bixse.search.exact import QUERY_BLOCK, exact_search, to_run
 
 
 def integers(seed, rows, size=4, reach=3):
@@ -126,21 +126,3 @@ def test_run_names_queries_and_documents_and_can_exclude_self():
 def test_run_of_empty_results():
     assert to_run(["q"], [], np.zeros((1, 0)), np.zeros((1, 0), dtype=np.int64)) == {"q": {}}
     assert to_run([], ["d"], np.zeros((0, 1)), np.zeros((0, 1), dtype=np.int64)) == {}
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10_000), st.lists(st.integers(0, 30), min_size=1, max_size=5), st.integers(1, 12))
-def test_the_best_of_parts_are_the_best_of_all(seed, sizes, top_k):
-    """Also of parts that hold fewer documents than are wanted, or none."""
-    documents = integers(seed + 1, sum(sizes) + 1, 2, reach=1)
-    queries, parts, start = integers(seed, 3, 2, reach=1), [], 0
-    for end in [*np.cumsum(sizes).tolist(), len(documents)]:
-        best = TopK(queries, top_k)
-        best.add(documents[start:end])
-        scores, positions = best.result()
-        parts.append((scores, positions + start))
-        start = end
-    scores, indices = merge_best(parts, top_k)
-    expected_scores, expected_indices = naive(queries, documents, top_k)
-    np.testing.assert_array_equal(indices, expected_indices)
-    np.testing.assert_array_equal(scores, expected_scores)

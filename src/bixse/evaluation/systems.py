@@ -288,17 +288,8 @@ class EncoderSystem(System):
     ) -> dict[str, Ranking]:
         with self._instructed(task.instructions):
             self.prompts_hash = prompts_hash(self.encoder)
-            return self.find(task, depth, partial, progress)
-
-    def find(
-        self, task: Task, depth: int, partial: Path | None, progress: Callable[[int], None] | None
-    ) -> dict[str, Ranking]:
-        """Search with the instructions of the task in place; a subclass may search elsewhere."""
-        return search_blocks(EmbeddingStore(self.encoder, self.cache_for(task)), task, depth, partial, progress)
-
-    def cache_for(self, task: Task) -> str | Path | None:
-        """Return the cache folder for the documents of a task, "none", or None for the default."""
-        return "none" if self.cache is None and task.count > MOST_KEPT else self.cache
+            cache = "none" if self.cache is None and task.count > MOST_KEPT else self.cache
+            return search_blocks(EmbeddingStore(self.encoder, cache), task, depth, partial, progress)
 
     def release(self) -> None:
         """Unload the checkpoint, which is loaded again on demand."""

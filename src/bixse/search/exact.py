@@ -10,7 +10,7 @@ import torch
 from bixse.errors import InputError, NotFiniteError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     import numpy.typing as npt
 
@@ -87,20 +87,6 @@ class TopK:
             )
         scores, positions = _from_keys(self.keys)
         return scores.cpu().numpy(), positions.cpu().numpy()
-
-
-def merge_best(
-    parts: Iterable[tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]], top_k: int
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """Merge the best documents of parts of one corpus into the `top_k` best per query."""
-    best: torch.Tensor | None = None
-    for scores, positions in parts:
-        keys = _to_keys(torch.from_numpy(scores), 0, torch.from_numpy(positions))
-        both = keys if best is None else torch.cat([best, keys], dim=1)
-        best = both.topk(min(top_k, both.shape[1]), dim=1).values
-    assert best is not None
-    scores_of_best, positions_of_best = _from_keys(best)
-    return scores_of_best.numpy(), positions_of_best.numpy()
 
 
 def to_run(

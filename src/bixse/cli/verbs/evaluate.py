@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from bixse.cli.verb import CommandResult, Folder, Options, Verb, waits
+from bixse.cli.verb import CommandResult, Folder, Options, Verb
 from bixse.data.collection import MissingDocuments
 from bixse.errors import InputError
 from bixse.lab.suites.known_suites import LOCAL, SUITES
 from bixse.relevance import MIN_RELEVANT_GRADE
-from bixse.scale.index.index_settings import ShardedEncodingSettings
+from bixse.search.retrieval_settings import EncodingSettings
 from bixse.settings import Flag
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ OF_A_COLLECTION = ("collection", "split", "min_relevant_grade", "exclude_self", 
 OF_A_SUITE = ("data", "tasks", "download", "protocol")
 
 
-class EvaluateSettings(ShardedEncodingSettings):
+class EvaluateSettings(EncodingSettings):
     """Settings of `bixse evaluate`.
 
     Example:
@@ -74,13 +74,6 @@ class EvaluateSettings(ShardedEncodingSettings):
     """Of an index: its model, where that has moved."""
     protocol: Literal["judged", "full"] = "judged"
     """Suite trec-dl: search the judged passages or the full corpora."""
-
-    @model_validator(mode="after")
-    def _shards_of_a_collection(self) -> Self:
-        if self.in_shards and (self.suite != LOCAL or self.grades is not None):
-            raise ValueError("got engine, processes or shards with a suite or grades; expected them with a collection "
-                             "alone; fix: evaluate the collection by itself, and with grades its run")  # fmt: skip
-        return self
 
     @model_validator(mode="after")
     def _of_the_suite(self) -> Self:
@@ -131,20 +124,11 @@ def run(settings: EvaluateSettings, options: EvaluateOptions) -> CommandResult:
 
 def _on_collection(settings: EvaluateSettings, systems: Sequence[System], out: Path | None) -> CommandResult:
     from bixse.evaluation.tasks import collection_task
-    from bixse.progress import progress_bar
-    from bixse.scale.index.index_system import encoded_in_shards
 
     assert settings.collection is not None
     chosen = settings.model_dump(include={"split", "exclude_self", "min_relevant_grade", "missing_documents"})
     task = collection_task(settings.collection, **chosen)
-    if not settings.in_shards:
-        return _on_task(settings, systems, task, out)
-    if out is None:
-        raise InputError(
-            "--engine, --processes or --shards: got no --out; expected a folder that all share; fix: name it"
-        )
-    with encoded_in_shards(systems, task, out, settings, progress_bar) as (sharded, waiting):
-        return waits(waiting) if waiting else _on_task(settings, sharded, task, out)
+    return _on_task(settings, systems, task, out)
 
 
 def _on_task(settings: EvaluateSettings, systems: Sequence[System], task: Task, out: Path | None) -> CommandResult:

@@ -20,6 +20,7 @@ from bixse.scale.engines.job import Ended, Job, attempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from bixse.scale.engines.job import Result, Shard
 
@@ -78,23 +79,18 @@ class Engine:
         `wanted` is asked, when there is room for a shard, whether it is still needed. An error of `job.run` for all
         shards is raised.
         """
-        known: list[Shard] = []
+        pending: list[Shard] = []
+        for shard in self.share(shards):
+            if job.is_complete(shard):
+                yield Ended(shard, known=True)
+            else:
+                pending.append(shard)
         again: list[Shard] = []
-
-        def missing() -> Iterator[Shard]:
-            for shard in self.share(shards):
-                if job.is_complete(shard):
-                    known.append(shard)
-                elif wanted(shard):
-                    yield shard
-
-        for ended in self._attempts(job, missing(), state, self.processes):
-            yield from _taken(known)
+        for ended in self._attempts(job, (shard for shard in pending if wanted(shard)), state, self.processes):
             if ended.error:
                 again.append(ended.shard)
             else:
                 yield ended
-        yield from _taken(known)
         yield from self._attempts(job, iter(again), state, 1)  # one at a time has all of the memory
 
     def share(self, shards: Iterable[Shard]) -> Iterable[Shard]:
@@ -123,18 +119,13 @@ def visible_gpus() -> list[str]:
     return named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]
 
 
-def _taken(known: list[Shard]) -> Iterator[Ended[Shard, Any]]:
-    while known:
-        yield Ended(known.pop(0), known=True)
-
-
 class _Worker:
     """A process that does one shard at a time, in a pool of its own, so that its death affects no other process."""
 
-    def __init__(self, job: Job[Any, Any], environment: Mapping[str, str]) -> None:
-        self.environment = environment
+    def __init__(self, job: Job[Any, Any], variables: Mapping[str, str]) -> None:
+        self.variables = variables
         context = multiprocessing.get_context("spawn")  # CUDA does not work in a forked process
-        with _environment(environment):
+        with environment(variables):
             self.pool = ProcessPoolExecutor(1, context, _begin, (os.getpid(), job))
             try:
                 self.process = self.pool.submit(os.getpid).result()
@@ -170,7 +161,7 @@ def _spread(
             for future in wait(busy, return_when=FIRST_COMPLETED).done:
                 worker, shard = busy.pop(future)
                 if isinstance(future.exception(), BrokenProcessPool):
-                    free.append(worker.environment)
+                    free.append(worker.variables)
                     worker.pool.shutdown()
                     yield Ended(shard, error=DIED)
                     continue
@@ -211,30 +202,27 @@ def _work(shard: Any) -> Ended[Any, Any]:
 
 
 @contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for processes that start inside the block."""
+def environment(variables: Mapping[str, str], without: Iterable[str] = ()) -> Iterator[None]:
+    """Set environment variables inside the block, and hide others."""
     before = dict(os.environ)
-    os.environ |= values
+    for name in without:
+        del os.environ[name]
+    os.environ |= variables
     try:
         yield
     finally:
-        for name in values:
+        for name in variables:
             del os.environ[name]
         os.environ |= before
 
 
-@contextmanager
-def without_launcher() -> Iterator[None]:
+def without_launcher() -> AbstractContextManager[None]:
     """Hide the launcher from libraries inside the block: each rank does its shards independently."""
-    hidden = {name: os.environ.pop(name) for name in list(os.environ) if LAUNCHED.fullmatch(name)}
-    try:
-        yield
-    finally:
-        os.environ |= hidden
+    return environment({}, [name for name in os.environ if LAUNCHED.fullmatch(name)])
 
 
-def rank_of(environment: Mapping[str, str]) -> tuple[int, int]:
-    """Return rank and number of ranks by RANK and WORLD_SIZE, or a Slurm array; with both, ranks count within tasks.
+def rank_of(variables: Mapping[str, str]) -> tuple[int, int]:
+    """Return rank and number of ranks by RANK and WORLD_SIZE, or else by a Slurm array.
 
     Example:
         >>> rank_of({"RANK": "1", "WORLD_SIZE": "4"})
@@ -242,25 +230,23 @@ def rank_of(environment: Mapping[str, str]) -> tuple[int, int]:
         >>> rank_of({"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "5", "SLURM_ARRAY_TASK_COUNT": "3"})
         (2, 3)
     """
-    array = {name: environment.get(f"SLURM_ARRAY_TASK_{name}") for name in ("ID", "COUNT", "MIN", "STEP")}
-    launched = {name: environment.get(name) for name in ("RANK", "WORLD_SIZE")}
-    if array["ID"] is None and launched["RANK"] is None:
-        raise InputError(
-            "engine ranks: got no rank in the environment; expected RANK and WORLD_SIZE, or SLURM_ARRAY_TASK_ID and "
-            "SLURM_ARRAY_TASK_COUNT; fix: start it with torchrun or as a Slurm array, or set RANK (0, 1, ...) and "
-            "WORLD_SIZE yourself"
-        )
+    names = ("ID", "COUNT", "MIN", "STEP")
+    array = {name: variables.get(f"SLURM_ARRAY_TASK_{name}") for name in names}
     try:
-        within, size = int(launched["RANK"] or 0), int(launched["WORLD_SIZE"] or 1)
-        step = int(array["STEP"] or 1)
-        task, tasks = (int(array["ID"] or 0) - int(array["MIN"] or 0)) // step, int(array["COUNT"] or 1)
+        if "RANK" in variables:
+            rank, ranks = int(variables["RANK"]), int(variables.get("WORLD_SIZE", "1"))
+        else:
+            ids = int(array["ID"] or "") - int(array["MIN"] or 0)
+            rank, ranks = ids // int(array["STEP"] or 1), int(array["COUNT"] or 1)
     except (ValueError, ZeroDivisionError):
-        within, size, task, tasks = -1, 0, -1, 0
-    if not (0 <= within < size and 0 <= task < tasks):
-        found = {**launched, **{f"SLURM_ARRAY_TASK_{name}": value for name, value in array.items()}}
-        shown = ", ".join(f"{name}={value}" for name, value in found.items() if value is not None)
+        rank, ranks = -1, 0
+    if not 0 <= rank < ranks:
+        given = {name: variables.get(name) for name in ("RANK", "WORLD_SIZE")}
+        given |= {f"SLURM_ARRAY_TASK_{name}": value for name, value in array.items()}
+        shown = ", ".join(f"{name}={value}" for name, value in given.items() if value is not None)
         raise InputError(
-            f"engine ranks: got {shown}; expected ranks from 0 on below WORLD_SIZE, or an array of evenly spaced "
-            "tasks; fix: give each process its own RANK, or the array a range such as --array=0-7"
+            f"engine ranks: got {shown or 'no rank in the environment'}; expected RANK from 0 on below WORLD_SIZE, or "
+            "SLURM_ARRAY_TASK_ID of an array of evenly spaced tasks; fix: start it with torchrun or as a Slurm array "
+            "such as --array=0-7, or set RANK and WORLD_SIZE yourself"
         )
-    return task * size + within, tasks * size
+    return rank, ranks

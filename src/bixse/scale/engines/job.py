@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import traceback
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -31,7 +30,7 @@ class Job(ABC, Generic[Shard, Result]):
         ...     def run(self, shard, state):
         ...         return shard**2
         >>> attempt(Square(), 3, None)
-        Ended(shard=3, result=9, error='', traceback='', known=False)
+        Ended(shard=3, result=9, error='', known=False)
     """
 
     def setup(self) -> Any:
@@ -92,8 +91,6 @@ class Ended(Generic[Shard, Result]):
     result: Result | None = None
     """Result of `Job.run`; None for a shard that failed or was complete before."""
     error: str = ""
-    traceback: str = ""
-    """Traceback of the error; empty if the process died."""
     known: bool = False
     """True for a shard that was complete before."""
 
@@ -107,5 +104,5 @@ def attempt(job: Job[Shard, Result], shard: Shard, state: Any) -> Ended[Shard, R
         raise
     except Exception as error:
         message = " ".join(f"{type(error).__name__}: {error}".split())
-        return Ended(shard, error=message[:500], traceback=traceback.format_exc())
+        return Ended(shard, error=message[:500])
     return Ended(shard, result)

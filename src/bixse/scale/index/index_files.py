@@ -26,7 +26,7 @@ from bixse.files.parquet import checked_file, open_table, reading, table_writer
 from bixse.search.exact import TopK
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -39,10 +39,8 @@ TEXTS = "documents.parquet"
 TENSOR = "documents"
 SHARD_ROWS = 16_384
 """Maximum number of documents per file of embeddings, which is in memory while it is written."""
-GROUP_ROWS = 256
-"""Minimum number of documents per row group of Parquet; a shard holds a multiple of it."""
-MOST_GROUPS = 1 << 18
-"""Maximum number of row groups: each shard reads the footer of all; Parquet with more than 10^6 is not opened."""
+GROUP_ROWS = 1024
+"""Documents per row group of Parquet: a search reads whole groups, and Parquet with more than 10^6 is not opened."""
 NO_TEXT = Document("", "")
 SCHEMA = pa.schema([("id", pa.string()), ("title", pa.string()), ("text", pa.string())])
 
@@ -85,14 +83,10 @@ class Manifest(_Record):
         return range(-(-self.documents // self.rows))
 
     @property
-    def digest(self) -> str:
-        """Return a hash of all but the place of the encoder."""
-        content = self.model_dump(exclude={"encoder": {"name"}})
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-    @property
     def folder(self) -> str:
-        return f"{FILES}{self.digest[:16]}"
+        """Return the name of the folder with the files, which differs with all but the place of the encoder."""
+        content = json.dumps(self.model_dump(exclude={"encoder": {"name"}}), sort_keys=True)
+        return f"{FILES}{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
     def differences(self, wanted: Manifest, fields: set[str]) -> list[str]:
         """Return the names of properties of the encoder and of other `fields` that differ from `wanted`."""
@@ -133,21 +127,15 @@ def damaged(path: Path, found: str, expected: str) -> InputError:
 
 
 def shard_rows(documents: int, shards: int | None = None) -> int:
-    """Return the number of documents per file of embeddings, a multiple of `GROUP_ROWS`, for about `shards` files."""
-    wanted = -(-documents // ((shards or 1) * GROUP_ROWS)) * GROUP_ROWS
-    return max(GROUP_ROWS, min(SHARD_ROWS, wanted))
+    """Return the number of documents per file of embeddings, for at least `shards` files of nearly equal size."""
+    return min(SHARD_ROWS, -(-documents // (shards or 1)))
 
 
-def group_rows(documents: int) -> int:
-    """Return the number of documents per row group: `GROUP_ROWS`, for a large corpus twice, four times, ... as many."""
-    return GROUP_ROWS << (max(0, documents - 1) // (GROUP_ROWS * MOST_GROUPS)).bit_length()
-
-
-def write_texts(path: Path, documents: Iterable[tuple[str, Document]], number: int) -> None:
-    """Write ids, titles and texts of `number` documents; the file appears complete or not at all."""
+def write_texts(path: Path, documents: Iterable[tuple[str, Document]]) -> None:
+    """Write ids, titles and texts of documents; the file appears complete or not at all."""
     rows = ({"id": name, "title": document.title, "text": document.text} for name, document in documents)
     with atomic_file(path) as file, table_writer(file, SCHEMA) as writer:
-        while group := list(islice(rows, group_rows(number))):
+        while group := list(islice(rows, GROUP_ROWS)):
             writer.write_table(pa.Table.from_pylist(group, SCHEMA))
 
 
@@ -161,15 +149,6 @@ def read_texts(path: Path, start: int, number: int) -> list[str]:
     return [Document(*found).content for found in zip(columns["title"], columns["text"], strict=True)]
 
 
-def stream_texts(path: Path) -> Iterator[tuple[str, Document]]:
-    """Yield ids and documents one by one, in file order."""
-    with open_table(path) as file:
-        for group in range(file.num_row_groups):
-            columns = file.read_row_group(group).to_pydict()
-            for name, title, text in zip(columns["id"], columns["title"], columns["text"], strict=True):
-                yield name, Document(title, text)
-
-
 def embeddings_file(folder: Path, shard: int) -> Path:
     """Return the file of embeddings of a shard."""
     return folder / f"{shard:05d}.safetensors"
@@ -181,32 +160,6 @@ def write_embeddings(path: Path, embeddings: NDArray[np.float32]) -> None:
     write_atomically(path, save({TENSOR: content}, {"sha256": hashlib.sha256(content.data).hexdigest()}))
 
 
-class Embeddings:
-    """The embeddings of a shard, memory-mapped; their hash is checked at the first use."""
-
-    def __init__(self, folder: Path, manifest: Manifest, shard: int) -> None:
-        self.path = embeddings_file(folder, shard)
-        self._checked = False
-        shape = (min(manifest.rows, manifest.documents - shard * manifest.rows), manifest.encoder.dimensions)
-        try:
-            with safe_open(str(self.path), framework="pt") as file:
-                self._digest = (file.metadata() or {}).get("sha256", "")
-                self._tensor: torch.Tensor = file.get_tensor(TENSOR)
-        except (SafetensorError, OSError) as error:
-            raise damaged(self.path, str(error), "the tensor that was written") from error
-        if self._tensor.shape != shape or self._tensor.dtype != torch.float32:
-            raise damaged(self.path, f"{self._tensor.dtype} {tuple(self._tensor.shape)}", f"float32 {shape}")
-
-    @property
-    def tensor(self) -> torch.Tensor:
-        if not self._checked:
-            digest = hashlib.sha256(self._tensor.numpy().data).hexdigest()
-            if digest != self._digest:
-                raise damaged(self.path, f"SHA-256 {digest[:12]}...", f"{self._digest[:12]}...")
-            self._checked = True
-        return self._tensor
-
-
 class IndexFiles:
     """The open files of an index: embeddings are memory-mapped, texts are read on request.
 
@@ -215,12 +168,13 @@ class IndexFiles:
     """
 
     approximate = ""
-    """Kind of approximate search; "" if every document is scored."""
+    """Kind of approximate search: every document is scored."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
-        folder, self.manifest = folder / manifest.folder, manifest
-        self._shards = [Embeddings(folder, manifest, shard) for shard in manifest.shards]
-        self._path = folder / TEXTS
+        self.folder, self.manifest = folder / manifest.folder, manifest
+        self._shards = [self._mapped(shard) for shard in manifest.shards]
+        self._unchecked = set(manifest.shards)
+        self._path = self.folder / TEXTS
         with reading(self._path):
             self._texts = checked_file(self._path)
         if self._texts.metadata.num_rows != manifest.documents:
@@ -235,8 +189,8 @@ class IndexFiles:
         Every search is exact. Without `texts` the documents are empty.
         """
         best = TopK(queries, top)
-        for shard in self._shards:
-            best.add(shard.tensor)
+        for shard in self.manifest.shards:
+            best.add(self._shard(shard))
         scores, rows = best.result()
         wanted = rows.ravel().tolist()
         found = iter(self.documents(wanted) if texts else [(name, NO_TEXT) for name in self._names(wanted)])
@@ -257,6 +211,39 @@ class IndexFiles:
                 found[row] = values["id"], Document(values["title"], values["text"])
         return [found[row] for row in rows]
 
+    def embeddings(self, start: int, stop: int) -> NDArray[np.float32]:
+        """Return the embeddings of rows from `start` to `stop`."""
+        rows = self.manifest.rows
+        shards = range(start // rows, -(-stop // rows))
+        parts = [self._shard(shard)[max(0, start - shard * rows) : stop - shard * rows] for shard in shards]
+        return torch.cat(parts).numpy()
+
+    def close(self) -> None:
+        """Close the file of texts; the embeddings stay mapped as long as they are used."""
+        self._texts.close()
+
+    def _mapped(self, shard: int) -> tuple[torch.Tensor, str]:
+        """Return the memory-mapped (n, D) embeddings of a shard, and their SHA-256 as written."""
+        path, manifest = embeddings_file(self.folder, shard), self.manifest
+        shape = (min(manifest.rows, manifest.documents - shard * manifest.rows), manifest.encoder.dimensions)
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                tensor, digest = file.get_tensor(TENSOR), (file.metadata() or {}).get("sha256", "")
+        except (SafetensorError, OSError) as error:
+            raise damaged(path, str(error), "the tensor that was written") from error
+        if tensor.shape != shape or tensor.dtype != torch.float32:
+            raise damaged(path, f"{tensor.dtype} {tuple(tensor.shape)}", f"float32 {shape}")
+        return tensor, digest
+
+    def _shard(self, shard: int) -> torch.Tensor:
+        tensor, written = self._shards[shard]
+        if shard in self._unchecked:
+            if (digest := hashlib.sha256(tensor.numpy().data).hexdigest()) != written:
+                path = embeddings_file(self.folder, shard)
+                raise damaged(path, f"SHA-256 {digest[:12]}...", f"{written[:12]}...")
+            self._unchecked.remove(shard)
+        return tensor
+
     def _names(self, rows: Sequence[int]) -> list[str]:
         """Return the document ids of the rows; the ids of all documents then stay in memory."""
         if self._ids is None:
@@ -264,19 +251,6 @@ class IndexFiles:
                 self._ids = self._texts.read(columns=["id"]).column("id")
         names: list[str] = self._ids.take(pa.array(rows, pa.int64())).to_pylist()
         return names
-
-    def embeddings(self, start: int, stop: int) -> NDArray[np.float32]:
-        """Return the embeddings of rows from `start` to `stop`."""
-        rows = self.manifest.rows
-        parts = [
-            self._shards[shard].tensor[max(0, start - shard * rows) : stop - shard * rows]
-            for shard in range(start // rows, -(-stop // rows))
-        ]
-        return torch.cat(parts).numpy()
-
-    def close(self) -> None:
-        """Close the file of texts; the embeddings stay mapped as long as they are used."""
-        self._texts.close()
 
 
 def open_files(folder: Path) -> IndexFiles:

@@ -1,4 +1,4 @@
-"""Settings of `bixse index`, and of a corpus that is encoded in shards, which other verbs share."""
+"""Settings of `bixse index`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ from bixse.search.retrieval_settings import EncodingSettings
 from bixse.settings import Flag
 
 
-class ShardedEncodingSettings(EncodingSettings, EngineSettings):
-    """The settings of a corpus that is encoded shard by shard."""
-
-
-class IndexSettings(ShardedEncodingSettings):
+class IndexSettings(EncodingSettings, EngineSettings):
     """Settings of `bixse index`.
 
     Example:
@@ -25,6 +21,11 @@ class IndexSettings(ShardedEncodingSettings):
     model: Annotated[str, Flag(metavar="MODEL", positional=True)]
     """Model folder, Hugging Face name, or demo (the small model of bixse[demo])."""
     collection: Annotated[Path, Flag(metavar="DIR")]
-    """Folder with corpus.jsonl."""
+    """Folder with corpus.jsonl, or such a file."""
     max_length: Annotated[int | None, Flag(metavar="TOKENS")] = None
     """Read only the first TOKENS of a text."""
+
+    @property
+    def corpus(self) -> Path:
+        """Return the file of documents."""
+        return self.collection if self.collection.is_file() else self.collection / "corpus.jsonl"

@@ -1,10 +1,8 @@
-"""Indexes as systems to evaluate: an existing index, or one that an engine makes of an encoder's embeddings."""
+"""An index as a system to evaluate."""
 
 from __future__ import annotations
 
 import hashlib
-import shutil
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,25 +10,18 @@ from typing import TYPE_CHECKING, Any
 from bixse.encoders.instructions import prompt_for, prompts_hash
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError
-from bixse.evaluation.evaluate import open_evaluation
-from bixse.evaluation.systems import HASH_DIGITS, EncoderSystem, System, check_distinct, without_self
-from bixse.files.files import alone_in
-from bixse.scale.index.index_settings import IndexSettings, ShardedEncodingSettings
-from bixse.scale.index.make_index import make_index
+from bixse.evaluation.systems import HASH_DIGITS, System, without_self
 from bixse.scale.index.search import open_index
 from bixse.scale.index.vector_store import is_stored
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from sentence_transformers import SentenceTransformer
 
     from bixse.evaluation.tasks import Task
-    from bixse.progress import ProgressBars
     from bixse.relevance import Ranking
     from bixse.scale.index.search import SearchIndex
-
-INDEX_FOLDER = ".index"
 
 
 class IndexSystem(System):
@@ -110,61 +101,3 @@ def open_index_system(
 ) -> IndexSystem | None:
     """Return the index or vector database of a name, or None for any other name."""
     return IndexSystem(name, task, exact, model_at) if is_stored(name) else None
-
-
-class ShardedSystem(EncoderSystem):
-    """An encoder that searches an index of the evaluated corpus; an engine makes the index in a folder."""
-
-    def __init__(self, system: EncoderSystem, folder: Path) -> None:
-        super().__init__(system.label, system.max_length, system.task, system.trust_remote_code, system.cache)
-        self.index = folder / self.name
-
-    def make(self, task: Task, where: ShardedEncodingSettings, progress: ProgressBars | None) -> int:
-        """Make the index; return the number of pending shards of other ranks."""
-        cache = self.cache_for(task)
-        settings = IndexSettings(
-            **where.model_dump(include=set(ShardedEncodingSettings.model_fields) - {"task", "cache"}),
-            model=self.label,
-            collection=task.settings["collection"],
-            max_length=self.max_length,
-            task=self.task,
-            cache=None if cache is None else str(cache),
-        )
-        return make_index(settings, self.index, progress).waiting
-
-    def find(
-        self, task: Task, depth: int, partial: Path | None, progress: Callable[[int], None] | None
-    ) -> dict[str, Ranking]:
-        system = IndexSystem(self.index, self.task, model_at=self.encoder)
-        try:
-            return system.search(task, depth, partial, progress)
-        finally:
-            system.release()
-
-
-@contextmanager
-def encoded_in_shards(
-    systems: Sequence[System],
-    task: Task,
-    out: Path,
-    where: ShardedEncodingSettings,
-    progress: ProgressBars | None = None,
-) -> Iterator[tuple[list[System], int]]:
-    """Make an index for each unfinished encoder of `systems`, which searches it inside the block.
-
-    Yield the systems to evaluate and the number of pending shards of other ranks; with pending shards there is nothing
-    to evaluate. Indexes are in `out`, and deleted if the block ends without an error.
-    """
-    check_distinct(systems)
-    folder, waiting = out / INDEX_FOLDER, 0
-    sharded = [ShardedSystem(own, folder) if isinstance(own, EncoderSystem) else own for own in systems]
-    for system in sharded:
-        results = out / system.name if len(sharded) > 1 else out
-        if isinstance(system, ShardedSystem) and open_evaluation(system, task, results).status != "finished":
-            waiting += system.make(task, where, progress)
-    if waiting:
-        yield sharded, waiting
-        return
-    with alone_in(folder, wait=True):
-        yield sharded, 0
-        shutil.rmtree(folder, ignore_errors=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +13,7 @@ import pyarrow as pa
 from bixse.data.collection import Document
 from bixse.files.files import storage_errors
 from bixse.scale.index.index_files import SCHEMA, Manifest
-from bixse.scale.index.vector_store import KEY, Answers, StoreAddress, VectorStore
+from bixse.scale.index.vector_store import KEY, Answers, VectorStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,68 +31,57 @@ REFINED = 4
 class LanceStore(VectorStore):
     """A table with one row per document: `row`, `id`, `title`, `text` and `vector`.
 
-    The manifest is metadata of the column `vector` in the Arrow schema. A write appears completely or not at all, so
-    the number of rows says where to continue.
+    The manifest is metadata of the column `vector` in the Arrow schema. A write appears completely or not at all.
     """
 
     together = 16_384
 
-    def __init__(self, address: StoreAddress) -> None:
-        self.address = address
-        self._table: Any = None
-        if "://" in address.place or Path(address.place).is_dir():  # connecting makes the folder
+    def __init__(self, label: str, place: str, name: str) -> None:
+        self.label, self._place, self._name = label, place, name
+        self._database: Any = import_module("lancedb")
+        if "://" in place or Path(place).is_dir():  # connecting makes the folder
             with suppress(ValueError):  # no such table
-                self._table = import_module("lancedb").connect(address.place).open_table(address.name)
-        self.exists = self._table is not None
+                self._open(self._database.connect(place).open_table(name))
 
-    @property
-    def approximate(self) -> str:
-        lists, searched = _lists(self.count())
-        return f"IVF{lists},SQ8 nprobe={searched}" if self._table.list_indices() else ""
-
-    def recorded(self) -> str | None:
-        schema = self._table.schema
+    def _open(self, table: Any) -> None:
+        self._table, schema = table, table.schema
         content = ((schema.field("vector").metadata or {}) if "vector" in schema.names else {}).get(KEY.encode())
-        return None if content is None else content.decode()
+        self.read(None if content is None else content.decode())
+        # square root of the documents: number of lists, of which a search reads a share
+        self._lists = round(self.manifest.documents**0.5)
+        self._searched = -(-self._lists // SEARCHED_SHARE)
+        indexed = self.manifest.documents >= INDEXED_FROM
+        self.approximate = f"IVF{self._lists},SQ8 nprobe={self._searched}" if indexed else ""
 
     def create(self, manifest: Manifest) -> None:
-        numbers, kept = pa.list_(pa.float32(), manifest.encoder.dimensions), {KEY: manifest.model_dump_json()}
-        schema = pa.schema([pa.field("row", pa.int64()), *SCHEMA, pa.field("vector", numbers, metadata=kept)])
-        with storage_errors(Path(self.address.place)):
-            database = import_module("lancedb").connect(self.address.place)
-            self._table = database.create_table(self.address.name, schema=schema)
-        self.exists = True
+        numbers, metadata = pa.list_(pa.float32(), manifest.encoder.dimensions), {KEY: manifest.model_dump_json()}
+        schema = pa.schema([pa.field("row", pa.int64()), *SCHEMA, pa.field("vector", numbers, metadata=metadata)])
+        with storage_errors(Path(self._place)):
+            self._open(self._database.connect(self._place).create_table(self._name, schema=schema))
 
     def count(self) -> int:
         return int(self._table.count_rows())
 
     def write(self, start: int, documents: Sequence[tuple[str, Document]], embeddings: NDArray[np.float32]) -> None:
-        ids, texts = zip(*documents, strict=True)
         columns = {
-            "row": np.arange(start, start + len(ids)),
-            "id": ids,
-            "title": [document.title for document in texts],
-            "text": [document.text for document in texts],
+            "row": np.arange(start, start + len(documents)),
+            "id": [name for name, _ in documents],
+            "title": [document.title for _, document in documents],
+            "text": [document.text for _, document in documents],
             "vector": pa.FixedSizeListArray.from_arrays(pa.array(embeddings.ravel()), embeddings.shape[1]),
         }
-        with storage_errors(Path(self.address.place)):
+        with storage_errors(Path(self._place)):
             self._table.add(pa.table(columns, schema=self._table.schema))
-        if self.count() != start + len(ids):
-            raise self.incomplete("rows that another process wrote", "one writer")
 
     def build(self) -> None:
         """Make lists with embeddings in 8 bits per number, of which a search reads the nearest."""
-        documents = self.count()
-        if documents >= INDEXED_FROM and not self._table.list_indices():
-            config = import_module("lancedb.index").IvfSq(distance_type="dot", num_partitions=_lists(documents)[0])
+        if self.approximate and not self._table.list_indices():
+            config = import_module("lancedb.index").IvfSq(distance_type="dot", num_partitions=self._lists)
             self._table.create_index("vector", config=config)
 
     def best(self, queries: NDArray[np.float32], top: int, exact: bool, texts: bool) -> Answers:
         search = self._table.search(queries, vector_column_name="vector").distance_type("dot").limit(top)
-        if exact:
-            search = search.bypass_vector_index()
-        else:
-            search = search.nprobes(_lists(self.count())[1]).refine_factor(REFINED)
+        search = search.bypass_vector_index() if exact else search.nprobes(self._searched).refine_factor(REFINED)
         columns = ["row", "id", *(["title", "text"] if texts else []), "_distance"]
         answers: Answers = [[] for _ in queries]
         for own in search.select(columns).to_list():
@@ -102,8 +90,5 @@ class LanceStore(VectorStore):
             line.append((1 - own["_distance"], own["row"], own["id"], document))
         return answers
 
-
-def _lists(documents: int) -> tuple[int, int]:
-    """Return the number of lists for a number of documents, and the number of lists that a search reads."""
-    lists = round(math.sqrt(documents))
-    return lists, math.ceil(lists / SEARCHED_SHARE)
+    def close(self) -> None:
+        """Do nothing: no file stays open."""

@@ -7,23 +7,83 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from bixse.data.collection import check_corpus, warn_of_empty
+from bixse.data.collection import check_corpus, stream_documents, warn_of_empty
 from bixse.data.run import Run
 from bixse.encoders.loading.precision import resolve_precision, use_precision
-from bixse.errors import OutputExistsError
+from bixse.errors import IncompleteError, InputError, OutputExistsError
 from bixse.files.files import alone_in, file_hash, storage_errors
-from bixse.scale.index.corpus_shards import EncodeShards, corpus_texts, do_shards
-from bixse.scale.index.index_files import FILES, Manifest, is_index, read_manifest, shard_rows
+from bixse.scale.engines.job import Job
+from bixse.scale.index.index_files import (
+    FILES,
+    TEXTS,
+    Manifest,
+    embeddings_file,
+    is_index,
+    read_manifest,
+    read_texts,
+    shard_rows,
+    write_embeddings,
+    write_texts,
+)
 from bixse.scale.index.search import load_encoder
 from bixse.search.store import EmbeddingStore
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sentence_transformers import SentenceTransformer
 
     from bixse.progress import ProgressBars
+    from bixse.scale.engines.engine import Engine
     from bixse.scale.index.index_settings import IndexSettings
+
+
+class ShardEncoder(NamedTuple):
+    """The worker state of encoding: the encoder and its store of embeddings."""
+
+    store: EmbeddingStore
+    step: Callable[[int], None] | None = None
+    """Callback that gets the number of encoded texts."""
+
+
+@dataclass(frozen=True)
+class EncodeShards(Job[int, int]):
+    """Encode documents: shard n, from document `rows * n` on, becomes the n-th file of embeddings.
+
+    Only one shard is in memory at a time. `run` returns the number of encoded texts.
+    """
+
+    folder: Path
+    """Folder of the texts and the embeddings; another for each manifest."""
+    manifest: Manifest
+    model: str | None
+    """Folder or hub name, for other processes; None is a model in the memory of this process."""
+    cache: str | None
+
+    def setup(self) -> ShardEncoder:
+        if self.model is None:
+            raise InputError(
+                "model: got one in memory; expected a folder or hub name, which other processes load too; fix: save it "
+                "to a folder, or use one process"
+            )
+        with use_precision(self.manifest.precision):
+            encoder, _ = load_encoder(self.model, self.manifest.encoder.task, self.manifest.encoder.max_length)
+            return ShardEncoder(EmbeddingStore(encoder, self.cache))
+
+    def run(self, shard: int, state: ShardEncoder) -> int:
+        before, rows = state.store.encoded, self.manifest.rows
+        with use_precision(self.manifest.precision):
+            embeddings = state.store.encode(read_texts(self.folder / TEXTS, shard * rows, rows), state.step)
+        write_embeddings(self.output(shard), embeddings)
+        return state.store.encoded - before
+
+    def output(self, shard: int) -> Path:
+        return embeddings_file(self.folder, shard)
+
+    def fingerprint(self) -> str:
+        return ""
 
 
 @dataclass(frozen=True)
@@ -69,45 +129,59 @@ def make_index(
 
             make_index(IndexSettings(model="demo", collection="my-collection"), "runs/index")
     """
+    started, out, path, engine = time.perf_counter(), Path(out), settings.corpus, settings.chosen_engine()
     with use_precision(settings.precision):
-        return _make_index(settings, Path(out), progress, model)
-
-
-def _make_index(
-    settings: IndexSettings, out: Path, progress: ProgressBars | None, model: SentenceTransformer | None
-) -> IndexReport:
-    started, path = time.perf_counter(), settings.collection / "corpus.jsonl"
-    engine = settings.chosen_engine()
-    corpus = check_corpus(path, {})
-    encoder, identity = load_encoder(settings.model if model is None else model, settings.task, settings.max_length)
-    manifest = Manifest(
-        encoder=identity,
-        corpus=file_hash(path),
-        precision=resolve_precision(),
-        documents=corpus.count,
-        rows=shard_rows(corpus.count, settings.shards),
-    )
-    if (present := _present(out, manifest)) is not None:
-        return IndexReport(present, reused=True)
-    store = EmbeddingStore(encoder, settings.cache)
-    name = identity.name if model is None else None
-    job = EncodeShards((out / manifest.folder).absolute(), manifest, name, settings.cache)
-    with storage_errors(out), nullcontext() if engine.shared else alone_in(out):
-        corpus_texts(job.folder, path, corpus.count)
-        encoded, waiting = do_shards(job, engine, store, progress)
-        if not waiting:
-            config = settings.model_dump(mode="json")
-            record = Run(out, "index", config, {"corpus": manifest.corpus}, results=manifest.model_dump())
-            record.save("finished")  # from now on the index is there; several ranks write the same
-            for other in out.glob(f"{FILES}*"):
-                if other.name != manifest.folder:  # its readers keep what they opened
-                    shutil.rmtree(other, ignore_errors=True)
+        corpus = check_corpus(path, {})
+        encoder, identity = load_encoder(settings.model if model is None else model, settings.task, settings.max_length)
+        manifest = Manifest(
+            encoder=identity,
+            corpus=file_hash(path),
+            precision=resolve_precision(),
+            documents=corpus.count,
+            rows=shard_rows(corpus.count, settings.shards),
+        )
+        if (present := _present(out, manifest)) is not None:
+            return IndexReport(present, reused=True)
+        store = EmbeddingStore(encoder, settings.cache)
+        name = identity.name if model is None else None
+        job = EncodeShards((out / manifest.folder).absolute(), manifest, name, settings.cache)
+        with storage_errors(out), nullcontext() if engine.shared else alone_in(out):
+            if not (job.folder / TEXTS).exists():
+                write_texts(job.folder / TEXTS, stream_documents(path))
+            encoded = _encode(job, engine, store, progress)
+            waiting = sum(not job.is_complete(shard) for shard in manifest.shards)
+            if not waiting:
+                config = settings.model_dump(mode="json")
+                record = Run(out, "index", config, {"corpus": manifest.corpus}, results=manifest.model_dump())
+                record.save("finished")  # from now on the index is there; several ranks write the same
+                for other in out.glob(f"{FILES}*"):
+                    if other.name != manifest.folder:  # its readers keep what they opened
+                        shutil.rmtree(other, ignore_errors=True)
     warnings = [] if waiting else warn_of_empty(corpus.empty, corpus.count)
     if store.failure is not None:
         warnings.append(
             f"embeddings were not kept in the cache ({store.failure}): the next index encodes all texts again"
         )
     return IndexReport(manifest, encoded, time.perf_counter() - started, waiting=waiting, warnings=tuple(warnings))
+
+
+def _encode(job: EncodeShards, engine: Engine, store: EmbeddingStore, progress: ProgressBars | None) -> int:
+    """Do this engine's share of the shards, here with `store`; return the number of encoded texts."""
+    rows, shards = job.manifest.rows, job.manifest.shards
+    sizes = {shard: min(rows, job.manifest.documents - shard * rows) for shard in engine.share(shards)}
+    step = progress("encode documents", sum(sizes.values())) if progress is not None and sizes else None
+    encoded, failed = 0, []
+    for ended in engine.map(job, shards, ShardEncoder(store, step)):
+        encoded += ended.result or 0
+        failed += [f"shard {ended.shard}: {ended.error}"] if ended.error else []
+        if step is not None and (ended.known or not engine.here):
+            step(sizes[ended.shard])
+    if failed:
+        raise IncompleteError(
+            f"{job.folder.parent}: got {len(failed)} of {len(shards)} shards that failed twice "
+            f"({'; '.join(failed[:3])}); expected all; fix: what is said there, then the same command again"
+        )
+    return encoded
 
 
 def _present(out: Path, wanted: Manifest) -> Manifest | None:

@@ -11,7 +11,7 @@ from qdrant_client.http.exceptions import ApiException
 
 from bixse.data.collection import Document
 from bixse.errors import InputError
-from bixse.scale.index.vector_store import KEY, Answers, StoreAddress, VectorStore
+from bixse.scale.index.vector_store import KEY, Answers, VectorStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,30 +41,17 @@ class QdrantStore(VectorStore):
     together = 256
     approximate = f"HNSW m={BUILD.m} ef_construct={BUILD.ef_construct},ef={SEARCHED}"
 
-    def __init__(self, address: StoreAddress) -> None:
-        self.address = address
-        try:
-            self._client: Any = connected(address.place)
-        except ValueError as error:
-            raise self._no_answer("a connection", error) from error
-        self.exists = bool(self._ask("collection_exists"))
-
-    def recorded(self) -> str | None:
-        metadata: dict[str, str] = self._ask("get_collection").config.metadata or {}
-        return metadata.get(KEY)
+    def __init__(self, label: str, place: str, name: str) -> None:
+        self.label, self._place, self._name = label, place, name
+        self._client: Any = None
+        if self._ask("collection_exists"):
+            self._recorded()
 
     def create(self, manifest: Manifest) -> None:
-        size = manifest.encoder.dimensions
+        size, metadata = manifest.encoder.dimensions, {KEY: manifest.model_dump_json()}
         vectors = models.VectorParams(size=size, distance=models.Distance.DOT, on_disk=True)
-        kept = {KEY: manifest.model_dump_json()}
-        self._ask("create_collection", vectors_config=vectors, hnsw_config=BUILD, metadata=kept)
-        if not self._ask("get_collection").config.metadata:
-            self._ask("delete_collection")
-            raise InputError(
-                f"{self.address}: got a server that keeps no metadata of a collection; expected Qdrant 1.16 or later; "
-                "fix: a newer server"
-            )
-        self.exists = True
+        self._ask("create_collection", vectors_config=vectors, hnsw_config=BUILD, metadata=metadata)
+        self._recorded()
 
     def count(self) -> int:
         return int(self._ask("count", exact=True).count)
@@ -78,7 +65,7 @@ class QdrantStore(VectorStore):
         """Wait until the server has built the graph by itself."""
         while (status := self._ask("get_collection").status) != models.CollectionStatus.GREEN:
             if status == models.CollectionStatus.RED:
-                raise self.incomplete("a collection in status red", "green: see the log of the server")
+                raise InputError(f"{self.label}: got status red; expected green; fix: see the log of the server")
             if status == models.CollectionStatus.GREY:  # after a restart the server waits for an update
                 self._ask("update_collection", optimizers_config=models.OptimizersConfigDiff())
             time.sleep(SECONDS_BETWEEN_LOOKS)
@@ -87,35 +74,34 @@ class QdrantStore(VectorStore):
         params = models.SearchParams(exact=True) if exact else models.SearchParams(hnsw_ef=max(SEARCHED, top))
         given: dict[str, Any] = {"limit": top, "params": params, "with_payload": True if texts else ["id"]}
         asked = [models.QueryRequest(query=query, **given) for query in queries.tolist()]
-        answers: Answers = []
+        answers = []
         for start in range(0, len(asked), ASKED_TOGETHER):
-            for answer in self._ask("query_batch_points", requests=asked[start : start + ASKED_TOGETHER]):
-                found = ((point, point.payload) for point in answer.points)
-                answers.append(
-                    [(point.score, point.id, own["id"], Document(own.get("title", ""), own.get("text", "")))
-                     for point, own in found]
-                )  # fmt: skip
-        return answers
+            answers += self._ask("query_batch_points", requests=asked[start : start + ASKED_TOGETHER])
+        return [[(point.score, point.id, *_document(point.payload)) for point in own.points] for own in answers]
 
     def close(self) -> None:
         self._client.close()
 
+    def _recorded(self) -> None:
+        self.read((self._ask("get_collection").config.metadata or {}).get(KEY))
+
     def _ask(self, method: str, **arguments: Any) -> Any:
         try:
-            return getattr(self._client, method)(collection_name=self.address.name, **arguments)
-        except (ApiException, ValueError) as error:  # ValueError: no JSON
-            raise self._no_answer(method, error) from error
+            self._client = self._client or connected(self._place)
+            return getattr(self._client, method)(collection_name=self._name, **arguments)
+        except (ApiException, ValueError) as error:  # ValueError: no URL, or no JSON
+            raise InputError(
+                f"{self.label}: got no answer to {method} ({' '.join(str(error).split())[:200]}); expected a Qdrant "
+                f"server at {self._place}; fix: start it, check the URL, and put its key, if it has one, into "
+                f"{API_KEY_VARIABLE}"
+            ) from error
 
-    def _no_answer(self, asked: str, error: Exception) -> InputError:
-        return InputError(
-            f"{self.address}: got no answer to {asked} ({' '.join(str(error).split())[:200]}); expected a Qdrant "
-            f"server at {self.address.place}; fix: start it, check the URL, and put its key, if it has one, into "
-            f"{API_KEY_VARIABLE}"
-        )
+
+def _document(payload: dict[str, str]) -> tuple[str, Document]:
+    return payload["id"], Document(payload.get("title", ""), payload.get("text", ""))
 
 
 def connected(url: str) -> QdrantClient:
     """Return a client of the server; nothing is sent yet."""
-    return QdrantClient(
-        url=url, api_key=os.environ.get(API_KEY_VARIABLE), timeout=SECONDS_WAITED, check_compatibility=False
-    )
+    key = os.environ.get(API_KEY_VARIABLE)
+    return QdrantClient(url=url, api_key=key, timeout=SECONDS_WAITED, check_compatibility=False)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from bixse.scale.index.index_files import Manifest
     from bixse.scale.index.vector_store import VectorStore
 
-QUERIES_TOGETHER = 256
-"""Queries of a run that are encoded and answered together."""
+QUERIES_TOGETHER = 4096
+"""Queries of a run that are encoded and answered together; each block reads the whole index."""
 COMPARED = {
     "dimensions": "embeddings of another size",
     "document_prompt": "another prompt before documents",

@@ -1,15 +1,13 @@
-"""Vector databases: their names, what bixse needs of them, and an index written into one."""
+"""Vector databases: what bixse needs of them, and an index written into one."""
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from abc import ABC, abstractmethod
 from contextlib import closing
-from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from pydantic import ValidationError
 
@@ -29,47 +27,29 @@ if TYPE_CHECKING:
 
 FORMS = {"lancedb": "lancedb:PATH/TABLE", "qdrant": "qdrant:URL/COLLECTION"}
 """Database -> form of the name of a table or collection."""
-PACKAGES = {"lancedb": "lancedb", "qdrant": "qdrant_client"}
-CLASSES = {"lancedb": "bixse.scale.index.lance:LanceStore", "qdrant": "bixse.scale.index.qdrant:QdrantStore"}
-"""Database -> its class, imported on first use."""
+CLASSES = {"lancedb": ("bixse.scale.index.lance", "LanceStore"), "qdrant": ("bixse.scale.index.qdrant", "QdrantStore")}
+"""Database -> module and name of its class, imported on first use."""
 KEY = "bixse"
 """Name of the manifest in the metadata of a database."""
 Answers: TypeAlias = "list[list[tuple[float, int, str, Document]]]"
 """Per query the score, row, id and text of documents."""
 
 
-class StoreAddress(NamedTuple):
-    """A table of LanceDB, or a collection of Qdrant."""
-
-    database: str
-    place: str
-    """Folder or URL."""
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.database}:{self.place}/{self.name}"
-
-
 class VectorStore(ABC):
-    """The documents of one index in a database; a row is the position of a document in the corpus, from 0.
+    """The documents of one index in a table or collection; a row is the position of a document in the corpus, from 0.
 
     Methods raise InputError if the database does not answer.
     """
 
-    address: StoreAddress
-    exists: bool
-    """True if there is a table or collection of this name."""
+    label: str
+    """Database, place and name, as given."""
+    exists = False
+    """True if there is a table or collection of this name, with a manifest."""
+    manifest: Manifest
+    approximate: str
+    """Kind of approximate search; "" if every document is scored."""
     together: int
     """Number of documents per write."""
-
-    @property
-    @abstractmethod
-    def approximate(self) -> str:
-        """Return the kind of approximate search; "" if every document is scored."""
-
-    @abstractmethod
-    def recorded(self) -> str | None:
-        """Return the JSON of the manifest, or None for data that bixse did not write."""
 
     @abstractmethod
     def create(self, manifest: Manifest) -> None:
@@ -90,26 +70,8 @@ class VectorStore(ABC):
     def best(self, queries: NDArray[np.float32], top: int, exact: bool, texts: bool) -> Answers:
         """Return the best documents of (Q, D) queries, in any order; an approximate search may find fewer."""
 
-    def close(self) -> None:
-        """Close the connection."""
-
-    @cached_property
-    def manifest(self) -> Manifest:
-        """The manifest of the index; an InputError if there is nothing, or data that bixse did not write."""
-        if not self.exists:
-            raise InputError(
-                f"{self.address}: got no such table or collection; expected one that `bixse index` wrote; fix: check "
-                f"the name, or run `bixse index MODEL --collection DIR --to {self.address}`"
-            )
-        content = self.recorded()
-        try:
-            return Manifest.model_validate_json(content or "")
-        except ValidationError as error:
-            found = "no manifest" if content is None else f"one that is not valid ({first_fault(error)})"
-            raise InputError(
-                f"{self.address}: got {found}; expected what this version of `bixse index --to` writes; fix: another "
-                "name, or delete it"
-            ) from error
+    @abstractmethod
+    def close(self) -> None: ...
 
     def search(
         self, queries: NDArray[np.float32], top: int, exact: bool = False, texts: bool = True
@@ -125,17 +87,28 @@ class VectorStore(ABC):
         return [[(name, score, document) for score, _, name, document in line] for line in ordered]
 
     def check(self) -> None:
-        """Raise InputError unless the database holds all documents."""
-        documents = self.manifest.documents
-        if (found := self.count()) != documents:
-            raise self.incomplete(f"{found} documents", f"{documents}")
+        """Raise InputError unless the database holds all documents of an index."""
+        if not self.exists:
+            raise InputError(
+                f"{self.label}: got no such table or collection; expected one that `bixse index` wrote; fix: check the "
+                f"name, or run `bixse index MODEL --collection DIR --to {self.label}`"
+            )
+        if (found := self.count()) != (documents := self.manifest.documents):
+            raise InputError(
+                f"{self.label}: got {found} documents; expected {documents}; fix: run the same `bixse index ... --to "
+                f"{self.label}` again, which goes on where it stopped; if documents were deleted, delete it first"
+            )
 
-    def incomplete(self, found: object, expected: object) -> InputError:
-        """Return the error for missing documents."""
-        return InputError(
-            f"{self.address}: got {found}; expected {expected}; fix: run the same `bixse index ... --to {self.address}`"
-            " again, which goes on where it stopped; if documents were deleted, delete the whole first"
-        )
+    def read(self, content: str | None) -> None:
+        """Read the manifest from its JSON; raise InputError for data that bixse did not write."""
+        try:
+            self.manifest, self.exists = Manifest.model_validate_json(content or ""), True
+        except ValidationError as error:
+            found = "no manifest" if content is None else f"one that is not valid ({first_fault(error)})"
+            raise InputError(
+                f"{self.label}: got {found}; expected what this version of `bixse index --to` writes; fix: another "
+                "name, or delete it (a Qdrant server keeps manifests from version 1.16 on)"
+            ) from error
 
 
 def is_store(text: str) -> bool:
@@ -153,36 +126,22 @@ def is_stored(name: str | Path) -> bool:
     return is_store(str(name)) or is_index(Path(name))
 
 
-def address_of(text: str) -> StoreAddress:
-    """Return the parts of a name; raise InputError for another form.
-
-    Example:
-        >>> address_of("qdrant:http://localhost:6333/documents").place
-        'http://localhost:6333'
-    """
-    database, _, rest = text.partition(":")
-    place, _, name = rest.rpartition("/")
-    has_form = database in FORMS and place and re.fullmatch(r"[\w.-]+", name, re.ASCII)
-    if not has_form or (database == "qdrant" and not re.match(r"https?://[^/]", place)):
-        raise InputError(
-            f"vector database: got {shorten(text)}; expected {FORMS.get(database) or ' or '.join(FORMS.values())} (the "
-            "last name of letters, digits, _, - and .); fix: lancedb:runs/lance/documents, or "
-            "qdrant:http://localhost:6333/documents"
-        )
-    return StoreAddress(database, place, name)
-
-
 def connect(name: str) -> VectorStore:
     """Connect to a table or collection, which need not exist yet; raise InputError if the database cannot be used."""
-    address = address_of(name)
-    package = PACKAGES[address.database]
-    if importlib.util.find_spec(package) is None:
+    form = re.fullmatch(r"(lancedb):(.+)/([\w.-]+)|(qdrant):(https?://[^/].*)/([\w.-]+)", name, re.ASCII)
+    if form is None:
         raise InputError(
-            f"{address}: got no package {package}; expected it for {address.database}; fix: pip install "
-            f"'bixse[{address.database}]'"
+            f"vector database: got {shorten(name)}; expected {' or '.join(FORMS.values())} (the last name of letters, "
+            "digits, _, - and .); fix: lancedb:runs/lance/documents, or qdrant:http://localhost:6333/documents"
         )
-    module, _, kind = CLASSES[address.database].partition(":")
-    store: VectorStore = getattr(import_module(module), kind)(address)
+    database, place, own = (part for part in form.groups() if part is not None)
+    module, kind = CLASSES[database]
+    try:
+        store: VectorStore = getattr(import_module(module), kind)(name, place, own)
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"{name}: got no package {error.name}; expected it for {database}; fix: pip install 'bixse[{database}]'"
+        ) from error
     return store
 
 
@@ -191,11 +150,7 @@ def open_stored(name: str | Path) -> IndexFiles | VectorStore:
     if not is_store(str(name)):
         return open_files(Path(name))
     store = connect(str(name))
-    try:
-        store.check()
-    except BaseException:
-        store.close()
-        raise
+    store.check()
     return store
 
 
@@ -216,8 +171,7 @@ def export_index(index: str | Path, to: str, progress: ProgressBars | None = Non
                 f"{to}: got an index of {store.manifest.encoder.name!r} with another {' and '.join(different)}; "
                 "expected one of the same corpus, encoder and settings; fix: choose another name, or delete it"
             )
-        first = store.count()
-        if first < wanted.documents:
+        if (first := store.count()) < wanted.documents:
             first -= first % store.together  # a killed write may be there in part
         step = progress(f"write to {to}", wanted.documents - first) if progress is not None else None
         for start in range(first, wanted.documents, store.together):
