@@ -46,7 +46,7 @@ def start(folder, *dies, **environment):
         {"RANK": "-1", "WORLD_SIZE": "2"},
         {"RANK": "one", "WORLD_SIZE": "2"},
         {"SLURM_ARRAY_TASK_ID": "9", "SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_COUNT": "3"},
-        {"SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_TASK_STEP": "0", "SLURM_ARRAY_TASK_COUNT": "3"},
+        {"SLURM_ARRAY_TASK_ID": "6", "SLURM_ARRAY_TASK_MIN": "2", "SLURM_ARRAY_TASK_COUNT": "3"},
     ],
 )
 def test_an_environment_without_a_rank_that_can_be(environment):
@@ -55,8 +55,8 @@ def test_an_environment_without_a_rank_that_can_be(environment):
 
 
 def test_tasks_of_an_array_count_from_its_first_one():
-    array = {"SLURM_ARRAY_TASK_MIN": "2", "SLURM_ARRAY_TASK_STEP": "2", "SLURM_ARRAY_TASK_COUNT": "3"}
-    assert [rank_of({**array, "SLURM_ARRAY_TASK_ID": task}) for task in "246"] == [(0, 3), (1, 3), (2, 3)]
+    array = {"SLURM_ARRAY_TASK_MIN": "2", "SLURM_ARRAY_TASK_COUNT": "3"}
+    assert [rank_of({**array, "SLURM_ARRAY_TASK_ID": task}) for task in "234"] == [(0, 3), (1, 3), (2, 3)]
 
 
 def test_a_rank_that_is_killed_and_the_same_command_again(folder):

@@ -112,14 +112,13 @@ def test_embeddings_whose_sum_is_beyond_float32_are_not():
     assert exact_search(np.full((1, 8), 1e-38), documents, 1)[1].tolist() == [[0]]
 
 
-def test_run_names_queries_and_documents_and_can_exclude_self():
+def test_run_names_queries_and_documents():
     scores, indices = np.array([[0.9, 0.5], [0.8, 0.1]], dtype=np.float32), np.array([[0, 2], [1, 0]])
     run = to_run(["a", "q"], ["a", "b", "c"], scores, indices)
     assert run == {
         "a": {"a": float(np.float32(0.9)), "c": 0.5},
         "q": {"b": float(scores[1, 0]), "a": float(scores[1, 1])},
     }
-    assert list(to_run(["a", "q"], ["a", "b", "c"], scores, indices, exclude_self=True)["a"]) == ["c"]
     assert all(type(score) is float for found in run.values() for score in found.values())
 
 

@@ -94,17 +94,10 @@ def to_run(
     document_ids: Sequence[str],
     scores: npt.NDArray[np.floating[Any]],
     indices: npt.NDArray[np.integer[Any]],
-    exclude_self: bool = False,
 ) -> dict[str, dict[str, float]]:
     """Return scores and positions in `document_ids`, both (Q, k), as query id -> document id -> score."""
-    # `exclude_self` is for collections whose queries are also documents (ArguAna, Quora). Such a query keeps k - 1
-    # documents: callers search for one more.
     return {
-        query_id: {
-            document_ids[index]: score
-            for score, index in zip(row_scores, row_indices, strict=True)
-            if not (exclude_self and document_ids[index] == query_id)
-        }
+        query_id: {document_ids[index]: score for score, index in zip(row_scores, row_indices, strict=True)}
         for query_id, row_scores, row_indices in zip(query_ids, scores.tolist(), indices.tolist(), strict=True)
     }
 

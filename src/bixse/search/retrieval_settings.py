@@ -71,10 +71,9 @@ class SearchSettings(EncodingSettings):
         other = ("cache", "collection") if is_index else ("queries", "exact", "model_at")
         given = [name for name in other if getattr(self, name) not in (None, False)]
         if given:
-            found, fix = ("an index", "leave it out") if is_index else ("a model", "make an index with `bixse index`")
-            place = "with a model and --collection" if is_index else "with an index"
+            expected, fix = ("a model", "leave it out") if is_index else ("an index", "make one with `bixse index`")
             flag = f"--{given[0].replace('_', '-')}"
-            raise InputError(f"{flag}: got it for {found}; expected it {place} only; fix: {fix}")
+            raise InputError(f"{flag}: got it for {self.model}; expected it for {expected} alone; fix: {fix}")
         if not is_index and self.collection is None:
             raise InputError(
                 f"{self.model}: got no index and no --collection; expected the folder of an index, or a model and a "

@@ -230,23 +230,20 @@ def rank_of(variables: Mapping[str, str]) -> tuple[int, int]:
         >>> rank_of({"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "5", "SLURM_ARRAY_TASK_COUNT": "3"})
         (2, 3)
     """
-    names = ("ID", "COUNT", "MIN", "STEP")
-    array = {name: variables.get(f"SLURM_ARRAY_TASK_{name}") for name in names}
+    array = [f"SLURM_ARRAY_TASK_{name}" for name in ("ID", "COUNT", "MIN")]
     try:
         if "RANK" in variables:
             rank, ranks = int(variables["RANK"]), int(variables.get("WORLD_SIZE", "1"))
         else:
-            ids = int(array["ID"] or "") - int(array["MIN"] or 0)
-            rank, ranks = ids // int(array["STEP"] or 1), int(array["COUNT"] or 1)
-    except (ValueError, ZeroDivisionError):
+            number, ranks, first = (int(variables.get(name, "0")) for name in array)
+            rank = number - first
+    except ValueError:
         rank, ranks = -1, 0
     if not 0 <= rank < ranks:
-        given = {name: variables.get(name) for name in ("RANK", "WORLD_SIZE")}
-        given |= {f"SLURM_ARRAY_TASK_{name}": value for name, value in array.items()}
-        shown = ", ".join(f"{name}={value}" for name, value in given.items() if value is not None)
+        given = [f"{name}={variables[name]}" for name in ("RANK", "WORLD_SIZE", *array) if name in variables]
         raise InputError(
-            f"engine ranks: got {shown or 'no rank in the environment'}; expected RANK from 0 on below WORLD_SIZE, or "
-            "SLURM_ARRAY_TASK_ID of an array of evenly spaced tasks; fix: start it with torchrun or as a Slurm array "
-            "such as --array=0-7, or set RANK and WORLD_SIZE yourself"
+            f"engine ranks: got {', '.join(given) or 'no rank in the environment'}; expected RANK from 0 on below "
+            "WORLD_SIZE, or SLURM_ARRAY_TASK_ID of an array of consecutive tasks; fix: start it with torchrun or as a "
+            "Slurm array such as --array=0-7, or set RANK and WORLD_SIZE yourself"
         )
     return rank, ranks

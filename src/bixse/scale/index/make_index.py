@@ -82,9 +82,6 @@ class EncodeShards(Job[int, int]):
     def output(self, shard: int) -> Path:
         return embeddings_file(self.folder, shard)
 
-    def fingerprint(self) -> str:
-        return ""
-
 
 @dataclass(frozen=True)
 class IndexReport:

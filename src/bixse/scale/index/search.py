@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, TypeAlias, overload
 
 from bixse.encoders.encode import embeddings_key, encode_texts
 from bixse.encoders.instructions import prompt_for, prompts_hash, use_task
@@ -12,7 +12,7 @@ from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError, ModelError, shorten
 from bixse.scale.index.index_files import EncoderIdentity, IndexFiles
 from bixse.scale.index.vector_store import open_stored
-from bixse.search.search_collection import Hit, check_queries, check_top, chosen_threshold, hits_of, probable
+from bixse.search.search_collection import Hit, checked_limits, hits_of, probable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from bixse.scale.index.index_files import Manifest
     from bixse.scale.index.vector_store import VectorStore
 
+Texts: TypeAlias = list[str] | tuple[str, ...]
+Share: TypeAlias = float | None
 QUERIES_TOGETHER = 4096
 """Queries of a run that are encoded and answered together; each block reads the whole index."""
 COMPARED = {
@@ -58,23 +60,13 @@ class SearchIndex:
         return self.manifest.documents
 
     @overload
-    def search(
-        self, queries: str, top: int = ..., threshold: float | None = ..., at_precision: float | None = ...
-    ) -> list[Hit]: ...
+    def search(self, queries: str, top: int = ..., threshold: Share = ..., at_precision: Share = ...) -> list[Hit]: ...
     @overload
     def search(
-        self,
-        queries: list[str] | tuple[str, ...],
-        top: int = ...,
-        threshold: float | None = ...,
-        at_precision: float | None = ...,
+        self, queries: Texts, top: int = ..., threshold: Share = ..., at_precision: Share = ...
     ) -> list[list[Hit]]: ...
     def search(
-        self,
-        queries: str | list[str] | tuple[str, ...],
-        top: int = 10,
-        threshold: float | None = None,
-        at_precision: float | None = None,
+        self, queries: str | Texts, top: int = 10, threshold: Share = None, at_precision: Share = None
     ) -> list[Hit] | list[list[Hit]]:
         """Return the best documents of a query, or of each of several queries, the highest cosine first.
 
@@ -83,7 +75,7 @@ class SearchIndex:
         threshold out of range, and any threshold without a relevance head.
         """
         texts = [queries] if isinstance(queries, str) else list(queries)
-        least = self._checked(texts, top, threshold, at_precision)
+        least = checked_limits(self.head, self.manifest.encoder.name, texts, top, threshold, at_precision)
         if not texts:
             return []
         answers = self._files.search(encode_texts(self.model, texts, "query"), top, self._exact)
@@ -94,15 +86,16 @@ class SearchIndex:
         self,
         queries: Mapping[str, str],
         top: int = 10,
-        threshold: float | None = None,
-        at_precision: float | None = None,
+        threshold: Share = None,
+        at_precision: Share = None,
         progress: ProgressBars | None = None,
     ) -> dict[str, dict[str, float]]:
         """Answer queries (query id -> text) as a run: query id -> document id -> cosine.
 
         Texts of documents are not read. The other arguments are those of `search`.
         """
-        least = self._checked(list(queries.values()), top, threshold, at_precision)
+        texts = list(queries.values())
+        least = checked_limits(self.head, self.manifest.encoder.name, texts, top, threshold, at_precision)
         step = progress("search", len(queries)) if progress is not None else None
         items = iter(queries.items())
         run: dict[str, dict[str, float]] = {}
@@ -114,11 +107,6 @@ class SearchIndex:
             if step is not None:
                 step(len(block))
         return run
-
-    def _checked(self, texts: list[str], top: int, threshold: float | None, at_precision: float | None) -> float | None:
-        check_queries(texts)
-        check_top(top)
-        return chosen_threshold(self.head, self.manifest.encoder.name, threshold, at_precision)
 
     def close(self) -> None:
         self._files.close()
