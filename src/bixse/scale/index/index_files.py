@@ -41,17 +41,15 @@ SHARD_ROWS = 16_384
 """Maximum number of documents per file of embeddings, which is in memory while it is written."""
 GROUP_ROWS = 1024
 """Documents per row group of Parquet: a search reads whole groups, and Parquet with more than 10^6 is not opened."""
+STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 NO_TEXT = Document("", "")
 SCHEMA = pa.schema([("id", pa.string()), ("title", pa.string()), ("text", pa.string())])
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class EncoderIdentity(_Record):
+class EncoderIdentity(BaseModel):
     """The properties that an encoder must have to search an index."""
 
+    model_config = STRICT
     name: str
     """Folder or hub name at load time; the encoder may be elsewhere later."""
     weights: str
@@ -65,9 +63,10 @@ class EncoderIdentity(_Record):
     dimensions: Annotated[int, Field(ge=1)]
 
 
-class Manifest(_Record):
+class Manifest(BaseModel):
     """The description of an index, in run.json and in vector databases."""
 
+    model_config = STRICT
     encoder: EncoderIdentity
     corpus: str
     """SHA-256 of the corpus file."""

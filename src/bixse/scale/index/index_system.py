@@ -99,5 +99,5 @@ class IndexSystem(System):
 def open_index_system(
     name: str | Path, task: str | None = None, exact: bool = False, model_at: str | None = None
 ) -> IndexSystem | None:
-    """Return the index or vector database of a name, or None for any other name."""
+    """Return the index or vector database of a name, or None."""
     return IndexSystem(name, task, exact, model_at) if is_stored(name) else None

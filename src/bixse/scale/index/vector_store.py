@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from contextlib import closing
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, TypeAlias
 
 from pydantic import ValidationError
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 FORMS = {"lancedb": "lancedb:PATH/TABLE", "qdrant": "qdrant:URL/COLLECTION"}
 """Database -> form of the name of a table or collection."""
-CLASSES = {"lancedb": ("bixse.scale.index.lance", "LanceStore"), "qdrant": ("bixse.scale.index.qdrant", "QdrantStore")}
-"""Database -> module and name of its class, imported on first use."""
+CLASSES = {"lancedb": "bixse.scale.index.lance:LanceStore", "qdrant": "bixse.scale.index.qdrant:QdrantStore"}
+"""Database -> its class, imported on first use."""
+PREFIXES = tuple(f"{database}:" for database in FORMS)
 KEY = "bixse"
 """Name of the manifest in the metadata of a database."""
 Answers: TypeAlias = "list[list[tuple[float, int, str, Document]]]"
@@ -52,15 +53,13 @@ class VectorStore(ABC):
     """Number of documents per write."""
 
     @abstractmethod
-    def create(self, manifest: Manifest) -> None:
-        """Make an empty table or collection."""
+    def create(self, manifest: Manifest) -> None: ...
 
     @abstractmethod
     def count(self) -> int: ...
 
     @abstractmethod
-    def write(self, start: int, documents: Sequence[tuple[str, Document]], embeddings: NDArray[np.float32]) -> None:
-        """Write ids, documents and (n, D) embeddings of the rows from `start` on."""
+    def write(self, start: int, documents: Sequence[tuple[str, Document]], embeddings: NDArray[np.float32]) -> None: ...
 
     @abstractmethod
     def build(self) -> None:
@@ -111,19 +110,14 @@ class VectorStore(ABC):
             ) from error
 
 
-def is_store(text: str) -> bool:
-    """Return True if a text names a vector database.
+def is_stored(name: str | Path) -> bool:
+    """Return True for the folder of a finished index and for the name of a vector database.
 
     Example:
-        >>> is_store("lancedb:runs/lance/documents"), is_store("runs/index")
+        >>> is_stored("lancedb:runs/lance/documents"), is_stored("runs/no-index")
         (True, False)
     """
-    return text.partition(":")[0] in FORMS and ":" in text
-
-
-def is_stored(name: str | Path) -> bool:
-    """Return True for the folder of a finished index and for the name of a vector database."""
-    return is_store(str(name)) or is_index(Path(name))
+    return str(name).startswith(PREFIXES) or is_index(Path(name))
 
 
 def connect(name: str) -> VectorStore:
@@ -135,9 +129,8 @@ def connect(name: str) -> VectorStore:
             "digits, _, - and .); fix: lancedb:runs/lance/documents, or qdrant:http://localhost:6333/documents"
         )
     database, place, own = (part for part in form.groups() if part is not None)
-    module, kind = CLASSES[database]
     try:
-        store: VectorStore = getattr(import_module(module), kind)(name, place, own)
+        store: VectorStore = resolve_name(CLASSES[database])(name, place, own)
     except ModuleNotFoundError as error:
         raise InputError(
             f"{name}: got no package {error.name}; expected it for {database}; fix: pip install 'bixse[{database}]'"
@@ -147,7 +140,7 @@ def connect(name: str) -> VectorStore:
 
 def open_stored(name: str | Path) -> IndexFiles | VectorStore:
     """Open the folder of an index, or a vector database with a complete one; raise InputError for anything else."""
-    if not is_store(str(name)):
+    if not str(name).startswith(PREFIXES):
         return open_files(Path(name))
     store = connect(str(name))
     store.check()
