@@ -37,7 +37,7 @@ FILES = "files-"
 """Beginning of the name of the folder with texts and embeddings."""
 TEXTS = "documents.parquet"
 TENSOR = "documents"
-SHARD_ROWS = 16_384
+SHARD_ROWS = 32_768
 """Maximum number of documents per file of embeddings, which is in memory while it is written."""
 GROUP_ROWS = 1024
 """Documents per row group of Parquet: a search reads whole groups, and Parquet with more than 10^6 is not opened."""
