@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from bixse.errors import StorageError
 from bixse.files.files import write_atomically
-from bixse.scale.engines.job import Job
+from bixse.scale.engine import Job
 
 if TYPE_CHECKING:
     from pathlib import Path

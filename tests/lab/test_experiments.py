@@ -11,7 +11,7 @@ import pytest
 from bixse.data.run import open_run
 from bixse.errors import DivergedError, InterruptedRunError, InvalidFileError, OutputExistsError, TrainingError
 from bixse.lab.experiments import RESULT_FILE, Arm, ArmRun, Measured, do_runs, load_result, opened
-from bixse.scale.engines.engine import Engine, rank_of
+from bixse.scale.engine import Engine, rank_of
 
 
 class OutOfMemoryError(RuntimeError):

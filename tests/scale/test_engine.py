@@ -8,8 +8,7 @@ import pytest
 
 from bixse.errors import InputError, StorageError
 from bixse.machine import cores
-from bixse.scale.engines.engine import Engine
-from bixse.scale.engines.job import MARK
+from bixse.scale.engine import MARK, Engine
 from helpers.shard_jobs import Numbers, Threads, said, sums, write_numbers
 
 needs_two_cores = pytest.mark.skipif(cores() < 2, reason="needs two cores")

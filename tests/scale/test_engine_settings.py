@@ -3,7 +3,7 @@
 import pytest
 
 from bixse.errors import ConfigError, InputError
-from bixse.scale.engines.engine_settings import EngineSettings
+from bixse.scale.engine import EngineSettings
 
 
 @pytest.mark.parametrize(("key", "value"), [("engine", "slurm"), ("shards", 0), ("processes", 0)])

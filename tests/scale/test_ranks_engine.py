@@ -10,13 +10,13 @@ import sys
 import pytest
 
 from bixse.errors import InputError
-from bixse.scale.engines.engine import Engine, rank_of
+from bixse.scale.engine import Engine, rank_of
 from helpers.shard_jobs import Numbers, said, sums, write_numbers
 
 SCRIPT = """
 import sys
 from pathlib import Path
-from bixse.scale.engines.engine_settings import EngineSettings
+from bixse.scale.engine import EngineSettings
 from helpers.shard_jobs import Numbers
 job = Numbers(Path(sys.argv[1]), dies=tuple(map(int, sys.argv[2:])))
 for ended in EngineSettings(engine="ranks", processes=1).chosen_engine().map(job, range(7)):

@@ -23,8 +23,7 @@ from bixse.encoders.head import RelevanceHead
 from bixse.errors import InputError, ModelError, OutputExistsError
 from bixse.evaluation.evaluate import evaluate
 from bixse.scale.index.index_files import open_files
-from bixse.scale.index.index_system import IndexSystem
-from bixse.scale.index.search import open_index
+from bixse.scale.index.search import IndexSystem, open_index
 from bixse.scale.index.vector_store import connect, export_index
 from helpers.command import call, refused
 from helpers.indexes import index_of

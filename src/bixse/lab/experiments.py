@@ -27,8 +27,7 @@ from bixse.errors import (
     StorageError,
 )
 from bixse.files.files import LOCK_FILE, alone_in, read_text, storage_errors, write_atomically
-from bixse.scale.engines.engine import Engine, without_launcher
-from bixse.scale.engines.job import Job
+from bixse.scale.engine import Engine, Job, without_launcher
 from bixse.training import recipe
 from bixse.training.config import ADAPTER_FOLDER, CHECKPOINT_FOLDER, MODEL_FOLDER, TUNED_FOLDER, TrainConfig
 

@@ -15,7 +15,7 @@ from bixse.encoders.loading.precision import Setting
 from bixse.errors import SEEDS, ConfigError, InputError, did_you_mean
 from bixse.files.files import read_settings
 from bixse.losses.catalogue import LOSSES
-from bixse.scale.engines.engine_settings import PlaceSettings
+from bixse.scale.engine import PlaceSettings
 from bixse.settings import Flag, Settings, map_paths
 from bixse.training.config import TrainConfig
 

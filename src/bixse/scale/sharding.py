@@ -1,9 +1,8 @@
 """Training with every weight, gradient, moment and checkpoint in parts, one part per process.
 
-A pass gathers each transformer block from all processes and frees it afterwards (Zhao et al. 2023,
-arXiv:2304.11277; FSDP2, `torch.distributed.fsdp.fully_shard`). Each process writes its part of a checkpoint in
-safetensors, which any number of processes read: the headers of the files hold shape and position of each part. The
-default storage of torch.distributed.checkpoint keeps them in a pickle.
+A pass gathers each transformer block from all processes and frees it afterwards (FSDP2; Zhao et al. 2023,
+arXiv:2304.11277). Each process writes its part of a checkpoint in safetensors, which any number of processes read; the
+default storage of torch.distributed.checkpoint keeps the shapes and positions in a pickle.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class EvaluateOptions(Options):
 def run(settings: EvaluateSettings, options: EvaluateOptions) -> CommandResult:
     """Search, score, and return tables."""
     from bixse.evaluation.systems import open_system
-    from bixse.scale.index.index_system import IndexSystem
+    from bixse.scale.index.search import IndexSystem
 
     shared = settings.model_dump(include={"max_length", "task", "cache", "exact", "model_at"})
     systems = [open_system(model, **shared) for model in settings.model]

@@ -16,7 +16,7 @@ from bixse.lab.studies.paper import find_study
 from bixse.lab.studies.study import chosen_values, key_of
 from bixse.lab.studies.study_inputs import input_hashes, prepare_inputs
 from bixse.report.table import format_table
-from bixse.scale.engines.engine_settings import PlaceSettings
+from bixse.scale.engine import PlaceSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

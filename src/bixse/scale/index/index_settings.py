@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from bixse.scale.engines.engine_settings import EngineSettings
+from bixse.scale.engine import EngineSettings
 from bixse.search.retrieval_settings import EncodingSettings
 from bixse.settings import Flag
 

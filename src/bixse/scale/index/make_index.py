@@ -14,7 +14,7 @@ from bixse.data.run import Run
 from bixse.encoders.loading.precision import resolve_precision, use_precision
 from bixse.errors import IncompleteError, InputError, OutputExistsError
 from bixse.files.files import alone_in, file_hash, storage_errors
-from bixse.scale.engines.job import Job
+from bixse.scale.engine import Job
 from bixse.scale.index.index_files import (
     FILES,
     TEXTS,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from bixse.progress import ProgressBars
-    from bixse.scale.engines.engine import Engine
+    from bixse.scale.engine import Engine
     from bixse.scale.index.index_settings import IndexSettings
 
 
@@ -117,8 +117,7 @@ def make_index(
 
     Raises:
         InputError: a corpus, model or setting that cannot be used.
-        OutputExistsError: `out` holds an index of another encoder, or something else.
-        StorageError: the disk is full, or another process writes the same index.
+        OutputExistsError: `out` holds something else, or another process writes there.
         IncompleteError: a shard failed twice; the other shards are kept.
 
     Example:

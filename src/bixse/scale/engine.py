@@ -8,21 +8,119 @@ import re
 import signal
 import threading
 import time
+from abc import ABC, abstractmethod
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from bixse.errors import InputError
-from bixse.machine import cores
-from bixse.scale.engines.job import Ended, Job, attempt
+from pydantic import Field
+
+from bixse.errors import BixseError, InputError
+from bixse.files.files import write_atomically
+from bixse.machine import cores, launched_number
+from bixse.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
-    from bixse.scale.engines.job import Result, Shard
+
+Shard = TypeVar("Shard")
+Result = TypeVar("Result")
+MARK = ".complete"
+"""Suffix of the file name of a completion marker, after the name of its output."""
+
+
+class Job(ABC, Generic[Shard, Result]):
+    """A kind of work that is cut into shards; a subclass is a frozen dataclass of plain values, since jobs are pickled.
+
+    A shard is small too, for example a number: `run` reads its data from a folder that all machines share.
+
+    Example:
+        >>> @dataclass(frozen=True)
+        ... class Square(Job[int, int]):
+        ...     def run(self, shard, state):
+        ...         return shard**2
+        >>> attempt(Square(), 3, None)
+        Ended(shard=3, result=9, error='', known=False)
+    """
+
+    def setup(self) -> Any:
+        """Return the worker state for all shards of a process, for example a loaded model; called once per process."""
+
+    @abstractmethod
+    def run(self, shard: Shard, state: Any) -> Result:
+        """Do one shard, and write its output completely or not at all; `state` is the worker state from `setup`.
+
+        A BixseError, for example of a full disk, ends all shards. Any other error fails this shard alone.
+        """
+
+    def output(self, shard: Shard) -> Path | None:
+        """Return the output file of a shard; None for a shard without output, which is done on every request."""
+        return None
+
+    def fingerprint(self) -> str:
+        """Return a hash of all that the outputs depend on; outputs with another hash are made again.
+
+        "" is for outputs whose path differs with all that: if they exist they are complete.
+        """
+        return ""
+
+    def is_complete(self, shard: Shard) -> bool:
+        """Return True if the output exists, and has the completion marker of this job."""
+        output, fingerprint = self.output(shard), self.fingerprint()
+        return output is not None and (is_marked(output, fingerprint) if fingerprint else output.exists())
+
+    def mark(self, shard: Shard) -> None:
+        output, fingerprint = self.output(shard), self.fingerprint()
+        if output is not None and fingerprint:
+            mark(output, fingerprint)
+
+
+def is_marked(output: Path, fingerprint: str) -> bool:
+    """Return True if a file exists and has a completion marker with this fingerprint."""
+    try:
+        return output.exists() and _mark_of(output).read_bytes() == fingerprint.encode()
+    except OSError:
+        return False
+
+
+def mark(output: Path, fingerprint: str) -> None:
+    """Write the completion marker of a file, with the fingerprint of its job."""
+    write_atomically(_mark_of(output), fingerprint)
+
+
+def _mark_of(output: Path) -> Path:
+    return output.with_name(f"{output.name}{MARK}")
+
+
+@dataclass(frozen=True)
+class Ended(Generic[Shard, Result]):
+    """The outcome of a shard."""
+
+    shard: Shard
+    result: Result | None = None
+    """Result of `Job.run`; None for a shard that failed or was complete before."""
+    error: str = ""
+    known: bool = False
+    """True for a shard that was complete before."""
+
+
+def attempt(job: Job[Shard, Result], shard: Shard, state: Any) -> Ended[Shard, Result]:
+    """Try a shard in this process, and mark it complete if it succeeds."""
+    try:
+        result = job.run(shard, state)
+        job.mark(shard)
+    except BixseError:  # a full disk or a wrong setting would fail every shard
+        raise
+    except Exception as error:
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+        return Ended(shard, error=message[:500])
+    return Ended(shard, result)
 
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
@@ -135,10 +233,6 @@ class _Worker:
                     "`if __name__ == '__main__':`, or with one process"
                 ) from error
 
-    def send(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(self.process, number)
-
 
 def _spread(
     job: Job[Shard, Result], shards: Iterator[Shard], processes: int, gpus: Sequence[str]
@@ -168,12 +262,11 @@ def _spread(
                 idle.append(worker)
                 yield future.result()
     except BaseException:
-        for worker, _ in busy.values():
-            worker.send(signal.SIGINT)  # lets a shard write its checkpoint
-        wait(busy, timeout=PATIENCE)
-        for future, (worker, _) in busy.items():
-            if not future.done():
-                worker.send(signal.SIGKILL)
+        for number in (signal.SIGINT, signal.SIGKILL):  # the first lets a shard write its checkpoint
+            for worker in (worker for future, (worker, _) in busy.items() if not future.done()):
+                with suppress(ProcessLookupError):
+                    os.kill(worker.process, number)
+            wait(busy, timeout=PATIENCE)
         raise
     finally:
         for worker in (*idle, *(worker for worker, _ in busy.values())):
@@ -235,9 +328,9 @@ def rank_of(variables: Mapping[str, str]) -> tuple[int, int]:
         if "RANK" in variables:
             rank, ranks = int(variables["RANK"]), int(variables.get("WORLD_SIZE", "1"))
         else:
-            number, ranks, first = (int(variables.get(name, "0")) for name in array)
-            rank = number - first
-    except ValueError:
+            number, count, first = variables[array[0]], variables.get(array[1], "1"), variables.get(array[2], "0")
+            rank, ranks = int(number) - int(first), int(count)
+    except (KeyError, ValueError):
         rank, ranks = -1, 0
     if not 0 <= rank < ranks:
         given = [f"{name}={variables[name]}" for name in ("RANK", "WORLD_SIZE", *array) if name in variables]
@@ -247,3 +340,45 @@ def rank_of(variables: Mapping[str, str]) -> tuple[int, int]:
             "Slurm array such as --array=0-7, or set RANK and WORLD_SIZE yourself"
         )
     return rank, ranks
+
+
+class PlaceSettings(Settings):
+    """The setting of verbs that may run as several processes of a launcher."""
+
+    engine: Literal["local", "ranks"] = "local"
+    """local: all of the work on this machine; ranks: the share of this process, while others that a launcher started
+    (torchrun, a Slurm array) do theirs."""
+
+    def engine_of(self, processes: int | None) -> Engine:
+        """Return the engine for this number of concurrent processes; None means as many as fit."""
+        if self.engine == "ranks":
+            return Engine(processes, *rank_of(os.environ))
+        if (size := launched_number("WORLD_SIZE", 1)) > 1:
+            raise InputError(
+                f"engine local: got WORLD_SIZE={size}, processes of a launcher that would all do the same; expected "
+                "one; fix: --engine ranks, or start it without the launcher"
+            )
+        return Engine(processes)
+
+
+class EngineSettings(PlaceSettings):
+    """The settings of work that may be cut into any number of shards.
+
+    Example:
+        >>> EngineSettings(processes=1).chosen_engine().processes
+        1
+    """
+
+    shards: int | None = Field(default=None, ge=1)
+    """Cut the work into about N shards; null: as few as there may be."""
+    processes: int = Field(default=1, ge=1)
+    """Processes on this machine, each with one shard at a time and in turn one of the GPUs that CUDA_VISIBLE_DEVICES
+    names."""
+
+    @property
+    def in_shards(self) -> bool:
+        """Return True if a setting asks for several processes or shards."""
+        return self.engine != "local" or self.shards is not None or self.processes > 1
+
+    def chosen_engine(self) -> Engine:
+        return self.engine_of(self.processes)
