@@ -96,7 +96,6 @@ def test_device_gives_the_same_answer():
         (np.ones((1, 3)), np.ones((2, 4)), {}, "one D"),
         (np.ones(3), np.ones((2, 3)), {}, r"got queries \(3,\)"),
         (np.ones((1, 3)), np.ones((2, 3)), {"top_k": 0}, "top_k: got 0"),
-        (np.ones((1, 3)), np.ones((2, 3)), {"chunk_size": 0}, "chunk_size: got 0"),
         (np.full((1, 3), np.nan), np.ones((2, 3)), {}, "query embeddings: got NaN"),
         (np.ones((1, 3)), np.full((2, 3), np.inf), {}, "document embeddings: got NaN or infinity"),
         (np.full((1, 2), 3e38), np.array([[1e3, -1e3], [0, 0]]), {}, "inner products beyond float32"),

@@ -53,7 +53,8 @@ class TopK:
     """The documents with the highest inner product per query, over successive blocks of one corpus, cut anywhere."""
 
     def __init__(self, query_embeddings: Embeddings, top_k: int, device: str | torch.device = "cpu") -> None:
-        _check_at_least_one("top_k", top_k)
+        if top_k < 1:
+            raise InputError(f"top_k: got {top_k}; expected at least 1; fix: ask for at least one document")
         self.queries = _float32(query_embeddings, "query embeddings", torch.device(device))
         self.top_k = top_k
         self.seen = 0
@@ -63,7 +64,6 @@ class TopK:
 
     def add(self, documents: Embeddings, chunk_size: int = 16_384) -> None:
         """Add (N, D) documents to the competition; raises InputError for shapes that do not fit."""
-        _check_at_least_one("chunk_size", chunk_size)
         if self.queries.ndim != 2 or documents.ndim != 2 or self.queries.shape[1] != documents.shape[1]:
             raise InputError(
                 f"embeddings: got queries {tuple(self.queries.shape)} and documents {tuple(documents.shape)}; expected "
@@ -158,8 +158,3 @@ def _float32(embeddings: Embeddings, name: str, device: torch.device) -> torch.T
             "or a diverged training run)"
         )
     return values
-
-
-def _check_at_least_one(name: str, value: int) -> None:
-    if value < 1:
-        raise InputError(f"{name}: got {value}; expected at least 1; fix: ask for at least one document")

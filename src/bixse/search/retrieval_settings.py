@@ -76,7 +76,6 @@ class SearchSettings(EncodingSettings):
             raise InputError(f"{flag}: got it for {self.model}; expected it for {expected} alone; fix: {fix}")
         if not is_index and self.collection is None:
             raise InputError(
-                f"{self.model}: got no index and no --collection; expected the folder of an index, or a model and a "
-                "collection; fix: add --collection DIR, or make an index with "
-                "`bixse index MODEL --collection DIR --out INDEX`"
+                f"{self.model}: got no index and no --collection; expected one of them; fix: add --collection DIR, or "
+                "make an index with `bixse index MODEL --collection DIR --out INDEX`"
             )

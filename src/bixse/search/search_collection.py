@@ -56,7 +56,7 @@ def hits_of(found: Iterable[Found], head: RelevanceHead | None, least: float | N
 
 
 def found_in(items: Sequence[tuple[str, Document]], rows: NDArray[Any], scores: NDArray[Any]) -> list[list[Found]]:
-    """Return the documents of (Q, k) positions in a corpus, with their (Q, k) cosines."""
+    """Return the documents of (Q, k) positions in a corpus, with their cosines."""
     return [
         [(items[row][0], cosine, items[row][1]) for row, cosine in zip(*line, strict=True)]
         for line in zip(rows.tolist(), scores.tolist(), strict=True)
@@ -167,11 +167,8 @@ def search_collection(
 ) -> CollectionAnswer:
     """Return the best documents of a collection for a query. Texts are encoded once, see `EmbeddingStore`.
 
-    `SearchSettings` describes the settings; `progress` makes a callback from a title and a total.
-
-    Raises:
-        InputError: collection, query, `top`, threshold or task is unusable.
-        ModelError: the model cannot be loaded.
+    `SearchSettings` describes the settings; `progress` makes a callback from a title and a total. InputError: something
+    given is unusable. ModelError: the model cannot be loaded.
 
     Example:
         ::
