@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 Texts: TypeAlias = list[str] | tuple[str, ...]
-Share: TypeAlias = float | None
+Limit: TypeAlias = float | None
 QUERIES_TOGETHER = 4096
 """Queries of a run that are encoded and answered together; each block reads the whole index."""
 COMPARED = {
@@ -67,13 +67,13 @@ class SearchIndex:
         return self.manifest.documents
 
     @overload
-    def search(self, queries: str, top: int = ..., threshold: Share = ..., at_precision: Share = ...) -> list[Hit]: ...
+    def search(self, queries: str, top: int = ..., threshold: Limit = ..., at_precision: Limit = ...) -> list[Hit]: ...
     @overload
     def search(
-        self, queries: Texts, top: int = ..., threshold: Share = ..., at_precision: Share = ...
+        self, queries: Texts, top: int = ..., threshold: Limit = ..., at_precision: Limit = ...
     ) -> list[list[Hit]]: ...
     def search(
-        self, queries: str | Texts, top: int = 10, threshold: Share = None, at_precision: Share = None
+        self, queries: str | Texts, top: int = 10, threshold: Limit = None, at_precision: Limit = None
     ) -> list[Hit] | list[list[Hit]]:
         """Return the best documents of a query, or of each of several queries, the highest cosine first.
 
@@ -93,8 +93,8 @@ class SearchIndex:
         self,
         queries: Mapping[str, str],
         top: int = 10,
-        threshold: Share = None,
-        at_precision: Share = None,
+        threshold: Limit = None,
+        at_precision: Limit = None,
         progress: ProgressBars | None = None,
     ) -> dict[str, dict[str, float]]:
         """Answer queries (query id -> text) as a run: query id -> document id -> cosine.
