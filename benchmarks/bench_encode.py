@@ -1,6 +1,6 @@
 """Texts encoded per second: bixse beside sentence-transformers, with its defaults and with its best settings.
 
-    python benchmarks/bench_encode.py [--documents 512] [--rounds 4] [--processes 2] [--ndcg DIR] [--out FILE] [--quick]
+    python benchmarks/bench_encode.py [--documents 512] [--rounds 4] [--ndcg DIR] [--out FILE] [--quick]
 
 One row per method, on the same documents of the sample collection (Python's own documentation: many short entries, some
 of hundreds of words) and the same model (all-MiniLM-L6-v2, 256 tokens at most):
@@ -12,7 +12,6 @@ of hundreds of words) and the same model (all-MiniLM-L6-v2, 256 tokens at most):
 - `bixse, int8`: the same with the linear layers of PyTorch's dynamic quantisation, in three lines of a user's own:
   weights in 8 bits per output, activations in 8 bits per pass, all else in float32;
 - `bare products`: the matrix products of bixse's passes in its precision and nothing else, which bounds it;
-- `bixse, processes`: the same in several processes, their start not counted (with --processes above 1).
 
 The ratio is the time of sentence-transformers' defaults over a method's. `padding` is the share of token positions
 computed that are padding, in one process. `difference` is the largest of a coordinate to that of sentence-transformers'
@@ -25,7 +24,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -34,7 +32,7 @@ import torch
 
 from bixse.data.pydocs import load_pydocs
 from bixse.encoders.embedding import passes_by_length
-from bixse.encoders.encode import TEXTS_PER_BLOCK, EncodePool, by_length, encode_texts
+from bixse.encoders.encode import TEXTS_PER_BLOCK, by_length, encode_texts
 from bixse.encoders.loading.build import build_encoder, no_library_bars
 from bixse.encoders.loading.precision import autocast, resolve_precision, use_precision
 from bixse.evaluation.evaluate import Evaluation, evaluate
@@ -131,7 +129,7 @@ def rows_of(given: argparse.Namespace) -> Iterator[dict[str, object]]:
         resolve_precision(device="cpu"),
     )
     quantised = in_int8(model)
-    with no_library_bars(), ExitStack() as opened:
+    with no_library_bars():
         size = best_size(model, texts)
 
         def best() -> np.ndarray:
@@ -145,10 +143,6 @@ def rows_of(given: argparse.Namespace) -> Iterator[dict[str, object]]:
             INT8: lambda: encode_texts(quantised, texts, "document", "float32"),
         }
         paddings = {name: padding_of(model, texts, n) for name, n in ((PLAIN, 32), (BEST, size), (OURS, None))}
-        if given.processes > 1:
-            pool = EncodePool(model, ["cpu"] * given.processes)
-            opened.callback(pool.close)
-            methods[f"{OURS}, {given.processes} processes"] = lambda: pool.encode(texts, "document", None, precision)
         found = {name: method() for name, method in methods.items()}  # also a first run of each, which is not timed
         with linear_shapes(model) as shapes:
             methods[OURS]()
@@ -185,7 +179,6 @@ def main() -> None:
         out=OUT,
         documents=512,
         rounds=Option(4, "the median counts"),
-        processes=Option(1, "above 1: measure so many processes too"),
         ndcg=Option(str, "folder of a collection: rank it too, which may take minutes"),
     )
     show(rows_of(given), given.out)

@@ -3,7 +3,7 @@
     python benchmarks/bench_stores.py [--documents 100000] [--dimensions 384] [--queries 100] [--qdrant URL]
 
 Documents and queries are random unit vectors, without any structure: the hardest case of approximate search. Those of
-texts lie near a space of fewer dimensions, where more is found: `bixse index --to` measures it on yours. What is timed
+texts lie near a space of fewer dimensions, where more is found. What is timed
 is what `bixse index --to` and `bixse search` do, without encoding. LanceDB is written to a temporary folder; Qdrant is
 left out unless a server is named, where a collection `bixse-bench` is made and deleted.
 
@@ -25,19 +25,20 @@ import numpy as np
 
 from bixse.data.collection import Document
 from bixse.scale.index import lance
-from bixse.scale.index.export_index import SAME_SCORE
 from bixse.scale.index.index_files import EncoderIdentity, Manifest
-from bixse.scale.index.vector_store import Rescored, connect
+from bixse.scale.index.vector_store import connect
 from bixse.search.exact import exact_search
 from measuring import OUT, Option, middle, options, show, timed
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from bixse.scale.index.vector_store import VectorStore
 
 QDRANT_NAME = "bixse-bench"
+SAME_SCORE = 1e-6
+"""Difference of scores that rounding alone can make: it does not matter which copy of a text is found."""
 
 
 def main() -> None:
@@ -79,10 +80,7 @@ def measure(name: str, given: argparse.Namespace, folder: Path) -> Iterator[dict
             store.write(start, texts, documents[rows.start : rows.stop])
 
     written, built = timed(write), timed(store.build)
-    ways = {"exact": store.exact}
-    if (ann := built.result) is not None:
-        ways[f"{ann.factory} {ann.parameters}"] = Rescored(store, store.nearest).search
-    for number, (search, way) in enumerate(ways.items()):
+    for number, search in enumerate(["exact", *([store.approximate] if store.approximate else [])]):
         yield {
             "store": name.partition(":")[0],
             "search": search,
@@ -91,18 +89,18 @@ def measure(name: str, given: argparse.Namespace, folder: Path) -> Iterator[dict
             "write_seconds": round(written.seconds, 1),
             "build_seconds": round(built.seconds, 1) if number else 0.0,
             "megabytes": round(sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6),
-            **asked(store, way, queries, best),
+            **asked(store, search == "exact", queries, best),
         }
     store.close()
 
 
-def asked(store: VectorStore, way: Callable[..., Any], queries: np.ndarray, best: np.ndarray) -> dict[str, float]:
+def asked(store: VectorStore, exact: bool, queries: np.ndarray, best: np.ndarray) -> dict[str, float]:
     """Return times and recall of one way to search."""
-    runs = [timed(lambda query=query: store.documents(way(query[None], 10)[1][0].tolist())) for query in queries]
-    recall = {
-        f"recall_at_{depth}": round(float((way(queries, depth)[0] >= best[:, depth - 1, None] - SAME_SCORE).mean()), 3)
-        for depth in (10, 100)
-    }
+    runs = [timed(lambda query=query: store.search(query[None], 10, exact)) for query in queries]
+    recall = {}
+    for depth in (10, 100):
+        scores = np.array([[score for _, score, _ in line] for line in store.search(queries, depth, exact, False)])
+        recall[f"recall_at_{depth}"] = round(float((scores >= best[:, depth - 1, None] - SAME_SCORE).mean()), 3)
     slow = float(np.percentile([run.seconds for run in runs], 95))
     return {"query_ms": round(1000 * middle(runs, digits=9), 2), "query_ms_p95": round(1000 * slow, 2), **recall}
 
@@ -113,9 +111,7 @@ def manifest_of(given: argparse.Namespace) -> Manifest:
         name="random", weights="", prompts="", document_prompt=None, task=None, max_length=None,
         dimensions=given.dimensions,
     )  # fmt: skip
-    return Manifest(
-        created="", encoder=encoder, corpus="", dtype="float32", precision="float32", documents=given.documents
-    )
+    return Manifest(encoder=encoder, corpus="", precision="float32", documents=given.documents, rows=given.documents)
 
 
 if __name__ == "__main__":

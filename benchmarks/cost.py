@@ -3,7 +3,7 @@
     python benchmarks/cost.py [--pairs 100000000] [--documents 1000000000] [--queries 100000] [--rows 10000000]
     python benchmarks/cost.py scaling
 
-What bixse itself takes was measured, by `bench_jobs.py`, `bench_limits.py` and `bench_eval.py`. `scaling` has memory
+What bixse itself takes was measured, by `bench_jobs.py` and `bench_eval.py`. `scaling` has memory
 and step time of large encoders and batches on eight devices, one row per encoder and batch: one graded document per
 query, trained weights in float32 (frozen ones in bf16), bf16 autocast, gradient checkpointing, and
 `gradient_cache: true` with mini-batches of 32 texts. Bytes are of one device; a step is the computation alone, without
@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bixse.judging.ask_shards import ROWS
 from bixse.losses.products import DEVICE_TILE_BYTES
-from bixse.scale.index.index_files import group_rows, shard_rows
-from bixse.search.exact import DEPTH
+from bixse.scale.index.index_files import GROUP_ROWS, shard_rows
 from measuring import Option, options
 
 if TYPE_CHECKING:
@@ -119,9 +118,9 @@ ENCODER = JUDGES["0.6B (Qwen3-0.6B)"].size
 GRADE_SECONDS, INDEX_SECONDS = 210e-6, 117e-6
 """Measured, of a core: a pair (`bench_jobs.py grade`), a document read and written (`bench_jobs.py index`)."""
 LOOK_SECONDS, KEY_SECONDS = 0.158e-6, 1.02e-6 + 0.0686e-6
-"""Measured, of a core (`bench_limits.py`): an answer of others that a shard looks through; of its own answers each."""
-FOOTER_SECONDS, OPEN_SECONDS = 3.6e-6, 66.1e-6
-"""Measured likewise: a row group in the footer of the texts, a file of embeddings."""
+"""Measured, of a core (`bench-limits.csv`): an answer of others that a shard looks through; of its own answers each."""
+FOOTER_SECONDS = 3.6e-6
+"""Measured likewise: a row group in the footer of the texts."""
 LEDGER_BYTES, JUDGEMENT_BYTES, PAIR_BYTES = 192, 97, 76
 """Measured, of a pair (`bench_jobs.py grade --sizes 10000`); what stands in the pairs beside the texts."""
 SEARCH_OPERATIONS = 2 * 131072 * 256 * 384 / 0.6892
@@ -191,18 +190,16 @@ def grading(pairs: int) -> None:
 
 def mining(documents: int, queries: int) -> None:
     """Print what it costs to encode a corpus, to store it and to search it exactly."""
-    shards = -(-documents // shard_rows(ENCODER.hidden, documents))
+    shards = -(-documents // shard_rows(documents))
     encode = FORWARD * operations(ENCODER, [(DOCUMENT_TOKENS, documents)], False) / ACHIEVED / HOUR
     seconds = {
         "read and write documents": INDEX_SECONDS * documents,
-        "footer of the texts, once a shard": FOOTER_SECONDS * -(-documents // group_rows(documents)) * shards,
+        "footer of the texts, once a shard": FOOTER_SECONDS * -(-documents // GROUP_ROWS) * shards,
         f"search for {queries:,} queries": 2.0 * documents * queries * ENCODER.hidden / SEARCH_OPERATIONS,
-        "open all files of the index, once a shard": OPEN_SECONDS * shards * shards,
     }
     stored = {
-        "vectors, float16": 2 * ENCODER.hidden * documents / TB,
+        "vectors, float32": 4 * ENCODER.hidden * documents / TB,
         "texts": TOKEN_BYTES * DOCUMENT_TOKENS * documents / TB,
-        f"best {DEPTH} of each shard, until merged": 12 * DEPTH * queries * shards / TB,
     }
     hours = priced({name: value / HOUR for name, value in seconds.items()}, "core hours", CORE_USD)
     print(f"{documents:,} documents of {DOCUMENT_TOKENS} tokens, {shards:,} shards; the disk a month:\n")

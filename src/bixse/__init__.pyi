@@ -6,7 +6,6 @@ from .data.collection import load_collection as load_collection
 from .data.graded_pairs import GradedPairs as GradedPairs
 from .data.pairs_files import load_graded_pairs as load_graded_pairs
 from .data.pairs_files import load_pairs as load_pairs
-from .encoders.encode import encode_on as encode_on
 from .encoders.loading.build import build_encoder as build_encoder
 from .encoders.loading.build import load_relevance_model as load_relevance_model
 from .encoders.relevance_model import RelevanceModel as RelevanceModel

@@ -6,7 +6,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 EXTENSIONS = {
-    "index": "bixse.scale.index.index_system:open_index_system",
+    "index": "bixse.scale.index.search:open_index_system",
     "judge": "bixse.judging.open_judge:JudgeConfig",
     "regrade": "bixse.judging.regrade:Regrading",
     "sharding": "bixse.scale.sharding:ShardedTrainer",

@@ -18,7 +18,6 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 OTHERS = {
     "bench_grade_server": (["--quick"], "bixse_per_second"),
     "bench_jobs": (["--sizes", "200"], "grade from ledger"),
-    "bench_limits": (["--rows", "200"], "chosen pair of mine"),
     "bench_sharding": (["--quick"], "full"),
     "bench_stores": (["--quick"], "SQ8"),
     "bench_ui": (["--quick"], "slider moved"),
@@ -32,7 +31,6 @@ OTHERS = {
 LONG = (
     "bench_grade_server",
     "bench_jobs",
-    "bench_limits",
     "bench_sharding",
     "bench_ui",
     "mining_grades",
@@ -83,7 +81,6 @@ def test_the_smallest_run(script):
 @pytest.mark.parametrize(
     ("script", "arguments"),
     [
-        ("bench_encode", ["--processes", "0"]),
         ("bench_eval", ["--passages", "100", "--queries", "50"]),
         ("bench_grade", ["--rubrics", "one-to-nine"]),
         ("bench_loss", ["--repeats", "0"]),
@@ -98,12 +95,10 @@ def test_what_cannot_be_measured_is_refused(script, arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
-def test_bench_encode(table, processes):
-    rows = table("bench_encode", "--quick", "--processes", processes)
-    rows = {row["method"]: row for row in rows}
-    methods = ["sentence-transformers", "sentence-transformers, best", "bixse", "bixse, int8", "bixse, 2 processes"]
-    assert list(rows) == [*methods[: 3 + processes], "bare products"]
+def test_bench_encode(table):
+    rows = {row["method"]: row for row in table("bench_encode", "--quick")}
+    methods = ["sentence-transformers", "sentence-transformers, best", "bixse", "bixse, int8"]
+    assert list(rows) == [*methods, "bare products"]
     assert all(0 <= float(rows[method]["padding"]) < 1 for method in methods[:3])
     assert float(rows[methods[0]]["ratio"]) == 1.0
     assert all(float(row["difference"]) < 0.02 for method, row in rows.items() if method != "bixse, int8")

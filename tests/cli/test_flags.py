@@ -11,7 +11,6 @@ import bixse
 from bixse.cli.flags import settings_from
 from bixse.cli.main import VERBS, parse, verb_parser
 from bixse.errors import ConfigError, InputError
-from bixse.search.retrieval_settings import EncodingSettings
 from bixse.settings import section_of
 
 REQUIRED = {
@@ -95,13 +94,6 @@ def test_positionals_may_stand_behind_flags():
     assert (found.model, found.query, found.top) == ("index", "copy a folder", 3)
     assert settings_of("evaluate", "bm25", "--collection", "toy", "demo").model == ("bm25", "demo")
     assert settings_of("search", "index", "--", "-x").query == "-x"
-
-
-def test_devices_stand_in_one_place():
-    with pytest.raises(ValueError, match="at most one of them"):
-        EncodingSettings(processes=2, devices=["cpu"])
-    assert EncodingSettings(processes=2).chosen_devices()[0] == ["cpu", "cpu"]
-    assert EncodingSettings().chosen_devices() == (None, [])
 
 
 @pytest.mark.parametrize(

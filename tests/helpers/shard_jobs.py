@@ -6,11 +6,11 @@ import os
 import signal
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bixse.errors import StorageError
 from bixse.files.files import write_atomically
-from bixse.scale.engines.job import Job
+from bixse.scale.engine import Job
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +34,7 @@ class Numbers(Job):
         self.say(f"setup {os.getpid()}")
         return self.factor
 
-    def run(self, shard, kept):
+    def run(self, shard, state):
         self.say(f"run {shard} {os.getpid()}")
         time.sleep(self.seconds)
         once = self.folder / f"died-{shard}"
@@ -46,7 +46,7 @@ class Numbers(Job):
         if shard in self.full:
             raise StorageError("got a full disk; expected room; fix: free some")
         numbers = (self.folder / f"{shard}.txt").read_text().split()
-        total = sum(map(int, numbers)) * kept
+        total = sum(map(int, numbers)) * state
         write_atomically(self.output(shard), f"{total}\n")
         return total
 
@@ -65,18 +65,8 @@ class Numbers(Job):
 class Threads(Job):
     """Tells its process and how many threads that may use."""
 
-    def run(self, shard, kept):
+    def run(self, shard, state):
         return os.getpid(), os.environ["OMP_NUM_THREADS"]
-
-
-@dataclass(frozen=True)
-class Unsendable(Job):
-    """Holds what cannot be pickled."""
-
-    what: Any
-
-    def run(self, shard, kept):
-        return shard
 
 
 def write_numbers(folder, shards):

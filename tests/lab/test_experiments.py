@@ -11,7 +11,7 @@ import pytest
 from bixse.data.run import open_run
 from bixse.errors import DivergedError, InterruptedRunError, InvalidFileError, OutputExistsError, TrainingError
 from bixse.lab.experiments import RESULT_FILE, Arm, ArmRun, Measured, do_runs, load_result, opened
-from bixse.scale.engines.process_engines import RanksEngine
+from bixse.scale.engine import Engine, rank_of
 
 
 class OutOfMemoryError(RuntimeError):
@@ -140,7 +140,7 @@ class TestRanks:
     def do(self, folder, rank, words, seeds=(0,), wanted=lambda run, results: True, **inputs):
         self.turn(rank)
         done = []
-        with opened(open_run(folder, "count", {}, {}), RanksEngine()) as experiment:
+        with opened(open_run(folder, "count", {}, {}), Engine(1, *rank_of(os.environ))) as experiment:
             found = do_runs(experiment, runs(words, seeds), {"done": done, **inputs}, wanted=wanted)
             experiment.record.save(found.status)
         return found, [name.partition("/")[0].removeprefix("word=") for name in done]
@@ -169,7 +169,7 @@ class TestRanks:
     def test_a_run_takes_itself_for_one_process(self, tmp_path):
         self.turn(0)
         lone = ArmRun(Arm({"word": "one"}, train={}), 0, launched)
-        with opened(open_run(tmp_path / "out", "launched", {}, {}), RanksEngine()) as experiment:
+        with opened(open_run(tmp_path / "out", "launched", {}, {}), Engine(1, *rank_of(os.environ))) as experiment:
             found = do_runs(experiment, [lone], {})
         assert found.of[lone.name].metrics == {"variables": 0}
         assert os.environ["WORLD_SIZE"] == "2"

@@ -22,7 +22,7 @@ from bixse.preparing.candidates import fuse
 from bixse.preparing.mine import WORK, mine
 from bixse.preparing.mine_settings import MineConfig
 from bixse.preparing.mined_pairs import load_mined_pairs
-from bixse.scale.index import corpus_shards
+from bixse.scale.index.search import SearchIndex
 from bixse.search.bm25 import BM25
 
 
@@ -244,10 +244,9 @@ def stop(*_):
 def test_an_interrupted_run_goes_on_with_the_next_retriever(collection, tmp_path, tiny_model_path, monkeypatch):
     config = MineConfig(collection=collection, retrievers=("bm25", str(tiny_model_path)), max_length=16)
     monkeypatch.setattr(searching, "BLOCK", 3)
-    monkeypatch.setattr(corpus_shards, "QUERIES_TOGETHER", 3)
     mine(config, tmp_path / "whole")
     with monkeypatch.context() as stopped, pytest.raises(KeyboardInterrupt):
-        stopped.setattr(corpus_shards, "to_run", stop)
+        stopped.setattr(SearchIndex, "search_run", stop)
         mine(config, tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [WORK, "run.bm25.trec", "run.json"]
     with pytest.raises(OutputExistsError):

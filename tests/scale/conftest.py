@@ -1,15 +1,12 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 
 from bixse.scale.index import index_files
 from bixse.search.store import EmbeddingStore
 
-TESTS = Path(__file__).parents[1]
 VERBS = ("copy", "move", "delete", "open", "read", "write", "list", "find")
 TEN_VERBS = (*VERBS, "sort", "split")
 NOUNS = ("file", "folder", "tree", "disk", "path", "name", "text", "byte", "line", "word")
@@ -17,8 +14,8 @@ NOUNS = ("file", "folder", "tree", "disk", "path", "name", "text", "byte", "line
 
 @pytest.fixture
 def collection(tmp_path):
-    """600 documents, of which 512 fill two parts and 88 a third, and a query for each verb and noun."""
-    texts = [f"{verb} a {noun} of {number}" for number in range(8) for verb in VERBS for noun in NOUNS][:600]
+    """598 documents, of which three shards hold 200, 200 and 198, and a query for each verb and noun."""
+    texts = [f"{verb} a {noun} of {number}" for number in range(8) for verb in VERBS for noun in NOUNS][:598]
     queries = [f"how do i {verb} the {noun}" for verb in VERBS for noun in NOUNS]
     folder = tmp_path / "collection"
     folder.mkdir()
@@ -32,14 +29,14 @@ def collection(tmp_path):
 
 @pytest.fixture
 def fail_twice():
-    """Make the part of 88 documents fail in a monkeypatch, its first two times; gives the sizes that were tried."""
+    """Make the shard of 198 documents fail in a monkeypatch, its first two times; gives the sizes that were tried."""
 
     def patch(patched):
         encode, tried = EmbeddingStore.encode, []
 
         def fail(store, texts, step=None):
             tried.append(len(texts))
-            if len(texts) == 88 and tried.count(88) < 3:
+            if len(texts) == 198 and tried.count(198) < 3:
                 raise RuntimeError("no more memory")
             return encode(store, texts, step)
 
@@ -83,21 +80,3 @@ def small_shards(monkeypatch):
     """Several files of embeddings and groups of texts also in a small index."""
     monkeypatch.setattr(index_files, "GROUP_ROWS", 8)
     monkeypatch.setattr(index_files, "SHARD_ROWS", 32)
-
-
-@pytest.fixture(scope="package")
-def cluster():
-    """Two nodes, with two cores each by their own account."""
-    ray = pytest.importorskip("ray", reason="needs bixse[ray]")
-    from ray.cluster_utils import Cluster
-
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), *([before] if before else [])])
-    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-    found.add_node(num_cpus=2)
-    yield found
-    ray.shutdown()
-    found.shutdown()
-    os.environ.pop("PYTHONPATH")
-    if before is not None:
-        os.environ["PYTHONPATH"] = before

@@ -170,14 +170,3 @@ def test_ranks_of_which_one_is_killed_and_started_again(server, tmp_path):
     assert sum(answers_by_status(out / "ledger").values()) == texts
     assert ended(start(*flags, other, "--out", tmp_path / "whole"))[0] == 0
     assert files(out) == files(tmp_path / "whole")
-
-
-@pytest.mark.slow
-def test_a_cluster_writes_the_same(cluster, words, server, tmp_path):
-    """In a process of its own: after Ray has worked in one, what is forked from it may hang."""
-    assert ended(start(*words[1], "--out", tmp_path / "whole"))[0] == 0
-    paid = asked(server.stats(words[0]))
-    engine = ("--engine", "ray", "--ray-address", cluster.address, "--processes", "2", "--shards", "5")
-    code, found = ended(start(*words[1], *engine, "--out", tmp_path / "out"))
-    assert (code, found["asked"], asked(server.stats(words[0]))) == (0, paid, 2 * paid), found
-    assert files(tmp_path / "out") == files(tmp_path / "whole")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 
 import pyarrow as pa
@@ -274,31 +273,3 @@ def test_pairs_that_are_asked_twice(tmp_path):
     whole = grade(load_pairs(config.pairs), ScriptedJudge(), tmp_path / "whole", config).summary
     assert found["repeats"] == whole["repeats"] > 0
     assert {name: value for name, value in found.items() if value != pytest.approx(whole[name])} == {}
-
-
-# --- a cluster
-
-
-@pytest.mark.slow
-def test_a_cluster_of_which_a_node_goes(cluster, server, tmp_path):
-    """10,000 pairs; in a process of its own, as `bixse index` is tested."""
-    count = 10_000
-    pq.write_table(rows(count, lambda number: ["500"] if number % 100 == 0 else []), tmp_path / "p.parquet")
-    address, other = server.scenario(), server.scenario()
-    flags = ("grade", "--pairs", tmp_path / "p.parquet", "--shards", "20", "--concurrency", "16", "--judge")
-    node = cluster.add_node(num_cpus=2)
-    engine = ("--engine", "ray", "--ray-address", cluster.address)
-    process = start(*flags, address, *engine, "--out", tmp_path / "out")
-    shards = tmp_path / "out" / "shards"
-    until = time.monotonic() + 200
-    while len(list(shards.glob("*.complete")) if shards.exists() else ()) < 4 and time.monotonic() < until:
-        time.sleep(0.05)
-    cluster.remove_node(node, allow_graceful=False)
-    code, found = ended(process)
-    assert (code, found["pairs"], found["statuses"]) == (0, count, {"graded": count}), found
-    assert found["reused"] > 0, "of shards that the node took along"
-    times = [tries - (n % 100 == 0) for n, tries in enumerate(answered(server.stats(address), count))]
-    assert min(times) == 1
-    assert sum(times) <= count + 2 * 16, "the requests in flight of two processes"
-    assert ended(start(*flags, other, "--out", tmp_path / "local"))[0] == 0
-    assert files(tmp_path / "out") == files(tmp_path / "local")

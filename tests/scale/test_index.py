@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from contextlib import suppress
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from filelock import FileLock
 from safetensors.numpy import load_file
 
+from bixse.data.run import RUN_FILE
 from bixse.encoders import encode
 from bixse.encoders.head import RelevanceHead
 from bixse.errors import InputError, InvalidFileError, ModelError, OutputExistsError
@@ -19,8 +18,7 @@ from bixse.files.files import LOCK_FILE, cache_folder
 from bixse.scale.index import index_files
 from bixse.scale.index import make_index as index_module
 from bixse.scale.index import search as search_module
-from bixse.scale.index.index_files import MANIFEST_FILE, StoredFile, read_manifest
-from bixse.scale.index.make_index import BUILD_FOLDER
+from bixse.scale.index.index_files import read_manifest
 from bixse.scale.index.search import open_index
 from helpers.indexes import index_of
 
@@ -47,6 +45,10 @@ def encoded(monkeypatch):
     return found
 
 
+def visible(folder):
+    return {path.name for path in folder.iterdir()}
+
+
 def expected(model, documents, query, top):
     """The best documents and their cosines, by a plain product over all of them in float64."""
     texts = [f"{title} {text}".strip() for title, text in documents.values()]
@@ -66,64 +68,36 @@ def test_what_is_no_index(tiny_model, tmp_path, corpus):
 
 
 def test_a_manifest_that_cannot_be_read(tiny_model, folder):
-    outside = json.loads((folder / MANIFEST_FILE).read_text())
-    outside["texts"]["name"] = "../corpus/corpus.jsonl"
-    for content in ("", "[]", '{"format": 2}', "[" * 100_000, json.dumps(outside)):
-        (folder / MANIFEST_FILE).write_text(content)
+    changed = json.loads((folder / RUN_FILE).read_text())
+    changed["results"]["rows"] = 0
+    for content in ("", "[]", '{"results": {"documents": 2}}', "[" * 100_000, json.dumps(changed)):
+        (folder / RUN_FILE).write_text(content)
         with pytest.raises(InputError, match="damaged"):
             open_index(folder, tiny_model)
 
 
-@pytest.mark.parametrize("kind", ["embeddings", "documents"])
+@pytest.mark.parametrize("kind", ["00001.safetensors", "documents.parquet"])
 @pytest.mark.parametrize("how", ["cut", "missing"])
 def test_a_file_that_is_not_whole(tiny_model, folder, kind, how):
-    path = next(folder.glob(f"{kind}-*"))
+    path = next(folder.glob(f"*/{kind}"))
     path.write_bytes(path.read_bytes()[:-1]) if how == "cut" else path.unlink()
     with pytest.raises(InputError, match=path.name):
         open_index(folder, tiny_model)
 
 
 @pytest.mark.parametrize(
-    ("kind", "place"), [("embeddings", 0.02), ("embeddings", 0.5), ("documents", 0.02), ("documents", 0.3)]
+    ("kind", "place"),
+    [("00001.safetensors", place) for place in (0.001, 0.01, 0.02, 0.03, 0.5)]
+    + [("documents.parquet", place) for place in (0.02, 0.3)],
 )
 def test_a_byte_that_changed(tiny_model, folder, kind, place):
-    """It is found before its content is used, and whenever all files are checked."""
-    path = next(folder.glob(f"{kind}-*"))
+    """It is found before its content is used."""
+    path = next(folder.glob(f"*/{kind}"))
     content = bytearray(path.read_bytes())
     content[int(len(content) * place)] ^= 1
     path.write_bytes(content)
     with pytest.raises(InputError, match=path.name), open_index(folder, tiny_model) as index:
         index.search(QUERIES[0], top=100)
-    with suppress(InputError), open_index(folder, tiny_model) as index, pytest.raises(InputError, match=path.name):
-        index.check()
-
-
-# --- large row groups
-
-
-@pytest.mark.parametrize(("documents", "together"), [(0, 1), (1, 1), (2**18, 1), (2**18 + 1, 2), (10**9, 16)])
-def test_row_groups_grow_with_the_corpus(monkeypatch, documents, together):
-    """So that their number stays in what Parquet can open; 10**9 documents are beyond 256 a group."""
-    monkeypatch.setattr(index_files, "GROUP_ROWS", 256)
-    assert index_files.group_rows(256 * documents if documents < 10**9 else documents) == 256 * together
-    assert -(-documents // index_files.group_rows(documents)) <= index_files.MOST_GROUPS
-
-
-def test_an_index_with_row_groups_larger_than_its_parts(tiny_model, folder, corpus, tmp_path, monkeypatch):
-    """The same embeddings, and the same answers with their texts."""
-    monkeypatch.setattr(index_files, "MOST_GROUPS", 2)
-    index_of(tiny_model, corpus, tmp_path / "large", cache="none")
-    one, large = (read_manifest(path) for path in (folder, tmp_path / "large"))
-    assert one.embeddings == large.embeddings
-    sizes = [
-        [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
-        for file in (
-            pq.ParquetFile(path / found.texts.name) for path, found in ((folder, one), (tmp_path / "large", large))
-        )
-    ]
-    assert sizes[0][0] == 8 and sizes[1][0] > 32 and len(sizes[1]) == 2
-    with open_index(folder, tiny_model) as before, open_index(tmp_path / "large", tiny_model) as after:
-        assert before.search(QUERIES, top=100) == after.search(QUERIES, top=100)
 
 
 # --- another model
@@ -167,9 +141,10 @@ def test_unusable_settings(tiny_model, corpus, tmp_path):
 def test_a_folder_with_something_else(tiny_model, corpus, folder, tmp_path, encoded):
     before = sorted(folder.iterdir())
     (tmp_path / "file").write_text("a file")
+    tiny_model.max_seq_length = 3
     for path in (tmp_path / "file", corpus, folder):
         with pytest.raises(OutputExistsError):
-            index_of(tiny_model, corpus, path, dtype="float16")
+            index_of(tiny_model, corpus, path)
     assert encoded == []
     assert sorted(folder.iterdir()) == before
 
@@ -231,41 +206,26 @@ def test_a_threshold_keeps_the_probable(tiny_model, folder, monkeypatch):
         assert list(run) == ["q", "r"]
 
 
-def test_half_precision_takes_half_the_disk(tiny_model, corpus, tmp_path, folder):
-    index_of(tiny_model, corpus, tmp_path / "half", dtype="float16")
-    sizes = [sum(file.size for file in read_manifest(where).embeddings) for where in (folder, tmp_path / "half")]
-    assert 100 * 32 * 2 <= sizes[1] < sizes[0] / 2 + 500
-    with open_index(tmp_path / "half", tiny_model) as half, open_index(folder, tiny_model) as whole:
-        one, other = ({hit.document_id: hit.cosine for hit in i.search("copy", top=100)} for i in (half, whole))
-    assert 0 < max(abs(one[name] - other[name]) for name in other) < 1e-3
-
-
 def test_what_lies_on_the_disk(tiny_model, corpus, documents, folder):
-    manifest = read_manifest(folder)
-    shards = [load_file(folder / file.name)["documents"] for file in manifest.embeddings]
+    files = sorted(folder.glob("*/*.safetensors"))
+    shards = [load_file(file)["documents"] for file in files]
     assert [len(shard) for shard in shards] == [32, 32, 32, 4]
     texts = [f"{title} {text}" for title, text in documents.values()]
     np.testing.assert_allclose(np.concatenate(shards), tiny_model.encode(texts, normalize_embeddings=True), atol=1e-6)
-    assert {path.name for path in folder.iterdir()} == {MANIFEST_FILE, LOCK_FILE, *(f.name for f in manifest.files)}
+    assert visible(folder) == {RUN_FILE, LOCK_FILE, read_manifest(folder).folder}
+    assert [file.name for file in files] == [f"0000{shard}.safetensors" for shard in range(4)]
     shutil.rmtree(corpus)
     with open_index(folder, tiny_model) as index:
-        index.check()
         assert index.search("move folder", top=1)[0].title in {title for title, _ in documents.values()}
-
-
-def test_the_number_of_a_file_may_have_six_digits(tmp_path):
-    path = tmp_path / "embeddings-100000.safetensors"
-    path.write_bytes(b"content")
-    assert StoredFile.of(path).name.startswith("embeddings-100000-")
 
 
 # --- again, and of a changed corpus
 
 
 def test_the_same_index_is_not_made_twice(tiny_model, corpus, folder, encoded):
-    before = (folder / MANIFEST_FILE).read_bytes()
+    before = (folder / RUN_FILE).read_bytes()
     assert index_of(tiny_model, corpus, folder).reused
-    assert (encoded, (folder / MANIFEST_FILE).read_bytes()) == ([], before)
+    assert (encoded, (folder / RUN_FILE).read_bytes()) == ([], before)
 
 
 def test_of_a_changed_corpus_new_texts_alone_are_encoded(tiny_model, folder, write_corpus, documents, encoded):
@@ -278,8 +238,7 @@ def test_of_a_changed_corpus_new_texts_alone_are_encoded(tiny_model, folder, wri
     with open_index(folder, tiny_model) as index:
         hits = index.search(QUERIES[0], top=1000)
     assert {hit.document_id: (hit.title, hit.text) for hit in hits} == changed
-    named = {file.name for file in report.manifest.files}
-    assert {path.name for path in folder.iterdir()} == {MANIFEST_FILE, LOCK_FILE, *named}
+    assert visible(folder) == {RUN_FILE, LOCK_FILE, report.manifest.folder}
 
 
 def test_a_stopped_index_leaves_the_former_one(tiny_model, folder, write_corpus, documents, monkeypatch):
@@ -288,15 +247,14 @@ def test_a_stopped_index_leaves_the_former_one(tiny_model, folder, write_corpus,
 
     one = write_corpus({"d0": documents["d0"]})
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(index_module, "_publish", stop)
+        patched.setattr(index_module.Run, "save", stop)
         index_of(tiny_model, one, folder)
     with open_index(folder, tiny_model) as index:
-        index.check()
-        assert len(index) == 100
+        assert len(index.search("copy", top=1000)) == len(index) == 100
     shutil.rmtree(cache_folder())
     report = index_of(tiny_model, one, folder)
     assert (report.encoded, report.manifest.documents) == (0, 1), "what was complete is there"
-    assert not (folder / BUILD_FOLDER).exists()
+    assert visible(folder) == {RUN_FILE, LOCK_FILE, report.manifest.folder}
 
 
 def test_an_index_that_is_replaced_while_it_is_opened(tiny_model, folder, write_corpus, documents, monkeypatch):

@@ -15,7 +15,6 @@ from bixse.data.task_instructions import Instructions
 from bixse.data.trec import read_run
 from bixse.encoders.instructions import set_instructions
 from bixse.files.rows import write_rows
-from bixse.scale.index.index_files import read_manifest
 from bixse.search.search_collection import read_queries
 from helpers.command import call, refused, result_of
 
@@ -52,8 +51,6 @@ def index(tmp_path, model, collection, capsys):
     [
         ([], "model: got nothing"),
         (["demo"], "collection: got nothing"),
-        (["demo", "--collection", "c", "--out", "o", "--check"], "--check"),
-        (["--describe", "nowhere"], "no such folder"),
         (["demo", "--collection", "c", "--out", "o"], "corpus.jsonl"),
     ],
 )
@@ -67,7 +64,7 @@ def test_wrong_usage(capsys, tmp_path, monkeypatch, words, said):
     ("words", "said"),
     [
         (["copy", "--collection", "c"], "--collection"),
-        (["copy", "--processes", "2"], "--processes"),
+        (["copy", "--cache", "none"], "--cache"),
         (["copy", "--queries", "q.txt"], "query and queries"),
         (["copy", "--out", "run"], "--out"),
         (["--queries", "-", "--out", "run"], "--out"),
@@ -98,20 +95,16 @@ def test_a_model_that_was_trained_on_or_has_moved(capsys, index, model, tmp_path
     assert "other weights" in refused(capsys, *words)
 
 
-# --- made, described, searched
+# --- made, searched
 
 
 def test_what_is_said_of_a_new_index(capsys, tmp_path, model, collection):
     words = ("index", model, "--collection", collection, "--out", tmp_path / "index")
     text = result_of(*words).text
     assert "4 texts were encoded" in text
-    stored = f"{read_manifest(tmp_path / 'index').size / 1000:.1f} kB"
-    assert f"{tmp_path / 'index'}: 4 documents, exact, float32, {stored}" in text.splitlines()
     assert f"model: {model}, 32 dimensions" in text.splitlines()
     code, envelope = call(capsys, *words)
     assert (code, envelope["metrics"]["reused"], envelope["metrics"]["encoded"]) == (0, True, 0)
-    code, envelope = call(capsys, "index", "--describe", tmp_path / "index", "--check")
-    assert (code, envelope["metrics"]["documents"], envelope["metrics"]["dtype"]) == (0, 4, "float32")
 
 
 def test_an_index_answers_as_its_collection(index, model, collection):

@@ -10,13 +10,13 @@ import sys
 import pytest
 
 from bixse.errors import InputError
-from bixse.scale.engines.process_engines import LocalEngine, rank_of
+from bixse.scale.engine import Engine, rank_of
 from helpers.shard_jobs import Numbers, said, sums, write_numbers
 
 SCRIPT = """
 import sys
 from pathlib import Path
-from bixse.scale.engines.engine_settings import EngineSettings
+from bixse.scale.engine import EngineSettings
 from helpers.shard_jobs import Numbers
 job = Numbers(Path(sys.argv[1]), dies=tuple(map(int, sys.argv[2:])))
 for ended in EngineSettings(engine="ranks", processes=1).chosen_engine().map(job, range(7)):
@@ -46,7 +46,7 @@ def start(folder, *dies, **environment):
         {"RANK": "-1", "WORLD_SIZE": "2"},
         {"RANK": "one", "WORLD_SIZE": "2"},
         {"SLURM_ARRAY_TASK_ID": "9", "SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_COUNT": "3"},
-        {"SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_TASK_STEP": "0", "SLURM_ARRAY_TASK_COUNT": "3"},
+        {"SLURM_ARRAY_TASK_ID": "6", "SLURM_ARRAY_TASK_MIN": "2", "SLURM_ARRAY_TASK_COUNT": "3"},
     ],
 )
 def test_an_environment_without_a_rank_that_can_be(environment):
@@ -54,14 +54,9 @@ def test_an_environment_without_a_rank_that_can_be(environment):
         rank_of(environment)
 
 
-def test_ranks_within_the_tasks_of_an_array_are_all_different():
-    array = {"SLURM_ARRAY_TASK_MIN": "2", "SLURM_ARRAY_TASK_STEP": "2", "SLURM_ARRAY_TASK_COUNT": "3"}
-    found = [
-        rank_of({**array, "SLURM_ARRAY_TASK_ID": str(task), "RANK": str(rank), "WORLD_SIZE": "2"})
-        for task in (2, 4, 6)
-        for rank in (0, 1)
-    ]
-    assert found == [(number, 6) for number in range(6)]
+def test_tasks_of_an_array_count_from_its_first_one():
+    array = {"SLURM_ARRAY_TASK_MIN": "2", "SLURM_ARRAY_TASK_COUNT": "3"}
+    assert [rank_of({**array, "SLURM_ARRAY_TASK_ID": task}) for task in "234"] == [(0, 3), (1, 3), (2, 3)]
 
 
 def test_a_rank_that_is_killed_and_the_same_command_again(folder):
@@ -74,5 +69,5 @@ def test_a_rank_that_is_killed_and_the_same_command_again(folder):
     assert again.communicate(timeout=60)[0] == "whole\n", "the last one sees that everything is there"
     assert sorted(said(folder, "run")) == ["0", "1", "2", "3", "3", "4", "5", "6"]
     whole = write_numbers(folder.parent / "local", 7)
-    list(LocalEngine(1).map(Numbers(whole), range(7)))
+    list(Engine(1).map(Numbers(whole), range(7)))
     assert sums(folder) == sums(whole)

@@ -1,10 +1,9 @@
-"""Studies through every engine: the figures of one machine, also where a machine goes in the middle."""
+"""Studies by several ranks: the figures of one process."""
 
 from __future__ import annotations
 
 import csv
 import json
-import time
 
 import pytest
 import yaml
@@ -58,15 +57,3 @@ def test_ranks_do_a_study_together(study, local, tmp_path):
     assert [code for code, _ in found] == [0, 0], found
     assert figures(tmp_path / "out") == local
     assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "finished"
-
-
-def test_a_cluster_does_a_study_though_a_machine_goes(cluster, study, local, tmp_path):
-    node, out = cluster.add_node(num_cpus=2), tmp_path / "out"
-    process = study(out, "--engine", "ray", "--ray-address", cluster.address, "--jobs", "6")
-    while process.poll() is None and not list(out.glob("runs/*/*/result.json")):
-        time.sleep(0.1)
-    cluster.remove_node(node, allow_graceful=False)
-    code, found = ended(process)
-    assert code == 0, found
-    assert found["made"] == 6
-    assert figures(out) == local

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bixse.errors import InputError
-from bixse.search.exact import QUERY_BLOCK, TopK, exact_search, merge_best, to_run
+from bixse.search.exact import QUERY_BLOCK, exact_search, to_run
 
 
 def integers(seed, rows, size=4, reach=3):
@@ -96,7 +96,6 @@ def test_device_gives_the_same_answer():
         (np.ones((1, 3)), np.ones((2, 4)), {}, "one D"),
         (np.ones(3), np.ones((2, 3)), {}, r"got queries \(3,\)"),
         (np.ones((1, 3)), np.ones((2, 3)), {"top_k": 0}, "top_k: got 0"),
-        (np.ones((1, 3)), np.ones((2, 3)), {"chunk_size": 0}, "chunk_size: got 0"),
         (np.full((1, 3), np.nan), np.ones((2, 3)), {}, "query embeddings: got NaN"),
         (np.ones((1, 3)), np.full((2, 3), np.inf), {}, "document embeddings: got NaN or infinity"),
         (np.full((1, 2), 3e38), np.array([[1e3, -1e3], [0, 0]]), {}, "inner products beyond float32"),
@@ -112,35 +111,16 @@ def test_embeddings_whose_sum_is_beyond_float32_are_not():
     assert exact_search(np.full((1, 8), 1e-38), documents, 1)[1].tolist() == [[0]]
 
 
-def test_run_names_queries_and_documents_and_can_exclude_self():
+def test_run_names_queries_and_documents():
     scores, indices = np.array([[0.9, 0.5], [0.8, 0.1]], dtype=np.float32), np.array([[0, 2], [1, 0]])
     run = to_run(["a", "q"], ["a", "b", "c"], scores, indices)
     assert run == {
         "a": {"a": float(np.float32(0.9)), "c": 0.5},
         "q": {"b": float(scores[1, 0]), "a": float(scores[1, 1])},
     }
-    assert list(to_run(["a", "q"], ["a", "b", "c"], scores, indices, exclude_self=True)["a"]) == ["c"]
     assert all(type(score) is float for found in run.values() for score in found.values())
 
 
 def test_run_of_empty_results():
     assert to_run(["q"], [], np.zeros((1, 0)), np.zeros((1, 0), dtype=np.int64)) == {"q": {}}
     assert to_run([], ["d"], np.zeros((0, 1)), np.zeros((0, 1), dtype=np.int64)) == {}
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10_000), st.lists(st.integers(0, 30), min_size=1, max_size=5), st.integers(1, 12))
-def test_the_best_of_parts_are_the_best_of_all(seed, sizes, top_k):
-    """Also of parts that hold fewer documents than are wanted, or none."""
-    documents = integers(seed + 1, sum(sizes) + 1, 2, reach=1)
-    queries, parts, start = integers(seed, 3, 2, reach=1), [], 0
-    for end in [*np.cumsum(sizes).tolist(), len(documents)]:
-        best = TopK(queries, top_k)
-        best.add(documents[start:end])
-        scores, positions = best.result()
-        parts.append((scores, positions + start))
-        start = end
-    scores, indices = merge_best(parts, top_k)
-    expected_scores, expected_indices = naive(queries, documents, top_k)
-    np.testing.assert_array_equal(indices, expected_indices)
-    np.testing.assert_array_equal(scores, expected_scores)

@@ -8,10 +8,8 @@ import pytest
 from bixse.search.search_collection import EncodedCollection
 
 
-@pytest.mark.parametrize("depth", [1, 2, 5])
-def test_the_depth_is_kept_when_a_query_is_left_out(depth) -> None:
+def test_searches_and_cosines_are_those_of_the_embeddings() -> None:
     vectors = np.eye(4, dtype=np.float32)
-    encoded = EncodedCollection(["a", "b", "c", "d"], vectors, ["a", "q"], vectors[:2] + 0.1)
-    for query_id, found in encoded.search(["a", "q"], depth, exclude_self=True).items():
-        full = encoded.search([query_id], 4)[query_id]
-        assert list(found) == [document for document in full if document != query_id][:depth]
+    encoded = EncodedCollection(["a", "b", "c", "d"], vectors, ["a", "q"], vectors[:2] * 0.5)
+    assert encoded.search(["q", "a"], 2) == {"q": {"b": 0.5, "a": 0.0}, "a": {"a": 0.5, "b": 0.0}}
+    assert encoded.cosines([("q", "b"), ("a", "c")]).tolist() == pytest.approx([0.5, 0.0])

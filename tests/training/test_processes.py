@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -250,41 +248,6 @@ def test_two_nodes(alone, configs, tmp_path):
     ended = finish(nodes)
     assert [code for code, *_ in ended] == [0, 0], ended
     assert sum(output.count("trained: ") for _, output, _ in ended) == 1
-    compare(alone("bixse"), tmp_path / "out")
-
-
-@pytest.fixture
-def on_ray(tmp_path):
-    """Runs the script of the docs on the processor of this machine: exit code, and what it said."""
-    pytest.importorskip("ray", reason="needs bixse[ray]")
-    page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text(encoding="utf-8")
-    (script,) = re.findall(r"```python\n(.*?TorchTrainer\(.*?)```", page, re.DOTALL)
-    path = tmp_path / "train_on_ray.py"
-    path.write_text(script.replace("use_gpu=True", "use_gpu=False"), encoding="utf-8")
-
-    def run(config, out):
-        search = os.pathsep.join(entry for entry in sys.path if entry)
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": search, "RAY_USAGE_STATS_ENABLED": "0"}
-        command = [sys.executable, str(path), str(config), str(out), "2"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=900)
-        return done.returncode, done.stdout + done.stderr
-
-    return run
-
-
-@pytest.mark.slow
-def test_ray_train_says_what_is_wrong(on_ray, tasks_file, tiny_model_path, tmp_path):
-    """An odd batch cannot be shared by two: nothing is trained, and the script fails with the words of bixse."""
-    config = settings_file(tmp_path, tasks_file, tiny_model_path, optimizer={"batch_size": 7})
-    code, said = on_ray(config, tmp_path / "out")
-    assert (code != 0, "batch_size" in said, "fix: " in said) == (True, True, True), said
-    assert not (tmp_path / "out" / "model").exists()
-
-
-@pytest.mark.slow
-def test_ray_train_gives_the_losses_and_weights_of_one(alone, configs, on_ray, tmp_path):
-    code, said = on_ray(configs["bixse", "whole"], tmp_path / "out")
-    assert code == 0, said
     compare(alone("bixse"), tmp_path / "out")
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from bixse.cli.flags import add_settings
 from bixse.cli.verb import CommandResult
 from bixse.errors import BixseError, InputError, InterruptedRunError, did_you_mean, printable
-from bixse.scale.engines.engine_settings import PlaceSettings
+from bixse.scale.engine import PlaceSettings
 from bixse.training.distributed import is_main_process, rank, world_size
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import combinations, islice
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from bixse.data.trec import ranked, read_run
-from bixse.encoders.encode import embeddings_key, encode_on, encode_texts
+from bixse.encoders.encode import embeddings_key, encode_texts
 from bixse.encoders.instructions import prompt_for, prompts_hash, use_task
 from bixse.encoders.loading.build import build_encoder, demo_model_path, model_hashes
 from bixse.encoders.loading.precision import resolve_precision
@@ -209,14 +209,13 @@ class EncoderSystem(System):
         max_length: number of tokens read per text. None keeps the model's own value. It does not change a loaded model.
         task: task of the model's table whose instructions precede all texts; None selects by the evaluated task.
         trust_remote_code: run code that comes with the model.
-        devices: one device, or one per process, such as ["cuda:0", "cuda:1"] or ["cpu", "cpu"]; None: the current one.
         cache: cache folder for document embeddings, or "none"; None: see `bixse.files.files.cache_folder` (corpora of
             more than a million documents are then not cached).
 
     Example:
-        The first 64 tokens, on two processes::
+        The first 64 tokens of each text::
 
-            system = EncoderSystem("runs/quickstart/bixse/model", max_length=64, devices=["cpu", "cpu"])
+            system = EncoderSystem("runs/quickstart/bixse/model", max_length=64)
             evaluate(system, "runs/quickstart/collection").metrics
     """
 
@@ -226,16 +225,13 @@ class EncoderSystem(System):
         max_length: int | None = None,
         task: str | None = None,
         trust_remote_code: bool = False,
-        devices: Sequence[str] | None = None,
         cache: str | Path | None = None,
     ) -> None:
         self.label = str(model) if isinstance(model, (str, Path)) else "model"
         self.max_length = max_length
         self.task = task
         self.trust_remote_code = trust_remote_code
-        self.devices = devices
         self.cache = cache
-        self._placed = ExitStack()
         self._given = None if isinstance(model, (str, Path)) else model
         self._loaded: SentenceTransformer | None = None
 
@@ -245,7 +241,6 @@ class EncoderSystem(System):
             self._loaded = self._given
             if self._loaded is None:
                 self._loaded = build_encoder(self.label, self.max_length, trust_remote_code=self.trust_remote_code)
-            self._placed.enter_context(encode_on(self._loaded, self.devices))
         return self._loaded
 
     @cached_property
@@ -271,8 +266,7 @@ class EncoderSystem(System):
 
     @property
     def precision(self) -> str:
-        here = None if self._given is None else self._given.device
-        return resolve_precision(device=self.devices[0] if self.devices else here)
+        return resolve_precision(device=None if self._given is None else self._given.device)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -292,21 +286,11 @@ class EncoderSystem(System):
     ) -> dict[str, Ranking]:
         with self._instructed(task.instructions):
             self.prompts_hash = prompts_hash(self.encoder)
-            return self.find(task, depth, partial, progress)
-
-    def find(
-        self, task: Task, depth: int, partial: Path | None, progress: Callable[[int], None] | None
-    ) -> dict[str, Ranking]:
-        """Search with the instructions of the task in place; a subclass may search elsewhere."""
-        return search_blocks(EmbeddingStore(self.encoder, self.cache_for(task)), task, depth, partial, progress)
-
-    def cache_for(self, task: Task) -> str | Path | None:
-        """Return the cache folder for the documents of a task, "none", or None for the default."""
-        return "none" if self.cache is None and task.count > MOST_KEPT else self.cache
+            cache = "none" if self.cache is None and task.count > MOST_KEPT else self.cache
+            return search_blocks(EmbeddingStore(self.encoder, cache), task, depth, partial, progress)
 
     def release(self) -> None:
         """Unload the checkpoint, which is loaded again on demand."""
-        self._placed.close()
         self._loaded = None
 
     @contextmanager

@@ -16,7 +16,7 @@ from bixse.judging.ask import Budget
 from bixse.judging.judge import stored_identity
 from bixse.judging.ledgers.segments import FOLDER_FILE, check_folder, folder_id, make_folder
 from bixse.judging.ledgers.writers import seal_left
-from bixse.scale.engines.job import Job, is_marked, mark
+from bixse.scale.engine import Job, is_marked, mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from bixse.judging.grade_settings import Prices, PriceSettings
     from bixse.judging.judge import Judge, TextModel
     from bixse.progress import Step
-    from bixse.scale.engines.job import Engine
+    from bixse.scale.engine import Engine
 
 ROWS = 50_000
 """Rows per shard if no number of shards is given: some hundred megabytes with the questions about them."""

@@ -106,7 +106,7 @@ def grade_shards(
     # Differences: equal pairs are found only within a shard, and each shard has its share, by rows, of `max_usd` and
     # `max_pairs`. All machines share `out`. `judge`, which `config` opens, is for this process and for its identity;
     # other processes open their own. The same call again does the shards that are missing or lack an answer.
-    place = config.chosen_engine(here=config.processes is None)
+    place = config.chosen_engine()
     job, record = _opened(config, Path(out).absolute(), judge)
     job = with_ledger(job, record)
     started, status = time.perf_counter(), "failed"

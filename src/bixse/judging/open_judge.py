@@ -20,7 +20,7 @@ from bixse.judging.grade_settings import (
 )
 from bixse.judging.rubrics import Rubric, load_rubric
 from bixse.relevance import GradeScale
-from bixse.scale.engines.engine_settings import EngineSettings
+from bixse.scale.engine import EngineSettings
 from bixse.settings import Flag
 
 if TYPE_CHECKING:

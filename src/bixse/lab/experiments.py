@@ -27,8 +27,7 @@ from bixse.errors import (
     StorageError,
 )
 from bixse.files.files import LOCK_FILE, alone_in, read_text, storage_errors, write_atomically
-from bixse.scale.engines.job import Job
-from bixse.scale.engines.process_engines import LocalEngine, without_launcher
+from bixse.scale.engine import Engine, Job, without_launcher
 from bixse.training import recipe
 from bixse.training.config import ADAPTER_FOLDER, CHECKPOINT_FOLDER, MODEL_FOLDER, TUNED_FOLDER, TrainConfig
 
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 
     from bixse.data.run import Run, Status
     from bixse.progress import Step
-    from bixse.scale.engines.job import Engine
 
 
 ArmLabels: TypeAlias = Mapping[str, Any]
@@ -213,7 +211,7 @@ class Experiment:
 @contextmanager
 def opened(record: Run, engine: Engine | None = None) -> Iterator[Experiment]:
     """Open an experiment's folder, for this process alone or for all ranks. The default engine runs serially here."""
-    out, engine = record.folder, engine or LocalEngine(1)
+    out, engine = record.folder, engine or Engine()
     # a launcher's variables would make each run one rank of a distributed training
     with ExitStack() as end, without_launcher() if engine.shared else alone_in(out):
         new = not engine.shared and not (out / RUN_FILE).exists()

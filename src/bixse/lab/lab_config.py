@@ -14,7 +14,7 @@ from bixse.encoders.loading.precision import Setting
 from bixse.errors import SEEDS, InputError, did_you_mean
 from bixse.files.files import read_settings
 from bixse.losses.catalogue import LOSSES
-from bixse.scale.engines.engine_settings import PlaceSettings
+from bixse.scale.engine import PlaceSettings
 from bixse.settings import Flag, Settings, map_paths
 from bixse.training.config import TrainConfig
 
@@ -66,7 +66,7 @@ class SweepConfig(PlaceSettings):
     precision: Setting | None = None
     """The dtype of computing, instead of that of `base`: auto, float32 or bfloat16."""
     jobs: int | None = 1
-    """Runs at once, each in a process of its own; null: one per GPU, or one per core; with Ray: as many as fit."""
+    """Runs at once, each in a process of its own; null: one per GPU, or one per core."""
 
     @field_validator("base", mode="before")
     @classmethod
@@ -161,7 +161,7 @@ class StudyConfig(PlaceSettings):
     seeds: Seeds = (0, 1, 2, 3, 4)
     """Training seeds; every arm is trained once with each."""
     jobs: int | None = None
-    """Runs at once, each in a process of its own; null: one per GPU, or one per core; with Ray: as many as fit."""
+    """Runs at once, each in a process of its own; null: one per GPU, or one per core."""
     keep_models: bool = False
     """Leave the trained models in the folders of the runs."""
     note: str = ""

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bixse.data.run import RUN_FILE, open_run
+from bixse.data.run import open_run
 from bixse.encoders.loading.precision import resolve_precision, use_precision
 from bixse.errors import InputError
 from bixse.files.files import alone_in, hash_files
@@ -19,16 +19,18 @@ from bixse.preparing.mined_pairs import MinedPair, pairs_path, save_mined_pairs
 from bixse.preparing.searching import (
     contents_of,
     found_ids,
+    index_of,
     inputs_of,
     open_dense,
     read_answers,
     retriever_labels,
     save_answers,
+    search_index,
     search_words,
     settings_of,
 )
 from bixse.report.table import format_table
-from bixse.scale.index.corpus_shards import corpus_texts
+from bixse.scale.index.search import SearchIndex
 from bixse.search.bm25 import BM25_NAME
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from bixse.progress import ProgressBars
 
 WORK = ".searching"
-"""Subfolder of the run for texts and shards, deleted when the pairs are written."""
+"""Subfolder of the run for indexes, deleted when the pairs are written."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,6 @@ class MineResult:
     warnings: list[str] = field(default_factory=list)
     reused: bool = False
     """True if the run was finished before; nothing was searched."""
-    waiting: int = 0
-    """Pending shards of other ranks; there are no pairs until these are done."""
 
     def text(self) -> str:
         """Return a table of the pairs per band of rank, and the numbers of candidates left out."""
@@ -89,14 +89,13 @@ def mine(config: MineConfig, out: str | Path, progress: ProgressBars | None = No
 
     The pairs have no relevance: a mined document is no negative until a judge grades it. `out` receives the pairs, the
     TREC run of each retriever and run.json. The same call continues an interrupted run and reuses a finished one.
-    Encoders search shard by shard; their memory does not depend on the number of documents. With several ranks, the
-    last rank selects the pairs.
+    The corpus is encoded into an index, so that memory does not depend on the number of documents.
 
     Raises:
         InputError: a file, setting or retriever that cannot be used, or no candidate for any query.
         OutputExistsError: `out` holds another run.
         StorageError: `out` cannot be written.
-        IncompleteError: a shard failed twice; the other shards are kept.
+        IncompleteError: a shard of an index failed twice; the other shards are kept.
 
     Example:
         Eight documents per query, from the top down to rank 100, found by words or by meaning::
@@ -110,50 +109,35 @@ def mine(config: MineConfig, out: str | Path, progress: ProgressBars | None = No
 def _mine(config: MineConfig, out: Path, progress: ProgressBars | None) -> MineResult:
     path = pairs_path(out, config.format)
     labels = retriever_labels(config.retrievers)
-    devices, warnings = config.chosen_devices()
-    precision = resolve_precision(device=devices[0] if devices else None)
+    precision = resolve_precision()
     record = _open(config, labels, out, precision)
     if record.status == "finished":
         return record.result(MineResult, lambda _: [path.name])
-    place = config.chosen_engine(here=True)
-    inputs, corpus = read_inputs(config), record.inputs["corpus"]
+    inputs, corpus = read_inputs(config), config.files()["corpus"]
     runs = {label: out / f"run.{label}.trec" for label in labels}
     missing = {label: labels[label] for label in runs if not runs[label].exists()}
     dense = {
-        label: open_dense(name, config, out / WORK / label, corpus, inputs.documents, precision)
-        for label, name in missing.items()
-        if name != BM25_NAME
+        label: open_dense(name, config, record.inputs["corpus"]) for label, name in missing.items() if name != BM25_NAME
     }
-    if not (place.shared and (out / RUN_FILE).exists()):
-        record.save("running")
-    texts = corpus_texts((out / WORK).absolute(), config.files()["corpus"], inputs.documents, corpus)
-    waiting = 0
-    for label, search in dense.items():
-        started = time.perf_counter()
-        waiting += search.search(list(inputs.queries.values()), place, devices, progress, f"search with {label}")
-        record.timings[f"search with {label}"] = time.perf_counter() - started
-    if waiting:
-        return MineResult(path.name, 0, len(inputs.queries), {}, [], 0, 0, 0, inputs.empty_documents, {}, warnings,
-                          waiting=waiting)  # fmt: skip
-    with alone_in(out / WORK, wait=True):  # one rank selects, the others wait and read its result
-        if place.shared and (found := _open(config, labels, out, precision)).status == "finished":
-            shutil.rmtree(out / WORK, ignore_errors=True)
-            return found.result(MineResult, lambda _: [path.name])  # another rank was faster
-        for label in missing:
-            if label in dense:
-                answers = dense[label].runs(list(inputs.queries), config.exclude_self)
+    record.save("running")
+    with alone_in(out / WORK):
+        for label, name in missing.items():
+            started, index = time.perf_counter(), dense.get(label)
+            if index is not None and not isinstance(index, SearchIndex):
+                index = index_of(index, name, config, out / WORK / label, progress)
+            step = progress(f"search with {label}", len(inputs.queries)) if progress is not None else None
+            if index is None:
+                answers = search_words(corpus, inputs.queries, config, step)
             else:
-                step = progress(f"search with {label}", len(inputs.queries)) if progress is not None else None
-                answers = search_words(texts, inputs.queries, config, step)
+                answers = search_index(index, inputs.queries, config, inputs.empty, step)
             save_answers(answers, runs[label], label)
-        return _finish(config, runs, inputs, record, texts, warnings)
+            record.timings[f"search with {label}"] = time.perf_counter() - started
+        return _finish(config, runs, inputs, record, corpus)
 
 
-def _finish(
-    config: MineConfig, runs: dict[str, Path], inputs: MineInputs, record: Run, texts: Path, warnings: list[str]
-) -> MineResult:
+def _finish(config: MineConfig, runs: dict[str, Path], inputs: MineInputs, record: Run, corpus: Path) -> MineResult:
     out, path = record.folder, pairs_path(record.folder, config.format)
-    pairs, counts = _choose(config, runs, inputs, texts)
+    pairs, counts = _choose(config, runs, inputs, corpus)
     if not pairs:
         record.save("failed")
         shutil.rmtree(out / WORK, ignore_errors=True)
@@ -175,9 +159,9 @@ def _finish(
         with_fewer=sum(count < config.count for count in mined.values()),
         known=counts["known"],
         copies=counts["copies"],
-        empty_documents=inputs.empty_documents,
+        empty_documents=len(inputs.empty),
         runs={label: run.name for label, run in runs.items() if label not in silent},
-        warnings=[*warnings, *inputs.warnings, *(f"{label} found no document for any query" for label in silent)],
+        warnings=[*inputs.warnings, *(f"{label} found no document for any query" for label in silent)],
     )
     record.results = asdict(result)
     record.save("finished")
@@ -195,12 +179,12 @@ def _open(config: MineConfig, labels: dict[str, str], out: Path, precision: str)
 
 
 def _choose(
-    config: MineConfig, runs: dict[str, Path], inputs: MineInputs, texts: Path
+    config: MineConfig, runs: dict[str, Path], inputs: MineInputs, corpus: Path
 ) -> tuple[list[MinedPair], Counter[str]]:
     """Select the pairs per query, in query order and by rank, and count the candidates left out."""
     asked = found_ids(runs.values()).union(*(inputs.known.get(query_id, ()) for query_id in inputs.queries))
     # First pass over the corpus: only hashes of texts are in memory, to tell copies apart.
-    keys = {name: text_key(content) for name, content in contents_of(texts, asked)}
+    keys = {name: text_key(content) for name, content in contents_of(corpus, asked)}
     chosen: list[tuple[str, Candidate]] = []
     counts: Counter[str] = Counter()
     for (query_id, query), answers in zip(inputs.queries.items(), read_answers(runs, inputs.queries), strict=True):
@@ -210,7 +194,7 @@ def _choose(
         places = choose(config.strategy, ids, config.count, config.seed, query_id)
         chosen += [(query_id, new.candidates[place]) for place in places]
     # Second pass: texts of the selected documents alone.
-    contents = dict(contents_of(texts, {one.document_id for _, one in chosen}))
+    contents = dict(contents_of(corpus, {one.document_id for _, one in chosen}))
     pairs = [
         MinedPair(query_id, inputs.queries[query_id], one.document_id, contents[one.document_id], config.task,
                   one.source, one.rank)

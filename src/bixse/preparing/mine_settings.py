@@ -15,7 +15,7 @@ from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.trec import read_qrels
 from bixse.errors import SEEDS, InputError, InvalidFileError, shorten
 from bixse.preparing.candidates import Strategy
-from bixse.scale.index.index_settings import ShardedEncodingSettings
+from bixse.search.retrieval_settings import EncodingSettings
 from bixse.settings import Flag
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 PER_QUERY = 8
 """Default number of documents mined per query."""
-WHERE = set(ShardedEncodingSettings.model_fields) - {"task"}
+WHERE = {"cache", "precision"}
 """Settings that say where texts are encoded; they do not decide the pairs."""
 
 
-class MineConfig(ShardedEncodingSettings):
+class MineConfig(EncodingSettings):
     """Settings of `bixse mine`; also the keys of its YAML file."""
 
     renamed: ClassVar = {"retriever": "write retrievers"}
@@ -138,7 +138,8 @@ class MineInputs:
 
     documents: int
     """Number of documents in the corpus, empty ones included."""
-    empty_documents: int
+    empty: frozenset[str]
+    """Ids of documents without text."""
     queries: Mapping[str, str]
     """Query id -> text, in file order; may be empty."""
     known: Mapping[str, set[str]] = field(default_factory=dict)
@@ -181,7 +182,7 @@ def read_inputs(config: MineConfig) -> MineInputs:
         warnings.append(
             f"{unknown} of {len(queries)} queries have no known pair: their best documents are mined as they are"
         )
-    return MineInputs(corpus.count, len(corpus.empty), queries, known, tuple(warnings))
+    return MineInputs(corpus.count, frozenset(corpus.empty), queries, known, tuple(warnings))
 
 
 def sample_queries(queries: Mapping[str, str], count: int | None, seed: int) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Search with each retriever: BM25 in memory, encoders in shards of the corpus that an engine spreads.
+"""Search with each retriever: BM25 in memory, encoders through an index.
 
 The rankings are TREC runs on disk, written and read in blocks of queries.
 """
@@ -7,31 +7,37 @@ from __future__ import annotations
 
 import difflib
 import re
-from contextlib import closing
 from itertools import groupby, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from bixse.data.collection import stream_documents
 from bixse.data.trec import run_lines
-from bixse.encoders.instructions import prompt_for
+from bixse.encoders.instructions import prompt_for, use_task
 from bixse.encoders.loading.build import build_encoder, model_hashes, model_path_settings
 from bixse.errors import InputError
 from bixse.files.files import atomic_file
-from bixse.scale.index.corpus_shards import CorpusSearch, SearchShards
-from bixse.scale.index.index_files import is_index, open_files, read_manifest, shard_rows, stream_texts
-from bixse.scale.index.search import load_encoder, open_index
+from bixse.scale.index.index_files import is_index, read_manifest
+from bixse.scale.index.index_settings import IndexSettings
+from bixse.scale.index.make_index import make_index
+from bixse.scale.index.search import open_index
 from bixse.search.bm25 import BM25, BM25_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from sentence_transformers import SentenceTransformer
 
     from bixse.preparing.mine_settings import MineConfig
+    from bixse.progress import ProgressBars
     from bixse.relevance import Ranking
+    from bixse.scale.index.search import SearchIndex
 
-BLOCK = 512
-"""Queries whose answers are in memory at once."""
+BLOCK = 4096
+"""Queries whose answers are in memory at once; each block reads the whole index."""
+MOST_EMPTY = 1000
+"""Additional documents per query of an index, in place of documents without text among the best."""
 KNOWN_NAMES = (BM25_NAME, "demo")
 """Names of retrievers that are neither a folder nor a hub name."""
 
@@ -76,19 +82,19 @@ def _hashes(name: str) -> dict[str, str]:
     if not is_index(Path(name)):
         return model_hashes(name)
     manifest = read_manifest(Path(name))
-    return {file.name: file.sha256 for file in manifest.embeddings} | {"prompts": manifest.encoder.prompts}
+    return {"index": manifest.folder, "prompts": manifest.encoder.prompts}
 
 
-def contents_of(texts: Path, wanted: Container[str]) -> Iterator[tuple[str, str]]:
-    """Yield id and content of the wanted documents in a file of texts."""
-    return ((name, document.content) for name, document in stream_texts(texts) if name in wanted)
+def contents_of(corpus: Path, wanted: Container[str]) -> Iterator[tuple[str, str]]:
+    """Yield id and content of the wanted documents of a corpus file."""
+    return ((name, document.content) for name, document in stream_documents(corpus) if name in wanted)
 
 
 def search_words(
-    texts: Path, queries: Mapping[str, str], config: MineConfig, step: Callable[[int], None] | None
+    corpus: Path, queries: Mapping[str, str], config: MineConfig, step: Callable[[int], None] | None
 ) -> Iterator[Ranking]:
     """Answer all queries with BM25 in blocks of queries; the words of the corpus are in memory."""
-    filled = [(name, document.content) for name, document in stream_texts(texts) if document.content]
+    filled = [(name, document.content) for name, document in stream_documents(corpus) if document.content]
     index = BM25([name for name, _ in filled], [text for _, text in filled])
     for block in _blocks(queries):
         yield index.search(block, config.depth, config.exclude_self)
@@ -96,27 +102,15 @@ def search_words(
             step(len(block))
 
 
-def open_dense(
-    name: str, config: MineConfig, folder: Path, corpus: str, documents: int, precision: str
-) -> CorpusSearch:
-    """Load the encoder of a retriever other than BM25, with the instructions of the task; `corpus` is a file's hash."""
+def open_dense(name: str, config: MineConfig, corpus: str) -> SearchIndex | SentenceTransformer:
+    """Load a retriever other than BM25, with the instructions of the task; `corpus` is the hash of the file."""
     path = Path(name)
-    if is_index(path):
-        encoder, own = _open_index(path, config, corpus)
-    else:
+    if not is_index(path):
         encoder = build_encoder(name, config.max_length)
-        task = config.task if encoder.instructions is not None else None
-        _, identity = load_encoder(encoder, task, config.max_length)
+        use_task(encoder, config.task if encoder.instructions is not None else None)
         prompt_for(encoder, "query")  # a missing task fails before the corpus is encoded
-        own = {"model": str(path.resolve()) if name != "demo" and path.is_dir() else name, "identity": identity,
-               "rows": shard_rows(identity.dimensions, documents, config.shards or 1), "dtype": "float32",
-               "precision": precision, "cache": config.cache}  # fmt: skip
-    depth = config.depth + config.exclude_self  # the query's own document may take one rank
-    return CorpusSearch(encoder, SearchShards(folder=folder.absolute(), corpus=corpus, depth=depth, **own), documents)
-
-
-def _open_index(path: Path, config: MineConfig, corpus: str) -> tuple[SentenceTransformer, dict[str, Any]]:
-    manifest, task = read_manifest(path), config.task
+        return encoder
+    manifest = read_manifest(path)
     length = manifest.encoder.max_length
     if manifest.corpus != corpus or config.max_length not in (None, length):
         found = "another corpus" if manifest.corpus != corpus else f"the first {length or 'all'} tokens of a text"
@@ -124,15 +118,48 @@ def _open_index(path: Path, config: MineConfig, corpus: str) -> tuple[SentenceTr
             f"--retriever {path}: got an index of {found}; expected one of the corpus that is mined, and of max_length "
             "where it is given; fix: make it again with `bixse index`, or name the model"
         )
-    with open_index(path, exact=True) as opened:
-        encoder = opened.model
-    if task is not None and getattr(encoder, "instructions", None) is not None:
-        open_index(path, encoder, task, exact=True).close()
-    with closing(open_files(path)) as files:
-        return encoder, {
-            "model": None, "identity": manifest.encoder, "rows": files.rows, "dtype": manifest.dtype,
-            "precision": manifest.precision, "cache": None, "index": path.absolute(),
-        }  # fmt: skip
+    opened = open_index(path)
+    if config.task is not None and getattr(opened.model, "instructions", None) is not None:
+        opened.close()
+        return open_index(path, opened.model, config.task)
+    return opened
+
+
+def index_of(
+    encoder: SentenceTransformer, name: str, config: MineConfig, folder: Path, progress: ProgressBars | None
+) -> SearchIndex:
+    """Make and open the index of an encoder; a killed run finds what was encoded."""
+    task = config.task if getattr(encoder, "instructions", None) is not None else None
+    settings = IndexSettings(
+        model=name,
+        collection=config.files()["corpus"],
+        task=task,
+        max_length=config.max_length,
+        cache=config.cache,
+        precision=config.precision,
+    )
+    make_index(settings, folder, progress, encoder)
+    return open_index(folder, encoder)
+
+
+def search_index(
+    index: SearchIndex,
+    queries: Mapping[str, str],
+    config: MineConfig,
+    empty: AbstractSet[str],
+    step: Callable[[int], None] | None,
+) -> Iterator[Ranking]:
+    """Answer all queries by an index in blocks of queries, without `empty` documents."""
+    depth = config.depth + min(len(empty), MOST_EMPTY) + config.exclude_self
+    for block in _blocks(queries):
+        found = index.search_run(block, depth)
+        for query_id, answer in found.items():
+            own = {query_id} if config.exclude_self else set()
+            left = ((name, score) for name, score in answer.items() if name not in empty and name not in own)
+            found[query_id] = dict(islice(left, config.depth))
+        yield found
+        if step is not None:
+            step(len(block))
 
 
 def save_answers(answers: Iterable[Ranking], path: Path, tag: str) -> None:

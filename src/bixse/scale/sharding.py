@@ -1,9 +1,8 @@
 """Training with every weight, gradient, moment and checkpoint in parts, one part per process.
 
-A pass gathers each transformer block from all processes and frees it afterwards (Zhao et al. 2023,
-arXiv:2304.11277; FSDP2, `torch.distributed.fsdp.fully_shard`). Each process writes its part of a checkpoint in
-safetensors, which any number of processes read: the headers of the files hold shape and position of each part. The
-default storage of torch.distributed.checkpoint keeps them in a pickle.
+A pass gathers each transformer block from all processes and frees it afterwards (FSDP2; Zhao et al. 2023,
+arXiv:2304.11277). Each process writes its part of a checkpoint in safetensors, which any number of processes read; the
+default storage of torch.distributed.checkpoint keeps the shapes and positions in a pickle.
 """
 
 from __future__ import annotations
@@ -72,7 +71,8 @@ def check_can_be_sharded(model: SentenceTransformer, args: TrainingArguments) ->
             f"sharding: got the optimizer {getattr(args.optim, 'value', args.optim)!r}; expected one of "
             f"{', '.join(OPTIMIZERS)}; fix: leave `optim` out"
         )
-    if args.fsdp_plugin_args is not None or args.deepspeed or _launcher_shards():
+    launcher = (os.environ.get(f"ACCELERATE_USE_{name}", "").lower() for name in ("FSDP", "DEEPSPEED"))
+    if args.fsdp_plugin_args is not None or args.deepspeed or "true" in launcher:
         raise InputError(
             "sharding: got a launcher or arguments that shard the weights too (FSDP or DeepSpeed of accelerate); "
             "expected one of them; fix: leave --use_fsdp, --use_deepspeed, `fsdp` and `deepspeed` out"
@@ -127,10 +127,6 @@ def _blocks(encoder: nn.Module) -> list[GradientCheckpointingLayer]:
     return [module for module in encoder.modules() if isinstance(module, GradientCheckpointingLayer)][::-1]
 
 
-def _launcher_shards() -> bool:
-    return any(os.environ.get(f"ACCELERATE_USE_{word}", "").lower() == "true" for word in ("FSDP", "DEEPSPEED"))
-
-
 SCHEDULE_FILE = "schedule.json"
 """State of the learning rates in a checkpoint."""
 WEIGHT, STATE = "weight", "state"
@@ -175,7 +171,8 @@ def load_optimizer(checkpoint: Path, loss: nn.Module, optimizer: Any, scheduler:
             tensors[name] = torch.zeros_like(parameter) if alike else torch.zeros(found.size)
     _read(checkpoint, tensors)
     given = optimizer.state_dict()
-    numbers = {id(own): number for number, own in enumerate(_parameters(optimizer))}
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         _, key, parameter_name = name.split(".", 2)
@@ -188,10 +185,6 @@ def load_optimizer(checkpoint: Path, loss: nn.Module, optimizer: Any, scheduler:
 
 def _trained(loss: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in loss.named_parameters() if parameter.requires_grad}
-
-
-def _parameters(optimizer: Any) -> list[nn.Parameter]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _files(tensors: dict[str, Tensor]) -> dict[str, int]:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 BM25_NAME = "bm25"
 """Name of this baseline in place of a model."""
+K1, B = 0.9, 0.4
+"""Defaults of Anserini, as in the BM25 column of BEIR (Thakur et al. 2021, arXiv:2104.08663); Lucene's own are 1.2 and
+0.75."""
+STEMMER: str | None = "english"
 TOKEN_PATTERN = r"(?u)\b\w+\b"  # keeps one-letter words such as C and R; the default of bm25s drops them
 
 
@@ -22,9 +26,7 @@ class BM25:
     """The BM25 ranking over stemmed words, by the library bm25s (Lù 2024, arXiv:2407.03618).
 
     The weight of a term is Lucene's: idf = log(1 + (N - df + 0.5) / (df + 0.5)), never negative, so a document scores 0
-    exactly when it shares no term with the query. k1 = 0.9 and b = 0.4 are the defaults of Anserini, as in the BM25
-    column of BEIR (Thakur et al. 2021, arXiv:2104.08663); Lucene's own are 1.2 and 0.75. Texts are lower-cased;
-    English stop words are dropped if the stemmer is "english", no others.
+    exactly when it shares no term with the query. Texts are lower-cased and stemmed, without English stop words.
 
     Example:
         >>> index = BM25(["d1", "d2"], ["copying files", "sorting lists"])
@@ -32,27 +34,9 @@ class BM25:
         [('q1', {'d1': 0.7296...}), ('q2', {})]
     """
 
-    def __init__(
-        self,
-        document_ids: Sequence[str],
-        texts: Sequence[str],
-        k1: float = 0.9,
-        b: float = 0.4,
-        stemmer: str | None = "english",
-    ) -> None:
-        if len(document_ids) != len(texts) or not k1 >= 0 or not 0 <= b <= 1:
-            raise InputError(
-                f"BM25: got {len(document_ids)} document ids, {len(texts)} texts, k1={k1} and b={b}; expected one id "
-                "per text, k1 >= 0 and 0 <= b <= 1; fix: pass ids and texts in one order, and k1=0.9 and b=0.4"
-            )
-        if stemmer is not None and stemmer not in Stemmer.algorithms():
-            raise InputError(
-                f"stemmer: got {stemmer!r}; expected one of {', '.join(Stemmer.algorithms())} or None; "
-                "fix: name the language of the documents"
-            )
+    def __init__(self, document_ids: Sequence[str], texts: Sequence[str]) -> None:
         self.document_ids = np.array(document_ids, dtype=object)
-        self.stemmer = stemmer
-        self._stem = None if stemmer is None else Stemmer.Stemmer(stemmer)
+        self._stem = None if STEMMER is None else Stemmer.Stemmer(STEMMER)
         # the order of equal scores in trec_eval: document id descending
         descending = sorted(range(len(document_ids)), key=lambda index: document_ids[index], reverse=True)
         self._tie_rank = np.empty(len(document_ids), dtype=np.int64)
@@ -62,7 +46,7 @@ class BM25:
         if any(tokens):
             import bm25s
 
-            self._index = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numpy")
+            self._index = bm25s.BM25(k1=K1, b=B, method="lucene", backend="numpy")
             self._index.index(tokens, show_progress=False)
 
     def search(self, queries: Mapping[str, str], top_k: int, exclude_self: bool = False) -> dict[str, dict[str, float]]:
@@ -99,7 +83,7 @@ class BM25:
         tokens: list[list[str]] = bm25s.tokenize(
             list(texts),
             token_pattern=TOKEN_PATTERN,
-            stopwords="english" if self.stemmer == "english" else None,
+            stopwords=STEMMER,
             stemmer=self._stem,
             return_ids=False,
             show_progress=False,

@@ -10,7 +10,7 @@ import torch
 from bixse.errors import InputError, NotFiniteError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     import numpy.typing as npt
 
@@ -53,7 +53,8 @@ class TopK:
     """The documents with the highest inner product per query, over successive blocks of one corpus, cut anywhere."""
 
     def __init__(self, query_embeddings: Embeddings, top_k: int, device: str | torch.device = "cpu") -> None:
-        _check_at_least_one("top_k", top_k)
+        if top_k < 1:
+            raise InputError(f"top_k: got {top_k}; expected at least 1; fix: ask for at least one document")
         self.queries = _float32(query_embeddings, "query embeddings", torch.device(device))
         self.top_k = top_k
         self.seen = 0
@@ -63,7 +64,6 @@ class TopK:
 
     def add(self, documents: Embeddings, chunk_size: int = 16_384) -> None:
         """Add (N, D) documents to the competition; raises InputError for shapes that do not fit."""
-        _check_at_least_one("chunk_size", chunk_size)
         if self.queries.ndim != 2 or documents.ndim != 2 or self.queries.shape[1] != documents.shape[1]:
             raise InputError(
                 f"embeddings: got queries {tuple(self.queries.shape)} and documents {tuple(documents.shape)}; expected "
@@ -89,36 +89,15 @@ class TopK:
         return scores.cpu().numpy(), positions.cpu().numpy()
 
 
-def merge_best(
-    parts: Iterable[tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]], top_k: int
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """Merge the best documents of parts of one corpus into the `top_k` best per query."""
-    best: torch.Tensor | None = None
-    for scores, positions in parts:
-        keys = _to_keys(torch.from_numpy(scores), 0, torch.from_numpy(positions))
-        both = keys if best is None else torch.cat([best, keys], dim=1)
-        best = both.topk(min(top_k, both.shape[1]), dim=1).values
-    assert best is not None
-    scores_of_best, positions_of_best = _from_keys(best)
-    return scores_of_best.numpy(), positions_of_best.numpy()
-
-
 def to_run(
     query_ids: Sequence[str],
     document_ids: Sequence[str],
     scores: npt.NDArray[np.floating[Any]],
     indices: npt.NDArray[np.integer[Any]],
-    exclude_self: bool = False,
 ) -> dict[str, dict[str, float]]:
     """Return scores and positions in `document_ids`, both (Q, k), as query id -> document id -> score."""
-    # `exclude_self` is for collections whose queries are also documents (ArguAna, Quora). Such a query keeps k - 1
-    # documents: callers search for one more.
     return {
-        query_id: {
-            document_ids[index]: score
-            for score, index in zip(row_scores, row_indices, strict=True)
-            if not (exclude_self and document_ids[index] == query_id)
-        }
+        query_id: {document_ids[index]: score for score, index in zip(row_scores, row_indices, strict=True)}
         for query_id, row_scores, row_indices in zip(query_ids, scores.tolist(), indices.tolist(), strict=True)
     }
 
@@ -179,8 +158,3 @@ def _float32(embeddings: Embeddings, name: str, device: torch.device) -> torch.T
             "or a diverged training run)"
         )
     return values
-
-
-def _check_at_least_one(name: str, value: int) -> None:
-    if value < 1:
-        raise InputError(f"{name}: got {value}; expected at least 1; fix: ask for at least one document")

@@ -23,30 +23,12 @@ class EncodingSettings(Settings):
 
     task: str | None = None
     """Task whose instructions stand before the texts."""
-    processes: int | None = Field(default=None, ge=1)
-    """Encode texts in N processes on the processor; null: in this one (with Ray: as many as fit)."""
-    devices: Annotated[tuple[str, ...] | None, Flag(metavar="DEVICE")] = None
-    """Encode texts on these devices, one process each: cuda:0 cuda:1."""
     cache: Annotated[str | None, Flag(metavar="DIR")] = None
     """Folder for document embeddings, so that a corpus is encoded once per model; none keeps nothing; null:
     BIXSE_CACHE_DIR, else the user's cache folder, see `bixse doctor`."""
     precision: Setting = "auto"
     """Numbers that models compute in; auto: as BIXSE_PRECISION says, else bfloat16 where the processor or GPU is fast
     at it."""
-
-    @model_validator(mode="after")
-    def _one_place(self) -> Self:
-        return self.at_most_one("processes", "devices")
-
-    def chosen_devices(self) -> tuple[list[str] | None, list[str]]:
-        """Return one device per process, or None for the usual device, and warnings."""
-        from bixse.encoders.encode import check_devices, warn_of_too_many
-
-        named = self.devices if self.processes is None else ("cpu",) * self.processes
-        if named is None:
-            return None, []
-        devices = check_devices(named)
-        return devices, warn_of_too_many(devices)
 
 
 class SearchSettings(EncodingSettings):
@@ -86,16 +68,14 @@ class SearchSettings(EncodingSettings):
 
     def check_for(self, is_index: bool) -> None:
         """Refuse, by an InputError, settings that do not apply to an index, or to a model."""
-        other = ("processes", "devices", "cache", "collection") if is_index else ("queries", "exact", "model_at")
+        other = ("cache", "collection") if is_index else ("queries", "exact", "model_at")
         given = [name for name in other if getattr(self, name) not in (None, False)]
         if given:
-            found, fix = ("an index", "leave it out") if is_index else ("a model", "make an index with `bixse index`")
-            place = "with a model and --collection" if is_index else "with an index"
+            expected, fix = ("a model", "leave it out") if is_index else ("an index", "make one with `bixse index`")
             flag = f"--{given[0].replace('_', '-')}"
-            raise InputError(f"{flag}: got it for {found}; expected it {place} only; fix: {fix}")
+            raise InputError(f"{flag}: got it for {self.model}; expected it for {expected} alone; fix: {fix}")
         if not is_index and self.collection is None:
             raise InputError(
-                f"{self.model}: got no index and no --collection; expected the folder of an index, or a model and a "
-                "collection; fix: add --collection DIR, or make an index with "
-                "`bixse index MODEL --collection DIR --out INDEX`"
+                f"{self.model}: got no index and no --collection; expected one of them; fix: add --collection DIR, or "
+                "make an index with `bixse index MODEL --collection DIR --out INDEX`"
             )

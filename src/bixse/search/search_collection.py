@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from bixse.data.collection import load_corpus, warn_of_empty
 from bixse.data.collection import read_queries as queries_of_table
-from bixse.encoders.encode import encode_on, encode_texts
+from bixse.encoders.encode import encode_texts
 from bixse.encoders.instructions import use_task
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError, InvalidFileError, shorten
@@ -43,14 +42,24 @@ class Hit:
     text: str
 
 
-def hits_of(
-    found: Iterable[tuple[str, Document]], cosines: Iterable[float], head: RelevanceHead | None, least: float | None
-) -> list[Hit]:
-    """Make hits of documents and their cosines, without documents less probable than `least`."""
+Found: TypeAlias = "tuple[str, float, Document]"
+"""The id of a document that was found, its cosine, and its texts."""
+
+
+def hits_of(found: Iterable[Found], head: RelevanceHead | None, least: float | None) -> list[Hit]:
+    """Make hits of documents that were found, without documents less probable than `least`."""
     return [
         Hit(name, cosine, None if head is None else head.probability(cosine), *document)
-        for (name, document), cosine in zip(found, cosines, strict=True)
+        for name, cosine, document in found
         if probable(cosine, head, least)
+    ]
+
+
+def found_in(items: Sequence[tuple[str, Document]], rows: NDArray[Any], scores: NDArray[Any]) -> list[list[Found]]:
+    """Return the documents of (Q, k) positions in a corpus, with their cosines."""
+    return [
+        [(items[row][0], cosine, items[row][1]) for row, cosine in zip(*line, strict=True)]
+        for line in zip(rows.tolist(), scores.tolist(), strict=True)
     ]
 
 
@@ -67,16 +76,18 @@ def check_queries(texts: Sequence[str]) -> None:
             raise InputError(f"search: got {found}; expected a text; fix: write some words, in UTF-8")
 
 
-def check_top(top: int) -> None:
-    """Refuse, by an InputError, a number of documents below 1."""
+def checked_limits(
+    head: RelevanceHead | None,
+    name: str,
+    queries: Sequence[str],
+    top: int,
+    threshold: float | None,
+    at_precision: float | None,
+) -> float | None:
+    """Return the lowest probability of a hit, `threshold` or that of a precision; an InputError refuses wrong input."""
+    check_queries(queries)
     if top < 1:
         raise InputError(f"--top: got {top}; expected at least 1; fix: leave it out for 10")
-
-
-def chosen_threshold(
-    head: RelevanceHead | None, name: str, threshold: float | None, at_precision: float | None
-) -> float | None:
-    """Return the lowest probability of a hit, `threshold` or that of a precision; raises InputError if unusable."""
     if threshold is not None and at_precision is not None:
         raise InputError(
             f"--at-precision: got {at_precision} beside --threshold; expected one of the two; fix: leave one out"
@@ -95,24 +106,18 @@ def chosen_threshold(
 
 
 def read_queries(path: Path) -> dict[str, str]:
-    r"""Read queries, id -> text, in file order; raises InputError for none, InvalidFileError for invalid lines.
+    """Read queries, id -> text, in file order; raises InputError for none, InvalidFileError for invalid lines.
 
-    The file has the columns _id and text (.jsonl, .csv, .parquet), or one query per line. A line may begin with an
-    id and a tab; else the ids are q1, q2, ... by line.
+    The file has the columns _id and text (.jsonl, .csv, .parquet), or one query per line with ids q1, q2, ...
     """
     if kind_of(path) in (".jsonl", ".csv", ".parquet"):
         return queries_of_table(path)
     errors = InvalidFileError(path)
     queries: dict[str, str] = {}
     for number, line, _ in text_lines(path, errors):
-        before, tab, after = line.partition("\t")
-        identifier, text = (before.strip(), after) if tab else (f"q{number}", line)
-        if not text.strip():
+        queries[f"q{number}"] = line
+        if not line.strip():
             errors.add(number, "text", "an empty query", "a text", "fill it in or drop the line")
-        elif identifier in queries:
-            errors.add(number, "_id", f"{shorten(identifier)} again", "an id used once", "drop or rename the repeat")
-        else:
-            queries[identifier] = text
     errors.raise_any()
     if not queries:
         raise InputError(f"{path}: got no queries; expected at least one; fix: write one per line")
@@ -158,17 +163,12 @@ def search_collection(
     at_precision: float | None = None,
     task: str | None = None,
     progress: ProgressBars | None = None,
-    devices: Sequence[str] | None = None,
     cache: str | Path | None = None,
 ) -> CollectionAnswer:
     """Return the best documents of a collection for a query. Texts are encoded once, see `EmbeddingStore`.
 
-    `SearchSettings` describes the settings, and `encode_on` the devices; `progress` makes a callback from a title and
-    a total.
-
-    Raises:
-        InputError: collection, query, `top`, threshold or task is unusable.
-        ModelError: the model cannot be loaded.
+    `SearchSettings` describes the settings; `progress` makes a callback from a title and a total. InputError: something
+    given is unusable. ModelError: the model cannot be loaded.
 
     Example:
         ::
@@ -176,18 +176,14 @@ def search_collection(
             for hit in search_collection("demo", "my-collection", "copy a folder", top=3).hits:
                 hit.document_id, hit.cosine, hit.title
     """
-    check_queries([query])
-    check_top(top)
     corpus = load_corpus(collection)
     encoder = build_encoder(model)
     use_task(encoder, task)
-    least = chosen_threshold(encoder.head, str(model), threshold, at_precision)
-    with encode_on(encoder, devices):
-        documents = encode_corpus(encoder, corpus, progress, cache)
-        queries = encode_texts(encoder, [query], "query")
-    scores, rows = exact_search(queries, documents, top)
+    least = checked_limits(encoder.head, str(model), [query], top, threshold, at_precision)
+    documents = encode_corpus(encoder, corpus, progress, cache)
+    scores, rows = exact_search(encode_texts(encoder, [query], "query"), documents, top)
     items = list(corpus.items())
-    hits = hits_of((items[row] for row in rows[0].tolist()), scores[0].tolist(), encoder.head, least)
+    hits = hits_of(found_in(items, rows, scores)[0], encoder.head, least)
     empty = [name for name, document in items if not document.content]
     return CollectionAnswer(hits, warn_of_empty(empty, len(corpus)))
 
@@ -203,15 +199,12 @@ class EncodedCollection:
     queries: NDArray[np.float32]
     """(Q, D), L2-normalised."""
 
-    def search(
-        self, query_ids: Sequence[str], depth: int = DEPTH, exclude_self: bool = False
-    ) -> dict[str, dict[str, float]]:
-        """Return a run of the `depth` documents of highest cosine per query; see `to_run` for `exclude_self`."""
+    def search(self, query_ids: Sequence[str], depth: int = DEPTH) -> dict[str, dict[str, float]]:
+        """Return a run of the `depth` documents of highest cosine per query."""
         rows = self._rows(self.query_ids, query_ids)
-        # one document more: the query itself is dropped
-        scores, indices = exact_search(self.queries[rows], self.documents, depth + exclude_self)
-        run = to_run(list(query_ids), list(self.document_ids), scores, indices, exclude_self)
-        return {query_id: dict(islice(found.items(), depth)) for query_id, found in run.items()}
+        return to_run(
+            list(query_ids), list(self.document_ids), *exact_search(self.queries[rows], self.documents, depth)
+        )
 
     def cosines(self, pairs: Sequence[tuple[str, str]]) -> NDArray[np.float64]:
         """Return the cosine of each (query id, document id) pair, (M,) in [-1, 1]."""

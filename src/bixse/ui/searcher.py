@@ -16,7 +16,7 @@ from bixse.scale.index.search import open_index
 from bixse.scale.index.vector_store import is_stored
 from bixse.search.bm25 import BM25, BM25_NAME
 from bixse.search.exact import exact_search
-from bixse.search.search_collection import Hit, check_queries, hits_of
+from bixse.search.search_collection import Hit, check_queries, found_in, hits_of
 from bixse.search.store import encode_corpus
 
 if TYPE_CHECKING:
@@ -98,6 +98,6 @@ def open_searcher(name: str, collection: Collection | None, progress: ProgressBa
         with lock:
             queries = encode_texts(model, [text], "query")
         scores, rows = exact_search(queries, documents, top)
-        return hits_of((items[row] for row in rows[0].tolist()), scores[0].tolist(), model.head, None)
+        return hits_of(found_in(items, rows, scores)[0], model.head, None)
 
     return Searcher(name, "model", find_by_model, model)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, model_validator
 
-from bixse.cli.verb import CommandResult, Folder, Options, Verb, waits
+from bixse.cli.verb import CommandResult, Folder, Options, Verb
 from bixse.data.collection import MissingDocuments
 from bixse.errors import InputError
 from bixse.lab.suites.known_suites import LOCAL, SUITES
 from bixse.relevance import MIN_RELEVANT_GRADE, GradeScale
-from bixse.scale.index.index_settings import ShardedEncodingSettings
+from bixse.search.retrieval_settings import EncodingSettings
 from bixse.settings import Flag
 
 if TYPE_CHECKING:
@@ -29,8 +29,13 @@ OF_A_COLLECTION = ("collection", "split", "min_relevant_grade", "exclude_self", 
 OF_A_SUITE = ("data", "tasks", "download")
 
 
-class EvaluateSettings(ShardedEncodingSettings):
-    """Settings of `bixse evaluate`."""
+class EvaluateSettings(EncodingSettings):
+    """Settings of `bixse evaluate`.
+
+    Example:
+        >>> EvaluateSettings(model="bm25", collection="data").split
+        'test'
+    """
 
     model: Annotated[tuple[str, ...], Field(min_length=1), Flag(metavar="MODEL", positional=True)]
     """Model folder, Hugging Face name, demo (the small model of bixse[demo]) or bm25; several are compared. Or an index
@@ -66,16 +71,8 @@ class EvaluateSettings(ShardedEncodingSettings):
     exact: bool = False
     """Of an index: score every document, whatever its type."""
 
-    @property
-    def encodes_in_shards(self) -> bool:
-        """True if an engine encodes the corpus before the search."""
-        return self.engine != "local" or self.shards is not None
-
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
-        if self.encodes_in_shards and (self.suite != LOCAL or self.grades is not None):
-            raise ValueError("got engine or shards with a suite or grades; expected them with a collection alone; fix: "
-                             "evaluate the collection by itself, and with grades its run")  # fmt: skip
         if self.task is not None and self.model == ("bm25",):
             raise ValueError("got a task for bm25, which takes no instructions; expected none; fix: leave the task out")
         if self.suite == LOCAL:
@@ -108,35 +105,26 @@ class EvaluateOptions(Options):
 def run(settings: EvaluateSettings, options: EvaluateOptions) -> CommandResult:
     """Search, score, and return tables."""
     from bixse.evaluation.systems import open_system
-    from bixse.scale.index.index_system import IndexSystem
+    from bixse.scale.index.search import IndexSystem
 
-    devices, warnings = settings.chosen_devices()
     if settings.grades is not None:
         return _from_few_labels(settings, settings.grades, options.out)
     shared = settings.model_dump(include={"max_length", "task", "cache", "exact"})
-    systems = [open_system(model, devices=devices, **shared) for model in settings.model]
+    systems = [open_system(model, **shared) for model in settings.model]
     if settings.exact and not any(isinstance(system, IndexSystem) for system in systems):
         got = ", ".join(settings.model)
         raise InputError(f"--exact: got it for {got}; expected an index among them; fix: leave it out")
     work = _on_suite if settings.suite != LOCAL else _on_collection
-    result = work(settings, systems, options.out)
-    return replace(result, warnings=[*warnings, *result.warnings])
+    return work(settings, systems, options.out)
 
 
 def _on_collection(settings: EvaluateSettings, systems: Sequence[System], out: Path | None) -> CommandResult:
     from bixse.evaluation.tasks import collection_task
-    from bixse.progress import progress_bar
-    from bixse.scale.index.index_system import encoded_in_shards
 
     assert settings.collection is not None
     chosen = settings.model_dump(include={"split", "exclude_self", "min_relevant_grade", "missing_documents"})
     task = collection_task(settings.collection, **chosen)
-    if not settings.encodes_in_shards:
-        return _on_task(settings, systems, task, out)
-    if out is None:
-        raise InputError("--engine or --shards: got no --out; expected a folder that all machines share; fix: name it")
-    with encoded_in_shards(systems, task, out, settings, progress_bar) as (sharded, waiting):
-        return waits(waiting) if waiting else _on_task(settings, sharded, task, out)
+    return _on_task(settings, systems, task, out)
 
 
 def _on_task(settings: EvaluateSettings, systems: Sequence[System], task: Task, out: Path | None) -> CommandResult:

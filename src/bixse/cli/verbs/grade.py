@@ -33,7 +33,7 @@ class GradeOptions(ComputingOptions):
 def run_grade(config: GradeConfig, options: GradeOptions) -> CommandResult:
     """Open the judge, then grade or estimate, and return a summary."""
     if not config.in_shards:
-        config.chosen_engine(here=True)  # refuses several processes that would repeat the same work
+        config.chosen_engine()  # refuses several processes that would repeat the same work
     judge = config.open()
     doubts: Sequence[str] = () if "--json" in options.words else getattr(judge, "doubts", ())  # logged already
     try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from bixse.cli.verb import FINISHED_BEFORE, CommandResult, ComputingOptions, Folder, Options, Verb, waits
 from bixse.lab.lab_config import QuickstartConfig, StudyConfig, SweepConfig, preset_names
-from bixse.scale.engines.engine_settings import PlaceSettings
+from bixse.scale.engine import PlaceSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

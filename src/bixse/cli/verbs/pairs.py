@@ -129,8 +129,6 @@ def run_mine(config: MineConfig, options: MineOptions) -> CommandResult:
     from bixse.progress import progress_bar
 
     result = mine(config, options.out, progress_bar)
-    if result.waiting:
-        return waits(result.waiting, result.warnings)
     missing = result.without_candidates
     warnings = [*result.warnings, *([FINISHED_BEFORE] if result.reused else [])]
     if missing:

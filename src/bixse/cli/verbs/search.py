@@ -14,10 +14,9 @@ from bixse.search.retrieval_settings import STDIN, SearchSettings
 from bixse.settings import Flag
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from bixse.scale.index.search import SearchIndex
-    from bixse.search.search_collection import Hit
 
 LIMITS = {"top", "threshold", "at_precision"}
 """Settings that limit the documents in an answer."""
@@ -32,8 +31,9 @@ class SearchOptions(Options):
 
 def run(settings: SearchSettings, options: SearchOptions) -> CommandResult:
     """Answer one query or many."""
+    from bixse.progress import progress_bar
     from bixse.scale.index.vector_store import is_stored
-    from bixse.search.search_collection import check_queries
+    from bixse.search.search_collection import check_queries, hit_lines, plain_hits, search_collection
 
     if settings.query is not None:
         check_queries([settings.query])
@@ -41,55 +41,40 @@ def run(settings: SearchSettings, options: SearchOptions) -> CommandResult:
     settings.check_for(indexed)
     if options.out is not None and (not indexed or settings.queries in (None, STDIN)):
         raise InputError("--out: got it without an index and a file of queries; expected both; fix: leave --out out")
-    return _search_index(settings, options) if indexed else _search_collection(settings)
-
-
-def _search_collection(settings: SearchSettings) -> CommandResult:
-    from bixse.progress import progress_bar
-    from bixse.search.search_collection import search_collection
-
-    devices, warnings = settings.chosen_devices()
+    if indexed:
+        return _search_index(settings, options)
     chosen = settings.model_dump(include={"model", "collection", "query", "task", "cache", *LIMITS})
-    answer = search_collection(**chosen, devices=devices, progress=progress_bar)
-    return _one_answer(answer.hits, [*warnings, *answer.warnings])
+    answer = search_collection(**chosen, progress=progress_bar)
+    return CommandResult("\n".join(hit_lines(answer.hits)), {"results": plain_hits(answer.hits)}, {}, answer.warnings)
 
 
 def _search_index(settings: SearchSettings, options: SearchOptions) -> CommandResult:
+    from bixse.data.trec import write_run
     from bixse.progress import progress_bar
-    from bixse.scale.index.search import open_index, write_answers
-    from bixse.search.search_collection import read_queries
+    from bixse.scale.index.search import open_index
+    from bixse.search.search_collection import hit_lines, plain_hits, read_queries
 
     limits = settings.model_dump(include=LIMITS)
-    many = settings.queries is not None and settings.queries != STDIN
+    many = settings.queries not in (None, STDIN)
     queries = read_queries(Path(settings.queries or "")) if many else {}
     with open_index(settings.model, settings.model_at, settings.task, settings.exact) as index:
         if settings.query is not None:
-            return _one_answer(index.search(settings.query, **limits))
+            hits = index.search(settings.query, **limits)
+            return CommandResult("\n".join(hit_lines(hits)), {"results": plain_hits(hits)})
         if not many:
             return _answer_each(index, limits, "--json" in options.words)
         if options.out is None:
-            return _many_answers(queries, index.search(list(queries.values()), **limits))
-        found = write_answers(index, queries, options.out, limits, progress_bar)
-        number = sum(map(len, found.values()))
-        text = f"wrote {number:,} documents of {len(found):,} queries to {options.out}"
-        return CommandResult(text, {"queries": len(found), "documents": number}, {"run": str(options.out)})
-
-
-def _one_answer(hits: Sequence[Hit], warnings: Sequence[str] = ()) -> CommandResult:
-    from bixse.search.search_collection import hit_lines, plain_hits
-
-    return CommandResult("\n".join(hit_lines(hits)), {"results": plain_hits(hits)}, warnings=list(warnings))
-
-
-def _many_answers(queries: dict[str, str], answers: Sequence[Sequence[Hit]]) -> CommandResult:
-    from bixse.search.search_collection import hit_lines, plain_hits
-
-    shown = []
-    lines: list[str] = []
-    for (query_id, query), hits in zip(queries.items(), answers, strict=True):
-        shown.append({"query_id": query_id, "query": query, "results": plain_hits(hits)})
-        lines += [f"{query_id}: {query}", *hit_lines(hits), ""]
-    return CommandResult("\n".join(lines), {"answers": shown})
+            found = dict(zip(queries, index.search(list(queries.values()), **limits), strict=True))
+            blocks = ([f"{name}: {queries[name]}", *hit_lines(hits), ""] for name, hits in found.items())
+            answers = [
+                {"query_id": name, "query": queries[name], "results": plain_hits(hits)} for name, hits in found.items()
+            ]
+            return CommandResult("\n".join(line for block in blocks for line in block), {"answers": answers})
+        run = index.search_run(queries, progress=progress_bar, **limits)
+        write_run(options.out, run, tag="-".join(Path(index.manifest.encoder.name).name.split()) or "model")
+        number = sum(map(len, run.values()))
+        text = f"wrote {number:,} documents of {len(run):,} queries to {options.out}"
+        return CommandResult(text, {"queries": len(run), "documents": number}, {"run": str(options.out)})
 
 
 def _answer_each(index: SearchIndex, limits: dict[str, Any], as_json: bool) -> CommandResult:

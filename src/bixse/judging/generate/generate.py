@@ -209,7 +209,7 @@ def generate(
     # All machines share `out`. `writer`, which `config` opens, is for this process and for its identity, and stays
     # open; other processes open their own. Each shard has its share, by documents, of `max_usd`. The same call again
     # asks nothing twice, and continues where the run stopped.
-    place = config.chosen_engine(here=config.processes is None)
+    place = config.chosen_engine()
     prompt = load_query_prompt(config.prompt)
     documents, record = _opened(config, writer, prompt, out)
     job = GenerateShards(

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator
 from bixse.errors import ConfigError
 from bixse.files.files import read_text
 from bixse.judging.grade_settings import PriceSettings, ServerSettings
-from bixse.scale.engines.engine_settings import EngineSettings
+from bixse.scale.engine import EngineSettings
 from bixse.settings import Flag, Settings
 
 if TYPE_CHECKING:

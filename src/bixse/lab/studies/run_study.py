@@ -16,7 +16,7 @@ from bixse.lab.studies.outcome import StudyOutcome, outcome_of, write_outcome
 from bixse.lab.studies.paper import find_study
 from bixse.lab.studies.study import chosen_values, key_of
 from bixse.lab.studies.study_inputs import STATIC, input_hashes, prepare_inputs
-from bixse.scale.engines.engine_settings import PlaceSettings
+from bixse.scale.engine import PlaceSettings
 from bixse.training.config import MODEL_FOLDER, TrainConfig
 
 if TYPE_CHECKING:

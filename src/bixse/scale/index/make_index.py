@@ -2,35 +2,85 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import time
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
-from bixse.data.collection import check_corpus, warn_of_empty
-from bixse.encoders.encode import encode_on
+from bixse.data.collection import check_corpus, stream_documents, warn_of_empty
+from bixse.data.run import Run
 from bixse.encoders.loading.precision import resolve_precision, use_precision
-from bixse.errors import InputError, OutputExistsError
-from bixse.files.files import alone_in, file_hash, storage_errors, write_atomically
-from bixse.scale.engines.job import MARK, is_marked
-from bixse.scale.index.corpus_shards import EncodeShards, corpus_texts, do_shards
-from bixse.scale.index.index_files import FILE_NAME, MANIFEST_FILE, Manifest, StoredFile, read_manifest, shard_rows
+from bixse.errors import IncompleteError, InputError, OutputExistsError
+from bixse.files.files import alone_in, file_hash, storage_errors
+from bixse.scale.engine import Job
+from bixse.scale.index.index_files import (
+    FILES,
+    TEXTS,
+    Manifest,
+    embeddings_file,
+    is_index,
+    read_manifest,
+    read_texts,
+    shard_rows,
+    write_embeddings,
+    write_texts,
+)
 from bixse.scale.index.search import load_encoder
 from bixse.search.store import EmbeddingStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
     from sentence_transformers import SentenceTransformer
 
     from bixse.progress import ProgressBars
+    from bixse.scale.engine import Engine
     from bixse.scale.index.index_settings import IndexSettings
 
-BUILD_FOLDER = ".building"
+
+class ShardEncoder(NamedTuple):
+    """The worker state of encoding: the encoder and its store of embeddings."""
+
+    store: EmbeddingStore
+    step: Callable[[int], None] | None = None
+    """Callback that gets the number of encoded texts."""
+
+
+@dataclass(frozen=True)
+class EncodeShards(Job[int, int]):
+    """Encode documents: shard n, from document `rows * n` on, becomes the n-th file of embeddings.
+
+    Only one shard is in memory at a time. `run` returns the number of encoded texts.
+    """
+
+    folder: Path
+    """Folder of the texts and the embeddings; another for each manifest."""
+    manifest: Manifest
+    model: str | None
+    """Folder or hub name, for other processes; None is a model in the memory of this process."""
+    cache: str | None
+
+    def setup(self) -> ShardEncoder:
+        if self.model is None:
+            raise InputError(
+                "model: got one in memory; expected a folder or hub name, which other processes load too; fix: save it "
+                "to a folder, or use one process"
+            )
+        with use_precision(self.manifest.precision):
+            encoder, _ = load_encoder(self.model, self.manifest.encoder.task, self.manifest.encoder.max_length)
+            return ShardEncoder(EmbeddingStore(encoder, self.cache))
+
+    def run(self, shard: int, state: ShardEncoder) -> int:
+        before, rows = state.store.encoded, self.manifest.rows
+        with use_precision(self.manifest.precision):
+            embeddings = state.store.encode(read_texts(self.folder / TEXTS, shard * rows, rows), state.step)
+        write_embeddings(self.output(shard), embeddings)
+        return state.store.encoded - before
+
+    def output(self, shard: int) -> Path:
+        return embeddings_file(self.folder, shard)
 
 
 @dataclass(frozen=True)
@@ -43,9 +93,7 @@ class IndexReport:
     seconds: float = 0.0
     reused: bool = False
     waiting: int = 0
-    """Pending parts of other ranks; the index exists when they are done."""
-    elsewhere: bool = False
-    """True if another rank made or first found the index; further steps are for that rank."""
+    """Pending shards of other ranks; the index exists when they are done."""
     warnings: tuple[str, ...] = ()
 
 
@@ -59,7 +107,7 @@ def make_index(
 
     An index never changes: a new index for another corpus replaces it completely or not at all. The cache keeps
     embeddings by text, so texts encoded before are not encoded again, even after a killed process. With several ranks,
-    the last one makes the index; the reports of the others count the pending parts.
+    the last one makes the index; the reports of the others count the pending shards.
 
     Args:
         settings: model, collection, and the place of encoding.
@@ -69,133 +117,83 @@ def make_index(
 
     Raises:
         InputError: a corpus, model or setting that cannot be used.
-        OutputExistsError: `out` holds an index of another encoder, or something else.
-        StorageError: the disk is full, or another process writes the same index.
-        IncompleteError: a part failed twice; the other parts are kept.
+        OutputExistsError: `out` holds something else, or another process writes there.
+        IncompleteError: a shard failed twice; the other shards are kept.
 
     Example:
         ::
 
             make_index(IndexSettings(model="demo", collection="my-collection"), "runs/index")
     """
+    started, out, path, engine = time.perf_counter(), Path(out), settings.corpus, settings.chosen_engine()
     with use_precision(settings.precision):
-        return _make_index(settings, Path(out), progress, model)
-
-
-def _make_index(
-    settings: IndexSettings, out: Path, progress: ProgressBars | None, model: SentenceTransformer | None
-) -> IndexReport:
-    started, path = time.perf_counter(), settings.collection / "corpus.jsonl"
-    devices, warnings = settings.chosen_devices()
-    corpus = check_corpus(path, {})
-    encoder, identity = load_encoder(settings.model if model is None else model, settings.task, settings.max_length)
-    manifest = Manifest(
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        encoder=identity,
-        corpus=file_hash(path),
-        dtype=settings.dtype,
-        precision=resolve_precision(device=devices[0] if devices else None),
-        documents=corpus.count,
-    )
-    place = settings.chosen_engine(here=True)
-    if (present := _present(out, manifest)) is not None:
-        return IndexReport(present, reused=True, elsewhere=place.rank > 0, warnings=tuple(warnings))
-    store = EmbeddingStore(encoder, settings.cache)
-    job = EncodeShards(
-        folder=(out / BUILD_FOLDER).absolute(),
-        model=identity.name if model is None else None,
-        identity=identity,
-        corpus=manifest.corpus,
-        rows=shard_rows(identity.dimensions, corpus.count, settings.shards or 1),
-        dtype=settings.dtype,
-        precision=manifest.precision,
-        cache=settings.cache,
-    )
-    encoded = 0
-
-    def report(found: Manifest, **more: Any) -> IndexReport:
-        return IndexReport(found, encoded, time.perf_counter() - started, warnings=tuple(warnings), **more)
-
-    with _building(out, job, place.shared), storage_errors(out), encode_on(encoder, devices):
-        corpus_texts(job.folder, path, corpus.count, job.fingerprint())
-        encoded, waiting = do_shards(job, corpus.count, place, store, progress)
-        with alone_in(out, wait=True) if place.shared and not waiting else nullcontext():
-            if place.shared and (present := _present(out, manifest)) is not None:  # another rank was faster
-                shutil.rmtree(job.folder, ignore_errors=True)
-                return report(present, reused=True, elsewhere=True)
-            if waiting:
-                return report(manifest, waiting=waiting)
-            folder, manifest = _gathered(job, manifest)
-            _publish(folder, out, manifest)
-            shutil.rmtree(job.folder, ignore_errors=True)
-    warnings += warn_of_empty(corpus.empty, corpus.count)
+        corpus = check_corpus(path, {})
+        encoder, identity = load_encoder(settings.model if model is None else model, settings.task, settings.max_length)
+        manifest = Manifest(
+            encoder=identity,
+            corpus=file_hash(path),
+            precision=resolve_precision(),
+            documents=corpus.count,
+            rows=shard_rows(corpus.count, settings.shards),
+        )
+        if (present := _present(out, manifest)) is not None:
+            return IndexReport(present, reused=True)
+        store = EmbeddingStore(encoder, settings.cache)
+        name = identity.name if model is None else None
+        job = EncodeShards((out / manifest.folder).absolute(), manifest, name, settings.cache)
+        with storage_errors(out), nullcontext() if engine.shared else alone_in(out):
+            if not (job.folder / TEXTS).exists():
+                write_texts(job.folder / TEXTS, stream_documents(path))
+            encoded = _encode(job, engine, store, progress)
+            waiting = sum(not job.is_complete(shard) for shard in manifest.shards)
+            if not waiting:
+                config = settings.model_dump(mode="json")
+                record = Run(out, "index", config, {"corpus": manifest.corpus}, results=manifest.model_dump())
+                record.save("finished")  # from now on the index is there; several ranks write the same
+                for other in out.glob(f"{FILES}*"):
+                    if other.name != manifest.folder:  # its readers keep what they opened
+                        shutil.rmtree(other, ignore_errors=True)
+    warnings = [] if waiting else warn_of_empty(corpus.empty, corpus.count)
     if store.failure is not None:
         warnings.append(
             f"embeddings were not kept in the cache ({store.failure}): the next index encodes all texts again"
         )
-    return report(manifest)
+    return IndexReport(manifest, encoded, time.perf_counter() - started, waiting=waiting, warnings=tuple(warnings))
+
+
+def _encode(job: EncodeShards, engine: Engine, store: EmbeddingStore, progress: ProgressBars | None) -> int:
+    """Do this engine's share of the shards, here with `store`; return the number of encoded texts."""
+    rows, shards = job.manifest.rows, job.manifest.shards
+    sizes = {shard: min(rows, job.manifest.documents - shard * rows) for shard in engine.share(shards)}
+    step = progress("encode documents", sum(sizes.values())) if progress is not None and sizes else None
+    encoded, failed = 0, []
+    for ended in engine.map(job, shards, ShardEncoder(store, step)):
+        encoded += ended.result or 0
+        failed += [f"shard {ended.shard}: {ended.error}"] if ended.error else []
+        if step is not None and (ended.known or not engine.here):
+            step(sizes[ended.shard])
+    if failed:
+        raise IncompleteError(
+            f"{job.folder.parent}: got {len(failed)} of {len(shards)} shards that failed twice "
+            f"({'; '.join(failed[:3])}); expected all; fix: what is said there, then the same command again"
+        )
+    return encoded
 
 
 def _present(out: Path, wanted: Manifest) -> Manifest | None:
     """Return the wanted index if the folder holds it; raise OutputExistsError for an index of another encoder."""
-    visible = sorted(path.name for path in out.iterdir() if not path.name.startswith(".")) if out.is_dir() else []
     fix = "choose another --out, or delete it"
-    if MANIFEST_FILE in visible:
+    if is_index(out):
         found = read_manifest(out)
-        found.check_same(wanted, out, fix)
+        if different := found.differences(wanted, {"precision"}):
+            raise OutputExistsError(
+                f"{out}: got an index of {found.encoder.name!r} with another {' and '.join(different)}; expected one "
+                f"of the same encoder and settings; fix: {fix}"
+            )
         return found if found.corpus == wanted.corpus else None
+    names = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
+    visible = [name for name in names if not name.startswith((".", FILES))]
     if visible or out.is_file():
         what = f"files ({', '.join(visible[:3])})" if visible else "a file"
         raise OutputExistsError(f"{out}: got {what}; expected a new or empty folder, or an index; fix: {fix}")
     return None
-
-
-@contextmanager
-def _building(out: Path, job: EncodeShards, shared: bool) -> Iterator[None]:
-    """Work in a folder inside the index, as the only writer or for all ranks; complete parts stay for the next call."""
-    if shared:
-        yield
-        return
-    was_there = out.exists()
-    with alone_in(out):
-        try:
-            if not is_marked(job.texts, job.fingerprint()):  # left by a call with another corpus or encoder
-                shutil.rmtree(job.folder, ignore_errors=True)
-            yield
-        except InputError:  # the same call would be refused again
-            shutil.rmtree(job.folder, ignore_errors=True)
-            raise
-        finally:
-            if not list(job.folder.glob(f"embeddings-*{MARK}")):
-                shutil.rmtree(job.folder, ignore_errors=True)
-            if not was_there and not job.folder.exists() and not (out / MANIFEST_FILE).exists():
-                shutil.rmtree(out, ignore_errors=True)
-
-
-def _gathered(job: EncodeShards, manifest: Manifest) -> tuple[Path, Manifest]:
-    """Link embeddings and texts under their names in the index; the job's files stay until the index exists."""
-    shards = range(-(-manifest.documents // job.rows))
-    folder = job.folder / "whole"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    files = []
-    for path in (*map(job.output, shards), job.texts):
-        copy = folder / path.name
-        try:
-            copy.hardlink_to(path)
-        except OSError:  # a disk without links
-            shutil.copyfile(path, copy)
-        files.append(StoredFile.of(copy))
-    return folder, manifest.model_copy(update={"embeddings": tuple(files[:-1]), "texts": files[-1]})
-
-
-def _publish(folder: Path, out: Path, manifest: Manifest) -> None:
-    """Move the files into place; the manifest, which names them, is written last."""
-    for file in manifest.files:
-        (folder / file.name).replace(out / file.name)
-    write_atomically(out / MANIFEST_FILE, manifest.model_dump_json(indent=1) + "\n")
-    named = {file.name for file in manifest.files}
-    for path in out.iterdir():
-        if path.name not in named and re.fullmatch(FILE_NAME, path.name):
-            with suppress(OSError):  # Windows keeps a file that is open; the next index deletes it
-                path.unlink()

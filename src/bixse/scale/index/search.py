@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
+import hashlib
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
-from bixse.data.trec import write_run
 from bixse.encoders.encode import embeddings_key, encode_texts
 from bixse.encoders.instructions import prompt_for, prompts_hash, use_task
 from bixse.encoders.loading.build import build_encoder
+from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError, ModelError, shorten
+from bixse.evaluation.systems import HASH_DIGITS, System, without_self
 from bixse.scale.index.index_files import EncoderIdentity, IndexFiles
-from bixse.scale.index.vector_store import Rescored, open_stored
-from bixse.search.search_collection import Hit, check_queries, check_top, chosen_threshold, hits_of, probable
+from bixse.scale.index.vector_store import is_stored, open_stored
+from bixse.search.search_collection import Hit, checked_limits, hits_of, probable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Self
 
-    import numpy as np
-    import numpy.typing as npt
     from sentence_transformers import SentenceTransformer
 
     from bixse.encoders.head import RelevanceHead
+    from bixse.evaluation.tasks import Task
     from bixse.progress import ProgressBars
+    from bixse.relevance import Ranking
     from bixse.scale.index.index_files import Manifest
     from bixse.scale.index.vector_store import VectorStore
 
-QUERIES_TOGETHER = 256
-"""Queries of a run that are encoded and answered together."""
+
+Texts: TypeAlias = list[str] | tuple[str, ...]
+Limit: TypeAlias = float | None
+QUERIES_TOGETHER = 4096
+"""Queries of a run that are encoded and answered together; each block reads the whole index."""
 COMPARED = {
     "dimensions": "embeddings of another size",
     "document_prompt": "another prompt before documents",
@@ -45,37 +51,29 @@ class SearchIndex:
     def __init__(self, files: IndexFiles | VectorStore, model: SentenceTransformer, exact: bool = False) -> None:
         self.model = model
         self.manifest: Manifest = files.manifest
-        self._files = files
-        self._approximate: Rescored | None = None
-        if self.manifest.ann is not None and not exact and not isinstance(files, IndexFiles):
-            self._approximate = Rescored(files, files.nearest)
+        self._files, self._exact = files, exact
 
     @property
     def head(self) -> RelevanceHead | None:
         """Return the relevance head, or None for a model without one."""
         return getattr(self.model, "head", None)
 
+    @property
+    def approximate(self) -> str:
+        """Return the kind of approximate search; "" if every document is scored."""
+        return "" if self._exact else self._files.approximate
+
     def __len__(self) -> int:
         return self.manifest.documents
 
     @overload
-    def search(
-        self, queries: str, top: int = ..., threshold: float | None = ..., at_precision: float | None = ...
-    ) -> list[Hit]: ...
+    def search(self, queries: str, top: int = ..., threshold: Limit = ..., at_precision: Limit = ...) -> list[Hit]: ...
     @overload
     def search(
-        self,
-        queries: list[str] | tuple[str, ...],
-        top: int = ...,
-        threshold: float | None = ...,
-        at_precision: float | None = ...,
+        self, queries: Texts, top: int = ..., threshold: Limit = ..., at_precision: Limit = ...
     ) -> list[list[Hit]]: ...
     def search(
-        self,
-        queries: str | list[str] | tuple[str, ...],
-        top: int = 10,
-        threshold: float | None = None,
-        at_precision: float | None = None,
+        self, queries: str | Texts, top: int = 10, threshold: Limit = None, at_precision: Limit = None
     ) -> list[Hit] | list[list[Hit]]:
         """Return the best documents of a query, or of each of several queries, the highest cosine first.
 
@@ -84,54 +82,38 @@ class SearchIndex:
         threshold out of range, and any threshold without a relevance head.
         """
         texts = [queries] if isinstance(queries, str) else list(queries)
-        least = self._checked(texts, top, threshold, at_precision)
+        least = checked_limits(self.head, self.manifest.encoder.name, texts, top, threshold, at_precision)
         if not texts:
             return []
-        scores, rows = self.search_embeddings(encode_texts(self.model, texts, "query"), top)
-        documents = iter(self._files.documents(rows.ravel().tolist()))
-        found = [hits_of(islice(documents, len(line)), line, self.head, least) for line in scores.tolist()]
+        answers = self._files.search(encode_texts(self.model, texts, "query"), top, self._exact)
+        found = [hits_of(line, self.head, least) for line in answers]
         return found[0] if isinstance(queries, str) else found
-
-    def search_embeddings(
-        self, queries: npt.NDArray[np.float32], top: int
-    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-        """Return inner products and rows, both (Q, k), of the best documents for (Q, D) embeddings, highest first."""
-        return (self._approximate.search if self._approximate is not None else self._files.exact)(queries, top)
 
     def search_run(
         self,
         queries: Mapping[str, str],
         top: int = 10,
-        threshold: float | None = None,
-        at_precision: float | None = None,
+        threshold: Limit = None,
+        at_precision: Limit = None,
         progress: ProgressBars | None = None,
     ) -> dict[str, dict[str, float]]:
         """Answer queries (query id -> text) as a run: query id -> document id -> cosine.
 
         Texts of documents are not read. The other arguments are those of `search`.
         """
-        least = self._checked(list(queries.values()), top, threshold, at_precision)
+        texts = list(queries.values())
+        least = checked_limits(self.head, self.manifest.encoder.name, texts, top, threshold, at_precision)
         step = progress("search", len(queries)) if progress is not None else None
         items = iter(queries.items())
         run: dict[str, dict[str, float]] = {}
         while block := dict(islice(items, QUERIES_TOGETHER)):
-            scores, rows = self.search_embeddings(encode_texts(self.model, list(block.values()), "query"), top)
-            ids = iter(self._files.ids(rows.ravel().tolist()))
-            for query_id, line in zip(block, scores.tolist(), strict=True):
-                found = zip(islice(ids, len(line)), line, strict=True)
-                run[query_id] = {name: cosine for name, cosine in found if probable(cosine, self.head, least)}
+            embeddings = encode_texts(self.model, list(block.values()), "query")
+            answers = self._files.search(embeddings, top, self._exact, texts=False)
+            for query_id, line in zip(block, answers, strict=True):
+                run[query_id] = {name: cosine for name, cosine, _ in line if probable(cosine, self.head, least)}
             if step is not None:
                 step(len(block))
         return run
-
-    def _checked(self, texts: list[str], top: int, threshold: float | None, at_precision: float | None) -> float | None:
-        check_queries(texts)
-        check_top(top)
-        return chosen_threshold(self.head, self.manifest.encoder.name, threshold, at_precision)
-
-    def check(self) -> None:
-        """Compare every file with its hash, or count a database's documents; raise InputError for damage."""
-        self._files.check()
 
     def close(self) -> None:
         self._files.close()
@@ -172,9 +154,23 @@ def open_index(
     try:
         recorded = files.manifest.encoder
         encoder, found = load_encoder(recorded.name if model is None else model, recorded.task, recorded.max_length)
-        _check_encoder(recorded, found, path)
+        for field, difference in COMPARED.items():
+            got, expected = getattr(found, field), getattr(recorded, field)
+            if got != expected:
+                raise ModelError(
+                    f"{path}: got model {found.name!r} with {difference} ({shorten(got)}); expected that of the index "
+                    f"({shorten(expected)}, then at {recorded.name!r}): scores between two models mean nothing; fix: "
+                    "name the model the index was made with (`bixse search` takes --model-at where it has moved), or "
+                    "make the index again with `bixse index`"
+                )
         if task is not None:
-            _use_query_task(encoder, task, recorded)
+            use_task(encoder, task)
+            if (prompt := prompt_for(encoder, "document")) != recorded.document_prompt:
+                raise InputError(
+                    f"--task: got {task!r}, which puts {shorten(prompt)} before documents; expected "
+                    f"{shorten(recorded.document_prompt)}, with which the index was made; fix: make an index for this "
+                    "task with `bixse index --task`, or name a task with the same document instruction"
+                )
         return SearchIndex(files, encoder, exact)
     except BaseException:
         files.close()
@@ -204,43 +200,80 @@ def load_encoder(
     return model, identity
 
 
-def write_answers(
-    index: SearchIndex,
-    queries: Mapping[str, str],
-    out: Path,
-    limits: Mapping[str, Any],
-    progress: ProgressBars | None = None,
-) -> dict[str, dict[str, float]]:
-    """Answer queries as `SearchIndex.search_run`, and write the run as a TREC file with the model's name as tag."""
-    spaced = [name for name in queries if name.split() != [name]]
-    if spaced:
-        raise InputError(
-            f"queries: got query id {spaced[0]!r}; expected no white space (it separates the columns of a run); "
-            "fix: rename it"
-        )
-    run = index.search_run(queries, progress=progress, **limits)
-    write_run(out, run, tag="-".join(Path(index.manifest.encoder.name).name.split()) or "model")
-    return run
+class IndexSystem(System):
+    """An index, or its vector database, which answers on its own corpus alone; arguments as in `open_index`."""
 
+    def __init__(
+        self,
+        index: str | Path,
+        task: str | None = None,
+        exact: bool = False,
+        model_at: str | SentenceTransformer | None = None,
+    ) -> None:
+        self.label = str(index)
+        self.task, self.exact, self.model_at = task, exact, model_at
 
-def _check_encoder(recorded: EncoderIdentity, found: EncoderIdentity, folder: str | Path) -> None:
-    for field, difference in COMPARED.items():
-        got, expected = getattr(found, field), getattr(recorded, field)
-        if got != expected:
-            raise ModelError(
-                f"{folder}: got model {found.name!r} with {difference} ({shorten(got)}); expected that of the index "
-                f"({shorten(expected)}, then at {recorded.name!r}): scores between two models mean nothing; fix: name "
-                "the model the index was made with (`bixse search` takes --model-at where it has moved), or make the "
-                "index again with `bixse index`"
+    @cached_property
+    def opened(self) -> SearchIndex:
+        return open_index(self.label, self.model_at, self.task, self.exact)
+
+    @cached_property
+    def inputs(self) -> dict[str, str]:
+        manifest = self.opened.manifest
+        return {
+            "weights": manifest.encoder.weights,
+            "prompts": manifest.encoder.prompts,
+            "corpus": manifest.corpus,
+            "stored": f"{manifest.precision} {self.opened.approximate}".strip(),
+        }
+
+    @property
+    def name(self) -> str:
+        """Return the last part of folder or address, and digits of a hash of encoder, corpus and kind of search."""
+        digest = hashlib.sha256(repr(sorted(self.inputs.items())).encode()).hexdigest()
+        return f"{'-'.join(Path(self.label).name.split())}-{digest[:HASH_DIGITS]}"
+
+    @property
+    def precision(self) -> str:
+        return resolve_precision()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"model": self.label, "instructions": self.task, "exact": self.exact, "precision": self.precision}
+
+    def check(self, instructions: Sequence[str]) -> None:
+        """Accept the task of the index, or a task with the same document instruction; no other."""
+        prompt_for(self.opened.model, "query")
+
+    def search(
+        self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
+    ) -> dict[str, Ranking]:
+        """Search the index; raise InputError for a task of another corpus, or of a part of it."""
+        manifest, corpus = self.opened.manifest, task.inputs.get("corpus.jsonl")
+        if corpus != manifest.corpus or any(own.left_out or own.candidates is not None for own in task.query_sets):
+            raise InputError(
+                f"{self.label}: got the task {task.name}, of another corpus or a part of one; expected the collection "
+                "that the index was made of; fix: `bixse evaluate INDEX --collection DIR` with that collection, or "
+                f"evaluate the model itself ({manifest.encoder.name})"
             )
+        self.prompts_hash = prompts_hash(self.opened.model)
+        runs: dict[str, Ranking] = {}
+        for own in task.query_sets:
+            run = self.opened.search_run(own.queries, depth + task.exclude_self)
+            runs[own.name] = without_self(run, depth) if task.exclude_self else run
+        if progress is not None:
+            progress(task.count)
+        return runs
+
+    def release(self) -> None:
+        """Close the index; the next use opens it again."""
+        if "opened" in vars(self):
+            self.opened.close()
+            del self.opened
 
 
-def _use_query_task(model: SentenceTransformer, task: str, recorded: EncoderIdentity) -> None:
-    use_task(model, task)
-    prompt = prompt_for(model, "document")
-    if prompt != recorded.document_prompt:
-        raise InputError(
-            f"--task: got {task!r}, which puts {shorten(prompt)} before documents; expected "
-            f"{shorten(recorded.document_prompt)}, with which the index was made; fix: make an index for this task "
-            "with `bixse index --task`, or name a task with the same document instruction"
-        )
+def open_index_system(
+    name: str | Path, task: str | None = None, exact: bool = False, model_at: str | None = None
+) -> IndexSystem | None:
+    """Return the index or vector database of a name, or None."""
+    return IndexSystem(name, task, exact, model_at) if is_stored(name) else None

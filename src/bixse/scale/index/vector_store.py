@@ -1,218 +1,177 @@
-"""Vector databases: their names, the interface that bixse needs of them, and their approximate search."""
+"""Vector databases: what bixse needs of them, and an index written into one."""
 
 from __future__ import annotations
 
-import importlib.util
 import re
-from importlib import import_module
+from abc import ABC, abstractmethod
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
 from pydantic import ValidationError
 
-from bixse.errors import InputError, first_fault, shorten
+from bixse.errors import InputError, OutputExistsError, first_fault, shorten
+from bixse.files.files import alone_in
 from bixse.scale.index.index_files import IndexFiles, Manifest, is_index, open_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    import numpy.typing as npt
+    import numpy as np
+    from numpy.typing import NDArray
 
     from bixse.data.collection import Document
-    from bixse.scale.index.index_files import AnnSettings
+    from bixse.progress import ProgressBars
+    from bixse.search.search_collection import Found
 
 FORMS = {"lancedb": "lancedb:PATH/TABLE", "qdrant": "qdrant:URL/COLLECTION"}
 """Database -> form of the name of a table or collection."""
-PACKAGES = {"lancedb": "lancedb", "qdrant": "qdrant_client"}
 CLASSES = {"lancedb": "bixse.scale.index.lance:LanceStore", "qdrant": "bixse.scale.index.qdrant:QdrantStore"}
 """Database -> its class, imported on first use."""
+PREFIXES = tuple(f"{database}:" for database in FORMS)
 KEY = "bixse"
 """Name of the manifest in the metadata of a database."""
-Answers: TypeAlias = "tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]"
-"""Scores and rows of documents, each (Q, k), in the order of `exact_search`."""
-Nearest: TypeAlias = "Callable[[npt.NDArray[np.float32], int], npt.NDArray[np.int64]]"
+Answers: TypeAlias = "list[list[tuple[float, int, str, Document]]]"
+"""Per query the score, row, id and text of documents."""
 
 
-class StoreAddress(NamedTuple):
-    """A table of LanceDB, or a collection of Qdrant."""
+class VectorStore(ABC):
+    """The documents of one index in a table or collection; a row is the position of a document in the corpus, from 0.
 
-    database: str
-    place: str
-    """Folder or URL."""
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.database}:{self.place}/{self.name}"
-
-
-class VectorStore(Protocol):
-    """The documents of one index in a database; a row is the position of a document in the corpus, from 0.
-
-    Methods raise InputError if the database does not answer, or lacks a row that it once had.
+    Methods raise InputError if the database does not answer.
     """
 
-    address: StoreAddress
+    label: str
+    """Database, place and name, as given."""
+    exists = False
+    """True if there is a table or collection of this name, with a manifest."""
+    manifest: Manifest
+    approximate: str
+    """Kind of approximate search; "" if every document is scored."""
     together: int
     """Number of documents per write."""
 
-    @property
-    def manifest(self) -> Manifest:
-        """Return the manifest of the index; raise InputError if there is nothing, or data that bixse did not write."""
-        ...
-
-    def exists(self) -> bool: ...
-
+    @abstractmethod
     def create(self, manifest: Manifest) -> None: ...
 
-    def keep(self, manifest: Manifest) -> None:
-        """Replace the manifest."""
-        ...
+    @abstractmethod
+    def count(self) -> int: ...
 
-    def written(self) -> int:
-        """Count the complete documents from the first on, after which a killed export continues."""
-        ...
+    @abstractmethod
+    def write(self, start: int, documents: Sequence[tuple[str, Document]], embeddings: NDArray[np.float32]) -> None: ...
 
-    def write(self, start: int, documents: Sequence[tuple[str, Document]], embeddings: npt.NDArray[np.float32]) -> None:
-        """Write ids, documents and (n, D) embeddings of the rows from `start` on, which is the result of `written`."""
-        ...
+    @abstractmethod
+    def build(self) -> None:
+        """Build the approximate index unless it exists."""
 
-    def build(self) -> AnnSettings | None:
-        """Build the approximate index unless it exists; return None if every document is scored."""
-        ...
+    @abstractmethod
+    def best(self, queries: NDArray[np.float32], top: int, exact: bool, texts: bool) -> Answers:
+        """Return the best documents of (Q, D) queries, in any order; an approximate search may find fewer."""
 
-    def nearest(self, queries: npt.NDArray[np.float32], top: int) -> npt.NDArray[np.int64]:
-        """Return rows (Q, k) of most of the best documents for (Q, D) queries in any order; -1 fills a short row."""
-        ...
-
-    def exact(self, queries: npt.NDArray[np.float32], top: int) -> Answers: ...
-
-    def embeddings(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]: ...
-
-    def documents(self, rows: Sequence[int]) -> list[tuple[str, Document]]:
-        """Return ids and documents of the rows, in the order of `rows`."""
-        ...
-
-    def ids(self, rows: Sequence[int]) -> list[str]: ...
-
-    def check(self) -> None:
-        """Raise InputError unless the database holds all documents."""
-        ...
-
+    @abstractmethod
     def close(self) -> None: ...
 
+    def search(
+        self, queries: NDArray[np.float32], top: int, exact: bool = False, texts: bool = True
+    ) -> list[list[Found]]:
+        """Return most of the best documents of (Q, D) queries, highest first, and never fewer than exist."""
+        top = min(top, self.manifest.documents)
+        answers = self.best(queries, top, exact, texts)
+        short = [number for number, line in enumerate(answers) if len(line) < top]
+        if short and not exact:
+            for number, line in zip(short, self.best(queries[short], top, True, texts), strict=True):
+                answers[number] = line
+        ordered = (sorted(line, key=lambda own: (-own[0], own[1])) for line in answers)
+        return [[(name, score, document) for score, _, name, document in line] for line in ordered]
 
-def is_store(text: str) -> bool:
-    """Return True if a text names a vector database.
+    def check(self) -> None:
+        """Raise InputError unless the database holds all documents of an index."""
+        if not self.exists:
+            raise InputError(
+                f"{self.label}: got no such table or collection; expected one that `bixse index` wrote; fix: check the "
+                f"name, or run `bixse index MODEL --collection DIR --to {self.label}`"
+            )
+        if (found := self.count()) != (documents := self.manifest.documents):
+            raise InputError(
+                f"{self.label}: got {found} documents; expected {documents}; fix: run the same `bixse index ... --to "
+                f"{self.label}` again, which goes on where it stopped; if documents were deleted, delete it first"
+            )
 
-    Example:
-        >>> is_store("lancedb:runs/lance/documents"), is_store("runs/index")
-        (True, False)
-    """
-    return text.partition(":")[0] in FORMS and ":" in text
+    def read(self, content: str | None) -> None:
+        """Read the manifest from its JSON; raise InputError for data that bixse did not write."""
+        try:
+            self.manifest, self.exists = Manifest.model_validate_json(content or ""), True
+        except ValidationError as error:
+            found = "no manifest" if content is None else f"one that is not valid ({first_fault(error)})"
+            raise InputError(
+                f"{self.label}: got {found}; expected what this version of `bixse index --to` writes; fix: another "
+                "name, or delete it (a Qdrant server keeps manifests from version 1.16 on)"
+            ) from error
 
 
 def is_stored(name: str | Path) -> bool:
-    """Return True for the folder of a finished index and for the name of a vector database."""
-    return is_store(str(name)) or is_index(Path(name))
-
-
-def address_of(text: str) -> StoreAddress:
-    """Return the parts of a name; raise InputError for another form.
+    """Return True for the folder of a finished index and for the name of a vector database.
 
     Example:
-        >>> address_of("qdrant:http://localhost:6333/documents").place
-        'http://localhost:6333'
+        >>> is_stored("lancedb:runs/lance/documents"), is_stored("runs/no-index")
+        (True, False)
     """
-    database, _, rest = text.partition(":")
-    place, _, name = rest.rpartition("/")
-    has_form = database in FORMS and place and re.fullmatch(r"[\w.-]+", name, re.ASCII)
-    if not has_form or (database == "qdrant" and not re.match(r"https?://[^/]", place)):
-        raise InputError(
-            f"vector database: got {shorten(text)}; expected {FORMS.get(database) or ' or '.join(FORMS.values())} (the "
-            "last name of letters, digits, _, - and .); fix: lancedb:runs/lance/documents, or "
-            "qdrant:http://localhost:6333/documents"
-        )
-    return StoreAddress(database, place, name)
+    return str(name).startswith(PREFIXES) or is_index(Path(name))
 
 
 def connect(name: str) -> VectorStore:
     """Connect to a table or collection, which need not exist yet; raise InputError if the database cannot be used."""
-    address = address_of(name)
-    package = PACKAGES[address.database]
-    if importlib.util.find_spec(package) is None:
+    form = re.fullmatch(r"(lancedb):(.+)/([\w.-]+)|(qdrant):(https?://[^/].*)/([\w.-]+)", name, re.ASCII)
+    if form is None:
         raise InputError(
-            f"{address}: got no package {package}; expected it for {address.database}; fix: pip install "
-            f"'bixse[{address.database}]'"
+            f"vector database: got {shorten(name)}; expected {' or '.join(FORMS.values())} (the last name of letters, "
+            "digits, _, - and .); fix: lancedb:runs/lance/documents, or qdrant:http://localhost:6333/documents"
         )
-    module, _, kind = CLASSES[address.database].partition(":")
-    store: VectorStore = getattr(import_module(module), kind)(address)
+    database, place, own = (part for part in form.groups() if part is not None)
+    try:
+        store: VectorStore = resolve_name(CLASSES[database])(name, place, own)
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"{name}: got no package {error.name}; expected it for {database}; fix: pip install 'bixse[{database}]'"
+        ) from error
     return store
 
 
 def open_stored(name: str | Path) -> IndexFiles | VectorStore:
     """Open the folder of an index, or a vector database with a complete one; raise InputError for anything else."""
-    if not is_store(str(name)):
+    if not str(name).startswith(PREFIXES):
         return open_files(Path(name))
     store = connect(str(name))
-    try:
-        store.check()
-    except BaseException:
-        store.close()
-        raise
+    store.check()
     return store
 
 
-class Rescored:
-    """An approximate search: `nearest` finds documents, and the embeddings in `files` give their scores."""
+def export_index(index: str | Path, to: str, progress: ProgressBars | None = None) -> int:
+    """Write embeddings, ids, titles and texts of an index into a vector database; return the number written now.
 
-    def __init__(self, files: IndexFiles | VectorStore, nearest: Nearest) -> None:
-        self.files, self.nearest = files, nearest
-
-    def search(self, queries: npt.NDArray[np.float32], top: int) -> Answers:
-        """Return most of the best documents of (Q, D) queries, and never fewer than exist."""
-        top = min(top, self.files.manifest.documents)
-        queries = np.ascontiguousarray(queries, dtype=np.float32)
-        scores, rows = score_rows(queries, self.nearest(queries, top), self.files)
-        unfilled = np.flatnonzero((rows < 0).any(axis=1))
-        if len(unfilled):  # too few documents found: search these queries exactly
-            scores[unfilled], rows[unfilled] = self.files.exact(queries[unfilled], top)
-        return scores, rows
-
-
-def score_rows(
-    queries: npt.NDArray[np.float32], rows: npt.NDArray[np.int64], files: IndexFiles | VectorStore
-) -> Answers:
-    """Return inner products of (Q, D) queries and the documents of (Q, k) rows, and the rows; the highest first."""
-    embeddings = files.embeddings(np.maximum(rows, 0).ravel()).reshape(*rows.shape, -1)  # -1 fills short rows
-    scores = np.einsum("qd,qkd->qk", queries, embeddings)
-    order = np.lexsort((rows, -scores), axis=1)  # ties by row, as in `exact_search`
-    return np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1)
-
-
-def manifest_of(address: StoreAddress, content: str | None) -> Manifest:
-    """Read the manifest of a database; None stands for a missing one."""
-    try:
-        return Manifest.model_validate_json(content or "")
-    except ValidationError as error:
-        found = "no manifest" if content is None else f"one that is not valid ({first_fault(error)})"
-        raise InputError(
-            f"{address}: got {found}; expected what this version of `bixse index --to` writes; fix: another name, or "
-            "delete it"
-        ) from error
-
-
-def nothing_there(address: StoreAddress) -> InputError:
-    """Return the error for a table or collection that does not exist."""
-    return InputError(
-        f"{address}: got no such table or collection; expected one that `bixse index` wrote; fix: check the name, or "
-        f"run `bixse index MODEL --collection DIR --to {address}`"
-    )
-
-
-def incomplete(address: StoreAddress, found: object, expected: object) -> InputError:
-    """Return the error for missing documents."""
-    return InputError(
-        f"{address}: got {found}; expected {expected}; fix: run the same `bixse index ... --to {address}` again, which "
-        "goes on where it stopped; if documents were deleted, delete the whole first"
-    )
+    Existing documents stay: a stopped export continues, and a finished one does nothing. `to` is
+    "lancedb:PATH/TABLE" or "qdrant:URL/COLLECTION". InputError: the database cannot be used. OutputExistsError: the
+    database holds something else.
+    """
+    folder = Path(index)
+    with closing(open_files(folder)) as files, closing(connect(to)) as store, alone_in(folder):
+        wanted = files.manifest
+        if not store.exists:
+            store.create(wanted)
+        elif different := store.manifest.differences(wanted, {"corpus", "documents", "precision"}):
+            raise OutputExistsError(
+                f"{to}: got an index of {store.manifest.encoder.name!r} with another {' and '.join(different)}; "
+                "expected one of the same corpus, encoder and settings; fix: choose another name, or delete it"
+            )
+        if (first := store.count()) < wanted.documents:
+            first -= first % store.together  # a killed write may be there in part
+        step = progress(f"write to {to}", wanted.documents - first) if progress is not None else None
+        for start in range(first, wanted.documents, store.together):
+            stop = min(start + store.together, wanted.documents)
+            store.write(start, files.documents(range(start, stop)), files.embeddings(start, stop))
+            if step is not None:
+                step(stop - start)
+        store.check()
+        store.build()
+    return wanted.documents - first

@@ -1,1 +1,0 @@
-"""Engines: a job does one shard after another, an engine decides in which process and on which machine."""
