@@ -470,7 +470,7 @@ def calibration(record):
     record.run("negatives", *model, "--negatives", "5", "--collection", inputs.pydocs, "--out", "OUT")
     rows = (inputs.shared / "sick" / "SICK_trial.txt").read_text().splitlines()[:151]
     sick = write(inputs.work / "sick.tsv", "\n".join(rows) + "\n")
-    columns = ("--query-column", "sentence_A", "--document-column", "sentence_B", "--grade-column", "relatedness_score")
+    columns = ("--columns", "query=sentence_A", "document=sentence_B", "grade=relatedness_score")
     pairs = record.run("sick pairs", "convert", "table", sick, "--scale", "1", "5", *columns, "--out", "OUT")
     record.run("sick", "calibrate", "demo", "--pairs", pairs / "pairs.parquet", "--out", "OUT")
     fitted = load_relevance_model(str(record.out / "pydocs" / "model"))
@@ -478,7 +478,7 @@ def calibration(record):
 
 
 ONE_FILE = ("flagembedding", "tevatron", "sentence-transformers", "umbrela", "trec", "table", "pairs")
-COLUMNS = "--query-column search --document-column item --grade-column stars --task-column department --scale 0 5"
+COLUMNS = "--columns query=search document=item grade=stars task=department --scale 0 5"
 CONVERSIONS = """
 lightblue | lightblue | LIGHTBLUE data/train.parquet |
 e5 | e5 | E5 | --dedup
@@ -491,7 +491,7 @@ tuples | sentence-transformers | TUPLES nli.jsonl |
 umbrela | umbrela | UMBRELA judged.jsonl |
 beir | beir | BEIR | --scale 0 2 --skip-invalid
 beir off scale | beir | BEIR | --scale 0 2
-beir text ids | beir | BEIR | --scale 0 7 --text-ids --limit 3
+beir text ids | beir | BEIR | --scale 0 7 --text-ids
 trec | trec | TREC | --scale 0 3 --queries topics.tsv --corpus collection.tsv.gz --skip-invalid
 table | table | TABLE mine.csv | COLUMNS
 pairs | pairs | PAIRS pairs.jsonl |

@@ -78,11 +78,6 @@ class TestPairs:
         convert(ConvertSettings(source="lightblue", path=lightblue, task="mine"), tmp_path / "out")
         assert set(load_graded_pairs(tmp_path / "out" / "pairs.parquet").extra["task"]) == {"mine"}
 
-    def test_a_limit_counts_over_files(self, lightblue, tmp_path):
-        result = convert(ConvertSettings(source="lightblue", path=lightblue, limit=8), tmp_path / "out")
-        assert result.judgements == 8
-        assert result.source["files"]["data/train-1.parquet"]["judgements"] == 2
-
     def test_judgements_without_a_grade_are_counted_and_left_out(self, tmp_path):
         path = files.put(tmp_path, {"judged.jsonl": files.lines(files.UMBRELA)}) / "judged.jsonl"
         result = convert(ConvertSettings(source="umbrela", path=path), tmp_path / "out")
@@ -107,7 +102,7 @@ def test_many_negatives_in_a_row_do_not_fill_the_memory_of_the_database(tmp_path
 class TestTransforms:
     @pytest.mark.parametrize("rows_at_once", [1, 5, 4096])
     def test_files_and_tables_in_memory_are_transformed_alike(self, pairs, tmp_path, monkeypatch, rows_at_once):
-        monkeypatch.setattr("bixse.preparing.pairs_table.ROWS_AT_ONCE", rows_at_once)
+        monkeypatch.setattr("bixse.data.transforms.ROWS_AT_ONCE", rows_at_once)
         monkeypatch.setattr("bixse.preparing.source.ROWS_AT_ONCE", rows_at_once)
         settings = ConvertSettings(
             source="pairs",
@@ -321,7 +316,6 @@ class TestSettings:
         ("changes", "named"),
         [
             ({"source": "lightblu"}, "source"),
-            ({"limit": 0}, "limit"),
             ({"scale": (0, float("inf"))}, "scale"),
             ({"scale": (3, 0)}, "scale"),
             ({"cutoff": 1.5}, "cutoff"),
@@ -332,7 +326,7 @@ class TestSettings:
             ({"split": {"a/b": 1.0}}, "split"),
             ({"split": ["a=0.5", "a=0.5"]}, "split"),
             ({"split": ["train"]}, "split"),
-            ({"columns": {"qery": "x"}}, "columns.query"),
+            ({"columns": {"qery": "x"}}, "columns"),
             ({"columns": {"query": "grade"}}, "columns"),
             ({"task": " "}, "task"),
             ({"form": "other"}, "form"),
@@ -346,7 +340,7 @@ class TestSettings:
 
 
 def test_what_a_killed_run_left_is_taken_away(pairs, tmp_path):
-    files.put(tmp_path / "out" / ".part", {"lock": "", "work/read.parquet": "half", "work/work.duckdb": "half"})
+    files.put(tmp_path / "out" / ".part", {"lock": "", "work/work.duckdb": "half"})
     convert(ConvertSettings(source="pairs", path=pairs), tmp_path / "out")
     assert files_in(tmp_path / "out") == {"pairs.parquet", "train.yaml", "run.json"}
 
@@ -356,7 +350,7 @@ def test_ctrl_c_leaves_no_output_and_the_next_run_ends_it(pairs, tmp_path, monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as context, pytest.raises(KeyboardInterrupt):
-        context.setattr("bixse.preparing.pairs_table.PairsTable.write", interrupted)
+        context.setattr("bixse.preparing.convert._write_pairs", interrupted)
         convert(ConvertSettings(source="pairs", path=pairs), tmp_path / "out")
     assert not (tmp_path / "out" / "pairs.parquet").exists()
     convert(ConvertSettings(source="pairs", path=pairs, cutoff=0.5), tmp_path / "out")

@@ -111,6 +111,15 @@ def with_ids(table: pa.Table) -> pa.Table:
     return table
 
 
+def with_columns_of(table: pa.Table, names: Iterable[str]) -> pa.Table:
+    """Return these columns of `SCHEMA`, null where a table lacks them."""
+    schema = pa.schema([SCHEMA.field(name) for name in names])
+    columns = [
+        table[field.name] if field.name in table.column_names else pa.nulls(len(table), field.type) for field in schema
+    ]
+    return pa.table(columns, schema=schema)
+
+
 def without_empty_columns(table: pa.Table) -> pa.Table:
     """Return a table without the columns that are null in every row."""
     return table.drop_columns([n for n in table.column_names if len(table) and table[n].null_count == len(table)])

@@ -24,6 +24,7 @@ from bixse.data.columns import (
     needs_ids,
     numbered,
     numbered_texts,
+    with_columns_of,
     with_ids,
     without_empty_columns,
 )
@@ -231,12 +232,8 @@ class GradedPairs:
         def batches() -> Iterator[pa.RecordBatch]:
             for prefix, pairs in tables.items():
                 for block in pairs.blocks():
-                    columns = {
-                        name: block[name]
-                        if name in block.column_names
-                        else pa.nulls(len(block), SCHEMA.field(name).type)
-                        for name in names
-                    }
+                    whole = with_columns_of(block, names)
+                    columns = {name: whole[name] for name in names}
                     for name in ("query_id", "document_id"):
                         start = pa.scalar(prefix, pa.large_string())
                         columns[name] = pc.binary_join_element_wise(start, columns[name], pa.scalar("/", start.type))
@@ -271,6 +268,27 @@ class GradedPairs:
     def document_numbers(self) -> NDArray[np.int32]:
         """The (M,) numbers of the document texts, in order of first appearance."""
         return numbered_texts(self.table["document"], self.release)
+
+    def id_numbers(self, kind: Kind) -> NDArray[np.int32]:
+        """Return the (M,) numbers of the query or document ids, which are those of the texts in a table without ids."""
+        if f"{kind}_id" in self.table.column_names:
+            return numbered_texts(self.table[f"{kind}_id"], self.release)
+        return self.query_numbers if kind == "query" else self.document_numbers
+
+    def other_texts(self, kind: Kind) -> Iterator[tuple[int, int]]:
+        """Yield (row, earlier row) for each row whose id has another text in the first row with that id."""
+        ids, texts = self.id_numbers(kind), self.query_numbers if kind == "query" else self.document_numbers
+        first = first_rows(ids)[ids]
+        for row in np.flatnonzero(texts != texts[first]).tolist():
+            yield row, int(first[row])
+
+    def first_rows_of_pairs(self) -> NDArray[np.intp]:
+        """Return the (M,) rows in which the pair of each row, by its ids and task, first stands."""
+        names, tasks = self.tasks
+        numbers = numbered(self.id_numbers("query").astype(np.int64) << 32 | self.id_numbers("document"))
+        if len(names) > 1:
+            numbers = numbered(numbers.astype(np.int64) << 32 | tasks)
+        return first_rows(numbers)[numbers]
 
     @cached_property
     def tasks(self) -> tuple[list[str | None], NDArray[np.int32]]:
@@ -392,9 +410,7 @@ class QueryGroups(Sequence[QueryGroup]):
     def __init__(self, pairs: GradedPairs) -> None:
         self._pairs = pairs
         names, tasks = pairs.tasks
-        by_id = "query_id" in pairs.table.column_names
-        queries = numbered_texts(pairs.table["query_id"], pairs.release) if by_id else pairs.query_numbers
-        groups = numbered(queries.astype(np.int64) * len(names) + tasks)
+        groups = numbered(pairs.id_numbers("query").astype(np.int64) * len(names) + tasks)
         self.order: NDArray[np.intp] = np.argsort(groups, kind="stable")
         """(M,) rows of the table, grouped."""
         self.offsets: NDArray[np.int64] = np.concatenate([[0], np.cumsum(np.bincount(groups))]).astype(np.int64)

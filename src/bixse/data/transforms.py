@@ -1,7 +1,6 @@
 """Transforms of graded pairs: cutoff, binary relevance, label noise, samples of a size, parts, no duplicates.
 
-A transform works on `PairColumns`, a few numbers per row. `bixse convert` thus does the same to files larger than
-memory as `transformed` does to a table.
+A transform works on `PairColumns`, a few numbers per row: tables may be larger than memory.
 """
 
 from __future__ import annotations
@@ -14,13 +13,15 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 
+from bixse.data.columns import SCHEMA, with_columns_of
 from bixse.data.graded_pairs import GradedPairs
 from bixse.errors import SEEDS, InputError
 from bixse.files.values import normal_form
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -33,6 +34,8 @@ NO_LABEL = -1
 """Value in `PairColumns.labels` for a relevance that is nobody's grade."""
 ROUNDING = 1e-9
 """Tolerance below a cutoff: grade 4.6 on 1 to 5 is 0.8999999999999999."""
+ROWS_AT_ONCE = 4096
+"""Rows that are taken from a table together."""
 BINS = 10
 """Number of relevance levels that a sample keeps in proportion."""
 
@@ -74,16 +77,13 @@ class PairColumns:
             "query": pairs.queries,
             "document": pairs.documents,
         }
-        found = {key: np.array([key_value(key, value) for value in columns[key]], dtype=np.uint64) for key in keys}
-        return cls.numbered(np.asarray(pairs.relevance, dtype=np.float64), found)
+        found = {
+            key: np.fromiter((key_value(key, value) for value in columns[key]), np.uint64, len(pairs)) for key in keys
+        }
+        rows = np.arange(len(pairs), dtype=np.int64)
+        return cls(rows, rows, np.asarray(pairs.relevance, dtype=np.float64), found)
 
-    @classmethod
-    def numbered(cls, relevance: NDArray[np.float64], keys: Mapping[Key, NDArray[np.uint64]]) -> PairColumns:
-        """Return the columns of all rows of a table, in order."""
-        rows = np.arange(len(relevance), dtype=np.int64)
-        return cls(rows, rows, relevance, keys)
-
-    def take(self, places: NDArray[Any]) -> PairColumns:
+    def take(self, places: NDArray[Any] | slice) -> PairColumns:
         keys = {key: values[places] for key, values in self.keys.items()}
         return PairColumns(self.rows[places], self.labels[places], self.relevance[places], keys)
 
@@ -96,15 +96,32 @@ class PairColumns:
             found = found.reshape(-1).astype(np.int64)
         return found
 
+    def tables(self, pairs: GradedPairs) -> Iterator[pa.Table]:
+        """Yield these rows of the source table in blocks, with all columns of `SCHEMA`."""
+        names = [name for name in ("grade", "grade_probs") if name in pairs.table.column_names]
+        moved = bool(names) and not np.array_equal(self.labels, self.rows)
+        grades = pairs.table.select(names).combine_chunks() if moved else None
+        for start in range(0, len(self), ROWS_AT_ONCE):
+            own = self.take(slice(start, start + ROWS_AT_ONCE))
+            taken = []
+            # in windows of the table: `take` copies all chunks that it looks at, and mapped pages are given back
+            for rows in np.split(own.rows, np.flatnonzero(np.diff(own.rows // ROWS_AT_ONCE)) + 1):
+                window = pairs.table.slice(rows[0], rows[-1] - rows[0] + 1)
+                taken.append(window.take(pa.array(rows - rows[0])))
+                pairs.release()
+            found = with_columns_of(pa.concat_tables(taken), SCHEMA.names)
+            columns = {name: found[name] for name in SCHEMA.names}
+            columns["relevance"] = pa.array(own.relevance)
+            if grades is not None:
+                labels = grades.take(pa.array(own.labels, mask=own.labels == NO_LABEL))
+                columns |= {name: labels[name] for name in names}
+            yield pa.table(columns, schema=SCHEMA)
+
     def selected(self, pairs: GradedPairs) -> GradedPairs:
         """Return these rows of the source table."""
-        chosen = pairs.select(self.rows).with_columns(relevance=self.relevance)
-        grades = {
-            name: [pairs.extra[name][row] if row != NO_LABEL else None for row in self.labels.tolist()]
-            for name in ("grade", "grade_probs")
-            if name in pairs.extra and not np.array_equal(self.labels, self.rows)
-        }
-        return chosen.with_columns(**grades) if grades else chosen
+        return GradedPairs.from_arrow(
+            batch for table in self.tables(pairs) for batch in table.combine_chunks().to_batches()
+        )
 
 
 @dataclass(frozen=True)

@@ -334,10 +334,10 @@ def file_hash(path: Path, step: Callable[[int], None] | None = None) -> str:
     return digest.hexdigest()
 
 
-def hash_files(files: Mapping[str, Path]) -> dict[str, str]:
-    """Return name -> SHA-256 of the file."""
+def hash_files(files: Mapping[str, Path], step: Callable[[int], None] | None = None) -> dict[str, str]:
+    """Return name -> SHA-256 of the file, see `file_hash`."""
     try:
-        return {name: file_hash(path) for name, path in files.items()}
+        return {name: file_hash(path, step) for name, path in files.items()}
     except OSError as error:
         raise InputError(
             f"{error.filename}: got {error.strerror or error}; expected a file; fix: check the path"

@@ -12,23 +12,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import yaml
 
+from bixse.data.columns import SCHEMA
+from bixse.data.graded_pairs import GradedPairs
 from bixse.data.run import open_run
-from bixse.errors import InputError, InvalidFileError, RowError
-from bixse.files.files import alone_in, interruptible, put_in_place, storage_errors, write_atomically
+from bixse.data.transforms import PairColumns, TransformReport, reported
+from bixse.data.trec import write_qrels
+from bixse.errors import InputError, InvalidFileError, RowError, shorten
+from bixse.files.files import alone_in, hash_files, interruptible, put_in_place, storage_errors, write_atomically
+from bixse.files.parquet import table_writer
 from bixse.preparing.formats import looks_like
-from bixse.preparing.pairs_table import WHOLE, PairsTable
 from bixse.preparing.source import Source
 from bixse.relevance import GradeScale
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from numpy.typing import NDArray
+
+    from bixse.data.columns import Column
     from bixse.data.run import Run
     from bixse.preparing.convert_settings import ConvertSettings
     from bixse.preparing.mapping import RowMapping
     from bixse.progress import ProgressBars
+    from bixse.relevance import Kind
 
 STATE = ".part"
 """Folder of work files inside the output folder, until all output is written."""
@@ -37,6 +47,10 @@ ERRORS_FILE = "errors.jsonl"
 TRAIN_FILE = "train.yaml"
 """Settings for `bixse train` on the pairs."""
 BINS = 10
+WHOLE = "pairs"
+"""Name of the only part if nothing is split."""
+DIGITS = 6
+"""Decimal digits of a grade in qrels: enough to tell grades apart, too few to show rounding errors."""
 _WHAT = {
     TRAIN_FILE: "settings for `bixse train`",
     ERRORS_FILE: "rows that could not be read",
@@ -97,13 +111,14 @@ def convert(settings: ConvertSettings, out: str | Path | None, progress: Progres
         (2, ['pairs.parquet', 'train.yaml'])
     """
     with interruptible():
-        source = Source(settings.source, settings.path, settings.options(), settings.download)
+        source = Source(settings)
         if out is None:
             with tempfile.TemporaryDirectory() as folder:
                 return _convert(source, settings, Path(folder), progress, None)
-        hashes = source.hashes(_Bar(progress, "hash", source.inputs().values()).advance)
-        config = settings.model_dump(mode="json", exclude={"download"})
-        record = open_run(Path(out), "convert", config, hashes, paths=settings.path_settings())
+        hashes = hash_files(source.inputs(), _Bar(progress, "hash", source.inputs().values()).advance)
+        record = open_run(
+            Path(out), "convert", settings.model_dump(mode="json"), hashes, paths=settings.path_settings()
+        )
         if record.status == "finished":
             return record.result(ConvertResult, lambda found: found.files)
         with _work_folder(Path(out)) as folder:
@@ -114,26 +129,31 @@ def _convert(
     source: Source, settings: ConvertSettings, folder: Path, progress: ProgressBars | None, record: Run | None
 ) -> ConvertResult:
     lap = _laps({} if record is None else record.timings)
+    files: dict[str, Any] = {}
     with closing(ErrorsFile(folder / "all-errors", {file: name for name, file in source.inputs().items()})) as found:
         bar = _Bar(progress, "read texts", (*source.corpus, *source.queries))
-        mapping = source.open(folder, found.of, settings.text_ids, bar.reached)
+        mapping = source.open(folder, found.of, bar.reached)
         try:
-            pairs, files = _read(source, settings, mapping, found, folder, progress)
+            with storage_errors(folder):
+                pairs = GradedPairs.from_arrow(_read(source, settings, mapping, found, files, progress))
             lap("read")
-            shown = _refuse(source, settings, found, pairs.count, look=record is None)
-            parts, applied = pairs.select(settings)
+            shown = _refuse(source, settings, found, len(pairs), look=record is None)
+            parts, applied = select(pairs, settings)
             if settings.form == "collection" and not settings.split:
                 parts = {source.split: parts[WHOLE]}
-            tasks = {name: pairs.tasks(columns) for name, columns in parts.items()}
+            tasks = {name: _tasks(pairs, columns) for name, columns in parts.items()}
             lap("transform")
             written: dict[str, Path] = {}
             notes: list[str] = []
             if record is not None and settings.form == "collection":
                 scale = GradeScale(*settings.scale) if settings.scale is not None else source.scale
-                written, notes = pairs.write_collection(parts, folder, scale, bool(source.corpus))
+                with storage_errors(folder):
+                    corpus = mapping if source.corpus else None
+                    written, notes = _write_collection(pairs, parts, folder, scale, corpus)
             elif record is not None:
-                rows = sum(map(len, parts.values()))
-                written = pairs.write(parts, folder, progress("write", rows) if progress is not None else None)
+                step = progress("write", sum(map(len, parts.values()))) if progress is not None else None
+                written = {f"{name}.parquet": _write_pairs(pairs, columns, folder / f"{name}.new", step)
+                           for name, columns in parts.items()}  # fmt: skip
                 written[TRAIN_FILE] = _write_train_file(folder / "settings-of-training", source, tasks)
         finally:
             mapping.database.close()
@@ -180,27 +200,161 @@ def _read(
     settings: ConvertSettings,
     mapping: RowMapping,
     found: ErrorsFile,
-    folder: Path,
+    files: dict[str, Any],
     progress: ProgressBars | None,
-) -> tuple[PairsTable, dict[str, Any]]:
-    """Read the files of a source in order; return the graded pairs and the counts per file."""
+) -> Iterator[pa.RecordBatch]:
+    """Yield the graded pairs of all files in order, and add the counts of each file to `files`."""
     bar = _Bar(progress, f"read {source.name}", source.files)
-    files: dict[str, Any] = {}
-    with PairsTable.filled(mapping.database, folder / "read.parquet") as pairs:
-        for file in source.files:
-            left = None if settings.limit is None else settings.limit - sum(source.statuses.values())
-            if left is not None and left <= 0:
-                break
-            errors, taken, known = found.of(file), sum(source.statuses.values()), pairs.count
-            for judgements in source.read(mapping, file, errors, left, bar.reached):
-                pairs.add(judgements, settings.task, own_grades="grade" in source.form.own)
-            bar.reached(file, file.stat().st_size)
-            files[found.names[file]] = {
-                "judgements": sum(source.statuses.values()) - taken,
-                "graded": pairs.count - known,
-                "errors": errors.total,
-            }
-    return pairs, files
+    for file in source.files:
+        errors, before = found.of(file), source.statuses.copy()
+        for judgements in source.read(mapping, file, errors, bar.reached):
+            table = judgements.filter(pc.equal(judgements["status"], "graded"))
+            columns = {name: table[name] for name in table.column_names}
+            columns["grade_probs"] = columns["probabilities"]
+            columns["judge"] = pc.if_else(pc.equal(columns["judge"], ""), None, columns["judge"])
+            if "grade" in source.form.own:
+                columns["grade"] = columns["own_grade"]
+            if settings.task is not None:
+                columns["task"] = pa.repeat(settings.task, len(table))
+            chosen = pa.table({name: columns[name] for name in SCHEMA.names}).cast(SCHEMA)
+            yield from chosen.combine_chunks().to_batches()
+        bar.reached(file, file.stat().st_size)
+        new = source.statuses - before
+        files[found.names[file]] = {"judgements": sum(new.values()), "graded": new["graded"], "errors": errors.total}
+
+
+def select(pairs: GradedPairs, settings: ConvertSettings) -> tuple[dict[str, PairColumns], list[TransformReport]]:
+    """Check ids, transform and split; return part -> its rows in source order, and the reports of the steps."""
+    _refuse_other_texts(pairs)
+    transforms, split = settings.transforms(), settings.parts()
+    keys = [key for step in (*transforms, split) if step is not None for key in step.needs]
+    columns = PairColumns.of(pairs, dict.fromkeys(keys))
+    applied: list[TransformReport] = []
+    if not settings.dedup:
+        once = columns.take(_first_of_repeats(pairs))
+        if len(once) < len(columns):
+            applied.append(TransformReport("repeats written once", {}, len(columns), len(once)))
+        columns = once
+    for transform in transforms:
+        found, notes = transform.apply(columns)
+        applied.append(reported(transform, columns, found, notes))
+        if not len(found):
+            raise InputError(
+                f"{transform.name}: got no row of {len(columns)} that stays; expected at least one; fix: look at "
+                "the relevances first (--dry-run)"
+            )
+        columns = found
+    if split is None:
+        return {WHOLE: columns}, applied
+    parts = split.parts(columns)
+    if empty := [name for name, part in parts.items() if not len(part)]:
+        raise InputError(
+            f"--split: got no query for {', '.join(empty)} among {len(columns)} pairs; expected some in every "
+            "part; fix: other shares, or another --seed"
+        )
+    return parts, [*applied, reported(split, columns, columns, {name: len(part) for name, part in parts.items()})]
+
+
+def _refuse_other_texts(pairs: GradedPairs) -> None:
+    """Refuse an id with several texts: different queries or documents would be joined."""
+    columns: dict[Kind, tuple[Column, Column]] = {
+        "query": (pairs.query_ids, pairs.queries),
+        "document": (pairs.document_ids, pairs.documents),
+    }
+    for kind, (ids, texts) in columns.items():
+        clashes: dict[int, int] = {}
+        for row, before in pairs.other_texts(kind):
+            clashes.setdefault(before, row)
+        if clashes:
+            before, row = min(clashes.items())
+            raise InputError(
+                f"{kind} ids: got {len(clashes)} that stand for several texts, first {shorten(ids[before])} for "
+                f"{shorten(texts[before])} and {shorten(texts[row])}; expected one text per id; fix: --text-ids makes "
+                "ids from the texts, or give each text its own id"
+            )
+
+
+def _first_of_repeats(pairs: GradedPairs) -> NDArray[np.intp]:
+    """Return the first row of each pair per task; refuse repeats with another relevance."""
+    first, relevance = pairs.first_rows_of_pairs(), pairs.relevance
+    differ = np.unique(first[relevance != relevance[first]])
+    if len(differ):
+        own = relevance[first == differ[0]]
+        raise InputError(
+            f"pairs: got {len(differ)} with several relevances, first {own.min():g} and {own.max():g} for query "
+            f"{shorten(pairs.queries[differ[0]])} and document {shorten(pairs.documents[differ[0]])}; expected one "
+            "relevance per pair; fix: --dedup takes their mean, or correct the file"
+        )
+    return np.flatnonzero(first == np.arange(len(first)))
+
+
+def _tasks(pairs: GradedPairs, columns: PairColumns) -> dict[str, tuple[int, int]]:
+    """Return task -> number of rows and of queries; rows without a task are under "-"."""
+    names, tasks = pairs.tasks
+    tasks, queries = tasks[columns.rows], pairs.id_numbers("query")[columns.rows]
+    found = {
+        name or "-": (int((tasks == number).sum()), len(np.unique(queries[tasks == number])))
+        for number, name in enumerate(names)
+    }
+    return {task: counts for task, counts in sorted(found.items()) if counts[0]}
+
+
+def _write_pairs(pairs: GradedPairs, columns: PairColumns, target: Path, step: Callable[[int], None] | None) -> Path:
+    with storage_errors(target), table_writer(target, SCHEMA) as writer:
+        for table in columns.tables(pairs):
+            writer.write_table(table)
+            if step is not None:
+                step(len(table))
+    return target
+
+
+def _write_collection(
+    pairs: GradedPairs,
+    parts: Mapping[str, PairColumns],
+    folder: Path,
+    scale: GradeScale,
+    corpus: RowMapping | None,
+) -> tuple[dict[str, Path], list[str]]:
+    """Write `corpus.jsonl`, `queries.jsonl` and `qrels/<part>.tsv`; return output name -> file, and warnings."""
+    written = {f"{name}.jsonl": folder / f"{name}.new" for name in ("corpus", "queries")}
+    notes: list[str] = []
+    for name, columns in parts.items():
+        # A grade in qrels is the relevance on a scale of the same width that begins at 0.
+        written[f"qrels/{name}.tsv"] = target = folder / f"qrels-{name}.new"
+        write_qrels(target, _qrels(pairs, columns, scale.maximum - scale.minimum))
+    judged = np.sort(np.concatenate([columns.rows for columns in parts.values()]))
+    _write_texts(pairs, "query", judged, written["queries.jsonl"])
+    if corpus is None:  # the judged documents are the corpus
+        _write_texts(pairs, "document", judged, written["corpus.jsonl"])
+    elif empty := corpus.write_documents(written["corpus.jsonl"]):
+        notes = [f"{empty} documents of the corpus are empty and were left out"]
+    return written, notes
+
+
+def _qrels(pairs: GradedPairs, columns: PairColumns, width: float) -> dict[str, dict[str, float]]:
+    qrels: dict[str, dict[str, float]] = {}
+    for table in columns.tables(pairs):
+        rows = (table[name].to_pylist() for name in ("query_id", "document_id", "relevance"))
+        for query, document, relevance in zip(*rows, strict=True):
+            grade = round(relevance * width, DIGITS)
+            known = qrels.setdefault(query, {}).setdefault(document, grade)
+            if known != grade:
+                raise InputError(
+                    f"qrels: got the grades {known:g} and {grade:g} for query {shorten(query)} and document "
+                    f"{shorten(document)} in two tasks; expected one grade per pair; fix: convert one task at a time"
+                )
+    return qrels
+
+
+def _write_texts(pairs: GradedPairs, kind: Kind, rows: NDArray[np.int64], target: Path) -> None:
+    """Write id and text of each query or document of these rows once."""
+    _, first = np.unique(pairs.id_numbers(kind)[rows], return_index=True)
+    chosen = rows[np.sort(first)]
+    title = {"title": ""} if kind == "document" else {}
+    with target.open("w", encoding="utf-8") as file:
+        for table in PairColumns(chosen, chosen, pairs.relevance[chosen], {}).tables(pairs):
+            for name, text in zip(table[f"{kind}_id"].to_pylist(), table[kind].to_pylist(), strict=True):
+                file.write(json.dumps({"_id": name, **title, "text": text}, ensure_ascii=False) + "\n")
 
 
 def _refuse(source: Source, settings: ConvertSettings, found: ErrorsFile, rows: int, look: bool) -> str:

@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 
 
 class ConvertOptions(Options):
-    """The output folder, and the switches that only show something."""
+    """The output folder, or no output."""
 
-    list: bool = False
-    """Show the sources: what they are, licence, citation."""
     out: Folder = Path("runs/convert")
     """Output folder."""
     dry_run: bool = False
@@ -84,14 +82,7 @@ def _text(result: ConvertResult, settings: ConvertSettings, out: Path | None) ->
     return "\n".join([*lines, following])
 
 
-def _sources(options: ConvertOptions) -> CommandResult:
-    from bixse.preparing.formats import describe_formats
-
-    text, rows = describe_formats()
-    return CommandResult(text, {"sources": rows})
-
-
-CONVERT = Verb(ConvertSettings, ConvertOptions, run_convert, {"list": _sources})
+CONVERT = Verb(ConvertSettings, ConvertOptions, run_convert)
 
 
 LISTED = 10
