@@ -581,7 +581,7 @@ def mining(record):
         "spread": ("--retriever", "bm25", "--per-query", "4"),
         "spread both": ("--retriever", "bm25", "demo", "--per-query", "4", "--depth", "40", "--max-length", "32"),
         "top": ("--strategy", "top", "--per-query", "3"),
-        "hard-negatives": ("--strategy", "hard-negatives", "--exclude-judged", "test", "--split", "test"),
+        "split": ("--strategy", "top", "--split", "test"),
         "one": ("--strategy", "one", "--max-queries", "20", "--seed", "3"),
     }
     for name, words in cases.items():

@@ -87,7 +87,7 @@ def load_collection(
     queries = read_queries(folder / "queries.jsonl")
     qrels: dict[str, Qrels] = {}
     missing: dict[str, int] = {}
-    for split in splits if splits is not None else _splits(folder):
+    for split in splits if splits is not None else splits_of(folder):
         path = judgements_of(folder, split)
         judged = read_qrels(path)
         absent = {document_id for own in judged.values() for document_id in own if document_id not in corpus}
@@ -113,9 +113,9 @@ def judgements_of(folder: Path, split: str) -> Path:
 def check_split(folder: Path, split: str) -> None:
     """Refuse a folder that is no collection, or that has no judgements of the split."""
     _check_folder(folder)
-    if split not in _splits(folder):
+    if split not in splits_of(folder):
         raise InputError(
-            f"{folder / 'qrels'}: got split {split!r}; expected one of {_splits(folder) or 'qrels/<split>.tsv'}; "
+            f"{folder / 'qrels'}: got split {split!r}; expected one of {splits_of(folder) or 'qrels/<split>.tsv'}; "
             "fix: name a split that has a qrels file"
         )
 
@@ -222,7 +222,8 @@ def _check_folder(folder: Path) -> None:
         )
 
 
-def _splits(folder: Path) -> list[str]:
+def splits_of(folder: Path) -> list[str]:
+    """Return the names of the qrels files of a collection folder."""
     return sorted(path.stem for path in (folder / "qrels").glob("*.tsv"))
 
 

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 RRF_CONSTANT = 60
 """k of reciprocal rank fusion, the value of Cormack, Clarke and Büttcher 2009 (doi:10.1145/1571941.1572114)."""
-Strategy = Literal["spread", "top", "hard-negatives", "one"]
+Strategy = Literal["spread", "top", "one"]
 """The way to select the documents of a query.
 
 spread takes a quarter from the top, and one document from each of log-spaced bands of ranks, so that all grades
-occur. top takes the best, hard-negatives the best that are not known, one a single document from a random band.
+occur. top takes the best, one a single document from a random band.
 """
 SINGLE_BANDS = 7
 """The number of bands for the strategy "one": 1, 2-3, 4-6, 7-13, 14-26, 27-51, 52-100 for 100 candidates."""

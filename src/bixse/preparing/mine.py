@@ -15,7 +15,7 @@ from bixse.errors import InputError
 from bixse.files.files import alone_in, hash_files
 from bixse.preparing.candidates import choose, fuse, keep_new, rank_band, text_key
 from bixse.preparing.mine_settings import read_inputs
-from bixse.preparing.mined_pairs import MinedPair, pairs_path, save_mined_pairs
+from bixse.preparing.mined_pairs import MINED_FILE, MinedPair, save_mined_pairs
 from bixse.preparing.searching import (
     contents_of,
     found_ids,
@@ -108,7 +108,7 @@ def mine(config: MineConfig, out: str | Path, progress: ProgressBars | None = No
 
 
 def _mine(config: MineConfig, out: Path, progress: ProgressBars | None) -> MineResult:
-    path = pairs_path(out, config.format)
+    path = out / MINED_FILE
     labels = retriever_labels(config.retrievers)
     devices, warnings = config.chosen_devices()
     precision = resolve_precision(device=devices[0] if devices else None)
@@ -141,7 +141,7 @@ def _mine(config: MineConfig, out: Path, progress: ProgressBars | None) -> MineR
             return found.result(MineResult, lambda _: [path.name])  # another rank was faster
         for label in missing:
             if label in dense:
-                answers = dense[label].runs(list(inputs.queries), config.exclude_self)
+                answers = dense[label].runs(list(inputs.queries), exclude_self=False)
             else:
                 step = progress(f"search with {label}", len(inputs.queries)) if progress is not None else None
                 answers = search_words(texts, inputs.queries, config, step)
@@ -152,7 +152,7 @@ def _mine(config: MineConfig, out: Path, progress: ProgressBars | None) -> MineR
 def _finish(
     config: MineConfig, runs: dict[str, Path], inputs: MineInputs, record: Run, texts: Path, warnings: list[str]
 ) -> MineResult:
-    out, path = record.folder, pairs_path(record.folder, config.format)
+    out, path = record.folder, record.folder / MINED_FILE
     pairs, counts = _choose(config, runs, inputs, texts)
     if not pairs:
         record.save("failed")

@@ -91,7 +91,7 @@ def search_words(
     filled = [(name, document.content) for name, document in stream_texts(texts) if document.content]
     index = BM25([name for name, _ in filled], [text for _, text in filled])
     for block in _blocks(queries):
-        yield index.search(block, config.depth, config.exclude_self)
+        yield index.search(block, config.depth)
         if step is not None:
             step(len(block))
 
@@ -111,8 +111,8 @@ def open_dense(
         own = {"model": str(path.resolve()) if name != "demo" and path.is_dir() else name, "identity": identity,
                "rows": shard_rows(identity.dimensions, documents, config.shards or 1), "dtype": "float32",
                "precision": precision, "cache": config.cache}  # fmt: skip
-    depth = config.depth + config.exclude_self  # the query's own document may take one rank
-    return CorpusSearch(encoder, SearchShards(folder=folder.absolute(), corpus=corpus, depth=depth, **own), documents)
+    shards = SearchShards(folder=folder.absolute(), corpus=corpus, depth=config.depth, **own)
+    return CorpusSearch(encoder, shards, documents)
 
 
 def _open_index(path: Path, config: MineConfig, corpus: str) -> tuple[SentenceTransformer, dict[str, Any]]:

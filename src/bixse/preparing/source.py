@@ -158,7 +158,7 @@ class Source:
         >>> row = {"query": "copy a folder", "pos": ["copytree"], "neg": ["walk"], "pos_scores": [87.5],
         ...        "neg_scores": [25]}
         >>> _ = path.write_text(json.dumps(row))
-        >>> source = Source("flagembedding", path, SourceOptions(score_map="percent"))
+        >>> source = Source(SourceSettings(source="flagembedding", path=path, score_map="percent"))
         >>> [(row.document, row.relevance, row.task) for row in source.rows()]
         [('copytree', 0.875, 'nq'), ('walk', 0.25, 'nq')]
     """
