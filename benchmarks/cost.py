@@ -3,7 +3,7 @@
     python benchmarks/cost.py [--pairs 100000000] [--documents 1000000000] [--queries 100000] [--rows 10000000]
     python benchmarks/cost.py scaling
 
-What bixse itself takes was measured, by `bench_jobs.py`, `bench_limits.py` and `bench_eval.py`. `scaling` has memory
+What bixse itself takes was measured, by `bench_jobs.py` and `bench_eval.py`. `scaling` has memory
 and step time of large encoders and batches on eight devices, one row per encoder and batch: one graded document per
 query, trained weights in float32 (frozen ones in bf16), bf16 autocast, gradient checkpointing, and
 `gradient_cache: true` with mini-batches of 32 texts. Bytes are of one device; a step is the computation alone, without
@@ -78,7 +78,7 @@ ENCODER = JUDGES["0.6B (Qwen3-0.6B)"].size
 GRADE_SECONDS, INDEX_SECONDS = 210e-6, 117e-6
 """Measured, of a core: a pair (`bench_jobs.py grade`), a document read and written (`bench_jobs.py index`)."""
 LOOK_SECONDS, KEY_SECONDS = 0.158e-6, 1.02e-6 + 0.0686e-6
-"""Measured, of a core (`bench_limits.py`): an answer of others that a shard looks through; of its own answers each."""
+"""Measured, of a core: an answer of others that a shard looks through; of its own answers each."""
 FOOTER_SECONDS, OPEN_SECONDS = 3.6e-6, 66.1e-6
 """Measured likewise: a row group in the footer of the texts, a file of embeddings."""
 LEDGER_BYTES, JUDGEMENT_BYTES, PAIR_BYTES = 192, 97, 76
