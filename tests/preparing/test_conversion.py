@@ -16,7 +16,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bixse import ConvertSettings, convert, load_collection, load_graded_pairs
-from bixse.data.transforms import Binarise, KeepFrom, LabelNoise, Sample, WithoutDuplicates, split_by_query, transformed
+from bixse.data.transforms import (
+    Binarise,
+    KeepFrom,
+    LabelNoise,
+    PairColumns,
+    Sample,
+    SplitByQuery,
+    WithoutDuplicates,
+    transformed,
+)
 from bixse.errors import InputError, OutputExistsError, StorageError
 from bixse.files.files import file_hash
 
@@ -120,7 +129,9 @@ class TestTransforms:
         table = load_graded_pairs(pairs)
         for transform in (WithoutDuplicates(), LabelNoise(0.6, 5), KeepFrom(0.2), Sample(30, 5), Binarise(0.5)):
             table = transformed(table, transform, record)
-        parts = split_by_query(table, {"train": 0.6, "test": 0.4}, 5)
+        split = SplitByQuery({"train": 0.6, "test": 0.4}, 5)
+        parts = split.parts(PairColumns.of(table, split.needs))
+        parts = {name: part.selected(table) for name, part in parts.items()}
         for name, part in parts.items():
             assert content(load_graded_pairs(tmp_path / "out" / f"{name}.parquet")) == content(part)
         sizes = {name: len(part) for name, part in parts.items()}

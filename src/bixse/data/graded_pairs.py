@@ -338,11 +338,6 @@ class GradedPairs:
         )
         return GradedPairs(Spool(chosen, self._spooled.mapping))
 
-    def select_queries(self, query_ids: Iterable[str]) -> GradedPairs:
-        """Return the pairs of these queries, in the order of this table."""
-        wanted = set(query_ids)
-        return self.select(np.fromiter((own in wanted for own in self.query_ids), dtype=bool, count=len(self)))
-
     def with_columns(self, **columns: Any) -> GradedPairs:
         """Return the same pairs with M new values in each of these columns of `SCHEMA`."""
         table = self.table

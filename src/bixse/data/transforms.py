@@ -10,7 +10,7 @@ import math
 import random
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +34,14 @@ NO_LABEL = -1
 """Value in `PairColumns.labels` for a relevance that is nobody's grade."""
 ROUNDING = 1e-9
 """Tolerance below a cutoff: grade 4.6 on 1 to 5 is 0.8999999999999999."""
+RANGES = {
+    "cutoff": (0.0, 1.0),
+    "threshold": (0.0, 1.0),
+    "probability": (0.0, 1.0),
+    "size": (1, math.inf),
+    "seed": (0, SEEDS - 1),
+}
+"""Value of a transform -> lowest and highest."""
 ROWS_AT_ONCE = 4096
 """Rows that are taken from a table together."""
 BINS = 10
@@ -141,14 +149,24 @@ class TransformReport:
         return f"{self.name}{f' ({settings})' if settings else ''}: {rows}{f'; {notes}' if notes else ''}"
 
 
-class Transform(Protocol):
-    """The interface of transforms, from columns to columns."""
+@dataclass(frozen=True)
+class Transform:
+    """The base of transforms, from columns to columns; values out of range are refused."""
 
     name: ClassVar[str]
-    needs: ClassVar[tuple[Key, ...]]
+    needs: ClassVar[tuple[Key, ...]] = ()
+
+    def __post_init__(self) -> None:
+        for field_name, value in vars(self).items():
+            low, high = RANGES.get(field_name, (-math.inf, math.inf))
+            if not low <= value <= high:
+                raise InputError(
+                    f"{self.name}: got {field_name} {value}; expected {low:g} to {high:g}; fix: correct it"
+                )
 
     def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
         """Return the new columns, in the old order, and counts; the input has at least one row."""
+        raise NotImplementedError
 
 
 def transformed(pairs: GradedPairs, transform: Transform, record: list[TransformReport] | None = None) -> GradedPairs:
@@ -170,32 +188,23 @@ def reported(
 
 
 @dataclass(frozen=True)
-class KeepFrom:
+class KeepFrom(Transform):
     """The rows with relevance >= cutoff (BiXSE paper, study of the relevance cutoff), with tolerance `ROUNDING`."""
 
     cutoff: float
-    """Cutoff in [0, 1]."""
     name: ClassVar[str] = "cutoff"
-    needs: ClassVar[tuple[Key, ...]] = ()
-
-    def __post_init__(self) -> None:
-        _check_share("cutoff", self.cutoff)
 
     def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
         return columns.take(columns.relevance >= self.cutoff - ROUNDING), {}
 
 
 @dataclass(frozen=True)
-class Binarise:
+class Binarise(Transform):
     """Relevance 1 from a threshold up (tolerance `ROUNDING`), 0 below; the grade stays."""
 
     threshold: float
-    """Threshold in [0, 1]."""
     name: ClassVar[str] = "binarise"
     needs: ClassVar[tuple[Key, ...]] = ()
-
-    def __post_init__(self) -> None:
-        _check_share("threshold", self.threshold)
 
     def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
         relevance = (columns.relevance >= self.threshold - ROUNDING).astype(np.float64)
@@ -203,7 +212,7 @@ class Binarise:
 
 
 @dataclass(frozen=True)
-class LabelNoise:
+class LabelNoise(Transform):
     """Swaps of the labels of a positive and a hard negative of a query, with a probability (paper, label noise).
 
     The best and the worst document per query and task exchange relevance, grade and probabilities once; the seed breaks
@@ -212,15 +221,9 @@ class LabelNoise:
     """
 
     probability: float
-    """Probability in [0, 1]."""
     seed: int = 0
-    """Seed from 0 to 2**32 - 1."""
     name: ClassVar[str] = "noise"
     needs: ClassVar[tuple[Key, ...]] = ("query_id", "task", "document_id")
-
-    def __post_init__(self) -> None:
-        _check_share("probability of label noise", self.probability)
-        _check_seed(self.seed)
 
     def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
         queries, documents = columns.keys["query_id"], columns.keys["document_id"]
@@ -239,7 +242,7 @@ class LabelNoise:
 
 
 @dataclass(frozen=True)
-class Sample:
+class Sample(Transform):
     """A sample of exactly `size` rows; every task and tenth of relevance keeps its proportion.
 
     Sainte-Lague's rule rounds shares to complete rows and never takes a row back: a smaller sample is part of a larger
@@ -247,16 +250,9 @@ class Sample:
     """
 
     size: int
-    """Number of rows to keep, from 1."""
     seed: int = 0
-    """Seed from 0 to 2**32 - 1."""
     name: ClassVar[str] = "sample"
     needs: ClassVar[tuple[Key, ...]] = ("query_id", "task", "document_id")
-
-    def __post_init__(self) -> None:
-        if self.size < 1:
-            raise InputError(f"size of a sample: got {self.size}; expected at least 1; fix: ask for a row or more")
-        _check_seed(self.seed)
 
     def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
         """Return the sample; raise InputError if there are fewer rows."""
@@ -280,7 +276,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class WithoutDuplicates:
+class WithoutDuplicates(Transform):
     """One row per pair of texts (see `normal_form`) and task, with the mean of the relevances.
 
     The first row stays. If relevances differ, it has no grade and no probabilities, since nobody gave the mean.
@@ -316,7 +312,6 @@ class SplitByQuery:
     shares: Mapping[str, float]
     """Part -> its share; the sum is 1."""
     seed: int = 0
-    """Seed from 0 to 2**32 - 1."""
     name: ClassVar[str] = "split"
     needs: ClassVar[tuple[Key, ...]] = ("query",)
 
@@ -328,7 +323,8 @@ class SplitByQuery:
                 f"shares of a split: got {found}; expected shares above 0 that add up to 1; "
                 "fix: for example train=0.8 dev=0.1 test=0.1"
             )
-        _check_seed(self.seed)
+        if not 0 <= self.seed < SEEDS:
+            raise InputError(f"split: got seed {self.seed}; expected 0 to {SEEDS - 1}; fix: leave it out for 0")
 
     def parts(self, columns: PairColumns) -> dict[str, PairColumns]:
         """Return the parts in the order of the shares; the order does not affect the assignment."""
@@ -336,13 +332,6 @@ class SplitByQuery:
         ends = np.cumsum([self.shares[name] for name in names])[:-1]
         part = np.searchsorted(ends, _shares(_draws(self.seed, "split", columns.keys["query"])), side="right")
         return {name: columns.take(part == names.index(name)) for name in self.shares}
-
-
-def split_by_query(pairs: GradedPairs, shares: Mapping[str, float], seed: int = 0) -> dict[str, GradedPairs]:
-    """Return parts of a table that share no query text, see `SplitByQuery`."""
-    split = SplitByQuery(shares, seed)
-    columns = PairColumns.of(pairs, split.needs)
-    return {name: part.selected(pairs) for name, part in split.parts(columns).items()}
 
 
 def _starts(ordered: NDArray[np.int64]) -> NDArray[np.intp]:
@@ -368,16 +357,6 @@ def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return numbers ^ (numbers >> np.uint64(31))
-
-
-def _check_share(what: str, value: float) -> None:
-    if not 0.0 <= value <= 1.0:
-        raise InputError(f"{what}: got {value}; expected a number from 0 to 1; fix: relevance is on that scale")
-
-
-def _check_seed(seed: int) -> None:
-    if not 0 <= seed < SEEDS:
-        raise InputError(f"seed: got {seed}; expected 0 to {SEEDS - 1}; fix: leave it out for 0")
 
 
 def with_random_negatives(pairs: GradedPairs, collection: Collection, number: int, seed: int = 0) -> GradedPairs:
