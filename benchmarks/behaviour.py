@@ -378,8 +378,6 @@ table | table | TABLE mine.csv | COLUMNS
 pairs | pairs | PAIRS pairs.jsonl |
 transforms | pairs | PAIRS pairs.jsonl | --dedup --noise 0.6 --cutoff 0.2 --size 30 --seed 5
 split | pairs | PAIRS pairs.jsonl | --binarise 0.5 --noise 0.3 --split train=0.6 test=0.4
-collection | beir | BEIR | --scale 0 7 --as collection
-pairs collection | pairs | PAIRS pairs.jsonl | --as collection --scale 0 3
 """
 """Name, source, tables of `source_files` (with the file each is written to, or a folder of files), options."""
 

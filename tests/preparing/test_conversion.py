@@ -15,7 +15,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bixse import ConvertSettings, convert, load_collection, load_graded_pairs
+from bixse import ConvertSettings, convert, load_graded_pairs
 from bixse.data.transforms import (
     Binarise,
     KeepFrom,
@@ -232,40 +232,6 @@ class TestInvalidRows:
         assert (result.errors, result.parts["pairs"]["rows"]) == (1, 3)
 
 
-class TestCollection:
-    def test_the_corpus_of_the_source_with_its_unjudged_documents(self, tmp_path):
-        folder = files.put(tmp_path / "toy", files.BEIR)
-        result = convert(ConvertSettings(source="beir", path=folder, scale=(0, 2), form="collection"), tmp_path / "out")
-        found = load_collection(tmp_path / "out")
-        assert set(found.corpus) == {"d0", "d1", "d2", "d3"}
-        assert found.corpus["d1"].title == "title 1"
-        assert found.qrels == {"test": {"q0": {"d0": 2.0, "d1": 0.0}, "q1": {"d2": 1.0}}}
-        assert "1 documents of the corpus are empty and were left out" in result.warnings
-
-    def test_pairs_become_a_collection_of_their_documents_by_part(self, pairs, tmp_path):
-        split = {"train": 0.5, "test": 0.5}
-        settings = ConvertSettings(source="pairs", path=pairs, form="collection", scale=(0, 10), split=split, seed=1)
-        convert(settings, tmp_path / "out")
-        found = load_collection(tmp_path / "out")
-        assert set(found.qrels) == {"train", "test"}
-        assert len(found.corpus) == 48 and len(found.queries) == 12
-        grades = {grade for qrels in found.qrels.values() for judged in qrels.values() for grade in judged.values()}
-        assert grades == {1.0, 3.5, 6.0, 8.5}
-
-    def test_grades_begin_at_zero(self, lightblue, tmp_path):
-        convert(ConvertSettings(source="lightblue", path=lightblue, form="collection"), tmp_path / "out")
-        found = load_collection(tmp_path / "out").qrels["test"]
-        grades = [grade for judged in found.values() for grade in judged.values()]
-        assert min(grades) >= 0
-        assert 2.5 < max(grades) <= 4
-
-    def test_two_tasks_that_disagree(self, tmp_path):
-        rows = [{"query": "q", "document": "d", "relevance": z, "task": t} for z, t in [(0.0, "a"), (1.0, "b")]]
-        path = files.put(tmp_path, {"pairs.jsonl": files.lines(rows)}) / "pairs.jsonl"
-        with pytest.raises(InputError, match="in two tasks"):
-            convert(ConvertSettings(source="pairs", path=path, form="collection"), tmp_path / "out")
-
-
 class TestFolders:
     def test_a_finished_run_is_reused_and_another_is_refused(self, pairs, tmp_path):
         first = convert(ConvertSettings(source="pairs", path=pairs), tmp_path / "out")
@@ -340,7 +306,6 @@ class TestSettings:
             ({"columns": {"qery": "x"}}, "columns"),
             ({"columns": {"query": "grade"}}, "columns"),
             ({"task": " "}, "task"),
-            ({"form": "other"}, "form"),
             ({"binarise": float("nan")}, "binarise"),
             ({"out": "folder"}, "--out"),
         ],

@@ -100,16 +100,11 @@ def test_wrong_usage(capsys, pairs, tmp_path, monkeypatch, words, named):
     assert named in refused(capsys, "convert", *words)
 
 
-def test_what_is_written_trains_and_evaluates(capsys, pairs, tmp_path, tiny_model_path):
+def test_what_is_written_trains(capsys, pairs, tmp_path, tiny_model_path):
     split = ["--split", "train=0.7", "test=0.3"]
     assert call(capsys, "convert", "pairs", pairs, *split, "--out", tmp_path / "pairs")[0] == 0
     config = tmp_path / "pairs" / "train.yaml"
     config.write_text(config.read_text() + "optimizer: {epochs: 1, batch_size: 4}\nmax_length: 16\n")
     words = ("--config", config, "--model", tiny_model_path, "--out", tmp_path / "run")
     code, envelope = call(capsys, "train", *words)
-    assert code == 0, envelope
-    collection = tmp_path / "collection"
-    assert call(capsys, "convert", "pairs", pairs, *split, "--as", "collection", "--out", collection)[0] == 0
-    words = ("--collection", collection, "--split", "test", "--out", tmp_path / "evaluated")
-    code, envelope = call(capsys, "evaluate", tmp_path / "run" / "model", *words)
     assert code == 0, envelope

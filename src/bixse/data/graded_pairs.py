@@ -112,11 +112,7 @@ class GradedPairs:
         """Make pairs from a table, which is not copied, or from record batches of one schema, spooled to disk if large.
 
         Columns: query, document, relevance (or label, in [0, 1]), and optionally query_id, document_id, task, grade,
-        grade_probs, judge; others are ignored.
-
-        Raises:
-            InputError: a column is missing or of another type, a text is missing, or a relevance is not in [0, 1].
-            StorageError: the disk has no room for the texts.
+        grade_probs, judge; others are ignored. Raise InputError for a missing column, text or relevance.
 
         Example:
             >>> table = pa.table({"query": ["copy"], "document": ["shutil.copy"], "label": [1.0]})
@@ -158,10 +154,7 @@ class GradedPairs:
         """Make pairs from a data set with the columns of `from_arrow`, or from a `DatasetDict` with one task per key.
 
         The data set is not copied: if `datasets` keeps it on disk, it stays there. Selected or shuffled rows are
-        gathered in memory; `flatten_indices()` writes them to disk first.
-
-        Raises:
-            InputError: as `from_arrow`; or the data set is a stream, whose length is unknown.
+        gathered in memory; `flatten_indices()` writes them to disk first. A stream is refused: its length is unknown.
 
         Example:
             >>> from datasets import Dataset
@@ -182,11 +175,7 @@ class GradedPairs:
 
     @classmethod
     def from_collection(cls, collection: Collection, split: str, scale: GradeScale) -> GradedPairs:
-        """Make pairs from the judgements of a split; `scale` maps grades to relevance.
-
-        Raises:
-            InputError: for a split the collection lacks, ids it does not hold, or a grade off the scale.
-        """
+        """Make pairs from the judgements of a split; `scale` maps grades to relevance, a grade off it is refused."""
         if split not in collection.qrels:
             raise InputError(
                 f"collection {collection.name!r}: got split {split!r}; expected one of "
@@ -356,17 +345,13 @@ class GradedPairs:
         """
         taken = {"query": query_rows, "query_id": query_rows, "task": query_rows}
         taken |= {"document": document_rows, "document_id": document_rows}
-        columns = {}
-        for name in self.table.column_names:
-            kind = self.table.schema.field(name).type
-            columns[name] = (
-                self.table[name].take(pa.array(taken[name], pa.int64()))
-                if name in taken
-                else pa.array(relevance, kind)
-                if name == "relevance"
-                else pa.nulls(len(relevance), kind)
-            )
-        more = checked(pa.table(columns, schema=self.table.schema))
+        columns = {
+            name: self.table[name].take(pa.array(taken[name], pa.int64()))
+            for name in self.table.column_names
+            if name in taken
+        }
+        added = pa.table({**columns, "relevance": relevance})
+        more = checked(with_columns_of(added, self.table.column_names))
         return GradedPairs(Spool(pa.concat_tables([self.table, more]), self._spooled.mapping))
 
     def to_arrow(self) -> pa.Table:

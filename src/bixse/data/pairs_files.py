@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import fields
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,18 +25,19 @@ if TYPE_CHECKING:
 
 BLOCKS_OF_A_GROUP = 16
 """Number of blocks of a text file per row group of a Parquet file."""
-PAIR_COLUMNS = (
+TEXTS = (
     FileColumn("query_id", "id", needed=False),
     FileColumn("query"),
     FileColumn("document_id", "id", needed=False),
     FileColumn("document"),
-    FileColumn("task", needed=False),
 )
+TASK = FileColumn("task", needed=False)
+PAIR_COLUMNS = (*TEXTS, TASK)
 """Columns of pairs without grades; others are ignored."""
 GRADED_COLUMNS = (
-    *PAIR_COLUMNS[:4],
+    *TEXTS,
     FileColumn("relevance", "number", low=0, high=1),
-    FileColumn("task", needed=False),
+    TASK,
     FileColumn("grade", "number", needed=False),
     FileColumn("grade_probs", "numbers", needed=False),
     FileColumn("judge", needed=False),
@@ -69,24 +69,13 @@ def load_graded_pairs(path: str | Path) -> GradedPairs:
 
 
 def load_pairs(path: str | Path, rows: range | None = None) -> list[Pair]:
-    r"""Read pairs without grades from a .parquet, .jsonl, .csv or .tsv file and check every row.
+    """Read pairs without grades from a .parquet, .jsonl, .csv or .tsv file and check every row.
 
     The rules are those of `load_graded_pairs`; a column `relevance` is not read. `rows`, counted from 0, limits Parquet
     to these rows: only they are in memory, and only they are compared with each other.
-
-    Raises:
-        InputError: the file is missing, empty or of another format.
-        InvalidFileError: every error with row, column, value, expected value and fix.
-
-    Example:
-        >>> import tempfile, pathlib
-        >>> path = pathlib.Path(tempfile.mkdtemp()) / "pairs.csv"
-        >>> _ = path.write_text("query,document\ncopy a folder,shutil.copytree\n")
-        >>> load_pairs(path)[0].document
-        'shutil.copytree'
     """
     found = open_pairs(path, rows).rows()
-    return [Pair(**{field.name: row.get(field.name) for field in fields(Pair)}) for row in found]  # type: ignore[arg-type]
+    return [Pair(row["query_id"], row["query"], row["document_id"], row["document"], row.get("task")) for row in found]
 
 
 def pairs_to_parquet(path: Path, target: Path) -> None:

@@ -388,32 +388,26 @@ def _checked(raw: Block, columns: Sequence[FileColumn], errors: InvalidFileError
     invalid: set[int] = set()
     found: dict[str, list[Any]] = {}
     for column in columns:
-        values = raw.columns.get(column.name, [None] * len(raw))
-        if column.name not in raw.columns:
-            found[column.name] = values
+        values = raw.columns.get(column.name)
+        if values is None:
+            found[column.name] = [None] * len(raw)
             continue
         at_once = column.read_all(values)
-        found[column.name] = at_once if at_once is not None else _read_each(column, raw.rows, values, invalid, errors)
+        if at_once is None:
+            at_once = []
+            for place, value in enumerate(values):
+                try:
+                    at_once.append(column.read(value))
+                except InvalidValueError as error:
+                    errors.add(raw.rows[place], column.name, error.got, error.expected, error.fix)
+                    invalid.add(place)
+                    at_once.append(None)
+        found[column.name] = at_once
     if not invalid:
         return Block(raw.rows, found, raw.position)
     kept = [place for place in range(len(raw)) if place not in invalid]
     columns_kept = {name: [values[place] for place in kept] for name, values in found.items()}
     return Block([raw.rows[place] for place in kept], columns_kept, raw.position)
-
-
-def _read_each(
-    column: FileColumn, rows: Sequence[int], values: Sequence[Any], invalid: set[int], errors: InvalidFileError
-) -> list[Any]:
-    """Read values one by one; add the positions of invalid values to `invalid`."""
-    found: list[Any] = []
-    for place, value in enumerate(values):
-        try:
-            found.append(column.read(value))
-        except InvalidValueError as error:
-            errors.add(rows[place], column.name, error.got, error.expected, error.fix)
-            invalid.add(place)
-            found.append(None)
-    return found
 
 
 def write_rows(table: pa.Table | pa.RecordBatchReader, path: str | Path) -> None:

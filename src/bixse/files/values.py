@@ -25,12 +25,13 @@ SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "vertical bar
 DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+\s*")
 
 
+@dataclass(eq=False)
 class InvalidValueError(ValueError):
     """The error for a value that is not valid in its column."""
 
-    def __init__(self, got: str, expected: str, fix: str) -> None:
-        super().__init__(got, expected, fix)
-        self.got, self.expected, self.fix = got, expected, fix
+    got: str
+    expected: str
+    fix: str
 
 
 @dataclass(frozen=True)
@@ -71,15 +72,14 @@ class FileColumn:
     def read_all(self, values: list[Any]) -> list[Any] | None:
         """Return all values at once; None if a value needs `read`."""
         present = values if self.needed else [value for value in values if value is not None]
-        found = self._read_present(present) if present else present
+        found = self._read_present(present, set(map(type, present)))
         if found is None or len(present) == len(values):
             return found
         rest = iter(found)
         return [None if value is None else next(rest) for value in values]
 
-    def _read_present(self, values: list[Any]) -> list[Any] | None:
-        types = set(map(type, values))
-        if self.kind == "any" and not self.needed:
+    def _read_present(self, values: list[Any], types: set[type]) -> list[Any] | None:
+        if not values or (self.kind == "any" and not self.needed):
             return values
         if self.kind == "text" and types == {str} and (self.may_be_empty or all(map(str.strip, values))):
             return values if is_unicode("".join(values)) else None
@@ -92,8 +92,6 @@ class FileColumn:
                 numbers = np.array(values, dtype=np.float64)
                 if bool(np.all(np.isfinite(numbers) & (numbers >= self.low) & (numbers <= self.high))):
                     return list(numbers.tolist())
-        if self.kind == "integer" and types == {int} and self.low <= min(values) and max(values) <= self.high:
-            return values
         return None
 
     def read(self, value: Any) -> Any:

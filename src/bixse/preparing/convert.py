@@ -1,4 +1,4 @@
-"""Convert a source of judgements to graded pairs or a collection, in bounded memory."""
+"""Convert a source of judgements to graded pairs, in bounded memory."""
 
 from __future__ import annotations
 
@@ -20,13 +20,11 @@ from bixse.data.columns import SCHEMA
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.run import open_run
 from bixse.data.transforms import PairColumns, TransformReport, reported
-from bixse.data.trec import write_qrels
 from bixse.errors import InputError, InvalidFileError, RowError, shorten
 from bixse.files.files import alone_in, hash_files, interruptible, put_in_place, storage_errors, write_atomically
 from bixse.files.parquet import table_writer
 from bixse.preparing.formats import looks_like
 from bixse.preparing.source import Source
-from bixse.relevance import GradeScale
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -49,13 +47,9 @@ TRAIN_FILE = "train.yaml"
 BINS = 10
 WHOLE = "pairs"
 """Name of the only part if nothing is split."""
-DIGITS = 6
-"""Decimal digits of a grade in qrels: enough to tell grades apart, too few to show rounding errors."""
 _WHAT = {
     TRAIN_FILE: "settings for `bixse train`",
     ERRORS_FILE: "rows that could not be read",
-    "corpus.jsonl": "documents",
-    "queries.jsonl": "queries",
 }
 """File name -> content."""
 _FILES_SHOWN = 5
@@ -85,12 +79,12 @@ class ConvertResult:
 
 
 def convert(settings: ConvertSettings, out: str | Path | None, progress: ProgressBars | None = None) -> ConvertResult:
-    """Convert a source to graded pairs or a collection.
+    """Convert a source to graded pairs.
 
     Memory holds a few numbers per row and never all texts. A stopped run leaves nothing and starts from the beginning.
 
     Args:
-        settings: source, output form and transforms.
+        settings: source and transforms.
         out: output folder; None reads the source without writing.
         progress: makes a progress callback from a title and a number of bytes.
 
@@ -139,18 +133,10 @@ def _convert(
             lap("read")
             shown = _refuse(source, settings, found, len(pairs), look=record is None)
             parts, applied = select(pairs, settings)
-            if settings.form == "collection" and not settings.split:
-                parts = {source.split: parts[WHOLE]}
             tasks = {name: _tasks(pairs, columns) for name, columns in parts.items()}
             lap("transform")
             written: dict[str, Path] = {}
-            notes: list[str] = []
-            if record is not None and settings.form == "collection":
-                scale = GradeScale(*settings.scale) if settings.scale is not None else source.scale
-                with storage_errors(folder):
-                    corpus = mapping if source.corpus else None
-                    written, notes = _write_collection(pairs, parts, folder, scale, corpus)
-            elif record is not None:
+            if record is not None:
                 step = progress("write", sum(map(len, parts.values()))) if progress is not None else None
                 written = {f"{name}.parquet": _write_pairs(pairs, columns, folder / f"{name}.new", step)
                            for name, columns in parts.items()}  # fmt: skip
@@ -181,8 +167,8 @@ def _convert(
             for name, rows in parts.items()
         },
         transforms=[asdict(done) for done in applied],
-        files={name: _WHAT.get(name, "judgements" if name.endswith(".tsv") else "graded pairs") for name in written},
-        warnings=[*source.warnings(), *notes],
+        files={name: _WHAT.get(name, "graded pairs") for name in written},
+        warnings=source.warnings(),
         errors_shown=shown,
     )
     if record is not None:
@@ -306,55 +292,6 @@ def _write_pairs(pairs: GradedPairs, columns: PairColumns, target: Path, step: C
             if step is not None:
                 step(len(table))
     return target
-
-
-def _write_collection(
-    pairs: GradedPairs,
-    parts: Mapping[str, PairColumns],
-    folder: Path,
-    scale: GradeScale,
-    corpus: RowMapping | None,
-) -> tuple[dict[str, Path], list[str]]:
-    """Write `corpus.jsonl`, `queries.jsonl` and `qrels/<part>.tsv`; return output name -> file, and warnings."""
-    written = {f"{name}.jsonl": folder / f"{name}.new" for name in ("corpus", "queries")}
-    notes: list[str] = []
-    for name, columns in parts.items():
-        # A grade in qrels is the relevance on a scale of the same width that begins at 0.
-        written[f"qrels/{name}.tsv"] = target = folder / f"qrels-{name}.new"
-        write_qrels(target, _qrels(pairs, columns, scale.maximum - scale.minimum))
-    judged = np.sort(np.concatenate([columns.rows for columns in parts.values()]))
-    _write_texts(pairs, "query", judged, written["queries.jsonl"])
-    if corpus is None:  # the judged documents are the corpus
-        _write_texts(pairs, "document", judged, written["corpus.jsonl"])
-    elif empty := corpus.write_documents(written["corpus.jsonl"]):
-        notes = [f"{empty} documents of the corpus are empty and were left out"]
-    return written, notes
-
-
-def _qrels(pairs: GradedPairs, columns: PairColumns, width: float) -> dict[str, dict[str, float]]:
-    qrels: dict[str, dict[str, float]] = {}
-    for table in columns.tables(pairs):
-        rows = (table[name].to_pylist() for name in ("query_id", "document_id", "relevance"))
-        for query, document, relevance in zip(*rows, strict=True):
-            grade = round(relevance * width, DIGITS)
-            known = qrels.setdefault(query, {}).setdefault(document, grade)
-            if known != grade:
-                raise InputError(
-                    f"qrels: got the grades {known:g} and {grade:g} for query {shorten(query)} and document "
-                    f"{shorten(document)} in two tasks; expected one grade per pair; fix: convert one task at a time"
-                )
-    return qrels
-
-
-def _write_texts(pairs: GradedPairs, kind: Kind, rows: NDArray[np.int64], target: Path) -> None:
-    """Write id and text of each query or document of these rows once."""
-    _, first = np.unique(pairs.id_numbers(kind)[rows], return_index=True)
-    chosen = rows[np.sort(first)]
-    title = {"title": ""} if kind == "document" else {}
-    with target.open("w", encoding="utf-8") as file:
-        for table in PairColumns(chosen, chosen, pairs.relevance[chosen], {}).tables(pairs):
-            for name, text in zip(table[f"{kind}_id"].to_pylist(), table[kind].to_pylist(), strict=True):
-                file.write(json.dumps({"_id": name, **title, "text": text}, ensure_ascii=False) + "\n")
 
 
 def _refuse(source: Source, settings: ConvertSettings, found: ErrorsFile, rows: int, look: bool) -> str:

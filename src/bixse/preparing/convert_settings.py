@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
@@ -12,8 +12,6 @@ from bixse.settings import Flag
 
 if TYPE_CHECKING:
     from typing import Self
-
-    from bixse.relevance import GradeScale
 
 
 PartName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[\w-]+$")]
@@ -31,12 +29,10 @@ class ConvertSettings(SourceSettings):
         InputError: settings that contradict each other.
 
     Example:
-        >>> ConvertSettings(source="e5", path="echo-data", cutoff=0.7, split={"train": 0.9, "dev": 0.1}).form
-        'pairs'
+        >>> ConvertSettings(source="e5", path="echo-data", cutoff=0.7, split={"train": 0.9, "dev": 0.1}).cutoff
+        0.7
     """
 
-    form: Annotated[Literal["pairs", "collection"], Flag(name="as")] = "pairs"
-    """Graded pairs for training, or a collection folder for evaluation."""
     task: str | None = Field(default=None, pattern=r"\S")
     """Task of every row, instead of what the source says."""
     skip_invalid: bool = False
@@ -63,11 +59,6 @@ class ConvertSettings(SourceSettings):
         self.transforms()
         self.parts()
         return self
-
-    @property
-    def grade_scale(self) -> GradeScale | None:
-        """The stated scale of the grades in the files; for pairs it is that of the qrels of a collection alone."""
-        return None if self.source == "pairs" and self.form == "collection" else super().grade_scale
 
     def transforms(self) -> list[Transform]:
         wanted = [

@@ -144,16 +144,6 @@ class RowMapping:
         )
         return [(file, row, identifier) for file, row, identifier in found]
 
-    def write_documents(self, target: Path) -> int:
-        """Write the documents with a text as a corpus file; return the number of those without."""
-        quoted = str(target).replace("'", "''")
-        self.database.execute(
-            "COPY (SELECT id AS _id, title, text FROM documents WHERE NOT is_blank(title || text) ORDER BY place) "
-            f"TO '{quoted}' (FORMAT json)"
-        )
-        counted = self.database.execute("SELECT count(*) FROM documents WHERE is_blank(title || text)")
-        return int(counted.fetchall()[0][0])
-
     def judgements(self, rows: pa.Table, task: str | None, judge: str) -> tuple[pa.Table, list[RowError], int]:
         """Return judgements of the rows without errors, the errors, and the number of rows that the note counts."""
         database = self.database

@@ -92,25 +92,11 @@ class ScoreSummary:
     lowest: float
     highest: float
     distinct: int
-    spread: float
-    in_unit: float
-    """Share of the scores in [0, 1]."""
     above: float | None
     """Share of the (positive, negative) pairs of the file with the positive above, ties as half; None without both."""
     looks_like: str
     """One of "prob", "percent", "logit", "binary" and "unknown"."""
     reason: str
-
-    def describe(self) -> str:
-        """Return a description in two or three lines."""
-        lines = [
-            f"{self.count} scores from {self.lowest:g} to {self.highest:g}, {self.distinct} different, standard "
-            f"deviation {self.spread:.3g}, {self.in_unit:.0%} in [0, 1]",
-            f"looks like: {self.looks_like} ({self.reason})",
-        ]
-        if self.above is not None:
-            lines.append(f"a positive lies above a negative of the file in {self.above:.0%} of the pairs")
-        return "\n".join(lines)
 
 
 def summarise_scores(
@@ -127,15 +113,11 @@ def summarise_scores(
     if not len(scores):
         raise InputError("scores: got none; expected at least one; fix: check pos_scores and neg_scores")
     looks_like, reason = _looks_like(scores)
-    with np.errstate(over="ignore"):
-        spread = float(scores.std())  # squares of huge scores overflow
     return ScoreSummary(
         count=len(scores),
         lowest=float(scores.min()),
         highest=float(scores.max()),
         distinct=len(np.unique(scores)),
-        spread=spread,
-        in_unit=float(((scores >= 0) & (scores <= 1)).mean()),
         above=_share_above(high, low),
         looks_like=looks_like,
         reason=reason,

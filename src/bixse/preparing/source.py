@@ -7,7 +7,7 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -30,7 +30,7 @@ from bixse.preparing.formats import (
     texts_in,
 )
 from bixse.preparing.mapping import RowMapping
-from bixse.preparing.score_scale import FileScores, check_scores, parse_score_map, summarise_scores
+from bixse.preparing.score_scale import MAPS, FileScores, check_scores, parse_score_map
 from bixse.relevance import GradeScale
 
 if TYPE_CHECKING:
@@ -177,8 +177,8 @@ class Source:
         self.score_map = parse_score_map(settings.score_map) if settings.score_map is not None else None
         if self.form.needs_map and self.score_map is None:
             raise InputError(
-                f"{self.path}: got no score map; expected prob, percent, logit, platt:SLOPE,INTERCEPT or binary; "
-                f"fix: choose one by what the scores are\n{self._look()}"
+                f"{self.path}: got no score map; expected one of {', '.join(MAPS)}; fix: choose one by what the scores "
+                f"are: {'; '.join(f'{name}: {what}' for name, what in MAPS.items())}"
             )
 
     def _find_files(self) -> None:
@@ -195,10 +195,6 @@ class Source:
         self._file_notes: list[str] = []
         if form.tasks:
             self.files, self._file_notes = known_files(form, self.path, self.files)
-
-    @property
-    def split(self) -> str:
-        return self.files[0].stem if self.form.folder else "test"
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -353,16 +349,6 @@ class Source:
                 f"{self.path.name}: {self._scores_aside} texts have scores, which the map 'binary' leaves aside"
             )
         return [*told, *self._told]
-
-    def _look(self) -> str:
-        scores = FileScores()
-        self.form = replace(self.form, options=())  # no stated scale or map is needed for a look at the scores
-        for table in self._tables():
-            scores.add(table)
-        if not scores.any:
-            return "no scores in the file: labels alone (binary)"
-        crossed = f"\n{scores.crossed} rows score a negative above a positive" if scores.crossed else ""
-        return summarise_scores(*scores.sides()).describe() + crossed
 
 
 def _unheard(_file: Path, _position: int) -> None:

@@ -70,11 +70,7 @@ def _text(result: ConvertResult, settings: ConvertSettings, out: Path | None) ->
         told = [result.errors_shown] if result.errors else []
         return "\n".join([*lines, "", *told, "dry run: nothing was written"])
     lines += ["", *(f"{what}: {out / name}" for name, what in result.files.items())]
-    if settings.form == "pairs":
-        following = f"next: bixse train --config {shlex.quote(str(out / 'train.yaml'))} --out runs/mine"
-    else:
-        split = next(iter(result.parts))
-        following = f"next: bixse evaluate bm25 --collection {shlex.quote(str(out))} --split {split}"
+    following = f"next: bixse train --config {shlex.quote(str(out / 'train.yaml'))} --out runs/mine"
     return "\n".join([*lines, following])
 
 
