@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from bixse.data.collection import Collection, Document
-from bixse.data.graded_pairs import GradedPairs
-from bixse.data.transforms import with_random_negatives
+from bixse.data.graded_pairs import GradedPairs, with_random_negatives
 from bixse.errors import InputError
 
 CORPUS = {f"d{n}": Document("title" if n % 2 else "", f"text {n}") for n in range(200)}

@@ -16,7 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bixse import ConvertSettings, convert, load_graded_pairs
-from bixse.data.transforms import (
+from bixse.errors import InputError, OutputExistsError, StorageError
+from bixse.files.files import file_hash
+from bixse.preparing.transforms import (
     Binarise,
     KeepFrom,
     LabelNoise,
@@ -26,8 +28,6 @@ from bixse.data.transforms import (
     WithoutDuplicates,
     transformed,
 )
-from bixse.errors import InputError, OutputExistsError, StorageError
-from bixse.files.files import file_hash
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_many_negatives_in_a_row_do_not_fill_the_memory_of_the_database(tmp_path
 class TestTransforms:
     @pytest.mark.parametrize("rows_at_once", [1, 5, 4096])
     def test_files_and_tables_in_memory_are_transformed_alike(self, pairs, tmp_path, monkeypatch, rows_at_once):
-        monkeypatch.setattr("bixse.data.transforms.ROWS_AT_ONCE", rows_at_once)
+        monkeypatch.setattr("bixse.preparing.transforms.ROWS_AT_ONCE", rows_at_once)
         monkeypatch.setattr("bixse.preparing.source.ROWS_AT_ONCE", rows_at_once)
         settings = ConvertSettings(
             source="pairs",

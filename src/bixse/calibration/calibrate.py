@@ -21,9 +21,9 @@ from bixse.calibration.calibrate_head import (
     held_out_check,
 )
 from bixse.data.collection import load_collection
+from bixse.data.graded_pairs import with_random_negatives
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run import open_run
-from bixse.data.transforms import with_random_negatives
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import HEAD_FILE, RelevanceHead
 from bixse.encoders.instructions import use_task

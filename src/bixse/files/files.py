@@ -62,16 +62,7 @@ class RepeatedKeyError(ValueError):
 
 
 def parse_json(text: str) -> Any:
-    """Return the value of a JSON text; raise RepeatedKeyError for an object with a key twice.
-
-    Example:
-        >>> parse_json('{"query": "copy"}')
-        {'query': 'copy'}
-        >>> parse_json('{"relevance": 1, "relevance": 0}')
-        Traceback (most recent call last):
-        ...
-        bixse.files.files.RepeatedKeyError: the key 'relevance' is there twice
-    """
+    """Return the value of a JSON text; raise RepeatedKeyError for an object with a key twice."""
     return _DECODER.decode(text)
 
 
@@ -114,12 +105,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 
 
 def not_text(start: bytes) -> str | None:
-    """Return an error message if the first bytes are those of a known format that is not text, else None.
-
-    Example:
-        >>> not_text(b"BZh91AY")
-        'got bzip2; expected UTF-8 text; fix: unpack it with `bunzip2 < FILE > NEW`'
-    """
+    """Return an error message if the first bytes are those of a known format that is not text, else None."""
     for magic, (name, fix) in PACKED.items():
         if start.startswith(magic):
             return f"got {name}; expected UTF-8 text; fix: {fix}"

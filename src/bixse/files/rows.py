@@ -55,15 +55,7 @@ class Block:
 def read_rows(
     path: str | Path, columns: Sequence[FileColumn], errors: InvalidFileError | None = None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    r"""Yield the row number and the checked row for each row of a file; see `read_blocks`.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "labels.tsv"
-        >>> _ = path.write_text("id\tgrade\n7\t0.5\n")
-        >>> list(read_rows(path, [FileColumn("id", "id"), FileColumn("grade", "number")]))
-        [(1, {'id': '7', 'grade': 0.5})]
-    """
+    r"""Yield the row number and the checked row for each row of a file; see `read_blocks`."""
     for block in read_blocks(path, columns, errors):
         for number, *values in zip(block.rows, *block.columns.values(), strict=True):
             yield number, dict(zip(block.columns, values, strict=True))
@@ -133,10 +125,6 @@ def kind_of(path: Path) -> str:
     """Return the suffix that names the format, in lower case and without `.gz`.
 
     A compressed file without another suffix is JSONL, like the shards of MS MARCO 2.
-
-    Example:
-        >>> kind_of(Path("nq.JSONL.gz")), kind_of(Path("nq.parquet"))
-        ('.jsonl', '.parquet')
     """
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes[-1:] == [".gz"]:
@@ -155,12 +143,7 @@ def checked_format(path: Path) -> str:
 
 
 def stem_of(path: Path) -> str:
-    """Return the name of a file without its suffix and without `.gz`.
-
-    Example:
-        >>> stem_of(Path("data/nq.v1.jsonl.gz"))
-        'nq.v1'
-    """
+    """Return the name of a file without its suffix and without `.gz`."""
     name = path.name[:-3] if path.suffix.lower() == ".gz" else path.name
     return name.rpartition(".")[0] or name
 

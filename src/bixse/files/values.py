@@ -145,12 +145,7 @@ class FileColumn:
 
 
 def number_of(value: Any) -> float:
-    """Return the number that a value holds or spells, else NaN; a bool, bytes and Python's 1_000 are NaN.
-
-    Example:
-        >>> number_of(" 0.5"), number_of(True)
-        (0.5, nan)
-    """
+    """Return the number that a value holds or spells, else NaN; a bool, bytes and Python's 1_000 are NaN."""
     if isinstance(value, (bool, bytes)) or (isinstance(value, str) and "_" in value):
         return math.nan
     try:
@@ -169,24 +164,14 @@ def is_empty(value: Any) -> bool:
 
 
 def normal_form(text: str) -> str:
-    r"""Return the text for comparisons: NFKC, case folded, white space as one space.
-
-    Example:
-        >>> normal_form("  Copy\n a FOLDER "), normal_form(chr(0xFB01) + "le")
-        ('copy a folder', 'file')
-    """
+    r"""Return the text for comparisons: NFKC, case folded, white space as one space."""
     # NFKC leaves ASCII as it is, and lower() is then equal to casefold() and faster
     folded = text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).casefold()
     return " ".join(folded.split())
 
 
 def number_hint(value: object, otherwise: str) -> str:
-    """Return the fix for a value that is not a number.
-
-    Example:
-        >>> number_hint("0,5", "drop the row"), number_hint("good", "drop the row")
-        ('write decimals with a point: 0.5', 'drop the row')
-    """
+    """Return the fix for a value that is not a number."""
     if isinstance(value, str) and DECIMAL_COMMA.fullmatch(value):
         return f"write decimals with a point: {value.strip().replace(',', '.')}"
     return otherwise
@@ -194,14 +179,7 @@ def number_hint(value: object, otherwise: str) -> str:
 
 @lru_cache
 def missing_column_hint(path: Path, column: str, names: tuple[str, ...], needed: tuple[str, ...]) -> str:
-    """Return the fix for a missing column: a name in other letters, another separator, or the command that maps names.
-
-    Example:
-        >>> missing_column_hint("a.csv", "grade", ("Grade ",), ("grade",))
-        "rename 'Grade ' to 'grade': names are compared letter by letter"
-        >>> missing_column_hint("a.csv", "query", ("query;document;grade",), ("query",))
-        'the header is separated by semicolons: save the file with commas as .csv, or with tabs as .tsv'
-    """
+    """Return the fix for a missing column: other letters, another separator, or the command that maps names."""
     for name in names:
         if "_".join(name.strip().casefold().replace("-", " ").split()) == column != name:
             return f"rename {name!r} to {column!r}: names are compared letter by letter"

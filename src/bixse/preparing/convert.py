@@ -19,12 +19,12 @@ import yaml
 from bixse.data.columns import SCHEMA
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.run import open_run
-from bixse.data.transforms import PairColumns, TransformReport, reported
 from bixse.errors import InputError, InvalidFileError, RowError, shorten
 from bixse.files.files import alone_in, hash_files, interruptible, put_in_place, storage_errors, write_atomically
 from bixse.files.parquet import table_writer
 from bixse.preparing.formats import looks_like
 from bixse.preparing.source import Source
+from bixse.preparing.transforms import PairColumns, TransformReport, reported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -6,8 +6,16 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from bixse.data.transforms import Binarise, KeepFrom, LabelNoise, Sample, SplitByQuery, Transform, WithoutDuplicates
 from bixse.preparing.formats import SourceSettings, named_words
+from bixse.preparing.transforms import (
+    Binarise,
+    KeepFrom,
+    LabelNoise,
+    Sample,
+    SplitByQuery,
+    Transform,
+    WithoutDuplicates,
+)
 from bixse.settings import Flag
 
 if TYPE_CHECKING:

@@ -235,15 +235,7 @@ def task_name(file: Path) -> str:
 
 
 def looks_like(path: Path) -> list[str]:
-    """Return the formats whose `signs` the first row of a table has; nothing for a file that is no table.
-
-    Example:
-        >>> import json, tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "rows.jsonl"
-        >>> _ = path.write_text(json.dumps({"query": "copy a folder", "pos": ["copytree"], "neg": []}))
-        >>> looks_like(path)
-        ['flagembedding']
-    """
+    """Return the formats whose `signs` the first row of a table has; nothing for a file that is no table."""
     try:
         _, row, _ = next(raw_rows(path, InvalidFileError(path)), (0, {}, 0))
     except (BixseError, OSError):

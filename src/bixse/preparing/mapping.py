@@ -18,8 +18,9 @@ from bixse.preparing.score_scale import map_scores
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from bixse.preparing.formats import Format
-    from bixse.preparing.source import Source
+    from bixse.preparing.formats import Format, SourceSettings
+    from bixse.preparing.score_scale import ScoreMap
+    from bixse.relevance import GradeScale
 
 MEMORY_LIMIT = "256MB"
 """Memory limit of duckdb; larger data goes to files in its folder."""
@@ -71,18 +72,19 @@ ORDER BY row, place
 class RowMapping:
     """The mapping from tables of JSON rows of a source to judgements and errors, in a database below `folder`."""
 
-    def __init__(self, source: Source, folder: Path) -> None:
-        form = source.form
-        self.form, self.scale, self.score_map = form, source.scale, source.score_map
+    def __init__(
+        self, settings: SourceSettings, form: Format, scale: GradeScale, score_map: ScoreMap | None, folder: Path
+    ) -> None:
+        self.form, self.scale, self.score_map = form, scale, score_map
         self.database = database = duckdb.connect(folder / "work.duckdb")
         spill = str(folder / "spill").replace("'", "''")
         database.execute(f"SET memory_limit = '{MEMORY_LIMIT}'; SET temp_directory = '{spill}'")
         # No downloads. Queries order their rows themselves, and keeping the order costs memory.
         database.execute("SET autoinstall_known_extensions = false; SET preserve_insertion_order = false")
-        stated = source.chosen.grade_scale is not None
+        stated = settings.grade_scale is not None
         for name in TABLE_COLUMNS:
-            database.execute(f"SET VARIABLE {name} = {_quoted(source.chosen.columns.get(name, name))}")
-        for name, value in (("scale_stated", stated), ("has_corpus", bool(source.corpus))):
+            database.execute(f"SET VARIABLE {name} = {_quoted(settings.columns.get(name, name))}")
+        for name, value in (("scale_stated", stated), ("has_corpus", bool(form.folder) or settings.corpus is not None)):
             database.execute(f"SET VARIABLE {name} = {value}")
         database.execute(Path(__file__).with_name("mapping.sql").read_text(encoding="utf-8"))
         for name in ("documents", "queries"):
@@ -106,7 +108,7 @@ class RowMapping:
             "column": form.documents.partition("'")[2].partition("'")[0],
             "mapped": self._mapped,
             "labels": self._labels,
-            "text_ids": source.chosen.text_ids,
+            "text_ids": settings.text_ids,
             "scored": self.score_map is not None or form.needs_map,
             "graded": self.score_map is None and "grade" not in form.own,
             "query_text": "asked" if form.query_by_id else "query->>'$'",

@@ -39,12 +39,7 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class ScoreMap:
-    """A monotone map from a teacher's score to relevance in [0, 1].
-
-    Example:
-        >>> parse_score_map("platt:2,-6")
-        ScoreMap(kind='platt', slope=2.0, intercept=-6.0)
-    """
+    """A monotone map from a teacher's score to relevance in [0, 1]."""
 
     kind: Literal["prob", "percent", "logit", "platt", "binary"]
     slope: float = 1.0
@@ -102,12 +97,7 @@ class ScoreSummary:
 def summarise_scores(
     positive: Sequence[float] | NDArray[Any], negative: Sequence[float] | NDArray[Any]
 ) -> ScoreSummary:
-    """Describe the finite scores of a file, positives and others; the description decides nothing.
-
-    Example:
-        >>> summarise_scores([98.5, 91.0], [12.0, 40.5]).looks_like
-        'percent'
-    """
+    """Describe the finite scores of a file, positives and others; the description decides nothing."""
     high, low = np.asarray(positive, dtype=np.float64), np.asarray(negative, dtype=np.float64)
     scores = np.concatenate([high, low])
     if not len(scores):
@@ -150,12 +140,7 @@ def check_scores(
 
 
 def map_scores(scores: NDArray[Any], score_map: ScoreMap) -> NDArray[np.float64]:
-    """Return the relevance of scores in the range of the map.
-
-    Example:
-        >>> map_scores(np.array([75.0]), parse_score_map("percent")).tolist()
-        [0.75]
-    """
+    """Return the relevance of scores in the range of the map."""
     if score_map.kind in ("logit", "platt"):
         with np.errstate(over="ignore"):
             return _sigmoid(score_map.slope * scores + score_map.intercept)

@@ -37,12 +37,7 @@ KNOWN_NAMES = (BM25_NAME, "demo")
 
 
 def retriever_labels(names: Sequence[str]) -> dict[str, str]:
-    """Return label -> retriever in the given order; labels stand in file names and in the column `source`.
-
-    Example:
-        >>> retriever_labels(["bm25", "runs/a/model", "runs/b/model"])
-        {'bm25': 'bm25', 'a-model': 'runs/a/model', 'b-model': 'runs/b/model'}
-    """
+    """Return label -> retriever in the given order; labels stand in file names and in the column `source`."""
     for name in names:
         close = difflib.get_close_matches(name.lower(), KNOWN_NAMES, n=1)
         if name not in KNOWN_NAMES and close and not Path(name).exists():

@@ -46,14 +46,7 @@ ROWS_AT_ONCE = 40_000
 
 @dataclass(frozen=True)
 class Judgement:
-    """The answer of a judge to one (query, document) pair; the rows of every external format become judgements.
-
-    Example:
-        >>> from bixse.relevance import GradeScale
-        >>> row = Judgement("q1", "d1", GradeScale(0, 3), grade=1.5)
-        >>> row.relevance, row.pair
-        (0.5, None)
-    """
+    """The answer of a judge to one (query, document) pair; the rows of every external format become judgements."""
 
     query_id: str
     document_id: str
@@ -134,13 +127,7 @@ def ungraded(name: str, statuses: Counter[str]) -> list[str]:
 
 
 def on_scale(grade: float, scale: GradeScale) -> tuple[float | None, str, str]:
-    """Return grade, status and detail of a stated grade; off the scale the grade is None, never the nearest grade.
-
-    Example:
-        >>> from bixse.relevance import GradeScale
-        >>> on_scale(2.0, GradeScale(0, 3)), on_scale(10.0, GradeScale(0, 3))
-        ((2.0, 'graded', ''), (None, 'off-scale', 'grade 10; the scale is 0 to 3'))
-    """
+    """Return grade, status and detail of a stated grade; off the scale the grade is None, never the nearest grade."""
     if scale.minimum <= grade <= scale.maximum:
         return grade, "graded", ""
     return None, "off-scale", f"grade {grade:g}; the scale is {scale.minimum:g} to {scale.maximum:g}"
@@ -233,7 +220,7 @@ class Source:
         self.statuses, self._told = Counter(), list(self._file_notes)
         self._noted = self._scores_aside = 0
         with storage_errors(folder):
-            mapping = RowMapping(self, folder)
+            mapping = RowMapping(self.chosen, self.form, self.scale, self.score_map, folder)
             for table, files, columns in (("documents", self.corpus, DOCUMENT), ("queries", self.queries, QUERY)):
                 lists = [errors_of(file) for file in files]
                 for place, (file, errors) in enumerate(zip(files, lists, strict=True)):

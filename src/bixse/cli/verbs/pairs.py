@@ -52,7 +52,7 @@ def run_convert(settings: ConvertSettings, options: ConvertOptions) -> CommandRe
 
 
 def _text(result: ConvertResult, settings: ConvertSettings, out: Path | None) -> str:
-    from bixse.data.transforms import TransformReport
+    from bixse.preparing.transforms import TransformReport
     from bixse.report.table import format_histogram
 
     graded = result.statuses.get("graded", 0)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
-from bixse.data import transforms
 from bixse.data.collection import Collection, files_of_split, load_collection, save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import load_several, save_graded_pairs
@@ -24,6 +23,7 @@ from bixse.errors import InputError, ModelError, OutputExistsError
 from bixse.files.files import hash_files
 from bixse.lab.experiments import INPUTS_FOLDER
 from bixse.lab.lab_config import PYDOCS
+from bixse.preparing import transforms
 from bixse.relevance import GradeScale
 from bixse.training.dev_evaluation import check_not_trained_on
 

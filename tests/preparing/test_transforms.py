@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bixse.data.graded_pairs import GradedPairs
-from bixse.data.transforms import (
+from bixse.errors import InputError
+from bixse.preparing.transforms import (
     Binarise,
     KeepFrom,
     LabelNoise,
@@ -20,7 +21,6 @@ from bixse.data.transforms import (
     WithoutDuplicates,
     transformed,
 )
-from bixse.errors import InputError
 from bixse.relevance import GradeScale
 
 
