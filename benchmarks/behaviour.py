@@ -3,7 +3,7 @@
 python benchmarks/behaviour.py record BEFORE.json --shared DATA      # once with each version of the code
 python benchmarks/behaviour.py compare BEFORE.json AFTER.json        # every figure that differs; exit code 1 if any
 
-Only the command line, files and `import bixse` are relied on; `PLACES` names what else must be kept up to date.
+Only the command line, files and `import bixse` are relied on. Losses and metrics have golden values in the tests.
 A command that fails is recorded by its exit code; a section that fails keeps the figures it had, and the exit code is
 1. Figures are those of one machine and one set of library versions.
 """
@@ -30,32 +30,14 @@ from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 
-PLACES = {
-    "LOSSES": "bixse.losses.catalogue",
-    "InputError": "bixse.errors",
-    "GradedTargets": "bixse.losses.targets",
-    "build_loss": "bixse.losses.catalogue",
-    "evaluate_run": "bixse.evaluation.metrics",
-    "mean": "bixse.evaluation.metrics",
-    "paired_bootstrap": "bixse.evaluation.statistics",
-    "randomisation_test": "bixse.evaluation.statistics",
-    "load_pydocs": "bixse.data.pydocs",
-    "save_collection": "bixse.data.collection",
-}
-"""Name -> inner module: all that this file takes from inside bixse."""
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "preparing"))  # source_files: what `convert` is tried on
+TESTS = Path(__file__).parents[1] / "tests"
+sys.path += [str(TESTS), str(TESTS / "preparing")]  # helpers.tiny_judges; source_files: what `convert` is tried on
 FIXED = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "BIXSE_PRECISION": "float32", "TOKENIZERS_PARALLELISM": "false"}
 os.environ.update(FIXED)  # before torch is imported
 LEFT_OUT = re.compile(
     r"second|time|_s$|per_s|speed|bytes|memory|citation|licen[cs]e|version|path|folder|file$|started|created"
 )
 """Keys of figures that no two runs share, and of prose."""
-WORDS = ["copy", "move", "open", "read", "list", "file", "tree", "path", "text", "sort", "match", "split", "join"]
-
-
-def inner(name):
-    """A function or table of an inner module."""
-    return getattr(import_module(PLACES[name]), name)
 
 
 def checksum(tensors):
@@ -207,69 +189,29 @@ class Inputs:
         self.work, self.shared = work, shared
 
     @cached_property
-    def tokenizer(self):
-        """A BERT tokenizer of a few words and all letters."""
-        from transformers import BertTokenizerFast
-
-        letters = "abcdefghijklmnopqrstuvwxyz0123456789"
-        words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *letters, *(f"##{letter}" for letter in letters)]
-        numbers = {word: number for number, word in enumerate(words)}
-        vocabulary = write(self.work / "vocab.txt", "\n".join(words))
-        return BertTokenizerFast(vocab_file=str(vocabulary), vocab=numbers, model_max_length=32)
-
-    def save_bert(self, folder, kind):
-        """Save a random BERT of two layers."""
-        import torch
-        import transformers
-
-        torch.manual_seed(0)
-        sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-        config = transformers.BertConfig(
-            vocab_size=len(self.tokenizer), num_labels=1, initializer_range=0.2, max_position_embeddings=64, **sizes
-        )
-        getattr(transformers, kind)(config).save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
-        return folder
-
-    @cached_property
-    def encoder(self):
-        """A random encoder of sentence-transformers, in evaluation mode."""
-        from sentence_transformers import SentenceTransformer
-        from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-
-        folder = self.save_bert(self.work / "tiny-encoder", "BertModel")
-        modules = [Transformer(str(folder), max_seq_length=32), Pooling(32, pooling_mode="mean")]
-        return SentenceTransformer(modules=modules, device="cpu").eval()
-
-    @cached_property
     def reranker(self):
         """Folder of a random cross-encoder."""
-        return self.save_bert(self.work / "tiny-reranker", "BertForSequenceClassification")
+        import torch
+        from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+
+        from bixse.encoders.loading.build import demo_model_path
+
+        torch.manual_seed(0)
+        tokenizer = AutoTokenizer.from_pretrained(demo_model_path())
+        sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+        config = BertConfig(vocab_size=len(tokenizer), num_labels=1, initializer_range=0.2, **sizes)
+        for part in (BertForSequenceClassification(config), tokenizer):
+            part.save_pretrained(self.work / "tiny-reranker")
+        return self.work / "tiny-reranker"
 
     @cached_property
     def decoder(self):
-        """Folder of a random language model over bytes, with a chat template."""
-        import torch
-        import transformers
-        from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+        """Folder of a random language model over bytes, with a chat template; most of its answers are an option."""
+        from helpers.tiny_judges import save_judge, tiny_model, tiny_tokenizer
 
-        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        inner_tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
-        inner_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        inner_tokenizer.decoder = decoders.ByteLevel()
-        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner_tokenizer, eos_token="<|end|>")
-        tokenizer.chat_template = (
-            "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}<|end|>{% endfor %}assistant: "
-        )
-        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-        torch.manual_seed(0)
-        config = transformers.LlamaConfig(vocab_size=len(tokenizer), initializer_range=0.25, **sizes)
-        model = transformers.LlamaForCausalLM(config)
-        with torch.no_grad():  # most answers are an option
-            model.lm_head.weight[tokenizer.convert_tokens_to_ids(["0", "1", "2"])] *= 6
-        model.save_pretrained(self.work / "tiny-decoder")
-        tokenizer.save_pretrained(self.work / "tiny-decoder")
-        return self.work / "tiny-decoder"
+        tokenizer, model = tiny_tokenizer(), tiny_model("llama")
+        model.lm_head.weight.data[tokenizer.convert_tokens_to_ids(["0", "1", "2"])] *= 6
+        return save_judge(self.work / "tiny-decoder", tokenizer=tokenizer, model=model)
 
     def part(self, source, name, splits, others):
         """A collection folder with some queries a split, their judged documents and some others."""
@@ -295,7 +237,10 @@ class Inputs:
     @cached_property
     def pydocs(self):
         """Some queries of each split of the sample collection."""
-        inner("save_collection")(inner("load_pydocs")(), self.work / "whole-pydocs")
+        from bixse.data.collection import save_collection
+        from bixse.data.pydocs import load_pydocs
+
+        save_collection(load_pydocs(), self.work / "whole-pydocs")
         return self.part(self.work / "whole-pydocs", "pydocs", {"train": 60, "dev": 12, "guard": 8, "test": 20}, 0)
 
     @cached_property
@@ -326,68 +271,6 @@ class Inputs:
 QUERIES = ["copy a file", "copy a file", "sort a list", "open the folder", "join the path"]
 DOCUMENTS = ["copy the file", "copy the file", "sort the list", "open a folder tree", "split the text"]
 OTHERS = ["move the disk", "copy the file", "find a name in the list", "read lines", "match text"]
-NAN = math.nan
-TABLE = [[0, 0, 1.0], [0, 1, 0.3], [0, 5, NAN], [1, 2, 0.6], [2, 2, 0.9], [2, 7, 0.0], [3, 3, 1.0], [4, 9, 0.4]]
-LABELS = {  # shape of labels -> columns of texts, labels
-    "flat": ([QUERIES, DOCUMENTS], [0.75, 0.25, 1.0, 0.6, 0.0]),
-    "columns": ([QUERIES, DOCUMENTS, OTHERS], [[1.0, 0.2], [1.0, 0.0], [0.7, 0.3], [NAN, 0.1], [0.4, 0.0]]),
-    "table": ([["copy a file", "sort a list", "open", "read", "join"], [*DOCUMENTS, *OTHERS]], TABLE),
-}
-RENAMED = {"in_batch": "in_batch_labels", "cached": "gradient_cache"}
-"""Option as records name it -> as losses do."""
-OPTIONS = {
-    "bixse": [{"bias": "prior"}, {"bias": -3.0, "learn_scale": True}, {"reduction": "mean"}, {"binarise_at": 0.5}],
-    "infonce": [{"cutoff": 0.8}],
-    "margin-mse": [{"margin": 0.5}],
-    "lambdaloss-v2": [{"top_grade": 1.0}],
-}
-
-
-def losses(record):
-    """Value and gradients of every loss of the catalogue and its main options, on labels of every shape."""
-    import torch
-
-    model = record.inputs.encoder
-    for word in inner("LOSSES"):
-        for options in [{}, {"scale": 5.0}, {"in_batch": "paper"}, {"cached": True}, *OPTIONS.get(word, [])]:
-            for shape, (columns, labels) in LABELS.items():
-                name = f"{word} {json.dumps(options)} {shape}"
-                model.zero_grad()
-                named = {RENAMED.get(option, option): value for option, value in options.items()}
-                loss = inner("build_loss")(word, model, **{"scale": 20.0, **named})
-                given = torch.tensor(labels)
-                if shape == "table":
-                    size = (len(columns[0]), len(columns[1]))
-                    given = inner("GradedTargets").from_entries(*given.T, size).tensors()
-                try:
-                    value = loss([model.preprocess(column) for column in columns], given)
-                except inner("InputError") as error:  # one document per query, for a loss that compares documents
-                    record.put(f"{name}: refused", type(error).__name__)
-                    continue
-                value.backward()
-                record.put(f"{name}: value", value.item())
-                record.put(f"{name}: gradient", checksum([p.grad for p in model.parameters() if p.grad is not None]))
-                for own, parameter in loss.named_parameters():
-                    if not own.startswith("model."):
-                        gradient = None if parameter.grad is None else parameter.grad.item()
-                        record.put(f"{name}: {own}", [parameter.item(), gradient])
-
-
-def metrics(record):
-    """Every metric on random runs with ties, fractional and negative grades, and what compares two runs."""
-    names = [*(f"{name}{cut}" for name in ("ndcg", "recall", "mrr", "map") for cut in ("", "@3", "@10")), "precision@5"]
-    draw = random.Random(0)
-    grades, systems = [-1, 0, 0, 0.5, 1, 1.25, 2, 3], []
-    qrels = {f"q{q}": {f"d{draw.randrange(60)}": draw.choice(grades) for _ in range(12)} for q in range(50)}
-    for level in (0.5, 1, 2):
-        run = {query: {f"d{d}": round(draw.random() * 8) / 8 for d in range(0, 60, 2)} for query in list(qrels)[:-1]}
-        values = inner("evaluate_run")(qrels, run, names, level)
-        record.put(f"means from {level}", inner("mean")(values))
-        record.put(f"queries from {level}", {name: number_sums(found.values()) for name, found in values.items()})
-        systems.append(values["ndcg@10"])
-    for test in ("paired_bootstrap", "randomisation_test"):
-        found = inner(test)(systems[0], systems[1])
-        record.put(test, vars(found) if hasattr(found, "__dict__") else found)
 
 
 def evaluation(record):
@@ -468,7 +351,7 @@ def calibration(record):
     record.run("negatives", *model, "--negatives", "5", "--collection", inputs.pydocs, "--out", "OUT")
     rows = (inputs.shared / "sick" / "SICK_trial.txt").read_text().splitlines()[:151]
     sick = write(inputs.work / "sick.tsv", "\n".join(rows) + "\n")
-    columns = ("--query-column", "sentence_A", "--document-column", "sentence_B", "--grade-column", "relatedness_score")
+    columns = ("--columns", "query=sentence_A", "document=sentence_B", "grade=relatedness_score")
     pairs = record.run("sick pairs", "convert", "table", sick, "--scale", "1", "5", *columns, "--out", "OUT")
     record.run("sick", "calibrate", "demo", "--pairs", pairs / "pairs.parquet", "--out", "OUT")
     fitted = load_relevance_model(str(record.out / "pydocs" / "model"))
@@ -476,7 +359,7 @@ def calibration(record):
 
 
 ONE_FILE = ("flagembedding", "tevatron", "sentence-transformers", "umbrela", "trec", "table", "pairs")
-COLUMNS = "--query-column search --document-column item --grade-column stars --task-column department --scale 0 5"
+COLUMNS = "--columns query=search document=item grade=stars task=department --scale 0 5"
 CONVERSIONS = """
 lightblue | lightblue | LIGHTBLUE data/train.parquet |
 e5 | e5 | E5 | --dedup
@@ -489,14 +372,12 @@ tuples | sentence-transformers | TUPLES nli.jsonl |
 umbrela | umbrela | UMBRELA judged.jsonl |
 beir | beir | BEIR | --scale 0 2 --skip-invalid
 beir off scale | beir | BEIR | --scale 0 2
-beir text ids | beir | BEIR | --scale 0 7 --text-ids --limit 3
+beir text ids | beir | BEIR | --scale 0 7 --text-ids
 trec | trec | TREC | --scale 0 3 --queries topics.tsv --corpus collection.tsv.gz --skip-invalid
 table | table | TABLE mine.csv | COLUMNS
 pairs | pairs | PAIRS pairs.jsonl |
 transforms | pairs | PAIRS pairs.jsonl | --dedup --noise 0.6 --cutoff 0.2 --size 30 --seed 5
 split | pairs | PAIRS pairs.jsonl | --binarise 0.5 --noise 0.3 --split train=0.6 test=0.4
-collection | beir | BEIR | --scale 0 7 --as collection
-pairs collection | pairs | PAIRS pairs.jsonl | --as collection --scale 0 3
 """
 """Name, source, tables of `source_files` (with the file each is written to, or a folder of files), options."""
 
@@ -579,7 +460,7 @@ def mining(record):
         "spread": ("--retriever", "bm25", "--per-query", "4"),
         "spread both": ("--retriever", "bm25", "demo", "--per-query", "4", "--depth", "40", "--max-length", "32"),
         "top": ("--strategy", "top", "--per-query", "3"),
-        "hard-negatives": ("--strategy", "hard-negatives", "--exclude-judged", "test", "--split", "test"),
+        "split": ("--strategy", "top", "--split", "test"),
         "one": ("--strategy", "one", "--max-queries", "20", "--seed", "3"),
     }
     for name, words in cases.items():
@@ -614,8 +495,8 @@ def quickstart(record):
     record.run("quickstart", "quickstart", "--out", "OUT")
 
 
-SECTIONS = [losses, metrics, evaluation, train, calibration, conversion, grading, mining, search, study, quickstart]
-WITHOUT_DATA = ["losses", "metrics", "train", "conversion", "study", "quickstart"]
+SECTIONS = [evaluation, train, calibration, conversion, grading, mining, search, study, quickstart]
+WITHOUT_DATA = ["train", "conversion", "study", "quickstart"]
 
 
 def record_all(out, shared, only):

@@ -2,9 +2,9 @@
 
     python benchmarks/mining_grades.py
 
-The 239 train queries of pydocs, eight documents per query (one for `one`), depth 100, seed 0. `hard-negatives`
-has one relevant document per query, as MS MARCO does: the judged document of the highest grade. Grades are those of the
-collection, 0 to 3, written by a language model. A candidate outside the judged pool has none and is counted as such.
+The 239 train queries of pydocs, eight documents per query (one for `one`), depth 100, seed 0. "top, one known" leaves
+out one relevant document per query, as MS MARCO has it: the judged document of the highest grade. Grades are those of
+the collection, 0 to 3, written by a language model. A candidate outside the judged pool has none.
 """
 
 from __future__ import annotations
@@ -13,22 +13,26 @@ import tempfile
 from collections import Counter
 from itertools import product
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
+
+import pyarrow.parquet as pq
 
 from bixse.data.collection import save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.pydocs import PYDOCS_RELEVANT_GRADE, PYDOCS_SCALE, load_pydocs
-from bixse.preparing.candidates import Strategy
+from bixse.evaluation.statistics import wilson_interval
+from bixse.preparing.candidates import Strategy, rank_band
 from bixse.preparing.mine import mine
 from bixse.preparing.mine_settings import MineConfig
-from bixse.preparing.mined_pairs import false_negatives, load_mined_pairs
+from bixse.preparing.mined_pairs import MINED_FILE
 from bixse.report.table import format_markdown
 from measuring import Option, options
 
 RETRIEVERS = (("bm25",), ("demo",), ("bm25", "demo"))
 GRADES = (3, 2, 1, 0)
-RELEVANT_FROM = PYDOCS_SCALE.to_relevance(PYDOCS_RELEVANT_GRADE)
+KNOWN = "top, one known"
+STRATEGIES: dict[str, Strategy] = {"spread": "spread", "top": "top", KNOWN: "top", "one": "one"}
 
 
 def known_best(graded: GradedPairs) -> GradedPairs:
@@ -52,27 +56,31 @@ def main() -> None:
         folder, known = Path(work) / "collection", Path(work) / "known.jsonl"
         save_collection(collection, folder)
         save_graded_pairs(known_best(graded), known)
-        for retrievers, strategy in product(RETRIEVERS[: given.sets], get_args(Strategy)):
+        for retrievers, (name, strategy) in product(RETRIEVERS[: given.sets], STRATEGIES.items()):
             config = MineConfig(
                 collection=folder,
                 split="train",
                 retrievers=retrievers,
                 strategy=strategy,
-                known=known if strategy == "hard-negatives" else None,
+                known=known if name == KNOWN else None,
                 max_length=128,
                 max_queries=given.max_queries,
             )
-            out, names = Path(work) / "-".join([*retrievers, strategy]), " + ".join(retrievers)
+            out, names = Path(work) / "-".join([*retrievers, name]), " + ".join(retrievers)
             mine(config, out)
-            pairs = load_mined_pairs(out)
-            found = Counter(qrels[pair.query_id].get(pair.document_id) for pair in pairs)
-            judged = len(pairs) - found[None]
-            grades.append([strategy, names, len(pairs), judged, *(found[grade] for grade in GRADES)])
-            if strategy == "hard-negatives":
-                shares += [
-                    [names, name, share.graded, share.relevant, share.value, "{:.3f} to {:.3f}".format(*share.interval)]
-                    for name, share in false_negatives(graded, pairs, RELEVANT_FROM).groups.items()
-                ]
+            rows = pq.read_table(out / MINED_FILE).to_pylist()
+            found = [(row["rank"], qrels[row["query_id"]].get(row["document_id"])) for row in rows]
+            counts = Counter(grade for _, grade in found)
+            judged = [(rank, grade >= PYDOCS_RELEVANT_GRADE) for rank, grade in found if grade is not None]
+            grades.append([name, names, len(found), len(judged), *(counts[grade] for grade in GRADES)])
+            if name == KNOWN:
+                bands = {"all": judged}
+                for rank, relevant in sorted(judged):
+                    bands.setdefault(f"rank {rank_band(rank)}", []).append((rank, relevant))
+                for band, own in bands.items():
+                    relevant = sum(is_relevant for _, is_relevant in own)
+                    interval = "{:.3f} to {:.3f}".format(*wilson_interval(relevant, len(own)))
+                    shares.append([names, band, len(own), relevant, relevant / len(own), interval])
     print(format_markdown(grades, ["strategy", "retrievers", "pairs", "judged", *(f"grade {g}" for g in GRADES)]))
     print()
     print(format_markdown(shares, ["retrievers", "judged hard negatives", "judged", "relevant", "share", "interval"]))

@@ -18,24 +18,13 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 OTHERS = {
     "bench_grade_server": (["--quick"], "bixse_per_second"),
     "bench_jobs": (["--sizes", "200"], "grade from ledger"),
-    "bench_sharding": (["--quick"], "full"),
     "bench_stores": (["--quick"], "SQ8"),
-    "bench_ui": (["--quick"], "slider moved"),
     "cost": (["train", "scaling"], "all weights, shared out"),
-    "mining_grades": (["--quick"], "hard-negatives"),
+    "mining_grades": (["--quick"], "top, one known"),
     "results": (["--help"], "--cranfield"),
-    "ui_screenshots": (["--help"], "--graded"),
 }
-"""Script -> its smallest run, and a word of what it prints. That of `results` is `tests/test_results.py`, and
-`ui_screenshots` needs a browser."""
-LONG = (
-    "bench_grade_server",
-    "bench_jobs",
-    "bench_sharding",
-    "bench_ui",
-    "mining_grades",
-    "results",
-)
+"""Script -> its smallest run, and a word of what it prints. That of `results` is `tests/test_results.py`."""
+LONG = ("bench_grade_server", "bench_jobs", "mining_grades", "results")
 """Scripts that take ten seconds and more all the same."""
 
 

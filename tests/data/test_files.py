@@ -55,7 +55,6 @@ def test_a_packed_file_is_named(tmp_path, packed, fix):
 def test_bom_and_line_ends(tmp_path):
     path = write(tmp_path, b"\xef\xbb\xbfa\r\nb\rc\n")
     assert read_text(path) == "a\nb\nc\n"
-    assert read_text(path, keep_line_ends=True) == "a\r\nb\rc\n"
 
 
 @pytest.mark.parametrize(

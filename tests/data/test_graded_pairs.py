@@ -63,12 +63,6 @@ def test_no_rows():
     assert (len(pairs), list(pairs.groups()), list(pairs.rows()), pairs.relevance.shape) == (0, [], [], (0,))
 
 
-def test_selecting_queries_keeps_order_and_columns():
-    chosen = GradedPairs.from_rows(ROWS).select_queries(["q2", "unknown", "q1"])
-    assert list(chosen.rows()) == list(GradedPairs.from_rows(ROWS).rows())
-    assert len(GradedPairs.from_rows(ROWS).select_queries(["unknown"])) == 0
-
-
 def test_ids_come_from_the_text_alone():
     pairs = GradedPairs.from_rows([{"query": "a", "document": "a", "relevance": 1}])
     assert pairs.query_ids == pairs.document_ids == ["ca978112ca1bbdca"]  # sha256sum of "a"

@@ -1,10 +1,10 @@
 """Random documents as irrelevant pairs: which are drawn, and which never."""
 
+import numpy as np
 import pytest
 
 from bixse.data.collection import Collection, Document
-from bixse.data.graded_pairs import GradedPairs
-from bixse.data.transforms import with_random_negatives
+from bixse.data.graded_pairs import GradedPairs, with_random_negatives
 from bixse.errors import InputError
 
 CORPUS = {f"d{n}": Document("title" if n % 2 else "", f"text {n}") for n in range(200)}
@@ -48,7 +48,7 @@ def test_never_a_document_that_is_judged_for_the_query():
 def test_the_draw_depends_on_the_seed_and_not_on_other_queries():
     assert drawn(PAIRS, 5) == drawn(PAIRS, 5)
     assert drawn(PAIRS, 5) != drawn(PAIRS, 5, seed=1)
-    assert drawn(PAIRS.select_queries(["q1"]), 5)["q1"] == drawn(PAIRS, 5)["q1"]
+    assert drawn(PAIRS.select(np.array([name == "q1" for name in PAIRS.query_ids])), 5)["q1"] == drawn(PAIRS, 5)["q1"]
 
 
 @pytest.mark.parametrize("number", [0, -1, 149])

@@ -159,7 +159,7 @@ def warnings(tmp_path, queries, grades, **settings):
     [
         ({"a1": "copy", "a3": "move"}, False, ()),  # ids that are equal by accident
         ({"a1": "copy", "a3": CORPUS["a3"].text}, True, ("'a1'",)),
-        ({"a1": "copy", "a3": " Wait in  a thread"}, False, ("1 query is a document too", "1 others", "'a3'")),
+        ({"a1": "copy", "a3": " Wait in  a thread"}, False, ("1 queries are documents too", "1 others", "'a3'")),
         ({"a3": CORPUS["a3"].text}, True, ()),
     ],
 )

@@ -15,10 +15,19 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bixse import ConvertSettings, convert, load_collection, load_graded_pairs
-from bixse.data.transforms import Binarise, KeepFrom, LabelNoise, Sample, WithoutDuplicates, split_by_query, transformed
+from bixse import ConvertSettings, convert, load_graded_pairs
 from bixse.errors import InputError, OutputExistsError, StorageError
 from bixse.files.files import file_hash
+from bixse.preparing.transforms import (
+    Binarise,
+    KeepFrom,
+    LabelNoise,
+    PairColumns,
+    Sample,
+    SplitByQuery,
+    WithoutDuplicates,
+    transformed,
+)
 
 
 @pytest.fixture
@@ -78,11 +87,6 @@ class TestPairs:
         convert(ConvertSettings(source="lightblue", path=lightblue, task="mine"), tmp_path / "out")
         assert set(load_graded_pairs(tmp_path / "out" / "pairs.parquet").extra["task"]) == {"mine"}
 
-    def test_a_limit_counts_over_files(self, lightblue, tmp_path):
-        result = convert(ConvertSettings(source="lightblue", path=lightblue, limit=8), tmp_path / "out")
-        assert result.judgements == 8
-        assert result.source["files"]["data/train-1.parquet"]["judgements"] == 2
-
     def test_judgements_without_a_grade_are_counted_and_left_out(self, tmp_path):
         path = files.put(tmp_path, {"judged.jsonl": files.lines(files.UMBRELA)}) / "judged.jsonl"
         result = convert(ConvertSettings(source="umbrela", path=path), tmp_path / "out")
@@ -107,7 +111,7 @@ def test_many_negatives_in_a_row_do_not_fill_the_memory_of_the_database(tmp_path
 class TestTransforms:
     @pytest.mark.parametrize("rows_at_once", [1, 5, 4096])
     def test_files_and_tables_in_memory_are_transformed_alike(self, pairs, tmp_path, monkeypatch, rows_at_once):
-        monkeypatch.setattr("bixse.preparing.pairs_table.ROWS_AT_ONCE", rows_at_once)
+        monkeypatch.setattr("bixse.preparing.transforms.ROWS_AT_ONCE", rows_at_once)
         monkeypatch.setattr("bixse.preparing.source.ROWS_AT_ONCE", rows_at_once)
         settings = ConvertSettings(
             source="pairs",
@@ -125,7 +129,9 @@ class TestTransforms:
         table = load_graded_pairs(pairs)
         for transform in (WithoutDuplicates(), LabelNoise(0.6, 5), KeepFrom(0.2), Sample(30, 5), Binarise(0.5)):
             table = transformed(table, transform, record)
-        parts = split_by_query(table, {"train": 0.6, "test": 0.4}, 5)
+        split = SplitByQuery({"train": 0.6, "test": 0.4}, 5)
+        parts = split.parts(PairColumns.of(table, split.needs))
+        parts = {name: part.selected(table) for name, part in parts.items()}
         for name, part in parts.items():
             assert content(load_graded_pairs(tmp_path / "out" / f"{name}.parquet")) == content(part)
         sizes = {name: len(part) for name, part in parts.items()}
@@ -226,40 +232,6 @@ class TestInvalidRows:
         assert (result.errors, result.parts["pairs"]["rows"]) == (1, 3)
 
 
-class TestCollection:
-    def test_the_corpus_of_the_source_with_its_unjudged_documents(self, tmp_path):
-        folder = files.put(tmp_path / "toy", files.BEIR)
-        result = convert(ConvertSettings(source="beir", path=folder, scale=(0, 2), form="collection"), tmp_path / "out")
-        found = load_collection(tmp_path / "out")
-        assert set(found.corpus) == {"d0", "d1", "d2", "d3"}
-        assert found.corpus["d1"].title == "title 1"
-        assert found.qrels == {"test": {"q0": {"d0": 2.0, "d1": 0.0}, "q1": {"d2": 1.0}}}
-        assert "1 documents of the corpus are empty and were left out" in result.warnings
-
-    def test_pairs_become_a_collection_of_their_documents_by_part(self, pairs, tmp_path):
-        split = {"train": 0.5, "test": 0.5}
-        settings = ConvertSettings(source="pairs", path=pairs, form="collection", scale=(0, 10), split=split, seed=1)
-        convert(settings, tmp_path / "out")
-        found = load_collection(tmp_path / "out")
-        assert set(found.qrels) == {"train", "test"}
-        assert len(found.corpus) == 48 and len(found.queries) == 12
-        grades = {grade for qrels in found.qrels.values() for judged in qrels.values() for grade in judged.values()}
-        assert grades == {1.0, 3.5, 6.0, 8.5}
-
-    def test_grades_begin_at_zero(self, lightblue, tmp_path):
-        convert(ConvertSettings(source="lightblue", path=lightblue, form="collection"), tmp_path / "out")
-        found = load_collection(tmp_path / "out").qrels["test"]
-        grades = [grade for judged in found.values() for grade in judged.values()]
-        assert min(grades) >= 0
-        assert 2.5 < max(grades) <= 4
-
-    def test_two_tasks_that_disagree(self, tmp_path):
-        rows = [{"query": "q", "document": "d", "relevance": z, "task": t} for z, t in [(0.0, "a"), (1.0, "b")]]
-        path = files.put(tmp_path, {"pairs.jsonl": files.lines(rows)}) / "pairs.jsonl"
-        with pytest.raises(InputError, match="in two tasks"):
-            convert(ConvertSettings(source="pairs", path=path, form="collection"), tmp_path / "out")
-
-
 class TestFolders:
     def test_a_finished_run_is_reused_and_another_is_refused(self, pairs, tmp_path):
         first = convert(ConvertSettings(source="pairs", path=pairs), tmp_path / "out")
@@ -321,7 +293,6 @@ class TestSettings:
         ("changes", "named"),
         [
             ({"source": "lightblu"}, "source"),
-            ({"limit": 0}, "limit"),
             ({"scale": (0, float("inf"))}, "scale"),
             ({"scale": (3, 0)}, "scale"),
             ({"cutoff": 1.5}, "cutoff"),
@@ -332,10 +303,9 @@ class TestSettings:
             ({"split": {"a/b": 1.0}}, "split"),
             ({"split": ["a=0.5", "a=0.5"]}, "split"),
             ({"split": ["train"]}, "split"),
-            ({"columns": {"qery": "x"}}, "columns.query"),
+            ({"columns": {"qery": "x"}}, "columns"),
             ({"columns": {"query": "grade"}}, "columns"),
             ({"task": " "}, "task"),
-            ({"form": "other"}, "form"),
             ({"binarise": float("nan")}, "binarise"),
             ({"out": "folder"}, "--out"),
         ],
@@ -346,7 +316,7 @@ class TestSettings:
 
 
 def test_what_a_killed_run_left_is_taken_away(pairs, tmp_path):
-    files.put(tmp_path / "out" / ".part", {"lock": "", "work/read.parquet": "half", "work/work.duckdb": "half"})
+    files.put(tmp_path / "out" / ".part", {"lock": "", "work/work.duckdb": "half"})
     convert(ConvertSettings(source="pairs", path=pairs), tmp_path / "out")
     assert files_in(tmp_path / "out") == {"pairs.parquet", "train.yaml", "run.json"}
 
@@ -356,7 +326,7 @@ def test_ctrl_c_leaves_no_output_and_the_next_run_ends_it(pairs, tmp_path, monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as context, pytest.raises(KeyboardInterrupt):
-        context.setattr("bixse.preparing.pairs_table.PairsTable.write", interrupted)
+        context.setattr("bixse.preparing.convert._write_pairs", interrupted)
         convert(ConvertSettings(source="pairs", path=pairs), tmp_path / "out")
     assert not (tmp_path / "out" / "pairs.parquet").exists()
     convert(ConvertSettings(source="pairs", path=pairs, cutoff=0.5), tmp_path / "out")

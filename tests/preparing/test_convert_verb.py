@@ -6,7 +6,6 @@ import pytest
 import source_files as files
 
 from bixse.cli.main import main
-from bixse.preparing.formats import FORMATS
 
 
 def call(capsys, *words):
@@ -32,14 +31,6 @@ def pairs(tmp_path):
         for other in (verb, verbs[0] if verb != verbs[0] else verbs[1])
     ]
     return files.put(tmp_path, {"rows.jsonl": files.lines(rows)}) / "rows.jsonl"
-
-
-def test_the_sources_are_listed(capsys):
-    assert main(["convert", "--list"]) == 0
-    said = capsys.readouterr().out
-    assert all(form.licence in said and form.citation in said for form in FORMATS.values())
-    code, envelope = call(capsys, "convert", "--list")
-    assert (code, set(envelope["metrics"]["sources"])) == (0, set(FORMATS))
 
 
 def test_text_of_a_conversion(capsys, pairs, tmp_path):
@@ -82,13 +73,6 @@ def test_settings_from_a_file(capsys, pairs, tmp_path, split):
     assert (tmp_path / "made" / "train.parquet").is_file()
 
 
-def test_names_of_data_sets_in_a_file_are_not_paths(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    files.put(tmp_path, {"run.yaml": "source: lightblue\npath: hub:nobody/nothing\n"})
-    for words in (["--config", tmp_path / "run.yaml"], ["lightblue", "hub:nobody/nothing"]):
-        assert "hub:nobody/nothing: got a data set that is not on this machine" in refused(capsys, "convert", *words)
-
-
 @pytest.mark.parametrize(
     ("words", "named"),
     [
@@ -97,7 +81,7 @@ def test_names_of_data_sets_in_a_file_are_not_paths(capsys, tmp_path, monkeypatc
         (("pars", "rows.jsonl"), "did you mean 'pairs'"),
         (("pairs", "gone.jsonl"), "gone.jsonl"),
         (("table", "rows.jsonl"), "--scale"),
-        (("table", "rows.jsonl", "--query-column", "grade"), "columns"),
+        (("table", "rows.jsonl", "--columns", "query=grade"), "columns"),
         (("pairs", "rows.jsonl", "--scale", "0", "3"), "--scale"),
         (("pairs", "rows.jsonl", "--split", "train"), "PART=SHARE"),
         (("pairs", "rows.jsonl", "--cutof", "0.5"), "did you mean '--cutoff'"),
@@ -116,16 +100,11 @@ def test_wrong_usage(capsys, pairs, tmp_path, monkeypatch, words, named):
     assert named in refused(capsys, "convert", *words)
 
 
-def test_what_is_written_trains_and_evaluates(capsys, pairs, tmp_path, tiny_model_path):
+def test_what_is_written_trains(capsys, pairs, tmp_path, tiny_model_path):
     split = ["--split", "train=0.7", "test=0.3"]
     assert call(capsys, "convert", "pairs", pairs, *split, "--out", tmp_path / "pairs")[0] == 0
     config = tmp_path / "pairs" / "train.yaml"
     config.write_text(config.read_text() + "optimizer: {epochs: 1, batch_size: 4}\nmax_length: 16\n")
     words = ("--config", config, "--model", tiny_model_path, "--out", tmp_path / "run")
     code, envelope = call(capsys, "train", *words)
-    assert code == 0, envelope
-    collection = tmp_path / "collection"
-    assert call(capsys, "convert", "pairs", pairs, *split, "--as", "collection", "--out", collection)[0] == 0
-    words = ("--collection", collection, "--split", "test", "--out", tmp_path / "evaluated")
-    code, envelope = call(capsys, "evaluate", tmp_path / "run" / "model", *words)
     assert code == 0, envelope

@@ -14,15 +14,12 @@ from bixse.data.columns import text_id
 from bixse.data.task_instructions import load_instructions
 from bixse.errors import BixseError, InputError, InvalidFileError
 from bixse.files.files import is_unicode
-from bixse.preparing.formats import FORMATS, SourceOptions, TableColumns
+from bixse.preparing.formats import FORMATS, SourceSettings
 from bixse.preparing.source import Source
-from bixse.relevance import GradeScale
 
 
 def opened(name, path, **options):
-    if "scale" in options:
-        options["scale"] = GradeScale(*options["scale"])
-    return Source(name, path, SourceOptions(**options))
+    return Source(SourceSettings.load(None, {"source": name, "path": path, **options}))
 
 
 def rows(name, path, **options):
@@ -135,14 +132,9 @@ BGE = {"query": "q", "pos": ["a"], "neg": ["b", "c"], "pos_scores": [0.9], "neg_
 
 
 class TestFlagEmbedding:
-    def test_a_map_is_demanded_and_the_scores_are_shown(self, tmp_path):
-        path = written(tmp_path, {**BGE, "pos_scores": [96.5], "neg_scores": [3, 97]})
-        with pytest.raises(InputError) as caught:
-            opened("flagembedding", path)
-        for part in ("looks like: percent", "3 scores from 3 to 97", "1 rows score a negative above"):
-            assert part in str(caught.value)
-        with pytest.raises(InputError, match="labels alone"):
-            opened("flagembedding", written(tmp_path, {"query": "q", "pos": ["a"], "neg": ["b"]}))
+    def test_a_map_is_demanded(self, tmp_path):
+        with pytest.raises(InputError, match=r"got no score map.*percent: scores are 0 to 100"):
+            opened("flagembedding", written(tmp_path, BGE))
 
     @pytest.mark.parametrize(
         ("score_map", "scores"),
@@ -324,7 +316,7 @@ class TestCollections:
 class TestTables:
     def test_named_columns(self, tmp_path):
         path = files.put(tmp_path, {"clicks.csv": files.TABLE}) / "clicks.csv"
-        columns = TableColumns(query="search", document="item", grade="stars", task="department")
+        columns = {"query": "search", "document": "item", "grade": "stars", "task": "department"}
         assert [(row.query, row.relevance, row.task) for row in rows("table", path, scale=(1, 5), columns=columns)] == [
             ("copy, a folder", 1.0, "io"),
             ("copy, a folder", 0.0, "io"),
@@ -332,14 +324,14 @@ class TestTables:
         ]
         assert (None, "query") in errors("table", path, scale=(1, 5))
         with pytest.raises(InputError, match="a column of its own"):
-            TableColumns(query="grade")
+            opened("table", path, scale=(1, 5), columns={"query": "grade"})
 
     @pytest.mark.parametrize("name", ["it's", 'a "b"', "$x", "/x", "a.b", "{x}", "a\\b"])
     def test_columns_of_any_name(self, tmp_path, name):
         path = written(tmp_path, {name: "q", "document": "d", "grade": 1})
-        assert short("table", path, scale=(0, 1), columns=TableColumns(query=name)) == [("q", "d", 1.0)]
+        assert short("table", path, scale=(0, 1), columns={"query": name}) == [("q", "d", 1.0)]
         path = written(tmp_path, {"query": "q", name: "d", "grade": 1})
-        assert short("table", path, scale=(0, 1), columns=TableColumns(document=name)) == [("q", "d", 1.0)]
+        assert short("table", path, scale=(0, 1), columns={"document": name}) == [("q", "d", 1.0)]
 
     def test_an_empty_grade_is_none_and_a_word_an_error(self, tmp_path):
         path = files.put(tmp_path, {"t.csv": "query,document,grade\nq,a,\nq,b,2\nq,c,9\n"}) / "t.csv"

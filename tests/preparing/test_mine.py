@@ -7,8 +7,12 @@ import shutil
 from collections import defaultdict
 from dataclasses import replace
 
+import pyarrow.parquet as pq
 import pytest
 
+from bixse.data.collection import load_collection
+from bixse.data.graded_pairs import GradedPairs
+from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.task_instructions import Instructions
 from bixse.data.trec import read_run
 from bixse.encoders.instructions import set_instructions
@@ -21,14 +25,19 @@ from bixse.preparing import searching
 from bixse.preparing.candidates import fuse
 from bixse.preparing.mine import WORK, mine
 from bixse.preparing.mine_settings import MineConfig
-from bixse.preparing.mined_pairs import load_mined_pairs
+from bixse.preparing.mined_pairs import MINED_FILE, MinedPair
+from bixse.relevance import GradeScale
 from bixse.scale.index.search import SearchIndex
 from bixse.search.bm25 import BM25
 
 
+def mined(folder):
+    return [MinedPair(**row) for row in pq.read_table(folder / MINED_FILE).to_pylist()]
+
+
 def by_query(folder):
     found = defaultdict(list)
-    for pair in load_mined_pairs(folder):
+    for pair in mined(folder):
         found[pair.query_id].append(pair)
     return dict(found)
 
@@ -80,8 +89,6 @@ def test_another_run_is_never_overwritten(collection, tmp_path):
     for other in (changed(config, seed=1), changed(config, strategy="top"), changed(config, per_query=3)):
         with pytest.raises(OutputExistsError, match="changed: "):
             mine(other, out)
-    with pytest.raises(OutputExistsError, match="format"):
-        mine(changed(config, format="csv"), out)
     with pytest.raises(OutputExistsError, match="files that are no run of bixse"):
         mine(config, collection)
     assert files_of(out) == before
@@ -100,7 +107,7 @@ def test_files_columns_runs_and_progress(collection, tmp_path):
     result = mine(MineConfig(collection=collection, split="train", task="pages", per_query=4), out, bar)
     assert bars == {"search with bm25": [6, 6]}
     assert sorted(path.name for path in out.iterdir()) == ["pairs.parquet", "run.bm25.trec", "run.json"]
-    pairs = load_mined_pairs(out)
+    pairs = mined(out)
     assert {pair.task for pair in pairs} == {"pages"}
     assert result.pairs == len(pairs) == 24
     assert read_run(out / "run.bm25.trec").keys() == {
@@ -131,7 +138,9 @@ def test_top_is_the_run_without_copies(collection, tmp_path):
 def test_hard_negatives_are_the_best_unknown(collection, tmp_path):
     plain = MineConfig(collection=collection, split="train", strategy="top", per_query=5)
     mine(plain, tmp_path / "top")
-    result = mine(changed(plain, strategy="hard-negatives", per_query=3, exclude_judged="train"), tmp_path / "hard")
+    scale = GradeScale(0, 3)
+    save_graded_pairs(GradedPairs.from_collection(load_collection(collection), "train", scale), tmp_path / "known.csv")
+    result = mine(changed(plain, per_query=3, known=tmp_path / "known.csv"), tmp_path / "hard")
     top, hard = by_query(tmp_path / "top"), by_query(tmp_path / "hard")
     for query_id, pairs in hard.items():
         verb = query_id[2:]
@@ -160,12 +169,9 @@ def test_queries_without_candidates_are_listed_and_few_are_counted(collection, t
 def test_corpus_and_queries_as_files_that_may_be_the_same(collection, tmp_path):
     queries = tmp_path / "q.jsonl"
     queries.write_text('{"_id": "copy-tree", "text": "copy tree"}\n')
-    config = MineConfig(corpus=collection / "corpus.jsonl", queries=queries, strategy="top", format="csv")
-    assert not mine(config, tmp_path / "with").warnings
-    mine(changed(config, exclude_self=True), tmp_path / "without")
-    found = [[pair.document_id for pair in load_mined_pairs(tmp_path / name)] for name in ("with", "without")]
-    assert found[0][0] == "copy-tree"
-    assert "copy-tree" not in found[1]
+    config = MineConfig(corpus=collection / "corpus.jsonl", queries=queries, strategy="top")
+    assert not mine(config, tmp_path / "out").warnings
+    assert mined(tmp_path / "out")[0].document_id == "copy-tree"
 
 
 @pytest.mark.parametrize("strategy", ["spread", "one"])

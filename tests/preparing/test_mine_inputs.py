@@ -22,11 +22,9 @@ def graded(path, *rows):
         {"queries": "q"},
         {"collection": "d", "corpus": "c", "queries": "q"},
         {"corpus": "c", "queries": "q", "split": "train"},
-        {"corpus": "c", "queries": "q", "exclude_judged": "train"},
         {"collection": "d", "per_query": 11, "depth": 10},
         {"collection": "d", "depth": 7},
         {"collection": "d", "strategy": "one", "per_query": 2},
-        {"collection": "d", "strategy": "hard-negatives"},
     ],
 )
 def test_settings_that_cannot_be(settings):
@@ -44,8 +42,7 @@ def test_one_document_a_query_needs_no_number(tmp_path):
     ("settings", "said"),
     [
         ({"collection": "none"}, "none/corpus.jsonl"),
-        ({"collection": "toy", "split": "dev"}, "expected one of test, train"),
-        ({"collection": "toy", "exclude_judged": "dev"}, "got split 'dev'"),
+        ({"collection": "toy", "split": "dev"}, "expected one of ['test', 'train']"),
         ({"collection": "toy", "known": "none.jsonl"}, "none.jsonl"),
         ({"collection": "toy", "known": "toy"}, "toy: got"),
         ({"corpus": "toy/corpus.jsonl", "queries": "none"}, "none: got"),
@@ -111,10 +108,9 @@ def test_known_pairs_of_other_queries(collection, tmp_path):
 def test_known_pairs_without_ids_are_found_by_their_texts(collection, tmp_path):
     path = tmp_path / "known.csv"
     path.write_text("query,document,relevance\nhow do i move a file,move the file,1\nweather,move the file,1\n")
-    inputs = read_inputs(MineConfig(collection=collection, split="train", known=path, strategy="hard-negatives"))
+    inputs = read_inputs(MineConfig(collection=collection, split="train", known=path))
     assert inputs.known == {"q-move": {"move-file"}}
     assert "known.csv: 1 queries are not among those to mine for" in inputs.warnings
-    assert "5 of 6 queries have no known pair: their best documents are mined as they are" in inputs.warnings
 
 
 def test_known_ids_with_other_texts_are_said(collection, tmp_path):
@@ -125,18 +121,3 @@ def test_known_ids_with_other_texts_are_said(collection, tmp_path):
     )
     inputs = read_inputs(MineConfig(collection=collection, split="train", known=path))
     assert inputs.warnings == ("k.jsonl: 1 of 2 pairs have another text than the corpus has under their id",)
-
-
-def test_known_pairs_of_file_and_split_are_joined_whatever_their_grade(collection, tmp_path):
-    path = graded(
-        tmp_path / "k.jsonl",
-        {"query_id": "q-copy", "query": "x", "document_id": "copy-tree", "document": "copy the tree"},
-    )
-    inputs = read_inputs(MineConfig(collection=collection, split="train", known=path, exclude_judged="train"))
-    assert inputs.known["q-copy"] == {"copy-file", "copy-disk", "copy-tree"}
-
-
-def test_a_judged_document_without_text_is_known(collection):
-    with (collection / "qrels" / "train.tsv").open("a") as file:
-        file.write("q-copy\tempty\t0\n")
-    assert "empty" in read_inputs(MineConfig(collection=collection, exclude_judged="train")).known["q-copy"]

@@ -11,8 +11,8 @@ import numpy as np
 from bixse.calibration.calibrate_settings import RELEVANT_FROM
 from bixse.calibration.reliability import calibration_report, reweight_to_prevalence
 from bixse.data.collection import load_collection
+from bixse.data.graded_pairs import with_random_negatives
 from bixse.data.pairs_files import load_graded_pairs
-from bixse.data.transforms import with_random_negatives
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import RelevanceHead, Threshold
 from bixse.encoders.platt import checked, fit_platt

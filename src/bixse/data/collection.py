@@ -63,16 +63,10 @@ def load_collection(
 ) -> Collection:
     """Read a collection folder and check that its qrels name only its own documents and queries.
 
-    Args:
-        folder: holds `corpus.jsonl` ({_id, title, text}), `queries.jsonl` ({_id, text}) and `qrels/<split>.tsv`.
-        splits: the splits to read; None reads every qrels file.
-        missing_documents: treatment of judgements that name a document which the corpus lacks. "refuse" raises; "drop"
-            leaves them out and counts them in `Collection.missing`. Metrics then differ from those of the complete
-            collection, since the ideal ranking lacks these documents too.
-
-    Raises:
-        InputError: a file or split is missing, or a split has no judged query.
-        InvalidFileError: every error of a file together.
+    The folder holds `corpus.jsonl` ({_id, title, text}), `queries.jsonl` ({_id, text}) and `qrels/<split>.tsv`; without
+    `splits` every qrels file is read. Of judgements that name a document which the corpus lacks, "refuse" raises and
+    "drop" leaves them out and counts them in `Collection.missing`: metrics then differ from those of the complete
+    collection, since the ideal ranking lacks these documents too. All errors of a file are raised together.
 
     Example:
         >>> import tempfile
@@ -87,7 +81,7 @@ def load_collection(
     queries = read_queries(folder / "queries.jsonl")
     qrels: dict[str, Qrels] = {}
     missing: dict[str, int] = {}
-    for split in splits if splits is not None else _splits(folder):
+    for split in splits if splits is not None else splits_of(folder):
         path = judgements_of(folder, split)
         judged = read_qrels(path)
         absent = {document_id for own in judged.values() for document_id in own if document_id not in corpus}
@@ -113,9 +107,9 @@ def judgements_of(folder: Path, split: str) -> Path:
 def check_split(folder: Path, split: str) -> None:
     """Refuse a folder that is no collection, or that has no judgements of the split."""
     _check_folder(folder)
-    if split not in _splits(folder):
+    if split not in splits_of(folder):
         raise InputError(
-            f"{folder / 'qrels'}: got split {split!r}; expected one of {_splits(folder) or 'qrels/<split>.tsv'}; "
+            f"{folder / 'qrels'}: got split {split!r}; expected one of {splits_of(folder) or 'qrels/<split>.tsv'}; "
             "fix: name a split that has a qrels file"
         )
 
@@ -222,7 +216,8 @@ def _check_folder(folder: Path) -> None:
         )
 
 
-def _splits(folder: Path) -> list[str]:
+def splits_of(folder: Path) -> list[str]:
+    """Return the names of the qrels files of a collection folder."""
     return sorted(path.stem for path in (folder / "qrels").glob("*.tsv"))
 
 
@@ -234,8 +229,8 @@ def _refuse_all_empty(path: Path, count: int, empty: int) -> None:
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> pa.Table:
-    columns = zip(*rows, strict=True) if rows else [[] for _ in names]
-    return pa.table([pa.array(column, pa.string()) for column in columns], names)
+    schema = pa.schema([(name, pa.string()) for name in names])
+    return pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in rows], schema)
 
 
 def warn_of_collection(
@@ -265,10 +260,8 @@ def warn_of_empty(empty: Sequence[str], count: int) -> list[str]:
     Published collections hold them, even judged (Cranfield two of 1,400). Without them the metrics would be those of
     another collection, so they stay.
     """
-    if not empty:
-        return []
-    has, it = ("has", "it is kept as it is") if len(empty) == 1 else ("have", "they are kept as they are")
-    return [f"{len(empty)} of {count} documents {has} neither title nor text ({empty[0]!r}): {it}"]
+    shown = f"neither title nor text ({empty[0]!r}): they are kept as they are" if empty else ""
+    return [f"{len(empty)} of {count} documents have {shown}"] if empty else []
 
 
 def warn_of_missing(missing: int, qrels: Qrels, split: str) -> list[str]:
@@ -308,18 +301,16 @@ def _warn_of_self_matches(
     same = [name for name, document in both.items() if _is_document(queries[name], document)]
     others = [name for name in both if name not in set(same)]
     if exclude_self and others:
-        number = "1 query" if len(others) == 1 else f"{len(others):,} queries"
         return [
-            f"--exclude-self leaves a document out of the answers to {number} that has the query's id and another "
-            f"text ({others[0]!r}); fix: leave the flag out where ids are equal by accident"
+            f"--exclude-self leaves a document out of the answers to {len(others):,} queries that has the query's id "
+            f"and another text ({others[0]!r}); fix: leave the flag out where ids are equal by accident"
         ]
     if exclude_self or not same:
         return []
-    found = "1 query is a document too" if len(same) == 1 else f"{len(same):,} queries are documents too"
     accident = f" ({len(others):,} others share an id with another text, and would lose a document)" if others else ""
     return [
-        f"{found}, with the same id and the same text ({same[0]!r}), and will find themselves; fix: --exclude-self "
-        f"leaves the document with the query's id out of its answers{accident}"
+        f"{len(same):,} queries are documents too, with the same id and the same text ({same[0]!r}), and will find "
+        f"themselves; fix: --exclude-self leaves the document with the query's id out of its answers{accident}"
     ]
 
 

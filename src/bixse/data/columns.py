@@ -40,12 +40,7 @@ KEYS_AT_ONCE = 2**18
 
 
 def text_id(text: str) -> str:
-    """Return a stable id for a text without an id: the start of its SHA-256.
-
-    Example:
-        >>> text_id("copy a folder")
-        'f21ca126cf2f02a5'
-    """
+    """Return a stable id for a text without an id: the start of its SHA-256."""
     return hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
 
 
@@ -111,19 +106,22 @@ def with_ids(table: pa.Table) -> pa.Table:
     return table
 
 
+def with_columns_of(table: pa.Table, names: Iterable[str]) -> pa.Table:
+    """Return these columns of `SCHEMA`, null where a table lacks them."""
+    schema = pa.schema([SCHEMA.field(name) for name in names])
+    columns = [
+        table[field.name] if field.name in table.column_names else pa.nulls(len(table), field.type) for field in schema
+    ]
+    return pa.table(columns, schema=schema)
+
+
 def without_empty_columns(table: pa.Table) -> pa.Table:
     """Return a table without the columns that are null in every row."""
     return table.drop_columns([n for n in table.column_names if len(table) and table[n].null_count == len(table)])
 
 
 class Column(Sequence[Any]):
-    """A column as a read-only sequence: equal to a list of the same values, without a list in memory.
-
-    Example:
-        >>> column = Column(pa.chunked_array([["copy", "move"], ["sort"]]))
-        >>> column[1], column[-2:], column == ["copy", "move", "sort"]
-        ('move', ['move', 'sort'], True)
-    """
+    """A column as a read-only sequence: equal to a list of the same values, without a list in memory."""
 
     def __init__(self, values: pa.ChunkedArray, convert: Callable[[Any], Any] | None = None) -> None:
         self._values = values
@@ -159,10 +157,6 @@ def numbered(keys: NDArray[np.int64]) -> NDArray[np.int32]:
     """Return (M,) numbers from 0 up in order of first appearance, equal if the keys are equal.
 
     Keys are hashed in parts, so that no table of all distinct keys is in memory.
-
-    Example:
-        >>> numbered(np.array([70, 30, 70, 10])).tolist()
-        [0, 1, 0, 2]
     """
     parts = 1 + len(keys) // KEYS_AT_ONCE
     part_of = (keys % parts).astype(np.uint16)
@@ -180,12 +174,7 @@ def numbered(keys: NDArray[np.int64]) -> NDArray[np.int32]:
 
 
 def first_rows(numbers: NDArray[np.int32]) -> NDArray[np.intp]:
-    """Return the row at which each number of `numbered` first appears, in order of the numbers.
-
-    Example:
-        >>> first_rows(np.array([0, 1, 0, 2])).tolist()
-        [0, 1, 3]
-    """
+    """Return the row at which each number of `numbered` first appears, in order of the numbers."""
     return np.flatnonzero(np.diff(np.maximum.accumulate(numbers), prepend=-1))
 
 

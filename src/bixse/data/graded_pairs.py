@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +25,7 @@ from bixse.data.columns import (
     needs_ids,
     numbered,
     numbered_texts,
+    with_columns_of,
     with_ids,
     without_empty_columns,
 )
@@ -111,11 +113,7 @@ class GradedPairs:
         """Make pairs from a table, which is not copied, or from record batches of one schema, spooled to disk if large.
 
         Columns: query, document, relevance (or label, in [0, 1]), and optionally query_id, document_id, task, grade,
-        grade_probs, judge; others are ignored.
-
-        Raises:
-            InputError: a column is missing or of another type, a text is missing, or a relevance is not in [0, 1].
-            StorageError: the disk has no room for the texts.
+        grade_probs, judge; others are ignored. Raise InputError for a missing column, text or relevance.
 
         Example:
             >>> table = pa.table({"query": ["copy"], "document": ["shutil.copy"], "label": [1.0]})
@@ -157,10 +155,7 @@ class GradedPairs:
         """Make pairs from a data set with the columns of `from_arrow`, or from a `DatasetDict` with one task per key.
 
         The data set is not copied: if `datasets` keeps it on disk, it stays there. Selected or shuffled rows are
-        gathered in memory; `flatten_indices()` writes them to disk first.
-
-        Raises:
-            InputError: as `from_arrow`; or the data set is a stream, whose length is unknown.
+        gathered in memory; `flatten_indices()` writes them to disk first. A stream is refused: its length is unknown.
 
         Example:
             >>> from datasets import Dataset
@@ -181,11 +176,7 @@ class GradedPairs:
 
     @classmethod
     def from_collection(cls, collection: Collection, split: str, scale: GradeScale) -> GradedPairs:
-        """Make pairs from the judgements of a split; `scale` maps grades to relevance.
-
-        Raises:
-            InputError: for a split the collection lacks, ids it does not hold, or a grade off the scale.
-        """
+        """Make pairs from the judgements of a split; `scale` maps grades to relevance, a grade off it is refused."""
         if split not in collection.qrels:
             raise InputError(
                 f"collection {collection.name!r}: got split {split!r}; expected one of "
@@ -231,12 +222,8 @@ class GradedPairs:
         def batches() -> Iterator[pa.RecordBatch]:
             for prefix, pairs in tables.items():
                 for block in pairs.blocks():
-                    columns = {
-                        name: block[name]
-                        if name in block.column_names
-                        else pa.nulls(len(block), SCHEMA.field(name).type)
-                        for name in names
-                    }
+                    whole = with_columns_of(block, names)
+                    columns = {name: whole[name] for name in names}
                     for name in ("query_id", "document_id"):
                         start = pa.scalar(prefix, pa.large_string())
                         columns[name] = pc.binary_join_element_wise(start, columns[name], pa.scalar("/", start.type))
@@ -271,6 +258,27 @@ class GradedPairs:
     def document_numbers(self) -> NDArray[np.int32]:
         """The (M,) numbers of the document texts, in order of first appearance."""
         return numbered_texts(self.table["document"], self.release)
+
+    def id_numbers(self, kind: Kind) -> NDArray[np.int32]:
+        """Return the (M,) numbers of the query or document ids, which are those of the texts in a table without ids."""
+        if f"{kind}_id" in self.table.column_names:
+            return numbered_texts(self.table[f"{kind}_id"], self.release)
+        return self.query_numbers if kind == "query" else self.document_numbers
+
+    def other_texts(self, kind: Kind) -> Iterator[tuple[int, int]]:
+        """Yield (row, earlier row) for each row whose id has another text in the first row with that id."""
+        ids, texts = self.id_numbers(kind), self.query_numbers if kind == "query" else self.document_numbers
+        first = first_rows(ids)[ids]
+        for row in np.flatnonzero(texts != texts[first]).tolist():
+            yield row, int(first[row])
+
+    def first_rows_of_pairs(self) -> NDArray[np.intp]:
+        """Return the (M,) rows in which the pair of each row, by its ids and task, first stands."""
+        names, tasks = self.tasks
+        numbers = numbered(self.id_numbers("query").astype(np.int64) << 32 | self.id_numbers("document"))
+        if len(names) > 1:
+            numbers = numbered(numbers.astype(np.int64) << 32 | tasks)
+        return first_rows(numbers)[numbers]
 
     @cached_property
     def tasks(self) -> tuple[list[str | None], NDArray[np.int32]]:
@@ -315,11 +323,6 @@ class GradedPairs:
         )
         return GradedPairs(Spool(chosen, self._spooled.mapping))
 
-    def select_queries(self, query_ids: Iterable[str]) -> GradedPairs:
-        """Return the pairs of these queries, in the order of this table."""
-        wanted = set(query_ids)
-        return self.select(np.fromiter((own in wanted for own in self.query_ids), dtype=bool, count=len(self)))
-
     def with_columns(self, **columns: Any) -> GradedPairs:
         """Return the same pairs with M new values in each of these columns of `SCHEMA`."""
         table = self.table
@@ -338,17 +341,13 @@ class GradedPairs:
         """
         taken = {"query": query_rows, "query_id": query_rows, "task": query_rows}
         taken |= {"document": document_rows, "document_id": document_rows}
-        columns = {}
-        for name in self.table.column_names:
-            kind = self.table.schema.field(name).type
-            columns[name] = (
-                self.table[name].take(pa.array(taken[name], pa.int64()))
-                if name in taken
-                else pa.array(relevance, kind)
-                if name == "relevance"
-                else pa.nulls(len(relevance), kind)
-            )
-        more = checked(pa.table(columns, schema=self.table.schema))
+        columns = {
+            name: self.table[name].take(pa.array(taken[name], pa.int64()))
+            for name in self.table.column_names
+            if name in taken
+        }
+        added = pa.table({**columns, "relevance": relevance})
+        more = checked(with_columns_of(added, self.table.column_names))
         return GradedPairs(Spool(pa.concat_tables([self.table, more]), self._spooled.mapping))
 
     def to_arrow(self) -> pa.Table:
@@ -356,13 +355,7 @@ class GradedPairs:
         return pa.concat_tables(self.blocks()) if len(self) else self.table
 
     def to_dataset(self) -> datasets.Dataset:
-        """Return the pairs for sentence-transformers' trainer: columns query, document, label (the relevance).
-
-        Example:
-            >>> row = {"query": "copy a folder", "document": "shutil.copytree", "relevance": 1.0}
-            >>> GradedPairs.from_rows([row]).to_dataset()[0]
-            {'query': 'copy a folder', 'document': 'shutil.copytree', 'label': 1.0}
-        """
+        """Return the pairs for sentence-transformers' trainer: columns query, document, label (the relevance)."""
         from datasets import Dataset
 
         names = {"query": "query", "document": "document", "relevance": "label"}
@@ -387,9 +380,7 @@ class QueryGroups(Sequence[QueryGroup]):
     def __init__(self, pairs: GradedPairs) -> None:
         self._pairs = pairs
         names, tasks = pairs.tasks
-        by_id = "query_id" in pairs.table.column_names
-        queries = numbered_texts(pairs.table["query_id"], pairs.release) if by_id else pairs.query_numbers
-        groups = numbered(queries.astype(np.int64) * len(names) + tasks)
+        groups = numbered(pairs.id_numbers("query").astype(np.int64) * len(names) + tasks)
         self.order: NDArray[np.intp] = np.argsort(groups, kind="stable")
         """(M,) rows of the table, grouped."""
         self.offsets: NDArray[np.int64] = np.concatenate([[0], np.cumsum(np.bincount(groups))]).astype(np.int64)
@@ -432,3 +423,40 @@ def _value(name: str, value: Any) -> Any:
     if value is None or name in ("grade_probs", "query", "document"):
         return value
     return float(value) if name in ("relevance", "grade") else str(value)
+
+
+def with_random_negatives(pairs: GradedPairs, collection: Collection, number: int, seed: int = 0) -> GradedPairs:
+    """Add random documents of a corpus, drawn per query, as pairs of relevance 0.
+
+    A document that is judged for the query is never drawn. It is judged by a pair (same id, or same text) or by a split
+    of the collection (same query id, or same query text). The draw depends on seed, query id and corpus alone, not on
+    other queries. An unjudged document may still be relevant; few are in a large corpus.
+    """
+    if number < 1:
+        raise InputError(f"--negatives: got {number}; expected 1 or more; fix: leave it out for none")
+    names = [name for name, document in collection.corpus.items() if document.content]
+    by_text: dict[str, set[str]] = {}
+    wanted = set(pairs.documents)
+    for name in names:
+        document = collection.corpus[name]
+        for text in {document.content, document.text} & wanted:
+            by_text.setdefault(text, set()).add(name)
+    ids_of_query: dict[str, set[str]] = {}
+    for query_id, text in collection.queries.items():
+        ids_of_query.setdefault(text, set()).add(query_id)
+    added: list[dict[str, Any]] = []
+    for group in pairs.groups():
+        judged = set(group.document_ids).union(*(by_text.get(text, ()) for text in group.documents))
+        for query_id in {group.query_id} | ids_of_query.get(group.query, set()):
+            judged |= {name for qrels in collection.qrels.values() for name in qrels.get(query_id, ())}
+        draw = random.Random(f"{seed} {group.query_id}")
+        drawn = draw.sample(names, min(len(names), number + len(judged)))  # judged names are dropped
+        chosen = [name for name in drawn if name not in judged][:number]
+        if len(chosen) < number:
+            raise InputError(
+                f"--negatives: got {len(chosen)} documents that are not judged for query {group.query_id!r}, of "
+                f"{len(names)} in the corpus; expected at least {number}; fix: ask for fewer, or name a larger corpus"
+            )
+        about = {"query_id": group.query_id, "query": group.query, "task": group.task, "relevance": 0.0}
+        added += [{**about, "document_id": name, "document": collection.corpus[name].content} for name in chosen]
+    return GradedPairs.from_rows([*pairs.rows(), *added])

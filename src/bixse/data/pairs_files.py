@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import fields
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from bixse.data.columns import SCHEMA, first_rows, numbered, numbered_texts
+from bixse.data.columns import SCHEMA
 from bixse.data.graded_pairs import GradedPairs, Pair
 from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.files.parquet import save_table
@@ -21,22 +20,24 @@ from bixse.files.values import FileColumn
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from numpy.typing import NDArray
+    from bixse.data.columns import Column
+    from bixse.relevance import Kind
 
 BLOCKS_OF_A_GROUP = 16
 """Number of blocks of a text file per row group of a Parquet file."""
-PAIR_COLUMNS = (
+TEXTS = (
     FileColumn("query_id", "id", needed=False),
     FileColumn("query"),
     FileColumn("document_id", "id", needed=False),
     FileColumn("document"),
-    FileColumn("task", needed=False),
 )
+TASK = FileColumn("task", needed=False)
+PAIR_COLUMNS = (*TEXTS, TASK)
 """Columns of pairs without grades; others are ignored."""
 GRADED_COLUMNS = (
-    *PAIR_COLUMNS[:4],
+    *TEXTS,
     FileColumn("relevance", "number", low=0, high=1),
-    FileColumn("task", needed=False),
+    TASK,
     FileColumn("grade", "number", needed=False),
     FileColumn("grade_probs", "numbers", needed=False),
     FileColumn("judge", needed=False),
@@ -68,24 +69,13 @@ def load_graded_pairs(path: str | Path) -> GradedPairs:
 
 
 def load_pairs(path: str | Path, rows: range | None = None) -> list[Pair]:
-    r"""Read pairs without grades from a .parquet, .jsonl, .csv or .tsv file and check every row.
+    """Read pairs without grades from a .parquet, .jsonl, .csv or .tsv file and check every row.
 
     The rules are those of `load_graded_pairs`; a column `relevance` is not read. `rows`, counted from 0, limits Parquet
     to these rows: only they are in memory, and only they are compared with each other.
-
-    Raises:
-        InputError: the file is missing, empty or of another format.
-        InvalidFileError: every error with row, column, value, expected value and fix.
-
-    Example:
-        >>> import tempfile, pathlib
-        >>> path = pathlib.Path(tempfile.mkdtemp()) / "pairs.csv"
-        >>> _ = path.write_text("query,document\ncopy a folder,shutil.copytree\n")
-        >>> load_pairs(path)[0].document
-        'shutil.copytree'
     """
     found = open_pairs(path, rows).rows()
-    return [Pair(**{field.name: row.get(field.name) for field in fields(Pair)}) for row in found]  # type: ignore[arg-type]
+    return [Pair(row["query_id"], row["query"], row["document_id"], row["document"], row.get("task")) for row in found]
 
 
 def pairs_to_parquet(path: Path, target: Path) -> None:
@@ -139,14 +129,19 @@ def save_graded_pairs(pairs: GradedPairs, path: str | Path) -> None:
 def _load(path: Path, columns: Sequence[FileColumn], chosen: range | None = None) -> GradedPairs:
     errors, rows = InvalidFileError(path), array("q")
     pairs = GradedPairs.from_arrow(_batches(path, columns, errors, rows, chosen))
-    numbers = {"query": pairs.query_numbers, "document": pairs.document_numbers}
-    for kind, texts in numbers.items():
-        if f"{kind}_id" in pairs.table.column_names:
-            numbers[kind] = numbered_texts(pairs.table[f"{kind}_id"], pairs.release)
-            _check_texts(pairs, kind, numbers[kind], texts, rows, errors)
-    pairs = _each_pair_once(pairs, numbers["query"], numbers["document"], rows, errors)
+    named: dict[Kind, Column] = {"query": pairs.query_ids, "document": pairs.document_ids}
+    for kind, ids in named.items():
+        for row, before in pairs.other_texts(kind):
+            got = f"{shorten(ids[row])} with another text than in row {rows[before]}"
+            errors.add(rows[row], f"{kind}_id", got, f"one {kind} text per id", "give each text its own id")
+    first = pairs.first_rows_of_pairs()
+    for row in np.flatnonzero(pairs.relevance != pairs.relevance[first]).tolist():
+        before = int(first[row])
+        got = f"{pairs.relevance[row]} where row {rows[before]} has {pairs.relevance[before]} for the same pair"
+        errors.add(rows[row], "relevance", got, "one relevance per pair", "keep one of the two rows")
     errors.raise_any()
-    return pairs
+    once = first == np.arange(len(pairs))
+    return pairs if once.all() else pairs.select(once)
 
 
 def _batches(
@@ -157,43 +152,3 @@ def _batches(
     for block in read_blocks(path, columns, errors, chosen):
         rows.extend(block.rows)
         yield pa.record_batch([block.columns.get(name, [0.0] * len(block)) for name in names], schema)
-
-
-def _check_texts(
-    pairs: GradedPairs, kind: str, ids: NDArray[np.int32], texts: NDArray[np.int32], rows: array[int],
-    errors: InvalidFileError,
-) -> None:  # fmt: skip
-    """Add an error for every row whose id has another text in an earlier row."""
-    if numbered(_joined(ids, texts)).max(initial=-1) == ids.max(initial=-1):
-        return
-    first: dict[str, tuple[int, str]] = {}
-    identifiers, column = (pairs.query_ids, pairs.queries) if kind == "query" else (pairs.document_ids, pairs.documents)
-    for row, name, text in zip(rows, identifiers, column, strict=True):
-        before, known = first.setdefault(name, (row, text))
-        if known != text:
-            got = f"{shorten(name)} with another text than in row {before}"
-            errors.add(row, f"{kind}_id", got, f"one {kind} text per id", "give each text its own id")
-
-
-def _each_pair_once(
-    pairs: GradedPairs, queries: NDArray[np.int32], documents: NDArray[np.int32], rows: array[int],
-    errors: InvalidFileError,
-) -> GradedPairs:  # fmt: skip
-    """Keep the first row of every pair per task; another relevance in a later row is an error."""
-    numbers, (names, tasks) = numbered(_joined(queries, documents)), pairs.tasks
-    if len(names) > 1:
-        numbers = numbered(_joined(numbers, tasks))
-    if numbers.max(initial=-1) == len(pairs) - 1:
-        return pairs
-    first = first_rows(numbers)
-    earlier = first[numbers]
-    for index in np.flatnonzero(pairs.relevance != pairs.relevance[earlier]).tolist():
-        before = int(earlier[index])
-        got = f"{pairs.relevance[index]} where row {rows[before]} has {pairs.relevance[before]} for the same pair"
-        errors.add(rows[index], "relevance", got, "one relevance per pair", "keep one of the two rows")
-    return pairs.select(first)
-
-
-def _joined(high: NDArray[np.int32], low: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Combine two (M,) arrays into one: entries are equal if both are equal."""
-    return high.astype(np.int64) << 32 | low

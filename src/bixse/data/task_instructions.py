@@ -131,12 +131,7 @@ class Instructions(BaseModel):
 
 
 def load_instructions(source: str | Path) -> Instructions:
-    """Return a table of task instructions from a TOML file, or the table of the BiXSE paper for the word "paper".
-
-    Example:
-        >>> load_instructions("paper").prompt("nq", "query").splitlines()[0]
-        'Instruct: Given a question, retrieve Wikipedia passages that answer the question'
-    """
+    """Return a table of task instructions from a TOML file, or the table of the BiXSE paper for the word "paper"."""
     if Path(source).name == PAPER and not Path(source).exists():  # settings resolve it as a path
         text = (resources.files("bixse.data") / "paper_instructions.toml").read_text(encoding="utf-8")
     else:

@@ -32,10 +32,6 @@ def ranked(scores: Mapping[str, float]) -> list[str]:
 
     trec_eval stores scores as C floats and ignores the order and the ranks of a run (`form_res_rels.c`), so two scores
     that differ only beyond float32 are a tie.
-
-    Example:
-        >>> ranked({"a": 1.0, "b": 2.0, "c": 1.0 + 1e-12})
-        ['b', 'c', 'a']
     """
     with np.errstate(over="ignore"):  # a score beyond float32 is infinite, as a C float is
         values = numbers(scores, "score", infinite=True).astype(np.float32)

@@ -30,7 +30,6 @@ PACKED = {
 }
 """First bytes of a file -> the format that is not UTF-8 text, and the command that converts it to text."""
 LOCK_FILE = ".lock"
-"""Name of the lock file in a folder that one process at a time may use."""
 NO_SPACE = (
     "No space left",
     "Not enough free space",
@@ -42,11 +41,9 @@ NO_SPACE = (
 """Words for a full disk in the errors of libraries that raise no OSError."""
 OS_ERROR = re.compile(r"\(os error (\d+)\)")
 """Error number of the operating system in the text of a safetensors error, which is no OSError."""
-CACHE_VARIABLE = "BIXSE_CACHE_DIR"
-"""Environment variable that holds the path of the cache folder, or `NO_CACHE`."""
-NO_CACHE = "none"
+CACHE_VARIABLE, NO_CACHE = "BIXSE_CACHE_DIR", "none"
+"""Environment variable that holds the path of the cache folder, or that nothing is cached."""
 EMBEDDINGS_FOLDER = "embeddings"
-"""Subfolder of the cache for document embeddings, see `bixse.search.store`."""
 KEPT_SUFFIXES = (".sqlite", ".sqlite-journal", ".safetensors")
 """Suffixes of the cached files; earlier versions wrote `.safetensors`."""
 HASHES_FILE = "SHA256SUMS"
@@ -65,16 +62,7 @@ class RepeatedKeyError(ValueError):
 
 
 def parse_json(text: str) -> Any:
-    """Return the value of a JSON text; raise RepeatedKeyError for an object with a key twice.
-
-    Example:
-        >>> parse_json('{"query": "copy"}')
-        {'query': 'copy'}
-        >>> parse_json('{"relevance": 1, "relevance": 0}')
-        Traceback (most recent call last):
-        ...
-        bixse.files.files.RepeatedKeyError: the key 'relevance' is there twice
-    """
+    """Return the value of a JSON text; raise RepeatedKeyError for an object with a key twice."""
     return _DECODER.decode(text)
 
 
@@ -109,8 +97,7 @@ def parse_yaml(text: str) -> Any:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)  # json alone would silently keep the last of two equal keys
     if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise RepeatedKeyError(next(key for place, key in enumerate(keys) if key in keys[:place]))
+        raise RepeatedKeyError(next(key for place, (key, _) in enumerate(pairs) if key in dict(pairs[:place])))
     return found
 
 
@@ -118,12 +105,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 
 
 def not_text(start: bytes) -> str | None:
-    """Return an error message if the first bytes are those of a known format that is not text, else None.
-
-    Example:
-        >>> not_text(b"BZh91AY")
-        'got bzip2; expected UTF-8 text; fix: unpack it with `bunzip2 < FILE > NEW`'
-    """
+    """Return an error message if the first bytes are those of a known format that is not text, else None."""
     for magic, (name, fix) in PACKED.items():
         if start.startswith(magic):
             return f"got {name}; expected UTF-8 text; fix: {fix}"
@@ -132,7 +114,7 @@ def not_text(start: bytes) -> str | None:
     return None
 
 
-def read_text(path: Path, keep_line_ends: bool = False) -> str:
+def read_text(path: Path) -> str:
     """Return the UTF-8 text of a file. A byte order mark is dropped; line ends become newlines."""
     try:
         data = path.read_bytes()
@@ -148,7 +130,7 @@ def read_text(path: Path, keep_line_ends: bool = False) -> str:
             "fix: convert it, for example with `iconv -f latin1 -t utf-8`"
         )
         raise InputError(f"{path}: {not_text(data) or message}") from error
-    return text if keep_line_ends else text.replace("\r\n", "\n").replace("\r", "\n")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -195,24 +177,13 @@ def storage_errors(path: Path) -> Iterator[None]:
         full = number in (errno.ENOSPC, errno.EDQUOT) or any(sign in str(error) for sign in NO_SPACE)
         if not isinstance(error, OSError) and number is None and not full:
             raise
+        found, name = getattr(error, "strerror", None) or str(error), getattr(error, "filename", None)
+        place = "" if name is None or Path(str(name)) == path else f" ({name})"
+        closed = number in (errno.EACCES, errno.EPERM, errno.EROFS)
+        fix = "free disk space" if full else "make the folder writable" if closed else "check that the path is right"
         raise StorageError(
-            f"{path}: got {_found(error, path)}; expected to write there; fix: {_mend(number, full)} "
-            "or choose another --out folder"
+            f"{path}: got {found}{place}; expected to write there; fix: {fix} or choose another --out folder"
         ) from error
-
-
-def _found(error: Exception, path: Path) -> str:
-    found = getattr(error, "strerror", None) or str(error)
-    name = getattr(error, "filename", None)
-    return found if name is None or Path(str(name)) == path else f"{found} ({name})"
-
-
-def _mend(number: int | None, full: bool) -> str:
-    if full:
-        return "free disk space"
-    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return "make the folder writable"
-    return "check that the path is right"
 
 
 @contextmanager
@@ -334,10 +305,10 @@ def file_hash(path: Path, step: Callable[[int], None] | None = None) -> str:
     return digest.hexdigest()
 
 
-def hash_files(files: Mapping[str, Path]) -> dict[str, str]:
-    """Return name -> SHA-256 of the file."""
+def hash_files(files: Mapping[str, Path], step: Callable[[int], None] | None = None) -> dict[str, str]:
+    """Return name -> SHA-256 of the file, see `file_hash`."""
     try:
-        return {name: file_hash(path) for name, path in files.items()}
+        return {name: file_hash(path, step) for name, path in files.items()}
     except OSError as error:
         raise InputError(
             f"{error.filename}: got {error.strerror or error}; expected a file; fix: check the path"
@@ -404,21 +375,16 @@ def _save(folder: Path, hashes: Mapping[str, str]) -> None:
 
 
 def _load(folder: Path) -> dict[str, str] | None:
-    path = folder / HASHES_FILE
-    if not path.is_file():
+    if not (folder / HASHES_FILE).is_file():
         return None
     hashes = {}
-    for line in path.read_text(encoding="utf-8").removesuffix("\n").split("\n"):
+    for line in (folder / HASHES_FILE).read_text(encoding="utf-8").removesuffix("\n").split("\n"):
         found = _LINE.fullmatch(line)
-        if found is None or not _is_inside(found[2]):
+        path = PurePosixPath(found[2] if found else "/")
+        if found is None or path.is_absolute() or ".." in path.parts:
             raise ValueError(f"{HASHES_FILE}: no hash and path inside the folder in a line")
         hashes[found[2]] = found[1]
     return hashes
-
-
-def _is_inside(name: str) -> bool:
-    path = PurePosixPath(name)
-    return not path.is_absolute() and ".." not in path.parts
 
 
 @contextmanager

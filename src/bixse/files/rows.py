@@ -8,20 +8,22 @@ import io
 import json
 import zlib
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, TypeAlias, cast
 
+import numpy as np
 import pyarrow as pa
 
 from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.files.files import RepeatedKeyError, atomic_file, not_text, parse_json
 from bixse.files.parquet import open_table, row_batches, save_table
-from bixse.files.values import FileColumn, FirstRows, InvalidValueError, missing_column_hint
+from bixse.files.values import FileColumn, InvalidValueError, missing_column_hint
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping, Sequence
+    from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
 FORMATS = (".parquet", ".jsonl", ".csv", ".tsv")
 """Suffixes of files of rows; all but Parquet may be followed by .gz."""
@@ -31,6 +33,8 @@ BLOCK_BYTES = 1 << 26
 LONGEST_LINE = 1 << 26
 """Maximum bytes per line or field: a file without line ends must not fill the memory."""
 BATCH_ROWS = 1024
+Row: TypeAlias = tuple[int, dict[str, Any], int, int]
+"""Number from 1, values by name, characters, and bytes of the file that have been read."""
 
 
 @dataclass(frozen=True)
@@ -51,15 +55,7 @@ class Block:
 def read_rows(
     path: str | Path, columns: Sequence[FileColumn], errors: InvalidFileError | None = None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    r"""Yield the row number and the checked row for each row of a file; see `read_blocks`.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "labels.tsv"
-        >>> _ = path.write_text("id\tgrade\n7\t0.5\n")
-        >>> list(read_rows(path, [FileColumn("id", "id"), FileColumn("grade", "number")]))
-        [(1, {'id': '7', 'grade': 0.5})]
-    """
+    r"""Yield the row number and the checked row for each row of a file; see `read_blocks`."""
     for block in read_blocks(path, columns, errors):
         for number, *values in zip(block.rows, *block.columns.values(), strict=True):
             yield number, dict(zip(block.columns, values, strict=True))
@@ -78,18 +74,32 @@ def read_blocks(
     """
     path = Path(path)
     found = errors if errors is not None else InvalidFileError(path)
-    again = partial(_values_of, path, columns, rows)
-    seen = {column.name: FirstRows(partial(again, column)) for column in columns if column.unique}
+    hashes: dict[str, list[NDArray[np.int64]]] = {column.name: [] for column in columns if column.unique}
     count = 0
-    for raw in _raw_blocks(path, columns, found, rows):
-        block = _checked(raw, columns, seen, found)
+    for block in _checked_blocks(path, columns, found, rows):
         count += len(block)
+        for name, own in hashes.items():
+            own.append(np.fromiter(map(hash, block.columns[name]), np.int64, len(block)))
         if len(block):
             yield block
+    for name, own in hashes.items():
+        ordered = np.sort(np.concatenate([np.zeros(0, np.int64), *own]))
+        if twice := set(ordered[1:][ordered[1:] == ordered[:-1]].tolist()):
+            _add_repeats(_checked_blocks(path, columns, InvalidFileError(path), rows), name, twice, found)
     if errors is None:
         found.raise_any()
     if not count and not found.total:
         raise InputError(f"{path}: got no rows; expected at least one; fix: check the export")
+
+
+def _add_repeats(blocks: Iterator[Block], name: str, twice: set[int], errors: InvalidFileError) -> None:
+    """Add an error for each value of a column that stands in an earlier row; `twice` are the hashes that repeat."""
+    first: dict[Hashable, int] = {}
+    for block in blocks:
+        for row, value in zip(block.rows, block.columns[name], strict=True):
+            if hash(value) in twice and first.setdefault(value, row) != row:
+                got = f"{shorten(value)} again, after row {first[value]}"
+                errors.add(row, name, got, "a value used once", "drop or rename the repeat")
 
 
 def raw_rows(
@@ -99,24 +109,22 @@ def raw_rows(
 
     `needed` are the columns that a header must have, `optional` the columns it may have; None reads all columns.
     """
-    if checked_format(path) == ".jsonl":
-        yield from json_rows(path, errors)
-        return
     columns = [FileColumn(name, "any") for name in needed]
     columns += [FileColumn(name, "any", needed=False) for name in optional or ()]
-    for block in _raw_blocks(path, columns if needed or optional is not None else None, errors):
-        for number, *values in zip(block.rows, *block.columns.values(), strict=True):
-            yield number, dict(zip(block.columns, values, strict=True)), block.position
+    chosen = columns if needed or optional is not None else None
+    if checked_format(path) == ".parquet":
+        for block in _parquet_blocks(path, chosen, errors):
+            for number, *values in zip(block.rows, *block.columns.values(), strict=True):
+                yield number, dict(zip(block.columns, values, strict=True)), block.position
+        return
+    rows = _json_rows(path, (), errors) if kind_of(path) == ".jsonl" else _csv_rows(path, chosen, errors)
+    yield from ((number, row, position) for number, row, _, position in rows)
 
 
 def kind_of(path: Path) -> str:
     """Return the suffix that names the format, in lower case and without `.gz`.
 
     A compressed file without another suffix is JSONL, like the shards of MS MARCO 2.
-
-    Example:
-        >>> kind_of(Path("nq.JSONL.gz")), kind_of(Path("nq.parquet"))
-        ('.jsonl', '.parquet')
     """
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes[-1:] == [".gz"]:
@@ -135,12 +143,7 @@ def checked_format(path: Path) -> str:
 
 
 def stem_of(path: Path) -> str:
-    """Return the name of a file without its suffix and without `.gz`.
-
-    Example:
-        >>> stem_of(Path("data/nq.v1.jsonl.gz"))
-        'nq.v1'
-    """
+    """Return the name of a file without its suffix and without `.gz`."""
     name = path.name[:-3] if path.suffix.lower() == ".gz" else path.name
     return name.rpartition(".")[0] or name
 
@@ -213,26 +216,40 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
         ) from error
 
 
-def _raw_blocks(
-    path: Path, columns: Sequence[FileColumn] | None, errors: InvalidFileError, rows: range | None = None
+def _checked_blocks(
+    path: Path, columns: Sequence[FileColumn], errors: InvalidFileError, rows: range | None
 ) -> Iterator[Block]:
     kind = ".parquet" if path.is_dir() else checked_format(path)
     if kind == ".parquet":
-        return _parquet_blocks(path, columns, errors, rows)
-    files_of(path, ())
-    return _csv_blocks(path, columns, errors) if kind != ".jsonl" else _json_blocks(path, columns or (), errors)
+        blocks = _parquet_blocks(path, columns, errors, rows)
+    else:
+        files_of(path, ())
+        read = _json_rows if kind == ".jsonl" else _csv_rows
+        blocks = _in_blocks(read(path, columns, errors), columns)
+    return (_checked(block, columns, errors) for block in blocks)
 
 
-def _json_blocks(path: Path, columns: Sequence[FileColumn], errors: InvalidFileError) -> Iterator[Block]:
+def _in_blocks(rows: Iterator[Row], columns: Sequence[FileColumn]) -> Iterator[Block]:
     def block() -> Block:
-        return Block(numbers, {column.name: [row.get(column.name) for row in rows] for column in columns}, position)
+        return Block(numbers, {column.name: [row.get(column.name) for row in taken] for column in columns}, position)
 
+    numbers: list[int] = []
+    taken: list[dict[str, Any]] = []
+    size = position = 0
+    for number, row, length, position in rows:  # noqa: B007 (the last one is the block's)
+        numbers.append(number)
+        taken.append(row)
+        size += length
+        if len(taken) == BLOCK_ROWS or size > BLOCK_BYTES:
+            yield block()
+            numbers, taken, size = [], [], 0
+    yield block()
+
+
+def _json_rows(path: Path, columns: Sequence[FileColumn], errors: InvalidFileError) -> Iterator[Row]:
     needed = {column.name for column in columns if column.needed}
     has_other_names = any(column.other_names for column in columns)
-    numbers: list[int] = []
-    rows: list[dict[str, Any]] = []
-    size = position = 0
-    for number, line, position in text_lines(path, errors):  # noqa: B007 (the last one is the block's)
+    for number, line, position in text_lines(path, errors):
         row = json_object(number, line, errors)
         if row is None:
             continue
@@ -244,20 +261,7 @@ def _json_blocks(path: Path, columns: Sequence[FileColumn], errors: InvalidFileE
                     fix = missing_column_hint(path, column.name, tuple(row), tuple(sorted(needed)))
                     errors.add(number, column.name, "nothing", column.expected, fix)
             continue
-        numbers.append(number)
-        rows.append(row)
-        size += len(line)
-        if len(rows) == BLOCK_ROWS or size > BLOCK_BYTES:
-            yield block()
-            numbers, rows, size = [], [], 0
-    yield block()
-
-
-def json_rows(path: Path, errors: InvalidFileError, after: int = 0) -> Iterator[tuple[int, dict[str, Any], int]]:
-    """Yield line, object and bytes read for each JSONL line behind line `after`; other lines are errors."""
-    for number, line, position in text_lines(path, errors):
-        if number > after and (row := json_object(number, line, errors)) is not None:
-            yield number, row, position
+        yield number, row, len(line), position
 
 
 def json_object(number: int, line: str, errors: InvalidFileError) -> dict[str, Any] | None:
@@ -276,33 +280,21 @@ def json_object(number: int, line: str, errors: InvalidFileError) -> dict[str, A
     return row
 
 
-def _csv_blocks(path: Path, columns: Sequence[FileColumn] | None, errors: InvalidFileError) -> Iterator[Block]:
-    def block() -> Block:
-        fields = list(zip(*rows, strict=True)) or [()] * len(names)
-        values = {name: list(fields[place]) for name, place in places.items()}
-        values |= {name: [field or None for field in values[name]] for name in optional & values.keys()}
-        return Block(numbers, values, raw.tell())
-
+def _csv_rows(path: Path, columns: Sequence[FileColumn] | None, errors: InvalidFileError) -> Iterator[Row]:
     csv.field_size_limit(LONGEST_LINE)  # the default of 128 KiB is shorter than some documents
     delimiter = "\t" if kind_of(path) == ".tsv" else ","
     with _opened(path) as (file, raw):
         # invalid UTF-8 becomes halves of surrogate pairs, so that the check of texts reports the row
         text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
         reader = csv.reader(_csv_lines(text), delimiter=delimiter, strict=True)
-        number = size = 0
-        names: list[str] = []
-        optional: set[str] = set()
-        places: dict[str, int] = {}
-        rows: list[list[str]] = []
-        numbers: list[int] = []
+        number = 0
         try:
             names = next(reader, [])
             if not names:
                 return
             columns = columns if columns is not None else _all_columns(names)
-            optional = {column.name for column in columns if not column.needed}
-            chosen = _choose(path, names, columns, errors)
-            places = {name: names.index(found) for name, found in chosen.items()}
+            empty = {column.name: "" if column.needed else None for column in columns}
+            places = {name: names.index(found) for name, found in _choose(path, names, columns, errors).items()}
             for fields in reader:
                 if not fields:
                     continue
@@ -311,16 +303,11 @@ def _csv_blocks(path: Path, columns: Sequence[FileColumn] | None, errors: Invali
                     fix = "put a text that holds the separator, a quote or a line end in double quotes; 0.5, not 0,5"
                     errors.add(number, None, f"{len(fields)} columns", f"{len(names)} as in the header", fix)
                     continue
-                numbers.append(number)
-                rows.append(fields)
-                size += sum(map(len, fields))
-                if len(rows) == BLOCK_ROWS or size > BLOCK_BYTES:
-                    yield block()
-                    numbers, rows, size = [], [], 0
+                row = {name: fields[place] or empty[name] for name, place in places.items()}
+                yield number, row, sum(map(len, fields)), raw.tell()
         except csv.Error as error:
             fix = 'close every double quote, and write a quote inside a text as ""'
             errors.add(number + 1, None, str(error), "well-formed CSV from here on", fix)
-        yield block()
 
 
 def _csv_lines(text: TextIO) -> Iterator[str]:
@@ -379,9 +366,8 @@ def _name_in(column: FileColumn, names: Container[str]) -> str | None:
     return next((name for name in (column.name, *column.other_names) if name in names), None)
 
 
-def _checked(
-    raw: Block, columns: Sequence[FileColumn], seen: Mapping[str, FirstRows], errors: InvalidFileError
-) -> Block:
+def _checked(raw: Block, columns: Sequence[FileColumn], errors: InvalidFileError) -> Block:
+    """Return the valid rows with their values converted; add the others to `errors`."""
     invalid: set[int] = set()
     found: dict[str, list[Any]] = {}
     for column in columns:
@@ -390,56 +376,21 @@ def _checked(
             found[column.name] = [None] * len(raw)
             continue
         at_once = column.read_all(values)
-        found[column.name] = at_once if at_once is not None else _read_each(column, raw.rows, values, invalid, errors)
-        if column.unique:
-            _check_unique(column, raw.rows, found[column.name], seen[column.name], invalid, errors)
+        if at_once is None:
+            at_once = []
+            for place, value in enumerate(values):
+                try:
+                    at_once.append(column.read(value))
+                except InvalidValueError as error:
+                    errors.add(raw.rows[place], column.name, error.got, error.expected, error.fix)
+                    invalid.add(place)
+                    at_once.append(None)
+        found[column.name] = at_once
     if not invalid:
         return Block(raw.rows, found, raw.position)
     kept = [place for place in range(len(raw)) if place not in invalid]
     columns_kept = {name: [values[place] for place in kept] for name, values in found.items()}
     return Block([raw.rows[place] for place in kept], columns_kept, raw.position)
-
-
-def _check_unique(
-    column: FileColumn,
-    rows: Sequence[int],
-    values: Sequence[Any],
-    seen: FirstRows,
-    invalid: set[int],
-    errors: InvalidFileError,
-) -> None:
-    places = [place for place in range(len(rows)) if place not in invalid]
-    own = [rows[place] for place in places]
-    for place, row, first in zip(places, own, seen.add([values[place] for place in places], own), strict=True):
-        if first != row:
-            got = f"{shorten(values[place])} again, after row {first}"
-            errors.add(row, column.name, got, "a value used once", "drop or rename the repeat")
-            invalid.add(place)
-
-
-def _values_of(
-    path: Path, columns: Sequence[FileColumn], rows: range | None, column: FileColumn
-) -> Iterator[tuple[Any, int]]:
-    """Yield value and row of one column, without invalid rows."""
-    errors = InvalidFileError(path)
-    for raw in _raw_blocks(path, columns, errors, rows):
-        block = _checked(raw, [replace(column, unique=False)], {}, errors)
-        yield from zip(block.columns[column.name], block.rows, strict=True)
-
-
-def _read_each(
-    column: FileColumn, rows: Sequence[int], values: Sequence[Any], invalid: set[int], errors: InvalidFileError
-) -> list[Any]:
-    """Read values one by one; add the positions of invalid values to `invalid`."""
-    found: list[Any] = []
-    for place, value in enumerate(values):
-        try:
-            found.append(column.read(value))
-        except InvalidValueError as error:
-            errors.add(rows[place], column.name, error.got, error.expected, error.fix)
-            invalid.add(place)
-            found.append(None)
-    return found
 
 
 def write_rows(table: pa.Table | pa.RecordBatchReader, path: str | Path) -> None:

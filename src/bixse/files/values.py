@@ -17,31 +17,21 @@ from bixse.errors import shorten
 from bixse.files.files import is_unicode, parse_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
     from pathlib import Path
-
-    import numpy.typing as npt
-
 
 ColumnKind: TypeAlias = Literal["text", "id", "number", "integer", "numbers", "any"]
 """Kinds of columns: "numbers" is a list of finite numbers, "any" is not checked."""
 SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "vertical bars"}
 DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+\s*")
-OTHER_NAMES = {
-    "query": ("search", "search_query", "search_term", "question", "query_text", "anchor", "sentence1", "text1"),
-    "document": ("passage", "doc", "document_text", "passage_text", "text", "title", "content", "body", "answer",
-                 "positive", "product", "sentence2", "text2"),
-    "relevance": ("grade", "label", "score", "rating", "stars", "judgement", "judgment", "relevance_score", "rel"),
-}  # fmt: skip
-"""Column of graded pairs -> names of the same column in other projects."""
 
 
+@dataclass(eq=False)
 class InvalidValueError(ValueError):
     """The error for a value that is not valid in its column."""
 
-    def __init__(self, got: str, expected: str, fix: str) -> None:
-        super().__init__(got, expected, fix)
-        self.got, self.expected, self.fix = got, expected, fix
+    got: str
+    expected: str
+    fix: str
 
 
 @dataclass(frozen=True)
@@ -82,15 +72,14 @@ class FileColumn:
     def read_all(self, values: list[Any]) -> list[Any] | None:
         """Return all values at once; None if a value needs `read`."""
         present = values if self.needed else [value for value in values if value is not None]
-        found = self._read_present(present) if present else present
+        found = self._read_present(present, set(map(type, present)))
         if found is None or len(present) == len(values):
             return found
         rest = iter(found)
         return [None if value is None else next(rest) for value in values]
 
-    def _read_present(self, values: list[Any]) -> list[Any] | None:
-        types = set(map(type, values))
-        if self.kind == "any" and not self.needed:
+    def _read_present(self, values: list[Any], types: set[type]) -> list[Any] | None:
+        if not values or (self.kind == "any" and not self.needed):
             return values
         if self.kind == "text" and types == {str} and (self.may_be_empty or all(map(str.strip, values))):
             return values if is_unicode("".join(values)) else None
@@ -103,8 +92,6 @@ class FileColumn:
                 numbers = np.array(values, dtype=np.float64)
                 if bool(np.all(np.isfinite(numbers) & (numbers >= self.low) & (numbers <= self.high))):
                     return list(numbers.tolist())
-        if self.kind == "integer" and types == {int} and self.low <= min(values) and max(values) <= self.high:
-            return values
         return None
 
     def read(self, value: Any) -> Any:
@@ -158,12 +145,7 @@ class FileColumn:
 
 
 def number_of(value: Any) -> float:
-    """Return the number that a value holds or spells, else NaN; a bool, bytes and Python's 1_000 are NaN.
-
-    Example:
-        >>> number_of(" 0.5"), number_of(True)
-        (0.5, nan)
-    """
+    """Return the number that a value holds or spells, else NaN; a bool, bytes and Python's 1_000 are NaN."""
     if isinstance(value, (bool, bytes)) or (isinstance(value, str) and "_" in value):
         return math.nan
     try:
@@ -182,125 +164,31 @@ def is_empty(value: Any) -> bool:
 
 
 def normal_form(text: str) -> str:
-    r"""Return the text for comparisons: NFKC, case folded, white space as one space.
-
-    Example:
-        >>> normal_form("  Copy\n a FOLDER "), normal_form(chr(0xFB01) + "le")
-        ('copy a folder', 'file')
-    """
+    r"""Return the text for comparisons: NFKC, case folded, white space as one space."""
     # NFKC leaves ASCII as it is, and lower() is then equal to casefold() and faster
     folded = text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).casefold()
     return " ".join(folded.split())
 
 
-class FirstRows:
-    """The first row of each value of a column whose values should be unique.
-
-    As long as no hash repeats, only 64-bit hashes are stored: 8 bytes per value, up to 24 while they are sorted. At the
-    first repeated hash, which may be a collision, `read_again` reads values and rows from the start. After that, values
-    and rows are stored.
-
-    Example:
-        >>> column = [("a", 1), ("b", 2), ("a", 3), ("b", 4)]
-        >>> first = FirstRows(lambda: column)
-        >>> first.add(["a", "b"], [1, 2]), first.add(["a", "b"], [3, 4])
-        ([1, 2], [1, 2])
-    """
-
-    def __init__(self, read_again: Callable[[], Iterable[tuple[Hashable, int]]]) -> None:
-        self._read_again = read_again
-        self._hashes: list[npt.NDArray[np.int64]] = []
-        """Sorted arrays, each at least twice as long as the next one."""
-        self._rows: dict[Hashable, int] | None = None
-
-    def add(self, values: Sequence[Hashable], rows: Sequence[int]) -> Sequence[int]:
-        """Return the first row of each value; the values follow all values added before."""
-        if not values:
-            return []
-        if self._rows is None:
-            hashes = np.fromiter(map(hash, values), dtype=np.int64, count=len(values))
-            hashes.sort()
-            if not self._repeats(hashes):
-                self._keep(hashes)
-                return rows
-            self._rows = {}
-            for value, row in self._read_again():
-                self._rows.setdefault(value, row)
-            self._hashes.clear()
-        return [self._rows.setdefault(value, row) for value, row in zip(values, rows, strict=True)]
-
-    def _repeats(self, hashes: npt.NDArray[np.int64]) -> bool:
-        if (hashes[1:] == hashes[:-1]).any():
-            return True
-        places = ((part, np.searchsorted(part, hashes)) for part in self._hashes)
-        return any((part[np.minimum(place, len(part) - 1)] == hashes).any() for part, place in places)
-
-    def _keep(self, hashes: npt.NDArray[np.int64]) -> None:
-        self._hashes.append(hashes)
-        while len(self._hashes) > 1 and len(self._hashes[-2]) < 2 * len(self._hashes[-1]):
-            joined = np.concatenate([self._hashes.pop(), self._hashes.pop()])
-            joined.sort()
-            self._hashes.append(joined)
-
-
 def number_hint(value: object, otherwise: str) -> str:
-    """Return the fix for a value that is not a number.
-
-    Example:
-        >>> number_hint("0,5", "drop the row"), number_hint("good", "drop the row")
-        ('write decimals with a point: 0.5', 'drop the row')
-    """
+    """Return the fix for a value that is not a number."""
     if isinstance(value, str) and DECIMAL_COMMA.fullmatch(value):
         return f"write decimals with a point: {value.strip().replace(',', '.')}"
     return otherwise
 
 
-def column_hint(column: str, names: Sequence[object], otherwise: str) -> str:
-    """Return the fix for a missing column: a name in other letters, or a header with another separator.
-
-    Example:
-        >>> column_hint("relevance", ["query", "Relevance "], "add it")
-        "rename 'Relevance ' to 'relevance': names are compared letter by letter"
-        >>> column_hint("query", ["query;document;relevance"], "add it")
-        'the header is separated by semicolons: save the file with commas as .csv, or with tabs as .tsv'
-    """
-    found = [name for name in names if isinstance(name, str)]
-    for name in found:
-        if name != column and _plain(name) == column:
-            return f"rename {name!r} to {column!r}: names are compared letter by letter"
-    if len(found) == 1:
-        for separator, words in SEPARATORS.items():
-            if separator in found[0]:
-                return f"the header is separated by {words}: save the file with commas as .csv, or with tabs as .tsv"
-    return otherwise
-
-
 @lru_cache
 def missing_column_hint(path: Path, column: str, names: tuple[str, ...], needed: tuple[str, ...]) -> str:
-    """Return `column_hint`, or the command that maps the columns of graded pairs.
-
-    Example:
-        >>> from pathlib import Path
-        >>> wanted = ("query", "document", "relevance")
-        >>> print(missing_column_hint(Path("clicks.csv"), "query", ("search", "title", "stars"), wanted))
-        with the lowest and highest possible grade for LOW HIGH: bixse convert table clicks.csv --query-column search \
---document-column title --grade-column stars --scale LOW HIGH
-    """
-    otherwise = f"rename or add {column!r}"
-    hint = column_hint(column, names, "")
-    if hint or not {*OTHER_NAMES} <= {*needed}:
-        return hint or otherwise
-    plain = {_plain(name): name for name in names}
-    flags = {}
-    for wanted, others in OTHER_NAMES.items():
-        name = next((plain[one] for one in (wanted, *others) if one in plain), None)
-        if name is None:
-            return otherwise
-        flags["grade" if wanted == "relevance" else wanted] = name
-    words = [word for flag, name in flags.items() if name != flag for word in (f"--{flag}-column", shlex.quote(name))]
-    command = " ".join(["bixse convert table", shlex.quote(str(path)), *words, "--scale LOW HIGH"])
-    return f"with the lowest and highest possible grade for LOW HIGH: {command}"
-
-
-def _plain(name: str) -> str:
-    return "_".join(name.strip().casefold().replace("-", " ").split())
+    """Return the fix for a missing column: other letters, another separator, or the command that maps names."""
+    for name in names:
+        if "_".join(name.strip().casefold().replace("-", " ").split()) == column != name:
+            return f"rename {name!r} to {column!r}: names are compared letter by letter"
+    for separator, words in SEPARATORS.items():
+        if len(names) == 1 and separator in names[0]:
+            return f"the header is separated by {words}: save the file with commas as .csv, or with tabs as .tsv"
+    if "relevance" not in needed:
+        return f"rename or add {column!r}"
+    return (
+        f"rename or add it, or say what the columns are: bixse convert table {shlex.quote(str(path))} --columns "
+        "query=NAME document=NAME grade=NAME --scale LOW HIGH"
+    )

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 RRF_CONSTANT = 60
 """k of reciprocal rank fusion, the value of Cormack, Clarke and Büttcher 2009 (doi:10.1145/1571941.1572114)."""
-Strategy = Literal["spread", "top", "hard-negatives", "one"]
+Strategy = Literal["spread", "top", "one"]
 """The way to select the documents of a query.
 
 spread takes a quarter from the top, and one document from each of log-spaced bands of ranks, so that all grades
-occur. top takes the best, hard-negatives the best that are not known, one a single document from a random band.
+occur. top takes the best, one a single document from a random band.
 """
 SINGLE_BANDS = 7
 """The number of bands for the strategy "one": 1, 2-3, 4-6, 7-13, 14-26, 27-51, 52-100 for 100 candidates."""
@@ -57,13 +57,7 @@ class NewCandidates:
 
 
 def fuse(answers: Mapping[str, Mapping[str, float]], depth: int) -> list[Candidate]:
-    """Fuse `answers` (retriever -> document id -> score) to one query by reciprocal rank; return the best `depth`.
-
-    Example:
-        >>> found = fuse({"bm25": {"a": 9.0, "b": 8.0}, "demo": {"b": 0.7, "c": 0.6}}, depth=2)
-        >>> [(candidate.document_id, candidate.source) for candidate in found]
-        [('b', 'bm25:2,demo:1'), ('a', 'bm25:1')]
-    """
+    """Fuse `answers` (retriever -> document id -> score) to one query by reciprocal rank; return the best `depth`."""
     ranks: dict[str, dict[str, int]] = {}
     for label, scores in answers.items():
         for rank, document_id in enumerate(ranked(scores)[:depth], start=1):
@@ -102,13 +96,7 @@ def text_key(text: str) -> bytes:
 
 
 def choose(strategy: Strategy, document_ids: Sequence[str], count: int, seed: int, query_id: str) -> list[int]:
-    """Return ascending positions, from 0, of the selected documents: at most `count`, and one for the strategy "one".
-
-    Example:
-        >>> ids = [f"d{rank}" for rank in range(1, 101)]
-        >>> [position + 1 for position in choose("spread", ids, 8, seed=0, query_id="q1")]
-        [1, 2, 3, 9, 15, 25, 43, 97]
-    """
+    """Return ascending positions, from 0, of the selected documents: at most `count`, one for the strategy "one"."""
     available = len(document_ids)
     if not available:
         return []
@@ -124,12 +112,7 @@ def choose(strategy: Strategy, document_ids: Sequence[str], count: int, seed: in
 
 
 def log_bands(first: int, end: int, count: int) -> list[range]:
-    """Cut positions `first` to `end` - 1, from 0, into `count` nonempty bands that grow by a constant factor in rank.
-
-    Example:
-        >>> [(band[0] + 1, band[-1] + 1) for band in log_bands(2, 100, 6)]
-        [(3, 4), (5, 9), (10, 16), (17, 30), (31, 55), (56, 100)]
-    """
+    """Cut positions `first` to `end` - 1, from 0, into `count` bands, not empty, that grow by a constant factor."""
     factor = ((end + 1) / (first + 1)) ** (1 / count)
     bands = []
     start = first

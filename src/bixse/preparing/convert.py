@@ -1,4 +1,4 @@
-"""Convert a source of judgements to graded pairs or a collection, in bounded memory."""
+"""Convert a source of judgements to graded pairs, in bounded memory."""
 
 from __future__ import annotations
 
@@ -12,23 +12,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import yaml
 
+from bixse.data.columns import SCHEMA
+from bixse.data.graded_pairs import GradedPairs
 from bixse.data.run import open_run
-from bixse.errors import InputError, InvalidFileError, RowError
-from bixse.files.files import alone_in, interruptible, put_in_place, storage_errors, write_atomically
+from bixse.errors import InputError, InvalidFileError, RowError, shorten
+from bixse.files.files import alone_in, hash_files, interruptible, put_in_place, storage_errors, write_atomically
+from bixse.files.parquet import table_writer
 from bixse.preparing.formats import looks_like
-from bixse.preparing.pairs_table import WHOLE, PairsTable
 from bixse.preparing.source import Source
-from bixse.relevance import GradeScale
+from bixse.preparing.transforms import PairColumns, TransformReport, reported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from numpy.typing import NDArray
+
+    from bixse.data.columns import Column
     from bixse.data.run import Run
     from bixse.preparing.convert_settings import ConvertSettings
     from bixse.preparing.mapping import RowMapping
     from bixse.progress import ProgressBars
+    from bixse.relevance import Kind
 
 STATE = ".part"
 """Folder of work files inside the output folder, until all output is written."""
@@ -37,11 +45,11 @@ ERRORS_FILE = "errors.jsonl"
 TRAIN_FILE = "train.yaml"
 """Settings for `bixse train` on the pairs."""
 BINS = 10
+WHOLE = "pairs"
+"""Name of the only part if nothing is split."""
 _WHAT = {
     TRAIN_FILE: "settings for `bixse train`",
     ERRORS_FILE: "rows that could not be read",
-    "corpus.jsonl": "documents",
-    "queries.jsonl": "queries",
 }
 """File name -> content."""
 _FILES_SHOWN = 5
@@ -71,12 +79,12 @@ class ConvertResult:
 
 
 def convert(settings: ConvertSettings, out: str | Path | None, progress: ProgressBars | None = None) -> ConvertResult:
-    """Convert a source to graded pairs or a collection.
+    """Convert a source to graded pairs.
 
     Memory holds a few numbers per row and never all texts. A stopped run leaves nothing and starts from the beginning.
 
     Args:
-        settings: source, output form and transforms.
+        settings: source and transforms.
         out: output folder; None reads the source without writing.
         progress: makes a progress callback from a title and a number of bytes.
 
@@ -97,13 +105,14 @@ def convert(settings: ConvertSettings, out: str | Path | None, progress: Progres
         (2, ['pairs.parquet', 'train.yaml'])
     """
     with interruptible():
-        source = Source(settings.source, settings.path, settings.options(), settings.download)
+        source = Source(settings)
         if out is None:
             with tempfile.TemporaryDirectory() as folder:
                 return _convert(source, settings, Path(folder), progress, None)
-        hashes = source.hashes(_Bar(progress, "hash", source.inputs().values()).advance)
-        config = settings.model_dump(mode="json", exclude={"download"})
-        record = open_run(Path(out), "convert", config, hashes, paths=settings.path_settings())
+        hashes = hash_files(source.inputs(), _Bar(progress, "hash", source.inputs().values()).advance)
+        record = open_run(
+            Path(out), "convert", settings.model_dump(mode="json"), hashes, paths=settings.path_settings()
+        )
         if record.status == "finished":
             return record.result(ConvertResult, lambda found: found.files)
         with _work_folder(Path(out)) as folder:
@@ -114,26 +123,23 @@ def _convert(
     source: Source, settings: ConvertSettings, folder: Path, progress: ProgressBars | None, record: Run | None
 ) -> ConvertResult:
     lap = _laps({} if record is None else record.timings)
+    files: dict[str, Any] = {}
     with closing(ErrorsFile(folder / "all-errors", {file: name for name, file in source.inputs().items()})) as found:
         bar = _Bar(progress, "read texts", (*source.corpus, *source.queries))
-        mapping = source.open(folder, found.of, settings.text_ids, bar.reached)
+        mapping = source.open(folder, found.of, bar.reached)
         try:
-            pairs, files = _read(source, settings, mapping, found, folder, progress)
+            with storage_errors(folder):
+                pairs = GradedPairs.from_arrow(_read(source, settings, mapping, found, files, progress))
             lap("read")
-            shown = _refuse(source, settings, found, pairs.count, look=record is None)
-            parts, applied = pairs.select(settings)
-            if settings.form == "collection" and not settings.split:
-                parts = {source.split: parts[WHOLE]}
-            tasks = {name: pairs.tasks(columns) for name, columns in parts.items()}
+            shown = _refuse(source, settings, found, len(pairs), look=record is None)
+            parts, applied = select(pairs, settings)
+            tasks = {name: _tasks(pairs, columns) for name, columns in parts.items()}
             lap("transform")
             written: dict[str, Path] = {}
-            notes: list[str] = []
-            if record is not None and settings.form == "collection":
-                scale = GradeScale(*settings.scale) if settings.scale is not None else source.scale
-                written, notes = pairs.write_collection(parts, folder, scale, bool(source.corpus))
-            elif record is not None:
-                rows = sum(map(len, parts.values()))
-                written = pairs.write(parts, folder, progress("write", rows) if progress is not None else None)
+            if record is not None:
+                step = progress("write", sum(map(len, parts.values()))) if progress is not None else None
+                written = {f"{name}.parquet": _write_pairs(pairs, columns, folder / f"{name}.new", step)
+                           for name, columns in parts.items()}  # fmt: skip
                 written[TRAIN_FILE] = _write_train_file(folder / "settings-of-training", source, tasks)
         finally:
             mapping.database.close()
@@ -161,8 +167,8 @@ def _convert(
             for name, rows in parts.items()
         },
         transforms=[asdict(done) for done in applied],
-        files={name: _WHAT.get(name, "judgements" if name.endswith(".tsv") else "graded pairs") for name in written},
-        warnings=[*source.warnings(), *notes],
+        files={name: _WHAT.get(name, "graded pairs") for name in written},
+        warnings=source.warnings(),
         errors_shown=shown,
     )
     if record is not None:
@@ -180,27 +186,112 @@ def _read(
     settings: ConvertSettings,
     mapping: RowMapping,
     found: ErrorsFile,
-    folder: Path,
+    files: dict[str, Any],
     progress: ProgressBars | None,
-) -> tuple[PairsTable, dict[str, Any]]:
-    """Read the files of a source in order; return the graded pairs and the counts per file."""
+) -> Iterator[pa.RecordBatch]:
+    """Yield the graded pairs of all files in order, and add the counts of each file to `files`."""
     bar = _Bar(progress, f"read {source.name}", source.files)
-    files: dict[str, Any] = {}
-    with PairsTable.filled(mapping.database, folder / "read.parquet") as pairs:
-        for file in source.files:
-            left = None if settings.limit is None else settings.limit - sum(source.statuses.values())
-            if left is not None and left <= 0:
-                break
-            errors, taken, known = found.of(file), sum(source.statuses.values()), pairs.count
-            for judgements in source.read(mapping, file, errors, left, bar.reached):
-                pairs.add(judgements, settings.task, own_grades="grade" in source.form.own)
-            bar.reached(file, file.stat().st_size)
-            files[found.names[file]] = {
-                "judgements": sum(source.statuses.values()) - taken,
-                "graded": pairs.count - known,
-                "errors": errors.total,
-            }
-    return pairs, files
+    for file in source.files:
+        errors, before = found.of(file), source.statuses.copy()
+        for judgements in source.read(mapping, file, errors, bar.reached):
+            table = judgements.filter(pc.equal(judgements["status"], "graded"))
+            columns = {name: table[name] for name in table.column_names}
+            columns["grade_probs"] = columns["probabilities"]
+            columns["judge"] = pc.if_else(pc.equal(columns["judge"], ""), None, columns["judge"])
+            if "grade" in source.form.own:
+                columns["grade"] = columns["own_grade"]
+            if settings.task is not None:
+                columns["task"] = pa.repeat(settings.task, len(table))
+            chosen = pa.table({name: columns[name] for name in SCHEMA.names}).cast(SCHEMA)
+            yield from chosen.combine_chunks().to_batches()
+        bar.reached(file, file.stat().st_size)
+        new = source.statuses - before
+        files[found.names[file]] = {"judgements": sum(new.values()), "graded": new["graded"], "errors": errors.total}
+
+
+def select(pairs: GradedPairs, settings: ConvertSettings) -> tuple[dict[str, PairColumns], list[TransformReport]]:
+    """Check ids, transform and split; return part -> its rows in source order, and the reports of the steps."""
+    _refuse_other_texts(pairs)
+    transforms, split = settings.transforms(), settings.parts()
+    keys = [key for step in (*transforms, split) if step is not None for key in step.needs]
+    columns = PairColumns.of(pairs, dict.fromkeys(keys))
+    applied: list[TransformReport] = []
+    if not settings.dedup:
+        once = columns.take(_first_of_repeats(pairs))
+        if len(once) < len(columns):
+            applied.append(TransformReport("repeats written once", {}, len(columns), len(once)))
+        columns = once
+    for transform in transforms:
+        found, notes = transform.apply(columns)
+        applied.append(reported(transform, columns, found, notes))
+        if not len(found):
+            raise InputError(
+                f"{transform.name}: got no row of {len(columns)} that stays; expected at least one; fix: look at "
+                "the relevances first (--dry-run)"
+            )
+        columns = found
+    if split is None:
+        return {WHOLE: columns}, applied
+    parts = split.parts(columns)
+    if empty := [name for name, part in parts.items() if not len(part)]:
+        raise InputError(
+            f"--split: got no query for {', '.join(empty)} among {len(columns)} pairs; expected some in every "
+            "part; fix: other shares, or another --seed"
+        )
+    return parts, [*applied, reported(split, columns, columns, {name: len(part) for name, part in parts.items()})]
+
+
+def _refuse_other_texts(pairs: GradedPairs) -> None:
+    """Refuse an id with several texts: different queries or documents would be joined."""
+    columns: dict[Kind, tuple[Column, Column]] = {
+        "query": (pairs.query_ids, pairs.queries),
+        "document": (pairs.document_ids, pairs.documents),
+    }
+    for kind, (ids, texts) in columns.items():
+        clashes: dict[int, int] = {}
+        for row, before in pairs.other_texts(kind):
+            clashes.setdefault(before, row)
+        if clashes:
+            before, row = min(clashes.items())
+            raise InputError(
+                f"{kind} ids: got {len(clashes)} that stand for several texts, first {shorten(ids[before])} for "
+                f"{shorten(texts[before])} and {shorten(texts[row])}; expected one text per id; fix: --text-ids makes "
+                "ids from the texts, or give each text its own id"
+            )
+
+
+def _first_of_repeats(pairs: GradedPairs) -> NDArray[np.intp]:
+    """Return the first row of each pair per task; refuse repeats with another relevance."""
+    first, relevance = pairs.first_rows_of_pairs(), pairs.relevance
+    differ = np.unique(first[relevance != relevance[first]])
+    if len(differ):
+        own = relevance[first == differ[0]]
+        raise InputError(
+            f"pairs: got {len(differ)} with several relevances, first {own.min():g} and {own.max():g} for query "
+            f"{shorten(pairs.queries[differ[0]])} and document {shorten(pairs.documents[differ[0]])}; expected one "
+            "relevance per pair; fix: --dedup takes their mean, or correct the file"
+        )
+    return np.flatnonzero(first == np.arange(len(first)))
+
+
+def _tasks(pairs: GradedPairs, columns: PairColumns) -> dict[str, tuple[int, int]]:
+    """Return task -> number of rows and of queries; rows without a task are under "-"."""
+    names, tasks = pairs.tasks
+    tasks, queries = tasks[columns.rows], pairs.id_numbers("query")[columns.rows]
+    found = {
+        name or "-": (int((tasks == number).sum()), len(np.unique(queries[tasks == number])))
+        for number, name in enumerate(names)
+    }
+    return {task: counts for task, counts in sorted(found.items()) if counts[0]}
+
+
+def _write_pairs(pairs: GradedPairs, columns: PairColumns, target: Path, step: Callable[[int], None] | None) -> Path:
+    with storage_errors(target), table_writer(target, SCHEMA) as writer:
+        for table in columns.tables(pairs):
+            writer.write_table(table)
+            if step is not None:
+                step(len(table))
+    return target
 
 
 def _refuse(source: Source, settings: ConvertSettings, found: ErrorsFile, rows: int, look: bool) -> str:

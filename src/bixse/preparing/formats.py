@@ -1,29 +1,28 @@
-"""The external formats that `bixse convert` reads: `formats.toml` as data classes, and the files of each format."""
+"""The external formats that `bixse convert` reads: `formats.toml` as data, their settings, the files of each format."""
 
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from bixse.errors import BixseError, InputError, InvalidFileError, did_you_mean, shorten
 from bixse.files.files import is_unicode
 from bixse.files.rows import FORMATS as FILE_FORMATS
 from bixse.files.rows import kind_of, raw_rows, read_blocks, stem_of, text_lines
 from bixse.files.values import FileColumn
+from bixse.relevance import GradeScale
 from bixse.settings import Flag, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Self
 
-    from bixse.relevance import GradeScale
-
-HUB = "hub:"
-"""Prefix of the name of a data set on the Hugging Face Hub."""
+TABLE_COLUMNS = ("query", "document", "grade", "query_id", "document_id", "task")
+"""Columns of the format "table"; those of ids and task may be absent."""
 _PARTS_OF_NAMES = ("_split1", "_split2", "_no_in_batch_neg")
 """Suffixes of file names: halves of E5's symmetric tasks, and BGE's files whose rows must not be in-batch negatives."""
 DOCUMENT = (
@@ -37,42 +36,6 @@ QUERY = (
     FileColumn("_id", "id", other_names=("qid", "query_id", "id", "topic_id", "question_id")),
     FileColumn("text", other_names=("query", "question", "title", "query_text")),
 )
-
-
-class TableColumns(Settings):
-    """The names of the columns of a table; columns of ids and task may be absent."""
-
-    query: Annotated[str, Flag(name="query-column")] = "query"
-    """Column of the query."""
-    document: Annotated[str, Flag(name="document-column")] = "document"
-    """Column of the document."""
-    grade: Annotated[str, Flag(name="grade-column")] = "grade"
-    """Column of the grade."""
-    query_id: Annotated[str, Flag(name="query-id-column")] = "query_id"
-    """Column of the query's id."""
-    document_id: Annotated[str, Flag(name="document-id-column")] = "document_id"
-    """Column of the document's id."""
-    task: Annotated[str, Flag(name="task-column")] = "task"
-    """Column of the task."""
-
-    @model_validator(mode="after")
-    def _differ(self) -> Self:
-        names = list(vars(self).values())
-        if len(set(names)) < len(names):
-            raise InputError(f"columns: got {', '.join(names)}; expected a column of its own for each; fix: rename one")
-        return self
-
-
-@dataclass(frozen=True)
-class SourceOptions:
-    """The settings of a conversion that only some formats need; see `ConvertSettings`."""
-
-    scale: GradeScale | None = None
-    score_map: str | None = None
-    corpus: Path | None = None
-    queries: Path | None = None
-    qrels: str | None = None
-    columns: TableColumns | None = None
 
 
 @dataclass(frozen=True)
@@ -112,13 +75,15 @@ class Format:
     checks: tuple[Mapping[str, str], ...] = ()
     note: Mapping[str, str] = field(default_factory=dict)
 
-    def with_columns(self, columns: TableColumns) -> Format:
+    def with_columns(self, names: Mapping[str, str]) -> Format:
+        """Return the format "table" with its columns under other names."""
+        own = {name: names.get(name, name) for name in TABLE_COLUMNS}
         return replace(
             self,
-            needed=(columns.query, columns.document, columns.grade),
-            optional=(columns.query_id, columns.document_id, columns.task),
-            query=(columns.query,),
-            query_id=(columns.query_id,),
+            needed=(own["query"], own["document"], own["grade"]),
+            optional=(own["query_id"], own["document_id"], own["task"]),
+            query=(own["query"],),
+            query_id=(own["query_id"],),
         )
 
 
@@ -136,54 +101,93 @@ def _formats() -> dict[str, Format]:
 FORMATS = _formats()
 
 
-def checked_options(name: str, path: str | Path, options: SourceOptions) -> Format:
-    """Return the format of a name; raise InputError for options that do not suit it."""
-    if name not in FORMATS:
-        hint = did_you_mean(name, FORMATS, "see `bixse convert --list`")
-        raise InputError(f"source: got {shorten(name)}; expected one of {', '.join(FORMATS)}; fix: {hint}")
-    form = FORMATS[name]
-    for option in fields(SourceOptions):
-        if getattr(options, option.name) is not None and option.name not in form.options:
-            owners = ", ".join(other for other, it in FORMATS.items() if option.name in it.options)
+def named_words(value: Any) -> Any:
+    """Parse words such as train=0.8 or query=search into names and values; for a validator."""
+    if not isinstance(value, (list, tuple)):
+        return value
+    words = [str(word).partition("=") for word in value]
+    if len({name for name, _, _ in words}) < len(words) or not all(own for _, _, own in words):
+        raise ValueError("expected PART=SHARE or COLUMN=NAME, each once; fix: as in train=0.8 test=0.2, query=search")
+    return {name: own for name, _, own in words}
+
+
+class SourceSettings(Settings):
+    """Settings of the files to read, and what these do not say themselves."""
+
+    source: Annotated[str, Flag(positional=True, metavar="SOURCE")]
+    """Name of the format; "pairs" for files of bixse."""
+    path: Annotated[Path, Flag(positional=True)]
+    """File or folder."""
+    scale: Annotated[tuple[float, float] | None, Flag(metavar="GRADE")] = None
+    """Lowest and highest grade, where the source does not say."""
+    score_map: Annotated[str | None, Flag(metavar="MAP")] = None
+    """What a teacher's scores are: prob, percent, logit, platt:SLOPE,INTERCEPT, or binary to take the labels."""
+    corpus: Path | None = None
+    """File or folder of the documents that rows name by id."""
+    queries: Path | None = None
+    """File of the queries that rows name by id."""
+    qrels: Annotated[str | None, Flag(metavar="SPLIT")] = None
+    """Which split of a collection folder is read."""
+    columns: Annotated[dict[str, str], BeforeValidator(named_words), Flag(metavar="COLUMN=NAME")] = Field(default={})
+    """Columns of a table under other names, as in query=search grade=stars."""
+    text_ids: bool = False
+    """Make ids from the texts instead of taking the source's."""
+
+    @field_validator("source")
+    @classmethod
+    def _known(cls, source: str) -> str:
+        if source not in FORMATS:
+            hint = did_you_mean(source, FORMATS, "docs/convert.md describes them")
+            raise ValueError(f"expected one of {', '.join(FORMATS)}; fix: {hint}")
+        return source
+
+    @field_validator("columns")
+    @classmethod
+    def _differ(cls, columns: Mapping[str, str]) -> Mapping[str, str]:
+        names = [columns.get(name, name) for name in TABLE_COLUMNS]
+        if unknown := set(columns) - set(TABLE_COLUMNS):
+            hint = did_you_mean(min(unknown), TABLE_COLUMNS)
+            raise ValueError(f"expected other names of {', '.join(TABLE_COLUMNS)}; fix: {hint}")
+        if len(set(names)) < len(names):
+            raise ValueError(f"got {', '.join(names)}; expected a column of its own for each; fix: rename one")
+        return columns
+
+    @property
+    def grade_scale(self) -> GradeScale | None:
+        """The stated scale of the grades in the files."""
+        return None if self.scale is None else GradeScale(*self.scale)
+
+    @model_validator(mode="after")
+    def _suits_the_source(self) -> Self:
+        form, path = FORMATS[self.source], self.path
+        given = {"scale": self.grade_scale, "score_map": self.score_map, "corpus": self.corpus,
+                 "queries": self.queries, "qrels": self.qrels, "columns": self.columns or None}  # fmt: skip
+        for option, value in given.items():
+            if value is not None and option not in form.options:
+                owners = ", ".join(other for other, it in FORMATS.items() if option in it.options)
+                raise InputError(
+                    f"source {self.source}: got {_flag(option)}; expected none, the files say it; fix: leave it out "
+                    f"(it is for {owners})"
+                )
+        missing = [option for option in ("queries", "corpus") if option in form.options and given[option] is None]
+        if form.query_by_id and missing:
+            flags = " and no ".join(map(_flag, missing))
             raise InputError(
-                f"source {name}: got {option_flag(option.name)}; expected none, the files say it; fix: leave it out "
-                f"(it is for {owners})"
+                f"{path}: got no {flags}; expected the files of topics and of documents, since rows hold ids alone; "
+                f"fix: give {flags.replace(' no ', ' ')}"
             )
-    missing = [flag for flag in ("queries", "corpus") if flag in form.options and not getattr(options, flag)]
-    if form.query_by_id and missing:
-        flags = " and no ".join(map(option_flag, missing))
-        raise InputError(
-            f"{path}: got no {flags}; expected the files of topics and of documents, since rows hold ids alone; "
-            f"fix: give {flags.replace(' no ', ' ')}"
-        )
-    if form.needs_scale and options.scale is None:
-        raise InputError(
-            f"{path}: got no scale; expected that of its grades (it cannot be inferred: a grade that was never given "
-            "leaves no trace); fix: state the lowest and the highest grade, for example --scale 0 3"
-        )
-    if options.scale is not None and options.score_map is not None:
-        raise InputError(f"{path}: got a scale and a score map; expected one of them; fix: leave one out")
-    return form
+        if form.needs_scale and self.grade_scale is None:
+            raise InputError(
+                f"{path}: got no scale; expected that of its grades (it cannot be inferred: a grade that was never "
+                "given leaves no trace); fix: state the lowest and the highest grade, for example --scale 0 3"
+            )
+        if self.scale is not None and self.score_map is not None:
+            raise InputError(f"{path}: got a scale and a score map; expected one of them; fix: leave one out")
+        return self
 
 
-def describe_formats() -> tuple[str, dict[str, dict[str, Any]]]:
-    """Return the sources as text, and as plain data by name."""
-    rows: dict[str, dict[str, Any]] = {}
-    lines = []
-    for name, form in FORMATS.items():
-        options = [option_flag(option) for option in form.options if option != "columns"]
-        rows[name] = {"about": form.about, "files": form.files, "options": options, "licence": form.licence,
-                      "citation": form.citation}  # fmt: skip
-        lines += [name, f"  {form.about}", f"  files: {form.files}"]
-        lines += [f"  options: {', '.join(options)}"] if options else []
-        lines += [f"  licence: {form.licence}"]
-        lines += [f"  cite: {form.citation}"] if form.citation else []
-    return "\n".join(lines), rows
-
-
-def option_flag(option: str) -> str:
-    """Return the name of an option on the command line."""
-    return "names of columns" if option == "columns" else f"--{option.replace('_', '-')}"
+def _flag(option: str) -> str:
+    return f"--{option.replace('_', '-')}"
 
 
 def file_in_folder(folder: Path, names: Sequence[str], split: str | None = None) -> Path:
@@ -231,44 +235,12 @@ def task_name(file: Path) -> str:
 
 
 def looks_like(path: Path) -> list[str]:
-    """Return the formats whose `signs` the first row of a table has; nothing for a file that is no table.
-
-    Example:
-        >>> import json, tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "rows.jsonl"
-        >>> _ = path.write_text(json.dumps({"query": "copy a folder", "pos": ["copytree"], "neg": []}))
-        >>> looks_like(path)
-        ['flagembedding']
-    """
+    """Return the formats whose `signs` the first row of a table has; nothing for a file that is no table."""
     try:
         _, row, _ = next(raw_rows(path, InvalidFileError(path)), (0, {}, 0))
     except (BixseError, OSError):
         return []
     return [name for name, form in FORMATS.items() if form.signs and {*form.signs} <= row.keys()]
-
-
-def hub_folder(source: str, name: str, download: bool) -> Path:
-    """Return the folder with the files of `hub:owner/name@revision`; the error message names the format `source`."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    repository, _, revision = name.removeprefix(HUB).partition("@")
-    try:
-        return Path(
-            snapshot_download(repository, repo_type="dataset", revision=revision or None, local_files_only=not download)
-        )
-    except HFValidationError as error:
-        raise InputError(f"{name}: got {repository!r}; expected hub:owner/name; fix: correct the name") from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        if isinstance(error, LocalEntryNotFoundError) and not download:
-            raise InputError(
-                f"{name}: got a data set that is not on this machine; expected its files; fix: "
-                f"bixse convert {source} {name} --download"
-            ) from error
-        raise InputError(
-            f"{name}: got {str(error).splitlines()[0]}; expected a data set of the Hub; fix: check the name, the "
-            "network, and that HF_HUB_OFFLINE is not set"
-        ) from error
 
 
 def texts_in(

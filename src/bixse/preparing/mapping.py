@@ -12,12 +12,13 @@ import pyarrow as pa
 
 from bixse.errors import RowError
 from bixse.files.values import number_hint
+from bixse.preparing.formats import TABLE_COLUMNS
 from bixse.preparing.score_scale import map_scores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from bixse.preparing.formats import Format, TableColumns
+    from bixse.preparing.formats import Format, SourceSettings
     from bixse.preparing.score_scale import ScoreMap
     from bixse.relevance import GradeScale
 
@@ -29,12 +30,9 @@ _OWN_TYPES = {
     "orders": "VARCHAR", "grade": "DOUBLE",
 }  # fmt: skip
 """Columns that a format's `own` expressions may fill."""
-_JSON_ROWS = pa.schema({"row": pa.int64(), "json": pa.string()})
-_READABLE = """
+_ROWS = """
 CREATE OR REPLACE TEMP TABLE rows AS
-SELECT row, j, keys{values}
-FROM (SELECT row, j, json_keys(j) AS keys FROM (SELECT row, TRY_CAST(json AS JSON) AS j FROM json_rows))
-WHERE json_type(j) = 'OBJECT' AND len(keys) = len(list_distinct(keys))
+SELECT row, j, keys{values} FROM (SELECT row, json::JSON AS j, json_keys(json) AS keys FROM json_rows)
 """
 _TEXTS = """
 CREATE OR REPLACE TEMP TABLE texts AS
@@ -72,18 +70,10 @@ ORDER BY row, place
 
 
 class RowMapping:
-    """The mapping from tables of JSON rows to judgements and errors; `stated` is True if the user stated the scale."""
+    """The mapping from tables of JSON rows of a source to judgements and errors, in a database below `folder`."""
 
     def __init__(
-        self,
-        form: Format,
-        columns: TableColumns,
-        scale: GradeScale,
-        stated: bool,
-        score_map: ScoreMap | None,
-        folder: Path,
-        corpus: bool,
-        text_ids: bool = False,
+        self, settings: SourceSettings, form: Format, scale: GradeScale, score_map: ScoreMap | None, folder: Path
     ) -> None:
         self.form, self.scale, self.score_map = form, scale, score_map
         self.database = database = duckdb.connect(folder / "work.duckdb")
@@ -91,17 +81,18 @@ class RowMapping:
         database.execute(f"SET memory_limit = '{MEMORY_LIMIT}'; SET temp_directory = '{spill}'")
         # No downloads. Queries order their rows themselves, and keeping the order costs memory.
         database.execute("SET autoinstall_known_extensions = false; SET preserve_insertion_order = false")
-        for name, column in vars(columns).items():
-            database.execute(f"SET VARIABLE {name} = {_quoted(column)}")
-        for name, value in (("scale_stated", stated), ("has_corpus", corpus)):
+        stated = settings.grade_scale is not None
+        for name in TABLE_COLUMNS:
+            database.execute(f"SET VARIABLE {name} = {_quoted(settings.columns.get(name, name))}")
+        for name, value in (("scale_stated", stated), ("has_corpus", bool(form.folder) or settings.corpus is not None)):
             database.execute(f"SET VARIABLE {name} = {value}")
         database.execute(Path(__file__).with_name("mapping.sql").read_text(encoding="utf-8"))
         for name in ("documents", "queries"):
             database.execute(
                 f"CREATE TABLE {name} (place BIGINT, row BIGINT, file INTEGER, id VARCHAR, title VARCHAR, text VARCHAR)"
             )
-        self._labels = score_map is not None and score_map.kind == "binary"
-        self._mapped = score_map is not None and not self._labels
+        self._labels = self.score_map is not None and self.score_map.kind == "binary"
+        self._mapped = self.score_map is not None and not self._labels
         self._stated = stated or form.scale is not None
         self._parts = {
             "values": "".join(f", {value} AS {name}" for name, value in form.values.items()),
@@ -117,9 +108,9 @@ class RowMapping:
             "column": form.documents.partition("'")[2].partition("'")[0],
             "mapped": self._mapped,
             "labels": self._labels,
-            "text_ids": text_ids,
-            "scored": score_map is not None or form.needs_map,
-            "graded": score_map is None and "grade" not in form.own,
+            "text_ids": settings.text_ids,
+            "scored": self.score_map is not None or form.needs_map,
+            "graded": self.score_map is None and "grade" not in form.own,
             "query_text": "asked" if form.query_by_id else "query->>'$'",
             **_look_up(form),
         }
@@ -155,26 +146,11 @@ class RowMapping:
         )
         return [(file, row, identifier) for file, row, identifier in found]
 
-    def load(self, rows: pa.Table) -> list[tuple[int, str]]:
-        """Load numbered rows; return the rows that are no JSON object or have a key twice."""
-        self.database.register("json_rows", rows)
-        ((taken,),) = self.database.execute(_READABLE.format(**self._parts)).fetchall()
-        if taken == len(rows):
-            return []
-        return self.database.execute(
-            "SELECT row, json FROM json_rows WHERE row NOT IN (SELECT row FROM rows) ORDER BY row"
-        ).fetchall()
-
-    def insert(self, rows: pa.Table) -> None:
-        self.database.register("json_rows", rows)
-        self.database.execute(
-            "INSERT INTO rows SELECT row, j, keys{values} "
-            "FROM (SELECT row, json::JSON AS j, json_keys(json) AS keys FROM json_rows)".format(**self._parts)
-        )
-
-    def judgements(self, task: str | None, judge: str) -> tuple[pa.Table, list[RowError], int]:
+    def judgements(self, rows: pa.Table, task: str | None, judge: str) -> tuple[pa.Table, list[RowError], int]:
         """Return judgements of the rows without errors, the errors, and the number of rows that the note counts."""
         database = self.database
+        database.register("json_rows", rows)
+        database.execute(_ROWS.format(**self._parts))
         database.execute(_TEXTS.format(**self._parts))
         database.execute(f"CREATE OR REPLACE TEMP TABLE problems AS {self._checks}")
         found = database.execute("SELECT DISTINCT * FROM problems ORDER BY row, key").fetchall()
@@ -306,8 +282,3 @@ def _quoted(text: str) -> str:
 
 def _floats(column: pa.ChunkedArray) -> np.ndarray:
     return np.array(column.to_numpy(zero_copy_only=False), dtype=np.float64)
-
-
-def json_table(rows: Sequence[tuple[int, str]]) -> pa.Table:
-    """Return numbered rows as a table."""
-    return pa.Table.from_pylist([{"row": number, "json": line} for number, line in rows], _JSON_ROWS)

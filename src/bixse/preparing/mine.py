@@ -15,7 +15,7 @@ from bixse.errors import InputError
 from bixse.files.files import alone_in, hash_files
 from bixse.preparing.candidates import choose, fuse, keep_new, rank_band, text_key
 from bixse.preparing.mine_settings import read_inputs
-from bixse.preparing.mined_pairs import MinedPair, pairs_path, save_mined_pairs
+from bixse.preparing.mined_pairs import MINED_FILE, MinedPair, save_mined_pairs
 from bixse.preparing.searching import (
     contents_of,
     found_ids,
@@ -107,7 +107,7 @@ def mine(config: MineConfig, out: str | Path, progress: ProgressBars | None = No
 
 
 def _mine(config: MineConfig, out: Path, progress: ProgressBars | None) -> MineResult:
-    path = pairs_path(out, config.format)
+    path = out / MINED_FILE
     labels = retriever_labels(config.retrievers)
     precision = resolve_precision()
     record = _open(config, labels, out, precision)
@@ -136,7 +136,7 @@ def _mine(config: MineConfig, out: Path, progress: ProgressBars | None) -> MineR
 
 
 def _finish(config: MineConfig, runs: dict[str, Path], inputs: MineInputs, record: Run, corpus: Path) -> MineResult:
-    out, path = record.folder, pairs_path(record.folder, config.format)
+    out, path = record.folder, record.folder / MINED_FILE
     pairs, counts = _choose(config, runs, inputs, corpus)
     if not pairs:
         record.save("failed")

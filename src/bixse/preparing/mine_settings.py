@@ -6,11 +6,11 @@ import json
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
 
-from bixse.data.collection import check_corpus, read_queries
+from bixse.data.collection import check_corpus, check_split, read_queries, splits_of
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.trec import read_qrels
 from bixse.errors import SEEDS, InputError, InvalidFileError, shorten
@@ -48,16 +48,11 @@ class MineConfig(EncodingSettings):
     """Only so many queries, drawn by the seed."""
     known: Annotated[Path | None, Flag(metavar="FILE")] = None
     """Graded pairs to leave out, whatever their grade."""
-    exclude_judged: Annotated[str | None, Flag(metavar="SPLIT")] = None
-    """Leave out the pairs that this split of the collection judges, whatever their grade."""
-    exclude_self: bool = False
-    """Leave out the document that has the query's own id."""
     retrievers: Annotated[tuple[str, ...], Flag(name="retriever")] = ("bm25",)
     """bm25 (the default), demo, a model folder, a hub name, or the folder of an index of the corpus; one or several.
     """
     strategy: Strategy = "spread"
-    """spread: from the top down to the depth; top: the best; hard-negatives: the best that are not known; one: a single
-    document from any depth."""
+    """spread: from the top down to the depth; top: the best; one: a single document from any depth."""
     per_query: Annotated[int | None, Field(ge=1), Flag(metavar="K")] = None
     """Documents per query; null means 8, and 1 for the strategy one."""
     depth: int = Field(default=100, ge=1)
@@ -68,8 +63,6 @@ class MineConfig(EncodingSettings):
     """Tokens of a text that an encoder reads; null keeps its own limit."""
     task: str | None = None
     """Name of the task, written beside every pair; encoders with task instructions use those of this task."""
-    format: Literal["parquet", "jsonl", "csv"] = "parquet"
-    """How the pairs are written."""
 
     @model_validator(mode="after")
     def _usable(self) -> Self:
@@ -79,23 +72,14 @@ class MineConfig(EncodingSettings):
                 f"got {' and '.join(found) or 'no texts'}; expected collection, or corpus and queries; "
                 "fix: give one of the two"
             )
-        if self.collection is None and (self.split or self.exclude_judged):
-            name = "split" if self.split else "exclude_judged"
-            raise ValueError(
-                f"got {name} without collection; expected a folder with qrels; "
-                "fix: give collection (pairs in a file are left out with known)"
-            )
+        if self.collection is None and self.split:
+            raise ValueError("got split without collection; expected a folder with qrels; fix: give collection")
         if self.strategy == "one" and self.count != 1:
             raise ValueError(f"got per_query {self.count} for the strategy one; expected 1; fix: leave per_query out")
         if self.count > self.depth:
             raise ValueError(
                 f"got per_query {self.count} with depth {self.depth}; expected no more than the depth; "
                 f"fix: depth {self.count} or more"
-            )
-        if self.strategy == "hard-negatives" and self.known is None and self.exclude_judged is None:
-            raise ValueError(
-                "got no known pairs for the strategy hard-negatives; expected those that are relevant, which would be "
-                "mined as negatives; fix: known (a file of graded pairs), or exclude_judged (a split)"
             )
         return self
 
@@ -115,21 +99,10 @@ class MineConfig(EncodingSettings):
         found = {name: path for name in ("corpus", "queries", "known") if (path := getattr(self, name)) is not None}
         if self.collection is None:
             return found
-        splits = splits_of(self.collection)
-        for split in (self.split, self.exclude_judged):
-            if split is not None and splits and split not in splits:
-                raise InputError(
-                    f"{self.collection / 'qrels'}: got split {split!r}; expected one of {', '.join(splits)}; "
-                    "fix: name a split that has a qrels file"
-                )
-            if split is not None:
-                found[f"qrels/{split}"] = self.collection / "qrels" / f"{split}.tsv"
+        if self.split is not None:
+            check_split(self.collection, self.split)
+            found[f"qrels/{self.split}"] = self.collection / "qrels" / f"{self.split}.tsv"
         return {name: self.collection / f"{name}.jsonl" for name in ("corpus", "queries")} | found
-
-
-def splits_of(collection: Path) -> list[str]:
-    """Return the names of the qrels files of a collection folder."""
-    return sorted(path.stem for path in (collection / "qrels").glob("*.tsv"))
 
 
 @dataclass(frozen=True)
@@ -151,15 +124,11 @@ def read_inputs(config: MineConfig) -> MineInputs:
     """Read and check all inputs of a mining run."""
     files = config.files()
     queries = read_queries(files["queries"])
-    qrels = {} if config.exclude_judged is None else read_qrels(files[f"qrels/{config.exclude_judged}"])
-    judged = [(query_id, document_id) for query_id, found in qrels.items() for document_id in found]
     graded = None if config.known is None else load_graded_pairs(config.known)
-    documents = _Documents({document_id for _, document_id in judged}, graded)
+    documents = _Documents(graded)
     corpus = check_corpus(files["corpus"], {}, documents.see)
     warnings = []
     known: dict[str, set[str]] = {}
-    if config.exclude_judged is not None:
-        warnings += _add_known(known, files[f"qrels/{config.exclude_judged}"], judged, queries, documents.there)
     if config.known is not None and graded is not None:
         pairs, said = _graded_pairs_by_id(config.known, graded, queries, documents)
         warnings += [*said, *_add_known(known, config.known, pairs, queries, documents.there)]
@@ -177,11 +146,6 @@ def read_inputs(config: MineConfig) -> MineInputs:
             "query of a test split; --split NAME takes the queries of one"
         )
     queries = sample_queries(queries, config.max_queries, config.seed)
-    unknown = sum(query_id not in known for query_id in queries)
-    if config.strategy == "hard-negatives" and unknown:
-        warnings.append(
-            f"{unknown} of {len(queries)} queries have no known pair: their best documents are mined as they are"
-        )
     return MineInputs(corpus.count, frozenset(corpus.empty), queries, known, tuple(warnings))
 
 
@@ -194,10 +158,9 @@ def sample_queries(queries: Mapping[str, str], count: int | None, seed: int) -> 
 
 
 class _Documents:
-    """The documents to find in the corpus: judged documents, and those of graded pairs by id, else by text."""
+    """The documents of graded pairs to find in the corpus, by id, else by text."""
 
-    def __init__(self, judged: set[str], graded: GradedPairs | None) -> None:
-        self._judged = judged
+    def __init__(self, graded: GradedPairs | None) -> None:
         self._graded = set() if graded is None else set(graded.document_ids)
         self._texts = set() if graded is None else {text.strip() for text in graded.documents}
         self.there: set[str] = set()
@@ -213,7 +176,7 @@ class _Documents:
             self.texts[name] = text
         if text in self._texts:
             self.with_text[text] = name
-        if name in self._judged or name in self._graded or text in self._texts:
+        if name in self._graded or text in self._texts:
             self.there.add(name)
 
 

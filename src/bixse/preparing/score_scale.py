@@ -39,12 +39,7 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class ScoreMap:
-    """A monotone map from a teacher's score to relevance in [0, 1].
-
-    Example:
-        >>> parse_score_map("platt:2,-6")
-        ScoreMap(kind='platt', slope=2.0, intercept=-6.0)
-    """
+    """A monotone map from a teacher's score to relevance in [0, 1]."""
 
     kind: Literal["prob", "percent", "logit", "platt", "binary"]
     slope: float = 1.0
@@ -92,50 +87,27 @@ class ScoreSummary:
     lowest: float
     highest: float
     distinct: int
-    spread: float
-    in_unit: float
-    """Share of the scores in [0, 1]."""
     above: float | None
     """Share of the (positive, negative) pairs of the file with the positive above, ties as half; None without both."""
     looks_like: str
     """One of "prob", "percent", "logit", "binary" and "unknown"."""
     reason: str
 
-    def describe(self) -> str:
-        """Return a description in two or three lines."""
-        lines = [
-            f"{self.count} scores from {self.lowest:g} to {self.highest:g}, {self.distinct} different, standard "
-            f"deviation {self.spread:.3g}, {self.in_unit:.0%} in [0, 1]",
-            f"looks like: {self.looks_like} ({self.reason})",
-        ]
-        if self.above is not None:
-            lines.append(f"a positive lies above a negative of the file in {self.above:.0%} of the pairs")
-        return "\n".join(lines)
-
 
 def summarise_scores(
     positive: Sequence[float] | NDArray[Any], negative: Sequence[float] | NDArray[Any]
 ) -> ScoreSummary:
-    """Describe the finite scores of a file, positives and others; the description decides nothing.
-
-    Example:
-        >>> summarise_scores([98.5, 91.0], [12.0, 40.5]).looks_like
-        'percent'
-    """
+    """Describe the finite scores of a file, positives and others; the description decides nothing."""
     high, low = np.asarray(positive, dtype=np.float64), np.asarray(negative, dtype=np.float64)
     scores = np.concatenate([high, low])
     if not len(scores):
         raise InputError("scores: got none; expected at least one; fix: check pos_scores and neg_scores")
     looks_like, reason = _looks_like(scores)
-    with np.errstate(over="ignore"):
-        spread = float(scores.std())  # squares of huge scores overflow
     return ScoreSummary(
         count=len(scores),
         lowest=float(scores.min()),
         highest=float(scores.max()),
         distinct=len(np.unique(scores)),
-        spread=spread,
-        in_unit=float(((scores >= 0) & (scores <= 1)).mean()),
         above=_share_above(high, low),
         looks_like=looks_like,
         reason=reason,
@@ -168,12 +140,7 @@ def check_scores(
 
 
 def map_scores(scores: NDArray[Any], score_map: ScoreMap) -> NDArray[np.float64]:
-    """Return the relevance of scores in the range of the map.
-
-    Example:
-        >>> map_scores(np.array([75.0]), parse_score_map("percent")).tolist()
-        [0.75]
-    """
+    """Return the relevance of scores in the range of the map."""
     if score_map.kind in ("logit", "platt"):
         with np.errstate(over="ignore"):
             return _sigmoid(score_map.slope * scores + score_map.intercept)

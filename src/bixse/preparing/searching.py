@@ -43,12 +43,7 @@ KNOWN_NAMES = (BM25_NAME, "demo")
 
 
 def retriever_labels(names: Sequence[str]) -> dict[str, str]:
-    """Return label -> retriever in the given order; labels stand in file names and in the column `source`.
-
-    Example:
-        >>> retriever_labels(["bm25", "runs/a/model", "runs/b/model"])
-        {'bm25': 'bm25', 'a-model': 'runs/a/model', 'b-model': 'runs/b/model'}
-    """
+    """Return label -> retriever in the given order; labels stand in file names and in the column `source`."""
     for name in names:
         close = difflib.get_close_matches(name.lower(), KNOWN_NAMES, n=1)
         if name not in KNOWN_NAMES and close and not Path(name).exists():
@@ -97,7 +92,7 @@ def search_words(
     filled = [(name, document.content) for name, document in stream_documents(corpus) if document.content]
     index = BM25([name for name, _ in filled], [text for _, text in filled])
     for block in _blocks(queries):
-        yield index.search(block, config.depth, config.exclude_self)
+        yield index.search(block, config.depth)
         if step is not None:
             step(len(block))
 
@@ -150,12 +145,11 @@ def search_index(
     step: Callable[[int], None] | None,
 ) -> Iterator[Ranking]:
     """Answer all queries by an index in blocks of queries, without `empty` documents."""
-    depth = config.depth + min(len(empty), MOST_EMPTY) + config.exclude_self
+    depth = config.depth + min(len(empty), MOST_EMPTY)
     for block in _blocks(queries):
         found = index.search_run(block, depth)
         for query_id, answer in found.items():
-            own = {query_id} if config.exclude_self else set()
-            left = ((name, score) for name, score in answer.items() if name not in empty and name not in own)
+            left = ((name, score) for name, score in answer.items() if name not in empty)
             found[query_id] = dict(islice(left, config.depth))
         yield found
         if step is not None:

@@ -7,36 +7,30 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.csv as pacsv
 
 from bixse.data.graded_pairs import Pair
 from bixse.data.trec import QRELS_HEADER, qrels_rows
 from bixse.errors import InputError, InvalidFileError, shorten
-from bixse.files.files import file_hash, is_unicode, storage_errors
-from bixse.files.rows import files_of, json_object, json_rows, kind_of, raw_rows, stem_of
+from bixse.files.files import file_hash, hash_files, is_unicode, storage_errors
+from bixse.files.rows import files_of, raw_rows, stem_of
 from bixse.preparing.formats import (
     DOCUMENT,
-    HUB,
+    FORMATS,
     QUERY,
-    SourceOptions,
-    TableColumns,
-    checked_options,
+    SourceSettings,
     file_in_folder,
-    hub_folder,
     known_files,
     task_name,
     texts_in,
 )
-from bixse.preparing.mapping import RowMapping, json_table
-from bixse.preparing.score_scale import FileScores, check_scores, parse_score_map, summarise_scores
+from bixse.preparing.mapping import RowMapping
+from bixse.preparing.score_scale import MAPS, FileScores, check_scores, parse_score_map
 from bixse.relevance import GradeScale
 
 if TYPE_CHECKING:
@@ -44,22 +38,15 @@ if TYPE_CHECKING:
 
 Reached: TypeAlias = Callable[[Path, int], None]
 """A callback that gets a file and the number of bytes read."""
-LINES_BYTES = 1 << 21
-"""Bytes of lines per block: 32 blocks are read ahead, and each JSON function of a query holds one parsed block."""
+BLOCK_CHARACTERS = 1 << 21
+"""Characters of JSON per block, since each JSON function of a query holds one parsed block."""
 ROWS_AT_ONCE = 40_000
 """Maximum number of rows mapped together: planning the queries takes as long as some thousand rows."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """The answer of a judge to one (query, document) pair; the rows of every external format become judgements.
-
-    Example:
-        >>> from bixse.relevance import GradeScale
-        >>> row = Judgement("q1", "d1", GradeScale(0, 3), grade=1.5)
-        >>> row.relevance, row.pair
-        (0.5, None)
-    """
+    """The answer of a judge to one (query, document) pair; the rows of every external format become judgements."""
 
     query_id: str
     document_id: str
@@ -140,13 +127,7 @@ def ungraded(name: str, statuses: Counter[str]) -> list[str]:
 
 
 def on_scale(grade: float, scale: GradeScale) -> tuple[float | None, str, str]:
-    """Return grade, status and detail of a stated grade; off the scale the grade is None, never the nearest grade.
-
-    Example:
-        >>> from bixse.relevance import GradeScale
-        >>> on_scale(2.0, GradeScale(0, 3)), on_scale(10.0, GradeScale(0, 3))
-        ((2.0, 'graded', ''), (None, 'off-scale', 'grade 10; the scale is 0 to 3'))
-    """
+    """Return grade, status and detail of a stated grade; off the scale the grade is None, never the nearest grade."""
     if scale.minimum <= grade <= scale.maximum:
         return grade, "graded", ""
     return None, "off-scale", f"grade {grade:g}; the scale is {scale.minimum:g} to {scale.maximum:g}"
@@ -164,52 +145,43 @@ class Source:
         >>> row = {"query": "copy a folder", "pos": ["copytree"], "neg": ["walk"], "pos_scores": [87.5],
         ...        "neg_scores": [25]}
         >>> _ = path.write_text(json.dumps(row))
-        >>> source = Source("flagembedding", path, SourceOptions(score_map="percent"))
+        >>> source = Source(SourceSettings(source="flagembedding", path=path, score_map="percent"))
         >>> [(row.document, row.relevance, row.task) for row in source.rows()]
         [('copytree', 0.875, 'nq'), ('walk', 0.25, 'nq')]
     """
 
-    def __init__(
-        self, name: str, path: str | Path, options: SourceOptions | None = None, download: bool = False
-    ) -> None:
-        self.name, options = name, options or SourceOptions()
-        self.form = checked_options(name, path, options)
-        self.columns = options.columns
-        if self.columns is not None:
-            self.form = self.form.with_columns(self.columns)
-        self.path = hub_folder(name, str(path), download) if str(path).startswith(HUB) else Path(path)
+    def __init__(self, settings: SourceSettings) -> None:
+        self.chosen, self.name, self.path = settings, settings.source, settings.path
+        self.form = FORMATS[self.name]
+        if settings.columns:
+            self.form = self.form.with_columns(settings.columns)
         self.statuses: Counter[str] = Counter()
         """Number of judgements per status in the current or last reading."""
         self._noted = self._scores_aside = 0
         self._told: list[str] = []
-        self._find_files(options)
-        self.stated = options.scale is not None
-        self.scale = options.scale or GradeScale(*(self.form.scale or (0, 1)))
-        self.score_map = parse_score_map(options.score_map) if options.score_map is not None else None
+        self._find_files()
+        self.scale = settings.grade_scale or GradeScale(*(self.form.scale or (0, 1)))
+        self.score_map = parse_score_map(settings.score_map) if settings.score_map is not None else None
         if self.form.needs_map and self.score_map is None:
             raise InputError(
-                f"{path}: got no score map; expected prob, percent, logit, platt:SLOPE,INTERCEPT or binary; "
-                f"fix: choose one by what the scores are\n{self._look()}"
+                f"{self.path}: got no score map; expected one of {', '.join(MAPS)}; fix: choose one by what the scores "
+                f"are: {'; '.join(f'{name}: {what}' for name, what in MAPS.items())}"
             )
 
-    def _find_files(self, options: SourceOptions) -> None:
-        form = self.form
-        if form.folder:
-            self.files = [file_in_folder(self.path, form.folder["rows"], options.qrels)]
-            self.corpus, self.queries = ([file_in_folder(self.path, form.folder[key])] for key in ("corpus", "queries"))
+    def _find_files(self) -> None:
+        form, folder = self.form, self.form.folder
+        if folder:
+            self.files = [file_in_folder(self.path, folder["rows"], self.chosen.qrels)]
+            self.corpus, self.queries = ([file_in_folder(self.path, folder[key])] for key in ("corpus", "queries"))
         else:
             self.files = files_of(self.path, form.suffixes, form.files)
             self.corpus, self.queries = (
                 [] if path is None else files_of(path, what="a file of texts, or a folder of them")
-                for path in (options.corpus, options.queries)
+                for path in (self.chosen.corpus, self.chosen.queries)
             )
         self._file_notes: list[str] = []
         if form.tasks:
             self.files, self._file_notes = known_files(form, self.path, self.files)
-
-    @property
-    def split(self) -> str:
-        return self.files[0].stem if self.form.folder else "test"
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -217,9 +189,9 @@ class Source:
         return {
             "format": self.name,
             "scale": [self.scale.minimum, self.scale.maximum],
-            "stated": self.stated,
+            "stated": self.chosen.grade_scale is not None,
             "map": str(self.score_map) if self.score_map else None,
-            "columns": vars(self.columns) if self.columns else None,
+            "columns": self.chosen.columns or None,
         }
 
     def inputs(self) -> dict[str, Path]:
@@ -234,40 +206,21 @@ class Source:
                 found[f"{kind}/{place}/{file.name}" if twice else f"{kind}/{file.name}"] = file
         return found
 
-    def hashes(self, step: Callable[[int], None] | None = None) -> dict[str, str]:
-        """Return name -> SHA-256 of every input; `step` gets the number of bytes read."""
-        found = {}
-        for name, file in self.inputs().items():
-            try:
-                found[name] = file_hash(file, step)
-            except OSError as error:
-                raise InputError(
-                    f"{file}: got {error.strerror!r}; expected a readable file; fix: check the path, or fetch it again"
-                ) from error
-        return found
-
     def content_hash(self) -> str:
         """Return the SHA-256 of the file, or of the names and contents of several files."""
         if self.files == [self.path]:
             return file_hash(self.path)
-        listed = "".join(f"{name}\0{digest}\0" for name, digest in self.hashes().items())
+        listed = "".join(f"{name}\0{digest}\0" for name, digest in hash_files(self.inputs()).items())
         return hashlib.sha256(listed.encode("utf-8", "surrogateescape")).hexdigest()
 
     def open(
-        self,
-        folder: Path,
-        errors_of: Callable[[Path], InvalidFileError],
-        text_ids: bool = False,
-        reached: Reached | None = None,
+        self, folder: Path, errors_of: Callable[[Path], InvalidFileError], reached: Reached | None = None
     ) -> RowMapping:
         """Open a database in `folder`, which the caller closes, and read the texts that rows name by id."""
         self.statuses, self._told = Counter(), list(self._file_notes)
         self._noted = self._scores_aside = 0
         with storage_errors(folder):
-            mapping = RowMapping(
-                self.form, self.columns or TableColumns(), self.scale, self.stated, self.score_map, folder,
-                bool(self.corpus), text_ids,
-            )  # fmt: skip
+            mapping = RowMapping(self.chosen, self.form, self.scale, self.score_map, folder)
             for table, files, columns in (("documents", self.corpus, DOCUMENT), ("queries", self.queries, QUERY)):
                 lists = [errors_of(file) for file in files]
                 for place, (file, errors) in enumerate(zip(files, lists, strict=True)):
@@ -278,86 +231,48 @@ class Source:
         return mapping
 
     def read(
-        self,
-        mapping: RowMapping,
-        file: Path,
-        errors: InvalidFileError,
-        limit: int | None = None,
-        reached: Reached | None = None,
+        self, mapping: RowMapping, file: Path, errors: InvalidFileError, reached: Reached | None = None
     ) -> Iterator[pa.Table]:
-        """Yield at most `limit` judgements of a file as tables; `errors` takes the unreadable rows.
+        """Yield the judgements of a file as tables; `errors` takes the unreadable rows.
 
         Raise InputError if the file cannot be read, or its scores carry no grades.
         """
         form, scores = self.form, FileScores()
         task = {"file": task_name(file), "folder": self.path.resolve().name}.get(form.task_from)
         judge = form.judge.replace("{file}", file.stem)
-        for rows, position in self._chunks(file, errors, min(limit or ROWS_AT_ONCE, ROWS_AT_ONCE)):
+        for rows, position in self._blocks(file, errors):
             (reached or _unheard)(file, position)
-            self._load(mapping, rows, errors)
-            table, found, noted = mapping.judgements(form.tasks.get(task or "", task), judge)
+            table, found, noted = mapping.judgements(rows, form.tasks.get(task or "", task), judge)
             for error in found:
                 errors.add(*astuple(error))
-            table = table.slice(0, limit)
             self.statuses.update(table["status"].to_pylist())
             self._noted += noted
             scores.add(table)
             if self.score_map is not None and self.score_map.kind == "binary" and form.judge == "binary labels":
                 self._scores_aside += table.num_rows - table["score"].null_count
             yield table
-            limit = None if limit is None else limit - table.num_rows
-            if limit == 0:
-                break
         self._tell(file, scores, bool(errors.total))
 
-    def _chunks(self, file: Path, errors: InvalidFileError, most: int) -> Iterator[tuple[pa.Table, int]]:
+    def _blocks(self, file: Path, errors: InvalidFileError) -> Iterator[tuple[pa.Table, int]]:
         """Yield tables of row numbers and their JSON, and the bytes read."""
-        done = 0
-        if kind_of(file) == ".jsonl" and not self.form.query_by_id:
-            try:
-                for lines, position in _line_blocks(file):
-                    numbers = pa.array(range(done + 1, done + 1 + len(lines)), pa.int64())
-                    done += len(lines)
-                    table = pa.table({"row": numbers, "json": lines})
-                    if pc.min(pc.binary_length(lines)).as_py() == 0:
-                        table = table.filter(pc.not_equal(table["json"], ""))
-                    for start in range(0, len(table), most):
-                        yield _strict(table.slice(start, most), errors), position
-                return
-            except (pa.ArrowException, OSError):  # read on line by line, which names the line with the error
-                pass
-        rows: list[tuple[int, str]] = []
-        size = position = 0
-        for number, line, position in self._json_rows(file, errors, done):
-            rows.append((number, line))
-            size += len(line)
-            if len(rows) == most or size > LINES_BYTES:
-                yield json_table(rows), position
-                rows, size = [], 0
-        if rows:
-            yield json_table(rows), position
-
-    def _json_rows(self, file: Path, errors: InvalidFileError, done: int) -> Iterator[tuple[int, str, int]]:
-        form = self.form
+        form, numbers, lines = self.form, [], []
         rows: Iterator[tuple[int, dict[str, Any], int]]
         if form.query_by_id:
             rows = ((row, dict(zip(QRELS_HEADER, found, strict=True)), 0) for row, *found in qrels_rows(file, errors))
-        elif kind_of(file) == ".jsonl":
-            rows = json_rows(file, errors, done)
         else:
             rows = raw_rows(file, errors, form.needed, None if form.optional == ("*",) else form.optional)
+        size = position = 0
         for number, row, position in rows:
-            if (encoded := _encoded(number, row, errors)) is not None:
-                yield number, encoded, position
-
-    def _load(self, mapping: RowMapping, rows: pa.Table, errors: InvalidFileError) -> None:
-        mended = []
-        for number, line in mapping.load(rows):
-            row = json_object(number, line, errors) if line.strip() else None
-            if row is not None and (encoded := _encoded(number, row, errors)) is not None:
-                mended.append((number, encoded))
-        if mended:
-            mapping.insert(json_table(mended))
+            if (line := _encoded(number, row, errors)) is None:
+                continue
+            numbers.append(number)
+            lines.append(line)
+            size += len(line)
+            if len(lines) == ROWS_AT_ONCE or size > BLOCK_CHARACTERS:
+                yield pa.table({"row": numbers, "json": lines}), position
+                numbers, lines, size = [], [], 0
+        if lines:
+            yield pa.table({"row": numbers, "json": lines}), position
 
     def _tell(self, file: Path, scores: FileScores, invalid: bool) -> None:
         if not self.form.needs_map:
@@ -422,45 +337,9 @@ class Source:
             )
         return [*told, *self._told]
 
-    def _look(self) -> str:
-        scores = FileScores()
-        self.form = replace(self.form, options=())  # a look at the scores needs no stated scale or map
-        for table in self._tables():
-            scores.add(table)
-        if not scores.any:
-            return "no scores in the file: labels alone (binary)"
-        crossed = f"\n{scores.crossed} rows score a negative above a positive" if scores.crossed else ""
-        return summarise_scores(*scores.sides()).describe() + crossed
-
-
-def _line_blocks(path: Path) -> Iterator[tuple[pa.Array, int]]:
-    """Yield all lines of a valid UTF-8 file (or gzip) in arrays of some megabytes, and the bytes of the file read."""
-    with ExitStack() as stack:
-        raw = stack.enter_context(pa.OSFile(str(path)))
-        packed = path.suffix.lower() == ".gz"
-        content = stack.enter_context(pa.CompressedInputStream(raw, "gzip")) if packed else raw
-        blocks = pacsv.open_csv(
-            content,
-            pacsv.ReadOptions(column_names=["line"], block_size=LINES_BYTES, use_threads=False),
-            pacsv.ParseOptions(delimiter="\x01", quote_char=False, ignore_empty_lines=False),  # JSON escapes \x01
-            pacsv.ConvertOptions(column_types={"line": pa.string()}),
-        )
-        for batch in blocks:
-            yield batch.column(0), raw.tell()
-
 
 def _unheard(_file: Path, _position: int) -> None:
     """Ignore the progress."""
-
-
-def _strict(rows: pa.Table, errors: InvalidFileError) -> pa.Table:
-    """Drop rows that duckdb accepts and JSON forbids: an inner object with a key twice, a comma before a bracket."""
-    suspect = pc.or_(
-        pc.greater(pc.count_substring(rows["json"], "{"), 1), pc.match_substring_regex(rows["json"], r",\s*[\]}]")
-    )
-    lines = zip(*(rows.filter(suspect)[name].to_pylist() for name in ("row", "json")), strict=True)
-    refused = [number for number, line in lines if json_object(number, line, errors) is None]
-    return rows.filter(pc.invert(pc.is_in(rows["row"], pa.array(refused, pa.int64())))) if refused else rows
 
 
 def _encoded(number: int, row: dict[str, Any], errors: InvalidFileError) -> str | None:

@@ -5,28 +5,22 @@ from __future__ import annotations
 import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-from pydantic import model_validator
+from typing import TYPE_CHECKING
 
 from bixse.cli.verb import FINISHED_BEFORE, CommandResult, Folder, Options, Verb, waits
 from bixse.judging.generate.generate_settings import WriterConfig
 from bixse.preparing.convert_settings import ConvertSettings
 from bixse.preparing.mine_settings import MineConfig
-from bixse.settings import Flag
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Self
 
     from bixse.preparing.convert import ConvertResult
 
 
 class ConvertOptions(Options):
-    """The output folder, and the switches that only show something."""
+    """The output folder, or no output."""
 
-    list: bool = False
-    """Show the sources: what they are, licence, citation."""
     out: Folder = Path("runs/convert")
     """Output folder."""
     dry_run: bool = False
@@ -58,7 +52,7 @@ def run_convert(settings: ConvertSettings, options: ConvertOptions) -> CommandRe
 
 
 def _text(result: ConvertResult, settings: ConvertSettings, out: Path | None) -> str:
-    from bixse.data.transforms import TransformReport
+    from bixse.preparing.transforms import TransformReport
     from bixse.report.table import format_histogram
 
     graded = result.statuses.get("graded", 0)
@@ -76,22 +70,11 @@ def _text(result: ConvertResult, settings: ConvertSettings, out: Path | None) ->
         told = [result.errors_shown] if result.errors else []
         return "\n".join([*lines, "", *told, "dry run: nothing was written"])
     lines += ["", *(f"{what}: {out / name}" for name, what in result.files.items())]
-    if settings.form == "pairs":
-        following = f"next: bixse train --config {shlex.quote(str(out / 'train.yaml'))} --out runs/mine"
-    else:
-        split = next(iter(result.parts))
-        following = f"next: bixse evaluate bm25 --collection {shlex.quote(str(out))} --split {split}"
+    following = f"next: bixse train --config {shlex.quote(str(out / 'train.yaml'))} --out runs/mine"
     return "\n".join([*lines, following])
 
 
-def _sources(options: ConvertOptions) -> CommandResult:
-    from bixse.preparing.formats import describe_formats
-
-    text, rows = describe_formats()
-    return CommandResult(text, {"sources": rows})
-
-
-CONVERT = Verb(ConvertSettings, ConvertOptions, run_convert, {"list": _sources})
+CONVERT = Verb(ConvertSettings, ConvertOptions, run_convert)
 
 
 LISTED = 10
@@ -99,28 +82,10 @@ LISTED = 10
 
 
 class MineOptions(Options):
-    """The output folder, and the report after grading."""
+    """The output folder."""
 
     out: Folder = Path("runs/mined")
     """Folder for pairs, runs and run.json."""
-    report: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """After grading: the graded pairs of a mining run_mine, to show how many mined documents are relevant."""
-    mined: Folder | None = None
-    """With --report: the --out folder of that run."""
-    relevant_from: Annotated[float | None, Flag(metavar="Z")] = None
-    """With --report: relevance that counts as relevant, 0 to 1; null: 0.5."""
-
-    @model_validator(mode="after")
-    def _whole(self) -> Self:
-        for name in ("mined", "relevant_from"):
-            if self.report is None and getattr(self, name) is not None:
-                flag = f"--{name.replace('_', '-')}"
-                raise ValueError(
-                    f"{flag}: got it without --report; expected both; fix: --report FILE with graded pairs"
-                )
-        if self.report is not None and self.mined is None:
-            raise ValueError("--report: got no --mined; expected the folder the pairs were mined into; fix: add it")
-        return self
 
 
 def run_mine(config: MineConfig, options: MineOptions) -> CommandResult:
@@ -144,16 +109,7 @@ def run_mine(config: MineConfig, options: MineOptions) -> CommandResult:
     return CommandResult(text, metrics, artifacts, warnings, exit_code=3 if missing else 0)
 
 
-def _report(options: MineOptions) -> CommandResult:
-    from bixse.preparing.mined_pairs import RELEVANT_FROM, report_mined
-
-    assert options.report is not None and options.mined is not None
-    level = RELEVANT_FROM if options.relevant_from is None else options.relevant_from
-    found = report_mined(options.report, options.mined, level)
-    return CommandResult(str(found), found.to_json())
-
-
-MINE = Verb(MineConfig, MineOptions, run_mine, {"report": _report})
+MINE = Verb(MineConfig, MineOptions, run_mine)
 
 
 class GenerateOptions(Options):

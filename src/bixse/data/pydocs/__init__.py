@@ -41,12 +41,7 @@ def load_pydocs() -> Collection:
 
 
 def query_kinds() -> dict[str, str]:
-    """Return query id -> kind of wording: howto, keyword, symptom, concept or task.
-
-    Example:
-        >>> query_kinds()["conc-002"]
-        'keyword'
-    """
+    """Return query id -> kind of wording: howto, keyword, symptom, concept or task."""
     return {row["_id"]: row["kind"] for row in _rows("queries.jsonl")}
 
 

@@ -25,7 +25,7 @@ from bixse.judging.grade import LEDGER_NAME
 from bixse.judging.judge import Completion, Question, Usage, stored_identity
 from bixse.judging.judges.reading import is_refusal
 from bixse.judging.ledger import Ledger
-from bixse.preparing.mined_pairs import MinedPair, pairs_path, save_mined_pairs
+from bixse.preparing.mined_pairs import MINED_FILE, MinedPair, save_mined_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -335,7 +335,7 @@ def _write_queries(
     rows: list[dict[str, Any]] = [{"_id": pair.query_id, "text": pair.query} for pair in kept.values()]
     write_atomically(record.folder / QUERIES_NAME, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     # without relevance: a query does not make its document relevant, so the pairs need grades
-    save_mined_pairs(list(kept.values()), pairs_path(record.folder, "parquet"))
+    save_mined_pairs(list(kept.values()), record.folder / MINED_FILE)
     result = GenerateResult(len(kept), len(documents), dict(sorted(refused.items())), not_asked, **figures)
     record.results = asdict(result)
     return result

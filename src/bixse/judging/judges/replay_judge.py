@@ -16,7 +16,7 @@ from bixse.errors import InputError, InvalidFileError, did_you_mean, shorten
 from bixse.files.files import file_hash
 from bixse.judging.judge import Answer
 from bixse.judging.judges.reading import OptionProbabilities, expected_grade
-from bixse.preparing.formats import SourceOptions
+from bixse.preparing.formats import SourceSettings
 from bixse.preparing.source import Judgement, JudgementRows, Source, on_scale
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def open_replay(
             )
     if name == "qrels":
         return ReplayJudge(_qrels(Path(path), scale, collection), scale)
-    return ReplayJudge(Source(name, path, SourceOptions(score_map=score_map)), scale)
+    return ReplayJudge(Source(SourceSettings(source=name, path=Path(path), score_map=score_map)), scale)
 
 
 def _qrels(path: Path, scale: GradeScale | None, collection: Path | None) -> JudgementRows:

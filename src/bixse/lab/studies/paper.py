@@ -6,13 +6,13 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.transforms import KeepFrom, transformed
 from bixse.errors import InputError, did_you_mean
 from bixse.lab.experiments import Arm
 from bixse.lab.lab_config import merged
 from bixse.lab.studies.measures import score_bm25, score_untrained
 from bixse.lab.studies.rankers import RANKERS
 from bixse.lab.studies.study import Contrast, Study, above, arms_by, bixse_above_others, of_loss
+from bixse.preparing.transforms import KeepFrom, transformed
 from bixse.training.config import TrainConfig
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bixse.data import transforms
 from bixse.data.collection import Collection, files_of_split, load_collection, save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import load_several, save_graded_pairs
@@ -22,6 +21,7 @@ from bixse.files.files import hash_files
 from bixse.lab.experiments import INPUTS_FOLDER
 from bixse.lab.lab_config import PYDOCS
 from bixse.lab.static_student import save_static_student
+from bixse.preparing import transforms
 from bixse.relevance import GradeScale
 from bixse.training.dev_evaluation import check_not_trained_on
 

@@ -9,19 +9,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bixse.data.graded_pairs import GradedPairs
-from bixse.data.transforms import (
+from bixse.errors import InputError
+from bixse.preparing.transforms import (
     Binarise,
     KeepFrom,
     LabelNoise,
+    PairColumns,
     Sample,
     SplitByQuery,
     TransformReport,
     WithoutDuplicates,
-    split_by_query,
     transformed,
 )
-from bixse.errors import InputError
 from bixse.relevance import GradeScale
+
+
+def of_queries(pairs, names):
+    return pairs.select(np.array([name in names for name in pairs.query_ids], dtype=bool))
+
+
+def split_by_query(pairs, shares, seed=0):
+    split = SplitByQuery(shares, seed)
+    parts = split.parts(PairColumns.of(pairs, split.needs))
+    return {name: part.selected(pairs) for name, part in parts.items()}
 
 
 def graded(queries, documents=3, seed=0):
@@ -120,8 +130,8 @@ class TestLabelNoise:
         noisy = transformed(pairs, LabelNoise(0.5, seed=2))
         assert content(transformed(shuffled(pairs), LabelNoise(0.5, seed=2))) == content(noisy)
         some = {f"q{i}" for i in range(0, 60, 7)}
-        alone = transformed(pairs.select_queries(some), LabelNoise(0.5, 2))
-        assert content(alone) == content(noisy.select_queries(some))
+        alone = transformed(of_queries(pairs, some), LabelNoise(0.5, 2))
+        assert content(alone) == content(of_queries(noisy, some))
 
     def test_ties_are_drawn_by_the_seed(self):
         rows = [{"query": "q", "document": f"d{i}", "relevance": float(i == 0)} for i in range(20)]

@@ -1,30 +1,28 @@
 """Transforms of graded pairs: cutoff, binary relevance, label noise, samples of a size, parts, no duplicates.
 
-A transform works on `PairColumns`, a few numbers per row. `bixse convert` thus does the same to files larger than
-memory as `transformed` does to a table.
+A transform works on `PairColumns`, a few numbers per row: tables may be larger than memory.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-import random
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 
+from bixse.data.columns import SCHEMA, with_columns_of
 from bixse.data.graded_pairs import GradedPairs
 from bixse.errors import SEEDS, InputError
 from bixse.files.values import normal_form
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
-
-    from bixse.data.collection import Collection
 
 
 Key: TypeAlias = Literal["query_id", "document_id", "task", "query", "document"]
@@ -33,6 +31,16 @@ NO_LABEL = -1
 """Value in `PairColumns.labels` for a relevance that is nobody's grade."""
 ROUNDING = 1e-9
 """Tolerance below a cutoff: grade 4.6 on 1 to 5 is 0.8999999999999999."""
+RANGES = {
+    "cutoff": (0.0, 1.0),
+    "threshold": (0.0, 1.0),
+    "probability": (0.0, 1.0),
+    "size": (1, math.inf),
+    "seed": (0, SEEDS - 1),
+}
+"""Value of a transform -> lowest and highest."""
+ROWS_AT_ONCE = 4096
+"""Rows that are taken from a table together."""
 BINS = 10
 """Number of relevance levels that a sample keeps in proportion."""
 
@@ -74,16 +82,13 @@ class PairColumns:
             "query": pairs.queries,
             "document": pairs.documents,
         }
-        found = {key: np.array([key_value(key, value) for value in columns[key]], dtype=np.uint64) for key in keys}
-        return cls.numbered(np.asarray(pairs.relevance, dtype=np.float64), found)
+        found = {
+            key: np.fromiter((key_value(key, value) for value in columns[key]), np.uint64, len(pairs)) for key in keys
+        }
+        rows = np.arange(len(pairs), dtype=np.int64)
+        return cls(rows, rows, np.asarray(pairs.relevance, dtype=np.float64), found)
 
-    @classmethod
-    def numbered(cls, relevance: NDArray[np.float64], keys: Mapping[Key, NDArray[np.uint64]]) -> PairColumns:
-        """Return the columns of all rows of a table, in order."""
-        rows = np.arange(len(relevance), dtype=np.int64)
-        return cls(rows, rows, relevance, keys)
-
-    def take(self, places: NDArray[Any]) -> PairColumns:
+    def take(self, places: NDArray[Any] | slice) -> PairColumns:
         keys = {key: values[places] for key, values in self.keys.items()}
         return PairColumns(self.rows[places], self.labels[places], self.relevance[places], keys)
 
@@ -96,15 +101,32 @@ class PairColumns:
             found = found.reshape(-1).astype(np.int64)
         return found
 
+    def tables(self, pairs: GradedPairs) -> Iterator[pa.Table]:
+        """Yield these rows of the source table in blocks, with all columns of `SCHEMA`."""
+        names = [name for name in ("grade", "grade_probs") if name in pairs.table.column_names]
+        moved = bool(names) and not np.array_equal(self.labels, self.rows)
+        grades = pairs.table.select(names).combine_chunks() if moved else None
+        for start in range(0, len(self), ROWS_AT_ONCE):
+            own = self.take(slice(start, start + ROWS_AT_ONCE))
+            taken = []
+            # in windows of the table: `take` copies all chunks that it looks at, and mapped pages are given back
+            for rows in np.split(own.rows, np.flatnonzero(np.diff(own.rows // ROWS_AT_ONCE)) + 1):
+                window = pairs.table.slice(rows[0], rows[-1] - rows[0] + 1)
+                taken.append(window.take(pa.array(rows - rows[0])))
+                pairs.release()
+            found = with_columns_of(pa.concat_tables(taken), SCHEMA.names)
+            columns = {name: found[name] for name in SCHEMA.names}
+            columns["relevance"] = pa.array(own.relevance)
+            if grades is not None:
+                labels = grades.take(pa.array(own.labels, mask=own.labels == NO_LABEL))
+                columns |= {name: labels[name] for name in names}
+            yield pa.table(columns, schema=SCHEMA)
+
     def selected(self, pairs: GradedPairs) -> GradedPairs:
         """Return these rows of the source table."""
-        chosen = pairs.select(self.rows).with_columns(relevance=self.relevance)
-        grades = {
-            name: [pairs.extra[name][row] if row != NO_LABEL else None for row in self.labels.tolist()]
-            for name in ("grade", "grade_probs")
-            if name in pairs.extra and not np.array_equal(self.labels, self.rows)
-        }
-        return chosen.with_columns(**grades) if grades else chosen
+        return GradedPairs.from_arrow(
+            batch for table in self.tables(pairs) for batch in table.combine_chunks().to_batches()
+        )
 
 
 @dataclass(frozen=True)
@@ -124,14 +146,24 @@ class TransformReport:
         return f"{self.name}{f' ({settings})' if settings else ''}: {rows}{f'; {notes}' if notes else ''}"
 
 
-class Transform(Protocol):
-    """The interface of transforms, from columns to columns."""
+@dataclass(frozen=True)
+class Transform:
+    """The base of transforms, from columns to columns; values out of range are refused."""
 
     name: ClassVar[str]
-    needs: ClassVar[tuple[Key, ...]]
+    needs: ClassVar[tuple[Key, ...]] = ()
+
+    def __post_init__(self) -> None:
+        for field_name, value in vars(self).items():
+            low, high = RANGES.get(field_name, (-math.inf, math.inf))
+            if not low <= value <= high:
+                raise InputError(
+                    f"{self.name}: got {field_name} {value}; expected {low:g} to {high:g}; fix: correct it"
+                )
 
     def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
         """Return the new columns, in the old order, and counts; the input has at least one row."""
+        raise NotImplementedError
 
 
 def transformed(pairs: GradedPairs, transform: Transform, record: list[TransformReport] | None = None) -> GradedPairs:
@@ -153,32 +185,23 @@ def reported(
 
 
 @dataclass(frozen=True)
-class KeepFrom:
+class KeepFrom(Transform):
     """The rows with relevance >= cutoff (BiXSE paper, study of the relevance cutoff), with tolerance `ROUNDING`."""
 
     cutoff: float
-    """Cutoff in [0, 1]."""
     name: ClassVar[str] = "cutoff"
-    needs: ClassVar[tuple[Key, ...]] = ()
-
-    def __post_init__(self) -> None:
-        _check_share("cutoff", self.cutoff)
 
     def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
         return columns.take(columns.relevance >= self.cutoff - ROUNDING), {}
 
 
 @dataclass(frozen=True)
-class Binarise:
+class Binarise(Transform):
     """Relevance 1 from a threshold up (tolerance `ROUNDING`), 0 below; the grade stays."""
 
     threshold: float
-    """Threshold in [0, 1]."""
     name: ClassVar[str] = "binarise"
     needs: ClassVar[tuple[Key, ...]] = ()
-
-    def __post_init__(self) -> None:
-        _check_share("threshold", self.threshold)
 
     def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
         relevance = (columns.relevance >= self.threshold - ROUNDING).astype(np.float64)
@@ -186,7 +209,7 @@ class Binarise:
 
 
 @dataclass(frozen=True)
-class LabelNoise:
+class LabelNoise(Transform):
     """Swaps of the labels of a positive and a hard negative of a query, with a probability (paper, label noise).
 
     The best and the worst document per query and task exchange relevance, grade and probabilities once; the seed breaks
@@ -195,15 +218,9 @@ class LabelNoise:
     """
 
     probability: float
-    """Probability in [0, 1]."""
     seed: int = 0
-    """Seed from 0 to 2**32 - 1."""
     name: ClassVar[str] = "noise"
     needs: ClassVar[tuple[Key, ...]] = ("query_id", "task", "document_id")
-
-    def __post_init__(self) -> None:
-        _check_share("probability of label noise", self.probability)
-        _check_seed(self.seed)
 
     def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
         queries, documents = columns.keys["query_id"], columns.keys["document_id"]
@@ -222,7 +239,7 @@ class LabelNoise:
 
 
 @dataclass(frozen=True)
-class Sample:
+class Sample(Transform):
     """A sample of exactly `size` rows; every task and tenth of relevance keeps its proportion.
 
     Sainte-Lague's rule rounds shares to complete rows and never takes a row back: a smaller sample is part of a larger
@@ -230,16 +247,9 @@ class Sample:
     """
 
     size: int
-    """Number of rows to keep, from 1."""
     seed: int = 0
-    """Seed from 0 to 2**32 - 1."""
     name: ClassVar[str] = "sample"
     needs: ClassVar[tuple[Key, ...]] = ("query_id", "task", "document_id")
-
-    def __post_init__(self) -> None:
-        if self.size < 1:
-            raise InputError(f"size of a sample: got {self.size}; expected at least 1; fix: ask for a row or more")
-        _check_seed(self.seed)
 
     def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
         """Return the sample; raise InputError if there are fewer rows."""
@@ -263,7 +273,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class WithoutDuplicates:
+class WithoutDuplicates(Transform):
     """One row per pair of texts (see `normal_form`) and task, with the mean of the relevances.
 
     The first row stays. If relevances differ, it has no grade and no probabilities, since nobody gave the mean.
@@ -299,7 +309,6 @@ class SplitByQuery:
     shares: Mapping[str, float]
     """Part -> its share; the sum is 1."""
     seed: int = 0
-    """Seed from 0 to 2**32 - 1."""
     name: ClassVar[str] = "split"
     needs: ClassVar[tuple[Key, ...]] = ("query",)
 
@@ -311,7 +320,8 @@ class SplitByQuery:
                 f"shares of a split: got {found}; expected shares above 0 that add up to 1; "
                 "fix: for example train=0.8 dev=0.1 test=0.1"
             )
-        _check_seed(self.seed)
+        if not 0 <= self.seed < SEEDS:
+            raise InputError(f"split: got seed {self.seed}; expected 0 to {SEEDS - 1}; fix: leave it out for 0")
 
     def parts(self, columns: PairColumns) -> dict[str, PairColumns]:
         """Return the parts in the order of the shares; the order does not affect the assignment."""
@@ -319,13 +329,6 @@ class SplitByQuery:
         ends = np.cumsum([self.shares[name] for name in names])[:-1]
         part = np.searchsorted(ends, _shares(_draws(self.seed, "split", columns.keys["query"])), side="right")
         return {name: columns.take(part == names.index(name)) for name in self.shares}
-
-
-def split_by_query(pairs: GradedPairs, shares: Mapping[str, float], seed: int = 0) -> dict[str, GradedPairs]:
-    """Return parts of a table that share no query text, see `SplitByQuery`."""
-    split = SplitByQuery(shares, seed)
-    columns = PairColumns.of(pairs, split.needs)
-    return {name: part.selected(pairs) for name, part in split.parts(columns).items()}
 
 
 def _starts(ordered: NDArray[np.int64]) -> NDArray[np.intp]:
@@ -351,50 +354,3 @@ def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return numbers ^ (numbers >> np.uint64(31))
-
-
-def _check_share(what: str, value: float) -> None:
-    if not 0.0 <= value <= 1.0:
-        raise InputError(f"{what}: got {value}; expected a number from 0 to 1; fix: relevance is on that scale")
-
-
-def _check_seed(seed: int) -> None:
-    if not 0 <= seed < SEEDS:
-        raise InputError(f"seed: got {seed}; expected 0 to {SEEDS - 1}; fix: leave it out for 0")
-
-
-def with_random_negatives(pairs: GradedPairs, collection: Collection, number: int, seed: int = 0) -> GradedPairs:
-    """Add random documents of a corpus, drawn per query, as pairs of relevance 0.
-
-    A document that is judged for the query is never drawn. It is judged by a pair (same id, or same text) or by a split
-    of the collection (same query id, or same query text). The draw depends on seed, query id and corpus alone, not on
-    other queries. An unjudged document may still be relevant; few are in a large corpus.
-    """
-    if number < 1:
-        raise InputError(f"--negatives: got {number}; expected 1 or more; fix: leave it out for none")
-    names = [name for name, document in collection.corpus.items() if document.content]
-    by_text: dict[str, set[str]] = {}
-    wanted = set(pairs.documents)
-    for name in names:
-        document = collection.corpus[name]
-        for text in {document.content, document.text} & wanted:
-            by_text.setdefault(text, set()).add(name)
-    ids_of_query: dict[str, set[str]] = {}
-    for query_id, text in collection.queries.items():
-        ids_of_query.setdefault(text, set()).add(query_id)
-    added: list[dict[str, Any]] = []
-    for group in pairs.groups():
-        judged = set(group.document_ids).union(*(by_text.get(text, ()) for text in group.documents))
-        for query_id in {group.query_id} | ids_of_query.get(group.query, set()):
-            judged |= {name for qrels in collection.qrels.values() for name in qrels.get(query_id, ())}
-        draw = random.Random(f"{seed} {group.query_id}")
-        drawn = draw.sample(names, min(len(names), number + len(judged)))  # judged names are dropped
-        chosen = [name for name in drawn if name not in judged][:number]
-        if len(chosen) < number:
-            raise InputError(
-                f"--negatives: got {len(chosen)} documents that are not judged for query {group.query_id!r}, of "
-                f"{len(names)} in the corpus; expected at least {number}; fix: ask for fewer, or name a larger corpus"
-            )
-        about = {"query_id": group.query_id, "query": group.query, "task": group.task, "relevance": 0.0}
-        added += [{**about, "document_id": name, "document": collection.corpus[name].content} for name in chosen]
-    return GradedPairs.from_rows([*pairs.rows(), *added])
