@@ -16,7 +16,7 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
-from bixse.judging.ask_shards import ROWS
+from bixse.judging.grade import ROWS
 from bixse.lab.lab_config import EncoderSize
 from bixse.lab.studies.study_plan import operations, state_bytes, weight_bytes
 from bixse.losses.products import DEVICE_TILE_BYTES

@@ -160,13 +160,13 @@ class RegradeConfig(Settings):
         return self
 
     def judging(self) -> Any:
-        """Return the judge's settings as `bixse grade` has them (`JudgeConfig`); raises ConfigError."""
-        given = {} if self.rubric is None else {"rubric": self.rubric}
-        return extension("judge").load(None, {"judge": self.judge, **given, **self.options, **self.prices})
+        """Return the judge's settings as `bixse grade` has them (`GradeConfig`); raises ConfigError."""
+        given = {"prices": self.prices, **({} if self.rubric is None else {"rubric": self.rubric})}
+        return extension("judge").load(None, {"judge": {"names": self.judge, **self.options}, **given})
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that decide the grades, without a server's address, speed or prices."""
-        asked = {"concurrency", "timeout", "max_downtime", "api_key_variable", "device", "tokens_per_batch"}
+        asked = {"concurrency", "timeout", "api_key_variable"}
         values = self.model_dump(mode="json", exclude={"ledger": True, "prices": True, "options": asked})
         servers = all(name.startswith(("http://", "https://")) for name in self.judge)
         return {**values, "judge": "server" if servers else values["judge"]}
