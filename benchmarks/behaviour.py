@@ -424,13 +424,20 @@ def grading(record):
     labels = write(work / "judge.txt", "".join(f"{q} 0 {d} {grade}\n" for q, d, grade in noisy))
     official = write(work / "human.txt", "".join(f"{q} 0 {d} {grade}\n" for q, d, grade in human))
     scores = write(work / "bge.jsonl", files.BGE)
+    texts = {}
+    for file in ("queries.jsonl", "corpus.jsonl"):
+        rows = map(json.loads, (cranfield / file).read_text().splitlines())
+        texts |= {(file, row["_id"]): f"{row.get('title', '')} {row['text']}".strip() for row in rows}
+    names = {"query": "queries.jsonl", "document": "corpus.jsonl"}
+    judged = [{"query_id": query, "document_id": document, "query": texts[names["query"], query],
+               "document": texts[names["document"], document]} for query, document, _ in noisy]  # fmt: skip
     replay = ("--judge", f"replay:qrels:{labels}", "--scale", "0", "3")
     judges = {
+        "qrels": (*replay, "--pairs", write(work / "judged-pairs.jsonl", judged)),
         "umbrela": ("--judge", f"replay:umbrela:{write(work / 'judged.jsonl', files.UMBRELA)}"),
         "lightblue": ("--judge", f"replay:lightblue:{write(work / 'lb' / 'train.parquet', files.LIGHTBLUE)}"),
         "flagembedding": ("--judge", f"replay:flagembedding:{scores}", "--score-map", "prob"),
-        "qrels": (*replay, "--texts", cranfield),
-        "cross-encoder": ("--judge", f"cross-encoder:{inputs.reranker}", "--pairs", ask, "--ask-twice", "0.2"),
+        "cross-encoder": ("--judge", f"cross-encoder:{inputs.reranker}", "--pairs", ask),
         "local": ("--judge", inputs.decoder, "--pairs", ask, "--rubric", own),
     }
     for name, words in judges.items():

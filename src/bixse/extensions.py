@@ -7,7 +7,7 @@ from typing import Any
 
 EXTENSIONS = {
     "index": "bixse.scale.index.search:open_index_system",
-    "judge": "bixse.judging.open_judge:JudgeConfig",
+    "judge": "bixse.judging.open_judge:GradeConfig",
     "regrade": "bixse.judging.regrade:Regrading",
     "sharding": "bixse.scale.sharding:ShardedTrainer",
 }

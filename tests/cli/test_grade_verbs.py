@@ -51,9 +51,9 @@ def test_a_replayed_file_becomes_graded_pairs(judged, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--ask-twice", "0.1"], "--ask-twice"),
-        (["--document-characters", "5"], "--document-characters"),
-        (["--price-in", "1"], "expected both"),
+        (["--prices", "1"], "prices"),
+        (["--prices", "1", "-1"], "prices"),
+        (["--max-usd", "1"], "add --prices"),
         (["--samples", "0"], "samples"),
         (["--scale", "3", "0"], "grade scale"),
         (["--rubric", "trec-dl"], "did you mean 'trec-dl-0-3'"),
@@ -95,9 +95,9 @@ def test_a_judge_that_cannot_be_used_is_told(tmp_path, capsys, judge, says):
     assert "unexpected" not in error
 
 
-def test_the_dry_run_of_a_replay_asks_nothing_with_pilot_0(judged, tmp_path, capsys):
+def test_the_dry_run_of_a_replay_asks_nothing(judged, tmp_path, capsys):
     out = tmp_path / "out"
-    words = ["--dry-run", "--pilot", "0", "--price-in", "2", "--price-out", "8", "--out", str(out)]
+    words = ["--dry-run", "--prices", "2", "8", "--out", str(out)]
     assert main(["grade", "--judge", f"replay:umbrela:{judged}", *words]) == 0
     text = capsys.readouterr().out
     assert "3 pairs, 3 questions" in text
@@ -118,7 +118,7 @@ def rank(folder, grades, capsys):
     save_collection(Collection("col", DOCUMENTS, texts, {"test": qrels}), folder / "col")
     labels = [f"{query} 0 {document} {grade}\n" for (query, document), grade in zip(PAIRS, grades, strict=False)]
     (folder / "judge.txt").write_text("".join(labels))
-    words = ["--judge", f"replay:qrels:{folder / 'judge.txt'}", "--texts", folder / "col", "--scale", "0", "3"]
+    words = ["--judge", f"replay:qrels:{folder / 'judge.txt'}", "--scale", "0", "3"]
     return call(
         capsys,
         "grade",

@@ -9,7 +9,9 @@ import time
 from pathlib import Path
 
 from bixse.data.graded_pairs import Pair
+from bixse.judging.grade import grade
 from bixse.judging.judge import Answer, Question, Usage
+from bixse.judging.open_judge import GradeConfig
 from bixse.relevance import GradeScale
 
 SCALE = GradeScale(0, 3)
@@ -83,12 +85,23 @@ def some_pairs(count):
     return [Pair(f"q{i % 10}", f"query {i % 10}", f"d{i}", "document " + "x" * i) for i in range(count)]
 
 
+def config_of(rubric=None, per_million=None, max_usd=None, **settings):
+    """Settings for a judge that reads the two texts, or a rubric if there is one."""
+    given = {"names": "scripted" if rubric else "cross-encoder:scripted"}
+    question = {"rubric": rubric} if rubric else {}
+    prices = {"per_million": per_million, "max_usd": max_usd}
+    return GradeConfig(judge=given, prices=prices, **question, **settings)
+
+
+def graded(pairs, judge, out, progress=None, **settings):
+    """Grade pairs in memory."""
+    return grade(config_of(**settings), judge, out, pairs, progress)
+
+
 def main():
     """`python -m scripted OUT LEDGER LOG COUNT PAUSE`: grade in a process of its own."""
-    from bixse.judging.grade import grade
-
     out, ledger, log, count, pause = sys.argv[1:]
-    grade(some_pairs(int(count)), ScriptedJudge(Path(log), pause=float(pause)), out, ledger=ledger)
+    graded(some_pairs(int(count)), ScriptedJudge(Path(log), pause=float(pause)), out, ledger=ledger)
 
 
 if __name__ == "__main__":

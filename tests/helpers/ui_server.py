@@ -6,11 +6,8 @@ import re
 from starlette.testclient import TestClient
 
 from bixse.data.graded_pairs import Pair
-from bixse.judging.grade import grade
-from bixse.judging.grade_settings import GradeSettings
 from bixse.judging.judge import Answer, Usage
-from bixse.judging.rubrics import load_rubric
-from helpers.scripted_judge import ScriptedJudge
+from helpers.scripted_judge import ScriptedJudge, graded
 
 PORT = 8765
 ORIGIN = f"http://127.0.0.1:{PORT}"
@@ -30,8 +27,7 @@ def graded_folder(folder, queries=10, documents=4, texts="document {1} of query 
     pairs = [
         Pair(f"q{q}", f"query number {q}", f"d{q}-{d}", texts(q, d)) for q in range(queries) for d in range(documents)
     ]
-    settings = GradeSettings(rubric=load_rubric("trec-dl-0-3"))
-    grade(pairs, ScriptedJudge(rule=by_number), folder, settings)
+    graded(pairs, ScriptedJudge(rule=by_number), folder, rubric="trec-dl-0-3")
     return folder
 
 

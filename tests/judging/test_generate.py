@@ -6,9 +6,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from bixse.data.pairs_files import load_pairs
-from bixse.errors import ConfigError, InputError, InterruptedRunError, StorageError
+from bixse.errors import InputError, InterruptedRunError, StorageError
+from bixse.judging.generate import generate as module
 from bixse.judging.generate.generate import clean_query, generate, refusal, same_query
-from bixse.judging.generate.generate_settings import WriterConfig, load_query_prompt
+from bixse.judging.generate.generate_settings import GenerateConfig
 from bixse.judging.judge import Completion, Usage
 from helpers.scripted_judge import ScriptedModel
 
@@ -29,7 +30,7 @@ def writer(texts):
 
 
 def settings(**given):
-    return WriterConfig(server=["http://127.0.0.1:1"], **given)
+    return GenerateConfig(writer={"server": "http://127.0.0.1:1"}, **given)
 
 
 def names(out):
@@ -143,7 +144,7 @@ def test_a_rerun_writes_nothing_again_and_a_budget_stops(corpus, tmp_path):
     usage = Usage(prompt=1000)
     first = ScriptedModel(rule=lambda q: Completion("written", texts[q.document_id], usage), ahead=1)
     second, third, config = writer(texts), writer(texts), settings(corpus=corpus)
-    limited = settings(corpus=corpus, price_in=1, price_out=1, max_usd=0.0055)
+    limited = settings(corpus=corpus, prices={"per_million": [1, 1], "max_usd": 0.0055})
     stopped = generate(limited, first, tmp_path / "out")
     assert (len(first.asked), stopped.queries, stopped.not_asked) == (5, 5, 7)
     assert "0.0055 US dollars" in stopped.stopped
@@ -184,25 +185,25 @@ def test_several_queries_per_document_of_a_growing_draw(corpus, tmp_path):
     assert found[0] < found[1]
 
 
-def test_the_prompt_shows_examples_and_the_cut_document(corpus, tmp_path):
+def test_the_prompt_shows_examples_and_the_cut_document(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "DOCUMENT_CHARACTERS", 11)
     judge = writer(dict.fromkeys(DOCUMENTS, "a query"))
-    generate(settings(corpus=corpus, document_characters=11), judge, tmp_path / "out")
+    generate(settings(corpus=corpus), judge, tmp_path / "out")
     messages = judge.asked[0].messages
     assert [message["role"] for message in messages] == ["system", *["user", "assistant"] * 3, "user"]
     assert messages[-1]["content"] == "Text: page number"
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [('user = "no field"', "{document}"), ("examples = 3", "examples"), ("colour = 1", "colour"), ("= x", "TOML")],
-)
-def test_an_invalid_prompt_is_refused(tmp_path, text, says):
-    path = tmp_path / "prompt.toml"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match="fix") as caught:
-        load_query_prompt(path)
-    assert says in str(caught.value)
-    assert str(path) in str(caught.value)
+def test_instructions_of_a_file_take_the_place_of_the_examples(corpus, tmp_path):
+    path = tmp_path / "prompt.txt"
+    path.write_text("Write {one} question.\n")
+    judge = writer(dict.fromkeys(DOCUMENTS, "a query"))
+    generate(settings(corpus=corpus, prompt=path), judge, tmp_path / "out")
+    assert [tuple(message.values()) for message in judge.asked[0].messages] == [
+        ("system", "Write {one} question."), ("user", f"Text: {DOCUMENTS['d0']}")
+    ]  # fmt: skip
+    with pytest.raises(InputError, match="No such file"):
+        generate(settings(corpus=corpus, prompt=tmp_path / "none"), judge, tmp_path / "other")
 
 
 def test_a_corpus_that_is_not_there_or_empty(tmp_path):

@@ -12,13 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from bixse.errors import StorageError
-from bixse.judging.grade import grade
-from bixse.judging.grade_settings import GradeSettings
 from bixse.judging.judge import Answer, Completion, Question, Usage
 from bixse.judging.ledger import Ledger
 from bixse.judging.ledgers.segments import StoredRow, answers_by_status
 from helpers.ledger_worker import elsewhere, here
-from helpers.scripted_judge import ScriptedJudge, planted, some_pairs
+from helpers.scripted_judge import ScriptedJudge, graded, planted, some_pairs
 
 HERE = Path(__file__).parents[1] / "helpers"
 
@@ -140,9 +138,9 @@ def test_a_new_ledger_is_opened_by_many_at_once(tmp_path):
 def test_answers_are_shared_by_runs_and_kept_apart_by_judges(tmp_path):
     ledger, pairs = tmp_path / "ledger", some_pairs(20)
     first, same, other = ScriptedJudge(), ScriptedJudge(), ScriptedJudge(name="another model")
-    grade(pairs, first, tmp_path / "a", ledger=ledger)
-    grade(pairs, same, tmp_path / "b", ledger=ledger)
-    grade(pairs, other, tmp_path / "c", ledger=ledger, settings=GradeSettings())
+    graded(pairs, first, tmp_path / "a", ledger=ledger)
+    graded(pairs, same, tmp_path / "b", ledger=ledger)
+    graded(pairs, other, tmp_path / "c", ledger=ledger)
     assert [len(judge.asked) for judge in (first, same, other)] == [20, 0, 20]
 
 

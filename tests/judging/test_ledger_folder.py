@@ -14,13 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from bixse.errors import InputError, StorageError
-from bixse.judging.grade import grade
 from bixse.judging.judge import Answer, Usage
 from bixse.judging.ledger import Ledger
 from bixse.judging.ledgers import segments as module
 from bixse.judging.ledgers.segments import StoredRow, answers_by_status, seal
 from bixse.judging.ledgers.writers import seal_left
 from helpers.scripted_judge import ScriptedJudge, some_pairs
+from helpers.scripted_judge import graded as grade
 
 WRITER = """
 import sys, time
@@ -321,7 +321,7 @@ def test_grading_goes_on_where_a_killed_process_stopped(folder, tmp_path):
     grade(pairs[:20], judge, tmp_path / "first", ledger=folder)
     again = ScriptedJudge()
     found = grade(pairs, again, tmp_path / "second", ledger=folder)
-    assert (len(judge.asked), len(again.asked), found.summary["reused"]) == (20, 10, 20)
+    assert (len(judge.asked), len(again.asked), found.summary.reused) == (20, 10, 20)
     alone = grade(pairs, ScriptedJudge(), tmp_path / "alone")
     assert (tmp_path / "second" / "pairs.parquet").read_bytes() == Path(alone.artifacts["pairs"]).read_bytes()
 

@@ -5,13 +5,11 @@ import pytest
 
 from bixse.data.collection import Collection, Document, save_collection
 from bixse.errors import InputError, InvalidFileError
-from bixse.judging.grade import grade
-from bixse.judging.grade_settings import GradeSettings
 from bixse.judging.judge import Answer, Question
 from bixse.judging.judges.replay_judge import ReplayJudge, answer_of, open_replay
-from bixse.judging.rubrics import load_rubric
 from bixse.preparing.source import Judgement
 from bixse.relevance import GradeScale
+from helpers.scripted_judge import graded
 
 SCALE = GradeScale(0, 3)
 UMBRELA = {
@@ -202,13 +200,14 @@ def test_qrels_with_the_texts_of_a_collection(tmp_path):
 def test_grading_by_replay_end_to_end(tmp_path):
     rows = [LIGHTBLUE, {**LIGHTBLUE, "context": "a market", "32B_score_probs": [0.0] * 5}]
     judge = open_replay(f"replay:lightblue:{write(tmp_path, *rows)}")
-    result = grade(list(judge.pairs()), judge, tmp_path / "out")
-    assert result.summary["statuses"] == {"graded": 1, "no-probabilities": 1}
-    assert result.summary["modes"] == {"replay": 1}
+    result = graded(list(judge.pairs()), judge, tmp_path / "out")
+    assert result.summary.statuses == {"graded": 1, "no-probabilities": 1}
+    assert result.summary.modes == {"replay": 1}
     (row,) = pq.read_table(tmp_path / "out" / "pairs.parquet").to_pylist()
     assert row["relevance"] == pytest.approx(((0.3 + 2.0 + 1.5) / 0.9 / 2 + 4.5 / 2 - 1) / 4)
     assert (row["query_id"], row["task"], row["judge"]) == ("7", "pubmedqa", "Qwen/Qwen2.5-32B-Instruct-GPTQ-Int4")
-    asked = grade(list(judge.pairs()), judge, tmp_path / "orders", GradeSettings(rubric=load_rubric("relatedness-1-5")))
-    graded = next(found for found in asked.judgements if found.status == "graded")
-    assert [answer.grade for answer in graded.answers] == [pytest.approx(3.8 / 0.9), 4.5]
-    assert graded.relevance == pytest.approx(row["relevance"])
+    graded(list(judge.pairs()), judge, tmp_path / "orders", rubric="relatedness-1-5")
+    asked = pq.read_table(tmp_path / "orders" / "judgements.parquet").to_pylist()
+    (found,) = [row for row in asked if row["status"] == "graded"]
+    assert found["order_grades"] == [pytest.approx(3.8 / 0.9), 4.5]
+    assert found["relevance"] == pytest.approx(row["relevance"])

@@ -13,11 +13,10 @@ from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.precision import use_precision
 from bixse.encoders.relevance_model import RelevanceModel
 from bixse.errors import InputError, ModelError
-from bixse.judging.grade_settings import JudgeOptions
 from bixse.judging.judge import Question
 from bixse.judging.judges import score_judges
 from bixse.judging.judges.score_judges import CrossEncoderJudge, EncoderJudge
-from bixse.judging.open_judge import open_judge, reads_rubric
+from bixse.judging.open_judge import JudgeSettings
 from bixse.judging.rubrics import load_rubric
 
 TEXTS = [
@@ -213,10 +212,10 @@ def test_what_is_refused(tiny_model_path, tmp_path):
 
 @pytest.mark.precision("float32")
 def test_the_grade_is_the_probability_of_the_head(with_head):
-    judge = open_judge([f"encoder:{with_head}"], load_rubric("trec-dl-0-3"), JudgeOptions(device="cpu"))
+    judge = (settings := JudgeSettings(names=f"encoder:{with_head}")).open(load_rubric("trec-dl-0-3"))
     expected = 1 / (1 + np.exp(-(0.8 * (12.0 * cosines(with_head) - 5.0) + 0.3)))
     assert [answer.grade for answer in graded(judge)] == pytest.approx(expected, abs=1e-5)
-    assert not reads_rubric([f"encoder:{with_head}"])
+    assert not settings.reads_rubric
 
 
 @pytest.mark.precision("float32")

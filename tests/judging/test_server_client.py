@@ -75,10 +75,11 @@ def test_it_waits_as_long_as_a_server_asks(server):
     assert took > 1.0
 
 
-def test_a_pause_longer_than_a_downtime_is_waited_for(server):
+def test_a_pause_longer_than_a_downtime_is_waited_for(server, monkeypatch):
     """A server that says when to come back is not down."""
     address = server.scenario()
-    with ServerJudge([address], RUBRIC, JudgeOptions(max_downtime=0.3)) as judge:
+    monkeypatch.setattr(client_module, "MAX_DOWNTIME", 0.3)
+    with ServerJudge([address], RUBRIC) as judge:
         started = time.monotonic()
         found = ask_all(judge, [planted_question("a", ["429-after-1", "429-after-1"]), planted_question("b")])
     assert [found[name].status for name in "ab"] == ["graded", "graded"]
@@ -117,7 +118,8 @@ def test_a_pause_beyond_the_limit_costs_pairs_and_not_the_run(server, monkeypatc
 def test_a_server_that_is_always_busy_costs_a_pair_and_not_the_run(server, monkeypatch):
     monkeypatch.setattr(client_module, "LONGEST_BUSY", 1.0)
     address = server.scenario()
-    with ServerJudge([address], RUBRIC, JudgeOptions(max_downtime=0.2)) as judge:
+    monkeypatch.setattr(client_module, "MAX_DOWNTIME", 0.2)
+    with ServerJudge([address], RUBRIC) as judge:
         found = ask_all(judge, [planted_question("a", ["429-bare"] * 99), planted_question("b")])
     assert [found[name].status for name in "ab"] == ["failed", "graded"]
 
@@ -198,9 +200,10 @@ def test_an_endpoint_that_dies_and_comes_back(server, caplog):
     assert "answers again" in caplog.text
 
 
-def test_when_nobody_answers_for_long_it_stops_and_keeps_what_came(server):
+def test_when_nobody_answers_for_long_it_stops_and_keeps_what_came(server, monkeypatch):
     address = server.scenario()
-    with ServerJudge([address], RUBRIC, JudgeOptions(max_downtime=1.5)) as judge:
+    monkeypatch.setattr(client_module, "MAX_DOWNTIME", 1.5)
+    with ServerJudge([address], RUBRIC) as judge:
         found = []
         started = time.monotonic()
         with pytest.raises(ServerDownError, match=r"no answer for \d+ s.*answers so far are kept"):

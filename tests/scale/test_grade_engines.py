@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from bixse.data.pairs_files import load_graded_pairs
-from bixse.errors import InputError, InvalidFileError, ModelError
-from bixse.judging import grade_shards as module
+from bixse.errors import InvalidFileError
 from bixse.judging.audit.labels import read_labels
 from bixse.judging.grade import grade
-from bixse.judging.grade_shards import grade_shards
-from bixse.judging.ledgers.segments import answers_by_status, make_folder
-from bixse.judging.open_judge import GradeConfig
+from bixse.judging.ledgers.segments import answers_by_status
 from helpers.chat_server import chat_server, planted
 from helpers.command import call, ended, kill_amid_answers, refused, start
-from helpers.scripted_judge import ScriptedJudge
+from helpers.scripted_judge import ScriptedJudge, config_of
 
 SHARES = [[0.9, 0.05, 0.03, 0.01], [0.1, 0.2, 0.3, 0.3], [0.01, 0.02, 0.05, 0.9]]
 
@@ -99,41 +95,19 @@ def test_pairs_that_cannot_be_used(capsys, words, tmp_path):
     refused(capsys, *base, "--pairs", tmp_path / "text.parquet")
     (tmp_path / "folder").mkdir()
     refused(capsys, *base, "--pairs", tmp_path / "folder")
+    (tmp_path / "pairs.csv").write_text("query,document\na,b\n")
+    assert "no Parquet" in refused(capsys, *base, "--pairs", tmp_path / "pairs.csv")
     assert not (tmp_path / "out").exists()
 
 
 def test_a_bad_row_is_named_by_its_number_and_what_is_done_stays(tmp_path):
     table = rows(40).set_column(3, "document", pa.array(["x"] * 30 + [" "] + ["y"] * 9))
     pq.write_table(table, tmp_path / "bad.parquet")
-    config = GradeConfig(judge="scripted", pairs=tmp_path / "bad.parquet", shards=4)
+    config = config_of(pairs=tmp_path / "bad.parquet", engine={"shards": 4})
     with pytest.raises(InvalidFileError) as error:
-        grade_shards(config, tmp_path / "out", ScriptedJudge())
+        grade(config, ScriptedJudge(), tmp_path / "out")
     assert [found.row for found in error.value.errors] == [31]
     assert len(files(tmp_path / "out")) == 3
-
-
-@pytest.fixture
-def job(words, tmp_path):
-    _, address, _ = words
-    config = GradeConfig(judge=address, pairs=words[2][2], shards=2, ledger=tmp_path / "ledger")
-    judge = config.open()
-    found, _ = module._opened(config, tmp_path / "out", judge)
-    judge.close()
-    return replace(found, ledger_id=make_folder(found.ledger))
-
-
-def test_a_machine_that_is_set_up_otherwise(job, words, pairs, tmp_path):
-    job.setup().judge.close()
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    for ledger in (elsewhere, tmp_path / "nothing"):
-        with pytest.raises(InputError, match=r"no such ledger.*fix"):
-            replace(job, ledger=ledger).setup()
-    with pytest.raises(ModelError, match=r"another one.*fix"):
-        replace(job, identity={**job.identity, "model": "another"}).setup()
-    pq.write_table(rows(119), pairs)
-    with pytest.raises(InputError, match=r"other pairs.*fix"):
-        job.setup()
 
 
 def test_the_folder_of_a_run_that_was_cut_otherwise(capsys, words, tmp_path):
@@ -162,26 +136,23 @@ def test_shards_are_the_table_of_one_run_in_parts(capsys, words, tmp_path):
     assert sum(answered(server.stats(address), 120)) == 120 + 12
 
 
-@pytest.mark.parametrize("kind", ["csv", "folder"])
-def test_other_files_of_pairs(capsys, words, tmp_path, kind):
+def test_a_folder_of_pairs(capsys, words, tmp_path):
     _, address, flags = words
     table = pq.read_table(flags[2])
-    source = tmp_path / f"source.{kind}"
-    if kind == "csv":
-        table.to_pandas().to_csv(source, index=False)
-    else:
-        source.mkdir()
-        for number, start in enumerate(range(0, 120, 37)):
-            pq.write_table(table.slice(start, 37), source / f"{number}.parquet")
+    source = tmp_path / "source"
+    source.mkdir()
+    for number, first in enumerate(range(0, 120, 37)):
+        pq.write_table(table.slice(first, 37), source / f"{number}.parquet")
     ledger = ("--ledger", tmp_path / "ledger")
     assert call(capsys, *flags, *ledger, "--out", tmp_path / "one")[0] == 0
-    code, found = call(
-        capsys, "grade", "--pairs", source, "--judge", address, "--shards", "6", *ledger, "--out", tmp_path / "two"
-    )
+    same = ("grade", "--pairs", source, "--judge", address, *ledger, "--out")
+    code, found = call(capsys, *same, tmp_path / "two", "--shards", "6")
     assert (code, found["metrics"]["asked"]) == (0, 0)
     assert files(tmp_path / "two", "pairs.parquet", "judgements.parquet") == files(
         tmp_path / "one", "pairs.parquet", "judgements.parquet"
     )
+    code, found = call(capsys, *same, tmp_path / "whole")
+    assert (code, found["metrics"]["asked"], found["metrics"]["pairs"]) == (0, 0, 120)
 
 
 @pytest.mark.slow
@@ -234,7 +205,6 @@ def test_only_shards_with_something_to_ask_are_done_again(capsys, server, tmp_pa
     flags = ("grade", "--pairs", tmp_path / "p.parquet", "--judge", address, "--shards", "4", "--out", tmp_path / "out")
     code, found = call(capsys, *flags)
     assert (code, found["metrics"]["statuses"]) == (3, {"graded": 38, "refused": 1, "failed": 1})
-    assert len(list((tmp_path / "out" / "shards").glob("*.complete"))) == 3
     code, found = call(capsys, *flags)
     assert (code, found["metrics"]["asked"], found["metrics"]["reused"]) == (3, 1, 9), "the failed one alone"
     code, found = call(capsys, *flags, "--retry-failed")
@@ -251,7 +221,7 @@ def test_a_limit_is_shared_by_the_shards(capsys, words, tmp_path):
     assert "33" in json.dumps(found["metrics"]["stopped"]) or found["metrics"]["stopped"]
     code, found = call(capsys, *flags)
     assert (code, found["metrics"]["asked"], found["metrics"]["pairs"]) == (0, 87, 120)
-    prices = ("--price-in", "10", "--price-out", "10")
+    prices = ("--prices", "10", "10")
     _, found = call(capsys, *words[2], "--out", tmp_path / "paid", *prices, "--max-usd", "0.03", "--concurrency", "1")
     assert 0.02 < found["metrics"]["usd"] <= 0.03
 
@@ -259,17 +229,5 @@ def test_a_limit_is_shared_by_the_shards(capsys, words, tmp_path):
 def test_a_dry_run_looks_at_the_first_shard(capsys, words, tmp_path):
     flags = (*words[2], "--out", tmp_path / "out")
     code, found = call(capsys, *flags, "--dry-run")
-    assert (code, found["metrics"]["pairs"], found["metrics"]["pilot"]) == (0, 20, 16)
-    assert found["metrics"]["times_as_many_rows"] == 6
-    assert call(capsys, *flags)[1]["metrics"]["reused"] == 16
-
-
-def test_pairs_that_are_asked_twice(tmp_path):
-    pq.write_table(rows(60), tmp_path / "p.parquet")
-    config = GradeConfig(judge="scripted", pairs=tmp_path / "p.parquet", shards=3, ask_twice=0.5)
-    found = grade_shards(config, tmp_path / "parts", ScriptedJudge()).summary
-    from bixse.data.pairs_files import load_pairs
-
-    whole = grade(load_pairs(config.pairs), ScriptedJudge(), tmp_path / "whole", config).summary
-    assert found["repeats"] == whole["repeats"] > 0
-    assert {name: value for name, value in found.items() if value != pytest.approx(whole[name])} == {}
+    assert (code, found["metrics"]["pairs"], found["metrics"]["times_as_many_rows"]) == (0, 20, 6)
+    assert not (tmp_path / "out").exists()

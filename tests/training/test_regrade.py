@@ -19,13 +19,10 @@ from bixse.data.pairs_files import load_graded_pairs, load_pairs
 from bixse.errors import ConfigError, InputError
 from bixse.files.parquet import read_table
 from bixse.judging import suspects
-from bixse.judging.grade import grade
-from bixse.judging.grade_settings import GradeSettings
 from bixse.judging.judges.endpoints import ServerDownError
 from bixse.judging.judges.replay_judge import open_replay
 from bixse.judging.ledgers.segments import answers_by_status
-from bixse.judging.open_judge import open_judge
-from bixse.judging.rubrics import load_rubric
+from bixse.judging.open_judge import JudgeConfig
 from bixse.judging.suspects import SuspectCollector, Suspects
 from bixse.losses import BiXSELoss, GradedTargets, InfoNCELoss
 from bixse.relevance import GradeScale
@@ -33,6 +30,7 @@ from bixse.training.config import TrainConfig
 from bixse.training.dry_run import plan_training
 from bixse.training.recipe import train
 from helpers.chat_server import chat_server
+from helpers.scripted_judge import graded
 
 BUDGET = 12
 KEY = "sk-regrade-0123456789"
@@ -70,7 +68,7 @@ def settings(training_files, tiny_model_path, held_back):
             **changes.pop("regrade", {}),
         }
         if judge is None:
-            regrade["options"] = {"scale": [0, 3], "texts": str(training_files / "collection")}
+            regrade["options"] = {"scale": [0, 3]}
         return {
             "pairs": str(training_files / "pairs.jsonl"),
             "model": str(tiny_model_path),
@@ -168,10 +166,10 @@ def test_one_ledger_serves_grade_and_training(settings, training_files, held_bac
     run(settings(regrade={"ledger": str(ledger)}), tmp_path / "one")
     run(settings(regrade={"ledger": str(ledger)}), tmp_path / "two")
     assert [answers(tmp_path / name, 1)["asked"] for name in ("one", "two")] == [BUDGET, 0]
-    judge = open_replay(f"replay:qrels:{held_back}", training_files / "collection", None, GradeScale(0.0, 3.0))
+    judge = open_replay(f"replay:qrels:{held_back}", scale=GradeScale(0.0, 3.0))
     pairs = load_pairs(tmp_path / "one" / "regrade" / "epoch-1.asked.parquet")
-    summary = grade(pairs, judge, tmp_path / "graded", GradeSettings(), ledger=ledger).summary
-    assert (summary["asked"], summary["reused"]) == (0, BUDGET)
+    summary = graded(pairs, judge, tmp_path / "graded", ledger=ledger).summary
+    assert (summary.asked, summary.reused) == (0, BUDGET)
 
 
 def wait_until(there, process, seconds=120):
@@ -262,14 +260,14 @@ def test_pairs_without_an_answer_are_told_and_not_asked_again(settings, held_bac
 
 def test_a_dry_run_tells_the_cost_and_asks_nothing(settings, server, tmp_path):
     address = server.scenario()
-    prices = {"price_in": 2.0, "price_out": 8.0}
-    plan = plan_training(TrainConfig.model_validate(settings(address, regrade={"options": prices})), tmp_path / "out")
+    prices = {"per_million": [2.0, 8.0]}
+    plan = plan_training(TrainConfig.model_validate(settings(address, regrade={"prices": prices})), tmp_path / "out")
     assert plan.regrade is not None
-    assert (plan.regrade.pairs, plan.regrade.pilot) == (2 * BUDGET, 0)
+    assert plan.regrade.pairs == 2 * BUDGET
     assert plan.regrade.usd > 0
     assert not (tmp_path / "out").exists()
     once = server.stats(address)["counts"]["chat"]
-    open_judge([address], load_rubric("trec-dl-0-3")).close()
+    JudgeConfig(judge={"names": address}).open().close()
     assert server.stats(address)["counts"]["chat"] - once == once, "opened, which asks known questions, and no more"
 
 
@@ -315,8 +313,8 @@ def test_of_a_large_batch_other_rows_are_looked_at_in_the_next_one(monkeypatch):
 
 def test_a_limit_on_the_price_holds_over_the_epochs(settings, server, tmp_path):
     address = server.scenario()
-    prices = {"price_in": 1e4, "price_out": 1e4, "max_usd": 5.0}
-    result = run(settings(address, regrade={"options": {**prices, "concurrency": 1}}), tmp_path / "out")
+    prices = {"per_million": [1e4, 1e4], "max_usd": 5.0}
+    result = run(settings(address, regrade={"prices": prices, "options": {"concurrency": 1}}), tmp_path / "out")
     assert sum(epoch.usd for epoch in result.regrade) <= 5.0
     assert any(epoch.failure and "US dollars" in epoch.failure for epoch in result.regrade)
 
@@ -374,6 +372,6 @@ def test_the_command_line_names_judge_and_budget(training_files, tmp_path, capsy
 def test_options_of_the_judge_are_those_of_grade():
     given = TrainConfig(pairs="p", regrade={"judge": "http://x", "options": {"concurrency": 3}}).regrade
     assert given is not None
-    assert given.judging().concurrency == 3
+    assert given.judging().judge.concurrency == 3
     with pytest.raises(ConfigError, match="concurency"):
         TrainConfig.load(None, {"pairs": "p", "regrade": {"judge": ["http://x"], "options": {"concurency": 3}}})

@@ -18,7 +18,7 @@ from helpers.ui_server import Browser, events_of, graded_folder
 @pytest.fixture
 def labelled(run, open_server):
     """Every pair labelled 2 with a reason; the judge gave d*-0 a 0.1, d*-1 a 1.2, d*-2 a 2 and d*-3 a 2.9."""
-    browser = Browser(open_server(run, judge=("http://127.0.0.1:9",), planned=40), "ann")
+    browser = Browser(open_server(run, judge={"names": "http://127.0.0.1:9"}, planned=40), "ann")
     for row, (query_id, document_id) in enumerate(browser.server.workspace.index.row_of):
         form = {"query_id": query_id, "document_id": document_id, "event": f"e{row}", "answer": "2"}
         browser.submit("/label/save", {**form, "explanation": f"why {document_id}"}, follow_redirects=False)
@@ -131,7 +131,7 @@ def test_a_trial_grades_the_same_pairs_and_its_commands_give_the_same_figures(tm
     run = graded_folder(tmp_path / "run", queries=8, texts=lambda q, d: planted(f"{q}-{d}", shares[(d + q) % 4]))
     with chat_server() as server:
         address = server.scenario()
-        browser = Browser(open_server(run, judge=(address,), tried=12), "ann")
+        browser = Browser(open_server(run, judge={"names": address}, tried=12), "ann")
         for row, (query_id, document_id) in enumerate(browser.server.workspace.index.row_of):
             grade = str((int(document_id[-1]) + int(query_id[1:])) % 4)
             form = {"query_id": query_id, "document_id": document_id, "event": f"e{row}", "answer": grade}
@@ -159,7 +159,7 @@ def test_a_trial_grades_the_same_pairs_and_its_commands_give_the_same_figures(tm
 
 
 def test_a_trial_needs_labels(run, open_server):
-    browser = Browser(open_server(run, judge=("http://127.0.0.1:9",)), "ann")
+    browser = Browser(open_server(run, judge={"names": "http://127.0.0.1:9"}), "ann")
     version = save_version(browser.server.workspace, {"system-0": "x", "user-0": "{query}{document}"})
     assert version.number == 2
     assert "label first" in browser.submit("/rubric/try", {"version": "2"}).text

@@ -22,6 +22,7 @@ from bixse.cli.flags import add_settings
 from bixse.cli.verb import CommandResult
 from bixse.errors import BixseError, InputError, InterruptedRunError, did_you_mean, printable
 from bixse.scale.engine import PlaceSettings
+from bixse.settings import section_of
 from bixse.training.distributed import is_main_process, rank, world_size
 
 if TYPE_CHECKING:
@@ -174,7 +175,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: Sequence[str]) -> CommandResult:
     name, verb, args = parse(words)
-    if world_size() > 1 and name not in SHARING_VERBS and not issubclass(verb.settings, PlaceSettings):
+    classes = [verb.settings, *filter(None, map(section_of, verb.settings.model_fields.values()))]
+    shares = name in SHARING_VERBS or any(issubclass(kind, PlaceSettings) for kind in classes)
+    if world_size() > 1 and not shares:
         raise InputError(
             f"bixse {name}: got {world_size()} processes; expected one; fix: start it without the "
             "launcher (of several processes `bixse train` makes use, and verbs with `--engine ranks`)"

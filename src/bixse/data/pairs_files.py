@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from array import array
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,8 @@ import pyarrow as pa
 from bixse.data.columns import SCHEMA
 from bixse.data.graded_pairs import GradedPairs, Pair
 from bixse.errors import InputError, InvalidFileError, shorten
-from bixse.files.parquet import save_table
-from bixse.files.rows import checked_format, read_blocks, stem_of, write_rows
+from bixse.files.parquet import footer_hash, row_counts
+from bixse.files.rows import checked_format, files_of, kind_of, read_blocks, stem_of, write_rows
 from bixse.files.values import FileColumn
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from bixse.data.columns import Column
     from bixse.relevance import Kind
 
-BLOCKS_OF_A_GROUP = 16
-"""Number of blocks of a text file per row group of a Parquet file."""
 TEXTS = (
     FileColumn("query_id", "id", needed=False),
     FileColumn("query"),
@@ -78,22 +77,17 @@ def load_pairs(path: str | Path, rows: range | None = None) -> list[Pair]:
     return [Pair(row["query_id"], row["query"], row["document_id"], row["document"], row.get("task")) for row in found]
 
 
-def pairs_to_parquet(path: Path, target: Path) -> None:
-    """Copy pairs without grades into a Parquet file, one block of rows at a time."""
-    errors = InvalidFileError(path)
-    blocks = _batches(path, PAIR_COLUMNS, errors, array("q"), None)
-    first = next(blocks, None)
-    errors.raise_any()
-    if first is None:
-        raise InputError(f"{path}: got no rows; expected at least one; fix: check the export")
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        yield first
-        while some := list(islice(blocks, BLOCKS_OF_A_GROUP)):
-            yield from pa.Table.from_batches(some).combine_chunks().to_batches()
-        errors.raise_any()
-
-    save_table(pa.RecordBatchReader.from_batches(first.schema, batches()), target)
+def parquet_pairs(path: Path) -> tuple[str, int]:
+    """Return a hash and the number of rows of a Parquet file, or of a folder of some, from their footers alone."""
+    files = files_of(path, (".parquet",), "a file or folder of pairs")
+    if other := [file for file in files if kind_of(file) != ".parquet"]:  # only Parquet can be read from any row on
+        raise InputError(
+            f"{other[0]}: got pairs to grade in shards in a file that is no Parquet; expected Parquet; fix: "
+            "pandas.read_csv(...).to_parquet(...), or leave --shards, --processes and --engine out"
+        )
+    # A footer has the position, least and greatest value of each column, and is read at once from files of any size.
+    known = [[file.name, file.stat().st_size, footer_hash(file)] for file in files]
+    return hashlib.sha256(json.dumps(known).encode()).hexdigest(), sum(row_counts(files))
 
 
 def open_pairs(path: str | Path, rows: range | None = None) -> GradedPairs:

@@ -147,7 +147,7 @@ def _write(record: Run, system: System, task: Task, found: Mapping[str, Evaluati
     if system.prompts_hash is not None:
         record.results["prompts_hash"] = system.prompts_hash
     record.timings["search"] = seconds
-    record.save("finished")
+    record.save("finished" if system.complete else "interrupted")
     (record.folder / PARTIAL_NAME).unlink(missing_ok=True)
 
 

@@ -169,6 +169,11 @@ class System:
     """A hash of the prompts of the last search, or None."""
 
     @property
+    def complete(self) -> bool:
+        """False if the same search again may find more."""
+        return True
+
+    @property
     def name(self) -> str:
         """A word for folder names, different per checkpoint."""
         return self.label

@@ -6,14 +6,13 @@ import math
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, get_args
+from typing import TYPE_CHECKING, Any, Generic
 
-from bixse.errors import InputError, shorten
-from bixse.judging.judge import Answer, Completion, Dtype, Question, Usage, same_model
+from bixse.judging.judge import Answer, Completion, Question, Usage, same_model
 from bixse.judging.ledger import Kept, Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from bixse.judging.grade_settings import Prices
     from bixse.progress import Step
@@ -22,20 +21,6 @@ WAIT = 1.0
 """Seconds between two looks at questions that another process is asking."""
 _CHARACTERS_A_TOKEN = 2.0  # for the price before any answer reports its tokens; low, so that the guess is high
 _FIRST_COMPLETION = 16  # written tokens in that guess if the judge has no limit of its own
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Limits of a run. Answers that came before a limit was reached are kept."""
-
-    max_usd: float | None = None
-    """US dollars of this run. Requests in flight count at the highest price seen."""
-    max_questions: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in (("max_usd", self.max_usd), ("max_questions", self.max_questions)):
-            if value is not None and not 0 <= value < math.inf:
-                raise InputError(f"{name}: got {value}; expected 0 or more; fix: leave it out for no limit")
 
 
 def keyed(questions: Iterable[Question], identity: Mapping[str, Any]) -> list[tuple[str, Question]]:
@@ -54,50 +39,51 @@ def of_another_model(answer: Answer | Completion, identity: Mapping[str, Any]) -
 class Asking(Generic[Kept]):
     """Questions to one judge or text model through a ledger, and the figures of this run.
 
+    `asked` counts questions that were answered in this run, `reused` those with an answer in the ledger; `settled` has
+    the keys of both, `stopped` the limit that was reached.
+
     Equal questions are asked once. A question whose last answer is "failed" (nothing came back) is asked again.
     A question with another status but no grade is asked again only with `retry_failed`, which asks nothing else.
     """
 
     answers: Callable[[Iterable[Question]], Iterator[tuple[Question, Kept]]]
-    """`Judge.answers` or `TextModel.complete`."""
+    """`Judge.answers` or `ServerTextModel.complete`."""
     identity: Mapping[str, Any]
     ledger: Ledger[Kept]
     prices: Prices
-    budget: Budget = field(default_factory=Budget)
+    """With the most US dollars of this run; requests in flight count at the highest price seen."""
+    max_questions: int | None = None
     retry_failed: bool = False
-    strict: bool = False
-    """Refuse answers of a model that was not asked, both in the ledger and new."""
 
     settled: set[str] = field(default_factory=set)
-    """Keys of answered questions, from the ledger or this run."""
     asked: int = 0
-    """Questions answered in this run."""
     reused: int = 0
-    """Questions with an answer in the ledger."""
     usage: Usage = field(default_factory=Usage)
     usd: float = 0.0
     statuses: Counter[str] = field(default_factory=Counter)
-    other_precision: Counter[str] = field(default_factory=Counter)
-    """Dtype -> questions asked although the ledger has this judge's answer with weights of that dtype."""
     stopped: str | None = None
-    """The limit that was reached, or None."""
 
     def __post_init__(self) -> None:
-        own = self.identity.get("dtype")
-        others = sorted(set(get_args(Dtype)) - {own, "auto"}) if own else []
-        self._other_dtypes = {dtype: {**self.identity, "dtype": dtype} for dtype in others}
         self._elsewhere: list[tuple[str, Question]] = []  # other processes are asking these
         self._in_flight: dict[str, float] = {}  # key -> dollars that the answer is expected to cost
         self._started, self._highest_price = 0, 0.0
         self._guessed = 0.0  # dollars of answers that came without a number of tokens
 
-    def run(self, questions: Iterable[tuple[str, Question]], step: Step | None = None) -> None:
+    def run(self, questions: Sequence[tuple[str, Question]], step: Step | None = None) -> None:
         """Answer questions from the ledger, and ask the rest; each answer is written the moment it comes."""
-        asked = reused = 0
-        for _ in self.each(questions):
-            if step is not None:
-                step(self.asked - asked, self.note, self.reused - reused)
-                asked, reused = self.asked, self.reused
+        self.ledger.load(key for key, _ in questions)
+        left, before, asked, reused = questions, 0, 0, 0
+        while True:
+            for question, answer in self.answers(self._to_ask(left)):
+                self._take(question, answer)
+                if step is not None:
+                    step(self.asked - asked, self.note, self.reused - reused)
+                    asked, reused = self.asked, self.reused
+            if not self._elsewhere or self.stopped is not None:
+                break
+            if len(self._elsewhere) == before:
+                time.sleep(WAIT)
+            left, before, self._elsewhere = self._elsewhere, len(self._elsewhere), []
         if step is not None:
             step(self.asked - asked, self.note, self.reused - reused)
 
@@ -106,23 +92,6 @@ class Asking(Generic[Kept]):
         """Counts of this run's answers by status, and their price, for a progress bar."""
         counts = ", ".join(f"{count:,} {status}" for status, count in self.statuses.most_common())
         return f"{counts}, {self.usd:.4f} US dollars" if self.usd else counts
-
-    def load(self, questions: Iterable[tuple[str, Question]]) -> None:
-        others = self._other_dtypes.values()
-        self.ledger.load(key for own, one in questions for key in (own, *(one.key(other) for other in others)))
-
-    def each(self, questions: Iterable[tuple[str, Question]]) -> Iterator[Kept]:
-        """Do the same as `run`, take questions one by one as there is room, and yield the new answers."""
-        left, before = questions, 0
-        while True:
-            for question, answer in self.answers(self._to_ask(left)):
-                self._take(question, answer)
-                yield answer
-            if not self._elsewhere or self.stopped is not None:
-                return
-            if len(self._elsewhere) == before:
-                time.sleep(WAIT)
-            left, before, self._elsewhere = self._elsewhere, len(self._elsewhere), []
 
     def _to_ask(self, questions: Iterable[tuple[str, Question]]) -> Iterator[Question]:
         """Yield the questions to ask, each once, until the budget is reached."""
@@ -141,19 +110,11 @@ class Asking(Generic[Kept]):
             elif self._reuse(key, self.ledger.find(key)):  # another process answered between the find and the claim
                 self.ledger.give_back(key)
             else:
-                for dtype, identity in self._other_dtypes.items():
-                    if self.ledger.find(question.key(identity)) is not None:
-                        self.other_precision[dtype] += 1
                 self._in_flight[key] = self._guess(question)
                 self._started += 1
                 yield question
 
     def _take(self, question: Question, answer: Kept) -> None:
-        if self.strict and of_another_model(answer, self.identity):
-            raise InputError(
-                f"--strict: got an answer of {shorten(answer.judge)}; expected {self.identity.get('model')}, the model "
-                "that was asked; fix: name the model that answers with --model, or leave --strict out"
-            )
         key = question.key(self.identity)
         self.ledger.write(key, answer, question.query_id, question.document_id, question.variant, question.repeat)
         price, guess = self.prices.usd(answer.usage), self._in_flight.pop(key, 0.0)
@@ -169,8 +130,6 @@ class Asking(Generic[Kept]):
     def _reuse(self, key: str, known: Kept | None) -> bool:
         if known is None or (not known.usable and (self.retry_failed or known.status == "failed")):
             return False
-        if self.strict and of_another_model(known, self.identity):
-            return False
         self.settled.add(key)
         self.reused += 1
         return True
@@ -185,10 +144,10 @@ class Asking(Generic[Kept]):
 
     def _affordable(self, question: Question) -> bool:
         """Return whether the budget covers one more question; if not, set `stopped`."""
-        if self.budget.max_questions is not None and self._started >= self.budget.max_questions:
-            self.stopped = f"the limit of {self.budget.max_questions} questions was reached"
+        if self.max_questions is not None and self._started >= self.max_questions:
+            self.stopped = f"the limit of {self.max_questions} questions was reached"
         in_flight = math.fsum(max(guess, self._highest_price) for guess in self._in_flight.values())
-        spent = self.usd + self._guessed + in_flight
-        if self.budget.max_usd is not None and spent + self._guess(question) > self.budget.max_usd:
-            self.stopped = f"the limit of {self.budget.max_usd:g} US dollars was reached"
+        spent, most = self.usd + self._guessed + in_flight, self.prices.max_usd
+        if most is not None and spent + self._guess(question) > most:
+            self.stopped = f"the limit of {most:g} US dollars was reached"
         return self.stopped is None

@@ -1,31 +1,36 @@
-"""Grade pairs with a judge: ask questions through the ledger, write one row per pair, and record the costs."""
+"""Grade pairs with a judge, shard by shard: one shard in this process, or many, in other processes and machines."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import math
 import time
-from collections import Counter
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.graded_pairs import GradedPairs, Pair
-from bixse.data.pairs_files import save_graded_pairs
-from bixse.data.run import Run, open_run
-from bixse.errors import BixseError, InputError, InterruptedRunError
-from bixse.files.parquet import save_table
-from bixse.judging.ask import Asking, Budget, keyed, of_another_model
-from bixse.judging.grade_settings import GradeSettings, Prices
-from bixse.judging.judge import STATUSES, Answer, Judge, Usage, stored_identity
+from bixse.data.pairs_files import load_pairs, parquet_pairs
+from bixse.data.run import RUN_FILE, Run, open_run
+from bixse.errors import BixseError, IncompleteError, InputError, InterruptedRunError
+from bixse.files.files import file_hash, read_text, write_atomically
+from bixse.judging.ask import Asking, keyed
+from bixse.judging.judge import Answer, Judge, Question, Usage, stored_identity
+from bixse.judging.judgements import GradeSummary, JudgedPair, judged, save_judgements
 from bixse.judging.ledger import Ledger
+from bixse.judging.ledgers.segments import check_folder, make_folder
+from bixse.judging.ledgers.writers import seal_left
+from bixse.progress import duration
+from bixse.scale.engine import Job
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from bixse.data.graded_pairs import Pair
+    from bixse.judging.open_judge import GradeConfig
     from bixse.progress import Step
-    from bixse.relevance import GradeScale
+
 
 log = logging.getLogger(__name__)
 
@@ -35,411 +40,344 @@ JUDGEMENTS_NAME = "judgements.parquet"
 """All pairs that were asked, with status, bounds, probabilities and price."""
 LEDGER_NAME = "ledger"
 """The ledger, unless another one is named."""
-WIDE = 0.05
-"""Distance of the bounds of a relevance, beyond which the summary counts them as wide."""
-
-
-@dataclass(frozen=True)
-class JudgedPair:
-    """The judgement of one pair over all prompt variants of the rubric; its values are None without a grade."""
-
-    pair: Pair
-    answers: Sequence[Answer]
-    """One answer per prompt variant of the rubric."""
-    scale: GradeScale
-    repeat: int = 0
-
-    @property
-    def status(self) -> str:
-        """Status of the first variant without a grade, or "graded"."""
-        return next((answer.status for answer in self.answers if not answer.usable), "graded")
-
-    @property
-    def grade(self) -> float | None:
-        """Mean grade over the variants."""
-        return self._mean("grade")
-
-    @property
-    def relevance(self) -> float | None:
-        """Relevance in [0, 1]."""
-        return self._relevance("grade")
-
-    @property
-    def bounds(self) -> tuple[float | None, float | None]:
-        """The lowest and highest possible relevance, in [0, 1]."""
-        return self._relevance("low"), self._relevance("high")
-
-    @property
-    def probabilities(self) -> list[float] | None:
-        """Probabilities of the options, divided by their sum: the mean over the variants."""
-        if self.status != "graded" or not all(answer.probabilities for answer in self.answers):
-            return None
-        shares = [[value / sum(answer.probabilities) for value in answer.probabilities] for answer in self.answers]
-        return [math.fsum(column) / len(shares) for column in zip(*shares, strict=True)]
-
-    @property
-    def mass(self) -> float | None:
-        """The lowest sum, over the answers, of the probabilities of the options."""
-        return min((answer.mass for answer in self.answers if answer.probabilities), default=None)
-
-    @property
-    def usage(self) -> Usage:
-        return sum((answer.usage for answer in self.answers), Usage())
-
-    def _mean(self, name: str) -> float | None:
-        values = [getattr(answer, name) for answer in self.answers]
-        if self.status != "graded" or any(value is None for value in values):
-            return None
-        return math.fsum(values) / len(values)
-
-    def _relevance(self, name: str) -> float | None:
-        grade = self._mean(name)
-        if grade is None:
-            return None
-        rounded = min(max(grade, self.scale.minimum), self.scale.maximum)  # a mean may round past the end of the scale
-        return self.scale.to_relevance(rounded)
-
-    def row(self, prices: Prices) -> dict[str, Any]:
-        (low, high), usage, last = self.bounds, self.usage, self.answers[-1]
-        told = next((answer for answer in self.answers if not answer.usable), last)
-        return {
-            "query_id": self.pair.query_id,
-            "document_id": self.pair.document_id,
-            "repeat": self.repeat,
-            "status": self.status,
-            "relevance": self.relevance,
-            "relevance_low": low,
-            "relevance_high": high,
-            "grade": self.grade,
-            "grade_probs": self.probabilities,
-            "mass": self.mass,
-            "order_grades": [answer.grade for answer in self.answers],
-            "mode": last.mode,
-            "judge": last.judge,
-            "text": told.text,
-            "detail": told.detail,
-            "prompt_tokens": usage.prompt,
-            "cached_tokens": usage.cached,
-            "completion_tokens": usage.completion,
-            "reasoning_tokens": usage.reasoning,
-            "usd": prices.usd(usage),
-            "seconds": math.fsum(answer.seconds for answer in self.answers),
-            "tries": sum(answer.tries for answer in self.answers),
-        }
-
-
-@dataclass(frozen=True)
-class GradeSummary:
-    """Counts, tokens, dollars and doubts of a run, as plain data; `+` joins the summaries of shards."""
-
-    pairs: int = 0
-    statuses: dict[str, int] = field(default_factory=dict)
-    modes: dict[str, int] = field(default_factory=dict)
-    mean_relevance: float | None = None
-    relevance_tenths: list[int] = field(default_factory=lambda: [0] * 10)
-    """Graded pairs per tenth of [0, 1]."""
-    low_mass: int = 0
-    wide_bounds: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    reasoning_tokens: int = 0
-    usd: float = 0.0
-    usage_unknown: int = 0
-    repeats: int = 0
-    mean_change_of_repeats: float | None = None
-    not_asked: int = 0
-    repeats_not_asked: int = 0
-    asked: int = 0
-    """Questions answered in this run; `reused` and `usd_of_this_run` are of this run too."""
-    reused: int = 0
-    precision: str | None = None
-    answered_in_other_precision: dict[str, int] = field(default_factory=dict)
-    usd_of_this_run: float = 0.0
-    other_models: dict[str, int] = field(default_factory=dict)
-    stopped: str | None = None
-
-    def __add__(self, other: GradeSummary) -> GradeSummary:
-        mean = _mean_of_both(self.mean_relevance, self.graded, other.mean_relevance, other.graded)
-        change = _mean_of_both(self.mean_change_of_repeats, self.repeats, other.mean_change_of_repeats, other.repeats)
-        whole: dict[str, Any] = {
-            "mean_relevance": mean,
-            "mean_change_of_repeats": change,
-            "precision": self.precision or other.precision,
-            "stopped": self.stopped or other.stopped,
-        }
-        names = [one.name for one in fields(self) if one.name not in whole]
-        return GradeSummary(**whole, **{name: _sum(getattr(self, name), getattr(other, name)) for name in names})
-
-    @property
-    def graded(self) -> int:
-        return self.statuses.get("graded", 0)
-
-    @property
-    def before_this_run(self) -> GradeSummary:
-        """The same summary for pairs that this run did not ask about."""
-        return replace(self, asked=0, reused=0, usd_of_this_run=0.0, stopped=None)
-
-
-def _mean_of_both(one: float | None, weight: int, two: float | None, other: int) -> float | None:
-    if one is None or two is None:
-        return two if one is None else one
-    return (one * weight + two * other) / (weight + other)
-
-
-def _sum(one: Any, two: Any) -> Any:
-    if isinstance(one, dict):
-        return dict(Counter(one) + Counter(two))
-    return [a + b for a, b in zip(one, two, strict=True)] if isinstance(one, list) else one + two
+SHARDS_FOLDER = "shards"
+"""Folder in the output folder of a run in shards with the summary of each."""
+OF_EARLIER_VERSIONS = ("ask_twice", "seed")
+"""Settings in the run.json of earlier versions, which decided what was asked a second time."""
+ROWS = 50_000
+"""Rows per shard if no number of shards is given: some hundred megabytes with the questions about them."""
+COUNTED = 1000
+"""Questions that are tokenized. The tokens of the rest follow from their characters."""
+CHARACTERS_A_TOKEN = 4.0
+"""A common ratio for English text, used if neither a tokenizer nor an answer gives tokens."""
 
 
 @dataclass(frozen=True)
 class GradeResult:
     """The result of a run of grading."""
 
-    judgements: Sequence[JudgedPair]
-    """One row per pair and repeat, in the order of the pairs, repeats last; a run in shards has its rows in files."""
-    summary: Mapping[str, Any]
-    """A `GradeSummary` as a dictionary."""
+    summary: GradeSummary
     artifacts: Mapping[str, str]
     """Name -> path of the files: judgements, ledger, record, and pairs if any pair has a grade."""
-    stopped: str | None
-    """The limit that ended the run early, or None."""
     waiting: int = 0
     """Pending shards of other ranks."""
 
     @property
     def complete(self) -> bool:
-        """Return True if every pair has relevance, and every repeat was asked."""
-        left = self.summary["not_asked"] + self.summary["repeats_not_asked"] + self.waiting
-        return not left and self.summary["statuses"].get("graded", 0) == self.summary["pairs"]
+        """Return True if every pair has relevance."""
+        return not self.summary.not_asked and not self.waiting and self.summary.graded == self.summary.pairs
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The cost of the rest of a run of grading; tokens, `usd` and `seconds` are of questions without an answer."""
+
+    pairs: int
+    questions: int
+    """One question per pair and prompt variant of the rubric, equal ones once."""
+    answered: int
+    """Questions with an answer in the ledger."""
+    prompt_tokens: int
+    completion_tokens: int
+    counted_by: str
+    """Source of the tokens: "tokenizer", "answers" (their usage) or "characters" (a guess)."""
+    usd: float
+    """Price without a discount for prompts in the server's cache."""
+    seconds: float | None
+    """Wall time: the mean time of the answers in the ledger, divided by `at_once`; None without answers."""
+    at_once: int
+    """Concurrent questions."""
+    times_as_many_rows: float = 1.0
+    """All rows, divided by those of the first shard, which is estimated alone."""
+
+    def text(self, name: str) -> str:
+        """Format the estimate; `name` is the name of the judge."""
+        counted = {
+            "tokenizer": "counted by the judge's tokenizer",
+            "answers": "from the usage of answers so far",
+            "characters": "a guess at four characters per token",
+        }[self.counted_by]
+        left, lines = self.questions - self.answered, []
+        if self.times_as_many_rows > 1:
+            lines.append(f"the first shard alone; all rows are {self.times_as_many_rows:.1f} times as many")
+        lines += [
+            f"{self.pairs} pairs, {self.questions} questions to {name}: {self.answered} answered, {left} to ask",
+            f"tokens to read     {self.prompt_tokens:,} ({counted})",
+            f"tokens to write    {self.completion_tokens:,}",
+            f"price              {self.usd:.4f} US dollars (nothing taken off for cached prompts)",
+        ]
+        if self.seconds is not None:
+            lines.append(f"time               {duration(self.seconds)} at {self.at_once} at once, as the answers took")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Worker:
+    """The worker state of a process that grades shards."""
+
+    judge: Judge
+    step: Step | None = None
+    summaries: dict[int, GradeSummary] = field(default_factory=dict)
+    """Shard -> summary of what this process did, also after a stop."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradeShards(Job[int, GradeSummary]):
+    """A job of grading.
+
+    One shard writes the files `pairs.parquet` and `judgements.parquet`. Of several, shard n writes the n-th file of the
+    folders of these names, and its summary.
+    """
+
+    folder: Path
+    config: GradeConfig
+    identity: dict[str, Any]
+    ledger: Path
+    content: str
+    """Hash of the pairs."""
+    total: int
+    """Number of pairs."""
+    number: int
+    """Number of shards, at most one per pair."""
+    pairs: Sequence[Pair] | None = None
+    """The pairs of the only shard; None if each shard reads its rows of the file."""
+
+    def setup(self) -> Worker:
+        return Worker(self.config.open())
+
+    def run(self, shard: int, state: Worker) -> GradeSummary:
+        pairs, judge, config = self.read(shard), state.judge, self.config
+        with Ledger(self.ledger) as ledger:
+            limits = self._limits(shard)
+            asking = Asking(judge.answers, dict(judge.identity), ledger, *limits, config.retry_failed)
+            asked = [(pair, keyed(config.questions(pair), asking.identity)) for pair in pairs]
+            try:
+                asking.run([question for _, questions in asked for question in questions], state.step)
+            finally:  # what was answered before a stop is written too
+                judgements = []
+                for pair, questions in asked:
+                    answers = [answer for key, _ in questions if (answer := ledger.find(key)) is not None]
+                    if len(answers) == len(questions):
+                        judgements.append(judged(pair, answers, judge.scale, config.prices))
+                state.summaries[shard] = GradeSummary.of(judgements, len(pairs), asking)
+                self._write(shard, judgements, state.summaries[shard])
+        return state.summaries[shard]
+
+    def read(self, shard: int) -> Sequence[Pair]:
+        return load_pairs(self.config.pairs or "", self.rows(shard)) if self.pairs is None else self.pairs
+
+    def rows(self, shard: int) -> range:
+        return range(self.total * shard // self.number, self.total * (shard + 1) // self.number)
+
+    def file(self, name: str, shard: int) -> Path:
+        return self.folder / name / f"{shard:05d}.parquet" if self.pairs is None else self.folder / name
+
+    def summary_file(self, shard: int) -> Path:
+        return self.folder / SHARDS_FOLDER / f"{shard:05d}.json"
+
+    def summary(self, shard: int) -> GradeSummary | None:
+        """Return the summary of a shard from this run or an earlier run of the same job, or None."""
+        try:
+            found = json.loads(read_text(self.summary_file(shard)))
+            summary, same_job = GradeSummary(**found["summary"]), found["of"] == self.fingerprint()
+        except (InputError, ValueError, KeyError, TypeError):
+            return None
+        names = [JUDGEMENTS_NAME, *([PAIRS_NAME] if summary.graded else [])]
+        return summary if same_job and all(self.file(name, shard).exists() for name in names) else None
+
+    def is_complete(self, shard: int) -> bool:
+        """Return whether a run has nothing to ask about a shard."""
+        summary = self.summary(shard)
+        if summary is None or summary.not_asked or summary.statuses.get("failed"):
+            return False
+        return not self.config.retry_failed or summary.graded == summary.pairs
+
+    def fingerprint(self) -> str:
+        known = [self.identity, self.config.recorded(), [self.content, self.total, self.number]]
+        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+
+    def _write(self, shard: int, judgements: Sequence[JudgedPair], summary: GradeSummary) -> None:
+        """Write all judgements, and graded pairs if there are any; of several shards the summary too."""
+        save_judgements(judgements, self.file(JUDGEMENTS_NAME, shard), self.file(PAIRS_NAME, shard))
+        if self.pairs is None:
+            content = {"of": self.fingerprint(), "summary": asdict(summary)}
+            write_atomically(self.summary_file(shard), json.dumps(content) + "\n")
+
+    def _limits(self, shard: int) -> tuple[Any, int | None]:
+        """Return the shard's share, by rows, of the dollars and of `max_pairs`, the latter in questions."""
+        rows, usd, most = self.rows(shard), self.config.prices.max_usd, self.config.max_pairs
+        prices = self.config.prices.limited(None if usd is None else usd * len(rows) / self.total)
+        if most is None:
+            return prices, None
+        first, end = (most * place // self.total for place in (rows.start, rows.stop))
+        return prices, (end - first) * self.config.questions_per_pair
 
 
 def grade(
-    pairs: Sequence[Pair],
+    config: GradeConfig,
     judge: Judge,
     out: str | Path,
-    settings: GradeSettings | None = None,
-    ledger: str | Path | None = None,
-    prices: Prices | None = None,
-    budget: Budget | None = None,
-    retry_failed: bool = False,
-    inputs: Mapping[str, str] | None = None,
+    pairs: Sequence[Pair] | None = None,
     progress: Callable[[str, int], Step] | None = None,
-    strict: bool = False,
 ) -> GradeResult:
     """Grade pairs; the expected grade of each pair becomes its relevance in [0, 1] (BiXSE paper, section 3).
 
-    Write `pairs.parquet` (graded pairs only), `judgements.parquet` (every pair asked), `ledger` and `run.json`
-    into `out`. The same call again continues where the run stopped, and asks no answered question.
+    Write `pairs.parquet` (graded pairs only), `judgements.parquet` (every pair asked), the ledger and `run.json` into
+    `out`. The same call again continues where the run stopped, and asks no answered question. Doubts about the judge
+    are logged before the first question.
 
-    Args:
-        pairs: pairs to grade.
-        judge: see `bixse.judging.judge`; it stays open.
-        out: output folder.
-        settings: rubric, and other settings that decide the rows.
-        ledger: folder of answers shared with other runs (see `bixse.judging.ledger`). None uses
-            the ledger of an earlier run in this folder, or `out/ledger`.
-        prices: None for 0.
-        budget: None for no limit.
-        retry_failed: ask only pairs whose answer has no grade.
-        inputs: input name -> hash, for run.json.
-        progress: makes a progress callback (see `bixse.progress.Step`) from a title and a total.
-        strict: refuse a judge with doubts, and answers of another model. Without it, doubts are logged as warnings,
-            and answers of another model are counted.
+    With `config.engine` the pairs of a Parquet file or folder are graded in shards, one in memory per process. Equal
+    pairs are then found only within a shard, each shard has its share, by rows, of `max_usd` and `max_pairs`, and all
+    machines share `out`. The same call again does the shards that are missing or lack an answer.
+
+    `judge`, which `config` opens, stays open. `pairs` in memory are graded in place of those of `config.pairs`.
+    `progress` makes a progress callback (see `bixse.progress.Step`) from a title and a total.
 
     Raises:
-        InputError: no pairs, a folder with another run, or with `strict` a judge with doubts.
+        InputError: no pairs, or a folder with another run.
         StorageError: the folder or the ledger cannot be written.
+        IncompleteError: some shards failed twice, the others are kept.
         InterruptedRunError: stopped by Ctrl-C or SIGTERM. The answers so far are kept, and the tables are written.
     """
-    settings, prices, budget = settings or GradeSettings(), prices or Prices(), budget or Budget()
-    record, answers = open_grading(pairs, judge, out, settings, ledger, inputs, strict)
-    record.save("running")
-    started = time.perf_counter()
+    engine = config.engine.chosen_engine()
+    job, record = open_grading(config, judge, out, pairs)
+    check_folder(job.ledger)
+    record.save("running")  # before any other file, since other ranks look for the record
+    if job.pairs is None:
+        make_folder(job.ledger)
+        seal_left(job.ledger)
+    shards, per_pair = range(job.number), config.questions_per_pair
+    sizes = {shard: len(job.rows(shard)) * per_pair for shard in engine.share(shards)}
+    worker = Worker(judge, progress("grade", sum(sizes.values())) if progress is not None and sizes else None)
+    started, new, failed = time.perf_counter(), worker.summaries, list[str]()
     failure: KeyboardInterrupt | BixseError | None = None
-    with Ledger(answers) as book:
-        asking = Asking(judge.answers, dict(judge.identity), book, prices, budget, retry_failed, strict)
-        grading = Grading(pairs, judge, settings, asking)
-        try:
-            grading.ask(None if progress is None else progress("grade", len(grading.questions)))
-        except (KeyboardInterrupt, BixseError) as error:
-            failure = error
-        judgements, summary = grading.write(record.folder / JUDGEMENTS_NAME, record.folder / PAIRS_NAME)
-    result = result_of(record, judge, summary, answers, judgements)
+    try:
+        if job.pairs is not None:
+            job.run(0, worker)
+        for ended in engine.map(job, shards, worker) if job.pairs is None else ():
+            if ended.result is not None:
+                new[ended.shard] = ended.result
+            failed += [f"shard {ended.shard}: {ended.error}"] if ended.error else []
+            if worker.step is not None and (ended.known or not engine.here):
+                worker.step(sizes[ended.shard])
+    except (KeyboardInterrupt, BixseError) as error:
+        failure = error
+    others = [shard for shard in shards if shard not in new]
+    known = [summary for shard in others if (summary := job.summary(shard)) is not None]
+    before = [replace(summary, asked=0, reused=0, usd_of_this_run=0.0, stopped=None) for summary in known]
+    total = sum([*new.values(), *before], GradeSummary())
+    artifacts = {"judgements": str(job.folder / JUDGEMENTS_NAME), "ledger": str(job.ledger)}
+    if total.graded:
+        artifacts["pairs"] = str(job.folder / PAIRS_NAME)
+    record.results |= {"summary": asdict(total), "judge": judge.name, "artifacts": sorted(artifacts)}
+    result = GradeResult(total, {**artifacts, "record": str(job.folder / RUN_FILE)}, len(others) - len(known))
     record.timings["grade"] = record.timings.get("grade", 0.0) + time.perf_counter() - started
     if isinstance(failure, BixseError):
         record.save("failed")
         raise failure
-    record.save("finished" if result.complete else "interrupted")
+    record.save("finished" if result.complete and failure is None and not failed else "interrupted")
     if failure is not None:
         raise InterruptedRunError(
-            f"stopped by Ctrl-C or SIGTERM: {summary.pairs} of {len(pairs)} pairs are answered and kept in "
+            f"stopped by Ctrl-C or SIGTERM: {total.pairs} of {job.total} pairs are answered and kept in "
             f"{out}; the same command goes on from there"
+        )
+    if failed:
+        raise IncompleteError(
+            f"{job.folder}: got {len(failed)} of {len(shards)} shards that failed twice "
+            f"({'; '.join(failed[:3])}); expected all; fix: what is said there, then the same command again"
         )
     return result
 
 
 def open_grading(
-    pairs: Sized,
-    judge: Judge,
-    out: str | Path,
-    settings: GradeSettings,
-    ledger: str | Path | None,
-    inputs: Mapping[str, str] | None,
-    strict: bool,
-    shards: int | str | None = None,
-) -> tuple[Run, Path]:
-    """Return the record of a run of grading, new or resumed, and the path of its ledger; write nothing."""
-    if not pairs:
-        raise InputError("pairs: got none; expected at least one; fix: check what was selected")
-    doubts: Sequence[str] = getattr(judge, "doubts", ())
-    for doubt in doubts:
-        log.warning("%s", doubt)
-    if strict and doubts:
+    config: GradeConfig, judge: Judge, out: str | Path, pairs: Sequence[Pair] | None
+) -> tuple[GradeShards, Run]:
+    """Return the job of a run of grading, and its record, new or resumed; write nothing."""
+    folder, source, in_shards = Path(out).absolute(), config.pairs, config.engine.in_shards
+    inputs, total = dict[str, str](), 0
+    if not in_shards:
+        pairs = pairs or (load_pairs(source) if source is not None else list(getattr(judge, "pairs", list)()))
+        total = len(pairs)
+    if source is not None and (in_shards or source.is_dir()):
+        inputs["pairs"], rows = parquet_pairs(source)
+        total = total or rows
+    elif source is not None:
+        inputs["pairs"] = file_hash(source)
+    if not total:
         raise InputError(
-            f"--strict: got a judge that does not look trustworthy ({'; '.join(doubts)}); expected the "
-            "model that was named, and known questions answered as they should be; fix: choose another model, server, "
-            "rubric or --mode, or leave --strict out"
+            "--pairs: got none; expected at least one, in a file or folder with query and document; fix: name it, or "
+            "check the export"
         )
-    folder = Path(out)
-    config = {"judge": stored_identity(judge.identity), **settings.config(), **({"shards": shards} if shards else {})}
-    # `ask_twice` and `seed` may change in a later call: they decide the repeats alone
-    record = open_run(folder, "grade", config, dict(inputs or {}), paths=("ask_twice", "seed"))
-    answers = Path(ledger or record.results.get("ledger") or folder / LEDGER_NAME)
-    record.results["ledger"] = str(answers.resolve())
-    return record, answers
+    for doubt in getattr(judge, "doubts", ()):
+        log.warning("%s", doubt)
+    identity, shards = stored_identity(judge.identity), config.engine.shards
+    settings = {"judge": identity, **config.recorded(), **({"shards": shards or "auto"} if in_shards else {})}
+    record = open_run(folder, "grade", settings, inputs, paths=OF_EARLIER_VERSIONS)
+    ledger = Path(config.ledger or record.results.get("ledger") or folder / LEDGER_NAME)
+    record.results["ledger"] = str(ledger.resolve())
+    job = GradeShards(
+        folder=folder,
+        config=config.model_copy(update={"pairs": source and source.absolute()}),
+        identity=identity,
+        ledger=ledger.absolute(),
+        content=inputs.get("pairs", ""),
+        total=total,
+        number=min(shards or -(-total // ROWS), total) if in_shards else 1,
+        pairs=None if in_shards else pairs,
+    )
+    return job, record
 
 
-def result_of(
-    record: Run,
-    judge: Judge,
-    summary: GradeSummary,
-    ledger: Path,
-    judgements: Sequence[JudgedPair] = (),
-    waiting: int = 0,
-) -> GradeResult:
-    """Return the result of a run, and put it into the record."""
-    artifacts = {"judgements": str(record.folder / JUDGEMENTS_NAME), "ledger": str(ledger)}
-    if summary.graded:
-        artifacts["pairs"] = str(record.folder / PAIRS_NAME)
-    plain = asdict(summary)
-    record.results |= {"summary": plain, "judge": judge.name, "artifacts": sorted(artifacts)}
-    artifacts["record"] = str(record.folder / "run.json")
-    return GradeResult(judgements, plain, artifacts, summary.stopped, waiting)
+def estimate(config: GradeConfig, judge: Judge, out: str | Path, pairs: Sequence[Pair] | None = None) -> Estimate:
+    """Count the questions left; ask and write nothing. Arguments and errors are as in `grade`.
 
-
-class Grading:
-    """The pairs of a run or of one shard, and the questions about them, repeats last."""
-
-    def __init__(self, pairs: Sequence[Pair], judge: Judge, settings: GradeSettings, asking: Asking[Answer]) -> None:
-        self._judge, self._asking = judge, asking
-        self._asked = [
-            (pair, repeat, keyed(settings.questions(pair, repeat), asking.identity))
-            for pair, repeat in settings.with_repeats(pairs)
-        ]
-        self.questions = [question for *_, questions in self._asked for question in questions]
-
-    def ask(self, step: Step | None) -> None:
-        self._asking.load(self.questions)
-        self._asking.run(self.questions, step)
-
-    def write(self, rows: Path, graded: Path) -> tuple[list[JudgedPair], GradeSummary]:
-        """Write all judgements to `rows`, and graded pairs to `graded`; delete `graded` if there are none."""
-        asking, judgements, others = self._asking, list[JudgedPair](), Counter[str]()
-        for pair, repeat, questions in self._asked:
-            answers = [answer for key, _ in questions if (answer := asking.ledger.find(key)) is not None]
-            strangers = [answer.judge for answer in answers if of_another_model(answer, asking.identity)]
-            if len(answers) == len(questions) and not (asking.strict and strangers):
-                others.update(strangers)
-                judgements.append(JudgedPair(pair, answers, self._judge.scale, repeat))
-        save_judgements(judgements, asking.prices, rows)
-        if len(table := graded_pairs(judgements)):
-            save_graded_pairs(table, graded)
-        else:
-            graded.unlink(missing_ok=True)
-        repeats = sum(repeat for _, repeat, _ in self._asked)
-        repeated = sum(judgement.repeat for judgement in judgements)
-        return judgements, GradeSummary(
-            **_figures(judgements, asking.prices),
-            not_asked=len(self._asked) - repeats - (len(judgements) - repeated),
-            repeats_not_asked=repeats - repeated,
-            asked=asking.asked,
-            reused=asking.reused,
-            precision=asking.identity.get("dtype"),
-            answered_in_other_precision=dict(asking.other_precision),
-            usd_of_this_run=asking.usd,
-            other_models=dict(others),
-            stopped=asking.stopped,
-        )
-
-
-def graded_pairs(judgements: Iterable[JudgedPair]) -> GradedPairs:
-    """Return the training table: graded pairs without repeats, with expected grade, probabilities and judge."""
-    return GradedPairs.from_rows(
-        {
-            "query_id": judgement.pair.query_id,
-            "query": judgement.pair.query,
-            "document_id": judgement.pair.document_id,
-            "document": judgement.pair.document,
-            "task": judgement.pair.task,
-            "relevance": judgement.relevance,
-            "grade": judgement.grade,
-            "grade_probs": judgement.probabilities,
-            "judge": judgement.answers[-1].judge or None,
-        }
-        for judgement in judgements
-        if judgement.status == "graded" and not judgement.repeat
+    Tokens and time follow from the answers in the ledger: grade a hundred pairs first (`max_pairs`).
+    """
+    job, _ = open_grading(config, judge, out, pairs)
+    asked_about = job.read(0)
+    each = (question for pair in asked_about for question in config.questions(pair))
+    questions = dict(keyed(each, judge.identity))
+    answers = _known(job.ledger, questions)
+    left = [question for key, question in questions.items() if key not in answers]
+    prompt, counted_by = _prompt_tokens(left, questions, answers, judge)
+    written = [answer.usage.completion for answer in answers.values() if answer.usage.prompt]
+    completion = round(len(left) * (math.fsum(written) / len(written) if written else 1.0))
+    seconds = [answer.seconds for answer in answers.values() if answer.seconds]
+    return Estimate(
+        pairs=len(asked_about),
+        questions=len(questions),
+        answered=len(answers),
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        counted_by=counted_by,
+        usd=config.prices.usd(Usage(prompt=prompt, completion=completion)),
+        seconds=math.fsum(seconds) / len(seconds) / judge.at_once * len(left) if seconds else None,
+        at_once=judge.at_once,
+        times_as_many_rows=job.total / len(asked_about),
     )
 
 
-def save_judgements(judgements: Sequence[JudgedPair], prices: Prices, path: Path) -> None:
-    """Write every judgement, graded or not, as Parquet; the file appears complete or not at all."""
-    import pyarrow as pa
-
-    text, number, whole = pa.string(), pa.float64(), pa.int64()
-    kinds = {
-        "query_id": text, "document_id": text, "repeat": whole, "status": text, "relevance": number,
-        "relevance_low": number, "relevance_high": number, "grade": number, "grade_probs": pa.list_(number),
-        "mass": number, "order_grades": pa.list_(number), "mode": text, "judge": text, "text": text, "detail": text,
-        "prompt_tokens": whole, "cached_tokens": whole, "completion_tokens": whole, "reasoning_tokens": whole,
-        "usd": number, "seconds": number, "tries": whole,
-    }  # fmt: skip
-    table = pa.Table.from_pylist([judgement.row(prices) for judgement in judgements], schema=pa.schema(kinds))
-    save_table(table, path)
+def _known(path: Path, keys: Iterable[str]) -> dict[str, Answer]:
+    """Return the answers that a run would reuse."""
+    if not path.exists():  # opening would make a ledger
+        return {}
+    with Ledger(path) as ledger:
+        ledger.load(keys)
+        found = ((key, ledger.find(key)) for key in keys)
+        return {key: answer for key, answer in found if answer is not None and answer.status != "failed"}
 
 
-def _figures(judgements: Sequence[JudgedPair], prices: Prices) -> dict[str, Any]:
-    """Return the fields of `GradeSummary` that follow from the judgements."""
-    first = [judgement for judgement in judgements if not judgement.repeat]
-    graded = [judgement for judgement in first if judgement.status == "graded"]
-    relevance = {judgement.pair: judgement.relevance for judgement in graded}
-    values = [judgement.relevance or 0.0 for judgement in graded]
-    statuses = Counter(judgement.status for judgement in first)
-    tenths = Counter(min(9, int(value * 10)) for value in values)
-    usage = sum((judgement.usage for judgement in judgements), Usage())
-    changes = [
-        abs(judgement.relevance - before)
-        for judgement in judgements
-        if judgement.repeat
-        and judgement.relevance is not None
-        and (before := relevance.get(judgement.pair)) is not None
-    ]
-    bounds = (judgement.bounds for judgement in graded)
-    return {
-        "pairs": len(first),
-        "statuses": {status: statuses[status] for status in STATUSES if statuses[status]},
-        "modes": dict(Counter(answer.mode for judgement in graded for answer in judgement.answers)),
-        "mean_relevance": fmean(values) if values else None,
-        "relevance_tenths": [tenths[tenth] for tenth in range(10)],
-        "low_mass": sum(judgement.mass is not None and judgement.mass < 0.5 for judgement in graded),
-        "wide_bounds": sum(high - low > WIDE for low, high in bounds if low is not None and high is not None),
-        "prompt_tokens": usage.prompt,
-        "cached_tokens": usage.cached,
-        "completion_tokens": usage.completion,
-        "reasoning_tokens": usage.reasoning,
-        "usd": prices.usd(usage),
-        "usage_unknown": sum(answer.usage_unknown for judgement in judgements for answer in judgement.answers),
-        "repeats": len(changes),
-        "mean_change_of_repeats": fmean(changes) if changes else None,
-    }
+def _prompt_tokens(
+    left: Sequence[Question], questions: Mapping[str, Question], answers: Mapping[str, Answer], judge: Judge
+) -> tuple[int, str]:
+    length = sum(question.characters for question in left)
+    sample = left[:: max(1, len(left) // COUNTED)][:COUNTED]
+    counts = judge.count_tokens(sample) if sample else None
+    if counts is not None:
+        shown = sum(question.characters for question in sample)
+        return round(sum(counts) * length / shown), "tokenizer"
+    read = [(answer.usage.prompt, questions[key].characters) for key, answer in answers.items()]
+    tokens, characters = sum(t for t, _ in read if t), sum(c for t, c in read if t)
+    if tokens and characters:
+        return round(length * tokens / characters), "answers"
+    return round(length / CHARACTERS_A_TOKEN), "characters"

@@ -1,4 +1,4 @@
-"""The protocols of judges and text models, which give one answer, text or status per question."""
+"""The protocol of judges, and what they are asked and answer: one grade, text or status per question."""
 
 from __future__ import annotations
 
@@ -211,26 +211,14 @@ def stored_identity(identity: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def model_name(identifier: str) -> str:
-    """Return a model's id, without the folders if the id is a path on the server's disk.
-
-    Example:
-        >>> model_name("/models/Qwen2.5-7B-Instruct"), model_name("Qwen/Qwen2.5-7B-Instruct")
-        ('Qwen2.5-7B-Instruct', 'Qwen/Qwen2.5-7B-Instruct')
-    """
+    """Return a model's id, without the folders if the id is a path on the server's disk."""
     if identifier.startswith(("/", "./", "~")):
         return PurePosixPath(identifier).name or identifier
     return PureWindowsPath(identifier).name if identifier[1:3] in (":\\", ":/") else identifier
 
 
 def same_model(asked: str, answered: str) -> bool:
-    """Return whether two names may be of one model: the model that was asked, and the model that answered.
-
-    Example:
-        >>> same_model("gpt-4o", "gpt-4o-2024-08-06"), same_model("gpt-4o", "gpt-4o-mini")
-        (True, False)
-        >>> same_model("Qwen/Qwen2.5-7B-Instruct", "/models/Qwen2.5-7B-Instruct")
-        True
-    """
+    """Return whether two names may be of one model: the model that was asked, and the model that answered."""
     if not answered or asked == answered:  # an answer without a name is believed
         return True
     # A release ("-0613", "-2024-08-06", "-latest") and a tag (":8b") count only if both names have one.
@@ -285,21 +273,3 @@ class Judge(Protocol):
 
     def close(self) -> None:
         """Free the resources of the judge."""
-
-
-class TextModel(Protocol):
-    """A source of texts, one per prompt, in any order."""
-
-    @property
-    def name(self) -> str:
-        """Model name."""
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        """Everything that decides a text except the messages, as plain JSON values; no address, no key."""
-
-    def complete(self, prompts: Iterable[Question]) -> Iterator[tuple[Question, Completion]]:
-        """Write a text for the messages of each prompt as they come; its `repeat` is the seed."""
-
-    def close(self) -> None:
-        """Free the resources of the model."""

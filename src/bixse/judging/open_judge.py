@@ -5,57 +5,120 @@ from __future__ import annotations
 import re
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from bixse.errors import InputError, shorten
-from bixse.judging.grade_settings import (
-    AskSettings,
-    GradeSettings,
-    JudgeOptions,
-    NamedRubric,
-    PriceSettings,
-    RankSettings,
-)
+from bixse.judging.grade_settings import JudgeOptions, NamedRubric, Prices
+from bixse.judging.judge import Question
 from bixse.judging.rubrics import Rubric, load_rubric
-from bixse.relevance import GradeScale
+from bixse.relevance import MIN_RELEVANT_GRADE, GradeScale
 from bixse.scale.engine import EngineSettings
-from bixse.settings import Flag
+from bixse.settings import Flag, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Self
-
+    from bixse.data.graded_pairs import Pair
     from bixse.judging.judge import Judge
 
 CROSS_ENCODER = "cross-encoder:"
 ENCODER = "encoder:"
 REPLAY = "replay:"
 DEFAULT_RUBRIC = "trec-dl-0-3"
+BM25, JUDGED = "bm25", "judged"
+"""Values of `candidates`: the documents that BM25 finds, or the judged documents."""
 _BARE_ADDRESS = re.compile(r"localhost(?:/.*)?|(?:[\w.-]+|\[[\da-fA-F:]+\]):\d+(?:/.*)?")
 """A host with a port. Model names of the hub have no colon."""
 
 
-class JudgeConfig(PriceSettings, JudgeOptions, AskSettings):
-    """Judge, question and price: the settings of every verb that grades."""
+class JudgeSettings(JudgeOptions):
+    """A judge, and how it is asked."""
 
-    judge: Annotated[tuple[str, ...], Field(min_length=1), Flag(metavar="JUDGE")]
+    names: Annotated[tuple[str, ...], Field(min_length=1), Flag("JUDGE", "judge")]
     """Address of an OpenAI-compatible server (several addresses: the same model behind each), a local model's name or
     folder, cross-encoder:NAME, encoder:NAME, or replay:FORMAT:FILE."""
+
+    @property
+    def reads_rubric(self) -> bool:
+        return not any(name.startswith((CROSS_ENCODER, ENCODER, REPLAY)) for name in self.names)
+
+    def open(self, rubric: Rubric) -> Judge:
+        """Open the judge; several addresses are endpoints of one. An InputError refuses names that are none."""
+        for name in self.names:
+            if _BARE_ADDRESS.fullmatch(name) and not Path(name).exists():
+                raise InputError(
+                    f"--judge: got {shorten(name)}; expected the address of a server with http:// or https:// before "
+                    f"it; fix: --judge http://{name}"
+                )
+        servers = [name for name in self.names if name.startswith(("http://", "https://"))]
+        if servers and len(servers) == len(self.names):
+            from bixse.judging.judges.server_judge import ServerJudge
+
+            return ServerJudge(servers, rubric, self)
+        if len(self.names) != 1 or not self.names[0].strip():
+            raise InputError(
+                f"--judge: got {shorten(', '.join(self.names))}; expected an address (http://...), a model's name or "
+                "folder, cross-encoder:NAME, encoder:NAME or replay:FORMAT:FILE; fix: name one judge (several "
+                "addresses may serve one)"
+            )
+        name = self.names[0]
+        if name.startswith(REPLAY):
+            from bixse.judging.judges.replay_judge import open_replay
+
+            scale = None if self.scale is None else GradeScale(*self.scale)
+            return open_replay(name, score_map=self.score_map, scale=scale)
+        if name.startswith(CROSS_ENCODER):
+            from bixse.judging.judges.score_judges import CrossEncoderJudge
+
+            return CrossEncoderJudge(name.removeprefix(CROSS_ENCODER), self.score_map or "logit")
+        if name.startswith(ENCODER):
+            from bixse.judging.judges.score_judges import EncoderJudge
+
+            return EncoderJudge(name.removeprefix(ENCODER), self.score_map)
+        from bixse.judging.judges.local_judge import LocalJudge
+
+        return LocalJudge(name, rubric)
+
+
+class JudgeConfig(Settings):
+    """Judge, question and price: the settings of every verb that grades.
+
+    Example:
+        >>> JudgeConfig(judge={"names": "http://localhost:8000"}).asked_rubric.name
+        'trec-dl-0-3'
+    """
+
+    judge: Annotated[JudgeSettings, Flag(flat=True)]
+    """The judge, and how it is asked."""
     rubric: NamedRubric = Field(default_factory=partial(load_rubric, DEFAULT_RUBRIC))
     """trec-dl-0-3 (default), binary-0-1, relatedness-1-5, umbrela-0-3 or a TOML file."""
-    strict: bool = False
-    """Stop where the judge does not look trustworthy (known questions failed, answers of another model)."""
+    prices: Annotated[Prices, Flag(flat=True)] = Prices()
+    """What tokens cost, and the most that may be spent."""
 
+    @property
     def asked_rubric(self) -> Rubric | None:
-        return self.rubric if reads_rubric(self.judge) else None
+        """The rubric, or None for a judge that reads none."""
+        return self.rubric if self.judge.reads_rubric else None
+
+    @property
+    def questions_per_pair(self) -> int:
+        return 1 if self.asked_rubric is None else len(self.asked_rubric.variants)
+
+    def questions(self, pair: Pair) -> list[Question]:
+        """Return one question per prompt variant of the rubric."""
+        ids = (pair.query_id, pair.document_id, pair.query, pair.document)
+        if self.asked_rubric is None:
+            return [Question(*ids)]
+        return [
+            Question(*ids, variant.name, variant.messages(pair.query, pair.document))
+            for variant in self.asked_rubric.variants
+        ]
 
     def open(self) -> Judge:
-        return open_judge(self.judge, self.rubric or load_rubric(DEFAULT_RUBRIC), self)
+        return self.judge.open(self.rubric or load_rubric(DEFAULT_RUBRIC))
 
 
-class GradeConfig(JudgeConfig, GradeSettings, EngineSettings):
+class GradeConfig(JudgeConfig):
     """Settings of `bixse grade`."""
 
     pairs: Annotated[Path | None, Flag(metavar="PATH")] = None
@@ -65,86 +128,27 @@ class GradeConfig(JudgeConfig, GradeSettings, EngineSettings):
     """Folder of answers to share between runs and machines (default: ledger in the --out folder)."""
     retry_failed: bool = False
     """Ask again those pairs, and only those, whose answer has no grade."""
-    pilot: int | None = Field(default=None, ge=0)
-    """Questions that --dry-run asks to see tokens and time; their answers are kept, 0 for none (default: a tenth of
-    those left, at least 16, at most three times what the judge takes at once)."""
     max_pairs: int | None = Field(default=None, ge=0)
     """Stop when N pairs were asked."""
+    engine: Annotated[EngineSettings, Flag(flat=True)] = EngineSettings()
+    """Where the pairs are graded, and in how many parts."""
 
-    @model_validator(mode="after")
-    def _read_by_the_judge(self) -> Self:
-        for flag, given in (("--ask-twice", self.ask_twice), ("--document-characters", self.document_characters)):
-            if given and self.judge[0].startswith(REPLAY):
-                raise ValueError(f"{flag}: got it with judgements that exist already; expected a judge that reads; "
-                                 "fix: leave it out")  # fmt: skip
-        return self
+    def recorded(self) -> dict[str, Any]:
+        """Return the settings that decide the rows, as run.json has them."""
+        rubric = self.asked_rubric
+        return {"rubric": None if rubric is None else {"name": rubric.name, "hash": rubric.content_hash}}
 
 
-class RankConfig(JudgeConfig, RankSettings):
+class RankConfig(JudgeConfig):
     """Settings of `bixse grade rank`."""
 
-
-def reads_rubric(names: Sequence[str]) -> bool:
-    """Return whether judges of these names read a rubric."""
-    return not any(name.startswith((CROSS_ENCODER, ENCODER, REPLAY)) for name in names)
-
-
-def open_judge(names: Sequence[str], rubric: Rubric, options: JudgeOptions | None = None) -> Judge:
-    """Open the judge that `--judge` names; several addresses are endpoints of one judge.
-
-    Args:
-        names: one name, or the addresses of several servers of the same model.
-        rubric: the question and its options, for judges that read a rubric.
-        options: settings; each kind of judge reads the settings that apply to it.
-
-    Raises:
-        InputError: no such judge, several names that are not all addresses, or an extra that is not installed.
-    """
-    options = options or JudgeOptions()
-    for name in names:
-        if _BARE_ADDRESS.fullmatch(name) and not Path(name).exists():
-            raise InputError(
-                f"--judge: got {shorten(name)}; expected the address of a server with http:// or https:// before it; "
-                f"fix: --judge http://{name}"
-            )
-    servers = [name for name in names if name.startswith(("http://", "https://"))]
-    if servers and len(servers) == len(names):
-        from bixse.judging.judges.server_judge import ServerJudge
-
-        return ServerJudge(servers, rubric, options)
-    if len(names) != 1 or not names[0].strip():
-        raise InputError(
-            f"--judge: got {shorten(', '.join(names))}; expected an address (http://...), a model's name or folder, "
-            "cross-encoder:NAME, encoder:NAME or replay:FORMAT:FILE; fix: name one judge (several addresses "
-            "may serve one)"
-        )
-    name = names[0]
-    if name.startswith(REPLAY):
-        from bixse.judging.judges.replay_judge import open_replay
-
-        scale = None if options.scale is None else GradeScale(*options.scale)
-        return open_replay(name, options.texts, options.score_map, scale)
-    if name.startswith(CROSS_ENCODER):
-        from bixse.judging.judges.score_judges import CrossEncoderJudge
-
-        return CrossEncoderJudge(
-            name.removeprefix(CROSS_ENCODER),
-            options.score_map or "logit",
-            device=options.device,
-            dtype=options.dtype,
-            revision=options.revision,
-        )
-    if name.startswith(ENCODER):
-        from bixse.judging.judges.score_judges import EncoderJudge
-
-        return EncoderJudge(name.removeprefix(ENCODER), options.score_map, options.device, options.dtype)
-    from bixse.judging.judges.local_judge import LocalJudge
-
-    return LocalJudge(
-        name,
-        rubric,
-        device=options.device,
-        dtype=options.dtype,
-        tokens_per_batch=options.tokens_per_batch,
-        revision=options.revision,
-    )
+    collection: Annotated[Path, Flag(metavar="DIR")]
+    """Folder with corpus.jsonl, queries.jsonl and qrels."""
+    split: str = "test"
+    """Score against qrels/NAME.tsv; its queries are ranked."""
+    candidates: str = BM25
+    """What is put in order: bm25 (what BM25 finds), judged (the judged documents), or a TREC run file."""
+    depth: int = Field(default=100, ge=1)
+    """Candidates per query."""
+    min_relevant_grade: Annotated[float, Flag(metavar="GRADE")] = MIN_RELEVANT_GRADE
+    """Grade from which a document is relevant for recall and MRR."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import signal
+import threading
 from contextlib import closing, contextmanager
 from dataclasses import asdict
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,10 +21,7 @@ from bixse.data.run import RUN_FILE
 from bixse.errors import BixseError, InputError, InterruptedRunError, OutputExistsError, StorageError
 from bixse.files.files import read_text, write_atomically
 from bixse.files.parquet import read_table, save_table
-from bixse.judging.ask import Budget
-from bixse.judging.estimate import Estimate, estimate
-from bixse.judging.grade import LEDGER_NAME, PAIRS_NAME, grade
-from bixse.judging.grade_settings import GradeSettings
+from bixse.judging.grade import LEDGER_NAME, PAIRS_NAME, Estimate, estimate, grade
 from bixse.judging.suspects import SuspectCollector, Suspects
 from bixse.results import RegradedEpoch
 from bixse.training.config import REGRADE_FOLDER
@@ -38,8 +35,7 @@ if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
     from bixse.data.graded_pairs import GradedPairs
-    from bixse.judging.judge import Judge
-    from bixse.judging.open_judge import JudgeConfig
+    from bixse.judging.open_judge import GradeConfig
     from bixse.training.config import RegradeConfig
     from bixse.training.loop.trainer import GradedTrainer
 
@@ -68,7 +64,7 @@ class Regrading(TrainerCallback):
     def __init__(self, config: RegradeConfig, out: Path, trainer: GradedTrainer, steps: int, per_epoch: int) -> None:
         self.config, self.folder, self.trainer = config, out / REGRADE_FOLDER, trainer
         self.steps_per_epoch = per_epoch
-        self.epochs: list[RegradedEpoch] = []
+        self.judging, self.epochs = _judging(config, self.folder), list[RegradedEpoch]()
         if steps <= per_epoch:
             raise InputError(
                 "regrade: got a run that ends with its first epoch; expected two epochs or more, as grades count from "
@@ -82,11 +78,6 @@ class Regrading(TrainerCallback):
         self.suspects = trainer.collector = SuspectCollector(trainer.loss, KEPT_FOR_ONE * config.budget)
         if is_main_process():
             self.judging.open().close()  # a wrong judge should fail here, not after the first epoch
-
-    @cached_property
-    def judging(self) -> JudgeConfig:
-        judging: JudgeConfig = self.config.judging()
-        return judging
 
     def warnings(self) -> list[str]:
         return [
@@ -154,20 +145,19 @@ class Regrading(TrainerCallback):
 
     def _ask(self, asked: pa.Table, epoch: int) -> str | None:
         """Grade the pairs; return why the judge stopped, or None."""
-        spent = sum(earlier.usd for earlier in self.epochs)
-        limit = self.judging.max_usd
-        budget = Budget(None if limit is None else max(0.0, limit - spent))
+        spent, prices = sum(earlier.usd for earlier in self.epochs), self.judging.prices
+        left = None if prices.max_usd is None else max(0.0, prices.max_usd - spent)
+        config = self.judging.model_copy(update={"prices": prices.limited(left)})
         rows = asked.select(["query_id", "query", "document_id", "document"]).to_pylist()
         try:
-            with _stopped_by_signals(), closing(self.judging.open()) as judge:
-                asking = _asking(self.config, self.judging, judge, self.folder)
-                result = grade([Pair(**row) for row in rows], judge, self._answers(epoch), budget=budget, **asking)
+            with _stopped_by_signals(), closing(config.open()) as judge:
+                result = grade(config, judge, self._answers(epoch), [Pair(**row) for row in rows])
         except (StorageError, OutputExistsError, InterruptedRunError):
             raise
         except (BixseError, torch.OutOfMemoryError) as error:
             log.warning("regrade: %s; training goes on with the grades that are known", error)
             return str(error).partition("; ")[0]
-        return result.stopped
+        return result.summary.stopped
 
     def _pairs(self, epoch: int) -> Path:
         """Return the file of chosen pairs, written before the first question, so that a killed run asks the same."""
@@ -224,9 +214,6 @@ class Regrading(TrainerCallback):
         groups, documents = _numbers(asked)
         return _Grades(groups[got], documents[got], relevance[got])
 
-    def to_json(self) -> list[dict[str, Any]]:
-        return [asdict(epoch) for epoch in self.epochs]
-
     @staticmethod
     def estimate(config: RegradeConfig, pairs: GradedPairs, rounds: int, scratch: Path) -> Estimate:
         """Estimate the cost of all questions from as many random pairs of the training texts, without asking."""
@@ -237,25 +224,18 @@ class Regrading(TrainerCallback):
         queries = pairs.texts("query", groups.first_rows[drawn[0]])
         others = pairs.texts("document", documents[drawn[1]])
         asked = [Pair(str(n), query, str(n), text) for n, (query, text) in enumerate(zip(queries, others, strict=True))]
-        judging = config.judging()
+        judging = _judging(config, scratch)
         with closing(judging.open()) as judge:
-            return estimate(asked, judge, scratch, pilot=0, **_asking(config, judging, judge, scratch))
+            return estimate(judging, judge, scratch, asked)
 
 
 @contextmanager
 def _stopped_by_signals() -> Iterator[None]:
     """Let Ctrl-C and SIGTERM stop the questions at once; training itself ends after its step."""
-    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        for one in before:
-            signal.signal(one, stop)
-    except ValueError:  # only the main thread handles signals
+    if threading.current_thread() is not threading.main_thread():  # only the main thread handles signals
         yield
         return
+    before = {one: signal.signal(one, signal.default_int_handler) for one in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
@@ -267,9 +247,6 @@ def _numbers(asked: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return asked["query_group"].to_numpy(), asked["document_number"].to_numpy()
 
 
-def _asking(config: RegradeConfig, judging: JudgeConfig, judge: Judge, folder: Path) -> dict[str, Any]:
-    return {
-        "settings": GradeSettings(rubric=judging.asked_rubric()),
-        "ledger": config.ledger or folder / LEDGER_NAME,
-        "prices": judging.of(judging.model or judge.name),
-    }
+def _judging(config: RegradeConfig, folder: Path) -> GradeConfig:
+    judging: GradeConfig = config.judging()
+    return judging.model_copy(update={"ledger": config.ledger or folder / LEDGER_NAME})

@@ -130,11 +130,13 @@ class RegradeConfig(Settings):
     ledger: Annotated[Path | None, Flag(name="regrade_ledger", metavar="FOLDER")] = None
     """Folder of answers to share with `bixse grade` and other runs (default: regrade/ledger in the run's folder)."""
     options: Annotated[dict[str, Any], Flag(hidden=True)] = Field(default_factory=dict)
-    """Other settings of the judge and its prices, as in the file of `bixse grade`."""
+    """Other settings of the judge, as in the section `judge` of the file of `bixse grade`."""
+    prices: Annotated[dict[str, Any], Flag(hidden=True)] = Field(default_factory=dict)
+    """Prices of the answers, as in the section `prices` of that file."""
 
     @model_validator(mode="after")
     def _of_the_judge(self) -> RegradeConfig:
-        if self.options:  # only then: most runs ask no judge, and need not import what reads these
+        if self.options or self.prices:  # only then: most runs ask no judge, and need not import what reads these
             try:
                 self.judging()
             except ConfigError as error:
@@ -142,15 +144,14 @@ class RegradeConfig(Settings):
         return self
 
     def judging(self) -> Any:
-        """Return the judge's settings as `bixse grade` has them (`JudgeConfig`); raises ConfigError."""
-        given = {} if self.rubric is None else {"rubric": self.rubric}
-        return extension("judge").load(None, {"judge": self.judge, **given, **self.options})
+        """Return the judge's settings as `bixse grade` has them (`GradeConfig`); raises ConfigError."""
+        given = {"prices": self.prices, **({} if self.rubric is None else {"rubric": self.rubric})}
+        return extension("judge").load(None, {"judge": {"names": self.judge, **self.options}, **given})
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that decide the grades, without a server's address, speed or prices."""
-        asked = {"concurrency", "timeout", "max_downtime", "api_key_variable", "device", "tokens_per_batch"}
-        asked |= {"max_usd", "price_in", "price_out", "price_cached", "prices"}
-        values = self.model_dump(mode="json", exclude={"ledger": True, "options": asked})
+        asked = {"concurrency", "timeout", "api_key_variable"}
+        values = self.model_dump(mode="json", exclude={"ledger": True, "prices": True, "options": asked})
         servers = all(name.startswith(("http://", "https://")) for name in self.judge)
         return {**values, "judge": "server" if servers else values["judge"]}
 

@@ -106,7 +106,7 @@ def save_version(workspace: Workspace, texts: Mapping[str, str]) -> Version:
 
 def change_of(workspace: Workspace, version: Version) -> RubricChange | None:
     """The change by a tried version on the pairs graded with both rubrics; None for fewer than two queries."""
-    columns = ["query_id", "document_id", "relevance", "repeat"]
+    columns = ["query_id", "document_id", "relevance"]
     rows = read_table(version.out / JUDGEMENTS_NAME, columns).to_pylist()
     index, scale, labels = workspace.index, workspace.rubric.scale, workspace.labels.grades(independent=True)
     graded = [
@@ -115,7 +115,6 @@ def change_of(workspace: Workspace, version: Version) -> RubricChange | None:
         if (pair := (row["query_id"], row["document_id"])) in labels
         and pair in index.row_of
         and row["relevance"] is not None
-        and not row["repeat"]
         and (before := index.grade(index.row_of[pair], scale)) is not None
     ]
     if len({query_id for query_id, *_ in graded}) < 2:

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, model_validator
 
 from bixse.errors import SEEDS
-from bixse.judging.grade_settings import NamedRubric
-from bixse.judging.open_judge import JudgeConfig
+from bixse.judging.grade_settings import NamedRubric, Prices
+from bixse.judging.open_judge import JudgeSettings
 from bixse.relevance import MIN_RELEVANT_GRADE
-from bixse.settings import Flag
+from bixse.settings import Flag, Settings
 
 if TYPE_CHECKING:
     from typing import Self
 
 
-class UiSettings(JudgeConfig):
+class UiSettings(Settings):
     """Settings of `bixse ui`.
 
     Example:
@@ -35,8 +35,10 @@ class UiSettings(JudgeConfig):
     """People's labels, one line per event, only ever added to; null: labels.jsonl in the folder."""
     runs: Annotated[tuple[Path, ...], Flag(metavar="FILE")] = ()
     """TREC runs of systems: pairs that they rank differently come sooner."""
-    judge: Annotated[tuple[str, ...], Flag(metavar="JUDGE")] = ()
-    """Judge that an edited rubric is tried on; the settings below are its own, as of `bixse grade`."""
+    judge: Annotated[JudgeSettings | None, Flag(flat=True)] = None
+    """The judge that an edited rubric is tried on, as of `bixse grade`."""
+    prices: Annotated[Prices, Flag(flat=True)] = Prices()
+    """What tokens cost, and the most that a trial may spend."""
     rubric: NamedRubric = None
     """Rubric that people label by; null: the one the folder was graded with, else trec-dl-0-3."""
     planned: int = Field(default=400, ge=1)

@@ -6,19 +6,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bixse.cli.verb import CommandResult, ComputingOptions, Folder, Options, Verb, waits
-from bixse.errors import InputError
+from bixse.cli.verb import FINISHED_BEFORE, CommandResult, ComputingOptions, Folder, Options, Verb, waits
 from bixse.judging.audit.audit_settings import AuditSettings, GradeMapSettings
-from bixse.judging.grade_settings import Prices
 from bixse.judging.open_judge import GradeConfig, RankConfig
 from bixse.progress import progress_bar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from bixse.data.graded_pairs import Pair
-    from bixse.judging.grade import GradeResult
-    from bixse.judging.judge import Judge
 
 
 class GradeOptions(ComputingOptions):
@@ -32,95 +26,36 @@ class GradeOptions(ComputingOptions):
 
 def run_grade(config: GradeConfig, options: GradeOptions) -> CommandResult:
     """Open the judge, then grade or estimate, and return a summary."""
-    if not config.in_shards:
-        config.chosen_engine()  # refuses several processes that would repeat the same work
+    from bixse.judging.grade import estimate, grade
+
     judge = config.open()
     doubts: Sequence[str] = () if "--json" in options.words else getattr(judge, "doubts", ())  # logged already
     try:
         if options.dry_run:
-            text, metrics = _estimated(config, judge, options.out)
+            plan = estimate(config, judge, options.out)
         else:
-            result = _graded(config, judge, options.out)
+            result = grade(config, judge, options.out, progress=progress_bar)
     finally:
         judge.close()
     warnings = [warning for warning in judge.warnings if warning not in doubts]
     if options.dry_run:
-        return CommandResult(text, metrics, warnings=warnings)
-    shown = _shown(result, judge, config.of(config.model or judge.name) != Prices(), warnings)
-    if not result.waiting:
-        return shown
-    waiting = waits(result.waiting, **shown.metrics)
-    return replace(shown, text=f"{waiting.text}\n\n{shown.text}", metrics=waiting.metrics, exit_code=0)
+        return CommandResult(plan.text(judge.name), asdict(plan), warnings=warnings)
+    text, metrics, artifacts = result.summary.text(judge.name), asdict(result.summary), dict(result.artifacts)
+    if "pairs" in artifacts:
+        text += (
+            f"\nnext: bixse grade audit --judge {artifacts['judgements']} --human QRELS"
+            f"\n      bixse train --pairs {artifacts['pairs']}"
+        )
+    warnings += result.summary.warnings(judge.name, config.prices)
+    if result.waiting:
+        waiting = waits(result.waiting, warnings, **metrics)
+        return replace(waiting, text=f"{waiting.text}\n\n{text}", artifacts=artifacts)
+    return CommandResult(text, metrics, artifacts, warnings, exit_code=0 if result.complete else 3)
 
 
-def _graded(config: GradeConfig, judge: Judge, out: Path) -> GradeResult:
-    from bixse.judging.ask import Budget
-    from bixse.judging.grade import grade
-    from bixse.judging.grade_shards import grade_shards
-
-    if config.in_shards:
-        return grade_shards(config, out, judge, progress_bar)
-    pairs, common = _pairs(config.pairs, judge), _common(config, judge)
-    most = None if config.max_pairs is None else config.max_pairs * common["settings"].questions_per_pair
-    budget = Budget(config.max_usd, most)
-    return grade(pairs, judge, out, budget=budget, retry_failed=config.retry_failed, progress=progress_bar, **common)
-
-
-def _estimated(config: GradeConfig, judge: Judge, out: Path) -> tuple[str, dict[str, Any]]:
-    from bixse.judging.estimate import estimate
-    from bixse.judging.grade_shards import estimate_shards
-
-    if config.in_shards:
-        found, times = estimate_shards(config, out, judge)
-        text = f"the first shard alone; all rows are {times:.1f} times as many\n{found.text(judge.name)}"
-        return text, {**asdict(found), "times_as_many_rows": times}
-    pairs, common = _pairs(config.pairs, judge), _common(config, judge)
-    found = estimate(pairs, judge, out, pilot=config.pilot, max_usd=config.max_usd, **common)
-    return found.text(judge.name), asdict(found)
-
-
-def _common(config: GradeConfig, judge: Judge) -> dict[str, Any]:
-    """Return the shared arguments of `grade` and `estimate`."""
-    from bixse.files.files import file_hash
-
-    return {
-        "settings": config.model_copy(update={"rubric": config.asked_rubric()}),
-        "ledger": config.ledger,
-        "prices": config.of(config.model or judge.name),
-        "inputs": {} if config.pairs is None else {"pairs": file_hash(config.pairs)},
-        "strict": config.strict,
-    }
-
-
-def _pairs(path: Path | None, judge: Judge) -> list[Pair]:
-    """Return the pairs of the file, or the pairs of a replayed judge."""
-    from bixse.data.pairs_files import load_pairs
-
-    if path is not None:
-        return load_pairs(path)
-    own = getattr(judge, "pairs", None)
-    if own is None:
-        raise InputError("--pairs: got none; expected a file with query and document; fix: name it")
-    return list(own())
-
-
-def _shown(result: GradeResult, judge: Judge, priced: bool, warnings: Sequence[str]) -> CommandResult:
-    from bixse.judging.estimate import grade_lines, grade_warnings
-
-    lines = grade_lines(result.summary, judge.name)
-    if result.stopped:
-        lines.append(f"stopped: {result.stopped}; the same command with a higher limit goes on")
-    if "pairs" in result.artifacts:
-        lines += [
-            f"next: bixse grade audit --judge {result.artifacts['judgements']} --human QRELS",
-            f"      bixse train --pairs {result.artifacts['pairs']}",
-        ]
-    warnings = [*warnings, *grade_warnings(result.summary, judge.name, priced)]
-    code = 0 if result.complete else 3
-    return CommandResult("\n".join(lines), dict(result.summary), dict(result.artifacts), warnings, [], code)
-
-
-GRADE = Verb(GradeConfig, GradeOptions, run_grade, first=("judge", "pairs", "rubric", "model", "max_usd"))
+GRADE = Verb(
+    GradeConfig, GradeOptions, run_grade, first=("pairs", "rubric", "judge.names", "judge.model", "prices.max_usd")
+)
 
 
 class AuditOptions(Options):
@@ -181,45 +116,34 @@ class RankOptions(ComputingOptions):
 
 
 def run_rank(config: RankConfig, options: RankOptions) -> CommandResult:
-    """Rank the candidates by a judge's grades, and return the metrics of both orders."""
-    from bixse.judging.ask import Budget
-    from bixse.judging.rank import rank
-    from bixse.progress import progress_bar
-    from bixse.report.table import format_difference, format_interval, format_p_value, format_table, format_verdict
+    """Rank the candidates by a judge's grades, and return the metrics of their order."""
+    from bixse.evaluation.evaluate import evaluate
+    from bixse.evaluation.tasks import collection_task
+    from bixse.judging.rank import JudgeSystem
+    from bixse.report.table import format_table
 
-    settings = config.model_copy(update={"rubric": config.asked_rubric()})
+    task = collection_task(config.collection, config.split, min_relevant_grade=config.min_relevant_grade)
     judge = config.open()
+    system = JudgeSystem(config, judge, options.out, progress_bar)
     try:
-        prices = config.of(config.model or judge.name)
-        asking = {"prices": prices, "budget": Budget(config.max_usd), "progress": progress_bar, "strict": config.strict}
-        result = rank(judge, settings, options.out, **asking)
+        result = evaluate(system, task, options.out)
     finally:
         judge.close()
-    before = result.candidate_metrics
-    rows: list[list[str | float]] = [
-        [name, value, *([before[name]] if before else [])] for name, value in result.metrics.items()
+    summary, queries = system.summary, len(next(iter(result.per_query.values())))
+    computed = f", {result.precision}" if result.precision else ""
+    run = options.out / "run.trec"
+    lines = [
+        f"{judge.name} ranks {config.collection} ({config.split}, {queries} queries{computed})",
+        "",
+        format_table([[name, value] for name, value in result.metrics.items()], ["metric", judge.name]),
+        f"{summary.asked} questions asked, {summary.reused} from the ledger, {summary.usd:.4f} US dollars",
+        f"next: bixse evaluate bm25 {run} --collection {config.collection} --split {config.split}",
     ]
-    headers = ["metric", judge.name, *([f"candidates ({Path(config.candidates).name})"] if before else [])]
-    queries = len(next(iter(result.per_query.values())))
-    precision = result.summary["precision"]
-    computed = f", {precision}" if precision else ""
-    lines = [f"{judge.name} ranks {config.collection} ({config.split}, {queries} queries{computed})", ""]
-    lines.append(format_table(rows, headers))
-    if result.difference is not None:
-        found = result.difference
-        lines += [
-            "",
-            f"nDCG@10 {format_difference(found.mean)} {format_interval(found.low, found.high, signed=True)}, "
-            f"p {format_p_value(found.p_value)}: {format_verdict(found)}",
-        ]
-    summary = result.summary
-    lines.append(
-        f"{summary['asked']} questions asked, {summary['reused']} from the ledger, {summary['usd']:.4f} US dollars"
-    )
-    artifacts = {"run": str(options.out / "run.trec"), "record": str(options.out / "run.json")}
-    metrics = {**result.metrics, "usd": summary["usd"], "precision": precision}
-    warnings = [*judge.warnings, *result.warnings]
-    return CommandResult("\n".join(lines), metrics, artifacts, warnings, [], 0 if result.complete else 3)
+    metrics = {**result.metrics, "usd": summary.usd, "precision": result.precision}
+    artifacts = {"run": str(run), "record": str(options.out / "run.json")}
+    warnings = [*judge.warnings, *system.warnings(), *([FINISHED_BEFORE] if result.reused else [])]
+    code = 0 if summary.graded == summary.pairs else 3
+    return CommandResult("\n".join(lines), metrics, artifacts, warnings, [], code)
 
 
 RANK = Verb(RankConfig, RankOptions, run_rank)

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bixse.cli.verb import FINISHED_BEFORE, CommandResult, Folder, Options, Verb, waits
-from bixse.judging.generate.generate_settings import WriterConfig
+from bixse.cli.verb import FINISHED_BEFORE, CommandResult, Folder, Options, Verb
+from bixse.judging.generate.generate_settings import GenerateConfig
 from bixse.preparing.convert_settings import ConvertSettings
 from bixse.preparing.mine_settings import MineConfig
 
@@ -119,19 +119,17 @@ class GenerateOptions(Options):
     """Write queries.jsonl, pairs.parquet, the ledger and run.json here."""
 
 
-def run_generate(config: WriterConfig, options: GenerateOptions) -> CommandResult:
+def run_generate(config: GenerateConfig, options: GenerateOptions) -> CommandResult:
     """Generate and clean queries, keep each query once, and return counts."""
     from bixse.judging.generate.generate import generate
     from bixse.progress import progress_bar
 
     out = options.out
-    writer = config.open()
+    writer = config.writer.open()
     try:
         result = generate(config, writer, out, progress_bar)
     finally:
         writer.close()
-    if result.waiting:
-        return waits(result.waiting, asked=result.asked, reused=result.reused, usd=result.usd)
     lines = [f"{result.queries} queries for {result.documents} documents, written by {writer.name}"]
     lines += [f"  {count} texts not kept: {reason}" for reason, count in result.refused.items()]
     lines.append(
@@ -150,4 +148,4 @@ def run_generate(config: WriterConfig, options: GenerateOptions) -> CommandResul
     return CommandResult("\n".join(lines), asdict(result), artifacts, [], [], exit_code)
 
 
-GENERATE = Verb(WriterConfig, GenerateOptions, run_generate)
+GENERATE = Verb(GenerateConfig, GenerateOptions, run_generate)

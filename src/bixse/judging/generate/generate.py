@@ -7,22 +7,21 @@ import json
 import random
 import re
 import time
+import tomllib
 from collections import Counter
-from dataclasses import asdict, dataclass, field, replace
-from itertools import islice
+from dataclasses import asdict, dataclass
+from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal
 
 import Stemmer
 
 from bixse.data.collection import read_corpus
 from bixse.data.run import open_run
-from bixse.errors import BixseError, IncompleteError, InputError, InterruptedRunError
-from bixse.files.files import file_hash, write_atomically
+from bixse.errors import BixseError, InputError, InterruptedRunError
+from bixse.files.files import file_hash, read_text, write_atomically
 from bixse.judging.ask import Asking, keyed
-from bixse.judging.ask_shards import AskShards, RowShards, asked_shards, number_of_shards, with_ledger
-from bixse.judging.generate.generate_settings import GenerateConfig, QueryPrompt, WriterConfig, load_query_prompt
 from bixse.judging.grade import LEDGER_NAME
-from bixse.judging.judge import Completion, Question, Usage, stored_identity
+from bixse.judging.judge import Completion, Question
 from bixse.judging.judges.reading import is_refusal
 from bixse.judging.ledger import Ledger
 from bixse.preparing.mined_pairs import MINED_FILE, MinedPair, save_mined_pairs
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from bixse.data.run import Run
-    from bixse.judging.judge import TextModel
+    from bixse.judging.generate.generate_settings import GenerateConfig
+    from bixse.judging.judges.server_judge import ServerTextModel
     from bixse.progress import Step
 
 QUERIES_NAME = "queries.jsonl"
@@ -40,6 +39,10 @@ SOURCE = "generated"
 """Value of the column `source` for a pair of a generated query and its document."""
 TITLE = "write queries"
 
+DOCUMENT_CHARACTERS = 4000
+"""First characters of a document that the model is shown: about a page, enough for one question."""
+SEED = 0
+"""Of the choice of documents: a larger draw contains a smaller."""
 LONGEST = 40
 """Most words of a query."""
 COPIED = 8
@@ -137,116 +140,60 @@ class GenerateResult:
     completion_tokens: int
     usd: float
     stopped: str | None
-    waiting: int = 0
-    """Pending shards of other ranks; queries and pairs are written after the last shard."""
 
     @property
     def complete(self) -> bool:
         """Return True if every requested text came back, whether it was kept or not."""
-        return not self.not_asked and not self.refused.get("failed") and not self.waiting
-
-
-@dataclass(frozen=True)
-class ShardWriter:
-    """The worker state of a process that writes queries for shards."""
-
-    writer: TextModel
-    documents: dict[str, str]
-    """The chosen documents of all shards."""
-    step: Step | None = None
-    figures: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """Shard -> figures of this process, also after a stop."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GenerateShards(AskShards):
-    """A job that writes texts into the ledger; a shard is a range of the documents.
-
-    Each call runs every shard, since the ledger has the known texts. A shard needs no completion marker.
-    """
-
-    config: WriterConfig
-    prompt: QueryPrompt
-
-    def setup(self) -> ShardWriter:
-        writer = self.opened_here(self.config.open)
-        return ShardWriter(writer, chosen_documents(self.config.model_copy(update={"corpus": self.source.path})))
-
-    def run(self, shard: int, kept: ShardWriter) -> dict[str, Any]:
-        rows = self.source.rows(shard)
-        documents = dict(islice(kept.documents.items(), rows.start, rows.stop))
-        with Ledger(self.ledger, Completion) as book:
-            asking = Asking(kept.writer.complete, kept.writer.identity, book, self.prices, self.budget(shard))
-            questions = keyed(questions_about(documents, self.config, self.prompt), asking.identity)
-            try:
-                asking.load(questions)
-                asking.run(questions, kept.step)
-            finally:
-                figures = {name: getattr(asking, name) for name in ("asked", "reused", "usd", "stopped")}
-                kept.figures[shard] = {**figures, "usage": asdict(asking.usage)}
-        return self.leave(shard, kept.figures[shard])
-
-    def leave(self, shard: int, summary: dict[str, Any]) -> dict[str, Any]:
-        return super().leave(shard, summary) if self.config.in_shards else summary
-
-    def is_complete(self, shard: int) -> bool:
-        return False
-
-    def mark(self, shard: int) -> None:
-        """Do nothing: the ledger has the texts."""
-
-    def fingerprint(self) -> str:
-        settings = self.config.model_dump(mode="json", include={*GenerateConfig.model_fields} - {"corpus"})
-        shards = [self.source.content, self.source.total, self.source.number, self.ledger_id]
-        known = [self.identity, settings, self.prompt.model_dump(mode="json"), shards]
-        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+        return not self.not_asked and not self.refused.get("failed")
 
 
 def generate(
-    config: WriterConfig, writer: TextModel, out: Path, progress: Callable[[str, int], Step] | None = None
+    config: GenerateConfig, writer: ServerTextModel, out: Path, progress: Callable[[str, int], Step] | None = None
 ) -> GenerateResult:
-    """Write queries for documents with a model, clean them, keep each once, and write queries and pairs to `out`."""
-    # All machines share `out`. `writer`, which `config` opens, is for this process and for its identity, and stays
-    # open; other processes open their own. Each shard has its share, by documents, of `max_usd`. The same call again
-    # asks nothing twice, and continues where the run stopped.
-    place = config.chosen_engine()
+    """Write queries for documents with a model, clean them, keep each once, and write queries and pairs to `out`.
+
+    The same call again asks nothing twice, and continues where the run stopped. `writer` stays open.
+    """
     prompt = load_query_prompt(config.prompt)
-    documents, record = _opened(config, writer, prompt, out)
-    job = GenerateShards(
-        folder=out.absolute(),
-        source=RowShards(
-            config.corpus.absolute(),
-            record.inputs["corpus"],
-            len(documents),
-            number_of_shards(config.shards, len(documents)) if config.in_shards else 1,
-        ),
-        config=config,
-        identity=stored_identity(writer.identity),
-        ledger=(config.ledger or out / LEDGER_NAME).absolute(),
-        prices=config.of(config.model or writer.name),
-        prompt=prompt,
-    )
-    if config.in_shards:
-        job = with_ledger(job, record)
-    else:
-        record.save("running")
-    here = ShardWriter(writer, documents)
+    if config.per_document > 1 and not writer.identity.get("parameters", {}).get("temperature", 1.0):
+        raise InputError(
+            f"--per-document: got {config.per_document} at a temperature of 0, which writes the same each time; "
+            "expected a temperature above 0; fix: --temperature 0.7"
+        )
+    documents = chosen_documents(config)
+    settings = config.model_dump(include={"corpus", "documents", "per_document", "task"})
+    settings |= {"writer": dict(writer.identity), "prompt": prompt, "seed": SEED}
+    paths = ("corpus", "document_characters")  # the latter of earlier versions
+    record = open_run(out, "generate", settings, {"corpus": file_hash(config.corpus)}, paths)
+    record.save("running")
     started = time.perf_counter()
     failure: KeyboardInterrupt | BixseError | None = None
-    try:
-        new, known = asked_shards(
-            job, place, lambda step: replace(here, step=step), config.per_document, TITLE, progress
-        )
-    except (KeyboardInterrupt, BixseError) as error:
-        if config.in_shards:
-            record.save("interrupted" if isinstance(error, (KeyboardInterrupt, IncompleteError)) else "failed")
-            raise
-        failure, new, known = error, here.figures, {}
-    waiting = job.source.number - len(new) - len(known) if failure is None else 0
-    figures = _sum_of(new.values())
-    if waiting:  # the last rank cleans the texts, and writes queries and pairs
-        return GenerateResult(0, len(documents), {}, 0, **figures, waiting=waiting)
-    result = _write_queries(job, writer, documents, record, figures)
+    with Ledger(config.ledger or out / LEDGER_NAME, Completion) as ledger:
+        asking = Asking(writer.complete, writer.identity, ledger, config.prices)
+        questions = keyed(questions_about(documents, config.per_document, prompt), writer.identity)
+        try:
+            asking.run(questions, None if progress is None else progress(TITLE, len(questions)))
+        except (KeyboardInterrupt, BixseError) as error:
+            failure = error
+        texts = [(question, ledger.find(key)) for key, question in questions]
+    kept, refused = kept_queries(documents, texts, config.task)
+    rows: list[dict[str, Any]] = [{"_id": pair.query_id, "text": pair.query} for pair in kept]
+    write_atomically(out / QUERIES_NAME, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    # without relevance: a query does not make its document relevant, so the pairs need grades
+    save_mined_pairs(kept, out / MINED_FILE)
+    result = GenerateResult(
+        queries=len(kept),
+        documents=len(documents),
+        refused=refused,
+        not_asked=sum(text is None for _, text in texts),
+        asked=asking.asked,
+        reused=asking.reused,
+        prompt_tokens=asking.usage.prompt,
+        completion_tokens=asking.usage.completion,
+        usd=asking.usd,
+        stopped=asking.stopped,
+    )
+    record.results = asdict(result)
     record.timings[TITLE] = record.timings.get(TITLE, 0.0) + time.perf_counter() - started
     if isinstance(failure, BixseError):
         record.save("failed")
@@ -261,66 +208,47 @@ def generate(
 
 
 def chosen_documents(config: GenerateConfig) -> dict[str, str]:
-    """Return all documents with text, or a number of them drawn by the seed; a larger draw contains a smaller."""
+    """Return all documents with text, or a number of them drawn at random; a larger draw contains a smaller."""
     corpus = read_corpus(config.corpus)
     texts = {name: document.content for name, document in corpus.items() if document.content.strip()}
     if config.documents is None or config.documents >= len(texts):
         return texts
     order = sorted(texts)
-    random.Random(config.seed).shuffle(order)
+    random.Random(SEED).shuffle(order)
     kept = set(order[: config.documents])
     return {name: text for name, text in texts.items() if name in kept}
 
 
-def questions_about(documents: Mapping[str, str], config: GenerateConfig, prompt: QueryPrompt) -> Iterator[Question]:
+def load_query_prompt(instructions: Path | None = None) -> dict[str, Any]:
+    """Return the prompt of the package, few-shot as in Promptagator (Dai et al. 2022, arXiv:2209.11755).
+
+    A file of instructions takes the place of its system message and of its examples.
+    """
+    shipped = resources.files("bixse.judging.generate") / "query_prompt.toml"
+    prompt = tomllib.loads(shipped.read_text(encoding="utf-8"))
+    return prompt if instructions is None else {**prompt, "system": read_text(instructions), "examples": []}
+
+
+def questions_about(documents: Mapping[str, str], per_document: int, prompt: Mapping[str, Any]) -> Iterator[Question]:
     """Yield the questions about the documents, in their order."""
+    turns = [("system", prompt["system"].strip())]
+    for example in prompt["examples"]:
+        turns += [("user", prompt["user"].format(**example)), ("assistant", example["query"])]
     for name, text in documents.items():
-        messages = prompt.messages(text[: config.document_characters])
-        for repeat in range(config.per_document):
+        asked = ("user", prompt["user"].format(document=text[:DOCUMENT_CHARACTERS]))
+        messages = tuple({"role": role, "content": content} for role, content in (*turns, asked))
+        for repeat in range(per_document):
             yield Question("", name, "", text, "", messages, repeat)
 
 
-def _opened(config: WriterConfig, writer: TextModel, prompt: QueryPrompt, out: Path) -> tuple[dict[str, str], Run]:
-    """Return the chosen documents, and the record of a run, new or resumed; write nothing."""
-    if config.per_document > 1 and not writer.identity.get("parameters", {}).get("temperature", 1.0):
-        raise InputError(
-            f"--per-document: got {config.per_document} at a temperature of 0, which writes the same each time; "
-            "expected a temperature above 0; fix: --temperature 0.7"
-        )
-    documents = chosen_documents(config)
-    settings = config.model_dump(include=set(GenerateConfig.model_fields))
-    settings |= {"writer": dict(writer.identity), "prompt": prompt.model_dump(mode="json")}
-    return documents, open_run(out, "generate", settings, {"corpus": file_hash(config.corpus)}, paths=("corpus",))
-
-
-def _sum_of(shards: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the fields of `GenerateResult` with the figures of this call."""
-    done = list(shards)
-    usage = sum((Usage(**one["usage"]) for one in done), Usage())
-    return {
-        "asked": sum(one["asked"] for one in done),
-        "reused": sum(one["reused"] for one in done),
-        "prompt_tokens": usage.prompt,
-        "completion_tokens": usage.completion,
-        "usd": sum(one["usd"] for one in done),
-        "stopped": next((one["stopped"] for one in done if one["stopped"]), None),
-    }
-
-
-def _write_queries(
-    job: GenerateShards, writer: TextModel, documents: Mapping[str, str], record: Run, figures: Mapping[str, Any]
-) -> GenerateResult:
-    """Clean the texts of the ledger, keep each query once, and write queries and pairs."""
+def kept_queries(
+    documents: Mapping[str, str], texts: Iterable[tuple[Question, Completion | None]], task: str | None
+) -> tuple[list[MinedPair], dict[str, int]]:
+    """Clean the model's texts and keep each query once; return the pairs, and reason -> number of other texts."""
     refused: Counter[str] = Counter()
     kept: dict[tuple[str, ...], MinedPair] = {}
-    not_asked = 0
-    questions = keyed(questions_about(documents, job.config, job.prompt), writer.identity)
-    with Ledger(job.ledger, Completion) as ledger:
-        ledger.load(key for key, _ in questions)
-        answers = [(question, ledger.find(key)) for key, question in questions]
-    for question, answer in answers:
+    for question, answer in texts:
         if answer is None:
-            not_asked += 1
             continue
         document = documents[question.document_id]
         query = clean_query(answer.text)
@@ -331,11 +259,5 @@ def _write_queries(
             refused[reason] += 1
             continue
         name = f"g-{hashlib.sha256(query.encode('utf-8')).hexdigest()[:16]}"
-        kept[same_query(query)] = MinedPair(name, query, question.document_id, document, job.config.task, SOURCE, 1)
-    rows: list[dict[str, Any]] = [{"_id": pair.query_id, "text": pair.query} for pair in kept.values()]
-    write_atomically(record.folder / QUERIES_NAME, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    # without relevance: a query does not make its document relevant, so the pairs need grades
-    save_mined_pairs(list(kept.values()), record.folder / MINED_FILE)
-    result = GenerateResult(len(kept), len(documents), dict(sorted(refused.items())), not_asked, **figures)
-    record.results = asdict(result)
-    return result
+        kept[same_query(query)] = MinedPair(name, query, question.document_id, document, task, SOURCE, 1)
+    return list(kept.values()), dict(sorted(refused.items()))

@@ -58,6 +58,8 @@ LONGEST_BUSY = 3600.0
 """Maximum seconds that a request waits for busy servers."""
 LONGEST_ABSENCE = 30.0
 """Maximum seconds between two checks of an absent endpoint."""
+MAX_DOWNTIME = 300.0
+"""Seconds without any answer after which a run stops."""
 CONNECT_SECONDS = 10.0
 IDLE_SECONDS = 4.0  # below the limit of servers for unused connections (uvicorn and llama.cpp: 5 s)
 POLL_SECONDS = 0.1
@@ -98,7 +100,6 @@ class ChatClient:
             Endpoint(address, asyncio.Semaphore(settings.concurrency)) for address in parse_addresses(endpoints)
         ]
         self.at_once = settings.concurrency * len(self.endpoints)
-        self._max_downtime = settings.max_downtime
         self._has_key, self._secret = bool(key), Secret(key)
         self._silent_since: float | None = None
         self._answered: Mapping[str, Any] | None = None
@@ -356,11 +357,11 @@ class ChatClient:
     def _stop_if_down(self, detail: str) -> None:
         now = time.monotonic()
         silent = now - (self._silent_since or now)
-        if silent > self._max_downtime:
+        if silent > MAX_DOWNTIME:
             names = ", ".join(endpoint.address.api for endpoint in self.endpoints)
             raise ServerDownError(
                 f"{names}: got no answer for {silent:.0f} s ({detail}); expected an answer "
-                f"within {self._max_downtime:.0f} s; fix: see that the server runs, then give the same command again "
+                f"within {MAX_DOWNTIME:.0f} s; fix: see that the server runs, then give the same command again "
                 "(answers so far are kept)"
             )
 

@@ -302,7 +302,6 @@ class ServerModel:
     """
 
     def __init__(self, endpoints: Sequence[str], settings: ServerSettings) -> None:
-        self._revision = settings.revision
         self._client = ChatClient(endpoints, settings)
         try:
             self._client.run(self.connect(settings))
@@ -367,7 +366,7 @@ class ServerJudge(ServerModel):
         return {
             "kind": "server",
             "model": self._model.name,
-            "revision": self._revision,
+            "revision": None,  # part of the keys of existing ledgers
             "server": self._model.kind,
             "mode": self.form.mode,
             "parameters": {**self.form.parameters, **samples},
@@ -463,7 +462,7 @@ class ServerTextModel(ServerModel):
             "kind": "query writer",  # part of the keys of existing ledgers
             "model": self._model.name,
             "server": self._model.kind,
-            "revision": self._revision,
+            "revision": None,  # part of the keys of existing ledgers
             "parameters": self._parameters,
         }
 

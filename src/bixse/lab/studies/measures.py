@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from bixse.evaluation.evaluate import Evaluation
     from bixse.evaluation.systems import System
     from bixse.evaluation.tasks import Task
-    from bixse.judging.rank import JudgeRanking
     from bixse.lab.experiments import ArmRun
 
 
@@ -69,7 +68,7 @@ def test_task(inputs: StudyInputs, folder: Path) -> Task:
 
 
 def measured(
-    found: Mapping[str, Evaluation | JudgeRanking],
+    found: Mapping[str, Evaluation],
     rows: int | None = None,
     apart: Mapping[str, Mapping[str, float]] | None = None,
     precision: str | None = None,
@@ -80,7 +79,7 @@ def measured(
     return Measured(metrics, per_query, apart or {}, rows, resolve_precision() if precision is None else precision)
 
 
-def _per_query(found: Mapping[str, Evaluation | JudgeRanking]) -> dict[str, dict[str, float]]:
+def _per_query(found: Mapping[str, Evaluation]) -> dict[str, dict[str, float]]:
     """Return collection name -> `collection/query` -> primary metric."""
     return {
         name: {f"{name}/{query}": value for query, value in own.per_query[PRIMARY_METRIC].items()}

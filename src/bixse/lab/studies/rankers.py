@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 from bixse.errors import IncompleteError, InputError
 from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.systems import Bm25System, EncoderSystem
-from bixse.judging.grade_settings import RankSettings
-from bixse.judging.open_judge import open_judge, reads_rubric
-from bixse.judging.rank import rank
-from bixse.judging.rubrics import load_rubric
+from bixse.judging.open_judge import JudgeConfig, RankConfig
+from bixse.judging.rank import JudgeSystem
 from bixse.lab.experiments import Arm
 from bixse.lab.studies.measures import measured, test_task, trained, untrained
 from bixse.lab.studies.study import Study, above, of_loss
@@ -67,22 +65,18 @@ def rank_by_judge(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
             "rankers: got a judge and `exclude_self`; expected one of them, since a judge ranks all that BM25 finds; "
             "fix: leave the judge out, or take a collection whose queries are no documents"
         )
-    options, names = run.arm.options, [run.arm.options["judge"]]
-    rubric = load_rubric(options["rubric"])
-    judge = open_judge(names, rubric)
+    options = run.arm.options
+    asked = {"judge": {"names": options["judge"]}, "rubric": options["rubric"]}
+    judge = JudgeConfig.model_validate(asked).open()
     found = {}
     try:
         for name, folder in inputs.tests.items():
-            settings = RankSettings(
-                collection=folder,
-                rubric=rubric if reads_rubric(names) else None,
-                depth=options["depth"],
-                min_relevant_grade=inputs.min_relevant_grade,
-            )
-            found[name] = rank(judge, settings, own / name)
-            if found[name].warnings:
+            of = {"collection": folder, "depth": options["depth"], "min_relevant_grade": inputs.min_relevant_grade}
+            system = JudgeSystem(RankConfig.model_validate(asked | of), judge, own / name)
+            found[name] = evaluate(system, test_task(inputs, folder), own / name)
+            if warnings := system.warnings():
                 raise IncompleteError(
-                    f"{run.arm.label}: got {found[name].warnings[0]}; expected a grade for each candidate; fix: give "
+                    f"{run.arm.label}: got {warnings[0]}; expected a grade for each candidate; fix: give "
                     "the same command again, or another judge"
                 )
     finally:

@@ -10,14 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.graded_pairs import GradedPairs
-from bixse.data.pairs_files import load_pairs, save_graded_pairs
+from bixse.data.pairs_files import save_graded_pairs
 from bixse.errors import InputError, shorten
-from bixse.files.files import file_hash
-from bixse.judging.ask import Budget
-from bixse.judging.estimate import estimate
-from bixse.judging.grade import JUDGEMENTS_NAME, LEDGER_NAME, grade
-from bixse.judging.grade_settings import GradeSettings
-from bixse.judging.open_judge import JudgeConfig
+from bixse.judging.grade import JUDGEMENTS_NAME, LEDGER_NAME, estimate, grade
+from bixse.judging.open_judge import GradeConfig
 from bixse.ui.background import BackgroundJob
 from bixse.ui.label_plan import share_of
 from bixse.ui.rubric_versions import change_of, current_rubric, decide, save_version, versions
@@ -59,11 +55,6 @@ def trial_pairs(workspace: Workspace) -> Path:
     return path
 
 
-def _document_characters(workspace: Workspace) -> int | None:
-    """The value in the settings, or else that of the run that graded the folder."""
-    return workspace.settings.document_characters or (workspace.record.get("config") or {}).get("document_characters")
-
-
 def _ledger(workspace: Workspace) -> Path:
     own = workspace.run / LEDGER_NAME
     named = Path((workspace.record.get("results") or {}).get("ledger") or own)
@@ -75,30 +66,29 @@ def commands(workspace: Workspace, version: Version) -> list[str]:
     settings = workspace.settings
     words = ["bixse", "grade", "--pairs", workspace.run / PAIRS_FILE, "--rubric", version.path, "--out", version.out]
     words += ["--ledger", _ledger(workspace)]
-    given = settings.model_dump(include=settings.model_fields_set & (JudgeConfig.model_fields.keys() - {"rubric"}))
-    given["document_characters"] = _document_characters(workspace)
+    given = {} if settings.judge is None else settings.judge.model_dump(exclude_unset=True)
+    given = {"judge": given.pop("names", ()), **given}
+    given |= {"prices": settings.prices.per_million, "max_usd": settings.prices.max_usd}
     for name, value in given.items():
         if value not in (None, False, ()):
             values = [] if value is True else value if isinstance(value, (list, tuple)) else [value]
             words += [f"--{name.replace('_', '-')}", *values]
-    grading = [shlex.join(map(str, line)) for line in ([*words, "--dry-run", "--pilot", "0"], words)]
+    grading = [shlex.join(map(str, line)) for line in ([*words, "--dry-run"], words)]
     return [*grading, workspace.audit_command(version.out / JUDGEMENTS_NAME)]
 
 
 @contextmanager
-def _trial(workspace: Workspace, version: Version) -> Iterator[tuple[Judge, dict[str, Any]]]:
-    """Yield the judge, and the arguments for `grade` and `estimate`; answers go to the folder's ledger."""
+def _trial(workspace: Workspace, version: Version) -> Iterator[tuple[GradeConfig, Judge]]:
+    """Yield the settings of a trial and its judge; answers go to the folder's ledger."""
     path, settings = trial_pairs(workspace), workspace.settings
-    arguments = {
-        "pairs": load_pairs(path),
-        "out": version.out,
-        "settings": GradeSettings(rubric=version.rubric, document_characters=_document_characters(workspace)),
-        "ledger": _ledger(workspace),
-        "inputs": {"pairs": file_hash(path)},
-    }
-    judge = settings.model_copy(update={"rubric": version.rubric}).open()
+    if settings.judge is None:
+        raise InputError("--judge: got none; expected the judge to ask; fix: start bixse ui with --judge JUDGE")
+    config = GradeConfig(
+        judge=settings.judge, rubric=version.rubric, prices=settings.prices, pairs=path, ledger=_ledger(workspace)
+    )
+    judge = config.open()
     try:
-        yield judge, {**arguments, "judge": judge, "prices": settings.of(settings.model or judge.name)}
+        yield config, judge
     finally:
         judge.close()
 
@@ -106,8 +96,8 @@ def _trial(workspace: Workspace, version: Version) -> Iterator[tuple[Judge, dict
 def try_now(workspace: Workspace, version: Version, job: BackgroundJob) -> None:
     """Grade the pairs with one version; a killed trial resumes where it stopped."""
     job.note = "opening the judge"
-    with _trial(workspace, version) as (_, arguments):
-        grade(budget=Budget(workspace.settings.max_usd), progress=job.begin, **arguments)
+    with _trial(workspace, version) as (config, judge):
+        grade(config, judge, version.out, progress=job.begin)
 
 
 def rubric(workspace: Workspace, visit: Visit) -> dict[str, Any]:
@@ -145,8 +135,8 @@ def say_price(workspace: Workspace, visit: Visit) -> str:
     """Estimate a trial, without asking any of its questions."""
     version = _version_of(workspace, visit)
     _check_judge(workspace)
-    with _trial(workspace, version) as (judge, arguments):
-        visit.session.said.extend(estimate(pilot=0, **arguments).text(judge.name).splitlines())
+    with _trial(workspace, version) as (config, judge):
+        visit.session.said.extend(estimate(config, judge, version.out).text(judge.name).splitlines())
     return f"/rubric#version-{version.number}"
 
 
