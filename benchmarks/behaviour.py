@@ -560,15 +560,13 @@ def grading(record):
             record.table(f"{name}/{table}", out / f"{table}.parquet")
     qrels = shared / "llmjudge" / "human.qrels.txt"
     published = sorted((shared / "llmjudge" / "judges").glob("*.txt"))
-    audit = ("grade", "audit", "--human", qrels, "--scale", "0", "3", "--samples", "100", "--out", "OUT", "--judge")
+    audit = ("grade", "audit", "--human", qrels, "--scale", "0", "3", "--out", "OUT", "--judge")
     record.json("audit", record.run("audit", *audit, *published) / "audit.json")
-    maps = ("grade", "calibrate", "--human", qrels, "--scale", "0", "3", "--sample", "200", "--force", "--out", "OUT")
-    for kind in ("platt", "isotonic"):
-        words = (*maps, "--judgements", published[0], "--kind", kind)
-        record.json(f"map {kind}", record.run(f"map {kind}", *words) / "map.json")
+    maps = ("grade", "calibrate", "--human", qrels, "--scale", "0", "3", "--out", "OUT")
+    record.json("map", record.run("map", *maps, "--judgements", published[0]) / "map.json")
     graded = record.out / "qrels"
-    apply = ("--judgements", graded / "judgements.parquet", "--apply", graded / "pairs.parquet", "--target", "graded")
-    mapped = record.run("map applied", "grade", "calibrate", "--human", official, *apply, "--force", "--out", "OUT")
+    apply = ("--judgements", graded / "judgements.parquet", "--apply", graded / "pairs.parquet")
+    mapped = record.run("map applied", "grade", "calibrate", "--human", official, *apply, "--out", "OUT")
     record.table("map applied/pairs", mapped / "pairs.parquet")
     for candidates in ("bm25", "judged"):
         rank = ("grade", "rank", "--collection", cranfield, *replay, "--candidates", candidates, "--depth", "20")

@@ -92,7 +92,7 @@ def test_labels_that_are_all_alike_give_no_interval():
     runs, grades, labels = population(6, 4)
     drawn = dict.fromkeys(some(labels, 10), 0.0)
     found = evaluate_few_labels(runs, grades, drawn, metrics=["precision@2"])
-    assert all(own.labels.low is None and own.labels_to_decide is None for own in found.estimates)
+    assert all(own.labels.low is None for own in found.estimates)
 
 
 def rare(generator, queries, documents, rate):
@@ -247,16 +247,3 @@ def test_a_good_judge_narrows_the_interval_and_few_labels_of_pairs_are_nearly_ri
     assert np.mean([own.labels.value for own in found]) == pytest.approx(truth, abs=0.03)
     assert np.mean([own.labels.low <= truth <= own.labels.high for own in found]) > 0.85
     assert np.median([own.labels_worth for own in found]) > 70
-
-
-def test_as_many_labels_as_it_says_decide_a_difference():
-    runs, grades, labels = population(40, 6, seed=9)
-    for seed in range(30):
-        own = only(evaluate_few_labels(runs, grades, some(labels, 25, seed), metrics=PRECISION), "precision@2", "b")
-        if own.queries.low is None:
-            continue
-        if own.queries.side == "across":
-            assert (own.labels_to_decide is None) != (own.queries_to_decide is None)
-            assert (own.labels_to_decide or 1) > 0 and (own.queries_to_decide or 41) > 40
-        else:
-            assert own.labels_to_decide is own.queries_to_decide is None

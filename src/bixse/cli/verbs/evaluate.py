@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -186,7 +186,7 @@ def _from_few_labels(settings: EvaluateSettings, systems: Sequence[System], out:
             f"{searched[0]}: got no collection to search; expected --collection DIR, or run files alone; fix: add it"
         )
     check_distinct(systems)
-    human = read_labels(settings.human, GradeScale(*settings.scale) if settings.scale else None, sampled=True)
+    human = read_labels(settings.human, GradeScale(*settings.scale) if settings.scale else None)
     judge = read_labels(settings.grades, otherwise=human.scale)
     qrels: dict[str, dict[str, float]] = {}
     for (query, document), relevance in judge.relevance.items():
@@ -202,12 +202,12 @@ def _from_few_labels(settings: EvaluateSettings, systems: Sequence[System], out:
     )
     artifacts = {"results": str(out / "few_labels.json")} if out else {}
     if out:
-        write_atomically(out / "few_labels.json", json.dumps(found.plain(), indent=1) + "\n")
+        write_atomically(out / "few_labels.json", json.dumps(asdict(found), indent=1) + "\n")
     low, high = human.scale.minimum, human.scale.maximum
     warnings = [] if settings.scale else [f"the scale {low:g} to {high:g} is that of the labels found; state --scale"]
     wrong = (*human.impossible, *judge.impossible)
     text = "\n".join([found.text(), *impossible_lines(wrong)])
-    return CommandResult(text, found.plain(), artifacts, warnings, exit_code=3 if wrong else 0)
+    return CommandResult(text, asdict(found), artifacts, warnings, exit_code=3 if wrong else 0)
 
 
 def _on_suite(settings: EvaluateSettings, systems: Sequence[System], out: Path | None) -> CommandResult:

@@ -12,7 +12,6 @@ from bixse.results import FEW_QUERIES
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from bixse.judging.audit.agreement import SystemRanking
     from bixse.judging.audit.labels import ImpossibleLabel
     from bixse.results import CalibrationReport, IntervalEstimate
 
@@ -76,17 +75,6 @@ class Disagreement:
 
 
 @dataclass(frozen=True)
-class SelfAgreement:
-    """The agreement of the judge with itself on pairs asked twice."""
-
-    pairs: int
-    exact: IntervalEstimate
-    kappa: IntervalEstimate
-    relevance_apart: float
-    """Mean absolute difference of the two relevances."""
-
-
-@dataclass(frozen=True)
 class JudgeAudit:
     """The comparison of one judge with the human labels."""
 
@@ -117,8 +105,6 @@ class JudgeAudit:
     worst_queries: tuple[QueryDisagreement, ...]
     """All queries, from the largest disagreement down."""
     worst_pairs: tuple[Disagreement, ...]
-    self_agreement: SelfAgreement | None = None
-    systems: SystemRanking | None = None
 
 
 @dataclass(frozen=True)
@@ -153,7 +139,6 @@ class AuditReport:
     judges: tuple[JudgeAudit, ...]
     differences: tuple[JudgeDifference, ...]
     samples: int
-    seed: int
 
     @property
     def impossible(self) -> tuple[ImpossibleLabel, ...]:
@@ -194,7 +179,7 @@ class AuditReport:
             )
         found += [
             f"{judge.name}: the relevance of {judge.mapped} pairs is not its grade's place on the judge's scale: a "
-            "mapped file, or another scale than stated (--judge-scale); kappa reads the grade, Brier the relevance"
+            "mapped file, or grades of another scale; kappa reads the grade, Brier the relevance"
             for judge in self.judges
             if judge.mapped
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -54,11 +54,6 @@ class FewLabelsEstimate:
     """Value from the judge's grades alone, with the judge's bias."""
     labels_worth: int | None
     """Number of labels for an equally narrow interval without the judge; None if unknown."""
-    labels_to_decide: int | None
-    """Number of further labels until the interval leaves out 0, if the difference stays the same; None if it does so
-    already, or if labels of these queries cannot achieve it."""
-    queries_to_decide: int | None
-    """Number of fully labelled queries until then; None if labels decide."""
     approximate: bool
     """True for an estimated ideal ranking, which is unbiased to first order only."""
 
@@ -81,9 +76,6 @@ class FewLabels:
     """System -> number of ungraded documents within the deepest cut-off; they count as irrelevant."""
     left_out: str | None = None
     """Reason why nDCG is not among the default metrics: relevance is too rare."""
-
-    def plain(self) -> dict[str, Any]:
-        return asdict(self)
 
     def text(self) -> str:
         """Return a table, a verdict on each difference, and the omissions."""
@@ -239,7 +231,6 @@ def _estimate(
         estimator, per_unit = _from_queries, len(pool.labels) / len(pool.of_queries.labelled)
     powered, plain = (estimator(pool, metric, weight, judge) for judge in (True, False))
     growth = plain.growth_to(powered.label_variance())
-    to_decide, queries = _to_decide(powered) if baseline is not None else (None, None)
     return FewLabelsEstimate(
         metric=metric.name,
         system=system,
@@ -249,8 +240,6 @@ def _estimate(
         plain=plain.of_labels(),
         judge=float(metric.values(pool, metric.relevance(pool.grades), weight).mean()),
         labels_worth=None if growth is None else round(plain.labels(growth) * per_unit),
-        labels_to_decide=None if to_decide is None else math.ceil((to_decide - powered.labels()) * per_unit),
-        queries_to_decide=queries,
         approximate=metric.measure == "ndcg" and not pool.whole_queries and len(pool.labels) < len(pool.pairs),
     )
 
@@ -308,19 +297,6 @@ def _ndcg_from_pairs(pool: JudgedPool, metric: _Metric, weight: Floats, judge: b
     return SampledMean(sample, per_query, residual, weight)
 
 
-def _to_decide(found: SampledMean) -> tuple[float | None, int | None]:
-    """Return the number of labels, or of queries, until the interval leaves out 0, if the value stays the same."""
-    interval = found.of_queries()
-    if interval.low is None or interval.high is None or interval.side != "across" or not found.value:
-        return None, None
-    half = (interval.high - interval.low) / 2
-    wanted = (found.label_variance() + found.query_variance) * (found.value / half) ** 2
-    growth = found.growth_to(wanted - found.query_variance)
-    if growth is not None:
-        return found.labels(growth), None
-    return None, math.ceil(found.sample.queries * found.query_variance / wanted)
-
-
 def _row(own: FewLabelsEstimate) -> list[Cell]:
     signed = own.baseline is not None
     write = format_difference if signed else format_number
@@ -337,9 +313,4 @@ def _row(own: FewLabelsEstimate) -> list[Cell]:
 
 def _verdict(own: FewLabelsEstimate) -> str:
     verdict = VERDICT_WORDS[_WORDS[own.queries.side]]  # type: ignore[index]
-    more = ""
-    if own.labels_to_decide is not None:
-        more = f"; about {own.labels_to_decide} more labels would show it, if it is as large as it looks"
-    elif own.queries_to_decide is not None:
-        more = f"; labels of these queries cannot show it: about {own.queries_to_decide} queries could"
-    return f"{own.metric}, {own.system} against {own.baseline}: {verdict}{more}"
+    return f"{own.metric}, {own.system} against {own.baseline}: {verdict}"
