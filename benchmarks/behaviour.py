@@ -535,7 +535,7 @@ user = "Query: {query}\\nPassage: {document}"
 
 def grading(record):
     """Judges that run here, audits of published judges, maps to probabilities, and ranking by a judge."""
-    inputs, work, files = record.inputs, record.work, import_module("source_files")
+    inputs, work = record.inputs, record.work
     shared, cranfield = inputs.shared, inputs.cranfield
     own = write(work / "short.toml", RUBRIC)
     ask = write(work / "ask.jsonl", [{"query": q, "document": d} for q in QUERIES[1:] for d in OTHERS])
@@ -544,13 +544,10 @@ def grading(record):
     noisy = [[q, d, str(min(3, max(0, int(grade) + draw.choice([-1, 0, 0, 1]))))] for q, d, grade in human]
     labels = write(work / "judge.txt", "".join(f"{q} 0 {d} {grade}\n" for q, d, grade in noisy))
     official = write(work / "human.txt", "".join(f"{q} 0 {d} {grade}\n" for q, d, grade in human))
-    scores = write(work / "bge.jsonl", files.BGE)
     replay = ("--judge", f"replay:qrels:{labels}", "--scale", "0", "3")
+    asked = [{"query_id": q, "query": q, "document_id": d, "document": d} for q, d, _ in noisy]
     judges = {
-        "umbrela": ("--judge", f"replay:umbrela:{write(work / 'judged.jsonl', files.UMBRELA)}"),
-        "lightblue": ("--judge", f"replay:lightblue:{write(work / 'lb' / 'train.parquet', files.LIGHTBLUE)}"),
-        "flagembedding": ("--judge", f"replay:flagembedding:{scores}", "--score-map", "prob"),
-        "qrels": (*replay, "--texts", cranfield),
+        "qrels": (*replay, "--pairs", write(work / "asked.jsonl", asked)),
         "cross-encoder": ("--judge", f"cross-encoder:{inputs.reranker}", "--pairs", ask, "--ask-twice", "0.2"),
         "local": ("--judge", inputs.decoder, "--pairs", ask, "--rubric", own),
     }

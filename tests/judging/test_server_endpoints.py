@@ -117,20 +117,20 @@ def test_messages_of_errors(content, message):
 
 
 @pytest.mark.parametrize(
-    ("text", "api", "root"),
+    ("text", "api"),
     [
-        ("http://localhost:8000", "http://localhost:8000/v1", "http://localhost:8000"),
-        ("http://localhost:8000/", "http://localhost:8000/v1", "http://localhost:8000"),
-        ("http://localhost:8000/v1/", "http://localhost:8000/v1", "http://localhost:8000"),
-        ("http://h/v1/chat/completions", "http://h/v1", "http://h"),
-        ("https://api.groq.com/openai/v1", "https://api.groq.com/openai/v1", "https://api.groq.com/openai"),
-        ("https://g.com/v1beta/openai/", "https://g.com/v1beta/openai", "https://g.com"),
-        ("http://[::1]:8080", "http://[::1]:8080/v1", "http://[::1]:8080"),
-        ("http://h/proxy", "http://h/proxy/v1", "http://h/proxy"),
+        ("http://localhost:8000", "http://localhost:8000/v1"),
+        ("http://localhost:8000/", "http://localhost:8000/v1"),
+        ("http://localhost:8000/v1/", "http://localhost:8000/v1"),
+        ("http://h/v1/chat/completions", "http://h/v1"),
+        ("https://api.groq.com/openai/v1", "https://api.groq.com/openai/v1"),
+        ("https://g.com/v1beta/openai/", "https://g.com/v1beta/openai"),
+        ("http://[::1]:8080", "http://[::1]:8080/v1"),
+        ("http://h/proxy", "http://h/proxy/v1"),
     ],
 )
-def test_addresses_with_and_without_v1(text, api, root):
-    assert parse_address(text) == (api, root)
+def test_addresses_with_and_without_v1(text, api):
+    assert parse_address(text) == api
 
 
 @pytest.mark.parametrize("text", ["", "localhost:8000", "ftp://h", "http://", "http://h:99999999", "http://h:x"])

@@ -70,7 +70,7 @@ def settings(training_files, tiny_model_path, held_back):
             **changes.pop("regrade", {}),
         }
         if judge is None:
-            regrade["options"] = {"scale": [0, 3], "texts": str(training_files / "collection")}
+            regrade["options"] = {"scale": [0, 3]}
         return {
             "pairs": str(training_files / "pairs.jsonl"),
             "model": str(tiny_model_path),
@@ -168,7 +168,7 @@ def test_one_ledger_serves_grade_and_training(settings, training_files, held_bac
     run(settings(regrade={"ledger": str(ledger)}), tmp_path / "one")
     run(settings(regrade={"ledger": str(ledger)}), tmp_path / "two")
     assert [answers(tmp_path / name, 1)["asked"] for name in ("one", "two")] == [BUDGET, 0]
-    judge = open_replay(f"replay:qrels:{held_back}", training_files / "collection", None, GradeScale(0.0, 3.0))
+    judge = open_replay(f"replay:qrels:{held_back}", GradeScale(0.0, 3.0))
     pairs = load_pairs(tmp_path / "one" / "regrade" / "epoch-1.asked.parquet")
     summary = grade(pairs, judge, tmp_path / "graded", GradeSettings(), ledger=ledger).summary
     assert (summary["asked"], summary["reused"]) == (0, BUDGET)

@@ -135,7 +135,7 @@ def load_prices(path: Path, model: str) -> Prices:
 
 BM25, JUDGED = "bm25", "judged"
 """Values of `candidates`: the documents that BM25 finds, or the judged documents."""
-AskedMode = Literal["auto", "token-ids", "top-logprobs", "constrained", "sample", "verbal"]
+AskedMode = Literal["auto", "constrained", "sample", "verbal"]
 """The way to read a grade from a server; see `bixse.judging.judge.Mode`."""
 NamedRubric = Annotated[
     Rubric | None,
@@ -166,8 +166,8 @@ class JudgeOptions(ServerSettings):
     """Settings of judges; each kind of judge reads the settings that apply to it."""
 
     mode: AskedMode = "auto"
-    """How the grade is read: auto takes the options' probabilities and refuses a server without them; sample and verbal
-    need none."""
+    """How the grade is read: auto takes the options' probabilities and refuses a server without them; constrained lets
+    the server write only an option; sample and verbal need no probabilities."""
     samples: int = Field(default=10, ge=1)
     """Answers drawn with --mode sample."""
     max_tokens: int | None = Field(default=None, ge=1)
@@ -179,13 +179,10 @@ class JudgeOptions(ServerSettings):
     tokens_per_batch: int | None = Field(default=None, ge=1)
     """Positions in one pass of a local model."""
     score_map: Annotated[str | None, Flag(metavar="MAP")] = None
-    """How the scores of a cross-encoder or an encoder with a relevance head (default: logit, a sigmoid), the cosines of
-    an encoder without one, or the scores of a replayed file become relevance: prob, percent, logit or
+    """How the scores of a cross-encoder become relevance: logit (default, a sigmoid), prob, percent or
     platt:SLOPE,INTERCEPT."""
     scale: tuple[float, float] | None = None
-    """Lowest and highest grade of replayed judgements, where the format does not say."""
-    texts: Annotated[Path | None, Flag(metavar="DIR")] = None
-    """Collection with the texts of replayed judgements."""
+    """Lowest and highest grade of replayed judgements."""
 
 
 class AskSettings(Settings):

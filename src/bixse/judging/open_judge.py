@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from bixse.judging.judge import Judge
 
 CROSS_ENCODER = "cross-encoder:"
-ENCODER = "encoder:"
 REPLAY = "replay:"
 DEFAULT_RUBRIC = "trec-dl-0-3"
 _BARE_ADDRESS = re.compile(r"localhost(?:/.*)?|(?:[\w.-]+|\[[\da-fA-F:]+\]):\d+(?:/.*)?")
@@ -42,7 +41,7 @@ class JudgeConfig(PriceSettings, JudgeOptions, AskSettings):
 
     judge: Annotated[tuple[str, ...], Field(min_length=1), Flag(metavar="JUDGE")]
     """Address of an OpenAI-compatible server (several addresses: the same model behind each), a local model's name or
-    folder, cross-encoder:NAME, encoder:NAME, or replay:FORMAT:FILE."""
+    folder, cross-encoder:NAME, or replay:qrels:FILE."""
     rubric: NamedRubric = Field(default_factory=partial(load_rubric, DEFAULT_RUBRIC))
     """trec-dl-0-3 (default), binary-0-1, relatedness-1-5, umbrela-0-3 or a TOML file."""
     strict: bool = False
@@ -60,7 +59,7 @@ class GradeConfig(JudgeConfig, GradeSettings, EngineSettings):
 
     pairs: Annotated[Path | None, Flag(metavar="PATH")] = None
     """Pairs with the columns query and document: .parquet, .jsonl, .csv or .tsv, as `bixse mine` writes them, or a
-    folder of .parquet (a replayed file may bring its own)."""
+    folder of .parquet."""
     ledger: Annotated[Path | None, Flag(metavar="PATH")] = None
     """Folder of answers to share between runs and machines (default: ledger in the --out folder)."""
     retry_failed: bool = False
@@ -86,7 +85,7 @@ class RankConfig(JudgeConfig, RankSettings):
 
 def reads_rubric(names: Sequence[str]) -> bool:
     """Return whether judges of these names read a rubric."""
-    return not any(name.startswith((CROSS_ENCODER, ENCODER, REPLAY)) for name in names)
+    return not any(name.startswith((CROSS_ENCODER, REPLAY)) for name in names)
 
 
 def open_judge(names: Sequence[str], rubric: Rubric, options: JudgeOptions | None = None) -> Judge:
@@ -115,29 +114,20 @@ def open_judge(names: Sequence[str], rubric: Rubric, options: JudgeOptions | Non
     if len(names) != 1 or not names[0].strip():
         raise InputError(
             f"--judge: got {shorten(', '.join(names))}; expected an address (http://...), a model's name or folder, "
-            "cross-encoder:NAME, encoder:NAME or replay:FORMAT:FILE; fix: name one judge (several addresses "
-            "may serve one)"
+            "cross-encoder:NAME or replay:qrels:FILE; fix: name one judge (several addresses may serve one)"
         )
     name = names[0]
     if name.startswith(REPLAY):
         from bixse.judging.judges.replay_judge import open_replay
 
         scale = None if options.scale is None else GradeScale(*options.scale)
-        return open_replay(name, options.texts, options.score_map, scale)
+        return open_replay(name, scale)
     if name.startswith(CROSS_ENCODER):
-        from bixse.judging.judges.score_judges import CrossEncoderJudge
+        from bixse.judging.judges.cross_encoder_judge import CrossEncoderJudge
 
         return CrossEncoderJudge(
-            name.removeprefix(CROSS_ENCODER),
-            options.score_map or "logit",
-            device=options.device,
-            dtype=options.dtype,
-            revision=options.revision,
+            name.removeprefix(CROSS_ENCODER), options.score_map or "logit", options.device, options.dtype
         )
-    if name.startswith(ENCODER):
-        from bixse.judging.judges.score_judges import EncoderJudge
-
-        return EncoderJudge(name.removeprefix(ENCODER), options.score_map, options.device, options.dtype)
     from bixse.judging.judges.local_judge import LocalJudge
 
     return LocalJudge(

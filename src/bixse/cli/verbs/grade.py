@@ -60,7 +60,7 @@ def _graded(config: GradeConfig, judge: Judge, out: Path) -> GradeResult:
 
     if config.in_shards:
         return grade_shards(config, out, judge, progress_bar)
-    pairs, common = _pairs(config.pairs, judge), _common(config, judge)
+    pairs, common = _pairs(config.pairs), _common(config, judge)
     most = None if config.max_pairs is None else config.max_pairs * common["settings"].questions_per_pair
     budget = Budget(config.max_usd, most)
     return grade(pairs, judge, out, budget=budget, retry_failed=config.retry_failed, progress=progress_bar, **common)
@@ -74,7 +74,7 @@ def _estimated(config: GradeConfig, judge: Judge, out: Path) -> tuple[str, dict[
         found, times = estimate_shards(config, out, judge)
         text = f"the first shard alone; all rows are {times:.1f} times as many\n{found.text(judge.name)}"
         return text, {**asdict(found), "times_as_many_rows": times}
-    pairs, common = _pairs(config.pairs, judge), _common(config, judge)
+    pairs, common = _pairs(config.pairs), _common(config, judge)
     found = estimate(pairs, judge, out, pilot=config.pilot, max_usd=config.max_usd, **common)
     return found.text(judge.name), asdict(found)
 
@@ -92,16 +92,12 @@ def _common(config: GradeConfig, judge: Judge) -> dict[str, Any]:
     }
 
 
-def _pairs(path: Path | None, judge: Judge) -> list[Pair]:
-    """Return the pairs of the file, or the pairs of a replayed judge."""
+def _pairs(path: Path | None) -> list[Pair]:
     from bixse.data.pairs_files import load_pairs
 
-    if path is not None:
-        return load_pairs(path)
-    own = getattr(judge, "pairs", None)
-    if own is None:
+    if path is None:
         raise InputError("--pairs: got none; expected a file with query and document; fix: name it")
-    return list(own())
+    return load_pairs(path)
 
 
 def _shown(result: GradeResult, judge: Judge, priced: bool, warnings: Sequence[str]) -> CommandResult:

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bixse.errors import InputError, shorten
 from bixse.judging.grade_settings import ServerSettings
-from bixse.judging.judges.dialects import Reply, RequestForm, chat_messages, parse_reply
+from bixse.judging.judges.dialects import Reply, parse_reply
 from bixse.judging.judges.endpoints import (
     DETAIL_WIDTH,
     SHARED,
     TRANSIENT,
-    Address,
     RequestError,
     Secret,
     ServedModel,
@@ -72,7 +71,7 @@ log = logging.getLogger(__name__)
 class Endpoint:
     """An address and its state; `missed` and `refusals` (of kinds in `SHARED`) are numbers in a row."""
 
-    address: Address
+    address: str
     places: asyncio.Semaphore
     in_flight: int = 0
     missed: int = 0
@@ -200,7 +199,7 @@ class ChatClient:
                 seconds, now = _pause(error, tries), time.monotonic()
                 late = busy and now + seconds - started > LONGEST_BUSY
                 if seconds > LONGEST_WAIT and place.rests_until < now:
-                    log.warning("%s asks for a pause of %.0f s", place.address.api, seconds)
+                    log.warning("%s asks for a pause of %.0f s", place.address, seconds)
                     place.rests_until = now + seconds
                 if error.failure not in TRANSIENT or failed >= TRIES or late:
                     await self._stop_if_all_fail(error, place, body, endpoint is not None)
@@ -227,7 +226,7 @@ class ChatClient:
         endpoint.in_flight += 1
         try:
             async with endpoint.places:
-                content = await self._send(f"{endpoint.address.api}/chat/completions", body)
+                content = await self._send(f"{endpoint.address}/chat/completions", body)
         except RequestError as error:
             silent = error.failure in ("away", "broken")
             self._silent_since = (self._silent_since or time.monotonic()) if silent else None
@@ -246,54 +245,6 @@ class ChatClient:
         self._answered = self._answered or body
         endpoint.refusals = 0
         return reply
-
-    async def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Return the JSON of a path below the root of an endpoint; None if the request fails."""
-        try:
-            endpoint = await self._free_endpoint()
-            return await self._send_patiently(endpoint.address.root + path, body)
-        except RequestError:
-            return None
-
-    async def token_ids(self, model: ServedModel, text: str) -> list[int] | None:
-        """Return token ids without special tokens; None unless the server is vLLM, SGLang or llama.cpp."""
-        return await self._tokenize(model, {_text_key(model): text, "add_special_tokens": False})
-
-    async def prompt_tokens(
-        self, model: ServedModel, messages: Sequence[Mapping[str, str]], form: RequestForm
-    ) -> int | None:
-        """Return the number of tokens of a chat prompt as the server renders it, or of the texts alone."""
-        chat = chat_messages(form, messages)
-        if model.kind == "vllm":
-            body: dict[str, Any] = {"messages": chat, "add_generation_prompt": True}
-            if form.thinking_off:
-                body["chat_template_kwargs"] = {"enable_thinking": False}
-        else:
-            reply = await self.post("/apply-template", {"messages": chat})
-            rendered = reply.get("prompt") if isinstance(reply, dict) else None
-            body = {_text_key(model): rendered or "\n".join(message["content"] for message in chat)}
-            if rendered:
-                body |= {"add_special": True, "parse_special": True}
-        tokens = await self._tokenize(model, body)
-        return None if tokens is None else len(tokens)
-
-    async def _tokenize(self, model: ServedModel, body: Mapping[str, Any]) -> list[int] | None:
-        reply = await self.post("/tokenize", {"model": model.id, **body})
-        tokens = reply.get("tokens") if isinstance(reply, dict) else None
-        return tokens if isinstance(tokens, list) else None
-
-    async def _send_patiently(self, url: str, body: Mapping[str, Any] | None = None, tries: int = AWAY_AFTER) -> Any:
-        for made in range(1, tries):
-            try:
-                return await self._send(url, body)
-            except RequestError as error:
-                seconds = _pause(error, made)
-                if error.failure not in TRANSIENT or seconds > LONGEST_BUSY:
-                    raise
-                if error.failure != "busy":
-                    self._stop_if_down(error.detail)
-                await asyncio.sleep(seconds)
-        return await self._send(url, body)
 
     async def _send(self, url: str, body: Mapping[str, Any] | None = None) -> Any:
         """Return the JSON of a response, or its text; without a body, send a GET."""
@@ -324,7 +275,7 @@ class ChatClient:
         away = []
         asked = await asyncio.gather(*(self._list_models(endpoint, AWAY_AFTER) for endpoint in self.endpoints))
         for endpoint, listed in zip(self.endpoints, asked, strict=True):
-            api = endpoint.address.api
+            api = endpoint.address
             if isinstance(listed, RequestError) and listed.failure in TRANSIENT:
                 away.append(f"{api}: {listed.detail}")
                 self._leave_out(endpoint)
@@ -346,18 +297,23 @@ class ChatClient:
         return next(model for model, _ in found.values())
 
     async def _list_models(self, endpoint: Endpoint, tries: int = 1) -> list[ServedModel] | RequestError:
-        try:
-            return models_in(await self._send_patiently(f"{endpoint.address.api}/models", tries=tries))
-        except RequestError as error:
-            return error
-        except ValueError:
-            return RequestError("refused", "no list of models")
+        for made in range(1, tries + 1):
+            try:
+                return models_in(await self._send(f"{endpoint.address}/models"))
+            except ValueError:
+                break
+            except RequestError as error:
+                seconds = _pause(error, made)
+                if error.failure not in TRANSIENT or seconds > LONGEST_BUSY or made == tries:
+                    return error
+                await asyncio.sleep(seconds)
+        return RequestError("refused", "no list of models")
 
     def _stop_if_down(self, detail: str) -> None:
         now = time.monotonic()
         silent = now - (self._silent_since or now)
         if silent > self._max_downtime:
-            names = ", ".join(endpoint.address.api for endpoint in self.endpoints)
+            names = ", ".join(endpoint.address for endpoint in self.endpoints)
             raise ServerDownError(
                 f"{names}: got no answer for {silent:.0f} s ({detail}); expected an answer "
                 f"within {self._max_downtime:.0f} s; fix: see that the server runs, then give the same command again "
@@ -367,7 +323,7 @@ class ChatClient:
     def _leave_out(self, endpoint: Endpoint) -> None:
         if endpoint.watch is None:
             what = "its requests go to the others" if len(self.endpoints) > 1 else "it is asked again in a while"
-            log.warning("%s does not answer; %s", endpoint.address.api, what)
+            log.warning("%s does not answer; %s", endpoint.address, what)
             endpoint.watch = asyncio.get_running_loop().create_task(self._watch(endpoint))
 
     async def _watch(self, endpoint: Endpoint) -> None:
@@ -376,7 +332,7 @@ class ChatClient:
             await asyncio.sleep(wait)
             listed = await self._list_models(endpoint)
             if not (isinstance(listed, RequestError) and listed.failure in TRANSIENT):
-                log.warning("%s answers again", endpoint.address.api)
+                log.warning("%s answers again", endpoint.address)
                 endpoint.watch, endpoint.missed = None, 0
                 return
             wait = min(LONGEST_ABSENCE, 2 * wait)
@@ -411,10 +367,6 @@ class ChatClient:
             "model": f"got {error.detail}; expected a model that is served; fix: correct its name or the address",
         }[error.failure]
         raise InputError(f"{'endpoint' if error.failure == 'model' else self._key_variable}: {told}") from error
-
-
-def _text_key(model: ServedModel) -> str:
-    return "content" if model.kind == "llama.cpp" else "prompt"
 
 
 def _pause(error: RequestError, tries: int) -> float:

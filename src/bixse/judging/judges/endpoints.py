@@ -23,19 +23,12 @@ _KINDS = {"vllm": "vllm", "llamacpp": "llama.cpp", "sglang": "sglang", "library"
 UNKNOWN_KIND = "openai-compatible"
 
 
-class Address(NamedTuple):
-    """The parts of an address: `/chat/completions` follows `api`, `/tokenize` follows `root`."""
-
-    api: str
-    root: str
-
-
-def parse_address(text: str) -> Address:
-    """Read an address with or without `/v1`; raise InputError for a password or a query, which could hold a key.
+def parse_address(text: str) -> str:
+    """Return the address before `/chat/completions`; raise InputError for a user or a query, which could hold a key.
 
     Example:
-        >>> parse_address("http://localhost:8000")
-        Address(api='http://localhost:8000/v1', root='http://localhost:8000')
+        >>> parse_address("http://localhost:8000"), parse_address("https://host/v1beta/openai/")
+        ('http://localhost:8000/v1', 'https://host/v1beta/openai')
     """
     if "@" in text or "?" in text or "#" in text:
         raise InputError(
@@ -52,16 +45,12 @@ def parse_address(text: str) -> Address:
             f"endpoint: got {shorten(text)}; expected an address like http://localhost:8000/v1; "
             "fix: begin with http:// or https://"
         )
-    segments = [segment for segment in parts.path.split("/") if segment]
-    for ending in ("completions", "chat"):
-        if segments[-1:] == [ending]:
-            segments.pop()
-    version = next((index for index, segment in enumerate(segments) if _VERSION.fullmatch(segment)), None)
-    root = "/".join([f"{parts.scheme}://{parts.netloc}", *segments[:version]])
-    return Address("/".join([root, *(segments[version:] if version is not None else ["v1"])]), root)
+    path = parts.path.rstrip("/").removesuffix("/completions").removesuffix("/chat")
+    version = "" if any(map(_VERSION.fullmatch, path.split("/"))) else "/v1"
+    return f"{parts.scheme}://{parts.netloc}{path}{version}"
 
 
-def parse_addresses(texts: Sequence[str]) -> list[Address]:
+def parse_addresses(texts: Sequence[str]) -> list[str]:
     """Read one or more addresses; raise InputError for none or a repeated one."""
     addresses = [parse_address(text) for text in texts]
     if not addresses or len(set(addresses)) != len(addresses):
