@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 from itertools import combinations
@@ -26,13 +25,12 @@ if TYPE_CHECKING:
 
 
 FEW_LABELS_METRICS = ("ndcg@10", "precision@10")
+NO_NDCG = (
+    "ndcg: got labels of pairs; expected labels of every graded pair of some queries, as the ideal ranking of a query "
+    "is no sum over labels; fix: label whole queries, or read precision@k"
+)
 HEADERS = ("metric", "system", "judge alone", "estimate", "these queries", "queries like these", "labels worth")
 _WORDS = {"above": "better", "below": "worse", "across": "no difference"}
-COMPLETIONS = 20
-"""Number of draws of the missing labels."""
-NDCG_RELEVANT, NDCG_LABELS = 4.0, 8
-"""Minimum of relevant documents per query, and of their labels, for nDCG from pairs. With fewer, the ideal DCG
-is too far from linear in the labels: intervals covered .5 to .88 (`docs/evaluation.md`)."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +52,6 @@ class FewLabelsEstimate:
     """Value from the judge's grades alone, with the judge's bias."""
     labels_worth: int | None
     """Number of labels for an equally narrow interval without the judge; None if unknown."""
-    approximate: bool
-    """True for an estimated ideal ranking, which is unbiased to first order only."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +70,6 @@ class FewLabels:
     """Number of labels of pairs without a grade; left out."""
     ungraded: Mapping[str, int]
     """System -> number of ungraded documents within the deepest cut-off; they count as irrelevant."""
-    left_out: str | None = None
-    """Reason why nDCG is not among the default metrics: relevance is too rare."""
 
     def text(self) -> str:
         """Return a table, a verdict on each difference, and the omissions."""
@@ -87,10 +81,8 @@ class FewLabels:
             "",
             *(_verdict(own) for own in self.estimates if own.baseline is not None),
         ]
-        if any(own.approximate for own in self.estimates):
-            lines.append("~: the ideal ranking is estimated, which biases nDCG; label whole queries to be free of that")
-        if self.left_out is not None:
-            lines.append(f"left out: {self.left_out}")
+        if self.drawn == "pairs":
+            lines.append("nDCG is left out: it needs labels of every graded pair of some queries")
         if self.outside:
             lines.append(f"{self.outside} labels are of pairs without a grade: left out")
         lines += [
@@ -112,21 +104,19 @@ def evaluate_few_labels(
     """Estimate metrics that people's labels of every graded pair would give, from labels of a sample.
 
     The estimate is the judge's value corrected by the differences of its grades from the labels: see
-    `bixse.judging.audit.labelled_sample`. precision@k, and nDCG@k from whole queries, are unbiased: exactly so for
-    independently drawn queries. nDCG@k from pairs is unbiased to first order, since the ideal DCG is estimated.
+    `bixse.judging.audit.labelled_sample`. It is unbiased: exactly so for independently drawn pairs or queries.
 
     Args:
         runs: name -> run; each pair of systems is compared.
         grades: the judge's relevance in [0, 1] of every pair of the pool; all its queries count.
         labels: people's relevance in [0, 1] of the drawn pairs.
         probabilities: probability of each drawn pair; None for equal ones.
-        metrics: "ndcg@k" and "precision@k"; None for precision@10 and, given enough labels, nDCG@10.
+        metrics: "precision@k" and, from whole queries, "ndcg@k"; None for both at 10, as far as they can be had.
         relevant_from: lowest relevance that counts as relevant for precision.
 
     Raises:
-        InputError: no run, another metric, a run without a query of the pool, or unusable labels (see
-            `bixse.judging.audit.labelled_sample.judged_pool`). Also nDCG from pairs with fewer than 4 relevant
-            documents per query, or fewer than 8 labels of relevant documents.
+        InputError: no run, another metric, nDCG from labels of pairs, a run without a query of the pool, or unusable
+            labels (see `bixse.judging.audit.labelled_sample.judged_pool`).
 
     Example:
         >>> grades = {(f"q{i}", f"d{j}"): float(j < 3) for i in range(9) for j in range(5)}
@@ -136,13 +126,11 @@ def evaluate_few_labels(
         >>> round(found.judge, 2), round(found.queries.value, 2)
         (1.0, 0.68)
     """
-    wanted = [_parse(name, relevant_from) for name in (FEW_LABELS_METRICS if metrics is None else metrics)]
     pool = judged_pool(grades, labels, probabilities)
-    rare = _too_rare_for_ndcg(pool)
-    if rare is not None and metrics is None:
-        wanted = [metric for metric in wanted if metric.measure != "ndcg"]
-    elif rare is not None and any(metric.measure == "ndcg" for metric in wanted):
-        raise InputError(rare)
+    default = FEW_LABELS_METRICS if pool.whole_queries else FEW_LABELS_METRICS[1:]
+    wanted = [_parse(name, relevant_from) for name in (default if metrics is None else metrics)]
+    if not pool.whole_queries and any(metric.measure == "ndcg" for metric in wanted):
+        raise InputError(NO_NDCG)
     if not 0 < relevant_from <= 1:
         raise InputError(
             f"relevant_from: got relevance {relevant_from:g}; expected above 0 and up to 1; fix: name the lowest grade "
@@ -170,23 +158,6 @@ def evaluate_few_labels(
         pool_queries=pool.sample.queries,
         outside=pool.outside,
         ungraded={name: shown[name] - int(((own > 0) & (own <= deepest)).sum()) for name, own in ranks.items()},
-        left_out=rare if metrics is None else None,
-    )
-
-
-def _too_rare_for_ndcg(pool: JudgedPool) -> str | None:
-    """Return the reason against nDCG from pairs, or None."""
-    if pool.whole_queries:
-        return None
-    counts, found = 1 / pool.sample.probability, int((pool.labels > 0).sum())
-    per_query = float(counts[pool.labels > 0].sum()) / pool.sample.queries
-    if per_query >= NDCG_RELEVANT and found >= NDCG_LABELS:
-        return None
-    needed = max(NDCG_LABELS, math.ceil(NDCG_RELEVANT * pool.sample.queries * len(counts) / counts.sum()))
-    return (
-        f"ndcg: got {found} labels of relevant documents among {len(counts)}, so about {per_query:.1f} relevant "
-        f"documents per query; expected at least {needed}, so {NDCG_RELEVANT:g} per query, as nDCG from pairs is "
-        "biased where relevance is rarer; fix: label whole queries, or read precision@k"
     )
 
 
@@ -226,7 +197,7 @@ def _estimate(
     weight, per_unit = metric.weights(ranks[system]), 1.0
     if baseline is not None:
         weight = weight - metric.weights(ranks[baseline])
-    estimator = _ndcg_from_pairs if metric.measure == "ndcg" else _precision_from_pairs
+    estimator = _precision_from_pairs
     if pool.whole_queries:
         estimator, per_unit = _from_queries, len(pool.labels) / len(pool.of_queries.labelled)
     powered, plain = (estimator(pool, metric, weight, judge) for judge in (True, False))
@@ -240,7 +211,6 @@ def _estimate(
         plain=plain.of_labels(),
         judge=float(metric.values(pool, metric.relevance(pool.grades), weight).mean()),
         labels_worth=None if growth is None else round(plain.labels(growth) * per_unit),
-        approximate=metric.measure == "ndcg" and not pool.whole_queries and len(pool.labels) < len(pool.pairs),
     )
 
 
@@ -250,7 +220,7 @@ def _from_queries(pool: JudgedPool, metric: _Metric, weight: Floats, judge: bool
     labels[pool.sample.labelled] = pool.labels
     known = metric.values(pool, metric.relevance(labels), weight)[sample.labelled]
     graded = metric.values(pool, pool.grades, weight)
-    predicted = sample.predict(known[:, None], graded if judge else None)[:, 0]
+    predicted = sample.predict(known, graded if judge else None)
     residual = known - predicted[sample.labelled]
     per_query = predicted + sample.sum_labelled(residual / sample.probability)
     return SampledMean(sample, per_query, residual, np.ones(sample.queries))
@@ -260,40 +230,9 @@ def _precision_from_pairs(pool: JudgedPool, metric: _Metric, weight: Floats, jud
     """Estimate a sum over documents, in which each label represents 1 / probability documents."""
     sample = pool.sample
     known = metric.relevance(pool.labels)
-    predicted = sample.predict(known[:, None], pool.grades if judge else None, weight)[:, 0]
+    predicted = sample.predict(known, pool.grades if judge else None, weight)
     residual = weight[sample.labelled] * (known - predicted[sample.labelled])
     per_query = sample.sum_by_query(weight * predicted) + sample.sum_labelled(residual / sample.probability)
-    return SampledMean(sample, per_query, residual, weight)
-
-
-def _ndcg_from_pairs(pool: JudgedPool, metric: _Metric, weight: Floats, judge: bool) -> SampledMean:
-    """Estimate nDCG from known labels and random labels of the other documents, corrected to first order."""
-    sample = pool.sample
-    levels = np.unique(pool.labels[pool.labels > 0]) if pool.labels.any() else np.ones(1)
-    steps = np.diff(levels, prepend=0.0)
-    reached = pool.labels[:, None] >= levels
-    expected = sample.predict(reached.astype(np.float64), pool.grades if judge else None).clip(0, 1)
-    surprise = reached - expected[sample.labelled]
-    discounts = 1 / np.log2(np.arange(metric.depth) + 2)
-    gains = np.concatenate([[0.0], np.cumsum(discounts)])[np.minimum(np.arange(len(pool.pairs) + 2), metric.depth)]
-    own, query = weight[sample.labelled], sample.query[sample.labelled]
-    per_query, residual = np.zeros(sample.queries), np.zeros(len(pool.labels))
-    generator = np.random.default_rng(0)  # fixed, so that equal inputs give equal estimates
-    # levels come from predicted probabilities, as PRECISE integrates over a judge's probabilities (arXiv:2606.05308)
-    for _ in range(COMPLETIONS):
-        complete = generator.random((len(pool.pairs), 1)) < expected
-        complete[sample.labelled] = reached
-        counts = np.column_stack([sample.sum_by_query(level) for level in complete.T]).astype(np.int64)
-        # n_j documents reach level z_j; ideal DCG is sum_j (z_j - z_{j-1}) D(n_j), D(n): DCG of n of relevance 1
-        ideal = np.maximum(gains[counts] @ steps, levels[0])
-        ndcg = sample.sum_by_query(weight * (complete @ steps)) / ideal
-        # derivatives carry each label's residual to the documents that were not drawn
-        slopes = (gains[counts + 1] - gains[np.maximum(counts - 1, 0)]) / 2
-        per_query += ndcg / COMPLETIONS
-        change = own * (surprise @ steps) - (ndcg[query] * ((slopes[query] * surprise) @ steps))
-        residual += change / ideal[query] / COMPLETIONS
-    rest = (1 - sample.probability) / sample.probability
-    per_query += sample.sum_labelled(rest * residual)
     return SampledMean(sample, per_query, residual, weight)
 
 
@@ -301,7 +240,7 @@ def _row(own: FewLabelsEstimate) -> list[Cell]:
     signed = own.baseline is not None
     write = format_difference if signed else format_number
     return [
-        own.metric + ("~" if own.approximate else ""),
+        own.metric,
         own.system if own.baseline is None else f"{own.system} - {own.baseline}",
         write(own.judge),
         write(own.queries.value or 0.0),

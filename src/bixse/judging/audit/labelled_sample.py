@@ -47,17 +47,18 @@ class LabelledSample:
     """(n,) probability in (0, 1] with which each labelled unit was drawn."""
 
     def predict(self, values: Floats, grades: Floats | None, importance: Floats | None = None) -> Floats:
-        """Predict (U, L) values of all units from (n, L) labelled `values` of other queries.
+        """Predict (U,) values of all units from the (n,) labelled `values` of other queries.
 
         `grades` (U,) are the judge's; without grades, the mean is the prediction. `importance` (U,) weights the units.
         """
-        weight = 1 / self.probability
+        weights = 1 / self.probability
         if importance is not None:
             # a unit that is certain to be labelled adds no variance, and informs little about the rest
-            weight = (importance[self.labelled] * weight) ** 2 * np.maximum(1 - self.probability, 1e-3)
-        weights = weight[:, None]
-        x = np.zeros_like(weights) if grades is None else grades[self.labelled][:, None]
+            weights = (importance[self.labelled] * weights) ** 2 * np.maximum(1 - self.probability, 1e-3)
+        x = np.zeros_like(weights) if grades is None else grades[self.labelled]
         total, mean_x, mean = self._others(weights), self._others(weights, x), self._others(weights, values)
+        if grades is None:
+            return mean[self.query]
         spread_x, spread, together = (
             self._others(weights, one * other) - centre
             for one, other, centre in ((x, x, mean_x**2), (values, values, mean**2), (x, values, mean_x * mean))
@@ -68,17 +69,13 @@ class LabelledSample:
         freedom = np.nan_to_num(quotient(total**2, self._others(weights**2))) - 4
         signal = explained / (1 - explained) * np.maximum(freedom, 0)  # Fisher's F of the slope
         slope *= 1 - 1 / np.maximum(signal, 1)
-        if grades is None:
-            return mean[self.query]
-        predicted: Floats = mean[self.query] + slope[self.query] * (grades[:, None] - mean_x[self.query])
+        predicted: Floats = mean[self.query] + slope[self.query] * (grades - mean_x[self.query])
         return predicted
 
     def _others(self, weights: Floats, values: Floats | None = None) -> Floats:
-        """Return (Q, L) weighted means, or sums of weights, over the labelled units of all other queries."""
-        terms = weights if values is None else weights * values
-        sums = np.zeros((self.queries, terms.shape[1]))
-        np.add.at(sums, self.query[self.labelled], terms)
-        others: Floats = sums.sum(axis=0) - sums
+        """Return (Q,) weighted means, or sums of weights, over the labelled units of all other queries."""
+        sums = self.sum_labelled(weights if values is None else weights * values)
+        others: Floats = sums.sum() - sums
         if values is None:
             return np.where(others > _SMALLEST * sums.sum(), others, 0.0)
         return np.nan_to_num(quotient(others, self._others(weights)))
