@@ -112,7 +112,8 @@ def simulate(data: Path, judge: str, sizes: list[int], draws: int, seed: int) ->
                     name: {f"{n}-{query}": run[query] for n, query in enumerate(chosen)} for name, run in runs.items()
                 }
                 labels = draw(of_all, size, unit, generator)
-                found = evaluate_few_labels(ranking, of_judge, labels, metrics=METRICS if unit == "queries" else METRICS[1:], relevant_from=RELEVANT_FROM)
+                metrics = METRICS if unit == "queries" else METRICS[1:]
+                found = evaluate_few_labels(ranking, of_judge, labels, metrics=metrics, relevant_from=RELEVANT_FROM)
                 for own in found.estimates:
                     if own.system == "A":
                         target = float(np.mean([truth[own.metric, own.baseline][query] for query in chosen]))

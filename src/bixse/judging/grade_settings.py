@@ -176,8 +176,6 @@ class JudgeOptions(ServerSettings):
     """Number type of a local model's weights; auto is as --precision says."""
     device: str | None = None
     """Device of a local model (default: the best there is)."""
-    tokens_per_batch: int | None = Field(default=None, ge=1)
-    """Positions in one pass of a local model."""
     score_map: Annotated[str | None, Flag(metavar="MAP")] = None
     """How the scores of a cross-encoder become relevance: logit (default, a sigmoid), prob, percent or
     platt:SLOPE,INTERCEPT."""

@@ -130,11 +130,4 @@ def open_judge(names: Sequence[str], rubric: Rubric, options: JudgeOptions | Non
         )
     from bixse.judging.judges.local_judge import LocalJudge
 
-    return LocalJudge(
-        name,
-        rubric,
-        device=options.device,
-        dtype=options.dtype,
-        tokens_per_batch=options.tokens_per_batch,
-        revision=options.revision,
-    )
+    return LocalJudge(name, rubric, options.device, options.dtype)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bixse.judging.judge import Dtype, Question
-    from bixse.judging.judges.local_model import Sharing
     from bixse.judging.rubrics import Rubric
 
     Messages = Sequence[Mapping[str, str]]
@@ -39,30 +38,21 @@ class LocalJudge:
     """A judge by the probabilities of the options as the next token after one pass over a question (mode "token-ids").
 
     Probabilities come from the softmax over the whole vocabulary in float32. A label has the probability of all its
-    spellings ("3" and " 3"), so nothing is hidden and the bounds of a grade equal the grade. Each `window` of questions
-    is sorted by length, and the common beginning of the prompts is computed once. An answer with a probability below
-    `min_mass` on all options has no grade.
+    spellings ("3" and " 3"), so nothing is hidden and the bounds of a grade equal the grade. Questions are sorted by
+    length. An answer with a probability below `min_mass` on all options has no grade.
     """
 
     at_once = 1
 
     def __init__(
         self,
-        model_name_or_path: str | Path | LocalModel,
+        model: str | Path,
         rubric: Rubric,
         device: str | None = None,
         dtype: Dtype = "auto",
-        tokens_per_batch: int | None = None,
-        window: int | None = None,
         min_mass: float = 0.01,
-        revision: str | None = None,
     ) -> None:
-        self._own = not isinstance(model_name_or_path, LocalModel)
-        loaded = self._loaded = (
-            model_name_or_path
-            if isinstance(model_name_or_path, LocalModel)
-            else LocalModel(model_name_or_path, device, dtype, revision)
-        )
+        loaded = self._loaded = LocalModel(model, device, dtype)
         self.rubric, self.min_mass = rubric, min_mass
         self._renderer = PromptRenderer(loaded.tokenizer)
         example = [rubric.variants[0].messages("query", "document")]
@@ -70,11 +60,6 @@ class LocalJudge:
         self._option_ids = option_token_ids(loaded.tokenizer, rubric.labels, prompt, ids)
         self.name, self.scale = loaded.name, rubric.scale
         self.warnings = list(self._renderer.notes)
-        if loaded.device.startswith("cpu"):
-            passes, ahead = TOKENS_PER_THREAD * max(2, torch.get_num_threads()), WINDOW
-        else:
-            passes, ahead = TOKENS_ON_DEVICE, WINDOW_ON_DEVICE
-        self._tokens_per_batch, self.window = tokens_per_batch or passes, window or ahead
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -98,7 +83,7 @@ class LocalJudge:
         """The reader, created for the first question: a run without pending questions needs no weights."""
         model = self._loaded.model
         try:
-            return PromptReader(model, self._tokens_per_batch)
+            return PromptReader(model, self._tokens_per_pass)
         except Exception as error:
             raise ModelError(
                 f"judge {self.name!r}: got {type(error).__name__} on a first prompt ({error}); expected a causal "
@@ -106,8 +91,9 @@ class LocalJudge:
             ) from error
 
     @property
-    def sharing(self) -> Sharing:
-        return self._reader.sharing
+    def _tokens_per_pass(self) -> int:
+        on_cpu = self._loaded.device.startswith("cpu")
+        return TOKENS_PER_THREAD * max(2, torch.get_num_threads()) if on_cpu else TOKENS_ON_DEVICE
 
     @property
     def context(self) -> int | None:
@@ -116,7 +102,8 @@ class LocalJudge:
 
     def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Answer]]:
         source = iter(questions)
-        while taken := list(islice(source, self.window)):
+        window = WINDOW if self._loaded.device.startswith("cpu") else WINDOW_ON_DEVICE
+        while taken := list(islice(source, window)):
             started = time.perf_counter()
             prompts = self._prompts(taken)
             usable: dict[str, list[int]] = {}
@@ -135,8 +122,7 @@ class LocalJudge:
 
     def close(self) -> None:
         vars(self).pop("_reader", None)
-        if self._own:
-            self._loaded.free()
+        self._loaded.free()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
