@@ -32,10 +32,8 @@ _BLOCK_SIZE = 1 << 22  # counts of resampled tables in memory: about 100 MB
 class CountsByQuery:
     """One table of counts per query."""
 
-    counts: Any
-    """A scipy.sparse matrix of counts, shape (Q queries, rows * columns)."""
-    shape: tuple[int, int]
-    """Number of distinct grades of the human, and of the judge."""
+    counts: Any  # scipy.sparse, (Q queries, rows * columns)
+    shape: tuple[int, int]  # number of distinct grades of the human, and of the judge
 
     @property
     def total(self) -> Floats:

@@ -39,8 +39,7 @@ class GradeShare:
     grade: float
     pairs: int
     relevant: float | None = None
-    low: float | None = None
-    """Lower end of Wilson's 95 % interval, as if pairs were independent."""
+    low: float | None = None  # Wilson's 95 % interval, as if pairs were independent
     high: float | None = None
 
 
@@ -80,18 +79,14 @@ class JudgeAudit:
 
     name: str
     path: str
-    pairs: int
-    """Number of pairs with a usable grade on both sides; every measure is over these pairs."""
+    pairs: int  # with a usable grade on both sides; every measure is over these pairs
     queries: int
-    without_grade: int
-    """Number of human-labelled pairs without a usable grade of the judge."""
-    human_only: int
-    """Number of human-labelled pairs missing in the judge's file."""
+    without_grade: int  # human-labelled pairs without a usable grade of the judge
+    human_only: int  # human-labelled pairs missing in the judge's file
     judge_only: int
     statuses: Mapping[str, int]
     impossible: tuple[ImpossibleLabel, ...]
-    mapped: int
-    """Number of pairs whose relevance does not follow from their grade on the judge's scale."""
+    mapped: int  # pairs whose relevance does not follow from their grade
     measures: Mapping[str, IntervalEstimate]
     """`MEASURES` with intervals over queries; expected grades are rounded, except for rho and tau."""
     confusion: tuple[tuple[int, ...], ...]
@@ -134,8 +129,7 @@ class AuditReport:
     human_pairs: int
     human_queries: int
     human_impossible: tuple[ImpossibleLabel, ...]
-    human_after_judge: int
-    """Number of labels given or changed after the person saw the judge's grade; left out."""
+    human_after_judge: int  # labels given or changed after the person saw the judge's grade; left out
     judges: tuple[JudgeAudit, ...]
     differences: tuple[JudgeDifference, ...]
     samples: int

@@ -72,10 +72,8 @@ class GradeMap(BaseModel):
     judge: str = ""
     scale: tuple[float, float] | None = None
     """Scale of the judge: the map reads (grade - lowest) / (highest - lowest)."""
-    target: str = ""
-    """The predicted quantity in words."""
+    target: str = ""  # the predicted quantity in words
     labels: int = 0
-    """Number of human labels of the fit."""
     queries: int = 0
     held_out: HeldOutFigures | None = None
     helps: bool | None = None
@@ -96,7 +94,6 @@ class GradeMapResult:
 
     map: GradeMap
     impossible: tuple[ImpossibleLabel, ...]
-    """Labels off their scale; left out."""
     artifacts: dict[str, str]
     """Name -> path; empty for a map that does not help, which is not written."""
 

@@ -39,11 +39,9 @@ class FewLabelsEstimate:
 
     metric: str
     system: str
-    baseline: str | None
-    """Subtracted system; None for the value of one system."""
+    baseline: str | None  # subtracted
     queries: IntervalEstimate
-    """Value and interval for queries like these, over the choice of queries and of labels. The ends are None if the
-    labels are too few, or too much alike."""
+    """Interval for queries like these. The ends are None if the labels are too few, or too much alike."""
     labels: IntervalEstimate
     """The same value with the interval for these very queries, as if people labelled every pair."""
     plain: IntervalEstimate
@@ -59,15 +57,12 @@ class FewLabels:
     """All estimates from one sample of labels."""
 
     estimates: tuple[FewLabelsEstimate, ...]
-    drawn: str
-    """"pairs" or "queries"."""
+    drawn: str  # "pairs" or "queries"
     labelled: int
     labelled_queries: int
     pairs: int
-    """Number of graded pairs in the pool."""
     pool_queries: int
-    outside: int
-    """Number of labels of pairs without a grade; left out."""
+    outside: int  # labels of pairs without a grade; left out
     ungraded: Mapping[str, int]
     """System -> number of ungraded documents within the deepest cut-off; they count as irrelevant."""
 

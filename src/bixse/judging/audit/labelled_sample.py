@@ -38,13 +38,10 @@ _SMALLEST = 1e-12  # smaller variances of grades in [0, 1] are rounding
 class LabelledSample:
     """A sample of n labelled units among U units (pairs, or queries) of Q queries."""
 
-    query: npt.NDArray[np.int64]
-    """(U,) query index per unit."""
+    query: npt.NDArray[np.int64]  # (U,) query index per unit
     queries: int
-    labelled: npt.NDArray[np.int64]
-    """(n,) indices of the labelled units."""
-    probability: Floats
-    """(n,) probability in (0, 1] with which each labelled unit was drawn."""
+    labelled: npt.NDArray[np.int64]  # (n,) indices of the labelled units
+    probability: Floats  # (n,) with which each labelled unit was drawn, in (0, 1]
 
     def predict(self, values: Floats, grades: Floats | None, importance: Floats | None = None) -> Floats:
         """Predict (U,) values of all units from the (n,) labelled `values` of other queries.
@@ -94,12 +91,9 @@ class SampledMean:
     """The mean of a metric over Q queries, from a sample of labels."""
 
     sample: LabelledSample
-    per_query: Floats
-    """(Q,) unbiased values; they can leave [0, 1]."""
-    residual: Floats
-    """(n,) label minus prediction, not divided by the probability."""
-    importance: Floats
-    """(U,) weight of each unit's value."""
+    per_query: Floats  # (Q,) unbiased values; they can leave [0, 1]
+    residual: Floats  # (n,) label minus prediction, not divided by the probability
+    importance: Floats  # (U,) weight of each unit's value
 
     @property
     def value(self) -> float:
@@ -174,13 +168,10 @@ class JudgedPool:
     """A pool of U graded pairs of Q queries, with n labelled pairs."""
 
     pairs: tuple[tuple[str, str], ...]
-    grades: Floats
-    """(U,) relevance by the judge."""
+    grades: Floats  # (U,) relevance by the judge
     sample: LabelledSample
-    labels: Floats
-    """(n,) relevance by people."""
-    outside: int
-    """Number of labels of pairs without a grade; left out."""
+    labels: Floats  # (n,) relevance by people
+    outside: int  # labels of pairs without a grade; left out
 
     @cached_property
     def whole_queries(self) -> bool:

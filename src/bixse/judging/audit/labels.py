@@ -97,8 +97,7 @@ class ImpossibleLabel:
     """A label off the scale. It is listed, never clipped, and never used as a grade."""
 
     path: str
-    row: int
-    """Row number from 1, without the header."""
+    row: int  # from 1, without the header
     query_id: str
     document_id: str
     value: float
@@ -118,8 +117,7 @@ def impossible_lines(labels: Sequence[ImpossibleLabel], most: int = 20) -> list[
 class Labels:
     """The labels of one side for (query, document) pairs."""
 
-    name: str
-    """Name of the judge, or of the file."""
+    name: str  # of the judge, or of the file
     path: str
     scale: GradeScale
     grades: Mapping[PairIds, float]  # usable grades only
@@ -130,8 +128,7 @@ class Labels:
     impossible: tuple[ImpossibleLabel, ...] = ()
     probability: Mapping[PairIds, float] = field(default_factory=dict)
     """Probability with which a pair was drawn for a label, if the file holds it."""
-    after_judge: int = 0
-    """Number of events left out because the person had seen the judge's grade."""
+    after_judge: int = 0  # events left out because the person had seen the judge's grade
 
     @property
     def mapped(self) -> int:

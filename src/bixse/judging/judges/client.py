@@ -76,10 +76,8 @@ class Endpoint:
     in_flight: int = 0
     missed: int = 0
     refusals: int = 0
-    rests_until: float = 0.0
-    """End of the pause that the server requested, on the monotonic clock."""
-    watch: asyncio.Task[None] | None = field(default=None, repr=False)
-    """The task that waits for an absent endpoint; None while the endpoint is present."""
+    rests_until: float = 0.0  # end of the pause that the server requested, on the monotonic clock
+    watch: asyncio.Task[None] | None = field(default=None, repr=False)  # waits while the endpoint is absent
 
 
 class ChatClient:

@@ -48,15 +48,11 @@ class RequestForm:
     max_tokens: int = ANSWER_TOKENS
     top_logprobs: int = TOP_LOGPROBS[0]
     """Number of alternatives per position; 0 asks for no probabilities."""
-    constraint: str = ""
-    """One of `CONSTRAINTS`, or empty."""
-    samples: int = 0
-    """Number of answers per request; 0 for one answer without sampling."""
-    temperature: float | None = 0.0
-    """None for servers that refuse a temperature."""
+    constraint: str = ""  # a value of `CONSTRAINTS`
+    samples: int = 0  # answers per request; 0 for one answer without sampling
+    temperature: float | None = 0.0  # None for servers that refuse a temperature
     seeded: bool = False
-    system_role: bool = True
-    """False puts the system text before the user's text."""
+    system_role: bool = True  # False puts the system text before the user's text
     thinking_off: bool = False
     limit_name: str = "max_tokens"
 
@@ -126,13 +122,7 @@ def _constraint(kind: str, labels: Sequence[str]) -> Any:
 
 
 def simpler_form(form: RequestForm, refusal: str) -> RequestForm | None:
-    """Return the form without the part that the server's message refuses; None if nothing is left to drop.
-
-    Example:
-        >>> form = RequestForm("gemma", "verbal", top_logprobs=0)
-        >>> simpler_form(form, "System role not supported").system_role
-        False
-    """
+    """Return the form without the part that the server's message refuses; None if nothing is left to drop."""
     message = refusal.lower()
     if "max_completion_tokens" in message and form.limit_name == "max_tokens":
         return replace(form, limit_name="max_completion_tokens")
@@ -163,13 +153,10 @@ class Position(NamedTuple):
 class Choice(NamedTuple):
     """One answer of a reply."""
 
-    text: str
-    """Written text without separate reasoning."""
-    finish_reason: str = "stop"
-    """"stop", "length" or "content_filter"."""
+    text: str  # without separate reasoning
+    finish_reason: str = "stop"  # or "length", "content_filter"
     positions: tuple[Position, ...] = ()
     refusal: str = ""
-    """Text of the server about a refusal."""
 
 
 @dataclass(frozen=True)
@@ -179,17 +166,12 @@ class Reply:
     choices: tuple[Choice, ...]
     usage: Usage
     model: str = ""
-    """Name of the model, by the server."""
     tries: int = 1
-    seconds: float = 0.0
-    """Wall time, including the wait for a free endpoint."""
+    seconds: float = 0.0  # including the wait for a free endpoint
 
 
 def parse_reply(content: Any, keep: Callable[[str], str] = str) -> Reply:
-    """Read a reply.
-
-    `keep` replaces texts that may not be kept or shown (`Secret.keep`). Raise ValueError for an incomplete reply.
-    """
+    """Read a reply; `keep` replaces texts that may not be shown (`Secret.keep`). Raise ValueError for no whole reply."""
     raw = content.get("choices") if isinstance(content, dict) else None
     if not isinstance(raw, list) or not raw:
         raise ValueError("no choices")
@@ -198,14 +180,7 @@ def parse_reply(content: Any, keep: Callable[[str], str] = str) -> Reply:
 
 
 def read_choices(choices: Sequence[Choice], form: RequestForm, rubric: Rubric) -> Answer:
-    """Return the answer from one or several samples in the mode of the form, without tokens, time and model.
-
-    Example:
-        >>> from bixse.judging.rubrics import load_rubric
-        >>> samples = [Choice("3"), Choice("2"), Choice("3"), Choice("I see")]
-        >>> read_choices(samples, RequestForm("qwen", "sample", samples=4), load_rubric("trec-dl-0-3")).probabilities
-        (0.0, 0.0, 0.25, 0.5)
-    """
+    """Return the answer from one or several samples in the mode of the form, without tokens, time and model."""
     labels = rubric.labels
     text = " | ".join(choice.text for choice in choices)[:TEXT_WIDTH]
     by_place = form.mode not in WRITTEN

@@ -63,8 +63,7 @@ class ServedModel(NamedTuple):
     """A model in the list of a server."""
 
     id: str
-    kind: str
-    """Kind of server: "vllm", "llama.cpp", "sglang", "ollama" or "openai-compatible"."""
+    kind: str  # of the server: a value of `_KINDS`, or `UNKNOWN_KIND`
     aliases: tuple[str, ...] = ()
 
     @property
@@ -122,10 +121,6 @@ class Secret:
 
     Texts are searched for runs of `RUN` characters, in upper and lower case: plain, quoted for addresses, escaped for
     JSON, in hexadecimal digits, and in base64, also as a part of a longer text ("user:key").
-
-    Example:
-        >>> Secret("sk-very-secret").keep("the key SK-VERY-SECRET is wrong")
-        '[not kept: it holds a part of the key]'
     """
 
     def __init__(self, key: str) -> None:
@@ -180,10 +175,8 @@ class RequestError(Exception):
     """An error of a request without a reply after all tries."""
 
     failure: Failure
-    detail: str
-    """Message of the server, without the key."""
-    retry_after: float | None = None
-    """Seconds to wait, by the server."""
+    detail: str  # message of the server, without the key
+    retry_after: float | None = None  # seconds
     tries: int = 1
     seconds: float = 0.0
 

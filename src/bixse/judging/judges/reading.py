@@ -47,15 +47,15 @@ def spellings(label: str) -> tuple[str, str]:
 
 @dataclass
 class SeenToken:
-    """A returned token, possibly named several times."""
+    """A returned token, possibly named several times: highest log-probability and lowest probability given.
+
+    `more` is the probability of its other names, in case they are other tokens.
+    """
 
     text: str
     top: float
-    """Highest natural log-probability given."""
     least: float
-    """Lowest probability given."""
     more: float = 0.0
-    """Probability of the other names, in case they are other tokens."""
 
     @property
     def hidden(self) -> float:
@@ -129,10 +129,6 @@ def expected_grade(values: Sequence[float], options: OptionProbabilities) -> tup
     """Return the expected grade sum s p(s) / sum p(s) over the returned options, and its lowest and highest value.
 
     `values` are L rising grades. Raise InputError if no option has any probability.
-
-    Example:
-        >>> expected_grade([0, 1, 2, 3], OptionProbabilities((0.0, 0.1, 0.2, 0.2)))
-        (2.2, 2.2, 2.2)
     """
     total = math.fsum(options.probabilities)
     if not total > 0:
@@ -167,12 +163,7 @@ _REFUSAL = re.compile(
 
 
 def is_refusal(text: str) -> bool:
-    """Return True if a text declines to answer in a form that docs/mining.md lists.
-
-    Example:
-        >>> is_refusal("I'm sorry, but I can't help with that."), is_refusal("I can't open a file in Python")
-        (True, False)
-    """
+    """Return True if a text declines to answer in a form that docs/mining.md lists."""
     return _REFUSAL.match(text) is not None
 
 
@@ -206,8 +197,7 @@ class TextAnswer:
 
     status: Status
     label: str = ""
-    start: int = -1
-    """Index of the option in the text, in characters."""
+    start: int = -1  # of the option in the text
     detail: str = ""
 
 
@@ -216,12 +206,9 @@ class _Patterns(NamedTuple):
 
     last_line: re.Pattern[str]
     first_line: re.Pattern[str]
-    after_first: re.Pattern[str]
-    """The rest of the first line, and beginnings of later lines; another option there means a list."""
-    ratings: re.Pattern[str]
-    """Stretches of text in which a number is a rating."""
-    number: re.Pattern[str]
-    """Every number, so that 10, 3.5 and -1 are not read as 1; or the options, if they are words."""
+    after_first: re.Pattern[str]  # the rest of the first line, and beginnings of later lines: a list has options there
+    ratings: re.Pattern[str]  # stretches of text in which a number is a rating
+    number: re.Pattern[str]  # every number, so that 10, 3.5 and -1 are not read as 1; or the options, if they are words
 
     def numbers_in(self, stretches: re.Pattern[str], text: str) -> set[str]:
         return {number for found in stretches.finditer(text) for number in self.number.findall(found[0])}
@@ -240,20 +227,15 @@ def find_answer(
     `finish_reason` is "stop", "length" or "content_filter"; `refusal` is the server's own text.
 
     Example:
-        >>> options = ["0", "1", "2", "3"]
-        >>> find_answer("It names Paris.\n**Score: 2**", options).label
+        >>> find_answer("It names Paris.\n**Score: 2**", ["0", "1", "2", "3"]).label
         '2'
-        >>> find_answer("Score: 3\nAdjusted score: 1", options).status
-        'no-option'
-        >>> find_answer("3\n\nToo high.", options).status
-        'no-option'
     """
     if finish_reason == "content_filter":
         return TextAnswer("filtered", detail="the server's content filter stopped the answer")
     if refusal:
         return TextAnswer("refused", detail=refusal)
-    begin = _after_reasoning(text)
-    if begin is None:
+    begin = max((match.end() for match in _REASONING_END.finditer(text)), default=0)
+    if _REASONING_START.search(text, begin):
         return TextAnswer("truncated", detail="the reasoning has no end")
     visible = "\n" * begin + _MARKUP.sub(lambda match: "\n" * len(match[0]), text[begin:])  # keeps all indices
     patterns, cut = _patterns(tuple(labels)), finish_reason == "length"
@@ -276,13 +258,9 @@ def find_answer(
 
 
 def answer_token(tokens: Sequence[str], text: str, answer: TextAnswer) -> int | None:
-    r"""Return the index of the answer's token; None if no token spells it alone or the tokens do not end with the text.
+    """Return the index of the answer's token; None if no token spells it alone or the tokens do not end with the text.
 
     The tokens may hold reasoning before the text and end tokens after it.
-
-    Example:
-        >>> answer_token(["<think>", "3", "</think>", "\n", "2"], "2", find_answer("2", ["2", "3"]))
-        4
     """
     joined, core = "".join(tokens), text.strip()
     shift = joined.rfind(core)
@@ -295,14 +273,6 @@ def answer_token(tokens: Sequence[str], text: str, answer: TextAnswer) -> int | 
         if end > place:
             return index if token.strip() == answer.label else None
     return None
-
-
-def _after_reasoning(text: str) -> int | None:
-    """Return the index after the reasoning; None if the reasoning has no end."""
-    begin = 0
-    for match in _REASONING_END.finditer(text):
-        begin = match.end()
-    return None if _REASONING_START.search(text, begin) else begin
 
 
 @lru_cache(maxsize=64)

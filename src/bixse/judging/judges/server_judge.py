@@ -6,8 +6,8 @@ Two questions with known answers probe a server for the form of requests that it
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from bixse.errors import BixseError, InputError, shorten
 from bixse.judging.grade_settings import JudgeOptions, ServerSettings
@@ -47,8 +47,7 @@ OTHER_MODES = (
 )
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """The form of requests, and the answers about the relevant and the irrelevant document."""
 
     form: RequestForm
@@ -64,8 +63,7 @@ class Probe:
         self._client, self._endpoint, self._model, self._rubric = client, endpoint, model, rubric
         self._wanted, self._max_tokens, self._samples = options.mode, options.max_tokens, options.samples
         self._seen: set[str] = set()
-        self.other_models: set[str] = set()
-        """Names of models that answered in place of the requested model."""
+        self.other_models: set[str] = set()  # that answered in place of the requested model
 
     async def find(self) -> Finding:
         """Return the best form for the mode; "auto" is top-logprobs, or constrained if that gives no answer.
