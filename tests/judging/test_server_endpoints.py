@@ -13,7 +13,6 @@ from bixse.judging.judges.endpoints import (
     error_message,
     models_in,
     parse_address,
-    parse_addresses,
     refusal,
 )
 
@@ -146,12 +145,6 @@ def test_addresses_that_hold_secrets_are_refused_without_repeating_them(text):
     with pytest.raises(InputError) as caught:
         parse_address(text)
     assert "hunter2" not in str(caught.value)
-
-
-@pytest.mark.parametrize("addresses", [[], ["http://a", "http://a/v1"]])
-def test_no_endpoint_or_one_twice(addresses):
-    with pytest.raises(InputError):
-        parse_addresses(addresses)
 
 
 def test_models():

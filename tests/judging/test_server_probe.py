@@ -8,7 +8,7 @@ from bixse.judging.grade_settings import JudgeOptions
 from bixse.judging.judges.server_judge import ServerJudge
 from bixse.judging.rubrics import PromptVariant, Rubric
 from helpers.chat_server import planted
-from helpers.server_questions import GRADE, RUBRIC, SHARES, ask_all, ask_one, planted_question
+from helpers.server_questions import GRADE, RUBRIC, SHARES, ask_one
 
 
 @pytest.mark.parametrize("dialect", ["openai", "marks"])
@@ -215,19 +215,8 @@ def test_a_model_that_is_not_there(server):
         assert judge.name == "judge-model"
 
 
-def test_endpoints_must_serve_the_same(server):
-    same = [server.scenario(), server.scenario()]
-    with ServerJudge(same, RUBRIC) as judge:
-        ask_all(judge, [planted_question(str(number)) for number in range(50)])
-    assert all(server.stats(address)["counts"]["chat"] > 5 for address in same)
-    with pytest.raises(InputError, match=r"different models.*judge-model.*other"):
-        ServerJudge([server.scenario(), server.scenario(models=["other"])], RUBRIC)
-    with pytest.raises(InputError, match="the mode top-logprobs as from the other endpoints"):
-        ServerJudge([server.scenario(), server.scenario(dialect="ignore")], RUBRIC)
-
-
 def test_nobody_there():
-    with pytest.raises(BixseError, match=r"no answer.*localhost:1/v1: no connection.*fix: start it"):
+    with pytest.raises(BixseError, match=r"localhost:1/v1: got no answer \(no connection.*fix: start it"):
         ServerJudge(["http://localhost:1"], RUBRIC)
 
 

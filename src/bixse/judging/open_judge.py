@@ -40,8 +40,7 @@ class JudgeConfig(PriceSettings, JudgeOptions, AskSettings):
     """Judge, question and price: the settings of every verb that grades."""
 
     judge: Annotated[tuple[str, ...], Field(min_length=1), Flag(metavar="JUDGE")]
-    """Address of an OpenAI-compatible server (several addresses: the same model behind each), a local model's name or
-    folder, cross-encoder:NAME, or replay:qrels:FILE."""
+    """Address of an OpenAI-compatible server, a local model's name or folder, cross-encoder:NAME, or replay:qrels:FILE."""
     rubric: NamedRubric = Field(default_factory=partial(load_rubric, DEFAULT_RUBRIC))
     """trec-dl-0-3 (default), binary-0-1, relatedness-1-5, umbrela-0-3 or a TOML file."""
     strict: bool = False
@@ -89,10 +88,10 @@ def reads_rubric(names: Sequence[str]) -> bool:
 
 
 def open_judge(names: Sequence[str], rubric: Rubric, options: JudgeOptions | None = None) -> Judge:
-    """Open the judge that `--judge` names; several addresses are endpoints of one judge.
+    """Open the judge that `--judge` names.
 
     Args:
-        names: one name, or the addresses of several servers of the same model.
+        names: one name.
         rubric: the question and its options, for judges that read a rubric.
         options: settings; each kind of judge reads the settings that apply to it.
 
@@ -114,7 +113,7 @@ def open_judge(names: Sequence[str], rubric: Rubric, options: JudgeOptions | Non
     if len(names) != 1 or not names[0].strip():
         raise InputError(
             f"--judge: got {shorten(', '.join(names))}; expected an address (http://...), a model's name or folder, "
-            "cross-encoder:NAME or replay:qrels:FILE; fix: name one judge (several addresses may serve one)"
+            "cross-encoder:NAME or replay:qrels:FILE; fix: name one judge"
         )
     name = names[0]
     if name.startswith(REPLAY):

@@ -45,7 +45,7 @@ class WriterConfig(PriceSettings, ServerSettings, GenerateConfig, EngineSettings
     """Settings of `bixse generate`: the queries, and the model that writes them."""
 
     server: Annotated[tuple[str, ...], Field(min_length=1), Flag(metavar="URL")]
-    """Address of an OpenAI-compatible server; several addresses: the same model behind each."""
+    """Address of an OpenAI-compatible server."""
     prompt: Annotated[Path | None, Flag(metavar="FILE")] = None
     """TOML file with instructions and examples."""
     temperature: float = Field(default=0.7, ge=0, le=2)

@@ -171,7 +171,7 @@ class Reply:
 
 
 def parse_reply(content: Any, keep: Callable[[str], str] = str) -> Reply:
-    """Read a reply; `keep` replaces texts that may not be shown (`Secret.keep`). Raise ValueError for no whole reply."""
+    """Read a reply; `keep` replaces texts that may not be shown. Raise ValueError for an incomplete reply."""
     raw = content.get("choices") if isinstance(content, dict) else None
     if not isinstance(raw, list) or not raw:
         raise ValueError("no choices")

@@ -50,15 +50,6 @@ def parse_address(text: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{path}{version}"
 
 
-def parse_addresses(texts: Sequence[str]) -> list[str]:
-    """Read one or more addresses; raise InputError for none or a repeated one."""
-    addresses = [parse_address(text) for text in texts]
-    if not addresses or len(set(addresses)) != len(addresses):
-        got = "one twice" if addresses else "none"
-        raise InputError(f"endpoints: got {got}; expected one or more, each once; fix: correct the list")
-    return addresses
-
-
 class ServedModel(NamedTuple):
     """A model in the list of a server."""
 
@@ -69,11 +60,6 @@ class ServedModel(NamedTuple):
     @property
     def name(self) -> str:
         return model_name(self.id)
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """A key that is equal for servers of the same model; llama.cpp ignores the model of a request."""
-        return (self.name if self.kind == "llama.cpp" else self.id, self.kind)
 
 
 def models_in(content: Any) -> list[ServedModel]:

@@ -31,7 +31,6 @@ from bixse.judging.judges.endpoints import TRANSIENT, RequestError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from bixse.judging.judges.client import Endpoint
     from bixse.judging.judges.endpoints import ServedModel
     from bixse.judging.rubrics import Rubric
     from bixse.relevance import GradeScale
@@ -55,12 +54,10 @@ class Finding(NamedTuple):
 
 
 class Probe:
-    """The search for the form of requests that one endpoint understands."""
+    """The search for the form of requests that the server understands."""
 
-    def __init__(
-        self, client: ChatClient, endpoint: Endpoint, model: ServedModel, rubric: Rubric, options: JudgeOptions
-    ) -> None:
-        self._client, self._endpoint, self._model, self._rubric = client, endpoint, model, rubric
+    def __init__(self, client: ChatClient, model: ServedModel, rubric: Rubric, options: JudgeOptions) -> None:
+        self._client, self._model, self._rubric = client, model, rubric
         self._wanted, self._max_tokens, self._samples = options.mode, options.max_tokens, options.samples
         self._seen: set[str] = set()
         self.other_models: set[str] = set()  # that answered in place of the requested model
@@ -91,25 +88,14 @@ class Probe:
         one_token = self._place(reply) == 0 and self._max_tokens is None
         return await self._finish(replace(form, max_tokens=1) if one_token else form)
 
-    async def check(self, form: RequestForm) -> None:
-        """Raise InputError if this endpoint gives no grade in the form of another endpoint."""
-        reply = await self._reply(form, 0)
-        answer = self._read(form, reply) if not isinstance(reply, RequestError) else None
-        if answer is None or answer.status != "graded":
-            found = reply.detail if isinstance(reply, RequestError) else f"{answer and answer.status}"
-            raise InputError(
-                f"{self._endpoint.address}: got {found} to a known question; expected an answer in the mode "
-                f"{form.mode} as from the other endpoints; fix: run the same server everywhere"
-            )
-
     async def _reply(self, form: RequestForm, known: int) -> Reply | RequestError:
         messages = self._rubric.variants[0].messages(KNOWN_QUERY, KNOWN_DOCUMENTS[known])
         try:
-            reply = await self._client.chat(request_body(form, messages, seed=0), self._endpoint)
+            reply = await self._client.chat(request_body(form, messages, seed=0))
         except RequestError as error:
             if error.failure == "away":
                 raise BixseError(
-                    f"{self._endpoint.address}: got {error.detail} in {error.tries} tries; expected an answer to a "
+                    f"{self._client.address}: got {error.detail} in {error.tries} tries; expected an answer to a "
                     "known question; fix: see that the server works, then give the same command again"
                 ) from None
             return error
@@ -134,7 +120,7 @@ class Probe:
             if simpler is None:
                 error = BixseError if reply.failure in TRANSIENT else InputError
                 raise error(
-                    f"{self._endpoint.address}: got {reply.detail}; expected an answer to a plain chat request; "
+                    f"{self._client.address}: got {reply.detail}; expected an answer to a plain chat request; "
                     "fix: see the server's log"
                 )
             form = simpler
@@ -230,11 +216,11 @@ class Probe:
                 )
 
     def _unusable(self, found: str, expected: str) -> InputError:
-        return InputError(f"{self._endpoint.address}: got {found}; expected {expected}; fix: choose {OTHER_MODES}")
+        return InputError(f"{self._client.address}: got {found}; expected {expected}; fix: choose {OTHER_MODES}")
 
     def _unanswered(self, answer: Answer) -> InputError:
         return InputError(
-            f"{self._endpoint.address}: got {shorten(answer.text.strip())} to a known question ({answer.status}: "
+            f"{self._client.address}: got {shorten(answer.text.strip())} to a known question ({answer.status}: "
             f"{answer.detail}); expected one of {', '.join(self._rubric.labels)}; fix: raise --max-tokens if the model "
             "reasons first, choose another model, or `--mode constrained` where the server can allow only the options"
         )
@@ -244,15 +230,25 @@ LITTLE_MASS = 0.5
 """Total probability of the options on a clear question below which a warning appears."""
 
 
-class ServerModel:
-    """A model behind one or several servers with OpenAI's chat interface, which share the work.
+def one_address(addresses: Sequence[str]) -> str:
+    """Return the only address; raise InputError for none or several."""
+    if len(addresses) != 1:
+        raise InputError(
+            f"address: got {len(addresses)}; expected one; fix: put several servers of one model behind one address "
+            "(vLLM's --data-parallel-size, or any load balancer)"
+        )
+    return addresses[0]
 
-    Raise InputError for unusable addresses, model or key, and ServerDownError if no endpoint answers.
+
+class ServerModel:
+    """A model behind a server with OpenAI's chat interface.
+
+    Raise InputError for an unusable address, model or key, and ServerDownError if the server does not answer.
     """
 
-    def __init__(self, endpoints: Sequence[str], settings: ServerSettings) -> None:
+    def __init__(self, addresses: Sequence[str], settings: ServerSettings) -> None:
         self._revision = settings.revision
-        self._client = ChatClient(endpoints, settings)
+        self._client = ChatClient(one_address(addresses), settings)
         try:
             self._client.run(self.connect(settings))
         except BaseException:
@@ -277,23 +273,18 @@ class ServerModel:
 
 
 class ServerJudge(ServerModel):
-    """A judge behind servers, which are first probed with questions of known answers."""
+    """A judge behind a server, which is first probed with questions of known answers."""
 
-    def __init__(self, endpoints: Sequence[str], rubric: Rubric, options: JudgeOptions | None = None) -> None:
+    def __init__(self, addresses: Sequence[str], rubric: Rubric, options: JudgeOptions | None = None) -> None:
         self._rubric, self._options = rubric, options or JudgeOptions()
-        super().__init__(endpoints, self._options)
+        super().__init__(addresses, self._options)
 
     async def connect(self, settings: ServerSettings) -> None:
-        """Find the form with the first present endpoint, and check it with the other endpoints."""
+        """Find the form of requests."""
         await super().connect(settings)
-        probes = [
-            Probe(self._client, endpoint, self._model, self._rubric, self._options)
-            for endpoint in self._client.endpoints
-            if endpoint.watch is None
-        ]
-        self._finding = await probes[0].find()
-        await asyncio.gather(*(probe.check(self.form) for probe in probes[1:]))
-        self._other_models = set().union(*(probe.other_models for probe in probes))
+        probe = Probe(self._client, self._model, self._rubric, self._options)
+        self._finding = await probe.find()
+        self._other_models = probe.other_models
 
     def __repr__(self) -> str:
         return f"ServerJudge({self.name!r}, mode={self.form.mode!r})"
@@ -384,17 +375,17 @@ class ServerJudge(ServerModel):
 
 
 class ServerTextModel(ServerModel):
-    """A `TextModel` behind servers."""
+    """A `TextModel` behind a server."""
 
     def __init__(
         self,
-        endpoints: Sequence[str],
+        addresses: Sequence[str],
         settings: ServerSettings | None = None,
         temperature: float = 0.7,
         max_tokens: int = 64,
     ) -> None:
         self._parameters = {"temperature": temperature, "max_tokens": max_tokens}
-        super().__init__(endpoints, settings or ServerSettings())
+        super().__init__(addresses, settings or ServerSettings())
 
     @property
     def identity(self) -> dict[str, Any]:
