@@ -40,7 +40,7 @@ class JudgeConfig(PriceSettings, JudgeOptions, AskSettings):
     """Judge, question and price: the settings of every verb that grades."""
 
     judge: Annotated[tuple[str, ...], Field(min_length=1), Flag(metavar="JUDGE")]
-    """Address of an OpenAI-compatible server, a local model's name or folder, cross-encoder:NAME, or replay:qrels:FILE."""
+    """Address of an OpenAI-compatible server, a local model, cross-encoder:NAME or replay:qrels:FILE."""
     rubric: NamedRubric = Field(default_factory=partial(load_rubric, DEFAULT_RUBRIC))
     """trec-dl-0-3 (default), binary-0-1, relatedness-1-5, umbrela-0-3 or a TOML file."""
     strict: bool = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,19 +14,16 @@ from bixse.calibration.reliability import calibration_report
 from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run import open_run
 from bixse.errors import InputError
-from bixse.evaluation.statistics import mean_estimate, percentile_estimate, wilson_interval
+from bixse.evaluation.statistics import mean_estimate, wilson_interval
 from bixse.files.files import file_hash, write_atomically
 from bixse.judging.audit import agreement
 from bixse.judging.audit.agreement import counts_by_query, nearest_level
 from bixse.judging.audit.audit_report import (
-    COMPARED,
     MEASURES,
     AuditReport,
     Disagreement,
     GradeShare,
     JudgeAudit,
-    JudgeDifference,
-    MeanRelevance,
     QueryDisagreement,
 )
 from bixse.judging.audit.labels import labels_of
@@ -78,11 +74,6 @@ def audit(
         human_impossible=human.impossible,
         human_after_judge=human.after_judge,
         judges=tuple(_audit_one(judge, common[judge.name], human, levels, relevant_from, samples) for judge in judges),
-        differences=tuple(
-            difference
-            for one, other in combinations(names, 2)
-            for difference in _differences(one, other, common, levels, samples)
-        ),
         samples=samples,
     )
 
@@ -171,10 +162,6 @@ def _audit_one(
             GradeShare(grade, size, mean, *wilson_interval(total, size)) if size else GradeShare(grade, 0)
             for grade, size, mean, total in _by_level(common.relevant, common.judge, levels)
         ),
-        by_human_grade=tuple(
-            MeanRelevance(grade, size, mean if size else None)
-            for grade, size, mean, _ in _by_level(common.relevance, common.human, levels)
-        ),
         calibration=calibration_report(relevance, relevant, query_ids, samples=samples, seed=SEED),
         against_constant=mean_estimate(errors, query_ids, samples, SEED),
         worst_queries=_worst_queries(common, levels),
@@ -205,28 +192,6 @@ def _worst_pairs(common: Any) -> tuple[Disagreement, ...]:
     found = found[found.apart > 0].sort_values("apart", ascending=False, kind="stable")  # ties stay in order of ids
     worst = found.groupby(level="query_id").head(WORST_OF_A_QUERY).head(WORST_PAIRS)
     return tuple(Disagreement(*row) for row in worst[["human", "judge"]].reset_index().itertuples(index=False))
-
-
-def _differences(
-    one: str, other: str, common: Mapping[str, Any], levels: Floats, samples: int
-) -> list[JudgeDifference]:
-    """Return differences of two judges on the pairs that both graded; none for fewer than 2 queries."""
-    pairs = common[one].index.intersection(common[other].index, sort=False)
-    sides = [common[name].loc[pairs] for name in (one, other)]
-    query_ids = query_ids_of(sides[0])
-    if len(set(query_ids)) < 2:
-        return []
-    measures = {"kappa": agreement.cohen_kappa(), "quadratic_kappa": agreement.cohen_kappa(2)}
-    counts = [counts_by_query(side.human.to_numpy(), side.judge.to_numpy(), query_ids, levels) for side in sides]
-    values = [side.values(measures) for side in counts]
-    drawn = [side.draws(measures, samples, SEED) for side in counts]
-    differences = {
-        name: percentile_estimate(values[0][name] - values[1][name], drawn[0][name] - drawn[1][name])
-        for name in measures
-    }
-    errors = [(side.relevance - side.relevant).to_numpy() ** 2 for side in sides]
-    differences["brier"] = mean_estimate(errors[0] - errors[1], query_ids, samples, SEED)
-    return [JudgeDifference(one, other, name, len(pairs), difference) for name, difference in differences.items()]
 
 
 @dataclass(frozen=True)
@@ -274,7 +239,6 @@ def audit_judges(settings: AuditSettings, out: str | Path) -> AuditResult:
         "created": record.started,
         **asdict(report),
         "measure_names": MEASURES,
-        "compared_names": COMPARED,
         "warnings": warnings,
         "texts": {"queries": queries, "documents": documents},
     }
@@ -301,7 +265,6 @@ def render_audit(
         created=created,
         warnings=warnings,
         measures=MEASURES,
-        compared=COMPARED,
         diagrams={judge.name: reliability_diagram(judge.calibration, judge.name) for judge in report.judges},
         queries=queries or {},
         documents=documents or {},

@@ -28,8 +28,6 @@ MEASURES = {
     "kendall": "Kendall's tau-b",
     "mean_difference": "judge's grade less the human's",
 }
-COMPARED = {"kappa": "Cohen's kappa", "quadratic_kappa": "kappa, quadratic weights", "brier": "Brier score"}
-"""Measures that compare two judges; a lower Brier score is better."""
 
 
 @dataclass(frozen=True)
@@ -41,15 +39,6 @@ class GradeShare:
     relevant: float | None = None
     low: float | None = None  # Wilson's 95 % interval, as if pairs were independent
     high: float | None = None
-
-
-@dataclass(frozen=True)
-class MeanRelevance:
-    """The judge's mean relevance over the pairs with one human grade."""
-
-    grade: float
-    pairs: int
-    mean: float | None
 
 
 @dataclass(frozen=True)
@@ -92,7 +81,6 @@ class JudgeAudit:
     confusion: tuple[tuple[int, ...], ...]
     """Numbers of pairs by human grade (rows) and judge's grade (columns)."""
     by_grade: tuple[GradeShare, ...]
-    by_human_grade: tuple[MeanRelevance, ...]
     calibration: CalibrationReport
     """The judge's relevance as a probability of human relevance."""
     against_constant: IntervalEstimate
@@ -100,22 +88,6 @@ class JudgeAudit:
     worst_queries: tuple[QueryDisagreement, ...]
     """All queries, from the largest disagreement down."""
     worst_pairs: tuple[Disagreement, ...]
-
-
-@dataclass(frozen=True)
-class JudgeDifference:
-    """The first judge's measure minus the second's, on their common pairs and the same resamples of queries."""
-
-    first: str
-    second: str
-    measure: str
-    pairs: int
-    difference: IntervalEstimate
-
-    @property
-    def shown(self) -> bool:
-        """True if the interval leaves out 0."""
-        return self.difference.side != "across"
 
 
 @dataclass(frozen=True)
@@ -131,7 +103,6 @@ class AuditReport:
     human_impossible: tuple[ImpossibleLabel, ...]
     human_after_judge: int  # labels given or changed after the person saw the judge's grade; left out
     judges: tuple[JudgeAudit, ...]
-    differences: tuple[JudgeDifference, ...]
     samples: int
 
     @property
@@ -150,14 +121,6 @@ class AuditReport:
             }
             for judge in self.judges
         }
-
-    def shown_differences(self) -> dict[str, tuple[int, int]]:
-        """Return name of a measure -> number of differences whose interval leaves out 0, and number of all."""
-        by_name = {
-            name: [row.shown for row in self.differences if row.measure == measure]
-            for measure, name in COMPARED.items()
-        }
-        return {name: (sum(shown), len(shown)) for name, shown in by_name.items() if shown}
 
     def warnings(self) -> list[str]:
         found = []
@@ -201,12 +164,4 @@ class AuditReport:
             "",
             format_table(rows, head),
         ]
-        shown = self.shown_differences()
-        if shown:
-            counts = "; ".join(f"{name} {number} of {total}" for name, (number, total) in shown.items())
-            lines += [
-                "",
-                f"differences between judges beyond their 95 % intervals: {counts} (paired by query; not corrected for "
-                "the number of comparisons)",
-            ]
         return "\n".join([*lines, *impossible_lines(self.impossible)])
