@@ -117,15 +117,12 @@ def test_expected_grades_count_as_the_nearest_but_keep_their_order():
     assert measures["spearman"].value < 1.0  # the fractions order pairs that people hold equal
 
 
-def test_the_worst_pairs_and_queries_come_first(report):
+def test_the_worst_pairs_come_first(report):
     found = report.judges[1]
     distances = [abs(pair.judge - pair.human) for pair in found.worst_pairs]
     assert distances == sorted(distances, reverse=True) and len(distances) == 20
     of_queries = [pair.query_id for pair in found.worst_pairs]
     assert max(map(of_queries.count, of_queries)) <= 2
-    apart = [query.apart for query in found.worst_queries]
-    assert apart == sorted(apart, reverse=True) and len(apart) == 12
-    assert sum(query.pairs for query in found.worst_queries) == 178
 
 
 def test_brier_against_the_constant(human):

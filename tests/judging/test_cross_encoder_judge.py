@@ -71,14 +71,14 @@ class TestRefused:
             CrossEncoderJudge(tiny_model_path)
         with pytest.raises(InputError, match="got 3 scores per pair; expected one"):
             CrossEncoderJudge(save_reranker(tmp_path / "several", tiny_model_path, labels=3))
-        with pytest.raises(InputError, match=r"for three different pairs; expected scores that differ"):
+        with pytest.raises(InputError, match=r"for 3 different pairs; expected scores that differ"):
             CrossEncoderJudge(save_reranker(tmp_path / "same", tiny_model_path, gain=0.0))
 
     def test_equal_scores_of_many_documents(self, reranker, monkeypatch):
         judge = CrossEncoderJudge(reranker, device="cpu")
         monkeypatch.setattr(judge, "_scores", lambda pairs: np.full(len(pairs), 1.25))
         many = [Question("q", str(i), "copy", f"file {i}") for i in range(20)]
-        with pytest.raises(InputError, match=r"got the score 1\.25 for all of 20 pairs"):
+        with pytest.raises(InputError, match=r"got the score 1\.25 for 20 different pairs"):
             list(judge.answers(many))
         same_text = [Question("q", str(i), "copy", "file") for i in range(20)]
         assert len(list(judge.answers(same_text))) == 20

@@ -152,7 +152,7 @@ def test_models():
     assert choose_model(listed, None, "x").name == "a.gguf"
     assert choose_model(listed, "a", "x").id == "/m/a.gguf"
     assert choose_model(listed, "a.gguf", "x").kind == "llama.cpp"
-    with pytest.raises(InputError, match=r"did you mean 'a\.gguf'"):
+    with pytest.raises(InputError, match=r"expected a\.gguf, the model it serves"):
         choose_model(listed, "b.gguf", "x")
     two = models_in({"data": [{"id": "a"}, {"id": "b"}]})
     with pytest.raises(InputError, match=r"2 models \(a, b\).*--model"):

@@ -27,10 +27,9 @@ def test_every_dialect_gives_the_planted_grade(server, dialect):
 
 @pytest.mark.parametrize("settings", [{"dialect": "ignore"}, {"dialect": "null"}, {"dialect": "zeros"},
                                       {"dialect": "minus"}, {"no_logprobs": True}, {"gives_top": 1}])  # fmt: skip
-@pytest.mark.parametrize("mode", ["auto", "constrained"])
-def test_without_probabilities_it_says_which_modes_remain(server, settings, mode):
+def test_without_probabilities_it_says_which_modes_remain(server, settings):
     with pytest.raises(InputError, match=r"no usable probabilities.*--mode sample.*--mode verbal"):
-        ServerJudge([server.scenario(**settings)], RUBRIC, JudgeOptions(mode=mode))
+        ServerJudge([server.scenario(**settings)], RUBRIC)
 
 
 @pytest.mark.parametrize(("most", "found"), [(20, 20), (19, 10), (10, 10), (5, 5)])
@@ -99,8 +98,8 @@ def test_constrained_where_only_that_answers(server, kind):
 
 
 def test_constrained_is_believed_only_where_it_is_obeyed(server):
-    with pytest.raises(InputError, match="no way to allow only the options"):
-        ServerJudge([server.scenario()], RUBRIC, JudgeOptions(mode="constrained"))
+    with ServerJudge([server.scenario(constraint="grammar")], RUBRIC) as judge:
+        assert judge.identity["mode"] == "top-logprobs", "nothing is constrained where the answer is found"
     with pytest.raises(InputError, match=r"no-option.*expected one of 0, 1, 2, 3"):
         ServerJudge([server.scenario(known_end="none")], RUBRIC)
 

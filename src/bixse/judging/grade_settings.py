@@ -135,7 +135,7 @@ def load_prices(path: Path, model: str) -> Prices:
 
 BM25, JUDGED = "bm25", "judged"
 """Values of `candidates`: the documents that BM25 finds, or the judged documents."""
-AskedMode = Literal["auto", "constrained", "sample", "verbal"]
+AskedMode = Literal["auto", "sample", "verbal"]
 """The way to read a grade from a server; see `bixse.judging.judge.Mode`."""
 NamedRubric = Annotated[
     Rubric | None,
@@ -166,8 +166,8 @@ class JudgeOptions(ServerSettings):
     """Settings of judges; each kind of judge reads the settings that apply to it."""
 
     mode: AskedMode = "auto"
-    """How the grade is read: auto takes the options' probabilities and refuses a server without them; constrained lets
-    the server write only an option; sample and verbal need no probabilities."""
+    """How the grade is read: auto takes the options' probabilities and refuses a server without them; sample and verbal
+    need none."""
     samples: int = Field(default=10, ge=1)
     """Answers drawn with --mode sample."""
     max_tokens: int | None = Field(default=None, ge=1)

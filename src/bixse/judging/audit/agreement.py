@@ -1,8 +1,7 @@
 """The agreement of two sets of grades: measures of a table of counts.
 
-Every measure depends only on the count of each pair of grades: rows are the human's grades, columns the judge's, from
-low to high. Tables of resampled queries are sums of the queries' own tables, so a thousand resamples cost one sparse
-product and no pass over the pairs.
+Rows are the human's grades, columns the judge's, from low to high. Tables of resampled queries are sums of the queries'
+own tables, so a thousand resamples cost one sparse product and no pass over the pairs.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ def nearest_level(grades: Floats, levels: Floats) -> npt.NDArray[np.int64]:
 
 
 def agreement_within(steps: int) -> AgreementMeasure:
-    """Return the measure "share of pairs whose grades are exactly `steps` levels apart"; -1 means two or more."""
+    """Return the share of pairs whose grades are exactly `steps` levels apart; -1 means two or more."""
 
     def measure(tables: Floats) -> Floats:
         apart = _levels_apart(tables)

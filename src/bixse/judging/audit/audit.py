@@ -24,7 +24,6 @@ from bixse.judging.audit.audit_report import (
     Disagreement,
     GradeShare,
     JudgeAudit,
-    QueryDisagreement,
 )
 from bixse.judging.audit.labels import labels_of
 from bixse.report.page import render_page
@@ -44,10 +43,9 @@ WORST_PAIRS, WORST_OF_A_QUERY = 20, 2
 """Maximum number of disagreements in a report, in total and per query."""
 RESAMPLES, SEED = 1000, 0
 """Resamples of the queries for the intervals, and their random seed; equal for every audit, so that audits compare."""
-NAMED = 3
-"""Maximum number of judges named in the title."""
-QUERIES_SHOWN, LABELS_SHOWN = 10, 50
-"""Maximum number of queries and of labels on the page; audit.json holds all."""
+TITLE = "Audit of judges"
+LABELS_SHOWN = 50
+"""Maximum number of impossible labels on the page; audit.json holds all."""
 
 
 def audit(
@@ -164,7 +162,6 @@ def _audit_one(
         ),
         calibration=calibration_report(relevance, relevant, query_ids, samples=samples, seed=SEED),
         against_constant=mean_estimate(errors, query_ids, samples, SEED),
-        worst_queries=_worst_queries(common, levels),
         worst_pairs=_worst_pairs(common),
     )
 
@@ -174,17 +171,6 @@ def _by_level(values: Any, grades: Any, levels: Floats) -> Iterator[tuple[float,
     figures = values.groupby(nearest_level(grades.to_numpy(), levels)).agg(["size", "mean", "sum"])
     figures = figures.reindex(range(len(levels)), fill_value=0)
     return ((grade, *row) for grade, row in zip(levels.tolist(), figures.itertuples(index=False), strict=True))
-
-
-def _worst_queries(common: Any, levels: Floats) -> tuple[QueryDisagreement, ...]:
-    same = nearest_level(common.judge.to_numpy(), levels) == nearest_level(common.human.to_numpy(), levels)
-    difference = common.judge - common.human
-    columns = {"exact": same.astype(np.float64), "apart": difference.abs(), "difference": difference}
-    by_query = pd.DataFrame(columns, common.index).groupby(level="query_id")
-    found = by_query.mean()
-    found.insert(0, "pairs", by_query.size())
-    found = found.reset_index().sort_values(["apart", "query_id"], ascending=[False, True])
-    return tuple(QueryDisagreement(*row) for row in found.itertuples(index=False))
 
 
 def _worst_pairs(common: Any) -> tuple[Disagreement, ...]:
@@ -225,7 +211,7 @@ def audit_judges(settings: AuditSettings, out: str | Path) -> AuditResult:
         warnings.append(
             f"the scale {low:g} to {high:g} is that of the human labels found; state --scale where it is wider"
         )
-    asked = {row.query_id for judge in report.judges for row in judge.worst_queries}
+    asked = {pair.query_id for judge in report.judges for pair in judge.worst_pairs}
     shown = {pair.document_id for judge in report.judges for pair in judge.worst_pairs}
     queries: dict[str, str] = {}
     documents: dict[str, str] = {}
@@ -235,7 +221,7 @@ def audit_judges(settings: AuditSettings, out: str | Path) -> AuditResult:
             name: text for name, text in zip(texts.document_ids, texts.documents, strict=True) if name in shown
         }
     content = {
-        "title": _title(report),
+        "title": TITLE,
         "created": record.started,
         **asdict(report),
         "measure_names": MEASURES,
@@ -260,7 +246,7 @@ def render_audit(
     """Return the HTML page; `created` is ISO 8601, `queries` and `documents` are known texts by id."""
     return render_page(
         "audit.html.j2",
-        title=_title(report),
+        title=TITLE,
         audit=report,
         created=created,
         warnings=warnings,
@@ -268,11 +254,5 @@ def render_audit(
         diagrams={judge.name: reliability_diagram(judge.calibration, judge.name) for judge in report.judges},
         queries=queries or {},
         documents=documents or {},
-        queries_shown=QUERIES_SHOWN,
         labels_shown=LABELS_SHOWN,
     )
-
-
-def _title(report: AuditReport) -> str:
-    names = [judge.name for judge in report.judges]
-    return f"Audit of {', '.join(names) if len(names) <= NAMED else f'{len(names)} judges'}"

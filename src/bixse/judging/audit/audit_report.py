@@ -42,17 +42,6 @@ class GradeShare:
 
 
 @dataclass(frozen=True)
-class QueryDisagreement:
-    """The disagreement on a query: share of equal grades, mean absolute difference, and mean of judge minus human."""
-
-    query_id: str
-    pairs: int
-    exact: float
-    apart: float
-    difference: float
-
-
-@dataclass(frozen=True)
 class Disagreement:
     """The grades of one pair."""
 
@@ -85,8 +74,6 @@ class JudgeAudit:
     """The judge's relevance as a probability of human relevance."""
     against_constant: IntervalEstimate
     """Brier score minus that of a constant mean, paired by query; below 0 the grades are informative."""
-    worst_queries: tuple[QueryDisagreement, ...]
-    """All queries, from the largest disagreement down."""
     worst_pairs: tuple[Disagreement, ...]
 
 

@@ -58,10 +58,6 @@ class GradeMap(BaseModel):
     """A logistic curve sigma(slope z + intercept) that never falls (Platt 1999), with its labels and its figures.
 
     `GradeMap.model_validate_json(Path("map.json").read_text())` reads the file of `bixse grade calibrate`.
-
-    Example:
-        >>> GradeMap(slope=2.0, intercept=-1.0).apply([0.0, 0.5, 1.0]).round(2).tolist()
-        [0.27, 0.5, 0.73]
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)  # earlier versions wrote more fields
@@ -106,13 +102,6 @@ class GradeMapResult:
             ["a constant", figures.brier_constant, None],
         ]
         change = IntervalEstimate(figures.change, figures.change_low, figures.change_high)
-        verdict = {
-            "below": "lower beyond the interval",
-            "across": "the interval holds 0: no difference is shown",
-            "above": "higher beyond the interval",
-        }[change.side]
-        shown = [0.0, 1 / 3, 2 / 3, 1.0]
-        points = zip(shown, fitted.apply(shown).tolist(), strict=True)
         lines = [
             f"{fitted.judge}: map fitted on {fitted.labels} human labels of {fitted.queries} queries, "
             f"measured on {figures.pairs} pairs, each by the map of other queries",
@@ -120,8 +109,7 @@ class GradeMapResult:
             format_table(rows, ["held-out queries", "Brier", "ECE"]),
             "",
             f"change of the Brier score {format_difference(change.value or 0.0)} "
-            f"{format_interval(change.low, change.high, signed=True)}: {verdict}",
-            "mapped: " + ", ".join(f"{z:.2f} to {p:.2f}" for z, p in points),
+            f"{format_interval(change.low, change.high, signed=True)}",
         ]
         return "\n".join([*lines, *impossible_lines(self.impossible)])
 

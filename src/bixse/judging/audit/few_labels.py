@@ -113,13 +113,6 @@ def evaluate_few_labels(
         InputError: no run, another metric, nDCG from labels of pairs, a run without a query of the pool, or unusable
             labels (see `bixse.judging.audit.labelled_sample.judged_pool`).
 
-    Example:
-        >>> grades = {(f"q{i}", f"d{j}"): float(j < 3) for i in range(9) for j in range(5)}
-        >>> labels = {pair: float(pair[1] < "d2") for place, pair in enumerate(grades) if place % 2}
-        >>> run = {f"q{i}": {f"d{j}": 1 - j / 5 for j in range(5)} for i in range(9)}
-        >>> found = evaluate_few_labels({"bm25": run}, grades, labels, metrics=["precision@3"]).estimates[0]
-        >>> round(found.judge, 2), round(found.queries.value, 2)
-        (1.0, 0.68)
     """
     pool = judged_pool(grades, labels, probabilities)
     default = FEW_LABELS_METRICS if pool.whole_queries else FEW_LABELS_METRICS[1:]

@@ -178,7 +178,7 @@ class _Row(Word):
 def read_labels(
     path: str | Path, scale: GradeScale | None = None, otherwise: GradeScale | None = None, independent: bool = False
 ) -> Labels:
-    r"""Read labels from qrels (TREC or BEIR) or from a table of judgements or graded pairs.
+    """Read labels from qrels (TREC or BEIR) or from a table of judgements or graded pairs.
 
     A table (.parquet, .jsonl, .csv, .tsv) has the columns `query_id` and `document_id`, or the texts `query` and
     `document`, and `grade` or `relevance`. Optional are `status` (only "graded" rows count), `judge`, `repeat` (rows
@@ -190,13 +190,6 @@ def read_labels(
     Raise InvalidFileError with all errors: no id, a grade that is no number, two grades or probabilities of one pair.
     Raise InputError for a file that is unreadable or has no usable label.
 
-    Example:
-        >>> import tempfile
-        >>> file = Path(tempfile.mkdtemp()) / "judge.txt"
-        >>> _ = file.write_text("q1 0 d1 3\nq1 0 d2 10\n")
-        >>> labels = read_labels(file, GradeScale(0, 3))
-        >>> labels.grades, labels.missing, labels.impossible[0].row
-        ({('q1', 'd1'): 3.0}, {('q1', 'd2'): 'off-scale'}, 2)
     """
     path = Path(path)
     files_of(path, (".parquet",), "a file of labels, or a folder of some in Parquet")

@@ -67,7 +67,7 @@ class CrossEncoderJudge:
             "map": str(self._map),
         }
         self.warnings: list[str] = []
-        self._check_contrast(self._scores(_CONTRAST), "three different pairs")
+        self._check_scores(self._scores(_CONTRAST))
 
     def close(self) -> None:
         self._encoder = None
@@ -87,7 +87,7 @@ class CrossEncoderJudge:
             pairs = [(q.query, q.document) for q, fit in zip(taken, fits, strict=True) if fit]
             scores = self._scores(pairs) if pairs else np.zeros(0)
             if len({document for _, document in pairs}) >= _FEW:
-                self._check_window(scores)
+                self._check_scores(scores)
             seconds = (time.perf_counter() - started) / len(taken)
             left = iter(scores.tolist())
             for question, length, fit in zip(taken, lengths, fits, strict=True):
@@ -114,21 +114,19 @@ class CrossEncoderJudge:
         z = float(map_scores(np.array([score]), self._map)[0])
         return Answer("graded", MODE, (1.0 - z, z), z, z, z, text=f"{score:.6g}", **common)
 
-    def _check_contrast(self, scores: NDArray[np.float64], pairs: str) -> None:
+    def _check_scores(self, scores: NDArray[np.float64]) -> None:
+        """Add a warning for scores that look like probabilities; raise InputError for equal scores."""
         if np.ptp(scores) <= _ALIKE * max(1e-6, float(np.abs(scores).max())):
             raise InputError(
-                f"cross-encoder {self.name!r}: got the score {scores[0]:.6g} for {pairs}; expected scores that differ; "
-                "fix: choose another model (this one is not trained or not loaded whole), or look at the texts"
+                f"cross-encoder {self.name!r}: got the score {scores[0]:.6g} for {len(scores)} different pairs; "
+                "expected scores that differ; fix: choose another model (this one is not trained or not loaded whole) "
+                "or look at the texts"
             )
-
-    def _check_window(self, scores: NDArray[np.float64]) -> None:
-        """Add a warning for scores that look like probabilities; raise InputError for equal scores."""
-        if self._map.kind == "logit" and not self.warnings and scores.min() >= 0 and scores.max() <= 1:
-            self.warnings.append(
+        if self._map.kind == "logit" and len(scores) >= _FEW and scores.min() >= 0 and scores.max() <= 1:
+            self.warnings = [
                 f"cross-encoder {self.name!r}: all raw scores lie in [0, 1] and pass a sigmoid; where they are "
                 "probabilities already, use the map 'prob'"
-            )
-        self._check_contrast(scores, f"all of {len(scores)} pairs")
+            ]
 
 
 def score_map_of(text: str) -> ScoreMap:

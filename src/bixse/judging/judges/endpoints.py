@@ -11,7 +11,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import quote, urlsplit
 
-from bixse.errors import BixseError, InputError, did_you_mean, shorten
+from bixse.errors import BixseError, InputError, shorten
 from bixse.judging.judge import TEXT_WIDTH, Answer, Mode, Status, model_name
 
 if TYPE_CHECKING:
@@ -89,10 +89,8 @@ def choose_model(listed: Sequence[ServedModel] | None, wanted: str | None, addre
         if wanted in (model.id, model.name, *model.aliases):
             return model
     if len(models) == 1:
-        raise InputError(
-            f"{address}: got {shorten(wanted)}; expected {models[0].name}, the model it serves; fix: "
-            f"{did_you_mean(wanted, [models[0].name], 'leave the name out')}"
-        )
+        expected = f"{models[0].name}, the model it serves"
+        raise InputError(f"{address}: got {shorten(wanted)}; expected {expected}; fix: leave the name out")
     # hosted services accept names that they do not list, and refuse wrong names
     return ServedModel(wanted, models[0].kind if models else UNKNOWN_KIND)
 
@@ -134,9 +132,8 @@ def _forms(run: str) -> list[str]:
 Failure = Literal[
     "busy", "away", "broken", "key", "quota", "model", "too-long", "too-large", "filtered", "no-logprobs", "refused"
 ]
-"""busy: ask later (429, or a 503 with a time); away: no connection, or a gateway without a server; broken: an error of
-the server, half a reply, a time-out; key, quota, model: an invalid key, an account without quota, a missing model;
-too-large: a reply beyond the limit; other kinds concern one request alone."""
+"""busy: ask later; away: no connection, or a gateway without a server; broken: an error of the server, half a reply, a
+time-out; key, quota, model: an invalid key, an account without quota, a missing model; others concern one request."""
 TRANSIENT: tuple[Failure, ...] = ("busy", "away", "broken")
 SHARED: tuple[Failure, ...] = ("key", "quota", "model")
 """Failures of all further requests, or of one request because of its text (403 of a web firewall)."""

@@ -80,15 +80,10 @@ class LocalModel:
             )
         try:
             return model.to(self._place).eval()
-        except torch.OutOfMemoryError as error:
+        except (RuntimeError, AssertionError) as error:  # out of memory is a RuntimeError too
             raise ModelError(
-                f"judge {str(self.given)!r}: got no room for its weights on {self.device}; expected a device with more "
-                "memory; fix: choose a smaller model, or --device cpu"
-            ) from error
-        except (RuntimeError, AssertionError) as error:
-            raise InputError(
-                f"device: got {self.device!r} ({_first_line(error)}); expected one that this PyTorch has; "
-                "fix: leave it out"
+                f"judge {str(self.given)!r}: got {type(error).__name__} on {self.device} ({_first_line(error)}); "
+                "expected a device that this PyTorch has, with room for the weights; fix: choose a smaller model"
             ) from error
 
     def free(self) -> None:

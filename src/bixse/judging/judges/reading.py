@@ -27,12 +27,9 @@ _ROUNDING = 0.02  # a sum of returned probabilities may pass 1
 class OptionProbabilities:
     """The returned probabilities of the options at the position of the answer."""
 
-    probabilities: tuple[float, ...]
-    """Raw probability of each label, summed over its spellings ("3" and " 3")."""
-    hidden: tuple[float, ...] = ()
-    """Maximum probability missing per label (spellings not returned, names that may be two tokens); empty for none."""
-    unseen: float = 0.0
-    """Probability that no returned token accounts for; all hidden probabilities share it."""
+    probabilities: tuple[float, ...]  # of each label, summed over its spellings ("3" and " 3")
+    hidden: tuple[float, ...] = ()  # at most missing per label (spellings not returned, names that may be two tokens)
+    unseen: float = 0.0  # that no returned token accounts for; all hidden probabilities share it
 
     @property
     def mass(self) -> float:

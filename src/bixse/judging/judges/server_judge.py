@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 KNOWN_QUERY = "what is the capital of France"
 KNOWN_DOCUMENTS = ("Paris is the capital of France.", "Bake the bread for forty minutes.")
 """A relevant and an irrelevant document."""
-_ODD_WORD, _ODD_TOKENS = "zebra", 4
-
 OTHER_MODES = (
     "`--mode sample` (the share of each option in several samples) or `--mode verbal` (the one grade that is written)"
 )
@@ -78,13 +76,11 @@ class Probe:
         self._check_labels(form)
         form, reply = await self._without_thinking(form, reply)
         answer = self._read(form, reply)
-        if self._wanted == "constrained" or answer.status != "graded":
+        if answer.status != "graded":
             constrained = await self._constrained(form)
-            if constrained is not None:
-                return await self._finish(constrained)
-            if self._wanted == "constrained":
-                raise self._unusable("no way to allow only the options", "one of vLLM, SGLang or llama.cpp")
-            raise self._unanswered(answer)
+            if constrained is None:
+                raise self._unanswered(answer)
+            return await self._finish(constrained)
         one_token = self._place(reply) == 0 and self._max_tokens is None
         return await self._finish(replace(form, max_tokens=1) if one_token else form)
 
@@ -153,16 +149,13 @@ class Probe:
         return form, reply
 
     async def _constrained(self, form: RequestForm) -> RequestForm | None:
-        """Return the form that allows only the options; None unless a constraint makes the server write an odd word."""
+        """Return the form that allows only the options, if its answer is one, which it was not without constraint."""
         for kind in sorted(CONSTRAINTS.values(), key=lambda kind: kind != CONSTRAINTS.get(self._model.kind)):
-            odd = replace(form, mode="constrained", constraint=kind, labels=(_ODD_WORD,), max_tokens=_ODD_TOKENS)
-            trial = await self._try(odd)
-            wrote = trial.choices[0].text.strip() if trial is not None else ""
-            if not wrote or not _ODD_WORD.startswith(wrote):
-                continue
             count = MANY_LOGPROBS if kind == CONSTRAINTS["llama.cpp"] else form.top_logprobs
-            found = replace(odd, labels=self._rubric.labels, max_tokens=self._max_tokens or 1, top_logprobs=count)
-            if await self._try(found) is not None:
+            tokens = self._max_tokens or 1
+            found = replace(form, mode="constrained", constraint=kind, max_tokens=tokens, top_logprobs=count)
+            reply = await self._try(found)
+            if reply is not None and self._read(found, reply).status == "graded":
                 return found
         return None
 
@@ -222,7 +215,7 @@ class Probe:
         return InputError(
             f"{self._client.address}: got {shorten(answer.text.strip())} to a known question ({answer.status}: "
             f"{answer.detail}); expected one of {', '.join(self._rubric.labels)}; fix: raise --max-tokens if the model "
-            "reasons first, choose another model, or `--mode constrained` where the server can allow only the options"
+            f"reasons first, choose another model, or {OTHER_MODES}"
         )
 
 
