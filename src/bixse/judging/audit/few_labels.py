@@ -1,27 +1,38 @@
-"""Estimates of nDCG, precision and differences from a judge's grades of all pairs and people's labels of some."""
+"""Estimates of nDCG, precision and differences from a judge's grades of all pairs and people's labels of some.
+
+Prediction-powered: unit u (a pair, or a query) has the value v_u and the prediction m_u; labelled units S are drawn
+with probabilities pi_u. The estimate of the sum of v is sum_u m_u + sum_S (v_u - m_u) / pi_u. It is unbiased for
+predictions that do not use labels of the same query (Horvitz and Thompson 1952, doi:10.1080/01621459.1952.10483446;
+Angelopoulos et al. 2023, arXiv:2301.09633). So m_u = a + lambda f_u of the judge's grade f_u is fitted to the labels of
+all *other* queries. The slope is PPI++'s power tuning (arXiv:2311.01453): least squares gives the smallest variance. It
+is shrunk by its own uncertainty, so that a useless judge gets lambda = 0, and labels alone count.
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
+from scipy.optimize import brentq
+from scipy.special import stdtrit
 
+from bixse.data.trec import ranked
 from bixse.errors import InputError
-from bixse.evaluation.statistics import quotient
-from bixse.judging.audit.labelled_sample import SampledMean, judged_pool
+from bixse.evaluation.statistics import Floats, interval_bounds, quotient
 from bixse.report.table import VERDICT_WORDS, format_difference, format_interval, format_number, format_table
+from bixse.results import IntervalEstimate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from bixse.evaluation.statistics import Floats
-    from bixse.judging.audit.labelled_sample import JudgedPool, Pairs
+    import numpy.typing as npt
+
     from bixse.relevance import Ranking
     from bixse.report.table import Cell
-    from bixse.results import IntervalEstimate
 
 
 FEW_LABELS_METRICS = ("ndcg@10", "precision@10")
@@ -99,7 +110,7 @@ def evaluate_few_labels(
     """Estimate metrics that people's labels of every graded pair would give, from labels of a sample.
 
     The estimate is the judge's value corrected by the differences of its grades from the labels: see
-    `bixse.judging.audit.labelled_sample`. It is unbiased: exactly so for independently drawn pairs or queries.
+    `bixse.judging.audit.few_labels`. It is unbiased: exactly so for independently drawn pairs or queries.
 
     Args:
         runs: name -> run; each pair of systems is compared.
@@ -111,7 +122,7 @@ def evaluate_few_labels(
 
     Raises:
         InputError: no run, another metric, nDCG from labels of pairs, a run without a query of the pool, or unusable
-            labels (see `bixse.judging.audit.labelled_sample.judged_pool`).
+            labels (see `bixse.judging.audit.few_labels.judged_pool`).
 
     """
     pool = judged_pool(grades, labels, probabilities)
@@ -241,3 +252,220 @@ def _row(own: FewLabelsEstimate) -> list[Cell]:
 def _verdict(own: FewLabelsEstimate) -> str:
     verdict = VERDICT_WORDS[_WORDS[own.queries.side]]  # type: ignore[index]
     return f"{own.metric}, {own.system} against {own.baseline}: {verdict}"
+
+
+_SMALLEST = 1e-12  # smaller variances of grades in [0, 1] are rounding
+
+
+@dataclass(frozen=True)
+class LabelledSample:
+    """A sample of n labelled units among U units (pairs, or queries) of Q queries."""
+
+    query: npt.NDArray[np.int64]  # (U,) query index per unit
+    queries: int
+    labelled: npt.NDArray[np.int64]  # (n,) indices of the labelled units
+    probability: Floats  # (n,) with which each labelled unit was drawn, in (0, 1]
+
+    def predict(self, values: Floats, grades: Floats | None, importance: Floats | None = None) -> Floats:
+        """Predict (U,) values of all units from the (n,) labelled `values` of other queries.
+
+        `grades` (U,) are the judge's; without grades, the mean is the prediction. `importance` (U,) weights the units.
+        """
+        weights = 1 / self.probability
+        if importance is not None:
+            # a unit that is certain to be labelled adds no variance, and informs little about the rest
+            weights = (importance[self.labelled] * weights) ** 2 * np.maximum(1 - self.probability, 1e-3)
+        x = np.zeros_like(weights) if grades is None else grades[self.labelled]
+        total, mean_x, mean = self._others(weights), self._others(weights, x), self._others(weights, values)
+        if grades is None:
+            return mean[self.query]
+        spread_x, spread, together = (
+            self._others(weights, one * other) - centre
+            for one, other, centre in ((x, x, mean_x**2), (values, values, mean**2), (x, values, mean_x * mean))
+        )
+        usable = (spread_x > _SMALLEST) & (spread > _SMALLEST)
+        slope = np.divide(together, spread_x, out=np.zeros_like(mean), where=usable)
+        explained = np.divide(slope * together, spread, out=np.zeros_like(mean), where=usable).clip(0, 1 - 1e-9)
+        freedom = np.nan_to_num(quotient(total**2, self._others(weights**2))) - 4
+        signal = explained / (1 - explained) * np.maximum(freedom, 0)  # Fisher's F of the slope
+        slope *= 1 - 1 / np.maximum(signal, 1)
+        predicted: Floats = mean[self.query] + slope[self.query] * (grades - mean_x[self.query])
+        return predicted
+
+    def _others(self, weights: Floats, values: Floats | None = None) -> Floats:
+        """Return (Q,) weighted means, or sums of weights, over the labelled units of all other queries."""
+        sums = self.sum_labelled(weights if values is None else weights * values)
+        others: Floats = sums.sum() - sums
+        if values is None:
+            return np.where(others > _SMALLEST * sums.sum(), others, 0.0)
+        return np.nan_to_num(quotient(others, self._others(weights)))
+
+    def sum_by_query(self, of_units: Floats) -> Floats:
+        """Return (Q,) sums of (U,) values per query."""
+        return np.bincount(self.query, of_units, self.queries).astype(np.float64)
+
+    def sum_labelled(self, of_labelled: Floats) -> Floats:
+        """Return (Q,) sums of the (n,) values of labelled units per query."""
+        return np.bincount(self.query[self.labelled], of_labelled, self.queries).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class SampledMean:
+    """The mean of a metric over Q queries, from a sample of labels."""
+
+    sample: LabelledSample
+    per_query: Floats  # (Q,) unbiased values; they can leave [0, 1]
+    residual: Floats  # (n,) label minus prediction, not divided by the probability
+    importance: Floats  # (U,) weight of each unit's value
+
+    @property
+    def value(self) -> float:
+        return float(self.per_query.mean())
+
+    def label_variance(self, growth: float = 1.0) -> float:
+        """Return the variance from the choice of labels at `growth` times each unit's probability (at most 1)."""
+        probability = self.sample.probability
+        drawn = np.minimum(1, growth * probability)
+        scatter = float((self.residual**2 / probability * (1 / drawn - 1)).sum()) / self.sample.queries**2
+        return scatter * (1 - 1 / max(self._units, 2.0))  # n - 1 units predict one worse than n would
+
+    def labels(self, growth: float = 1.0) -> float:
+        """Return the expected number of labelled units at `growth` times each unit's probability."""
+        probability = self.sample.probability
+        return float((np.minimum(1, growth * probability) / probability).sum())
+
+    @cached_property
+    def query_variance(self) -> float:
+        """The variance from the choice of queries alone."""
+        return max(float(self.per_query.var(ddof=1)) / self.sample.queries - self.label_variance(), 0.0)
+
+    def of_labels(self) -> IntervalEstimate:
+        """Return the interval for these queries, as if every pair were labelled."""
+        return self._interval(self.label_variance(), max(self._units - 1, 1.0))
+
+    def of_queries(self) -> IntervalEstimate:
+        """Return the interval for queries like these, over the choice of queries and of labels."""
+        labels, queries = self.label_variance(), self.query_variance
+        seen = len(np.unique(self.sample.query[self.sample.labelled]))
+        # Satterthwaite's degrees of freedom for the sum of both variances (1946, doi:10.2307/3002019)
+        parts = labels**2 / max(self._units - 1, 1.0) + queries**2 / max(seen - 1, 1)
+        return self._interval(labels + queries, (labels + queries) ** 2 / parts if parts else 1.0)
+
+    def growth_to(self, variance: float) -> float | None:
+        """Return the factor on the probabilities that lowers the labels' variance to `variance`, or None."""
+        most = 1 / float(self.sample.probability.min())
+        if self._unknown or variance < 0 or not self.residual.any():
+            return None
+        low = most
+        while low > _SMALLEST and self.label_variance(low) <= variance:
+            low /= 2
+        return float(brentq(lambda growth: self.label_variance(growth) - variance, low, most))
+
+    @cached_property
+    def _units(self) -> float:
+        """The effective number of labelled units (Kish 1965)."""
+        counts = (self.importance[self.sample.labelled] / self.sample.probability) ** 2
+        return float(np.nan_to_num(quotient(counts.sum() ** 2, (counts**2).sum())))
+
+    @property
+    def _unknown(self) -> bool:
+        """True if the metric's labels are too few, or too much alike, to show their scatter."""
+        counts, labelled = self.importance != 0, self.sample.labelled
+        complete = counts[labelled].sum() == counts.sum() and (self.sample.probability[counts[labelled]] == 1).all()
+        scatters = bool((np.abs(self.residual[counts[labelled]]) > _SMALLEST).any())
+        return not complete and bool(counts.any()) and (int(counts[labelled].sum()) < 2 or not scatters)
+
+    def _interval(self, variance: float, freedom: float) -> IntervalEstimate:
+        if self._unknown:
+            return IntervalEstimate(self.value)
+        half = float(stdtrit(freedom, interval_bounds(0.95)[1])) * float(np.sqrt(variance))
+        return IntervalEstimate(self.value, self.value - half, self.value + half)
+
+
+Pairs: TypeAlias = "Mapping[tuple[str, str], float]"
+"""(query id, document id) -> value."""
+
+
+@dataclass(frozen=True)
+class JudgedPool:
+    """A pool of U graded pairs of Q queries, with n labelled pairs."""
+
+    pairs: tuple[tuple[str, str], ...]
+    grades: Floats  # (U,) relevance by the judge
+    sample: LabelledSample
+    labels: Floats  # (n,) relevance by people
+    outside: int  # labels of pairs without a grade; left out
+
+    @cached_property
+    def whole_queries(self) -> bool:
+        """True if whole queries were drawn: all pairs of each labelled query have a label and one probability."""
+        sample = self.sample
+        own = sample.query[sample.labelled]
+        sizes, labelled = (np.bincount(which, minlength=sample.queries) for which in (sample.query, own))
+        alike = all(np.ptp(sample.probability[own == query]) == 0 for query in np.unique(own))
+        return alike and bool((labelled[labelled > 0] == sizes[labelled > 0]).all())
+
+    @cached_property
+    def of_queries(self) -> LabelledSample:
+        """The sample with queries as its units."""
+        sample = self.sample
+        labelled, first = np.unique(sample.query[sample.labelled], return_index=True)
+        return LabelledSample(np.arange(sample.queries), sample.queries, labelled, sample.probability[first])
+
+    def ranks(self, run: Ranking) -> npt.NDArray[np.int64]:
+        """Return the (U,) ranks of the pairs' documents in the run, from 1; 0 for missing documents."""
+        found = {query: {name: rank for rank, name in enumerate(ranked(run[query]), 1)} for query in run}
+        return np.array([found.get(query, {}).get(name, 0) for query, name in self.pairs], dtype=np.int64)
+
+    def ideal(self, relevance: Floats, depth: int) -> Floats:
+        """Return the (Q,) ideal DCG@depth of (U,) relevances."""
+        order = np.lexsort((-relevance, self.sample.query))
+        query = self.sample.query[order]
+        place = np.arange(len(order)) - np.searchsorted(query, query)
+        gains = np.zeros(len(order))
+        gains[order] = np.where(place < depth, relevance[order] / np.log2(place + 2), 0.0)
+        return self.sample.sum_by_query(gains)
+
+
+def judged_pool(grades: Pairs, labels: Pairs, probabilities: Pairs | None = None) -> JudgedPool:
+    """Join a judge's grades and people's labels, all in [0, 1].
+
+    Without `probabilities`, labelled pairs (or labelled queries, if all their pairs are labelled) count as drawn
+    uniformly. Raise InputError for no common pair, fewer than 2 queries, or unusable or missing probabilities.
+    """
+    pairs = tuple(sorted(grades))
+    names = sorted({query for query, _ in pairs})
+    common = [position for position, pair in enumerate(pairs) if pair in labels]
+    if not common:
+        examples = [repr(next(iter(side), None)) for side in (labels, grades)]
+        raise InputError(
+            f"labels: got none of a graded pair (labels such as {examples[0]}, grades such as {examples[1]}); expected "
+            "labels of pairs that the judge graded; fix: use the same ids, or grade these pairs too"
+        )
+    if len(names) < 2:
+        raise InputError(f"grades: got pairs of {len(names)} query; expected at least 2; fix: grade more queries")
+    number = {name: place for place, name in enumerate(names)}
+    query = np.array([number[name] for name, _ in pairs], dtype=np.int64)
+    labelled = np.array(common, dtype=np.int64)
+    known = np.array([labels[pairs[place]] for place in common], dtype=np.float64)
+    graded = np.array([grades[pair] for pair in pairs], dtype=np.float64)
+    given = [probabilities.get(pairs[place]) for place in common] if probabilities else []
+    sure = np.ones(len(labelled))
+    if not given:
+        sample = LabelledSample(query, len(names), labelled, sure)
+        whole = JudgedPool(pairs, graded, sample, known, 0).whole_queries
+        share = len(set(query[labelled].tolist())) / len(names) if whole else len(labelled) / len(pairs)
+        sure = np.full(len(labelled), share)
+    else:
+        without = given.count(None)
+        bad = [value for value in given if value is not None and not 0 < value <= 1]
+        if without or bad:
+            got = f"{without} of {len(given)} labels without one" if without else f"{bad[0]}"
+            raise InputError(
+                f"probability: got {got}; expected one in (0, 1] for each label; fix: write the probability with which "
+                "each pair was drawn, or leave the column out where all were drawn alike"
+            )
+        sure = np.array(given, dtype=np.float64)
+    return JudgedPool(
+        pairs, graded, LabelledSample(query, len(names), labelled, sure), known, len(labels.keys() - grades.keys())
+    )
