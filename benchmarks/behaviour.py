@@ -414,7 +414,7 @@ user = "Query: {query}\\nPassage: {document}"
 
 def grading(record):
     """Judges that run here, audits of published judges, maps to probabilities, and ranking by a judge."""
-    inputs, work, files = record.inputs, record.work, import_module("source_files")
+    inputs, work = record.inputs, record.work
     shared, cranfield = inputs.shared, inputs.cranfield
     own = write(work / "short.toml", RUBRIC)
     ask = write(work / "ask.jsonl", [{"query": q, "document": d} for q in QUERIES[1:] for d in OTHERS])
@@ -423,20 +423,10 @@ def grading(record):
     noisy = [[q, d, str(min(3, max(0, int(grade) + draw.choice([-1, 0, 0, 1]))))] for q, d, grade in human]
     labels = write(work / "judge.txt", "".join(f"{q} 0 {d} {grade}\n" for q, d, grade in noisy))
     official = write(work / "human.txt", "".join(f"{q} 0 {d} {grade}\n" for q, d, grade in human))
-    scores = write(work / "bge.jsonl", files.BGE)
-    texts = {}
-    for file in ("queries.jsonl", "corpus.jsonl"):
-        rows = map(json.loads, (cranfield / file).read_text().splitlines())
-        texts |= {(file, row["_id"]): f"{row.get('title', '')} {row['text']}".strip() for row in rows}
-    names = {"query": "queries.jsonl", "document": "corpus.jsonl"}
-    judged = [{"query_id": query, "document_id": document, "query": texts[names["query"], query],
-               "document": texts[names["document"], document]} for query, document, _ in noisy]  # fmt: skip
     replay = ("--judge", f"replay:qrels:{labels}", "--scale", "0", "3")
+    asked = [{"query_id": q, "query": q, "document_id": d, "document": d} for q, d, _ in noisy]
     judges = {
-        "qrels": (*replay, "--pairs", write(work / "judged-pairs.jsonl", judged)),
-        "umbrela": ("--judge", f"replay:umbrela:{write(work / 'judged.jsonl', files.UMBRELA)}"),
-        "lightblue": ("--judge", f"replay:lightblue:{write(work / 'lb' / 'train.parquet', files.LIGHTBLUE)}"),
-        "flagembedding": ("--judge", f"replay:flagembedding:{scores}", "--score-map", "prob"),
+        "qrels": (*replay, "--pairs", write(work / "asked.jsonl", asked)),
         "cross-encoder": ("--judge", f"cross-encoder:{inputs.reranker}", "--pairs", ask),
         "local": ("--judge", inputs.decoder, "--pairs", ask, "--rubric", own),
     }
@@ -446,15 +436,13 @@ def grading(record):
             record.table(f"{name}/{table}", out / f"{table}.parquet")
     qrels = shared / "llmjudge" / "human.qrels.txt"
     published = sorted((shared / "llmjudge" / "judges").glob("*.txt"))
-    audit = ("grade", "audit", "--human", qrels, "--scale", "0", "3", "--samples", "100", "--out", "OUT", "--judge")
+    audit = ("grade", "audit", "--human", qrels, "--scale", "0", "3", "--out", "OUT", "--judge")
     record.json("audit", record.run("audit", *audit, *published) / "audit.json")
-    maps = ("grade", "calibrate", "--human", qrels, "--scale", "0", "3", "--sample", "200", "--force", "--out", "OUT")
-    for kind in ("platt", "isotonic"):
-        words = (*maps, "--judgements", published[0], "--kind", kind)
-        record.json(f"map {kind}", record.run(f"map {kind}", *words) / "map.json")
+    maps = ("grade", "calibrate", "--human", qrels, "--scale", "0", "3", "--out", "OUT")
+    record.json("map", record.run("map", *maps, "--judgements", published[0]) / "map.json")
     graded = record.out / "qrels"
-    apply = ("--judgements", graded / "judgements.parquet", "--apply", graded / "pairs.parquet", "--target", "graded")
-    mapped = record.run("map applied", "grade", "calibrate", "--human", official, *apply, "--force", "--out", "OUT")
+    apply = ("--judgements", graded / "judgements.parquet", "--apply", graded / "pairs.parquet")
+    mapped = record.run("map applied", "grade", "calibrate", "--human", official, *apply, "--out", "OUT")
     record.table("map applied/pairs", mapped / "pairs.parquet")
     for candidates in ("bm25", "judged"):
         rank = ("grade", "rank", "--collection", cranfield, *replay, "--candidates", candidates, "--depth", "20")

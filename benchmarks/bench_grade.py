@@ -37,7 +37,6 @@ import torch
 from bixse.data.pydocs import load_pydocs
 from bixse.judging.judge import Question
 from bixse.judging.judges.local_judge import LocalJudge
-from bixse.judging.judges.local_model import LocalModel
 from bixse.judging.rubrics import load_rubric, rubric_names
 from measuring import OUT, Option, Timed, bare_products, linear_shapes, middle, options, ratio, ratios, show, timed
 
@@ -134,10 +133,11 @@ def grade_with_bixse(judge: LocalJudge, questions: Sequence[Question]) -> list[f
 
 def rows_of(given: argparse.Namespace) -> Iterator[dict[str, object]]:
     """Yield one table row per rubric and method."""
-    loaded = LocalModel(given.model, "cpu", given.dtype)
     for name in given.rubrics:
         rubric = load_rubric(name)
-        judge, ways = LocalJudge(loaded, rubric), UsualWays(loaded.model, loaded.tokenizer, rubric)
+        judge = LocalJudge(given.model, rubric, "cpu", given.dtype)
+        loaded = judge._loaded
+        ways = UsualWays(loaded.model, loaded.tokenizer, rubric)
         most = 3 if given.quick else None
         drawn = [drawn_questions(rubric, given.queries, seed)[:most] for seed in range(given.rounds)]
         products: dict[int, Shapes] = {}
@@ -145,8 +145,10 @@ def rows_of(given: argparse.Namespace) -> Iterator[dict[str, object]]:
             with linear_shapes(judge._loaded.model) as products[id(questions)]:
                 grade_with_bixse(judge, questions)
 
-        def without_grades(questions: Sequence[Question], products: dict[int, Shapes] = products) -> list[float]:
-            bare_products(products.get(id(questions), Counter()), loaded.dtype)
+        def without_grades(
+            questions: Sequence[Question], products: dict[int, Shapes] = products, dtype: str = loaded.dtype
+        ) -> list[float]:
+            bare_products(products.get(id(questions), Counter()), dtype)
             return [math.nan] * len(questions)
 
         work: dict[str, Callable[[Sequence[Question]], list[float]]] = {

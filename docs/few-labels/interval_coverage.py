@@ -112,7 +112,8 @@ def simulate(data: Path, judge: str, sizes: list[int], draws: int, seed: int) ->
                     name: {f"{n}-{query}": run[query] for n, query in enumerate(chosen)} for name, run in runs.items()
                 }
                 labels = draw(of_all, size, unit, generator)
-                found = evaluate_few_labels(ranking, of_judge, labels, metrics=METRICS, relevant_from=RELEVANT_FROM)
+                metrics = METRICS if unit == "queries" else METRICS[1:]
+                found = evaluate_few_labels(ranking, of_judge, labels, metrics=metrics, relevant_from=RELEVANT_FROM)
                 for own in found.estimates:
                     if own.system == "A":
                         target = float(np.mean([truth[own.metric, own.baseline][query] for query in chosen]))
@@ -163,6 +164,10 @@ def plot(rows: list[dict[str, str]], path: Path) -> None:
     for top, unit in ((0, "pairs"), (2, "queries")):
         for column, name in enumerate(names):
             coverage, width = axes[top][column], axes[top + 1][column]
+            if not any((row["estimate"], row["drawn"]) == (name, unit) for row in rows):  # nDCG needs whole queries
+                coverage.set_axis_off()
+                width.set_axis_off()
+                continue
             for judge in dict.fromkeys(row["judge"] for row in rows):
                 own = [r for r in rows if (r["estimate"], r["drawn"], r["judge"]) == (name, unit, judge)]
                 labels = [float(r["labels"]) for r in own]
@@ -182,8 +187,8 @@ def plot(rows: list[dict[str, str]], path: Path) -> None:
         axes[top][0].set_ylabel("coverage of 95 %")
         axes[top + 1][0].set_ylabel("median width")
         axes[top + 1][0].set_ylim(bottom=0)
-    handles, labels_shown = axes[0][0].get_legend_handles_labels()
-    extra, words = axes[1][0].get_legend_handles_labels()
+    handles, labels_shown = axes[2][0].get_legend_handles_labels()
+    extra, words = axes[3][0].get_legend_handles_labels()
     style = [mpl.lines.Line2D([], [], color="grey", ls=ls, marker=m) for ls, m in (("-", "o"), ("--", "s"))]
     figure.legend(
         handles + extra + style,

@@ -74,7 +74,7 @@ def settings(arm: str, seed: int, folder: Path) -> TrainConfig:
         given["regrade"] = {
             "judge": f"replay:qrels:{folder / 'judge' / 'qrels' / 'held.tsv'}",
             "budget": BUDGET,
-            "options": {"scale": (PYDOCS_SCALE.minimum, PYDOCS_SCALE.maximum), "texts": folder / "judge"},
+            "options": {"scale": (PYDOCS_SCALE.minimum, PYDOCS_SCALE.maximum)},
         }
     return TrainConfig.model_validate(given)
 

@@ -15,16 +15,12 @@ TEXTS = {"copy a folder": "shutil.copytree copies a tree", "wait": "time.sleep w
 
 @pytest.fixture
 def judged(tmp_path):
-    """A file that umbrela wrote: two grades, and an answer it could not read (which it calls 0)."""
-    path = tmp_path / "judged.jsonl"
-    rows = [
-        {"model": "gpt-x", "query": query, "passage": passage, "prompt": "...", "prediction": f"##final score: {grade}",
-         "judgment": grade, "result_status": 1}
-        for (query, passage), grade in zip(TEXTS.items(), (3, 1, 0), strict=True)
-    ]  # fmt: skip
-    rows[2] |= {"prediction": "I cannot say", "result_status": 0}
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    """Words that name a judge with two grades and one off the scale, and the pairs."""
+    rows = ["query_id,query,document_id,document", *(f"{n},{q},{n},{d}" for n, (q, d) in enumerate(TEXTS.items()))]
+    (tmp_path / "pairs.csv").write_text("\n".join(rows) + "\n")
+    (tmp_path / "judged.txt").write_text("0 0 0 3\n1 0 1 1\n2 0 2 9\n")
+    pairs = str(tmp_path / "pairs.csv")
+    return ["--judge", f"replay:qrels:{tmp_path / 'judged.txt'}", "--scale", "0", "3", "--pairs", pairs]
 
 
 def envelope(capsys):
@@ -33,11 +29,11 @@ def envelope(capsys):
 
 def test_a_replayed_file_becomes_graded_pairs(judged, tmp_path, capsys):
     out = tmp_path / "out"
-    code = main(["grade", "--judge", f"replay:umbrela:{judged}", "--out", str(out), "--json"])
+    code = main(["grade", *judged, "--out", str(out), "--json"])
     found = envelope(capsys)
     assert code == 3, "one pair has no grade"
     assert found["status"] == "partial"
-    assert found["metrics"]["statuses"] == {"graded": 2, "no-option": 1}
+    assert found["metrics"]["statuses"] == {"graded": 2, "off-scale": 1}
     assert any("1 pairs have a status and no relevance" in warning for warning in found["warnings"])
     table = load_graded_pairs(found["artifacts"]["pairs"])
     assert dict(zip(table.queries, table.relevance.tolist(), strict=True)) == {
@@ -55,7 +51,6 @@ def test_a_replayed_file_becomes_graded_pairs(judged, tmp_path, capsys):
         (["--prices", "1", "-1"], "prices"),
         (["--max-usd", "1"], "add --prices"),
         (["--samples", "0"], "samples"),
-        (["--scale", "3", "0"], "grade scale"),
         (["--rubric", "trec-dl"], "did you mean 'trec-dl-0-3'"),
         (["--mode", "guess"], "mode"),
         (["--pairs", "none.csv"], "no such file"),
@@ -63,7 +58,7 @@ def test_a_replayed_file_becomes_graded_pairs(judged, tmp_path, capsys):
 )
 def test_wrong_usage_is_told_and_leaves_nothing(judged, tmp_path, capsys, words, says):
     out = tmp_path / "out"
-    assert main(["grade", "--judge", f"replay:umbrela:{judged}", "--out", str(out), *words, "--json"]) == 2
+    assert main(["grade", *judged, "--out", str(out), *words, "--json"]) == 2
     (error,) = envelope(capsys)["errors"]
     assert says in error
     assert "fix" in error
@@ -73,8 +68,9 @@ def test_wrong_usage_is_told_and_leaves_nothing(judged, tmp_path, capsys, words,
 @pytest.mark.parametrize(
     ("judge", "says"),
     [
-        (["replay:umbrella:x"], "did you mean 'umbrela'"),
-        (["replay:umbrela:none.jsonl"], "none.jsonl"),
+        (["replay:umbrela:x", "--scale", "0", "3"], "expected replay:qrels:PATH"),
+        (["replay:qrels:none.txt", "--scale", "0", "3"], "none.txt"),
+        (["replay:qrels:none.txt"], "got no scale"),
         (["http://localhost:1", "some/model"], "name one judge"),
         (["http://user:secret@localhost:1"], "fix"),
         (["http://127.0.0.1:9"], "expected a running server"),
@@ -98,7 +94,7 @@ def test_a_judge_that_cannot_be_used_is_told(tmp_path, capsys, judge, says):
 def test_the_dry_run_of_a_replay_asks_nothing(judged, tmp_path, capsys):
     out = tmp_path / "out"
     words = ["--dry-run", "--prices", "2", "8", "--out", str(out)]
-    assert main(["grade", "--judge", f"replay:umbrela:{judged}", *words]) == 0
+    assert main(["grade", *judged, *words]) == 0
     text = capsys.readouterr().out
     assert "3 pairs, 3 questions" in text
     assert "a guess at four characters per token" in text

@@ -181,8 +181,6 @@ class Scenario:
             return None
         if kind == "structured_outputs":
             return list(given["choice"])
-        if kind == "guided_choice":
-            return list(given)
         return re.findall(r'"([^"]+)"', given) if kind == "grammar" else given.strip("()").split("|")
 
     # --- how it is written ------------------------------------------------------------------------------------------
@@ -225,17 +223,12 @@ class Scenario:
 
     def logprobs(self, body, plan, tokens):
         dialect, end = self.get("dialect", "openai"), plan["end"]
-        asked = {"together": isinstance(body.get("logprobs"), int) and body.get("logprobs") is not True}
-        if not asked.get(dialect, body.get("logprobs") is True) or dialect in ("ignore", "null") or end == "null":
+        if body.get("logprobs") is not True or dialect in ("ignore", "null") or end == "null":
             return None
-        top = body.get("top_logprobs", body.get("logprobs") if dialect == "together" else 0)
-        top = min(int(top), self.get("gives_top", 10**6))
-        ids = body.get("logprob_token_ids") if self.get("token_ids") else None
+        top = min(int(body.get("top_logprobs", 0)), self.get("gives_top", 10**6))
         rows = []
         for token, options in tokens:
             ranked = sorted(options.items(), key=lambda entry: -entry[1])[:top]
-            if ids:
-                ranked = [(word, options.get(word, 1e-9)) for word in dict.fromkeys([token, *map(self.word, ids)])]
             if dialect == "zeros":
                 listed = [(word, 0.0) for word, _ in ranked]
             elif dialect == "minus" or end == "9999":
@@ -245,11 +238,6 @@ class Scenario:
             own = dict(listed).get(token, math.log(options.get(token, 1e-9)))
             own, listed = UNUSABLE.get(end, own), self.told(end, token, listed)
             rows.append((token, own, listed))
-        if dialect == "legacy" or dialect == "together":
-            tops = [dict(listed) for _, _, listed in rows]
-            return {"tokens": [r[0] for r in rows], "token_logprobs": [r[1] for r in rows], "top_logprobs": tops}
-        if dialect == "dict":
-            return {"content": [{"token": t, "logprob": own, "top_logprobs": dict(top)} for t, own, top in rows]}
         marked = (lambda word: word.replace(" ", "Ġ")) if dialect == "marks" else (lambda word: word)
         return {
             "content": [
@@ -274,18 +262,6 @@ class Scenario:
             return [*listed, *((word.replace(" ", "▁"), value - 0.01) for word, value in listed)]
         return listed
 
-    # --- the tokenizer ----------------------------------------------------------------------------------------------
-
-    def cut(self, text):
-        labels = self.get("labels", LABELS)
-        whole = [word for label in labels for word in (label, f" {label}")]
-        split = self.get("split_labels", [])
-        return [whole.index(text)] if text in whole and text.strip() not in split else [1000 + ord(c) for c in text]
-
-    def word(self, identifier):
-        labels = self.get("labels", LABELS)
-        return [word for label in labels for word in (label, f" {label}")][identifier]
-
     # --- what is refused --------------------------------------------------------------------------------------------
 
     def refusal(self, body, headers):
@@ -304,8 +280,6 @@ class Scenario:
             return 400, {"error": {"message": "Logprobs is not supported for this model."}}
         if isinstance(body.get("top_logprobs"), int) and body["top_logprobs"] > self.get("most_top", 10**6):
             return 400, {"error": {"message": f"top_logprobs must be at most {self.get('most_top')}"}}
-        if self.get("dialect") == "together" and body.get("logprobs") is True:
-            return 422, {"detail": "logprobs: Input should be a valid integer"}
         if self.get("limit_name") and "max_tokens" in body:
             return 400, {
                 "error": {"message": "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."}
@@ -365,17 +339,6 @@ def application():
         owner = scenario.get("owned_by", "someone")
         data = [{"id": name, "object": "model", "owned_by": owner} for name in scenario.get("models", ["judge-model"])]
         return web.json_response({"object": "list", "data": data})
-
-    async def tokenize(request):
-        scenario = scenarios[request.match_info["name"]]
-        body = await request.json()
-        if not scenario.get("tokenizer"):
-            return web.json_response({"detail": "Not Found"}, status=404)
-        if "messages" in body:
-            ids = [1, *scenario.cut("".join(message["content"] for message in body["messages"])), 2]
-        else:
-            ids = scenario.cut(body["prompt"])
-        return web.json_response({"count": len(ids), "max_model_len": 4096, "tokens": ids})
 
     async def chat(request):
         scenario = scenarios[request.match_info["name"]]
@@ -488,7 +451,6 @@ def application():
             web.get("/_stats/{name}", stats),
             web.get("/{name}/v1/models", models),
             web.post("/{name}/v1/chat/completions", chat),
-            web.post("/{name}/tokenize", tokenize),
         ]
     )
     return app

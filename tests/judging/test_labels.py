@@ -68,7 +68,7 @@ def test_only_graded_rows_carry_a_grade(tmp_path):
     assert labels.name == "m"
     assert labels.statuses == {"graded": 1, "refused": 2, "no-option": 1}
     assert labels.missing["q", "b"] == "refused"
-    assert labels.grades == {("q", "a"): 2.0} and labels.again == {("q", "a"): 1.0}
+    assert labels.grades == {("q", "a"): 2.0}
 
 
 def test_invalid_rows_are_reported_together(tmp_path):
@@ -139,20 +139,11 @@ def test_a_mapped_relevance_is_noticed_and_kept(tmp_path):
 # --- labels of a sample
 
 
-def test_several_labels_of_a_pair_count_with_their_mean_or_the_adjudicated_one(tmp_path):
-    rows = [row("q", "a", grade=0), row("q", "a", grade=3), row("q", "b", grade=1), row("q", "b", grade=9)]
-    rows += [row("q", "c", grade=0), row("q", "c", grade=3, adjudicated=1), row("q", "c", grade=1)]
-    labels = read_labels(write(tmp_path / "t.jsonl", rows), SCALE, sampled=True)
-    assert labels.grades == {("q", "a"): 1.5, ("q", "b"): 1.0, ("q", "c"): 3.0}
-    assert labels.relevance["q", "a"] == 0.5 and not labels.missing
-    assert [bad.value for bad in labels.impossible] == [9.0]
-
-
 @pytest.mark.parametrize("wrong", [0, -0.5, 1.01])
 def test_probabilities_of_a_sample(tmp_path, wrong):
     rows = [row("q", "a", grade=0, probability=0.25), row("q", "b", grade=3, probability=1)]
-    labels = read_labels(write(tmp_path / "t.jsonl", rows), SCALE, sampled=True)
+    labels = read_labels(write(tmp_path / "t.jsonl", rows), SCALE)
     assert labels.probability == {("q", "a"): 0.25, ("q", "b"): 1.0}
     for bad in (row("q", "c", grade=1, probability=wrong), row("q", "a", grade=0, probability=0.5)):
         with pytest.raises(InvalidFileError, match="probability"):
-            read_labels(write(tmp_path / "t.jsonl", [*rows, bad]), SCALE, sampled=True)
+            read_labels(write(tmp_path / "t.jsonl", [*rows, bad]), SCALE)

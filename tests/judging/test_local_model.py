@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from bixse.judging.judges.local_model import PromptReader
+from bixse.judging.judges.local_model import PromptReader, longest_input
 from helpers.tiny_judges import ARCHITECTURES, tiny_model
 
 
@@ -42,7 +42,7 @@ def read_all(reader, prompts):
 def known(request):
     """A model, prompts and their logits."""
     model = tiny_model(request.param)
-    prompts = some_prompts(300)
+    prompts = [prompt[:48] for prompt in some_prompts(300)] if request.param == "phi3" else some_prompts(300)
     return request.param, model, prompts, one_by_one(model, prompts)
 
 
@@ -54,13 +54,13 @@ def assert_same(found, expected):
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
-def test_every_sharing_gives_the_same_logits(known):
+def test_with_and_without_sharing_the_logits_are_the_same(known):
     kind, model, prompts, expected = known
     reader = PromptReader(model, tokens_per_batch=200)
-    assert reader.sharing == ("none" if kind in ("mamba", "bidirectional") else "prefix")
+    assert reader.shares == (kind not in ("mamba", "bidirectional"))
     assert_same(read_all(reader, prompts), expected)
-    if reader.sharing == "prefix":
-        assert_same(read_all(PromptReader(model, 1, sharing="none"), prompts), expected)
+    reader.shares = False
+    assert_same(read_all(reader, prompts), expected)
 
 
 def test_padding_takes_no_position_beyond_the_table():
@@ -68,7 +68,7 @@ def test_padding_takes_no_position_beyond_the_table():
     head = list(range(3, 23))
     prompts = [[*head, *[30] * 40, 5], [*head, *[30] * 40, 6], [*head, *[31] * 9, *[7] * 50], [*head, *[31] * 9, 8]]
     model = tiny_model("gpt2", n_positions=79)
-    assert_same(read_all(PromptReader(model, 10_000, sharing="prefix"), prompts), one_by_one(model, prompts))
+    assert_same(read_all(PromptReader(model, 10_000), prompts), one_by_one(model, prompts))
 
 
 def test_prompts_that_share_nothing_and_a_single_one():
@@ -76,7 +76,6 @@ def test_prompts_that_share_nothing_and_a_single_one():
     prompts = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15, 16, 17, 18]]
     reader = PromptReader(model, 64)
     assert_same(read_all(reader, prompts), one_by_one(model, prompts))
-    assert_same(read_all(PromptReader(model, 64, sharing="alone"), prompts), one_by_one(model, prompts))
     assert list(reader.logits([])) == []
 
 
@@ -92,7 +91,7 @@ def test_shared_tokens_are_computed_once(monkeypatch):
 
 def test_only_last_positions_reach_the_output_layer():
     model, prompts, seen = tiny_model("gemma2"), some_prompts(300), []
-    reader = PromptReader(model, 10_000, sharing="none")
+    reader = PromptReader(model, 10_000)
     hook = model.lm_head.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
     read_all(reader, prompts)
     hook.remove()
@@ -103,21 +102,15 @@ def test_only_last_positions_reach_the_output_layer():
 def test_a_half_precision_model_shares_as_well():
     model = tiny_model("llama").to(torch.bfloat16)
     reader = PromptReader(model, 200)
-    assert reader.sharing == "prefix"
+    assert reader.shares
     found, expected = read_all(reader, some_prompts(300)), one_by_one(model, some_prompts(300)).float()
     assert (found.softmax(-1) - expected.softmax(-1)).abs().max() < 0.1
 
 
-def test_a_prompt_beyond_the_stretch_does_not_change_its_neighbours():
+def test_a_prompt_that_would_change_the_positions_of_its_batch_is_too_long():
     """Phi-3's positions change for a whole batch as soon as one prompt is longer than 48 tokens."""
-    model = tiny_model("phi3")
-    prompts = some_prompts(300)
-    assert min(map(len, prompts)) < 48 < max(map(len, prompts))
-    reader = PromptReader(model, 10_000, sharing="none")
-    assert_same(read_all(reader, prompts), one_by_one(model, prompts))
-    reader._stretched_from = None
-    together = read_all(reader, prompts)
-    assert (together.softmax(-1) - one_by_one(model, prompts).softmax(-1)).abs().max() > 1e-3
+    assert longest_input(tiny_model("phi3").config, 10**12) == 48
+    assert longest_input(tiny_model("llama").config, 10**12) == 2048
 
 
 class TestMemory:
@@ -135,16 +128,16 @@ class TestMemory:
         monkeypatch.setattr(PromptReader, "read", limited)
         return sizes
 
-    @pytest.mark.parametrize("sharing", ["prefix", "none"])
-    def test_a_batch_that_does_not_fit_is_halved_and_nothing_is_lost(self, small_device, sharing):
+    def test_a_batch_that_does_not_fit_is_halved_and_nothing_is_lost(self, small_device):
         model, prompts = tiny_model("llama"), [prompt[:80] for prompt in some_prompts(300)]
-        reader = PromptReader(model, 100_000, sharing=sharing)
+        reader = PromptReader(model, 100_000)
+        reader.shares = True  # the probe did not fit
         found = read_all(reader, prompts)
         assert max(small_device) > 1
         assert_same(found, one_by_one(model, prompts))
 
     def test_a_prompt_that_never_fits_is_said_alone(self, small_device):
         prompts = [[7] * 10, [8] * 100, [9] * 12]
-        found = list(PromptReader(tiny_model("llama"), 100_000, sharing="none").logits(prompts))
+        found = list(PromptReader(tiny_model("llama"), 100_000).logits(prompts))
         assert [indices for indices, logits in found if logits is None] == [[1]]
         assert sorted(i for indices, logits in found if logits is not None for i in indices) == [0, 2]

@@ -70,20 +70,26 @@ def test_what_ends_without_an_option_has_a_status(text, finish, refusal, status)
 
 ANSWERED = [
     ("2", 2), (" 2\n", 2), ("\n\n2\n", 2), ("2.", 2), ("2!", 2), ("**2**", 2), ("**2.**", 2), ("`2`", 2), ('"2"', 2),
-    ("\u201c1\u201d", 1), ("(2)", 2), ("[[2]]", 2), ("# 2", 2), ("- 2", 2), ("\\boxed{2}", 2), ("2<|im_end|>", 2),
+    ("\u201c1\u201d", 1), ("(2)", 2), ("[[2]]", 2), ("# 2", 2), ("2<|im_end|>", 2),
     ("assistant\n3", 3), ("<|im_start|>assistant\n3", 3), ("<think>not a 3, at most a 2</think>1", 1),
-    ("Score: 2", 2), ("score = 2", 2), ("Score: 2.", 2), ("**Score:** 2", 2), ("**Score: 2**", 2), ("Rating - 2", 2),
-    ("Final answer: 2", 2), ("##final score: 2", 2), ("The score is 2", 2), ("The answer is **2**.", 2),
-    ("My rating is 2.", 2),
+    ("Score: 2", 2), ("score = 2", 2), ("Score: 2.", 2), ("**Score:** 2", 2), ("**Score: 2**", 2),
+    ("Final answer: 2", 2), ("##final score: 2", 2),
     ('{"score": 2}', 2), ('{"relevance": "2"}', 2), ('{"reason": "It does not name Paris.", "score": 2}', 2),
     ('```json\n{"score": 2}\n```', 2), ('{\n  "reason": "no",\n  "score": 2\n}', 2), ('{"final_score": 2}', 2),
-    ("<answer>2</answer>", 2), ("<score>\n2\n</score>", 2), ("It is short.\n<score>2</score>", 2),
     ("The scale goes from 0 to 3.\n\n2", 2), ("It has 2 parts and 3 more.\nFinal answer: 1", 1),
     ("It has less than I hoped for.\n\n**Rating: 1**", 1), ("1. It names the city.\n2. It names no date.\n\n1", 1),
     ("0: nothing\n1: on the topic\n2: some answer\n3: the answer\n\nScore: 2", 2),
 ]  # fmt: skip
 """Answers in the form that is asked for."""
 OTHER_FORMS = [
+    "- 2",
+    "\\boxed{2}",
+    "Rating - 2",
+    "The score is 2",
+    "The answer is **2**.",
+    "My rating is 2.",
+    "<answer>2</answer>",
+    "<score>\n2\n</score>",
     "2,",
     "3/3",
     "Relevance score: 2/3",
@@ -210,7 +216,7 @@ def test_two_options_where_ratings_stand_are_never_a_grade(first, one, middle, o
     TEXTS,
     STANDING,
     st.permutations(DIGITS),
-    st.sampled_from(["{}", "Score: {}", "<score>{}</score>", '{{"score": {}}}']),
+    st.sampled_from(["{}", "Score: {}", '{{"score": {}}}']),
 )
 def test_another_rating_before_the_answer_takes_it_away(text, one, options, form):
     before = f"{text}\n{one.format(options[0])}\n"
@@ -288,7 +294,7 @@ def test_an_option_of_two_digits_is_not_one_of_one():
         ([" 3", "<|im_end|>"], " 3", 0),
         ([" 3", "</s>"], "3", 0),  # the server strips its text
         (["\n", "\n", "2", "."], "\n\n2.", 2),
-        (["The", " answer", " is", " ", "2", "."], "The answer is 2.", 4),
+        (["Answer", ":", " ", "2", "."], "Answer: 2.", 3),
         (["<think>", "3", "?", "</think>", "\n\n", "2"], "<think>3?</think>\n\n2", 5),
         (["I", " see", " 3", " things", "2"], "2", 4),  # separate reasoning, its tokens included
         (["3", "\n", "It", " has", " 4"], "3\nIt has 4", 0),
@@ -370,12 +376,6 @@ def test_missing_options_are_bounded_by_the_least_probable_token_returned():
     assert grade == pytest.approx((3 * 0.6 + 2 * 0.25) / 0.85)
     assert low == pytest.approx((3 * 0.6 + 2 * 0.25 + 0 * 0.1) / 0.95)  # all that is left on the lowest option
     assert high == pytest.approx((3 * 0.65 + 2 * 0.25) / 0.9)
-
-
-def test_a_complete_answer_has_no_bounds_to_give():
-    found = option_probabilities(LABELS, [("3", math.log(0.6)), ("2", math.log(0.2))], complete=True)
-    grade, low, high = expected_grade(VALUES, found)
-    assert low == grade == high
 
 
 @settings(max_examples=200, deadline=None)

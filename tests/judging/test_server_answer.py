@@ -20,7 +20,6 @@ TOKENS = [spelling for label in LABELS for spelling in spellings(label)]
 OTHERS = ["The", "I", "relevant", "Score", "**", "\n"]
 TOP = RequestForm("m", "top-logprobs", LABELS)
 FORCED = RequestForm("m", "constrained", LABELS, constraint="grammar")
-BY_ID = RequestForm("m", "token-ids", LABELS, token_ids=tuple(range(8)))
 Entries = list[tuple[str, Any]]
 
 
@@ -152,20 +151,6 @@ def test_an_unusable_value_of_the_written_token_is_a_status(value):
     assert (answer.status, answer.probabilities, answer.grade) == ("no-probabilities", (), None)
 
 
-@pytest.mark.parametrize("value", UNUSABLE)
-def test_an_unusable_value_of_a_token_asked_for_by_id_is_a_status(value):
-    asked = [(token, -2.5 - place / 9) for place, token in enumerate(TOKENS)]
-    assert grades(position("3", asked[6][1], asked), BY_ID) is not None
-    for place, (token, _) in enumerate(asked):
-        assert grades(position("The", -1.0, [*asked[:place], (token, value), *asked[place + 1 :]]), BY_ID) is None
-
-
-def test_a_token_asked_for_by_id_is_not_made_up_for_by_another():
-    asked = [(token, -2.5 - place / 9) for place, token in enumerate(TOKENS)]
-    assert grades(position("The", -1.0, asked[1:]), BY_ID) is None
-    assert grades(position("3", asked[6][1], [*asked[1:], asked[6]]), BY_ID) is None
-
-
 def test_an_unusable_value_beside_the_written_token_widens_the_bounds():
     """What is not known of a token may be all that is left, not only as much as the least probable one."""
     grade, low, high = grades(position("3", math.log(0.5), [("3", math.log(0.5)), ("0", -9999.0), ("x", -3.0)]))
@@ -204,13 +189,6 @@ def test_one_text_with_two_values_is_one_token_and_the_bounds_allow_two():
     assert high >= 3 * 0.6 / 0.9
 
 
-def test_tokens_asked_for_by_id_are_as_many_as_were_asked_for_though_their_values_agree():
-    asked = [(token, math.log(0.1)) for token in TOKENS]
-    found = read_position(position("The", math.log(0.2), asked), BY_ID, LABELS)
-    assert found.probabilities == pytest.approx((0.2, 0.2, 0.2, 0.2))
-    assert found.hidden == ()
-
-
 @pytest.mark.parametrize(
     ("text", "finish", "status"),
     [
@@ -225,10 +203,10 @@ def test_tokens_asked_for_by_id_are_as_many_as_were_asked_for_though_their_value
 )
 def test_prose_is_no_rating_where_the_text_is_the_grade(text, finish, status):
     choice = {"message": {"content": text}, "finish_reason": finish}
-    verbal = RequestForm("m", "verbal", LABELS, logprobs="none")
+    verbal = RequestForm("m", "verbal", LABELS, top_logprobs=0)
     reading = read_choices(parse_reply({"choices": [choice]}).choices, verbal, RUBRIC)
     assert reading.status == status
-    sample = RequestForm("m", "sample", LABELS, logprobs="none", samples=2)
+    sample = RequestForm("m", "sample", LABELS, top_logprobs=0, samples=2)
     reading = read_choices(parse_reply({"choices": [choice, choice]}).choices, sample, RUBRIC)
     assert reading.status == status
 

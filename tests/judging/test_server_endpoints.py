@@ -13,7 +13,6 @@ from bixse.judging.judges.endpoints import (
     error_message,
     models_in,
     parse_address,
-    parse_addresses,
     refusal,
 )
 
@@ -117,20 +116,20 @@ def test_messages_of_errors(content, message):
 
 
 @pytest.mark.parametrize(
-    ("text", "api", "root"),
+    ("text", "api"),
     [
-        ("http://localhost:8000", "http://localhost:8000/v1", "http://localhost:8000"),
-        ("http://localhost:8000/", "http://localhost:8000/v1", "http://localhost:8000"),
-        ("http://localhost:8000/v1/", "http://localhost:8000/v1", "http://localhost:8000"),
-        ("http://h/v1/chat/completions", "http://h/v1", "http://h"),
-        ("https://api.groq.com/openai/v1", "https://api.groq.com/openai/v1", "https://api.groq.com/openai"),
-        ("https://g.com/v1beta/openai/", "https://g.com/v1beta/openai", "https://g.com"),
-        ("http://[::1]:8080", "http://[::1]:8080/v1", "http://[::1]:8080"),
-        ("http://h/proxy", "http://h/proxy/v1", "http://h/proxy"),
+        ("http://localhost:8000", "http://localhost:8000/v1"),
+        ("http://localhost:8000/", "http://localhost:8000/v1"),
+        ("http://localhost:8000/v1/", "http://localhost:8000/v1"),
+        ("http://h/v1/chat/completions", "http://h/v1"),
+        ("https://api.groq.com/openai/v1", "https://api.groq.com/openai/v1"),
+        ("https://g.com/v1beta/openai/", "https://g.com/v1beta/openai"),
+        ("http://[::1]:8080", "http://[::1]:8080/v1"),
+        ("http://h/proxy", "http://h/proxy/v1"),
     ],
 )
-def test_addresses_with_and_without_v1(text, api, root):
-    assert parse_address(text) == (api, root)
+def test_addresses_with_and_without_v1(text, api):
+    assert parse_address(text) == api
 
 
 @pytest.mark.parametrize("text", ["", "localhost:8000", "ftp://h", "http://", "http://h:99999999", "http://h:x"])
@@ -148,18 +147,12 @@ def test_addresses_that_hold_secrets_are_refused_without_repeating_them(text):
     assert "hunter2" not in str(caught.value)
 
 
-@pytest.mark.parametrize("addresses", [[], ["http://a", "http://a/v1"]])
-def test_no_endpoint_or_one_twice(addresses):
-    with pytest.raises(InputError):
-        parse_addresses(addresses)
-
-
 def test_models():
     listed = models_in({"data": [{"id": "/m/a.gguf", "owned_by": "llamacpp", "aliases": ["a"]}]})
     assert choose_model(listed, None, "x").name == "a.gguf"
     assert choose_model(listed, "a", "x").id == "/m/a.gguf"
     assert choose_model(listed, "a.gguf", "x").kind == "llama.cpp"
-    with pytest.raises(InputError, match=r"did you mean 'a\.gguf'"):
+    with pytest.raises(InputError, match=r"expected a\.gguf, the model it serves"):
         choose_model(listed, "b.gguf", "x")
     two = models_in({"data": [{"id": "a"}, {"id": "b"}]})
     with pytest.raises(InputError, match=r"2 models \(a, b\).*--model"):

@@ -8,10 +8,10 @@ from bixse.judging.grade_settings import JudgeOptions
 from bixse.judging.judges.server_judge import ServerJudge
 from bixse.judging.rubrics import PromptVariant, Rubric
 from helpers.chat_server import planted
-from helpers.server_questions import GRADE, RUBRIC, SHARES, ask_all, ask_one, planted_question, question
+from helpers.server_questions import GRADE, RUBRIC, SHARES, ask_one
 
 
-@pytest.mark.parametrize("dialect", ["openai", "dict", "legacy", "together", "marks"])
+@pytest.mark.parametrize("dialect", ["openai", "marks"])
 def test_every_dialect_gives_the_planted_grade(server, dialect):
     with ServerJudge([server.scenario(dialect=dialect)], RUBRIC) as judge:
         assert judge.identity["mode"] == "top-logprobs"
@@ -27,10 +27,9 @@ def test_every_dialect_gives_the_planted_grade(server, dialect):
 
 @pytest.mark.parametrize("settings", [{"dialect": "ignore"}, {"dialect": "null"}, {"dialect": "zeros"},
                                       {"dialect": "minus"}, {"no_logprobs": True}, {"gives_top": 1}])  # fmt: skip
-@pytest.mark.parametrize("mode", ["auto", "top-logprobs", "token-ids"])
-def test_without_probabilities_it_says_which_modes_remain(server, settings, mode):
+def test_without_probabilities_it_says_which_modes_remain(server, settings):
     with pytest.raises(InputError, match=r"no usable probabilities.*--mode sample.*--mode verbal"):
-        ServerJudge([server.scenario(**settings)], RUBRIC, JudgeOptions(mode=mode))
+        ServerJudge([server.scenario(**settings)], RUBRIC)
 
 
 @pytest.mark.parametrize(("most", "found"), [(20, 20), (19, 10), (10, 10), (5, 5)])
@@ -48,28 +47,6 @@ def test_too_few_alternatives_to_be_useful(server):
         ServerJudge([server.scenario(most_top=4)], RUBRIC)
 
 
-def test_token_ids_where_they_are_honoured(server):
-    address = server.scenario(token_ids=True, tokenizer=True, owned_by="vllm")
-    with ServerJudge([address], RUBRIC) as judge:
-        assert (judge.identity["mode"], judge.identity["server"]) == ("token-ids", "vllm")
-        answer = ask_one(judge, planted("a", [0.5, 0.0, 0.0, 0.0001]))
-        counts = judge.count_tokens([question("four"), question("fourfour")])
-    assert answer.low == answer.grade == answer.high
-    assert answer.grade == pytest.approx(np.average([0, 1, 2, 3], weights=[0.5, 1.1e-9, 1.1e-9, 0.0001]), abs=1e-6)
-    assert counts is not None and counts[1] - counts[0] == 4
-    assert all(len(body["logprob_token_ids"]) == 8 for body in server.stats(address)["bodies"][-1:])
-
-
-@pytest.mark.parametrize("settings", [{"tokenizer": True}, {"token_ids": True}])
-def test_token_ids_that_are_ignored_are_not_believed(server, settings):
-    with ServerJudge([server.scenario(**settings)], RUBRIC) as judge:
-        assert judge.identity["mode"] == "top-logprobs"
-    with pytest.raises(InputError, match="no probabilities of tokens chosen by id") as caught:
-        ServerJudge([server.scenario(**settings)], RUBRIC, JudgeOptions(mode="token-ids"))
-    assert "--mode top-logprobs" in str(caught.value), "the next best mode works here"
-    assert "--mode sample" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("settings", "parameters"),
     [
@@ -81,11 +58,11 @@ def test_token_ids_that_are_ignored_are_not_believed(server, settings):
         ({"thinking": "tags", "thinking_switch": False}, {"thinking_off": False, "max_tokens": 16}),
         ({"thinking": "tags", "no_template_kwargs": True}, {"thinking_off": False, "max_tokens": 16}),
         ({"thinking": "separate", "thinking_switch": False}, {"thinking_off": False, "max_tokens": 16}),
-        ({"prefix": "The answer is "}, {"max_tokens": 16, "thinking_off": False}),
+        ({"prefix": "Answer: "}, {"max_tokens": 16, "thinking_off": False}),
         ({"prefix": "\n"}, {"max_tokens": 16}),
         ({"limit_name": True}, {"max_tokens": 1}),
         ({"no_temperature": True}, {"temperature": None}),
-        ({"most_top": 5, "system": False, "limit_name": True, "no_temperature": True, "dialect": "dict"},
+        ({"most_top": 5, "system": False, "limit_name": True, "no_temperature": True},
          {"top_logprobs": 5, "system_role": False, "temperature": None, "max_tokens": 1}),
         ({"suffix": ". It says so"}, {"max_tokens": 1}),
     ],
@@ -110,7 +87,7 @@ def test_the_limit_of_tokens_can_be_raised(server):
         assert ask_one(judge, planted("a", SHARES)).grade == pytest.approx(GRADE)
 
 
-@pytest.mark.parametrize("kind", ["structured_outputs", "guided_choice", "grammar", "regex"])
+@pytest.mark.parametrize("kind", ["structured_outputs", "grammar", "regex"])
 def test_constrained_where_only_that_answers(server, kind):
     with ServerJudge([server.scenario(known_end="none", constraint=kind)], RUBRIC) as judge:
         assert judge.identity["mode"] == "constrained"
@@ -121,8 +98,8 @@ def test_constrained_where_only_that_answers(server, kind):
 
 
 def test_constrained_is_believed_only_where_it_is_obeyed(server):
-    with pytest.raises(InputError, match="no way to allow only the options"):
-        ServerJudge([server.scenario()], RUBRIC, JudgeOptions(mode="constrained"))
+    with ServerJudge([server.scenario(constraint="grammar")], RUBRIC) as judge:
+        assert judge.identity["mode"] == "top-logprobs", "nothing is constrained where the answer is found"
     with pytest.raises(InputError, match=r"no-option.*expected one of 0, 1, 2, 3"):
         ServerJudge([server.scenario(known_end="none")], RUBRIC)
 
@@ -160,17 +137,15 @@ def wide_rubric(labels):
 def test_options_of_several_letters_must_be_single_tokens(server):
     labels = ["1", "5", "10"]
     rubric = wide_rubric(labels)
-    with pytest.raises(InputError, match="label '10': got 2 tokens"):
-        ServerJudge([server.scenario(labels=labels, tokenizer=True, split_labels=["10"])], rubric)
+    with pytest.raises(InputError, match="label '10': got no proof"):
+        ServerJudge([server.scenario(labels=labels, split_labels=["10"])], rubric)
     with pytest.raises(InputError, match="label '10': got no proof"):
         ServerJudge([server.scenario(labels=["1", "5", "7"])], rubric)
     with ServerJudge([server.scenario(labels=labels)], rubric) as judge:  # seen whole among the alternatives
         answer = ask_one(judge, planted("a", [0.1, 0.2, 0.6]), rubric)
     assert answer.text == "10"
     assert answer.grade == pytest.approx(np.average([0, 1, 2], weights=[0.1, 0.2, 0.6]))
-    with ServerJudge(
-        [server.scenario(labels=labels, tokenizer=True, split_labels=["10"])], rubric, JudgeOptions(mode="verbal")
-    ):
+    with ServerJudge([server.scenario(labels=labels, split_labels=["10"])], rubric, JudgeOptions(mode="verbal")):
         pass  # needs no tokens
 
 
@@ -239,19 +214,8 @@ def test_a_model_that_is_not_there(server):
         assert judge.name == "judge-model"
 
 
-def test_endpoints_must_serve_the_same(server):
-    same = [server.scenario(), server.scenario()]
-    with ServerJudge(same, RUBRIC) as judge:
-        ask_all(judge, [planted_question(str(number)) for number in range(50)])
-    assert all(server.stats(address)["counts"]["chat"] > 5 for address in same)
-    with pytest.raises(InputError, match=r"different models.*judge-model.*other"):
-        ServerJudge([server.scenario(), server.scenario(models=["other"])], RUBRIC)
-    with pytest.raises(InputError, match="the mode top-logprobs as from the other endpoints"):
-        ServerJudge([server.scenario(), server.scenario(dialect="ignore")], RUBRIC)
-
-
 def test_nobody_there():
-    with pytest.raises(BixseError, match=r"no answer.*localhost:1/v1: no connection.*fix: start it"):
+    with pytest.raises(BixseError, match=r"localhost:1/v1: got no answer \(no connection.*fix: start it"):
         ServerJudge(["http://localhost:1"], RUBRIC)
 
 

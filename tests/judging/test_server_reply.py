@@ -9,7 +9,6 @@ from bixse.judging.judge import Usage
 from bixse.judging.judges.dialects import (
     Choice,
     RequestForm,
-    next_logprobs,
     parse_reply,
     read_choices,
     read_position,
@@ -40,8 +39,6 @@ def first_token(top):
 
 DIALECTS = {
     "openai": first_token(listed(TOP)),
-    "a dictionary of alternatives": first_token(TOP),
-    "together": chat({"tokens": ["2"], "token_logprobs": [TOP["2"]], "top_logprobs": [TOP]}),
     "marks for spaces": first_token(listed({token.replace(" ", "Ġ"): value for token, value in TOP.items()})),
 }
 
@@ -136,17 +133,17 @@ def test_a_body_holds_what_the_form_says():
     assert (body["logprobs"], body["top_logprobs"], body["max_tokens"], body["temperature"]) == (True, 20, 16, 0.0)
     assert body["messages"] == MESSAGES
     assert "seed" not in request_body(FORM, MESSAGES, seed=3)
-    merged = request_body(replace(FORM, system_role=False, logprobs="none"), MESSAGES)
+    merged = request_body(replace(FORM, system_role=False, top_logprobs=0), MESSAGES)
     assert merged["messages"] == [{"role": "user", "content": "judge\n\nq and d"}]
     assert MESSAGES[1]["content"] == "q and d"
     assert "logprobs" not in merged
-    sample = RequestForm("m", "sample", samples=5, seeded=True, logprobs="none", temperature=1.0)
+    sample = RequestForm("m", "sample", samples=5, seeded=True, top_logprobs=0, temperature=1.0)
     assert {"n": 5, "seed": 3, "temperature": 1.0}.items() <= request_body(sample, MESSAGES, seed=3).items()
 
 
 @pytest.mark.parametrize("mode", ["verbal", "sample"])
 def test_a_written_grade_is_asked_for_alone_on_the_last_line(mode):
-    form = RequestForm("m", mode, LABELS, logprobs="none")
+    form = RequestForm("m", mode, LABELS, top_logprobs=0)
     system, user = request_body(form, MESSAGES)["messages"]
     assert system == MESSAGES[0], "the rubric's own words stay"
     asked, _, line = user["content"].rpartition("\n\n")
@@ -155,7 +152,7 @@ def test_a_written_grade_is_asked_for_alone_on_the_last_line(mode):
     assert form.parameters["answer_line"] == line, "it decides the answer, so the ledger's key holds it"
 
 
-@pytest.mark.parametrize("mode", ["token-ids", "top-logprobs", "constrained"])
+@pytest.mark.parametrize("mode", ["top-logprobs", "constrained"])
 def test_requests_and_keys_of_other_modes_are_what_they_were(mode):
     form = RequestForm("m", mode, LABELS)
     assert request_body(form, MESSAGES)["messages"] == MESSAGES
@@ -168,7 +165,6 @@ def test_requests_and_keys_of_other_modes_are_what_they_were(mode):
     ("constraint", "value"),
     [
         ("structured_outputs", {"choice": ["0", '"1"']}),
-        ("guided_choice", ["0", '"1"']),
         ("grammar", 'root ::= "0" | "\\"1\\""'),
         ("regex", '(0|"1")'),
     ],
@@ -178,13 +174,12 @@ def test_constraints_of_every_server(constraint, value):
     assert request_body(form, MESSAGES)[constraint] == value
 
 
-def test_refused_probabilities_are_asked_for_in_smaller_number_and_other_shapes():
+def test_refused_probabilities_are_asked_for_in_smaller_number():
     form, asked = FORM, []
-    while form.logprobs != "none":
-        asked.append((form.logprobs, form.top_logprobs))
-        form = next_logprobs(form, refused=True)
-    assert asked == [(shape, count) for shape in ("flag", "number") for count in (20, 10, 5)]
-    assert next_logprobs(FORM, refused=False).logprobs == "number"
+    while form.top_logprobs:
+        asked.append(form.top_logprobs)
+        form = simpler_form(form, "no")
+    assert asked == [20, 10, 5]
 
 
 @pytest.mark.parametrize(

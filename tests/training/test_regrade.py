@@ -166,7 +166,7 @@ def test_one_ledger_serves_grade_and_training(settings, training_files, held_bac
     run(settings(regrade={"ledger": str(ledger)}), tmp_path / "one")
     run(settings(regrade={"ledger": str(ledger)}), tmp_path / "two")
     assert [answers(tmp_path / name, 1)["asked"] for name in ("one", "two")] == [BUDGET, 0]
-    judge = open_replay(f"replay:qrels:{held_back}", scale=GradeScale(0.0, 3.0))
+    judge = open_replay(f"replay:qrels:{held_back}", GradeScale(0.0, 3.0))
     pairs = load_pairs(tmp_path / "one" / "regrade" / "epoch-1.asked.parquet")
     summary = graded(pairs, judge, tmp_path / "graded", ledger=ledger).summary
     assert (summary.asked, summary.reused) == (0, BUDGET)

@@ -49,7 +49,7 @@ class Prices(Settings):
         return self.model_copy(update={"max_usd": max_usd})
 
 
-AskedMode = Literal["auto", "token-ids", "top-logprobs", "constrained", "sample", "verbal"]
+AskedMode = Literal["auto", "sample", "verbal"]
 """The way to read a grade from a server; see `bixse.judging.judge.Mode`."""
 NamedRubric = Annotated[
     Rubric | None,
@@ -83,8 +83,7 @@ class JudgeOptions(ServerSettings):
     max_tokens: int | None = Field(default=None, ge=1)
     """Most tokens of an answer (default: as probed)."""
     score_map: Annotated[str | None, Flag(metavar="MAP")] = None
-    """How the scores of a cross-encoder or an encoder with a relevance head (default: logit, a sigmoid), the cosines of
-    an encoder without one, or the scores of a replayed file become relevance: prob, percent, logit or
+    """How the scores of a cross-encoder become relevance: logit (default, a sigmoid), prob, percent or
     platt:SLOPE,INTERCEPT."""
     scale: tuple[float, float] | None = None
-    """Lowest and highest grade of replayed judgements, where the format does not say."""
+    """Lowest and highest grade of replayed judgements."""

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from bixse.judging.judge import Judge
 
 CROSS_ENCODER = "cross-encoder:"
-ENCODER = "encoder:"
 REPLAY = "replay:"
 DEFAULT_RUBRIC = "trec-dl-0-3"
 BM25, JUDGED = "bm25", "judged"
@@ -35,46 +34,38 @@ class JudgeSettings(JudgeOptions):
     """A judge, and how it is asked."""
 
     names: Annotated[tuple[str, ...], Field(min_length=1), Flag("JUDGE", "judge")]
-    """Address of an OpenAI-compatible server (several addresses: the same model behind each), a local model's name or
-    folder, cross-encoder:NAME, encoder:NAME, or replay:FORMAT:FILE."""
+    """Address of an OpenAI-compatible server, a local model, cross-encoder:NAME or replay:qrels:FILE."""
 
     @property
     def reads_rubric(self) -> bool:
-        return not any(name.startswith((CROSS_ENCODER, ENCODER, REPLAY)) for name in self.names)
+        return not any(name.startswith((CROSS_ENCODER, REPLAY)) for name in self.names)
 
     def open(self, rubric: Rubric) -> Judge:
-        """Open the judge; several addresses are endpoints of one. An InputError refuses names that are none."""
-        for name in self.names:
-            if _BARE_ADDRESS.fullmatch(name) and not Path(name).exists():
-                raise InputError(
-                    f"--judge: got {shorten(name)}; expected the address of a server with http:// or https:// before "
-                    f"it; fix: --judge http://{name}"
-                )
-        servers = [name for name in self.names if name.startswith(("http://", "https://"))]
-        if servers and len(servers) == len(self.names):
-            from bixse.judging.judges.server_judge import ServerJudge
-
-            return ServerJudge(servers, rubric, self)
+        """Open the judge; an InputError refuses several names, and names that are none."""
         if len(self.names) != 1 or not self.names[0].strip():
             raise InputError(
                 f"--judge: got {shorten(', '.join(self.names))}; expected an address (http://...), a model's name or "
-                "folder, cross-encoder:NAME, encoder:NAME or replay:FORMAT:FILE; fix: name one judge (several "
-                "addresses may serve one)"
+                "folder, cross-encoder:NAME or replay:qrels:FILE; fix: name one judge, and put several servers of one "
+                "model behind one address (vLLM's --data-parallel-size, or any load balancer)"
             )
         name = self.names[0]
+        if _BARE_ADDRESS.fullmatch(name) and not Path(name).exists():
+            raise InputError(
+                f"--judge: got {shorten(name)}; expected the address of a server with http:// or https:// before it; "
+                f"fix: --judge http://{name}"
+            )
+        if name.startswith(("http://", "https://")):
+            from bixse.judging.judges.server_judge import ServerJudge
+
+            return ServerJudge([name], rubric, self)
         if name.startswith(REPLAY):
             from bixse.judging.judges.replay_judge import open_replay
 
-            scale = None if self.scale is None else GradeScale(*self.scale)
-            return open_replay(name, score_map=self.score_map, scale=scale)
+            return open_replay(name, None if self.scale is None else GradeScale(*self.scale))
         if name.startswith(CROSS_ENCODER):
-            from bixse.judging.judges.score_judges import CrossEncoderJudge
+            from bixse.judging.judges.cross_encoder_judge import CrossEncoderJudge
 
             return CrossEncoderJudge(name.removeprefix(CROSS_ENCODER), self.score_map or "logit")
-        if name.startswith(ENCODER):
-            from bixse.judging.judges.score_judges import EncoderJudge
-
-            return EncoderJudge(name.removeprefix(ENCODER), self.score_map)
         from bixse.judging.judges.local_judge import LocalJudge
 
         return LocalJudge(name, rubric)
@@ -123,7 +114,7 @@ class GradeConfig(JudgeConfig):
 
     pairs: Annotated[Path | None, Flag(metavar="PATH")] = None
     """Pairs with the columns query and document: .parquet, .jsonl, .csv or .tsv, as `bixse mine` writes them, or a
-    folder of .parquet (a replayed file may bring its own)."""
+    folder of .parquet."""
     ledger: Annotated[Path | None, Flag(metavar="PATH")] = None
     """Folder of answers to share between runs and machines (default: ledger in the --out folder)."""
     retry_failed: bool = False

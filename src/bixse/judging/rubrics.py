@@ -49,14 +49,12 @@ class PromptVariant(BaseModel):
 
 
 class Rubric(BaseModel):
-    r"""A question with ordered options, each a token of the judge (BiXSE paper, section 3).
+    """A question with ordered options, each a token of the judge (BiXSE paper, section 3).
 
     Example:
         >>> rubric = load_rubric("trec-dl-0-3")
         >>> rubric.labels, rubric.scale.to_relevance(1.5)
         (('0', '1', '2', '3'), 0.5)
-        >>> rubric.variants[0].messages("copy a folder", "shutil.copytree")[1]["content"]
-        'Query: copy a folder\n\nPassage: shutil.copytree'
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -111,32 +109,25 @@ class Rubric(BaseModel):
 
 
 def load_rubric(name: str | Path) -> Rubric:
-    """Load a rubric by its name, or from a TOML file (`FILE`, or `FILE:NAME` for a file with several rubrics).
+    """Load a rubric by its name, or from a TOML file.
 
     Raises:
-        InputError: no rubric of that name, no such file, or a file with several rubrics and no name.
+        InputError: no rubric of that name, no such file, or a file with several rubrics.
         ConfigError: the file is no rubric. The message has the key and the expected value.
     """
     text = str(name)
     shipped = _shipped()
     if text in shipped:
         return shipped[text]
-    path, _, wanted = text.partition(".toml:")
-    file = Path(f"{path}.toml") if wanted else Path(text)
-    if file.suffix != ".toml":
+    if Path(text).suffix != ".toml":
         raise InputError(
             f"rubric: got {shorten(text)}; expected {', '.join(shipped)} or a TOML file; "
             f"fix: {did_you_mean(text, shipped)}"
         )
-    found = _read(read_text(file), str(file))
-    if not wanted and len(found) == 1:
-        return next(iter(found.values()))
-    if wanted not in found:
-        what = f"no rubric {wanted!r}" if wanted else f"{len(found)} rubrics"
-        raise InputError(
-            f"{file}: got {what}; expected one of {', '.join(found)}; fix: name it as {file}:{next(iter(found))}"
-        )
-    return found[wanted]
+    found = _read(read_text(Path(text)), text)
+    if len(found) > 1:
+        raise InputError(f"{text}: got the rubrics {', '.join(found)}; expected one; fix: give each a file of its own")
+    return next(iter(found.values()))
 
 
 def rubric_names() -> list[str]:
@@ -145,12 +136,7 @@ def rubric_names() -> list[str]:
 
 
 def rubric_toml(rubric: Rubric) -> str:
-    """Return a rubric as the text of a TOML file; `load_rubric` reads an equal rubric from it.
-
-    Example:
-        >>> print(rubric_toml(load_rubric("binary-0-1")).splitlines()[0])
-        ["binary-0-1"]
-    """
+    """Return a rubric as the text of a TOML file; `load_rubric` reads an equal rubric from it."""
     name = _toml_text(rubric.name)
     told = {"summary": rubric.summary, "source": rubric.source}
     lines = [f"[{name}]", *(f"{key} = {_toml_text(text)}" for key, text in told.items() if text)]

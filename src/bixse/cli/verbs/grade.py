@@ -91,18 +91,20 @@ def run_calibrate(settings: GradeMapSettings, options: MapOptions) -> CommandRes
 
     result = calibrate_grades(settings, options.out)
     text = result.text()
-    metrics: dict[str, Any] = {**result.map.model_dump()["held_out"], "labels": result.map.labels, "kept": result.kept}
-    if not result.kept:
+    metrics: dict[str, Any] = {
+        **result.map.model_dump()["held_out"],
+        "labels": result.map.labels,
+        "kept": bool(result.artifacts),
+    }
+    if not result.artifacts:
         why = (
             "refused, nothing is written: on held-out queries the map does not help (its Brier score is not below "
-            "that of the grades as they are and that of a constant); fix: train on the grades as they are, label "
-            "more pairs, or write it anyway with --force"
+            "that of the grades as they are and that of a constant); fix: train on the grades as they are, or label "
+            "more pairs"
         )
         return CommandResult(text, metrics, errors=[why], exit_code=1)
-    warnings = [] if result.map.helps else ["forced: on held-out queries this map does not help"]
     written = "\n".join(f"{name}: {path}" for name, path in result.artifacts.items())
-    code = 3 if result.impossible else 0
-    return CommandResult(f"{text}\n\n{written}", metrics, result.artifacts, warnings, exit_code=code)
+    return CommandResult(f"{text}\n\n{written}", metrics, result.artifacts, exit_code=3 if result.impossible else 0)
 
 
 CALIBRATE = Verb(GradeMapSettings, MapOptions, run_calibrate)

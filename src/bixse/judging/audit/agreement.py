@@ -1,8 +1,7 @@
-"""The agreement of two sets of grades: measures of a table of counts, and the rankings of systems under them.
+"""The agreement of two sets of grades: measures of a table of counts.
 
-Every measure depends only on the count of each pair of grades: rows are the human's grades, columns the judge's, from
-low to high. Tables of resampled queries are sums of the queries' own tables, so a thousand resamples cost one sparse
-product and no pass over the pairs.
+Rows are the human's grades, columns the judge's, from low to high. Tables of resampled queries are sums of the queries'
+own tables, so a thousand resamples cost one sparse product and no pass over the pairs.
 """
 
 from __future__ import annotations
@@ -15,15 +14,11 @@ import numpy as np
 import numpy.typing as npt
 from scipy.sparse import coo_matrix
 
-from bixse.errors import InputError
-from bixse.evaluation.metrics import PRIMARY_METRIC, evaluate_run
 from bixse.evaluation.statistics import Floats, numbered_queries, percentile_estimate, query_draws, quotient
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from bixse.judging.audit.labels import PairIds
-    from bixse.relevance import Ranking
     from bixse.results import IntervalEstimate
 
 
@@ -36,10 +31,8 @@ _BLOCK_SIZE = 1 << 22  # counts of resampled tables in memory: about 100 MB
 class CountsByQuery:
     """One table of counts per query."""
 
-    counts: Any
-    """A scipy.sparse matrix of counts, shape (Q queries, rows * columns)."""
-    shape: tuple[int, int]
-    """Number of distinct grades of the human, and of the judge."""
+    counts: Any  # scipy.sparse, (Q queries, rows * columns)
+    shape: tuple[int, int]  # number of distinct grades of the human, and of the judge
 
     @property
     def total(self) -> Floats:
@@ -96,7 +89,7 @@ def nearest_level(grades: Floats, levels: Floats) -> npt.NDArray[np.int64]:
 
 
 def agreement_within(steps: int) -> AgreementMeasure:
-    """Return the measure "share of pairs whose grades are exactly `steps` levels apart"; -1 means two or more."""
+    """Return the share of pairs whose grades are exactly `steps` levels apart; -1 means two or more."""
 
     def measure(tables: Floats) -> Floats:
         apart = _levels_apart(tables)
@@ -198,94 +191,3 @@ def _centred_ranks(margin: Floats) -> Floats:
 
 def _pairs_of(counts: Floats) -> Floats:
     return counts * (counts - 1) / 2
-
-
-@dataclass(frozen=True)
-class SystemScore:
-    """The mean nDCG@10 of one run under both sides' labels."""
-
-    name: str
-    human: float
-    judge: float
-
-
-@dataclass(frozen=True)
-class SystemRanking:
-    """Systems under human and judge labels of the same pairs."""
-
-    systems: tuple[SystemScore, ...]
-    """Best first by human labels."""
-    tau: IntervalEstimate
-    """Kendall's tau-b of the two rankings."""
-    tau_ap: float
-    """Yilmaz, Aslam and Robertson's tau: mistakes at the top count more (2008, doi:10.1145/1390334.1390435)."""
-    queries: int
-    """Number of queries with a relevant document on both sides."""
-
-
-def rank_systems(
-    human: Mapping[PairIds, float],
-    judged: Mapping[PairIds, float],
-    runs: Mapping[str, Ranking],
-    samples: int = 1000,
-    seed: int = 0,
-) -> SystemRanking:
-    """Score every run, at least 2, by nDCG@10 under both sides' relevance of the pairs that both labelled.
-
-    Expected grades count unrounded; unlabelled pairs of a run count as irrelevant. Tau's interval resamples queries.
-    """
-    if len(runs) < 2:
-        raise InputError(f"runs: got {len(runs)}; expected at least 2 to rank; fix: give more run files")
-    labels: tuple[dict[str, dict[str, float]], ...] = ({}, {})
-    for query_id, document_id in human.keys() & judged.keys():
-        for side, relevance in zip(labels, (human, judged), strict=True):
-            side.setdefault(query_id, {})[document_id] = relevance[query_id, document_id]
-    queries = sorted(query for query in labels[0] if all(max(side[query].values()) > 0 for side in labels))
-    if len(queries) < 2:
-        raise InputError(
-            f"runs: got {len(queries)} queries with a relevant document by both sides; expected at least 2; "
-            "fix: label more queries"
-        )
-    names = list(runs)
-    scores = np.array([[_ndcg(side, runs[name], queries) for name in names] for side in labels])
-    human_scores, judge_scores = scores.mean(axis=2)
-    drawn = [_tau_b(times @ scores[0].T, times @ scores[1].T) for times in query_draws(len(queries), samples, seed)]
-    order = sorted(range(len(names)), key=lambda i: (-human_scores[i], names[i]))
-    return SystemRanking(
-        systems=tuple(SystemScore(names[i], float(human_scores[i]), float(judge_scores[i])) for i in order),
-        tau=percentile_estimate(float(_tau_b(human_scores, judge_scores)), np.concatenate(drawn)),
-        tau_ap=tau_ap(human_scores.tolist(), judge_scores.tolist()),
-        queries=len(queries),
-    )
-
-
-def tau_ap(reference: Sequence[float], estimated: Sequence[float]) -> float:
-    """Return tau, -1 to 1, from the share of systems above each system that the reference puts above it too.
-
-    Ties of the estimate are broken against it: systems that it cannot order count as a mistake.
-
-    Example:
-        >>> tau_ap([0.9, 0.8, 0.7], [0.5, 0.4, 0.3]), tau_ap([0.9, 0.8, 0.7], [0.4, 0.5, 0.3])
-        (1.0, 0.0)
-    """
-    order = sorted(range(len(reference)), key=lambda i: (-estimated[i], reference[i]))
-    shares = [
-        sum(reference[above] > reference[i] for above in order[:place]) / place
-        for place, i in enumerate(order)
-        if place
-    ]
-    return 2 * sum(shares) / len(shares) - 1
-
-
-def _ndcg(qrels: Mapping[str, Mapping[str, float]], run: Ranking, queries: Sequence[str]) -> list[float]:
-    values = evaluate_run({query: qrels[query] for query in queries}, run, [PRIMARY_METRIC])[PRIMARY_METRIC]
-    return [values[query] for query in queries]
-
-
-def _tau_b(first: Floats, second: Floats) -> Floats:
-    higher, lower = np.triu_indices(first.shape[-1], k=1)
-    # rounded, since sums over resampled queries make equal systems differ in the last bits
-    signs = [np.sign((values[..., higher] - values[..., lower]).round(12)) for values in (first, second)]
-    agreeing = (signs[0] * signs[1]).sum(axis=-1)
-    decided = np.abs(signs[0]).sum(axis=-1) * np.abs(signs[1]).sum(axis=-1)
-    return quotient(agreeing, np.sqrt(decided))

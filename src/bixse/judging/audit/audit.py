@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,69 +11,53 @@ import numpy as np
 import pandas as pd
 
 from bixse.calibration.reliability import calibration_report
+from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.run import open_run
-from bixse.data.trec import read_run
 from bixse.errors import InputError
-from bixse.evaluation.statistics import check_samples, mean_estimate, percentile_estimate, wilson_interval
+from bixse.evaluation.statistics import mean_estimate, wilson_interval
 from bixse.files.files import file_hash, write_atomically
 from bixse.judging.audit import agreement
-from bixse.judging.audit.agreement import counts_by_query, nearest_level, rank_systems
-from bixse.judging.audit.audit_report import (
-    COMPARED,
-    MEASURES,
-    AuditReport,
-    Disagreement,
-    GradeShare,
-    JudgeAudit,
-    JudgeDifference,
-    MeanRelevance,
-    QueryDisagreement,
-    SelfAgreement,
-)
-from bixse.judging.audit.labels import labels_of, texts_of
+from bixse.judging.audit.agreement import counts_by_query, nearest_level
+from bixse.judging.audit.labels import impossible_lines, labels_of
 from bixse.report.page import render_page
 from bixse.report.plots import reliability_diagram
+from bixse.report.table import format_interval, format_number, format_table
+from bixse.results import FEW_QUERIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from bixse.evaluation.statistics import Floats
     from bixse.judging.audit.audit_settings import AuditSettings
-    from bixse.judging.audit.labels import Labels
-    from bixse.relevance import Ranking
+    from bixse.judging.audit.labels import ImpossibleLabel, Labels
+    from bixse.results import CalibrationReport, IntervalEstimate
 
 
 MOST_LEVELS = 21
 """Maximum number of distinct grades of an ordinal scale."""
 WORST_PAIRS, WORST_OF_A_QUERY = 20, 2
 """Maximum number of disagreements in a report, in total and per query."""
-NAMED = 3
-"""Maximum number of judges named in the title."""
-QUERIES_SHOWN, LABELS_SHOWN = 10, 50
-"""Maximum number of queries and of labels on the page; audit.json holds all."""
+RESAMPLES, SEED = 1000, 0
+"""Resamples of the queries for the intervals, and their random seed; equal for every audit, so that audits compare."""
+TITLE = "Audit of judges"
+LABELS_SHOWN = 50
+"""Maximum number of impossible labels on the page; audit.json holds all."""
 
 
 def audit(
-    judges: Sequence[Labels],
-    human: Labels,
-    relevant_from: float | None = None,
-    runs: Mapping[str, Ranking] | None = None,
-    samples: int = 1000,
-    seed: int = 0,
+    judges: Sequence[Labels], human: Labels, relevant_from: float | None = None, samples: int = RESAMPLES
 ) -> AuditReport:
     """Measure the agreement of judges with people, with intervals by resampling queries.
 
-    Grades on another scale are mapped to that of the `human` labels. `runs`, name -> TREC run, are ranked under each
-    side's labels. Raise InputError for no judge, two judges of one name, a judge without a pair of the human labels,
-    or fewer than 2 common queries.
+    Grades on another scale are mapped to that of the `human` labels. Raise InputError for no judge, two judges of one
+    name, a judge without a pair of the human labels, or fewer than 2 common queries.
     """
     names = [judge.name for judge in judges]
     if not names or len(set(names)) < len(names):
         raise InputError(f"audit: got the judges {names}; expected names of their own; fix: name each file once")
-    check_samples(samples)
     levels = grade_levels(human)
     relevant_from = first_relevant(levels, relevant_from)
-    common = {judge.name: _common(judge, human, relevant_from) for judge in judges}
+    common = {judge.name: common_pairs(judge, human, relevant_from) for judge in judges}
     return AuditReport(
         scale=(human.scale.minimum, human.scale.maximum),
         levels=tuple(levels.tolist()),
@@ -84,16 +67,8 @@ def audit(
         human_queries=len({query for query, _ in human.grades}),
         human_impossible=human.impossible,
         human_after_judge=human.after_judge,
-        judges=tuple(
-            _audit_one(judge, common[judge.name], human, levels, relevant_from, runs, samples, seed) for judge in judges
-        ),
-        differences=tuple(
-            difference
-            for one, other in combinations(names, 2)
-            for difference in _differences(one, other, common, levels, samples, seed)
-        ),
+        judges=tuple(_audit_one(judge, common[judge.name], human, levels, relevant_from, samples) for judge in judges),
         samples=samples,
-        seed=seed,
     )
 
 
@@ -122,8 +97,11 @@ def first_relevant(levels: Floats, relevant_from: float | None) -> float:
     return relevant_from
 
 
-def _common(judge: Labels, human: Labels, relevant_from: float) -> Any:
-    """Return pairs of both sides, by id: grades `human` and `judge`, judge's `relevance`, human `relevant` (0 or 1)."""
+def common_pairs(judge: Labels, human: Labels, relevant_from: float) -> Any:
+    """Return a frame of the pairs that both sides graded, sorted by their ids; raise InputError for none.
+
+    Columns: grades `human` and `judge` on the human scale, the judge's `relevance`, and human `relevant` (0 or 1).
+    """
     pairs = sorted(human.grades.keys() & judge.grades.keys())
     if not pairs:
         ids = [next(iter(side.grades)) for side in (judge, human)]
@@ -132,41 +110,31 @@ def _common(judge: Labels, human: Labels, relevant_from: float) -> Any:
             "expected labels of the same queries and documents; fix: use the ids of the human labels"
         )
     grades = np.array([human.grades[pair] for pair in pairs], dtype=np.float64)
+    judged = [judge.grades[pair] for pair in pairs]
+    if judge.scale != human.scale:
+        judged = [human.scale.to_grade(judge.scale.to_relevance(grade)) for grade in judged]
     columns = {
         "human": grades,
-        "judge": _on_human_scale([judge.grades[pair] for pair in pairs], judge, human),
+        "judge": np.array(judged, dtype=np.float64),
         "relevance": np.array([judge.relevance[pair] for pair in pairs], dtype=np.float64),
         "relevant": (grades >= relevant_from).astype(np.float64),
     }
     return pd.DataFrame(columns, pd.MultiIndex.from_tuples(pairs, names=["query_id", "document_id"]))
 
 
-def _on_human_scale(grades: Sequence[float], judge: Labels, human: Labels) -> Floats:
-    if judge.scale != human.scale:
-        grades = [human.scale.to_grade(judge.scale.to_relevance(grade)) for grade in grades]
-    return np.array(grades, dtype=np.float64)
-
-
-def _query_ids(frame: Any) -> list[str]:
+def query_ids_of(frame: Any) -> list[str]:
+    """Return the query id of each row of `common_pairs`."""
     return list(frame.index.get_level_values("query_id"))
 
 
 def _audit_one(
-    judge: Labels,
-    common: Any,
-    human: Labels,
-    levels: Floats,
-    relevant_from: float,
-    runs: Mapping[str, Ranking] | None,
-    samples: int,
-    seed: int,
+    judge: Labels, common: Any, human: Labels, levels: Floats, relevant_from: float, samples: int
 ) -> JudgeAudit:
-    query_ids, relevance, relevant = _query_ids(common), common.relevance.to_numpy(), common.relevant.to_numpy()
+    query_ids, relevance, relevant = query_ids_of(common), common.relevance.to_numpy(), common.relevant.to_numpy()
     square = counts_by_query(common.human.to_numpy(), common.judge.to_numpy(), query_ids, levels)
     every = counts_by_query(common.human.to_numpy(), common.judge.to_numpy(), query_ids, None)
     difference = (common.judge - common.human).to_numpy()
     errors = (relevance - relevant) ** 2 - (relevant.mean() - relevant) ** 2
-    labelled = {pair: human.scale.to_relevance(grade) for pair, grade in human.grades.items()}
     return JudgeAudit(
         name=judge.name,
         path=judge.path,
@@ -179,25 +147,18 @@ def _audit_one(
         impossible=judge.impossible,
         mapped=judge.mapped,
         measures={
-            "mean_difference": mean_estimate(difference, query_ids, samples, seed),
-            **square.estimates(agreement.of_levels(int(np.searchsorted(levels, relevant_from))), samples, seed),
-            **every.estimates(agreement.OF_RANKS, samples, seed),
+            "mean_difference": mean_estimate(difference, query_ids, samples, SEED),
+            **square.estimates(agreement.of_levels(int(np.searchsorted(levels, relevant_from))), samples, SEED),
+            **every.estimates(agreement.OF_RANKS, samples, SEED),
         },
         confusion=tuple(map(tuple, square.total.astype(int).tolist())),
         by_grade=tuple(
             GradeShare(grade, size, mean, *wilson_interval(total, size)) if size else GradeShare(grade, 0)
             for grade, size, mean, total in _by_level(common.relevant, common.judge, levels)
         ),
-        by_human_grade=tuple(
-            MeanRelevance(grade, size, mean if size else None)
-            for grade, size, mean, _ in _by_level(common.relevance, common.human, levels)
-        ),
-        calibration=calibration_report(relevance, relevant, query_ids, samples=samples, seed=seed),
-        against_constant=mean_estimate(errors, query_ids, samples, seed),
-        worst_queries=_worst_queries(common, levels),
+        calibration=calibration_report(relevance, relevant, query_ids, samples=samples, seed=SEED),
+        against_constant=mean_estimate(errors, query_ids, samples, SEED),
         worst_pairs=_worst_pairs(common),
-        self_agreement=_self_agreement(judge, human, levels, samples, seed),
-        systems=rank_systems(labelled, judge.relevance, runs, samples, seed) if runs else None,
     )
 
 
@@ -208,59 +169,11 @@ def _by_level(values: Any, grades: Any, levels: Floats) -> Iterator[tuple[float,
     return ((grade, *row) for grade, row in zip(levels.tolist(), figures.itertuples(index=False), strict=True))
 
 
-def _worst_queries(common: Any, levels: Floats) -> tuple[QueryDisagreement, ...]:
-    same = nearest_level(common.judge.to_numpy(), levels) == nearest_level(common.human.to_numpy(), levels)
-    difference = common.judge - common.human
-    columns = {"exact": same.astype(np.float64), "apart": difference.abs(), "difference": difference}
-    by_query = pd.DataFrame(columns, common.index).groupby(level="query_id")
-    found = by_query.mean()
-    found.insert(0, "pairs", by_query.size())
-    found = found.reset_index().sort_values(["apart", "query_id"], ascending=[False, True])
-    return tuple(QueryDisagreement(*row) for row in found.itertuples(index=False))
-
-
 def _worst_pairs(common: Any) -> tuple[Disagreement, ...]:
     found = common.assign(apart=(common.judge - common.human).abs())
     found = found[found.apart > 0].sort_values("apart", ascending=False, kind="stable")  # ties stay in order of ids
     worst = found.groupby(level="query_id").head(WORST_OF_A_QUERY).head(WORST_PAIRS)
     return tuple(Disagreement(*row) for row in worst[["human", "judge"]].reset_index().itertuples(index=False))
-
-
-def _self_agreement(judge: Labels, human: Labels, levels: Floats, samples: int, seed: int) -> SelfAgreement | None:
-    """Return the agreement on all pairs asked twice, human-labelled or not; None for fewer than 2 queries."""
-    twice = sorted(judge.grades.keys() & judge.again.keys())
-    query_ids = [query for query, _ in twice]
-    if len(set(query_ids)) < 2:
-        return None
-    first, second = (
-        _on_human_scale([side[pair] for pair in twice], judge, human) for side in (judge.grades, judge.again)
-    )
-    counts = counts_by_query(first, second, query_ids, levels)
-    found = counts.estimates({"exact": agreement.agreement_within(0), "kappa": agreement.cohen_kappa()}, samples, seed)
-    apart = float(np.abs(first - second).mean()) / (human.scale.maximum - human.scale.minimum)
-    return SelfAgreement(len(twice), found["exact"], found["kappa"], apart)
-
-
-def _differences(
-    one: str, other: str, common: Mapping[str, Any], levels: Floats, samples: int, seed: int
-) -> list[JudgeDifference]:
-    """Return differences of two judges on the pairs that both graded; none for fewer than 2 queries."""
-    pairs = common[one].index.intersection(common[other].index, sort=False)
-    sides = [common[name].loc[pairs] for name in (one, other)]
-    query_ids = _query_ids(sides[0])
-    if len(set(query_ids)) < 2:
-        return []
-    measures = {"kappa": agreement.cohen_kappa(), "quadratic_kappa": agreement.cohen_kappa(2)}
-    counts = [counts_by_query(side.human.to_numpy(), side.judge.to_numpy(), query_ids, levels) for side in sides]
-    values = [side.values(measures) for side in counts]
-    drawn = [side.draws(measures, samples, seed) for side in counts]
-    differences = {
-        name: percentile_estimate(values[0][name] - values[1][name], drawn[0][name] - drawn[1][name])
-        for name in measures
-    }
-    errors = [(side.relevance - side.relevant).to_numpy() ** 2 for side in sides]
-    differences["brier"] = mean_estimate(errors[0] - errors[1], query_ids, samples, seed)
-    return [JudgeDifference(one, other, name, len(pairs), difference) for name, difference in differences.items()]
 
 
 @dataclass(frozen=True)
@@ -281,13 +194,10 @@ def audit_judges(settings: AuditSettings, out: str | Path) -> AuditResult:
     """
     out = Path(out)
     people, graded = labels_of(settings, settings.judge)
-    stems = [path.stem for path in settings.runs]
-    runs = {path.stem if stems.count(path.stem) == 1 else str(path): read_run(path) for path in settings.runs}
-    report = audit(graded, people, settings.relevant_from, runs, settings.samples, settings.seed)
-    queries, documents, files = texts_of(settings)
-    files["human"] = settings.human
+    report = audit(graded, people, settings.relevant_from)
+    texts = None if settings.pairs is None else load_graded_pairs(settings.pairs)
+    files = {"human": settings.human} | ({} if settings.pairs is None else {"pairs": settings.pairs})
     files |= {f"judge {number}": path for number, path in enumerate(settings.judge, start=1)}
-    files |= {f"run {number}": path for number, path in enumerate(settings.runs, start=1)}
     hashes = {name: file_hash(path) for name, path in files.items()}
     record = open_run(out, "grade audit", settings.model_dump(), hashes, paths=settings.path_settings())
     record.save("running")
@@ -297,18 +207,14 @@ def audit_judges(settings: AuditSettings, out: str | Path) -> AuditResult:
         warnings.append(
             f"the scale {low:g} to {high:g} is that of the human labels found; state --scale where it is wider"
         )
-    asked = {row.query_id for judge in report.judges for row in judge.worst_queries}
-    shown = {pair.document_id for judge in report.judges for pair in judge.worst_pairs}
-    queries = {identifier: queries[identifier] for identifier in sorted(asked & queries.keys())}
-    documents = {identifier: documents[identifier] for identifier in sorted(shown & documents.keys())}
+    queries = dict(zip(texts.query_ids, texts.queries, strict=True)) if texts is not None else {}
+    documents = dict(zip(texts.document_ids, texts.documents, strict=True)) if texts is not None else {}
     content = {
-        "title": _title(report),
+        "title": TITLE,
         "created": record.started,
         **asdict(report),
         "measure_names": MEASURES,
-        "compared_names": COMPARED,
         "warnings": warnings,
-        "texts": {"queries": queries, "documents": documents},
     }
     artifacts = {"audit": out / "audit.json", "page": out / "audit.html"}
     write_atomically(artifacts["audit"], json.dumps(content, indent=2, allow_nan=False) + "\n")  # a bare NaN is no JSON
@@ -328,20 +234,152 @@ def render_audit(
     """Return the HTML page; `created` is ISO 8601, `queries` and `documents` are known texts by id."""
     return render_page(
         "audit.html.j2",
-        title=_title(report),
+        title=TITLE,
         audit=report,
         created=created,
         warnings=warnings,
         measures=MEASURES,
-        compared=COMPARED,
         diagrams={judge.name: reliability_diagram(judge.calibration, judge.name) for judge in report.judges},
         queries=queries or {},
         documents=documents or {},
-        queries_shown=QUERIES_SHOWN,
         labels_shown=LABELS_SHOWN,
     )
 
 
-def _title(report: AuditReport) -> str:
-    names = [judge.name for judge in report.judges]
-    return f"Audit of {', '.join(names) if len(names) <= NAMED else f'{len(names)} judges'}"
+MEASURES = {
+    "exact": "same grade",
+    "one_off": "one level apart",
+    "further_off": "further apart",
+    "kappa": "Cohen's kappa",
+    "linear_kappa": "kappa, linear weights",
+    "quadratic_kappa": "kappa, quadratic weights",
+    "binary_kappa": "kappa, relevant or not",
+    "alpha": "Krippendorff's alpha, ordinal",
+    "spearman": "Spearman's rho",
+    "kendall": "Kendall's tau-b",
+    "mean_difference": "judge's grade less the human's",
+}
+
+
+@dataclass(frozen=True)
+class GradeShare:
+    """The share of relevant pairs among the pairs with one grade of the judge; None without pairs."""
+
+    grade: float
+    pairs: int
+    relevant: float | None = None
+    low: float | None = None  # Wilson's 95 % interval, as if pairs were independent
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """The grades of one pair."""
+
+    query_id: str
+    document_id: str
+    human: float
+    judge: float
+
+
+@dataclass(frozen=True)
+class JudgeAudit:
+    """The comparison of one judge with the human labels."""
+
+    name: str
+    path: str
+    pairs: int  # with a usable grade on both sides; every measure is over these pairs
+    queries: int
+    without_grade: int  # human-labelled pairs without a usable grade of the judge
+    human_only: int  # human-labelled pairs missing in the judge's file
+    judge_only: int
+    statuses: Mapping[str, int]
+    impossible: tuple[ImpossibleLabel, ...]
+    mapped: int  # pairs whose relevance does not follow from their grade
+    measures: Mapping[str, IntervalEstimate]
+    """`MEASURES` with intervals over queries; expected grades are rounded, except for rho and tau."""
+    confusion: tuple[tuple[int, ...], ...]
+    """Numbers of pairs by human grade (rows) and judge's grade (columns)."""
+    by_grade: tuple[GradeShare, ...]
+    calibration: CalibrationReport
+    """The judge's relevance as a probability of human relevance."""
+    against_constant: IntervalEstimate
+    """Brier score minus that of a constant mean, paired by query; below 0 the grades are informative."""
+    worst_pairs: tuple[Disagreement, ...]
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """The result of an audit."""
+
+    scale: tuple[float, float]
+    levels: tuple[float, ...]
+    relevant_from: float
+    human_path: str
+    human_pairs: int
+    human_queries: int
+    human_impossible: tuple[ImpossibleLabel, ...]
+    human_after_judge: int  # labels given or changed after the person saw the judge's grade; left out
+    judges: tuple[JudgeAudit, ...]
+    samples: int
+
+    @property
+    def impossible(self) -> tuple[ImpossibleLabel, ...]:
+        return (*self.human_impossible, *(label for judge in self.judges for label in judge.impossible))
+
+    def figures(self) -> dict[str, dict[str, float | int | None]]:
+        return {
+            judge.name: {
+                "pairs": judge.pairs,
+                **{measure: estimate.value for measure, estimate in judge.measures.items()},
+                "brier": judge.calibration.brier,
+                "brier_constant": judge.calibration.base_rate_brier,
+                "ece": judge.calibration.ece,
+                "impossible_labels": len(judge.impossible),
+            }
+            for judge in self.judges
+        }
+
+    def warnings(self) -> list[str]:
+        found = []
+        if self.impossible:
+            found.append(
+                f"impossible labels off the scale: {len(self.impossible)}; listed with file and row, left out of "
+                "every measure, never clipped"
+            )
+        if self.human_after_judge:
+            found.append(
+                f"{self.human_after_judge} labels were given or changed after the judge's grade was shown: they are "
+                "left out, and the label before each of them counts"
+            )
+        found += [
+            f"{judge.name}: the relevance of {judge.mapped} pairs is not its grade's place on the judge's scale: a "
+            "mapped file, or grades of another scale; kappa reads the grade, Brier the relevance"
+            for judge in self.judges
+            if judge.mapped
+        ]
+        fewest = min(judge.queries for judge in self.judges)
+        if fewest < FEW_QUERIES:
+            found.append(f"{fewest} queries only: the intervals are somewhat too narrow")
+        return found
+
+    def text(self) -> str:
+        rows: list[list[str | int | float | None]] = []
+        for judge in self.judges:
+            names = ("exact", "kappa", "quadratic_kappa", "binary_kappa", "kendall")
+            exact, value, *others = (format_number(judge.measures[name].value) for name in names)
+            kappa, calibration = judge.measures["kappa"], judge.calibration
+            brier = f"{format_number(calibration.brier)} ({format_number(calibration.base_rate_brier)})"
+            top = format_number(judge.by_grade[-1].relevant, 2)
+            interval = format_interval(kappa.low, kappa.high)
+            rows.append([judge.name, judge.pairs, exact, f"{value} {interval}", *others, brier, calibration.ece, top])
+        head = ["judge", "pairs", "same", "kappa", "quadratic", "binary", "tau-b", "Brier (constant)", "ECE",
+                "relevant at top grade"]  # fmt: skip
+        low, high = self.scale
+        lines = [
+            f"{self.human_pairs} human labels of {self.human_queries} queries on {low:g} to {high:g}, relevant from "
+            f"{self.relevant_from:g}; intervals 95 % over queries",
+            "",
+            format_table(rows, head),
+        ]
+        return "\n".join([*lines, *impossible_lines(self.impossible)])

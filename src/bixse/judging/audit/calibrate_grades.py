@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from bixse.calibration.reliability import brier, expected_calibration_error
 from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
@@ -17,8 +16,7 @@ from bixse.encoders.platt import fit_platt
 from bixse.errors import InputError
 from bixse.evaluation.statistics import mean_estimate
 from bixse.files.files import file_hash, write_atomically
-from bixse.judging.audit.audit import first_relevant, grade_levels
-from bixse.judging.audit.audit_settings import MapKind
+from bixse.judging.audit.audit import common_pairs, first_relevant, grade_levels, query_ids_of
 from bixse.judging.audit.labels import impossible_lines, labels_of
 from bixse.report.table import format_difference, format_interval, format_table
 from bixse.results import IntervalEstimate
@@ -57,50 +55,25 @@ class HeldOutFigures(BaseModel):
 
 
 class GradeMap(BaseModel):
-    """A map that never falls and stays in [0, 1], with its labels and its figures.
+    """A logistic curve sigma(slope z + intercept) that never falls (Platt 1999), with its labels and its figures.
 
     `GradeMap.model_validate_json(Path("map.json").read_text())` reads the file of `bixse grade calibrate`.
-
-    Example:
-        >>> steps = GradeMap(kind="isotonic", knots=((0.0, 0.1), (1.0, 0.7)))
-        >>> steps.apply([0.0, 0.5, 1.0]).tolist()
-        [0.1, 0.4, 0.7]
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)  # earlier versions wrote more fields
 
-    kind: MapKind
-    knots: tuple[tuple[float, float], ...] = ()
-    """isotonic: points (relevance, probability), joined by straight lines, constant beyond the ends."""
-    slope: float = Field(default=0.0, ge=0.0)
-    """platt: a and c of sigma(a z + c)."""
-    intercept: float = 0.0
+    kind: Literal["platt"] = "platt"
+    slope: float = Field(ge=0.0)
+    intercept: float
     judge: str = ""
     scale: tuple[float, float] | None = None
     """Scale of the judge: the map reads (grade - lowest) / (highest - lowest)."""
-    target: str = ""
-    """The predicted quantity in words."""
+    target: str = ""  # the predicted quantity in words
     labels: int = 0
-    """Number of human labels of the fit."""
     queries: int = 0
     held_out: HeldOutFigures | None = None
     helps: bool | None = None
     """True if the held-out Brier score is below that of the unmapped grades and that of a constant."""
-
-    @model_validator(mode="after")
-    def _monotone(self) -> GradeMap:
-        inputs, outputs = zip(*self.knots, strict=True) if self.knots else ((), ())
-        if self.kind == "isotonic" and not inputs:
-            raise ValueError("knots: expected at least one")
-        rises = all(a < b for a, b in pairwise(inputs))
-        keeps = all(a <= b for a, b in pairwise(outputs))
-        if not (rises and keeps and all(0 <= value <= 1 for value in (*inputs, *outputs))):
-            raise ValueError("knots: expected pairs in [0, 1] whose first rises and whose second never falls")
-        return self
-
-    @property
-    def is_constant(self) -> bool:
-        return self.slope == 0 if self.kind == "platt" else self.knots[0][1] == self.knots[-1][1]
 
     def apply(self, relevance: npt.ArrayLike) -> Floats:
         """Return the probability of each relevance in [0, 1], of any shape."""
@@ -108,12 +81,7 @@ class GradeMap(BaseModel):
         if not ((z >= 0) & (z <= 1)).all():
             wrong = z[~((z >= 0) & (z <= 1))].flat[0]
             raise InputError(f"relevance: got {wrong}; expected 0 to 1; fix: map grades with GradeScale first")
-        if self.kind == "platt":
-            return np.asarray(0.5 * (1 + np.tanh(0.5 * (self.slope * z + self.intercept))))
-        inputs, outputs = (np.array(column) for column in zip(*self.knots, strict=True))
-        right = np.minimum(np.searchsorted(inputs, z, side="right"), len(inputs) - 1)
-        mapped: Floats = np.minimum(np.interp(z, inputs, outputs), outputs[right])  # a line may round past its end
-        return mapped
+        return np.asarray(0.5 * (1 + np.tanh(0.5 * (self.slope * z + self.intercept))))
 
 
 @dataclass(frozen=True)
@@ -121,11 +89,9 @@ class GradeMapResult:
     """The map of a calibration and its files."""
 
     map: GradeMap
-    kept: bool
-    """True if the map was written, because it helps or was forced."""
     impossible: tuple[ImpossibleLabel, ...]
-    """Labels off their scale; left out."""
-    artifacts: dict[str, str]  # name -> path
+    artifacts: dict[str, str]
+    """Name -> path; empty for a map that does not help, which is not written."""
 
     def text(self) -> str:
         fitted, figures = self.map, self.map.held_out
@@ -136,28 +102,20 @@ class GradeMapResult:
             ["a constant", figures.brier_constant, None],
         ]
         change = IntervalEstimate(figures.change, figures.change_low, figures.change_high)
-        verdict = {
-            "below": "lower beyond the interval",
-            "across": "the interval holds 0: no difference is shown",
-            "above": "higher beyond the interval",
-        }[change.side]
-        shown = [0.0, 1 / 3, 2 / 3, 1.0]
-        points = zip(shown, fitted.apply(shown).tolist(), strict=True)
         lines = [
-            f"{fitted.judge}: {fitted.kind} map fitted on {fitted.labels} human labels of {fitted.queries} queries, "
+            f"{fitted.judge}: map fitted on {fitted.labels} human labels of {fitted.queries} queries, "
             f"measured on {figures.pairs} pairs, each by the map of other queries",
             "",
             format_table(rows, ["held-out queries", "Brier", "ECE"]),
             "",
             f"change of the Brier score {format_difference(change.value or 0.0)} "
-            f"{format_interval(change.low, change.high, signed=True)}: {verdict}",
-            "mapped: " + ", ".join(f"{z:.2f} to {p:.2f}" for z, p in points),
+            f"{format_interval(change.low, change.high, signed=True)}",
         ]
         return "\n".join([*lines, *impossible_lines(self.impossible)])
 
 
 def calibrate_grades(settings: GradeMapSettings, out: str | Path) -> GradeMapResult:
-    """Fit a map, measure it on held-out queries, and write map.json and run.json if it helps there or is forced.
+    """Fit a map, measure it on held-out queries, and write map.json and run.json if it helps there.
 
     Raises:
         InputError: a file is unusable, labels are too few, or pairs were mapped before.
@@ -165,12 +123,11 @@ def calibrate_grades(settings: GradeMapSettings, out: str | Path) -> GradeMapRes
     """
     out = Path(out)
     people, (judge,) = labels_of(settings, [settings.judgements])
-    fitted = _fit(people, judge, settings)
+    fitted = _fit(people, judge, settings.relevant_from)
     pairs = mapped_pairs(settings.apply, fitted, judge.scale) if settings.apply is not None else None
-    kept = bool(fitted.helps or settings.force)
     impossible = (*people.impossible, *judge.impossible)
-    if not kept:
-        return GradeMapResult(fitted, kept, impossible, {})
+    if not fitted.helps:
+        return GradeMapResult(fitted, impossible, {})
     paths = {name: getattr(settings, name) for name in settings.path_settings()}
     hashes = {name: file_hash(path) for name, path in paths.items() if path is not None}
     record = open_run(out, "grade calibrate", settings.model_dump(), hashes, paths=tuple(paths))
@@ -182,7 +139,7 @@ def calibrate_grades(settings: GradeMapSettings, out: str | Path) -> GradeMapRes
         artifacts["pairs"] = str(out / PAIRS_FILE)
     record.results = {"metrics": fitted.model_dump()["held_out"], "artifacts": artifacts}
     record.save("finished")
-    return GradeMapResult(fitted, kept, impossible, artifacts)
+    return GradeMapResult(fitted, impossible, artifacts)
 
 
 def mapped_pairs(path: Path, fitted: GradeMap, scale: GradeScale) -> GradedPairs:
@@ -196,85 +153,49 @@ def mapped_pairs(path: Path, fitted: GradeMap, scale: GradeScale) -> GradedPairs
             raise InputError(
                 f"{path}: row {row}: got grade {grade:g} with relevance {relevance:g}; expected {place:g}, its place "
                 f"on the judge's scale {scale.minimum:g} to {scale.maximum:g}; fix: give pairs that were not "
-                "mapped before, or state the judge's scale"
+                "mapped before"
             )
         kept.append(place if grade is None else grade)
     return pairs.with_columns(relevance=fitted.apply(pairs.relevance), grade=kept)
 
 
-def _fit(human: Labels, judge: Labels, settings: GradeMapSettings) -> GradeMap:
+def _fit(human: Labels, judge: Labels, relevant_from: float | None) -> GradeMap:
     if judge.mapped:
         raise InputError(
             f"{judge.path}: got {judge.mapped} pairs whose relevance is not their grade's place on "
-            f"{judge.scale.minimum:g} to {judge.scale.maximum:g}; expected the judge's own grades; fix: state "
-            "--judge-scale, or give judgements that were not mapped before"
+            f"{judge.scale.minimum:g} to {judge.scale.maximum:g}; expected the judge's own grades; fix: give "
+            "judgements that were not mapped before"
         )
-    pairs = sorted(human.grades.keys() & judge.grades.keys())
-    if not pairs:
-        raise InputError(
-            f"{judge.path}: got no pair of {human.path}; expected labels of the same queries and documents; "
-            "fix: use the ids of the human labels"
-        )
-    if settings.sample is not None and settings.sample > len(pairs):
-        raise InputError(
-            f"--sample: got {settings.sample}; expected 1 to {len(pairs)}, the pairs that both sides labelled; fix: "
-            "leave it out to fit on all"
-        )
-    chosen = np.random.default_rng(settings.seed).permutation(len(pairs))[: settings.sample]
-    relevant_from = first_relevant(grade_levels(human), settings.relevant_from)
-    grades = [human.grades[pair] for pair in pairs]
-    if settings.target == "graded":
-        targets = [human.scale.to_relevance(grade) for grade in grades]
-        target = "mean human grade on [0, 1]"
-    else:
-        targets = [float(grade >= relevant_from) for grade in grades]
-        target = f"share of human grades from {relevant_from:g} up"
-    fitted = fit_grade_map(
-        [judge.relevance[pair] for pair in pairs],
-        targets,
-        [query for query, _ in pairs],
-        settings.kind,
-        np.isin(np.arange(len(pairs)), chosen),
-        seed=settings.seed,
-    )
+    relevant_from = first_relevant(grade_levels(human), relevant_from)
+    common = common_pairs(judge, human, relevant_from)
+    fitted = fit_grade_map(common.relevance, common.relevant, query_ids_of(common))
     scale = (judge.scale.minimum, judge.scale.maximum)
+    target = f"share of human grades from {relevant_from:g} up"
     return fitted.model_copy(update={"judge": judge.name, "scale": scale, "target": target})
 
 
 def fit_grade_map(
-    relevance: npt.ArrayLike,
-    human: npt.ArrayLike,
-    query_ids: Sequence[str],
-    kind: MapKind = "platt",
-    fit_on: npt.NDArray[np.bool_] | None = None,
-    folds: int = 5,
-    seed: int = 0,
+    relevance: npt.ArrayLike, human: npt.ArrayLike, query_ids: Sequence[str], folds: int = 5, seed: int = 0
 ) -> GradeMap:
-    """Fit a map on the pairs of `fit_on` and measure it on all pairs by cross-fitting; check `helps` before use.
+    """Fit a map on all pairs and measure it by cross-fitting over queries; check `helps` before use.
 
-    All arrays are (N,); `relevance` (the judge's) and `human` are in [0, 1]. The logistic curve needs fewer labels than
-    isotonic regression and keeps unequal grades unequal. Raise InputError for fewer than 4 queries to fit on.
+    All arrays are (N,); `relevance` (the judge's) and `human` are in [0, 1]. Raise InputError for fewer than 4 queries.
     """
     z, observed = np.asarray(relevance, dtype=np.float64), np.asarray(human, dtype=np.float64)
     before = brier(z, observed)  # checks lengths and ranges
     names, query = np.unique(np.asarray(query_ids, dtype=str), return_inverse=True)
-    chosen = np.ones(len(z), dtype=bool) if fit_on is None else np.asarray(fit_on, dtype=bool)
-    fitted_queries = np.unique(query[chosen])
-    if len(fitted_queries) < 4 or len(query) != len(z):
+    if len(names) < 4 or len(query) != len(z):
         raise InputError(
-            f"grade map: got {int(chosen.sum())} labels of {len(fitted_queries)} queries; expected at least 4 queries, "
-            "so that some can be held out; fix: label documents of more queries"
+            f"grade map: got {len(z)} labels of {len(names)} queries; expected at least 4 queries, so that some can be "
+            "held out; fix: label documents of more queries"
         )
     fold_of = np.empty(len(names), dtype=np.int64)
-    generator = np.random.default_rng(seed)
-    # queries to fit on come first, so that every fold holds some
-    shuffled = [*generator.permutation(fitted_queries), *np.setdiff1d(np.arange(len(names)), fitted_queries)]
-    fold_of[shuffled] = np.arange(len(names)) % min(folds, len(fitted_queries))
+    fold_of[np.random.default_rng(seed).permutation(len(names))] = np.arange(len(names)) % min(folds, len(names))
     fold = fold_of[query]
     mapped, constant = np.empty_like(z), np.empty_like(z)
     for held in np.unique(fold):
-        train, test = chosen & (fold != held), fold == held
-        mapped[test] = _fitted_map(z[train], observed[train], kind).apply(z[test])
+        train, test = fold != held, fold == held
+        mapped[test] = _fitted_map(z[train], observed[train]).apply(z[test])
         constant[test] = observed[train].mean()
     change = mean_estimate((mapped - observed) ** 2 - (z - observed) ** 2, list(query_ids), samples=1000, seed=seed)
     held_out = HeldOutFigures(
@@ -289,18 +210,12 @@ def fit_grade_map(
         change_low=change.low,
         change_high=change.high,
     )
-    whole = _fitted_map(z[chosen], observed[chosen], kind)
-    helps = held_out.brier_after < min(before, held_out.brier_constant) and not whole.is_constant
-    found = {"labels": int(chosen.sum()), "queries": len(fitted_queries), "held_out": held_out, "helps": helps}
+    whole = _fitted_map(z, observed)
+    helps = held_out.brier_after < min(before, held_out.brier_constant) and whole.slope > 0
+    found = {"labels": len(z), "queries": len(names), "held_out": held_out, "helps": helps}
     return whole.model_copy(update=found)
 
 
-def _fitted_map(z: Floats, observed: Floats, kind: MapKind) -> GradeMap:
-    if kind == "platt":
-        slope, intercept = fit_platt(z, observed)
-        return GradeMap(kind=kind, slope=slope, intercept=intercept)
-    from sklearn.isotonic import IsotonicRegression  # slow to import
-
-    model = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip").fit(z, observed)
-    outputs = np.maximum.accumulate(np.clip(model.y_thresholds_, 0.0, 1.0))
-    return GradeMap(kind=kind, knots=tuple(zip(model.X_thresholds_.tolist(), outputs.tolist(), strict=True)))
+def _fitted_map(z: Floats, observed: Floats) -> GradeMap:
+    slope, intercept = fit_platt(z, observed)
+    return GradeMap(slope=slope, intercept=intercept)

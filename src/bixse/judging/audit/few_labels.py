@@ -1,43 +1,53 @@
-"""Estimates of nDCG, precision and differences from a judge's grades of all pairs and people's labels of some."""
+"""Estimates of nDCG, precision and differences from a judge's grades of all pairs and people's labels of some.
+
+Prediction-powered: unit u (a pair, or a query) has the value v_u and the prediction m_u; labelled units S are drawn
+with probabilities pi_u. The estimate of the sum of v is sum_u m_u + sum_S (v_u - m_u) / pi_u. It is unbiased for
+predictions that do not use labels of the same query (Horvitz and Thompson 1952, doi:10.1080/01621459.1952.10483446;
+Angelopoulos et al. 2023, arXiv:2301.09633). So m_u = a + lambda f_u of the judge's grade f_u is fitted to the labels of
+all *other* queries. The slope is PPI++'s power tuning (arXiv:2311.01453): least squares gives the smallest variance. It
+is shrunk by its own uncertainty, so that a useless judge gets lambda = 0, and labels alone count.
+"""
 
 from __future__ import annotations
 
 import json
-import math
 import re
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
+from scipy.optimize import brentq
+from scipy.special import stdtrit
 
+from bixse.data.trec import ranked
 from bixse.errors import InputError
-from bixse.evaluation.statistics import quotient
+from bixse.evaluation.statistics import Floats, interval_bounds, quotient
 from bixse.files.files import write_atomically
-from bixse.judging.audit.labelled_sample import SampledMean, judged_pool
 from bixse.judging.audit.labels import impossible_lines, read_labels
 from bixse.relevance import MIN_RELEVANT_GRADE
 from bixse.report.table import VERDICT_WORDS, format_difference, format_interval, format_number, format_table
+from bixse.results import IntervalEstimate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    import numpy.typing as npt
+
     from bixse.evaluation.statistics import Floats
-    from bixse.judging.audit.labelled_sample import JudgedPool, Pairs
     from bixse.relevance import GradeScale, Ranking
     from bixse.report.table import Cell
-    from bixse.results import IntervalEstimate
 
 
 FEW_LABELS_METRICS = ("ndcg@10", "precision@10")
+NO_NDCG = (
+    "ndcg: got labels of pairs; expected labels of every graded pair of some queries, as the ideal ranking of a query "
+    "is no sum over labels; fix: label whole queries, or read precision@k"
+)
 HEADERS = ("metric", "system", "judge alone", "estimate", "these queries", "queries like these", "labels worth")
 _WORDS = {"above": "better", "below": "worse", "across": "no difference"}
-COMPLETIONS = 20
-"""Number of draws of the missing labels."""
-NDCG_RELEVANT, NDCG_LABELS = 4.0, 8
-"""Minimum of relevant documents per query, and of their labels, for nDCG from pairs. With fewer, the ideal DCG
-is too far from linear in the labels: intervals covered .5 to .88 (`docs/evaluation.md`)."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +56,9 @@ class FewLabelsEstimate:
 
     metric: str
     system: str
-    baseline: str | None
-    """Subtracted system; None for the value of one system."""
+    baseline: str | None  # subtracted
     queries: IntervalEstimate
-    """Value and interval for queries like these, over the choice of queries and of labels. The ends are None if the
-    labels are too few, or too much alike."""
+    """Interval for queries like these. The ends are None if the labels are too few, or too much alike."""
     labels: IntervalEstimate
     """The same value with the interval for these very queries, as if people labelled every pair."""
     plain: IntervalEstimate
@@ -59,13 +67,6 @@ class FewLabelsEstimate:
     """Value from the judge's grades alone, with the judge's bias."""
     labels_worth: int | None
     """Number of labels for an equally narrow interval without the judge; None if unknown."""
-    labels_to_decide: int | None
-    """Number of further labels until the interval leaves out 0, if the difference stays the same; None if it does so
-    already, or if labels of these queries cannot achieve it."""
-    queries_to_decide: int | None
-    """Number of fully labelled queries until then; None if labels decide."""
-    approximate: bool
-    """True for an estimated ideal ranking, which is unbiased to first order only."""
 
 
 @dataclass(frozen=True)
@@ -73,22 +74,14 @@ class FewLabels:
     """All estimates from one sample of labels."""
 
     estimates: tuple[FewLabelsEstimate, ...]
-    drawn: str
-    """"pairs" or "queries"."""
+    drawn: str  # "pairs" or "queries"
     labelled: int
     labelled_queries: int
     pairs: int
-    """Number of graded pairs in the pool."""
     pool_queries: int
-    outside: int
-    """Number of labels of pairs without a grade; left out."""
+    outside: int  # labels of pairs without a grade; left out
     ungraded: Mapping[str, int]
     """System -> number of ungraded documents within the deepest cut-off; they count as irrelevant."""
-    left_out: str | None = None
-    """Reason why nDCG is not among the default metrics: relevance is too rare."""
-
-    def plain(self) -> dict[str, Any]:
-        return asdict(self)
 
     def text(self) -> str:
         """Return a table, a verdict on each difference, and the omissions."""
@@ -100,10 +93,8 @@ class FewLabels:
             "",
             *(_verdict(own) for own in self.estimates if own.baseline is not None),
         ]
-        if any(own.approximate for own in self.estimates):
-            lines.append("~: the ideal ranking is estimated, which biases nDCG; label whole queries to be free of that")
-        if self.left_out is not None:
-            lines.append(f"left out: {self.left_out}")
+        if self.drawn == "pairs":
+            lines.append("nDCG is left out: it needs labels of every graded pair of some queries")
         if self.outside:
             lines.append(f"{self.outside} labels are of pairs without a grade: left out")
         lines += [
@@ -125,37 +116,26 @@ def evaluate_few_labels(
     """Estimate metrics that people's labels of every graded pair would give, from labels of a sample.
 
     The estimate is the judge's value corrected by the differences of its grades from the labels: see
-    `bixse.judging.audit.labelled_sample`. precision@k, and nDCG@k from whole queries, are unbiased: exactly so for
-    independently drawn queries. nDCG@k from pairs is unbiased to first order, since the ideal DCG is estimated.
+    `bixse.judging.audit.few_labels`. It is unbiased: exactly so for independently drawn pairs or queries.
 
     Args:
         runs: name -> run; each pair of systems is compared.
         grades: the judge's relevance in [0, 1] of every pair of the pool; all its queries count.
         labels: people's relevance in [0, 1] of the drawn pairs.
         probabilities: probability of each drawn pair; None for equal ones.
-        metrics: "ndcg@k" and "precision@k"; None for precision@10 and, given enough labels, nDCG@10.
+        metrics: "precision@k" and, from whole queries, "ndcg@k"; None for both at 10, as far as they can be had.
         relevant_from: lowest relevance that counts as relevant for precision.
 
     Raises:
-        InputError: no run, another metric, a run without a query of the pool, or unusable labels (see
-            `bixse.judging.audit.labelled_sample.judged_pool`). Also nDCG from pairs with fewer than 4 relevant
-            documents per query, or fewer than 8 labels of relevant documents.
+        InputError: no run, another metric, nDCG from labels of pairs, a run without a query of the pool, or unusable
+            labels (see `bixse.judging.audit.few_labels.judged_pool`).
 
-    Example:
-        >>> grades = {(f"q{i}", f"d{j}"): float(j < 3) for i in range(9) for j in range(5)}
-        >>> labels = {pair: float(pair[1] < "d2") for place, pair in enumerate(grades) if place % 2}
-        >>> run = {f"q{i}": {f"d{j}": 1 - j / 5 for j in range(5)} for i in range(9)}
-        >>> found = evaluate_few_labels({"bm25": run}, grades, labels, metrics=["precision@3"]).estimates[0]
-        >>> round(found.judge, 2), round(found.queries.value, 2)
-        (1.0, 0.68)
     """
-    wanted = [_parse(name, relevant_from) for name in (FEW_LABELS_METRICS if metrics is None else metrics)]
     pool = judged_pool(grades, labels, probabilities)
-    rare = _too_rare_for_ndcg(pool)
-    if rare is not None and metrics is None:
-        wanted = [metric for metric in wanted if metric.measure != "ndcg"]
-    elif rare is not None and any(metric.measure == "ndcg" for metric in wanted):
-        raise InputError(rare)
+    default = FEW_LABELS_METRICS if pool.whole_queries else FEW_LABELS_METRICS[1:]
+    wanted = [_parse(name, relevant_from) for name in (default if metrics is None else metrics)]
+    if not pool.whole_queries and any(metric.measure == "ndcg" for metric in wanted):
+        raise InputError(NO_NDCG)
     if not 0 < relevant_from <= 1:
         raise InputError(
             f"relevant_from: got relevance {relevant_from:g}; expected above 0 and up to 1; fix: name the lowest grade "
@@ -183,7 +163,6 @@ def evaluate_few_labels(
         pool_queries=pool.sample.queries,
         outside=pool.outside,
         ungraded={name: shown[name] - int(((own > 0) & (own <= deepest)).sum()) for name, own in ranks.items()},
-        left_out=rare if metrics is None else None,
     )
 
 
@@ -196,7 +175,7 @@ def few_labels_of_files(
     out: Path | None = None,
 ) -> tuple[FewLabels, list[str], GradeScale]:
     """Return `evaluate_few_labels` of files, which `out` keeps, lines on impossible labels, and the labels' scale."""
-    people = read_labels(human, scale, sampled=True)
+    people = read_labels(human, scale)
     judge = read_labels(grades, otherwise=people.scale)
     found = evaluate_few_labels(
         runs,
@@ -208,22 +187,6 @@ def few_labels_of_files(
     if out is not None:
         write_atomically(out, json.dumps(asdict(found), indent=1) + "\n")
     return found, impossible_lines([*people.impossible, *judge.impossible]), people.scale
-
-
-def _too_rare_for_ndcg(pool: JudgedPool) -> str | None:
-    """Return the reason against nDCG from pairs, or None."""
-    if pool.whole_queries:
-        return None
-    counts, found = 1 / pool.sample.probability, int((pool.labels > 0).sum())
-    per_query = float(counts[pool.labels > 0].sum()) / pool.sample.queries
-    if per_query >= NDCG_RELEVANT and found >= NDCG_LABELS:
-        return None
-    needed = max(NDCG_LABELS, math.ceil(NDCG_RELEVANT * pool.sample.queries * len(counts) / counts.sum()))
-    return (
-        f"ndcg: got {found} labels of relevant documents among {len(counts)}, so about {per_query:.1f} relevant "
-        f"documents per query; expected at least {needed}, so {NDCG_RELEVANT:g} per query, as nDCG from pairs is "
-        "biased where relevance is rarer; fix: label whole queries, or read precision@k"
-    )
 
 
 class _Metric(NamedTuple):
@@ -262,12 +225,11 @@ def _estimate(
     weight, per_unit = metric.weights(ranks[system]), 1.0
     if baseline is not None:
         weight = weight - metric.weights(ranks[baseline])
-    estimator = _ndcg_from_pairs if metric.measure == "ndcg" else _precision_from_pairs
+    estimator = _precision_from_pairs
     if pool.whole_queries:
         estimator, per_unit = _from_queries, len(pool.labels) / len(pool.of_queries.labelled)
     powered, plain = (estimator(pool, metric, weight, judge) for judge in (True, False))
     growth = plain.growth_to(powered.label_variance())
-    to_decide, queries = _to_decide(powered) if baseline is not None else (None, None)
     return FewLabelsEstimate(
         metric=metric.name,
         system=system,
@@ -277,9 +239,6 @@ def _estimate(
         plain=plain.of_labels(),
         judge=float(metric.values(pool, metric.relevance(pool.grades), weight).mean()),
         labels_worth=None if growth is None else round(plain.labels(growth) * per_unit),
-        labels_to_decide=None if to_decide is None else math.ceil((to_decide - powered.labels()) * per_unit),
-        queries_to_decide=queries,
-        approximate=metric.measure == "ndcg" and not pool.whole_queries and len(pool.labels) < len(pool.pairs),
     )
 
 
@@ -289,7 +248,7 @@ def _from_queries(pool: JudgedPool, metric: _Metric, weight: Floats, judge: bool
     labels[pool.sample.labelled] = pool.labels
     known = metric.values(pool, metric.relevance(labels), weight)[sample.labelled]
     graded = metric.values(pool, pool.grades, weight)
-    predicted = sample.predict(known[:, None], graded if judge else None)[:, 0]
+    predicted = sample.predict(known, graded if judge else None)
     residual = known - predicted[sample.labelled]
     per_query = predicted + sample.sum_labelled(residual / sample.probability)
     return SampledMean(sample, per_query, residual, np.ones(sample.queries))
@@ -299,61 +258,17 @@ def _precision_from_pairs(pool: JudgedPool, metric: _Metric, weight: Floats, jud
     """Estimate a sum over documents, in which each label represents 1 / probability documents."""
     sample = pool.sample
     known = metric.relevance(pool.labels)
-    predicted = sample.predict(known[:, None], pool.grades if judge else None, weight)[:, 0]
+    predicted = sample.predict(known, pool.grades if judge else None, weight)
     residual = weight[sample.labelled] * (known - predicted[sample.labelled])
     per_query = sample.sum_by_query(weight * predicted) + sample.sum_labelled(residual / sample.probability)
     return SampledMean(sample, per_query, residual, weight)
-
-
-def _ndcg_from_pairs(pool: JudgedPool, metric: _Metric, weight: Floats, judge: bool) -> SampledMean:
-    """Estimate nDCG from known labels and random labels of the other documents, corrected to first order."""
-    sample = pool.sample
-    levels = np.unique(pool.labels[pool.labels > 0]) if pool.labels.any() else np.ones(1)
-    steps = np.diff(levels, prepend=0.0)
-    reached = pool.labels[:, None] >= levels
-    expected = sample.predict(reached.astype(np.float64), pool.grades if judge else None).clip(0, 1)
-    surprise = reached - expected[sample.labelled]
-    discounts = 1 / np.log2(np.arange(metric.depth) + 2)
-    gains = np.concatenate([[0.0], np.cumsum(discounts)])[np.minimum(np.arange(len(pool.pairs) + 2), metric.depth)]
-    own, query = weight[sample.labelled], sample.query[sample.labelled]
-    per_query, residual = np.zeros(sample.queries), np.zeros(len(pool.labels))
-    generator = np.random.default_rng(0)  # fixed, so that equal inputs give equal estimates
-    # levels come from predicted probabilities, as PRECISE integrates over a judge's probabilities (arXiv:2606.05308)
-    for _ in range(COMPLETIONS):
-        complete = generator.random((len(pool.pairs), 1)) < expected
-        complete[sample.labelled] = reached
-        counts = np.column_stack([sample.sum_by_query(level) for level in complete.T]).astype(np.int64)
-        # n_j documents reach level z_j; ideal DCG is sum_j (z_j - z_{j-1}) D(n_j), D(n): DCG of n of relevance 1
-        ideal = np.maximum(gains[counts] @ steps, levels[0])
-        ndcg = sample.sum_by_query(weight * (complete @ steps)) / ideal
-        # derivatives carry each label's residual to the documents that were not drawn
-        slopes = (gains[counts + 1] - gains[np.maximum(counts - 1, 0)]) / 2
-        per_query += ndcg / COMPLETIONS
-        change = own * (surprise @ steps) - (ndcg[query] * ((slopes[query] * surprise) @ steps))
-        residual += change / ideal[query] / COMPLETIONS
-    rest = (1 - sample.probability) / sample.probability
-    per_query += sample.sum_labelled(rest * residual)
-    return SampledMean(sample, per_query, residual, weight)
-
-
-def _to_decide(found: SampledMean) -> tuple[float | None, int | None]:
-    """Return the number of labels, or of queries, until the interval leaves out 0, if the value stays the same."""
-    interval = found.of_queries()
-    if interval.low is None or interval.high is None or interval.side != "across" or not found.value:
-        return None, None
-    half = (interval.high - interval.low) / 2
-    wanted = (found.label_variance() + found.query_variance) * (found.value / half) ** 2
-    growth = found.growth_to(wanted - found.query_variance)
-    if growth is not None:
-        return found.labels(growth), None
-    return None, math.ceil(found.sample.queries * found.query_variance / wanted)
 
 
 def _row(own: FewLabelsEstimate) -> list[Cell]:
     signed = own.baseline is not None
     write = format_difference if signed else format_number
     return [
-        own.metric + ("~" if own.approximate else ""),
+        own.metric,
         own.system if own.baseline is None else f"{own.system} - {own.baseline}",
         write(own.judge),
         write(own.queries.value or 0.0),
@@ -365,9 +280,221 @@ def _row(own: FewLabelsEstimate) -> list[Cell]:
 
 def _verdict(own: FewLabelsEstimate) -> str:
     verdict = VERDICT_WORDS[_WORDS[own.queries.side]]  # type: ignore[index]
-    more = ""
-    if own.labels_to_decide is not None:
-        more = f"; about {own.labels_to_decide} more labels would show it, if it is as large as it looks"
-    elif own.queries_to_decide is not None:
-        more = f"; labels of these queries cannot show it: about {own.queries_to_decide} queries could"
-    return f"{own.metric}, {own.system} against {own.baseline}: {verdict}{more}"
+    return f"{own.metric}, {own.system} against {own.baseline}: {verdict}"
+
+
+_SMALLEST = 1e-12  # smaller variances of grades in [0, 1] are rounding
+
+
+@dataclass(frozen=True)
+class LabelledSample:
+    """A sample of n labelled units among U units (pairs, or queries) of Q queries."""
+
+    query: npt.NDArray[np.int64]  # (U,) query index per unit
+    queries: int
+    labelled: npt.NDArray[np.int64]  # (n,) indices of the labelled units
+    probability: Floats  # (n,) with which each labelled unit was drawn, in (0, 1]
+
+    def predict(self, values: Floats, grades: Floats | None, importance: Floats | None = None) -> Floats:
+        """Predict (U,) values of all units from the (n,) labelled `values` of other queries.
+
+        `grades` (U,) are the judge's; without grades, the mean is the prediction. `importance` (U,) weights the units.
+        """
+        weights = 1 / self.probability
+        if importance is not None:
+            # a unit that is certain to be labelled adds no variance, and informs little about the rest
+            weights = (importance[self.labelled] * weights) ** 2 * np.maximum(1 - self.probability, 1e-3)
+        x = np.zeros_like(weights) if grades is None else grades[self.labelled]
+        total, mean_x, mean = self._others(weights), self._others(weights, x), self._others(weights, values)
+        if grades is None:
+            return mean[self.query]
+        spread_x, spread, together = (
+            self._others(weights, one * other) - centre
+            for one, other, centre in ((x, x, mean_x**2), (values, values, mean**2), (x, values, mean_x * mean))
+        )
+        usable = (spread_x > _SMALLEST) & (spread > _SMALLEST)
+        slope = np.divide(together, spread_x, out=np.zeros_like(mean), where=usable)
+        explained = np.divide(slope * together, spread, out=np.zeros_like(mean), where=usable).clip(0, 1 - 1e-9)
+        freedom = np.nan_to_num(quotient(total**2, self._others(weights**2))) - 4
+        signal = explained / (1 - explained) * np.maximum(freedom, 0)  # Fisher's F of the slope
+        slope *= 1 - 1 / np.maximum(signal, 1)
+        predicted: Floats = mean[self.query] + slope[self.query] * (grades - mean_x[self.query])
+        return predicted
+
+    def _others(self, weights: Floats, values: Floats | None = None) -> Floats:
+        """Return (Q,) weighted means, or sums of weights, over the labelled units of all other queries."""
+        sums = self.sum_labelled(weights if values is None else weights * values)
+        others: Floats = sums.sum() - sums
+        if values is None:
+            return np.where(others > _SMALLEST * sums.sum(), others, 0.0)
+        return np.nan_to_num(quotient(others, self._others(weights)))
+
+    def sum_by_query(self, of_units: Floats) -> Floats:
+        """Return (Q,) sums of (U,) values per query."""
+        return np.bincount(self.query, of_units, self.queries).astype(np.float64)
+
+    def sum_labelled(self, of_labelled: Floats) -> Floats:
+        """Return (Q,) sums of the (n,) values of labelled units per query."""
+        return np.bincount(self.query[self.labelled], of_labelled, self.queries).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class SampledMean:
+    """The mean of a metric over Q queries, from a sample of labels."""
+
+    sample: LabelledSample
+    per_query: Floats  # (Q,) unbiased values; they can leave [0, 1]
+    residual: Floats  # (n,) label minus prediction, not divided by the probability
+    importance: Floats  # (U,) weight of each unit's value
+
+    @property
+    def value(self) -> float:
+        return float(self.per_query.mean())
+
+    def label_variance(self, growth: float = 1.0) -> float:
+        """Return the variance from the choice of labels at `growth` times each unit's probability (at most 1)."""
+        probability = self.sample.probability
+        drawn = np.minimum(1, growth * probability)
+        scatter = float((self.residual**2 / probability * (1 / drawn - 1)).sum()) / self.sample.queries**2
+        return scatter * (1 - 1 / max(self._units, 2.0))  # n - 1 units predict one worse than n would
+
+    def labels(self, growth: float = 1.0) -> float:
+        """Return the expected number of labelled units at `growth` times each unit's probability."""
+        probability = self.sample.probability
+        return float((np.minimum(1, growth * probability) / probability).sum())
+
+    @cached_property
+    def query_variance(self) -> float:
+        """The variance from the choice of queries alone."""
+        return max(float(self.per_query.var(ddof=1)) / self.sample.queries - self.label_variance(), 0.0)
+
+    def of_labels(self) -> IntervalEstimate:
+        """Return the interval for these queries, as if every pair were labelled."""
+        return self._interval(self.label_variance(), max(self._units - 1, 1.0))
+
+    def of_queries(self) -> IntervalEstimate:
+        """Return the interval for queries like these, over the choice of queries and of labels."""
+        labels, queries = self.label_variance(), self.query_variance
+        seen = len(np.unique(self.sample.query[self.sample.labelled]))
+        # Satterthwaite's degrees of freedom for the sum of both variances (1946, doi:10.2307/3002019)
+        parts = labels**2 / max(self._units - 1, 1.0) + queries**2 / max(seen - 1, 1)
+        return self._interval(labels + queries, (labels + queries) ** 2 / parts if parts else 1.0)
+
+    def growth_to(self, variance: float) -> float | None:
+        """Return the factor on the probabilities that lowers the labels' variance to `variance`, or None."""
+        most = 1 / float(self.sample.probability.min())
+        if self._unknown or variance < 0 or not self.residual.any():
+            return None
+        low = most
+        while low > _SMALLEST and self.label_variance(low) <= variance:
+            low /= 2
+        return float(brentq(lambda growth: self.label_variance(growth) - variance, low, most))
+
+    @cached_property
+    def _units(self) -> float:
+        """The effective number of labelled units (Kish 1965)."""
+        counts = (self.importance[self.sample.labelled] / self.sample.probability) ** 2
+        return float(np.nan_to_num(quotient(counts.sum() ** 2, (counts**2).sum())))
+
+    @property
+    def _unknown(self) -> bool:
+        """True if the metric's labels are too few, or too much alike, to show their scatter."""
+        counts, labelled = self.importance != 0, self.sample.labelled
+        complete = counts[labelled].sum() == counts.sum() and (self.sample.probability[counts[labelled]] == 1).all()
+        scatters = bool((np.abs(self.residual[counts[labelled]]) > _SMALLEST).any())
+        return not complete and bool(counts.any()) and (int(counts[labelled].sum()) < 2 or not scatters)
+
+    def _interval(self, variance: float, freedom: float) -> IntervalEstimate:
+        if self._unknown:
+            return IntervalEstimate(self.value)
+        half = float(stdtrit(freedom, interval_bounds(0.95)[1])) * float(np.sqrt(variance))
+        return IntervalEstimate(self.value, self.value - half, self.value + half)
+
+
+Pairs: TypeAlias = "Mapping[tuple[str, str], float]"
+"""(query id, document id) -> value."""
+
+
+@dataclass(frozen=True)
+class JudgedPool:
+    """A pool of U graded pairs of Q queries, with n labelled pairs."""
+
+    pairs: tuple[tuple[str, str], ...]
+    grades: Floats  # (U,) relevance by the judge
+    sample: LabelledSample
+    labels: Floats  # (n,) relevance by people
+    outside: int  # labels of pairs without a grade; left out
+
+    @cached_property
+    def whole_queries(self) -> bool:
+        """True if whole queries were drawn: all pairs of each labelled query have a label and one probability."""
+        sample = self.sample
+        own = sample.query[sample.labelled]
+        sizes, labelled = (np.bincount(which, minlength=sample.queries) for which in (sample.query, own))
+        alike = all(np.ptp(sample.probability[own == query]) == 0 for query in np.unique(own))
+        return alike and bool((labelled[labelled > 0] == sizes[labelled > 0]).all())
+
+    @cached_property
+    def of_queries(self) -> LabelledSample:
+        """The sample with queries as its units."""
+        sample = self.sample
+        labelled, first = np.unique(sample.query[sample.labelled], return_index=True)
+        return LabelledSample(np.arange(sample.queries), sample.queries, labelled, sample.probability[first])
+
+    def ranks(self, run: Ranking) -> npt.NDArray[np.int64]:
+        """Return the (U,) ranks of the pairs' documents in the run, from 1; 0 for missing documents."""
+        found = {query: {name: rank for rank, name in enumerate(ranked(run[query]), 1)} for query in run}
+        return np.array([found.get(query, {}).get(name, 0) for query, name in self.pairs], dtype=np.int64)
+
+    def ideal(self, relevance: Floats, depth: int) -> Floats:
+        """Return the (Q,) ideal DCG@depth of (U,) relevances."""
+        order = np.lexsort((-relevance, self.sample.query))
+        query = self.sample.query[order]
+        place = np.arange(len(order)) - np.searchsorted(query, query)
+        gains = np.zeros(len(order))
+        gains[order] = np.where(place < depth, relevance[order] / np.log2(place + 2), 0.0)
+        return self.sample.sum_by_query(gains)
+
+
+def judged_pool(grades: Pairs, labels: Pairs, probabilities: Pairs | None = None) -> JudgedPool:
+    """Join a judge's grades and people's labels, all in [0, 1].
+
+    Without `probabilities`, labelled pairs (or labelled queries, if all their pairs are labelled) count as drawn
+    uniformly. Raise InputError for no common pair, fewer than 2 queries, or unusable or missing probabilities.
+    """
+    pairs = tuple(sorted(grades))
+    names = sorted({query for query, _ in pairs})
+    common = [position for position, pair in enumerate(pairs) if pair in labels]
+    if not common:
+        examples = [repr(next(iter(side), None)) for side in (labels, grades)]
+        raise InputError(
+            f"labels: got none of a graded pair (labels such as {examples[0]}, grades such as {examples[1]}); expected "
+            "labels of pairs that the judge graded; fix: use the same ids, or grade these pairs too"
+        )
+    if len(names) < 2:
+        raise InputError(f"grades: got pairs of {len(names)} query; expected at least 2; fix: grade more queries")
+    number = {name: place for place, name in enumerate(names)}
+    query = np.array([number[name] for name, _ in pairs], dtype=np.int64)
+    labelled = np.array(common, dtype=np.int64)
+    known = np.array([labels[pairs[place]] for place in common], dtype=np.float64)
+    graded = np.array([grades[pair] for pair in pairs], dtype=np.float64)
+    given = [probabilities.get(pairs[place]) for place in common] if probabilities else []
+    sure = np.ones(len(labelled))
+    if not given:
+        sample = LabelledSample(query, len(names), labelled, sure)
+        whole = JudgedPool(pairs, graded, sample, known, 0).whole_queries
+        share = len(set(query[labelled].tolist())) / len(names) if whole else len(labelled) / len(pairs)
+        sure = np.full(len(labelled), share)
+    else:
+        without = given.count(None)
+        bad = [value for value in given if value is not None and not 0 < value <= 1]
+        if without or bad:
+            got = f"{without} of {len(given)} labels without one" if without else f"{bad[0]}"
+            raise InputError(
+                f"probability: got {got}; expected one in (0, 1] for each label; fix: write the probability with which "
+                "each pair was drawn, or leave the column out where all were drawn alike"
+            )
+        sure = np.array(given, dtype=np.float64)
+    return JudgedPool(
+        pairs, graded, LabelledSample(query, len(names), labelled, sure), known, len(labels.keys() - grades.keys())
+    )

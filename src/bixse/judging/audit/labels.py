@@ -17,20 +17,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
-from bixse.data.collection import load_collection
 from bixse.data.columns import text_id
-from bixse.data.pairs_files import load_graded_pairs
 from bixse.data.trec import qrels_rows
 from bixse.errors import InputError, InvalidFileError
 from bixse.files.rows import FORMATS, files_of, kind_of, read_rows, text_lines
 from bixse.files.values import FileColumn
-from bixse.judging.rubrics import load_rubric
 from bixse.relevance import GradeScale
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from bixse.judging.audit.audit_settings import AuditSettings, LabelSettings
+    from bixse.judging.audit.audit_settings import LabelSettings
 
 
 LabelStatus: TypeAlias = Literal["graded", "final", "cannot-tell", "skipped", "undone"]
@@ -89,8 +86,8 @@ COLUMNS = (
     *(FileColumn(name, needed=False) for name in ("person", "event", "undoes", "seen")),
     *(FileColumn(name, "number", needed=False) for name in ("grade", "relevance")),
     FileColumn("repeat", "integer", needed=False, low=0),
+    FileColumn("probability", "number", needed=False),
 )
-SAMPLE_COLUMNS = (*COLUMNS, FileColumn("probability", "number", False), FileColumn("adjudicated", "integer", False))
 _SAME = 1e-3  # files round relevance
 _ROUNDING = 1e-9  # a mean of grades may pass the end of its scale
 
@@ -100,8 +97,7 @@ class ImpossibleLabel:
     """A label off the scale. It is listed, never clipped, and never used as a grade."""
 
     path: str
-    row: int
-    """Row number from 1, without the header."""
+    row: int  # from 1, without the header
     query_id: str
     document_id: str
     value: float
@@ -121,8 +117,7 @@ def impossible_lines(labels: Sequence[ImpossibleLabel], most: int = 20) -> list[
 class Labels:
     """The labels of one side for (query, document) pairs."""
 
-    name: str
-    """Name of the judge, or of the file."""
+    name: str  # of the judge, or of the file
     path: str
     scale: GradeScale
     grades: Mapping[PairIds, float]  # usable grades only
@@ -130,13 +125,10 @@ class Labels:
     """Relevance of the same pairs: from the file, else the position of the grade on the scale."""
     missing: Mapping[PairIds, str] = field(default_factory=dict)
     """Pair without a usable grade -> "off-scale", status of the judge, or "no grade"."""
-    again: Mapping[PairIds, float] = field(default_factory=dict)
-    """Second grades of the same pairs (column `repeat` 1)."""
     impossible: tuple[ImpossibleLabel, ...] = ()
     probability: Mapping[PairIds, float] = field(default_factory=dict)
     """Probability with which a pair was drawn for a label, if the file holds it."""
-    after_judge: int = 0
-    """Number of events left out because the person had seen the judge's grade."""
+    after_judge: int = 0  # events left out because the person had seen the judge's grade
 
     @property
     def mapped(self) -> int:
@@ -157,9 +149,7 @@ class _Row(Word):
     grade: float | None
     relevance: float | None = None
     status: str | None = None
-    repeat: int = 0
     probability: float | None = None
-    adjudicated: bool = False
     judge: str | None = None
     person: str | None = None
     event: str | None = None
@@ -186,60 +176,37 @@ class _Row(Word):
 
 
 def read_labels(
-    path: str | Path,
-    scale: GradeScale | None = None,
-    otherwise: GradeScale | None = None,
-    sampled: bool = False,
-    independent: bool = False,
+    path: str | Path, scale: GradeScale | None = None, otherwise: GradeScale | None = None, independent: bool = False
 ) -> Labels:
-    r"""Read labels from qrels (TREC or BEIR) or from a table of judgements or graded pairs.
+    """Read labels from qrels (TREC or BEIR) or from a table of judgements or graded pairs.
 
     A table (.parquet, .jsonl, .csv, .tsv) has the columns `query_id` and `document_id`, or the texts `query` and
-    `document`, and `grade` or `relevance`. `status` (only "graded" rows count), `judge` and `repeat` are optional. Rows
-    with a `person`, as `bixse ui` writes them: each person's last label counts, and several grades become one.
+    `document`, and `grade` or `relevance`. Optional are `status` (only "graded" rows count), `judge`, `repeat` (rows
+    above 0 are left out) and `probability`, in (0, 1], with which a pair was drawn for a label. Rows with a `person`,
+    as `bixse ui` writes them: each person's last label counts, and several grades become one.
     The default `scale` makes the file's relevance follow from its grades, else `otherwise`, else lowest to highest.
-
-    `sampled` tables may hold several labels per pair and the `probability` in (0, 1] with which each pair was drawn.
-    The mean of the labels counts, or of those with `adjudicated` 1. `independent` leaves out labels that people gave or
-    changed after they saw the judge's grade (`seen` is "judge").
+    `independent` leaves out labels that people gave or changed after they saw the judge's grade (`seen` is "judge").
 
     Raise InvalidFileError with all errors: no id, a grade that is no number, two grades or probabilities of one pair.
     Raise InputError for a file that is unreadable or has no usable label.
 
-    Example:
-        >>> import tempfile
-        >>> file = Path(tempfile.mkdtemp()) / "judge.txt"
-        >>> _ = file.write_text("q1 0 d1 3\nq1 0 d2 10\n")
-        >>> labels = read_labels(file, GradeScale(0, 3))
-        >>> labels.grades, labels.missing, labels.impossible[0].row
-        ({('q1', 'd1'): 3.0}, {('q1', 'd2'): 'off-scale'}, 2)
     """
     path = Path(path)
     files_of(path, (".parquet",), "a file of labels, or a folder of some in Parquet")
     errors = InvalidFileError(path)
-    table = _is_table(path)
-    read = list(_table_rows(path, errors, sampled)) if table else [_Row(*row) for row in qrels_rows(path, errors)]
+    read = list(_table_rows(path, errors)) if _is_table(path) else [_Row(*row) for row in qrels_rows(path, errors)]
     counted = [row for row in read if not (independent and row.seen)]
-    rows = (_of_sample if sampled else _merged)(_people_as_one(counted), errors)
+    rows = _one_per_pair(_people_as_one(counted), errors)
     scale = scale or _scale_of_relevance(rows) or otherwise or _scale_found(path, rows)
-    usable_rows: dict[PairIds, list[_Row]] = {}
-    again, missing, impossible = {}, {}, []
+    grades, relevance, missing, impossible = {}, {}, {}, []
     for row in rows:
         off = row.off_scale(scale)
         if off is not None:
             impossible.append(ImpossibleLabel(str(path), row.row, *row.pair, off))
-        usable = row.label is not None and off is None
-        if usable and row.repeat == 0:
-            usable_rows.setdefault(row.pair, []).append(row)
-        elif usable and row.repeat == 1:
-            again[row.pair] = row.on(scale)[0]
-        elif row.repeat == 0:
+        if row.label is not None and off is None:
+            grades[row.pair], relevance[row.pair] = row.on(scale)
+        else:
             missing[row.pair] = "off-scale" if off is not None else row.status or "no grade"
-    grades, relevance = {}, {}
-    for pair, own in usable_rows.items():
-        values = [row.on(scale) for row in own if row.adjudicated] or [row.on(scale) for row in own]
-        grades[pair], relevance[pair] = (sum(side) / len(side) for side in zip(*values, strict=True))
-        missing.pop(pair, None)
     if not grades:
         raise InputError(
             f"{path}: got {len(missing)} pairs and no usable grade; expected grades from {scale.minimum:g} to "
@@ -248,8 +215,8 @@ def read_labels(
     judges = {row.judge for row in rows if row.judge}
     name = judges.pop() if len(judges) == 1 else path.stem
     probability = {row.pair: row.probability for row in rows if row.probability is not None}
-    off_scale, after_judge = tuple(impossible), len(read) - len(counted)
-    return Labels(name, str(path), scale, grades, relevance, missing, again, off_scale, probability, after_judge)
+    after_judge = len(read) - len(counted)
+    return Labels(name, str(path), scale, grades, relevance, missing, tuple(impossible), probability, after_judge)
 
 
 def _is_table(path: Path) -> bool:
@@ -260,20 +227,23 @@ def _is_table(path: Path) -> bool:
     return bool({"grade", "relevance"} & set(header.split("\t")))
 
 
-def _table_rows(path: Path, errors: InvalidFileError, sampled: bool) -> Iterator[_Row]:
-    says_anything = False
-    for number, row in read_rows(path, SAMPLE_COLUMNS if sampled else COLUMNS, errors):
+def _table_rows(path: Path, errors: InvalidFileError) -> Iterator[_Row]:
+    has_labels = False
+    for number, row in read_rows(path, COLUMNS, errors):
         ids = (_identifier(number, row, "query", errors), _identifier(number, row, "document", errors))
         grade, relevance, status = row["grade"], row["relevance"], row["status"]
-        says_anything |= (grade, relevance, status) != (None, None, None)
+        has_labels |= (grade, relevance, status) != (None, None, None)
         if status not in (None, *LABELS):
             grade = relevance = None
         elif status == "graded" and grade is None and relevance is None:
             errors.add(number, "grade", "no grade with the status 'graded'", "a grade", "correct the status")
-        chance, settled = row.get("probability"), bool(row.get("adjudicated"))
-        as_read = {name: row[name] for name in ("judge", "person", "event", "undoes", "seen")}
-        yield _Row(number, *ids, grade, relevance, status, row["repeat"] or 0, chance, settled, **as_read)
-    if not says_anything and not errors.total:
+        if row["probability"] is not None and not 0 < row["probability"] <= 1:
+            got = f"{row['probability']:g}"
+            errors.add(number, "probability", got, "above 0 and up to 1", "write how it was drawn")
+        if not row["repeat"]:
+            as_read = {name: row[name] for name in ("probability", "judge", "person", "event", "undoes", "seen")}
+            yield _Row(number, *ids, grade, relevance, status, **as_read)
+    if not has_labels and not errors.total:
         errors.add(None, None, "no label", "a column 'grade' or 'relevance' with values", "rename or add it")
 
 
@@ -299,28 +269,18 @@ def _identifier(number: int, row: Mapping[str, Any], kind: str, errors: InvalidF
     return identifier or text_id(text or "")
 
 
-def _of_sample(rows: Iterable[_Row], errors: InvalidFileError) -> list[_Row]:
-    """Return all rows; report a probability outside (0, 1], or two probabilities of one pair."""
-    kept, known = list(rows), dict[PairIds, float | None]()
-    for row in kept:
-        if row.probability is not None and not 0 < row.probability <= 1:
-            errors.add(row.row, "probability", f"{row.probability:g}", "above 0 and up to 1", "write how it was drawn")
-        if known.setdefault(row.pair, row.probability) != row.probability:
-            got = f"{row.probability} after {known[row.pair]} for the pair {row.pair}"
-            errors.add(row.row, "probability", got, "one probability per pair", "repeat it in each of its rows")
-    errors.raise_any()
-    return kept
-
-
-def _merged(rows: Iterable[_Row], errors: InvalidFileError) -> list[_Row]:
-    """Return one row per pair and repeat; a label replaces a missing one, and labels that differ are an error."""
-    kept: dict[tuple[PairIds, int], _Row] = {}
+def _one_per_pair(rows: Iterable[_Row], errors: InvalidFileError) -> list[_Row]:
+    """Return one row per pair; a label replaces a missing one, and two labels or probabilities are an error."""
+    kept: dict[PairIds, _Row] = {}
     for row in rows:
-        first = kept.setdefault((row.pair, row.repeat), row)
+        first = kept.setdefault(row.pair, row)
+        if first.probability != row.probability:
+            got = f"{row.probability} after {first.probability} for the pair {row.pair}"
+            errors.add(row.row, "probability", got, "one probability per pair", "repeat it in each of its rows")
         if row.label is None:
             continue
         if first.label is None:
-            kept[row.pair, row.repeat] = row
+            kept[row.pair] = row
         elif (first.grade, first.relevance) != (row.grade, row.relevance):
             got = f"{row.label:g} where row {first.row} has {first.label:g} for the pair {row.pair}"
             errors.add(row.row, "grade", got, "one grade per pair", "keep one of the two rows")
@@ -355,26 +315,11 @@ def _scale_of_relevance(rows: Sequence[_Row]) -> GradeScale | None:
 
 def labels_of(settings: LabelSettings, judges: Iterable[Path]) -> tuple[Labels, list[Labels]]:
     """Read the labels of people and of each judge; judges of one name are named by their files."""
-    scale, judge_scale = (GradeScale(*ends) if ends else None for ends in (settings.scale, settings.judge_scale))
+    scale = GradeScale(*settings.scale) if settings.scale else None
     labels = read_labels(settings.human, scale, independent=True)
-    stated = load_rubric(settings.rubric).scale if settings.rubric is not None else judge_scale
-    found = [read_labels(path, stated, otherwise=labels.scale) for path in judges]
+    found = [read_labels(path, otherwise=labels.scale) for path in judges]
     names = [judge.name for judge in found]
     return labels, [
         replace(judge, name=str(Path(judge.path).with_suffix(""))) if names.count(judge.name) > 1 else judge
         for judge in found
     ]
-
-
-def texts_of(settings: AuditSettings) -> tuple[Mapping[str, str], Mapping[str, str], dict[str, Path]]:
-    """Return known texts of queries and documents by id, and the files with these texts."""
-    if settings.pairs is not None:
-        found = load_graded_pairs(settings.pairs)
-        queries = dict(zip(found.query_ids, found.queries, strict=True))
-        return queries, dict(zip(found.document_ids, found.documents, strict=True)), {"pairs": settings.pairs}
-    if settings.collection is not None:
-        texts = load_collection(settings.collection, splits=[])
-        documents = {identifier: document.content for identifier, document in texts.corpus.items()}
-        files = {name: settings.collection / f"{name}.jsonl" for name in ("corpus", "queries")}
-        return texts.queries, documents, files
-    return {}, {}, {}

@@ -1,4 +1,4 @@
-"""A client of chat servers with retries, several endpoints per model, and a bridge from iterators to the event loop."""
+"""A client of a chat server with retries, and a bridge from iterators to the event loop."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ import queue
 import random
 import threading
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bixse.errors import InputError, shorten
 from bixse.judging.grade_settings import ServerSettings
-from bixse.judging.judges.dialects import Reply, RequestForm, chat_messages, parse_reply
+from bixse.judging.judges.dialects import Reply, parse_reply
 from bixse.judging.judges.endpoints import (
     DETAIL_WIDTH,
     SHARED,
     TRANSIENT,
-    Address,
     RequestError,
     Secret,
     ServedModel,
     ServerDownError,
     choose_model,
     models_in,
-    parse_addresses,
+    parse_address,
     refusal,
 )
 
@@ -49,7 +48,7 @@ Result = TypeVar("Result")
 TRIES = 6
 """Maximum number of tries per request; tries on a busy server do not count."""
 AWAY_AFTER = 3
-"""Number of requests in a row that fail to reach an endpoint before it is left out."""
+"""Number of requests in a row that fail to reach the server before it counts as absent."""
 REFUSALS = 5
 """Number of refusals in a row, of kinds in `SHARED`, before a check if the server refuses every request."""
 FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0
@@ -57,7 +56,7 @@ FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0
 LONGEST_BUSY = 3600.0
 """Maximum seconds that a request waits for busy servers."""
 LONGEST_ABSENCE = 30.0
-"""Maximum seconds between two checks of an absent endpoint."""
+"""Maximum seconds between two checks of an absent server."""
 MAX_DOWNTIME = 300.0
 """Seconds without any answer after which a run stops."""
 CONNECT_SECONDS = 10.0
@@ -70,25 +69,10 @@ CLOSING_SECONDS = 10.0
 log = logging.getLogger(__name__)
 
 
-@dataclass(eq=False)
-class Endpoint:
-    """An address and its state; `missed` and `refusals` (of kinds in `SHARED`) are numbers in a row."""
-
-    address: Address
-    places: asyncio.Semaphore
-    in_flight: int = 0
-    missed: int = 0
-    refusals: int = 0
-    rests_until: float = 0.0
-    """End of the pause that the server requested, on the monotonic clock."""
-    watch: asyncio.Task[None] | None = field(default=None, repr=False)
-    """The task that waits for an absent endpoint; None while the endpoint is present."""
-
-
 class ChatClient:
-    """A client of one or several endpoints that serve the same model."""
+    """A client of one chat server."""
 
-    def __init__(self, endpoints: Sequence[str], settings: ServerSettings | None = None) -> None:
+    def __init__(self, address: str, settings: ServerSettings | None = None) -> None:
         settings = settings or ServerSettings()
         self._key_variable = settings.api_key_variable
         key = os.environ.get(self._key_variable, "").strip()
@@ -96,13 +80,14 @@ class ChatClient:
             raise InputError(
                 f"{self._key_variable}: got spaces or special characters; expected a key; fix: set the variable anew"
             )
-        self.endpoints = [
-            Endpoint(address, asyncio.Semaphore(settings.concurrency)) for address in parse_addresses(endpoints)
-        ]
-        self.at_once = settings.concurrency * len(self.endpoints)
+        self.address, self.at_once = parse_address(address), settings.concurrency
         self._has_key, self._secret = bool(key), Secret(key)
+        self._missed = self._refusals = 0  # in a row: requests that did not reach the server, and refusals in `SHARED`
+        self._rests_until = 0.0  # end of the pause that the server requested, on the monotonic clock
+        self._watch: asyncio.Task[None] | None = None  # waits while the server is absent
         self._silent_since: float | None = None
         self._answered: Mapping[str, Any] | None = None
+        self._places = asyncio.Semaphore(self.at_once)
         self._checking = asyncio.Lock()  # many requests fail at once: one check serves all
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="bixse-chat-client", daemon=True)
@@ -183,126 +168,71 @@ class ChatClient:
         await self._session.close()
         await asyncio.get_running_loop().shutdown_default_executor()
 
-    async def chat(self, body: Mapping[str, Any], endpoint: Endpoint | None = None) -> Reply:
-        """Ask `endpoint`, or any free endpoint, for a chat completion until a reply or a final failure.
+    async def chat(self, body: Mapping[str, Any]) -> Reply:
+        """Ask for a chat completion until a reply or a final failure.
 
-        RequestError concerns this request alone, InputError every request, ServerDownError every endpoint.
+        RequestError concerns this request alone, InputError every request, ServerDownError means no answer for long.
         """
         started, tries, failed = time.monotonic(), 0, 0
         while True:
-            place = endpoint or await self._free_endpoint()
+            await self._until_free()
             tries += 1
             try:
-                reply = await self._ask(place, body)
+                reply = await self._ask(body)
                 return replace(reply, tries=tries, seconds=time.monotonic() - started)
             except RequestError as error:
                 busy = error.failure == "busy"  # a busy server costs no try and is no downtime
                 failed += not busy
                 seconds, now = _pause(error, tries), time.monotonic()
                 late = busy and now + seconds - started > LONGEST_BUSY
-                if seconds > LONGEST_WAIT and place.rests_until < now:
-                    log.warning("%s asks for a pause of %.0f s", place.address.api, seconds)
-                    place.rests_until = now + seconds
+                if seconds > LONGEST_WAIT and self._rests_until < now:
+                    log.warning("%s asks for a pause of %.0f s", self.address, seconds)
+                    self._rests_until = now + seconds
                 if error.failure not in TRANSIENT or failed >= TRIES or late:
-                    await self._stop_if_all_fail(error, place, body, endpoint is not None)
+                    await self._stop_if_all_fail(error, body)
                     raise replace(error, tries=tries, seconds=now - started) from None
                 if not busy:
                     self._stop_if_down(error.detail)
-                await asyncio.sleep(seconds if endpoint or seconds <= LONGEST_WAIT else 0.0)
+                await asyncio.sleep(seconds if seconds <= LONGEST_WAIT else 0.0)
 
-    async def _free_endpoint(self) -> Endpoint:
-        """Wait for an endpoint that is neither absent nor pausing; return the one with the fewest requests."""
-        while True:
-            now = time.monotonic()
-            present = [endpoint for endpoint in self.endpoints if endpoint.watch is None]
-            ready = [endpoint for endpoint in present if endpoint.rests_until <= now]
-            if ready:
-                return min(ready, key=lambda endpoint: endpoint.in_flight)
-            if not present:
-                self._stop_if_down("every endpoint is away")
-            elif (rest := min(endpoint.rests_until for endpoint in present) - now) > LONGEST_BUSY:
-                raise RequestError("busy", f"not asked: the servers ask for a pause of {rest:.0f} s")
+    async def _until_free(self) -> None:
+        """Wait while the server is absent or pauses."""
+        while self._watch is not None or (rest := self._rests_until - time.monotonic()) > 0:
+            if self._watch is not None:
+                self._stop_if_down("it is away")
+            elif rest > LONGEST_BUSY:
+                raise RequestError("busy", f"not asked: the server asks for a pause of {rest:.0f} s")
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _ask(self, endpoint: Endpoint, body: Mapping[str, Any]) -> Reply:
-        endpoint.in_flight += 1
+    async def _ask(self, body: Mapping[str, Any]) -> Reply:
         try:
-            async with endpoint.places:
-                content = await self._send(f"{endpoint.address.api}/chat/completions", body)
+            async with self._places:
+                content = await self._send("/chat/completions", body)
         except RequestError as error:
             silent = error.failure in ("away", "broken")
             self._silent_since = (self._silent_since or time.monotonic()) if silent else None
-            endpoint.missed = endpoint.missed + 1 if error.failure == "away" else 0
-            if endpoint.missed >= AWAY_AFTER:
-                self._leave_out(endpoint)
+            self._missed = self._missed + 1 if error.failure == "away" else 0
+            if self._missed >= AWAY_AFTER and self._watch is None:
+                log.warning("%s does not answer; it is asked again in a while", self.address)
+                self._watch = asyncio.get_running_loop().create_task(self._until_back())
             raise
-        finally:
-            endpoint.in_flight -= 1
-        self._silent_since, endpoint.missed = None, 0
+        self._silent_since, self._missed = None, 0
         try:
             reply = parse_reply(content, self._secret.keep)
         except (ValueError, TypeError, OverflowError):
             said = shorten(self._secret.keep(json.dumps(content)[:80]))
             raise RequestError("broken", f"no whole reply: {said}") from None
         self._answered = self._answered or body
-        endpoint.refusals = 0
+        self._refusals = 0
         return reply
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Return the JSON of a path below the root of an endpoint; None if the request fails."""
-        try:
-            endpoint = await self._free_endpoint()
-            return await self._send_patiently(endpoint.address.root + path, body)
-        except RequestError:
-            return None
-
-    async def token_ids(self, model: ServedModel, text: str) -> list[int] | None:
-        """Return token ids without special tokens; None unless the server is vLLM, SGLang or llama.cpp."""
-        return await self._tokenize(model, {_text_key(model): text, "add_special_tokens": False})
-
-    async def prompt_tokens(
-        self, model: ServedModel, messages: Sequence[Mapping[str, str]], form: RequestForm
-    ) -> int | None:
-        """Return the number of tokens of a chat prompt as the server renders it, or of the texts alone."""
-        chat = chat_messages(form, messages)
-        if model.kind == "vllm":
-            body: dict[str, Any] = {"messages": chat, "add_generation_prompt": True}
-            if form.thinking_off:
-                body["chat_template_kwargs"] = {"enable_thinking": False}
-        else:
-            reply = await self.post("/apply-template", {"messages": chat})
-            rendered = reply.get("prompt") if isinstance(reply, dict) else None
-            body = {_text_key(model): rendered or "\n".join(message["content"] for message in chat)}
-            if rendered:
-                body |= {"add_special": True, "parse_special": True}
-        tokens = await self._tokenize(model, body)
-        return None if tokens is None else len(tokens)
-
-    async def _tokenize(self, model: ServedModel, body: Mapping[str, Any]) -> list[int] | None:
-        reply = await self.post("/tokenize", {"model": model.id, **body})
-        tokens = reply.get("tokens") if isinstance(reply, dict) else None
-        return tokens if isinstance(tokens, list) else None
-
-    async def _send_patiently(self, url: str, body: Mapping[str, Any] | None = None, tries: int = AWAY_AFTER) -> Any:
-        for made in range(1, tries):
-            try:
-                return await self._send(url, body)
-            except RequestError as error:
-                seconds = _pause(error, made)
-                if error.failure not in TRANSIENT or seconds > LONGEST_BUSY:
-                    raise
-                if error.failure != "busy":
-                    self._stop_if_down(error.detail)
-                await asyncio.sleep(seconds)
-        return await self._send(url, body)
-
-    async def _send(self, url: str, body: Mapping[str, Any] | None = None) -> Any:
+    async def _send(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Return the JSON of a response, or its text; without a body, send a GET."""
         data = None if body is None else json.dumps(body).encode()
         method = "GET" if body is None else "POST"
         try:
             # a redirect could carry the key to another server
-            async with self._session.request(method, url, data=data, allow_redirects=False) as response:
+            async with self._session.request(method, self.address + path, data=data, allow_redirects=False) as response:
                 raw = await _body(response)
         except (aiohttp.ClientError, TimeoutError) as error:
             connected = not isinstance(error, (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError))
@@ -320,84 +250,59 @@ class ChatClient:
         return content
 
     async def served_model(self, wanted: str | None = None) -> ServedModel:
-        """Return the model that all endpoints serve; absent endpoints are left out until they answer."""
-        found: dict[tuple[str, str], tuple[ServedModel, str]] = {}
-        away = []
-        asked = await asyncio.gather(*(self._list_models(endpoint, AWAY_AFTER) for endpoint in self.endpoints))
-        for endpoint, listed in zip(self.endpoints, asked, strict=True):
-            api = endpoint.address.api
-            if isinstance(listed, RequestError) and listed.failure in TRANSIENT:
-                away.append(f"{api}: {listed.detail}")
-                self._leave_out(endpoint)
-            else:
-                self._raise_if_shared(listed, ("key", "quota"))
-                model = choose_model(None if isinstance(listed, RequestError) else listed, wanted, api)
-                found.setdefault(model.key, (model, api))
-        if not found:
+        """Return the model that the server lists, or the wanted one."""
+        listed = await self._list_models(AWAY_AFTER)
+        if isinstance(listed, RequestError) and listed.failure in TRANSIENT:
             raise ServerDownError(
-                f"endpoints: got no answer ({'; '.join(away)}); expected a running server; fix: start it, or correct "
-                "the address"
+                f"{self.address}: got no answer ({listed.detail}); expected a running server; fix: start it, or "
+                "correct the address"
             )
-        if len(found) > 1:
-            told = ", ".join(f"{model.name} of {model.kind} at {address}" for model, address in found.values())
-            raise InputError(
-                f"endpoints: got different models ({told}); expected the same model everywhere; fix: name it, or "
-                "leave one endpoint out"
-            )
-        return next(model for model, _ in found.values())
+        self._raise_if_shared(listed, ("key", "quota"))
+        return choose_model(None if isinstance(listed, RequestError) else listed, wanted, self.address)
 
-    async def _list_models(self, endpoint: Endpoint, tries: int = 1) -> list[ServedModel] | RequestError:
-        try:
-            return models_in(await self._send_patiently(f"{endpoint.address.api}/models", tries=tries))
-        except RequestError as error:
-            return error
-        except ValueError:
-            return RequestError("refused", "no list of models")
+    async def _list_models(self, tries: int = 1) -> list[ServedModel] | RequestError:
+        for made in range(1, tries + 1):
+            try:
+                return models_in(await self._send("/models"))
+            except ValueError:
+                break
+            except RequestError as error:
+                seconds = _pause(error, made)
+                if error.failure not in TRANSIENT or seconds > LONGEST_BUSY or made == tries:
+                    return error
+                await asyncio.sleep(seconds)
+        return RequestError("refused", "no list of models")
 
     def _stop_if_down(self, detail: str) -> None:
         now = time.monotonic()
         silent = now - (self._silent_since or now)
         if silent > MAX_DOWNTIME:
-            names = ", ".join(endpoint.address.api for endpoint in self.endpoints)
             raise ServerDownError(
-                f"{names}: got no answer for {silent:.0f} s ({detail}); expected an answer "
-                f"within {MAX_DOWNTIME:.0f} s; fix: see that the server runs, then give the same command again "
-                "(answers so far are kept)"
+                f"{self.address}: got no answer for {silent:.0f} s ({detail}); expected an answer within "
+                f"{MAX_DOWNTIME:.0f} s; fix: see that the server runs, then give the same command again (answers "
+                "so far are kept)"
             )
 
-    def _leave_out(self, endpoint: Endpoint) -> None:
-        if endpoint.watch is None:
-            what = "its requests go to the others" if len(self.endpoints) > 1 else "it is asked again in a while"
-            log.warning("%s does not answer; %s", endpoint.address.api, what)
-            endpoint.watch = asyncio.get_running_loop().create_task(self._watch(endpoint))
-
-    async def _watch(self, endpoint: Endpoint) -> None:
-        wait = FIRST_WAIT
-        while True:
+    async def _until_back(self) -> None:
+        wait, listed = FIRST_WAIT, None
+        while listed is None or (isinstance(listed, RequestError) and listed.failure in TRANSIENT):
             await asyncio.sleep(wait)
-            listed = await self._list_models(endpoint)
-            if not (isinstance(listed, RequestError) and listed.failure in TRANSIENT):
-                log.warning("%s answers again", endpoint.address.api)
-                endpoint.watch, endpoint.missed = None, 0
-                return
-            wait = min(LONGEST_ABSENCE, 2 * wait)
+            listed, wait = await self._list_models(), min(LONGEST_ABSENCE, 2 * wait)
+        log.warning("%s answers again", self.address)
+        self._watch, self._missed = None, 0
 
-    async def _stop_if_all_fail(
-        self, error: RequestError, endpoint: Endpoint, body: Mapping[str, Any], named: bool
-    ) -> None:
-        """Raise if an endpoint refuses a request that was answered before, or a greeting if none was answered."""
+    async def _stop_if_all_fail(self, error: RequestError, body: Mapping[str, Any]) -> None:
+        """Raise if the server refuses a request that was answered before, or a greeting if none was answered."""
         if error.failure not in SHARED:
             return
-        if named:
-            self._raise_if_shared(error)
-        endpoint.refusals += 1
+        self._refusals += 1
         async with self._checking:
             # among answered requests, the refused one is itself at fault (a firewall that dislikes its text)
-            if self._answered is not None and endpoint.refusals < REFUSALS:
+            if self._answered is not None and self._refusals < REFUSALS:
                 return
             greeting = {"model": body.get("model"), "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
             try:
-                await self._ask(endpoint, self._answered or greeting)
+                await self._ask(self._answered or greeting)
             except RequestError as refused:
                 self._raise_if_shared(refused)
 
@@ -412,10 +317,6 @@ class ChatClient:
             "model": f"got {error.detail}; expected a model that is served; fix: correct its name or the address",
         }[error.failure]
         raise InputError(f"{'endpoint' if error.failure == 'model' else self._key_variable}: {told}") from error
-
-
-def _text_key(model: ServedModel) -> str:
-    return "content" if model.kind == "llama.cpp" else "prompt"
 
 
 def _pause(error: RequestError, tries: int) -> float:
@@ -438,7 +339,7 @@ async def _body(response: aiohttp.ClientResponse) -> bytearray:
 
 
 async def _open_session(key: str, timeout: float) -> aiohttp.ClientSession:
-    """Open a session without proxies, cookies or a limit of connections (the endpoints limit concurrency)."""
+    """Open a session without proxies, cookies or a limit of connections (`ChatClient` limits concurrency)."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
         timeout=aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_SECONDS),

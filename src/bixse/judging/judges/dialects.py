@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bixse.judging.judge import TEXT_WIDTH, Answer, Usage
 from bixse.judging.judges.reading import (
@@ -14,14 +14,13 @@ from bixse.judging.judges.reading import (
     OptionProbabilities,
     TextAnswer,
     answer_token,
-    distinct_tokens,
     expected_grade,
     find_answer,
     option_probabilities,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from bixse.judging.judge import Mode
     from bixse.judging.rubrics import Rubric
@@ -33,13 +32,10 @@ TOP_LOGPROBS = (20, 10, 5)
 """Numbers of alternatives per position, tried in this order until a server accepts one."""
 WRITTEN: tuple[Mode, ...] = ("sample", "verbal")
 """Modes in which the grade is the written option, not the probability of its token."""
-CONSTRAINTS = ("structured_outputs", "guided_choice", "grammar", "regex")
-"""Parameter names for a fixed set of answers: vLLM, vLLM before 0.12, llama.cpp, SGLang."""
-OWN_CONSTRAINT = {"vllm": "structured_outputs", "llama.cpp": "grammar", "sglang": "regex"}
-"""Kind of server -> its current parameter in `CONSTRAINTS`."""
-
-Logprobs = Literal["flag", "number", "none"]
-"""The request for probabilities: OpenAI's `logprobs: true`, Together's number, or none."""
+CONSTRAINTS = {"vllm": "structured_outputs", "llama.cpp": "grammar", "sglang": "regex"}
+"""Kind of server -> its parameter for a fixed set of answers."""
+MANY_LOGPROBS = 1000
+"""Number of alternatives from llama.cpp under a constraint: the options can be far from the first 20."""
 
 
 @dataclass(frozen=True)
@@ -50,18 +46,13 @@ class RequestForm:
     mode: Mode
     labels: tuple[str, ...] = ()
     max_tokens: int = ANSWER_TOKENS
-    logprobs: Logprobs = "flag"
     top_logprobs: int = TOP_LOGPROBS[0]
-    token_ids: tuple[int, ...] = ()
-    constraint: str = ""
-    """One of `CONSTRAINTS`, or empty."""
-    samples: int = 0
-    """Number of answers per request; 0 for one answer without sampling."""
-    temperature: float | None = 0.0
-    """None for servers that refuse a temperature."""
+    """Number of alternatives per position; 0 asks for no probabilities."""
+    constraint: str = ""  # a value of `CONSTRAINTS`
+    samples: int = 0  # answers per request; 0 for one answer without sampling
+    temperature: float | None = 0.0  # None for servers that refuse a temperature
     seeded: bool = False
-    system_role: bool = True
-    """False puts the system text before the user's text."""
+    system_role: bool = True  # False puts the system text before the user's text
     thinking_off: bool = False
     limit_name: str = "max_tokens"
 
@@ -76,7 +67,7 @@ class RequestForm:
         """The settings that decide an answer in addition to the model, as JSON values."""
         return {
             "temperature": self.temperature,
-            "top_logprobs": self.top_logprobs if self.logprobs != "none" else None,
+            "top_logprobs": self.top_logprobs or None,
             "max_tokens": self.max_tokens,
             "samples": self.samples or None,
             "constraint": self.constraint or None,
@@ -109,12 +100,8 @@ def request_body(form: RequestForm, messages: Sequence[Mapping[str, str]], seed:
     }
     if form.temperature is not None:
         body["temperature"] = form.temperature
-    if form.logprobs == "flag":
+    if form.top_logprobs:
         body |= {"logprobs": True, "top_logprobs": form.top_logprobs}
-    elif form.logprobs == "number":
-        body["logprobs"] = form.top_logprobs
-    if form.token_ids:
-        body["logprob_token_ids"] = list(form.token_ids)
     if form.constraint:
         body[form.constraint] = _constraint(form.constraint, form.labels)
     if form.samples > 1:
@@ -129,38 +116,18 @@ def request_body(form: RequestForm, messages: Sequence[Mapping[str, str]], seed:
 def _constraint(kind: str, labels: Sequence[str]) -> Any:
     if kind == "structured_outputs":
         return {"choice": list(labels)}
-    if kind == "guided_choice":
-        return list(labels)
     if kind == "grammar":
         return "root ::= " + " | ".join(json.dumps(label, ensure_ascii=False) for label in labels)
     return "(" + "|".join(re.escape(label) for label in labels) + ")"
 
 
-def next_logprobs(form: RequestForm, refused: bool) -> RequestForm:
-    """Return the next way to ask; fewer alternatives can help a server that refused, not one that gave none."""
-    fewer = [count for count in TOP_LOGPROBS if count < form.top_logprobs]
-    if refused and fewer and form.logprobs != "none":
-        return replace(form, top_logprobs=fewer[0])
-    order: tuple[Logprobs, ...] = ("flag", "number", "none")
-    following = order[order.index(form.logprobs) + 1]
-    return replace(form, logprobs=following, top_logprobs=TOP_LOGPROBS[0])
-
-
 def simpler_form(form: RequestForm, refusal: str) -> RequestForm | None:
-    """Return the form without the part that the server's message refuses; None if nothing is left to drop.
-
-    Example:
-        >>> form = RequestForm("gemma", "verbal", logprobs="none")
-        >>> simpler_form(form, "System role not supported").system_role
-        False
-    """
+    """Return the form without the part that the server's message refuses; None if nothing is left to drop."""
     message = refusal.lower()
     if "max_completion_tokens" in message and form.limit_name == "max_tokens":
         return replace(form, limit_name="max_completion_tokens")
     if form.thinking_off and ("chat_template" in message or "thinking" in message):
         return replace(form, thinking_off=False)
-    if form.token_ids and "logprob_token_ids" in message:
-        return replace(form, token_ids=())
     if form.temperature is not None and "temperature" in message:
         return replace(form, temperature=None)
     if form.seeded and "seed" in message:
@@ -168,11 +135,10 @@ def simpler_form(form: RequestForm, refusal: str) -> RequestForm | None:
     about_roles = ("system role", "system message", "roles must alternate")
     if form.system_role and any(words in message for words in about_roles):
         return replace(form, system_role=False)
-    if form.logprobs != "none":
-        return next_logprobs(form, refused=True)
-    if form.system_role:
-        asks: Logprobs = "none" if form.mode in WRITTEN else "flag"
-        return replace(form, system_role=False, logprobs=asks)  # the system text was the obstacle, so begin again
+    if form.top_logprobs:
+        return replace(form, top_logprobs=next((count for count in TOP_LOGPROBS if count < form.top_logprobs), 0))
+    if form.system_role:  # the system text was the obstacle, so begin again
+        return replace(form, system_role=False, top_logprobs=0 if form.mode in WRITTEN else TOP_LOGPROBS[0])
     return None
 
 
@@ -187,13 +153,10 @@ class Position(NamedTuple):
 class Choice(NamedTuple):
     """One answer of a reply."""
 
-    text: str
-    """Written text without separate reasoning."""
-    finish_reason: str = "stop"
-    """"stop", "length" or "content_filter"."""
+    text: str  # without separate reasoning
+    finish_reason: str = "stop"  # or "length", "content_filter"
     positions: tuple[Position, ...] = ()
     refusal: str = ""
-    """Text of the server about a refusal."""
 
 
 @dataclass(frozen=True)
@@ -203,17 +166,12 @@ class Reply:
     choices: tuple[Choice, ...]
     usage: Usage
     model: str = ""
-    """Name of the model, by the server."""
     tries: int = 1
-    seconds: float = 0.0
-    """Wall time, including the wait for a free endpoint."""
+    seconds: float = 0.0  # including the wait for a free endpoint
 
 
 def parse_reply(content: Any, keep: Callable[[str], str] = str) -> Reply:
-    """Read a reply with probabilities in the form of OpenAI (also with dictionaries) or Together.
-
-    `keep` replaces texts that may not be kept or shown (`Secret.keep`). Raise ValueError for an incomplete reply.
-    """
+    """Read a reply; `keep` replaces texts that may not be shown. Raise ValueError for an incomplete reply."""
     raw = content.get("choices") if isinstance(content, dict) else None
     if not isinstance(raw, list) or not raw:
         raise ValueError("no choices")
@@ -222,14 +180,7 @@ def parse_reply(content: Any, keep: Callable[[str], str] = str) -> Reply:
 
 
 def read_choices(choices: Sequence[Choice], form: RequestForm, rubric: Rubric) -> Answer:
-    """Return the answer from one or several samples in the mode of the form, without tokens, time and model.
-
-    Example:
-        >>> from bixse.judging.rubrics import load_rubric
-        >>> samples = [Choice("3"), Choice("2"), Choice("3"), Choice("I see")]
-        >>> read_choices(samples, RequestForm("qwen", "sample", samples=4), load_rubric("trec-dl-0-3")).probabilities
-        (0.0, 0.0, 0.25, 0.5)
-    """
+    """Return the answer from one or several samples in the mode of the form, without tokens, time and model."""
     labels = rubric.labels
     text = " | ".join(choice.text for choice in choices)[:TEXT_WIDTH]
     by_place = form.mode not in WRITTEN
@@ -268,14 +219,9 @@ def read_position(position: Position, form: RequestForm, labels: Sequence[str]) 
     usable = [(token, value) for token, value in position.alternatives if value is not None and value > NOT_AVAILABLE]
     if len({token for token, _ in usable}) < 2:  # servers without probabilities write -9999 for the others
         return None
-    by_id = bool(form.token_ids)
     forced = bool(form.constraint) and form.temperature == 0
-    options = option_probabilities(labels, position.alternatives, by_id, position.token, forced)
-    if options is None or not options.mass > 0:
-        return None
-    counted = sum(token.text.strip() in labels for token in distinct_tokens(usable, by_id)) if by_id else 0
-    # every requested id must be among the returned tokens
-    return options if counted >= len(form.token_ids) else None
+    options = option_probabilities(labels, position.alternatives, position.token, forced)
+    return options if options is not None and options.mass > 0 else None
 
 
 def _choice(choice: Any, keep: Callable[[str], str]) -> Choice:
@@ -297,29 +243,18 @@ def _text(content: Any) -> str:
 def _positions(logprobs: Any) -> tuple[Position, ...]:
     if not isinstance(logprobs, dict):
         return ()
-    if isinstance(logprobs.get("content"), list):
-        return tuple(
-            _position(entry.get("token"), entry.get("logprob"), entry.get("top_logprobs"))
-            for entry in logprobs["content"]
-            if isinstance(entry, dict)
-        )
-    tokens = logprobs.get("tokens")
-    if not isinstance(tokens, list):
-        return ()
-    columns = [logprobs.get(name) for name in ("token_logprobs", "top_logprobs")]
-    values, tops = ([*column] if isinstance(column, list) else [] for column in columns)
-    missing = [None] * len(tokens)
-    return tuple(map(_position, tokens, values + missing, tops + missing))
+    entries = logprobs.get("content")
+    return tuple(
+        _position(entry.get("token"), entry.get("logprob"), entry.get("top_logprobs"))
+        for entry in (entries if isinstance(entries, list) else ())
+        if isinstance(entry, dict)
+    )
 
 
 def _position(token: Any, value: Any, top: Any) -> Position:
     text = _token_text(token)
-    entries: Iterable[tuple[Any, Any]] = ()
-    if isinstance(top, dict):
-        entries = top.items()
-    elif isinstance(top, list):
-        entries = ((entry.get("token"), entry.get("logprob")) for entry in top if type(entry) is dict)
-    alternatives = tuple((_token_text(name), _number(logprob)) for name, logprob in entries)
+    entries = [entry for entry in top if type(entry) is dict] if isinstance(top, list) else []
+    alternatives = tuple((_token_text(entry.get("token")), _number(entry.get("logprob"))) for entry in entries)
     if text not in [name for name, _ in alternatives]:
         alternatives = ((text, _number(value)), *alternatives)
     return Position(text, alternatives)

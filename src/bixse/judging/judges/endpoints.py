@@ -11,7 +11,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import quote, urlsplit
 
-from bixse.errors import BixseError, InputError, did_you_mean, shorten
+from bixse.errors import BixseError, InputError, shorten
 from bixse.judging.judge import TEXT_WIDTH, Answer, Mode, Status, model_name
 
 if TYPE_CHECKING:
@@ -23,19 +23,12 @@ _KINDS = {"vllm": "vllm", "llamacpp": "llama.cpp", "sglang": "sglang", "library"
 UNKNOWN_KIND = "openai-compatible"
 
 
-class Address(NamedTuple):
-    """The parts of an address: `/chat/completions` follows `api`, `/tokenize` follows `root`."""
-
-    api: str
-    root: str
-
-
-def parse_address(text: str) -> Address:
-    """Read an address with or without `/v1`; raise InputError for a password or a query, which could hold a key.
+def parse_address(text: str) -> str:
+    """Return the address before `/chat/completions`; raise InputError for a user or a query, which could hold a key.
 
     Example:
-        >>> parse_address("http://localhost:8000")
-        Address(api='http://localhost:8000/v1', root='http://localhost:8000')
+        >>> parse_address("http://localhost:8000"), parse_address("https://host/v1beta/openai/")
+        ('http://localhost:8000/v1', 'https://host/v1beta/openai')
     """
     if "@" in text or "?" in text or "#" in text:
         raise InputError(
@@ -52,40 +45,21 @@ def parse_address(text: str) -> Address:
             f"endpoint: got {shorten(text)}; expected an address like http://localhost:8000/v1; "
             "fix: begin with http:// or https://"
         )
-    segments = [segment for segment in parts.path.split("/") if segment]
-    for ending in ("completions", "chat"):
-        if segments[-1:] == [ending]:
-            segments.pop()
-    version = next((index for index, segment in enumerate(segments) if _VERSION.fullmatch(segment)), None)
-    root = "/".join([f"{parts.scheme}://{parts.netloc}", *segments[:version]])
-    return Address("/".join([root, *(segments[version:] if version is not None else ["v1"])]), root)
-
-
-def parse_addresses(texts: Sequence[str]) -> list[Address]:
-    """Read one or more addresses; raise InputError for none or a repeated one."""
-    addresses = [parse_address(text) for text in texts]
-    if not addresses or len(set(addresses)) != len(addresses):
-        got = "one twice" if addresses else "none"
-        raise InputError(f"endpoints: got {got}; expected one or more, each once; fix: correct the list")
-    return addresses
+    path = parts.path.rstrip("/").removesuffix("/completions").removesuffix("/chat")
+    version = "" if any(map(_VERSION.fullmatch, path.split("/"))) else "/v1"
+    return f"{parts.scheme}://{parts.netloc}{path}{version}"
 
 
 class ServedModel(NamedTuple):
     """A model in the list of a server."""
 
     id: str
-    kind: str
-    """Kind of server: "vllm", "llama.cpp", "sglang", "ollama" or "openai-compatible"."""
+    kind: str  # of the server: a value of `_KINDS`, or `UNKNOWN_KIND`
     aliases: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         return model_name(self.id)
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """A key that is equal for servers of the same model; llama.cpp ignores the model of a request."""
-        return (self.name if self.kind == "llama.cpp" else self.id, self.kind)
 
 
 def models_in(content: Any) -> list[ServedModel]:
@@ -115,10 +89,8 @@ def choose_model(listed: Sequence[ServedModel] | None, wanted: str | None, addre
         if wanted in (model.id, model.name, *model.aliases):
             return model
     if len(models) == 1:
-        raise InputError(
-            f"{address}: got {shorten(wanted)}; expected {models[0].name}, the model it serves; fix: "
-            f"{did_you_mean(wanted, [models[0].name], 'leave the name out')}"
-        )
+        expected = f"{models[0].name}, the model it serves"
+        raise InputError(f"{address}: got {shorten(wanted)}; expected {expected}; fix: leave the name out")
     # hosted services accept names that they do not list, and refuse wrong names
     return ServedModel(wanted, models[0].kind if models else UNKNOWN_KIND)
 
@@ -133,10 +105,6 @@ class Secret:
 
     Texts are searched for runs of `RUN` characters, in upper and lower case: plain, quoted for addresses, escaped for
     JSON, in hexadecimal digits, and in base64, also as a part of a longer text ("user:key").
-
-    Example:
-        >>> Secret("sk-very-secret").keep("the key SK-VERY-SECRET is wrong")
-        '[not kept: it holds a part of the key]'
     """
 
     def __init__(self, key: str) -> None:
@@ -164,9 +132,8 @@ def _forms(run: str) -> list[str]:
 Failure = Literal[
     "busy", "away", "broken", "key", "quota", "model", "too-long", "too-large", "filtered", "no-logprobs", "refused"
 ]
-"""busy: ask later (429, or a 503 with a time); away: no connection, or a gateway without a server; broken: an error of
-the server, half a reply, a time-out; key, quota, model: an invalid key, an account without quota, a missing model;
-too-large: a reply beyond the limit; other kinds concern one request alone."""
+"""busy: ask later; away: no connection, or a gateway without a server; broken: an error of the server, half a reply, a
+time-out; key, quota, model: an invalid key, an account without quota, a missing model; others concern one request."""
 TRANSIENT: tuple[Failure, ...] = ("busy", "away", "broken")
 SHARED: tuple[Failure, ...] = ("key", "quota", "model")
 """Failures of all further requests, or of one request because of its text (403 of a web firewall)."""
@@ -191,10 +158,8 @@ class RequestError(Exception):
     """An error of a request without a reply after all tries."""
 
     failure: Failure
-    detail: str
-    """Message of the server, without the key."""
-    retry_after: float | None = None
-    """Seconds to wait, by the server."""
+    detail: str  # message of the server, without the key
+    retry_after: float | None = None  # seconds
     tries: int = 1
     seconds: float = 0.0
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bixse.judging.judge import Dtype, Question
-    from bixse.judging.judges.local_model import Sharing
     from bixse.judging.rubrics import Rubric
 
     Messages = Sequence[Mapping[str, str]]
@@ -39,30 +38,21 @@ class LocalJudge:
     """A judge by the probabilities of the options as the next token after one pass over a question (mode "token-ids").
 
     Probabilities come from the softmax over the whole vocabulary in float32. A label has the probability of all its
-    spellings ("3" and " 3"), so nothing is hidden and the bounds of a grade equal the grade. Each `window` of questions
-    is sorted by length, and the common beginning of the prompts is computed once. An answer with a probability below
-    `min_mass` on all options has no grade.
+    spellings ("3" and " 3"), so nothing is hidden and the bounds of a grade equal the grade. Questions are sorted by
+    length. An answer with a probability below `min_mass` on all options has no grade.
     """
 
     at_once = 1
 
     def __init__(
         self,
-        model_name_or_path: str | Path | LocalModel,
+        model: str | Path,
         rubric: Rubric,
         device: str | None = None,
         dtype: Dtype = "auto",
-        tokens_per_batch: int | None = None,
-        window: int | None = None,
         min_mass: float = 0.01,
-        revision: str | None = None,
     ) -> None:
-        self._own = not isinstance(model_name_or_path, LocalModel)
-        loaded = self._loaded = (
-            model_name_or_path
-            if isinstance(model_name_or_path, LocalModel)
-            else LocalModel(model_name_or_path, device, dtype, revision)
-        )
+        loaded = self._loaded = LocalModel(model, device, dtype)
         self.rubric, self.min_mass = rubric, min_mass
         self._renderer = PromptRenderer(loaded.tokenizer)
         example = [rubric.variants[0].messages("query", "document")]
@@ -70,11 +60,6 @@ class LocalJudge:
         self._option_ids = option_token_ids(loaded.tokenizer, rubric.labels, prompt, ids)
         self.name, self.scale = loaded.name, rubric.scale
         self.warnings = list(self._renderer.notes)
-        if loaded.device.startswith("cpu"):
-            passes, ahead = TOKENS_PER_THREAD * max(2, torch.get_num_threads()), WINDOW
-        else:
-            passes, ahead = TOKENS_ON_DEVICE, WINDOW_ON_DEVICE
-        self._tokens_per_batch, self.window = tokens_per_batch or passes, window or ahead
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -98,7 +83,7 @@ class LocalJudge:
         """The reader, created for the first question: a run without pending questions needs no weights."""
         model = self._loaded.model
         try:
-            return PromptReader(model, self._tokens_per_batch)
+            return PromptReader(model, self._tokens_per_pass)
         except Exception as error:
             raise ModelError(
                 f"judge {self.name!r}: got {type(error).__name__} on a first prompt ({error}); expected a causal "
@@ -106,8 +91,9 @@ class LocalJudge:
             ) from error
 
     @property
-    def sharing(self) -> Sharing:
-        return self._reader.sharing
+    def _tokens_per_pass(self) -> int:
+        on_cpu = self._loaded.device.startswith("cpu")
+        return TOKENS_PER_THREAD * max(2, torch.get_num_threads()) if on_cpu else TOKENS_ON_DEVICE
 
     @property
     def context(self) -> int | None:
@@ -116,7 +102,8 @@ class LocalJudge:
 
     def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Answer]]:
         source = iter(questions)
-        while taken := list(islice(source, self.window)):
+        window = WINDOW if self._loaded.device.startswith("cpu") else WINDOW_ON_DEVICE
+        while taken := list(islice(source, window)):
             started = time.perf_counter()
             prompts = self._prompts(taken)
             usable: dict[str, list[int]] = {}
@@ -135,8 +122,7 @@ class LocalJudge:
 
     def close(self) -> None:
         vars(self).pop("_reader", None)
-        if self._own:
-            self._loaded.free()
+        self._loaded.free()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
@@ -154,10 +140,9 @@ class LocalJudge:
         return self._renderer.encode([self._messages(question) for question in questions])
 
     def _messages(self, question: Question) -> Sequence[Mapping[str, str]]:
-        if question.messages:
-            return question.messages
         variants = {variant.name: variant for variant in self.rubric.variants}
-        return variants.get(question.variant, self.rubric.variants[0]).messages(question.query, question.document)
+        variant = variants.get(question.variant, self.rubric.variants[0])
+        return question.messages or variant.messages(question.query, question.document)
 
     def _without_grade(self, tokens: int, detail: str) -> Answer:
         return Answer(
@@ -210,8 +195,8 @@ class PromptRenderer:
     """A renderer of messages by a tokenizer's chat template, up to the beginning of the answer.
 
     Reasoning is switched off (`enable_thinking=False`); if a template begins it nevertheless, it is closed at once.
-    If a template refuses or drops the system message, its text leads the user message. Without a template, the prompt
-    is plain text. Raise ModelError for a template that does not render a user message.
+    If a template refuses or drops the system message, its text leads the user message. Raise ModelError without a
+    template that renders a user message.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -219,31 +204,27 @@ class PromptRenderer:
         self.template = getattr(tokenizer, "chat_template", None)
         self.notes: list[str] = []
         self._merges_system = False
-        self._control_tokens = self._find_control_tokens()
         if self.template is None:
-            self.notes.append("the judge has no chat template: it is asked in plain text (an instruct model has one)")
-        else:
-            self._try_template()
+            raise ModelError(
+                "chat template: got none; expected that of an instruct model; fix: choose a model that was trained to "
+                "answer, not a base model"
+            )
+        self._control_tokens = self._find_control_tokens()
+        self._try_template()
 
     @property
     def template_hash(self) -> str:
-        """The SHA-256 of the template; "plain" without a template."""
-        if self.template is None:
-            return "plain"
         return hashlib.sha256(json.dumps(self.template, sort_keys=True).encode("utf-8")).hexdigest()
 
     def texts(self, conversations: Sequence[Messages]) -> list[str]:
-        prepared = [self._prepared(messages) for messages in conversations]
-        if self.template is None:
-            return ["\n\n".join(message["content"] for message in messages) + "\n" for messages in prepared]
-        return [_closed(text) for text in self._render(prepared)]
+        return [_closed(text) for text in self._render([self._prepared(messages) for messages in conversations])]
 
     def encode(self, conversations: Sequence[Messages]) -> list[list[int]]:
         """Return the untruncated prompts as token ids."""
         if not conversations:
             return []
-        plain = self.template is None  # a template writes the special tokens itself
-        encoded = self.tokenizer(self.texts(conversations), add_special_tokens=plain, verbose=False)
+        # a template writes the special tokens itself
+        encoded = self.tokenizer(self.texts(conversations), add_special_tokens=False, verbose=False)
         return [list(ids) for ids in encoded["input_ids"]]
 
     def _prepared(self, messages: Messages) -> list[dict[str, str]]:
@@ -263,7 +244,7 @@ class PromptRenderer:
         """Return special tokens, and added tokens in the template, for example the marks of reasoning."""
         template = json.dumps(self.template, ensure_ascii=False)
         added = self.tokenizer.added_tokens_decoder.values()
-        in_template = {token.content for token in added if self.template is not None and token.content in template}
+        in_template = {token.content for token in added if token.content in template}
         tokens = in_template | {token.content for token in added if token.special}
         return sorted((token for token in tokens if len(token) > 1 and not token.isspace()), key=len, reverse=True)
 
@@ -286,17 +267,15 @@ class PromptRenderer:
         except (jinja2.TemplateError, TypeError, ValueError):
             shown = ""
         self._merges_system = _PROBE not in shown
+        text, found = "", "a prompt without the user message"
         try:
             text = self._render([[user]])[0]
         except (jinja2.TemplateError, TypeError, ValueError) as error:
+            found = f"{type(error).__name__}: {error}"
+        if user["content"] not in text:
             raise ModelError(
-                f"chat template: got {type(error).__name__}: {error}; expected one that renders a user message; "
-                "fix: choose another model, or correct its chat_template"
-            ) from error
-        if "question" not in text:
-            raise ModelError(
-                "chat template: got a prompt without the user message; expected its text; "
-                "fix: choose another model, or correct its chat_template"
+                f"chat template: got {found}; expected one that renders a user message; fix: choose another model, or "
+                "correct its chat_template"
             )
         if self._merges_system:
             self.notes.append("the chat template takes no system message: its text leads the user message")

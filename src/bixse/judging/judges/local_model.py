@@ -12,7 +12,7 @@ import inspect
 import json
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -39,19 +39,13 @@ class LocalModel:
     The tokenizer is loaded at once, the weights on first use. Quantised weights of a GGUF file are expanded.
     """
 
-    def __init__(
-        self,
-        name_or_path: str | Path,
-        device: str | None = None,
-        dtype: Dtype = "auto",
-        revision: str | None = None,
-    ) -> None:
+    def __init__(self, name_or_path: str | Path, device: str | None = None, dtype: Dtype = "auto") -> None:
         self.given = name_or_path
         self.source, file = _resolve(name_or_path)
         self._place = judge_device(device)
         self._dtype = weights_dtype(dtype, self._place)
         # with None, transformers asks in the terminal if it may run the model's code
-        self._settings: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": False}
+        self._settings: dict[str, Any] = {"trust_remote_code": False}
         if file is not None:
             self._settings["gguf_file"] = file
         local = Path(self.source).is_dir()
@@ -65,8 +59,7 @@ class LocalModel:
         if config is None:
             self.name, self.revision = file or Path(self.source).name, content_hash(Path(self.source), file)
         else:
-            self.name = self.source
-            self.revision = str(config._commit_hash or revision or "main")
+            self.name, self.revision = self.source, str(config._commit_hash or "main")
 
     @cached_property
     def model(self) -> Any:
@@ -87,15 +80,10 @@ class LocalModel:
             )
         try:
             return model.to(self._place).eval()
-        except torch.OutOfMemoryError as error:
+        except (RuntimeError, AssertionError) as error:  # out of memory is a RuntimeError too
             raise ModelError(
-                f"judge {str(self.given)!r}: got no room for its weights on {self.device}; expected a device with more "
-                "memory; fix: choose a smaller model, or --device cpu"
-            ) from error
-        except (RuntimeError, AssertionError) as error:
-            raise InputError(
-                f"device: got {self.device!r} ({_first_line(error)}); expected one that this PyTorch has; "
-                "fix: leave it out"
+                f"judge {str(self.given)!r}: got {type(error).__name__} on {self.device} ({_first_line(error)}); "
+                "expected a device that this PyTorch has, with room for the weights; fix: choose a smaller model"
             ) from error
 
     def free(self) -> None:
@@ -168,7 +156,11 @@ def content_hash(folder: Path, gguf_file: str | None = None) -> str:
 
 def longest_input(config: Any, *limits: int | None) -> int | None:
     """Return the lowest of a model's number of positions and these limits; None without a limit."""
-    limits = (*limits, getattr(config.get_text_config(), "max_position_embeddings", None))
+    config = config.get_text_config()
+    rotary = getattr(config, "rope_parameters", None) or {}
+    limits = (*limits, getattr(config, "max_position_embeddings", None))
+    if rotary.get("rope_type") == "longrope":  # a longer prompt would change the positions of its whole batch
+        limits = (*limits, rotary.get("original_max_position_embeddings"))
     return min((int(limit) for limit in limits if limit and 0 < limit < UNLIMITED), default=None)
 
 
@@ -176,9 +168,6 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or ["no message"])[0][:200]
 
 
-Sharing: TypeAlias = Literal["prefix", "none", "alone"]
-"""prefix: compute the common beginning of all prompts once; none: read complete prompts in batches; alone: one by one,
-for models that answer differently in padded batches."""
 LEAST_SHARED = 8
 """Minimum number of shared tokens that deserve a separate pass."""
 ROWS_PER_BATCH = 256
@@ -191,40 +180,35 @@ _TOLERANCE, _HALF_TOLERANCE = 1e-2, 0.25
 class PromptReader:
     """A reader of prompts that returns the logits after the last token of each prompt.
 
-    `tokens_per_batch` limits the positions per forward pass, padding included. Without `sharing`, the reader uses as
-    much sharing as gives the same logits on a few short probes.
+    `tokens_per_batch` limits the positions per forward pass, padding included. Prompts are read in batches after their
+    common beginning, which is computed once, if that gives the same logits on a few short probes; else one by one.
     """
 
-    def __init__(self, model: Any, tokens_per_batch: int, sharing: Sharing | None = None) -> None:
+    def __init__(self, model: Any, tokens_per_batch: int) -> None:
         self.model = model
         self.tokens_per_batch = tokens_per_batch
         self._head = model.get_output_embeddings()
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-        self._stretched_from = stretched_from(model)
-        self.sharing: Sharing = self._tried_sharing() if sharing is None else sharing
+        self.shares = self._can_share()
 
     def logits(self, prompts: Sequence[list[int]]) -> Iterator[tuple[list[int], Tensor | None]]:
         """Yield indices of b prompts of token ids and their logits (b, V), float32, in batches of similar length.
 
         The logits of a single prompt that does not fit into memory are None.
         """
-        most = self._stretched_from
-        rest = [i for i, prompt in enumerate(prompts) if most is None or len(prompt) <= most]
-        for i in set(range(len(prompts))) - set(rest):  # its length would change every prompt of its batch
-            yield from self._batches(prompts, [i], None, 0)
-        start = shared_length([prompts[i] for i in rest]) if self.sharing == "prefix" and len(rest) > 1 else 0
-        kept = self._read_if_it_fits([prompts[rest[0]][:start]], keep=True) if start >= LEAST_SHARED else None
-        yield from self._batches(prompts, rest, *((kept[1], start) if kept is not None else (None, 0)))
+        start = shared_length(prompts) if self.shares and len(prompts) > 1 else 0
+        kept = self._read_if_it_fits([prompts[0][:start]], keep=True) if start >= LEAST_SHARED else None
+        yield from self._batches(prompts, *((kept[1], start) if kept is not None else (None, 0)))
 
     def _batches(
-        self, prompts: Sequence[list[int]], indices: Sequence[int], prefix: Any, start: int
+        self, prompts: Sequence[list[int]], prefix: Any, start: int
     ) -> Iterator[tuple[list[int], Tensor | None]]:
         """Read from position `start` on, the longest prompts first; halve batches that do not fit into memory."""
-        left = sorted(indices, key=lambda i: -len(prompts[i]))
+        left = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
         while left:
             width = len(prompts[left[0]]) - start
             rows = min(self.tokens_per_batch // max(width, (width + start) // KEPT_FACTOR), ROWS_PER_BATCH)
-            batch = left[: 1 if self.sharing == "alone" else max(1, rows)]
+            batch = left[: max(1, rows) if self.shares else 1]
             found = self._read_if_it_fits([prompts[i][start:] for i in batch], prefix, start)
             if found is None and len(batch) > 1:
                 self.tokens_per_batch = max(1, min(self.tokens_per_batch, len(batch) * width) // 2)
@@ -275,24 +259,19 @@ class PromptReader:
             logits = logits[torch.arange(len(last), device=device), last][:, None]
         return logits[:, 0].float(), output.past_key_values if keep else None
 
-    def _tried_sharing(self) -> Sharing:
-        """Return the most sharing that reproduces the logits of short artificial prompts read one by one."""
+    def _can_share(self) -> bool:
+        """Return True if sharing reproduces the logits of short artificial prompts read one by one."""
         vocabulary = self.model.get_input_embeddings().weight.shape[0]
         sizes = ((31, 9), (17, 3), (13, 5), (22, 2), (30, 4))
         head, *tails = [[(7 + step * i) % vocabulary for i in range(size)] for step, size in sizes]
         expected = torch.cat([self.read([head + tail])[0] for tail in tails])
         allowed = (_HALF_TOLERANCE if torch.finfo(self.model.dtype).bits < 32 else _TOLERANCE) * expected.std()
-
-        def agree(found: Tensor) -> bool:
-            return bool((found - expected).abs().max() <= allowed)
-
-        if not agree(self.read([head + tail for tail in tails])[0]):
-            return "alone"
         try:
-            prefix = self.read([head], keep=True)[1]
-            return "prefix" if agree(self.read(tails, prefix, len(head))[0]) else "none"
+            found = [self.read([head + tail for tail in tails])[0]]
+            found.append(self.read(tails, self.read([head], keep=True)[1], len(head))[0])
         except (AttributeError, IndexError, TypeError, ValueError, NotImplementedError, RuntimeError):
-            return "none"  # a cache of another kind
+            return False  # a cache of another kind
+        return all(bool((logits - expected).abs().max() <= allowed) for logits in found)
 
 
 def shared_length(sequences: Sequence[list[int]]) -> int:
@@ -301,15 +280,6 @@ def shared_length(sequences: Sequence[list[int]]) -> int:
     # the extremes in sorted order share only what all sequences share
     columns = zip(*(sequence[:most] for sequence in (min(sequences), max(sequences))), strict=True)
     return next((i for i, (first, last) in enumerate(columns) if first != last), max(0, most))
-
-
-def stretched_from(model: Any) -> int | None:
-    """Return the length beyond which a prompt changes the rotary positions of its batch (longrope), or None."""
-    config = model.config.get_text_config()
-    rotary = getattr(config, "rope_parameters", None) or {}
-    if rotary.get("rope_type") != "longrope":
-        return None
-    return int(rotary.get("original_max_position_embeddings") or config.max_position_embeddings)
 
 
 def _only_last(last: Tensor, shape: Sequence[int]) -> Callable[[Any, tuple[Any, ...]], tuple[Any, ...] | None]:

@@ -27,12 +27,9 @@ _ROUNDING = 0.02  # a sum of returned probabilities may pass 1
 class OptionProbabilities:
     """The returned probabilities of the options at the position of the answer."""
 
-    probabilities: tuple[float, ...]
-    """Raw probability of each label, summed over its spellings ("3" and " 3")."""
-    hidden: tuple[float, ...] = ()
-    """Maximum probability missing per label (spellings not returned, names that may be two tokens); empty for none."""
-    unseen: float = 0.0
-    """Probability that no returned token accounts for; all hidden probabilities share it."""
+    probabilities: tuple[float, ...]  # of each label, summed over its spellings ("3" and " 3")
+    hidden: tuple[float, ...] = ()  # at most missing per label (spellings not returned, names that may be two tokens)
+    unseen: float = 0.0  # that no returned token accounts for; all hidden probabilities share it
 
     @property
     def mass(self) -> float:
@@ -47,15 +44,15 @@ def spellings(label: str) -> tuple[str, str]:
 
 @dataclass
 class SeenToken:
-    """A returned token, possibly named several times."""
+    """A returned token, possibly named several times: highest log-probability and lowest probability given.
+
+    `more` is the probability of its other names, in case they are other tokens.
+    """
 
     text: str
     top: float
-    """Highest natural log-probability given."""
     least: float
-    """Lowest probability given."""
     more: float = 0.0
-    """Probability of the other names, in case they are other tokens."""
 
     @property
     def hidden(self) -> float:
@@ -63,21 +60,20 @@ class SeenToken:
         return math.exp(self.top) - self.least + self.more
 
 
-def distinct_tokens(returned: Sequence[tuple[str, float]], by_id: bool = False) -> list[SeenToken]:
+def distinct_tokens(returned: Sequence[tuple[str, float]]) -> list[SeenToken]:
     """Return the distinct tokens of a list of (token text, natural log-probability).
 
     Entries with equal texts are one token. So are "3" and "▁3", which differ in white space alone, if their values
-    agree (`SAME`); `more` is for the case of two tokens. By id, only equal texts with equal values are one token.
+    agree (`SAME`); `more` is for the case of two tokens.
     """
     found: dict[str, list[SeenToken]] = {}
     for text, value in sorted(returned, key=lambda entry: -entry[1]):
         alike, share = found.setdefault(text.strip(), []), math.exp(value)
         for token in alike:
-            same = token.top - value <= SAME
-            if (token.text == text or not by_id) and same:
+            if token.top - value <= SAME:
                 token.least, token.more = share, token.more + share * (token.text != text)
                 break
-            if token.text == text and not by_id:
+            if token.text == text:
                 token.more += share
                 break
         else:
@@ -88,27 +84,23 @@ def distinct_tokens(returned: Sequence[tuple[str, float]], by_id: bool = False) 
 def option_probabilities(
     labels: Sequence[str],
     alternatives: Sequence[tuple[str, float | None]],
-    complete: bool = False,
     written: str | None = None,
     forced: bool = False,
 ) -> OptionProbabilities | None:
     """Return the options' probabilities from a judge's alternatives (token text, natural log-probability).
 
     A token counts as an option if it spells the label apart from white space. All missing tokens share the rest up
-    to 1, and a token without a usable value can have all of that rest.
-    `complete`: every spelling of every option was returned or requested by id, so nothing is hidden. `forced`: the
-    written token was the most probable label under a constraint, even if other tokens are more probable.
+    to 1, and a token without a usable value can have all of that rest. `forced`: the written token was the most
+    probable label under a constraint, even if other tokens are more probable.
 
-    Return None without entries, and without a usable value of the written token or of a requested id. Return None also
-    for NaN, positive log-probabilities, or a sum above 1 (some servers answer 0 for every token).
+    Return None without entries, and without a usable value of the written token. Return None also for NaN, positive
+    log-probabilities, or a sum above 1 (some servers answer 0 for every token).
     """
     usable = [(token, value) for token, value in alternatives if value is not None and not value <= NOT_AVAILABLE]
     unusable = {token for token, value in alternatives if value is None or value <= NOT_AVAILABLE}
-    if not usable or any(math.isnan(value) or value > 1e-3 for _, value in usable):
+    if not usable or written in unusable or any(math.isnan(value) or value > 1e-3 for _, value in usable):
         return None
-    if unusable and (complete or written in unusable):
-        return None
-    tokens = distinct_tokens(usable, by_id=complete)
+    tokens = distinct_tokens(usable)
     total = math.fsum(token.least for token in tokens)
     if total > 1 + _ROUNDING:
         return None
@@ -122,8 +114,8 @@ def option_probabilities(
     for label in labels:
         own = [token for token in tokens if token.text.strip() == label]
         missing = [under if text == label else most for text in spellings(label) if text not in named]
-        more = math.fsum([*(token.hidden for token in own), *(() if complete else missing)])
         raw.append(math.fsum(token.least for token in own))
+        more = math.fsum([*(token.hidden for token in own), *missing])
         hidden.append(min(unseen, more) if label not in {text.strip() for text in unusable} else unseen)
     if unseen <= 1e-9 or not any(hidden):
         return OptionProbabilities(tuple(raw))
@@ -134,10 +126,6 @@ def expected_grade(values: Sequence[float], options: OptionProbabilities) -> tup
     """Return the expected grade sum s p(s) / sum p(s) over the returned options, and its lowest and highest value.
 
     `values` are L rising grades. Raise InputError if no option has any probability.
-
-    Example:
-        >>> expected_grade([0, 1, 2, 3], OptionProbabilities((0.0, 0.1, 0.2, 0.2)))
-        (2.2, 2.2, 2.2)
     """
     total = math.fsum(options.probabilities)
     if not total > 0:
@@ -172,12 +160,7 @@ _REFUSAL = re.compile(
 
 
 def is_refusal(text: str) -> bool:
-    """Return True if a text declines to answer in a form that docs/mining.md lists.
-
-    Example:
-        >>> is_refusal("I'm sorry, but I can't help with that."), is_refusal("I can't open a file in Python")
-        (True, False)
-    """
+    """Return True if a text declines to answer in a form that docs/mining.md lists."""
     return _REFUSAL.match(text) is not None
 
 
@@ -195,16 +178,13 @@ _END_TOKENS = re.compile(r"(?:\s|<[^<>]*>|\[/?[A-Z_]+\])*")
 _MARKUP = re.compile(r"<\|[^|<>]*\|>|<(?:/?s|eos|end_of_turn)>|```\w*")
 
 # Possessive repetitions (`*+`) where two could match the same characters: hostile texts take linear time.
-_OPENING = r"""(?:[^\S\n]|["'\u201c\u2018`*_\#(\[{$|]|-[^\S\n]|\\boxed|\\text)*+"""
-_CLOSING = r"""["'\u201d\u2019`*_)\]}|$]"""
-_KIND = r"(?:answer|rating|score|grade|relevance|relatedness|label|judge?ment|level|output|response|result)"
-_NAME = rf"(?i:(?:(?:the|my|final|overall)[ _]++)*+{_KIND}(?:[ _]++{_KIND})?)"
-_LABEL = rf"{_NAME}{_CLOSING}*+[^\S\n]*+(?:is\b|[:=]|[-–—][^\S\n]){_OPENING}"
-_BEFORE = rf"{_OPENING}(?:{_LABEL}|<{_NAME}>\s*+)?"
-# the last key of a one-line JSON object; an object with a single key, or one key per line, fits `_BEFORE`
-_LAST_KEY = rf"""\{{[^\n]*,\s*+["']{_LABEL}"""
-_AFTER = rf"(?:{_CLOSING}|\s|</{_NAME}>)*+[.!]?(?:{_CLOSING}|\s)*+\Z"
-_LEFT_ALONE = rf"(?![.,]\d)(?={_CLOSING}*+[^\S\n]*+(?:[.,:;!(<\n]|[-–—]\s|\Z))"
+_MARK = r"""["'\u201c\u201d\u2018\u2019`*_#()\[\]{}$|]"""
+_OPENING = rf"(?:{_MARK}|[^\S\n])*+"
+_NAME = r"(?i:(?:(?:final|overall|relevance)[ _]++)?(?:answer|score|rating|grade|relevance|label))"
+_LABEL = rf"{_NAME}{_MARK}*+[^\S\n]*+[:=]{_OPENING}"
+_LAST_KEY = rf"""\{{[^\n]*,\s*+["']{_LABEL}"""  # of a one-line JSON object; a single key fits `_LABEL`
+_AFTER = rf"(?:{_MARK}|\s)*+[.!]?(?:{_MARK}|\s)*+\Z"
+_LEFT_ALONE = rf"(?![.,]\d)(?={_MARK}*+[^\S\n]*+(?:[.,:;!(<\n]|[-–—]\s|\Z))"
 _NUMBER = r"(?<![\w.])[-−+]?\d+(?:[.,]\d+)*+(?![\w%])"
 
 
@@ -214,8 +194,7 @@ class TextAnswer:
 
     status: Status
     label: str = ""
-    start: int = -1
-    """Index of the option in the text, in characters."""
+    start: int = -1  # of the option in the text
     detail: str = ""
 
 
@@ -223,15 +202,10 @@ class _Patterns(NamedTuple):
     """The patterns of the options of one rubric."""
 
     last_line: re.Pattern[str]
-    """The option alone at the end of the text."""
     first_line: re.Pattern[str]
-    """The option at the beginning, before a punctuation mark or the end of the line."""
-    after_first: re.Pattern[str]
-    """The rest of that line, and beginnings of later lines; another option there means a list."""
-    ratings: re.Pattern[str]
-    """Stretches of text in which a number is a rating."""
-    number: re.Pattern[str]
-    """Every number, so that 10, 3.5 and -1 are not read as 1; or the options, if they are words."""
+    after_first: re.Pattern[str]  # the rest of the first line, and beginnings of later lines: a list has options there
+    ratings: re.Pattern[str]  # stretches of text in which a number is a rating
+    number: re.Pattern[str]  # every number, so that 10, 3.5 and -1 are not read as 1; or the options, if they are words
 
     def numbers_in(self, stretches: re.Pattern[str], text: str) -> set[str]:
         return {number for found in stretches.finditer(text) for number in self.number.findall(found[0])}
@@ -243,27 +217,22 @@ def find_answer(
     r"""Read the option of a text in the requested form.
 
     The form is the option alone on the last line, possibly in quotes or marks of emphasis, after a name ("Score: 2"),
-    in a tag (`<score>2</score>`) or as the last key of a JSON object (`{"score": 2}`). No other number may be alone on
-    a line, in a tag, right after a colon, or after "score", "rating" or "grade" in a line. Reasoning is skipped. A
-    truncated text has no answer. With `place`, only the position counts, since its probabilities are the grade. Then
-    an option at the beginning counts too ("2. The passage is"), unless its line names another option.
+    or as the last key of a JSON object (`{"score": 2}`). No other number may be alone on a line, in a tag, right after
+    a colon, or after "score", "rating" or "grade" in a line. Reasoning is skipped. A truncated text has no answer. With
+    `place`, only the position counts, since its probabilities are the grade. Then an option at the beginning counts too
+    ("2. The passage is"), unless its line names another option.
     `finish_reason` is "stop", "length" or "content_filter"; `refusal` is the server's own text.
 
     Example:
-        >>> options = ["0", "1", "2", "3"]
-        >>> find_answer("It names Paris.\n**Score: 2**", options).label
+        >>> find_answer("It names Paris.\n**Score: 2**", ["0", "1", "2", "3"]).label
         '2'
-        >>> find_answer("Score: 3\nAdjusted score: 1", options).status
-        'no-option'
-        >>> find_answer("3\n\nToo high.", options).status
-        'no-option'
     """
     if finish_reason == "content_filter":
         return TextAnswer("filtered", detail="the server's content filter stopped the answer")
     if refusal:
         return TextAnswer("refused", detail=refusal)
-    begin = _after_reasoning(text)
-    if begin is None:
+    begin = max((match.end() for match in _REASONING_END.finditer(text)), default=0)
+    if _REASONING_START.search(text, begin):
         return TextAnswer("truncated", detail="the reasoning has no end")
     visible = "\n" * begin + _MARKUP.sub(lambda match: "\n" * len(match[0]), text[begin:])  # keeps all indices
     patterns, cut = _patterns(tuple(labels)), finish_reason == "length"
@@ -286,13 +255,9 @@ def find_answer(
 
 
 def answer_token(tokens: Sequence[str], text: str, answer: TextAnswer) -> int | None:
-    r"""Return the index of the answer's token; None if no token spells it alone or the tokens do not end with the text.
+    """Return the index of the answer's token; None if no token spells it alone or the tokens do not end with the text.
 
     The tokens may hold reasoning before the text and end tokens after it.
-
-    Example:
-        >>> answer_token(["<think>", "3", "</think>", "\n", "2"], "2", find_answer("2", ["2", "3"]))
-        4
     """
     joined, core = "".join(tokens), text.strip()
     shift = joined.rfind(core)
@@ -307,14 +272,6 @@ def answer_token(tokens: Sequence[str], text: str, answer: TextAnswer) -> int | 
     return None
 
 
-def _after_reasoning(text: str) -> int | None:
-    """Return the index after the reasoning; None if the reasoning has no end."""
-    begin = 0
-    for match in _REASONING_END.finditer(text):
-        begin = match.end()
-    return None if _REASONING_START.search(text, begin) else begin
-
-
 @lru_cache(maxsize=64)
 def _patterns(labels: tuple[str, ...]) -> _Patterns:
     options = "|".join(re.escape(label) for label in sorted(labels, key=len, reverse=True))
@@ -324,8 +281,8 @@ def _patterns(labels: tuple[str, ...]) -> _Patterns:
     behind_word = r"(?i:(?<![a-z])(?:scor|rat|grad)(?:e|ing)[^\n]*)"
     at_mark = rf"(?:>\s*+|[:=<{{])[^\w\n:=<>{{]*+{number}|{number}\s*+<"
     return _Patterns(
-        re.compile(rf"^(?:{_BEFORE}|{_LAST_KEY})(?P<option>{options}){_AFTER}", re.MULTILINE),
-        re.compile(rf"{_BEFORE}(?P<option>{options}){_LEFT_ALONE}"),
+        re.compile(rf"^(?:{_OPENING}(?:{_LABEL})?|{_LAST_KEY})(?P<option>{options}){_AFTER}", re.MULTILINE),
+        re.compile(rf"{_OPENING}(?:{_LABEL})?(?P<option>{options}){_LEFT_ALONE}"),
         re.compile(rf"\A[^\n]*|{line_begin}", re.MULTILINE),
         re.compile(rf"{line_begin}[^\w\n]*+$|{behind_word}|{at_mark}", re.MULTILINE),
         re.compile(number),

@@ -6,8 +6,8 @@ Two questions with known answers probe a server for the form of requests that it
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from bixse.errors import BixseError, InputError, shorten
 from bixse.judging.grade_settings import JudgeOptions, ServerSettings
@@ -16,25 +16,21 @@ from bixse.judging.judges.client import ChatClient
 from bixse.judging.judges.dialects import (
     ANSWER_TOKENS,
     CONSTRAINTS,
-    OWN_CONSTRAINT,
-    TOP_LOGPROBS,
+    MANY_LOGPROBS,
     WRITTEN,
     Reply,
     RequestForm,
     answer_place,
-    next_logprobs,
     read_choices,
     read_position,
     request_body,
     simpler_form,
 )
 from bixse.judging.judges.endpoints import TRANSIENT, RequestError
-from bixse.judging.judges.reading import spellings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from bixse.judging.judges.client import Endpoint
     from bixse.judging.judges.endpoints import ServedModel
     from bixse.judging.rubrics import Rubric
     from bixse.relevance import GradeScale
@@ -43,18 +39,12 @@ if TYPE_CHECKING:
 KNOWN_QUERY = "what is the capital of France"
 KNOWN_DOCUMENTS = ("Paris is the capital of France.", "Bake the bread for forty minutes.")
 """A relevant and an irrelevant document."""
-MANY_LOGPROBS = 1000
-"""Number of alternatives under a constraint if the options are not among the first 20 (llama.cpp returns them)."""
-_ODD_WORD, _ODD_TOKENS = "zebra", 4
-
 OTHER_MODES = (
     "`--mode sample` (the share of each option in several samples) or `--mode verbal` (the one grade that is written)"
 )
-TOP_TOKENS = "`--mode top-logprobs`, whose probabilities this server gives"
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """The form of requests, and the answers about the relevant and the irrelevant document."""
 
     form: RequestForm
@@ -62,71 +52,46 @@ class Finding:
 
 
 class Probe:
-    """The search for the form of requests that one endpoint understands."""
+    """The search for the form of requests that the server understands."""
 
-    def __init__(
-        self, client: ChatClient, endpoint: Endpoint, model: ServedModel, rubric: Rubric, options: JudgeOptions
-    ) -> None:
-        self._client, self._endpoint, self._model, self._rubric = client, endpoint, model, rubric
+    def __init__(self, client: ChatClient, model: ServedModel, rubric: Rubric, options: JudgeOptions) -> None:
+        self._client, self._model, self._rubric = client, model, rubric
         self._wanted, self._max_tokens, self._samples = options.mode, options.max_tokens, options.samples
         self._seen: set[str] = set()
-        self.other_models: set[str] = set()
-        """Names of models that answered in place of the requested model."""
+        self.other_models: set[str] = set()  # that answered in place of the requested model
 
     async def find(self) -> Finding:
-        """Return the best form for the mode; "auto" is token-ids, else top-logprobs, else constrained.
+        """Return the best form for the mode; "auto" is top-logprobs, or constrained if that gives no answer.
 
         Raise InputError if the server cannot answer in this mode, BixseError if it does not work now.
         """
-        wanted = self._wanted
-        if wanted in WRITTEN:
+        if self._wanted in WRITTEN:
             return await self._finish(await self._written())
         form = RequestForm(
             self._model.id, "top-logprobs", self._rubric.labels, max_tokens=self._max_tokens or ANSWER_TOKENS
         )
         form, reply = await self._settle(form)
-        while form.logprobs != "none" and not self._has_probabilities(form, reply):
-            form, reply = await self._settle(next_logprobs(form, refused=False))
-        if form.logprobs == "none":
+        if not form.top_logprobs or not self._has_probabilities(form, reply):
             raise self._unusable("no usable probabilities of tokens", "a server that gives them (logprobs)")
-        await self._check_labels(form)
+        self._check_labels(form)
         form, reply = await self._without_thinking(form, reply)
         answer = self._read(form, reply)
-        if wanted == "constrained" or (wanted == "auto" and answer.status != "graded"):
-            constrained = await self._constrained(form)
-            if constrained is not None:
-                return await self._finish(constrained)
-        if wanted == "constrained":
-            fix = OTHER_MODES if answer.status != "graded" else TOP_TOKENS
-            raise self._unusable("no way to allow only the options", "one of vLLM, SGLang or llama.cpp", fix)
         if answer.status != "graded":
-            raise self._unanswered(answer)
-        by_id = await self._by_id(form) if wanted != "top-logprobs" else None
-        if wanted == "token-ids" and by_id is None:
-            found, expected = "no probabilities of tokens chosen by id", "vLLM with `logprob_token_ids`"
-            raise self._unusable(found, expected, TOP_TOKENS)
+            constrained = await self._constrained(form)
+            if constrained is None:
+                raise self._unanswered(answer)
+            return await self._finish(constrained)
         one_token = self._place(reply) == 0 and self._max_tokens is None
-        return await self._finish(replace(by_id or form, max_tokens=1) if one_token else by_id or form)
-
-    async def check(self, form: RequestForm) -> None:
-        """Raise InputError if this endpoint gives no grade in the form of another endpoint."""
-        reply = await self._reply(form, 0)
-        answer = self._read(form, reply) if not isinstance(reply, RequestError) else None
-        if answer is None or answer.status != "graded":
-            found = reply.detail if isinstance(reply, RequestError) else f"{answer and answer.status}"
-            raise InputError(
-                f"{self._endpoint.address.api}: got {found} to a known question; expected an answer in the mode "
-                f"{form.mode} as from the other endpoints; fix: run the same server everywhere"
-            )
+        return await self._finish(replace(form, max_tokens=1) if one_token else form)
 
     async def _reply(self, form: RequestForm, known: int) -> Reply | RequestError:
         messages = self._rubric.variants[0].messages(KNOWN_QUERY, KNOWN_DOCUMENTS[known])
         try:
-            reply = await self._client.chat(request_body(form, messages, seed=0), self._endpoint)
+            reply = await self._client.chat(request_body(form, messages, seed=0))
         except RequestError as error:
             if error.failure == "away":
                 raise BixseError(
-                    f"{self._endpoint.address.api}: got {error.detail} in {error.tries} tries; expected an answer to a "
+                    f"{self._client.address}: got {error.detail} in {error.tries} tries; expected an answer to a "
                     "known question; fix: see that the server works, then give the same command again"
                 ) from None
             return error
@@ -151,7 +116,7 @@ class Probe:
             if simpler is None:
                 error = BixseError if reply.failure in TRANSIENT else InputError
                 raise error(
-                    f"{self._endpoint.address.api}: got {reply.detail}; expected an answer to a plain chat request; "
+                    f"{self._client.address}: got {reply.detail}; expected an answer to a plain chat request; "
                     "fix: see the server's log"
                 )
             form = simpler
@@ -163,13 +128,12 @@ class Probe:
         return answer_place(reply.choices[0], self._rubric.labels)
 
     def _has_probabilities(self, form: RequestForm, reply: Reply) -> bool:
-        """Return True if the answer, or else the first token, has usable probabilities."""
-        graded = self._read(form, reply).status == "graded"
-        if graded or self._place(reply) is not None:
-            return graded
-        positions = reply.choices[0].positions
-        first = [text.strip() for text, value in positions[0].alternatives if value] if positions else []
-        return len(first) > 1 and read_position(positions[0], form, first) is not None
+        """Return True if the token of the answer, or else the first token, has usable probabilities."""
+        choice = reply.choices[0]
+        if not choice.positions:
+            return False
+        position = choice.positions[self._place(reply) or 0]
+        return read_position(position, form, [text.strip() for text, _ in position.alternatives]) is not None
 
     async def _without_thinking(self, form: RequestForm, reply: Reply) -> tuple[RequestForm, Reply]:
         """Switch reasoning off if the answer is not the first token and comes earlier without reasoning."""
@@ -184,46 +148,16 @@ class Probe:
             return quiet, other
         return form, reply
 
-    async def _by_id(self, form: RequestForm) -> RequestForm | None:
-        """Return the form with the options' tokens by id; None unless the server returns exactly these tokens."""
-        ids: tuple[int, ...] = ()
-        for label in self._rubric.labels:
-            cut = [await self._client.token_ids(self._model, spelling) for spelling in spellings(label)]
-            if cut[0] is None or len(cut[0]) != 1:
-                return None
-            ids += tuple(tokens[0] for tokens in cut if tokens is not None and len(tokens) == 1)
-        ids = tuple(dict.fromkeys(ids))
-        trial = await self._try(replace(form, mode="token-ids", token_ids=ids[:1]))
-        positions = trial.choices[0].positions if trial is not None else ()
-        if not positions or len(positions[0].alternatives) > 2:
-            return None  # refused, or ignored in favour of the most probable tokens
-        whole = replace(form, mode="token-ids", token_ids=ids)
-        reply = await self._try(whole)
-        return whole if reply is not None and self._read(whole, reply).status == "graded" else None
-
     async def _constrained(self, form: RequestForm) -> RequestForm | None:
-        """Return the form that allows only the options; None unless a constraint makes the server write an odd word."""
-        for kind in sorted(CONSTRAINTS, key=lambda kind: kind != OWN_CONSTRAINT.get(self._model.kind)):
-            odd = replace(form, mode="constrained", constraint=kind, labels=(_ODD_WORD,), max_tokens=_ODD_TOKENS)
-            trial = await self._try(odd)
-            wrote = trial.choices[0].text.strip() if trial is not None else ""
-            if not wrote or not _ODD_WORD.startswith(wrote):
-                continue
-            found = replace(odd, labels=self._rubric.labels, max_tokens=self._max_tokens or 1)
+        """Return the form that allows only the options, if its answer is one, which it was not without constraint."""
+        for kind in sorted(CONSTRAINTS.values(), key=lambda kind: kind != CONSTRAINTS.get(self._model.kind)):
+            count = MANY_LOGPROBS if kind == CONSTRAINTS["llama.cpp"] else form.top_logprobs
+            tokens = self._max_tokens or 1
+            found = replace(form, mode="constrained", constraint=kind, max_tokens=tokens, top_logprobs=count)
             reply = await self._try(found)
-            if reply is None:
-                continue
-            many = replace(found, top_logprobs=MANY_LOGPROBS)
-            if found.top_logprobs == TOP_LOGPROBS[0] and not self._shows_all(found, reply):
-                wide = await self._try(many)
-                if wide is not None and self._shows_all(many, wide):
-                    return many
-            return found
+            if reply is not None and self._read(found, reply).status == "graded":
+                return found
         return None
-
-    def _shows_all(self, form: RequestForm, reply: Reply) -> bool:
-        probabilities = self._read(form, reply).probabilities
-        return bool(probabilities) and all(probabilities)
 
     async def _written(self) -> RequestForm:
         drawn = self._wanted == "sample"
@@ -232,7 +166,7 @@ class Probe:
             "sample" if drawn else "verbal",
             self._rubric.labels,
             self._max_tokens or ANSWER_TOKENS,
-            logprobs="none",
+            top_logprobs=0,
             samples=1 if drawn else 0,
             seeded=drawn,
             temperature=1.0 if drawn else 0.0,
@@ -251,7 +185,7 @@ class Probe:
 
     async def _finish(self, form: RequestForm) -> Finding:
         """Ask both known questions in the final form; allow more tokens if one token is not enough."""
-        await self._check_labels(form)
+        self._check_labels(form)
         relevant, irrelevant = [await self._known(form, known) for known in (0, 1)]
         if relevant.status == irrelevant.status == "graded":
             return Finding(form, (relevant, irrelevant))
@@ -265,29 +199,23 @@ class Probe:
         reply = await self._reply(form, known)
         return reply.answer(form.mode) if isinstance(reply, RequestError) else self._read(form, reply)
 
-    async def _check_labels(self, form: RequestForm) -> None:
-        """Raise InputError if an option of several letters can be several tokens."""
-        if form.mode in WRITTEN:
-            return
+    def _check_labels(self, form: RequestForm) -> None:
+        """Raise InputError if an option of several letters was not seen as one token."""
         for label in self._rubric.labels:
-            if len(label) == 1 or label in self._seen:
-                continue
-            ids = await self._client.token_ids(self._model, label)
-            if ids is None or len(ids) != 1:
-                found = f"{len(ids)} tokens" if ids else "no proof that it is one token"
+            if form.mode not in WRITTEN and len(label) > 1 and label not in self._seen:
                 raise InputError(
-                    f"label {label!r}: got {found}; expected options of one token each; fix: take single digits or "
-                    f"letters as labels, or choose {OTHER_MODES}"
+                    f"label {label!r}: got no proof that it is one token; expected options of one token each; fix: "
+                    f"take single digits or letters as labels, or choose {OTHER_MODES}"
                 )
 
-    def _unusable(self, found: str, expected: str, fix: str = OTHER_MODES) -> InputError:
-        return InputError(f"{self._endpoint.address.api}: got {found}; expected {expected}; fix: choose {fix}")
+    def _unusable(self, found: str, expected: str) -> InputError:
+        return InputError(f"{self._client.address}: got {found}; expected {expected}; fix: choose {OTHER_MODES}")
 
     def _unanswered(self, answer: Answer) -> InputError:
         return InputError(
-            f"{self._endpoint.address.api}: got {shorten(answer.text.strip())} to a known question ({answer.status}: "
+            f"{self._client.address}: got {shorten(answer.text.strip())} to a known question ({answer.status}: "
             f"{answer.detail}); expected one of {', '.join(self._rubric.labels)}; fix: raise --max-tokens if the model "
-            "reasons first, choose another model, or `--mode constrained` where the server can allow only the options"
+            f"reasons first, choose another model, or {OTHER_MODES}"
         )
 
 
@@ -295,14 +223,24 @@ LITTLE_MASS = 0.5
 """Total probability of the options on a clear question below which a warning appears."""
 
 
-class ServerModel:
-    """A model behind one or several servers with OpenAI's chat interface, which share the work.
+def one_address(addresses: Sequence[str]) -> str:
+    """Return the only address; raise InputError for none or several."""
+    if len(addresses) != 1:
+        raise InputError(
+            f"address: got {len(addresses)}; expected one; fix: put several servers of one model behind one address "
+            "(vLLM's --data-parallel-size, or any load balancer)"
+        )
+    return addresses[0]
 
-    Raise InputError for unusable addresses, model or key, and ServerDownError if no endpoint answers.
+
+class ServerModel:
+    """A model behind a server with OpenAI's chat interface.
+
+    Raise InputError for an unusable address, model or key, and ServerDownError if the server does not answer.
     """
 
-    def __init__(self, endpoints: Sequence[str], settings: ServerSettings) -> None:
-        self._client = ChatClient(endpoints, settings)
+    def __init__(self, addresses: Sequence[str], settings: ServerSettings) -> None:
+        self._client = ChatClient(one_address(addresses), settings)
         try:
             self._client.run(self.connect(settings))
         except BaseException:
@@ -327,23 +265,18 @@ class ServerModel:
 
 
 class ServerJudge(ServerModel):
-    """A judge behind servers, which are first probed with questions of known answers."""
+    """A judge behind a server, which is first probed with questions of known answers."""
 
-    def __init__(self, endpoints: Sequence[str], rubric: Rubric, options: JudgeOptions | None = None) -> None:
+    def __init__(self, addresses: Sequence[str], rubric: Rubric, options: JudgeOptions | None = None) -> None:
         self._rubric, self._options = rubric, options or JudgeOptions()
-        super().__init__(endpoints, self._options)
+        super().__init__(addresses, self._options)
 
     async def connect(self, settings: ServerSettings) -> None:
-        """Find the form with the first present endpoint, and check it with the other endpoints."""
+        """Find the form of requests."""
         await super().connect(settings)
-        probes = [
-            Probe(self._client, endpoint, self._model, self._rubric, self._options)
-            for endpoint in self._client.endpoints
-            if endpoint.watch is None
-        ]
-        self._finding = await probes[0].find()
-        await asyncio.gather(*(probe.check(self.form) for probe in probes[1:]))
-        self._other_models = set().union(*(probe.other_models for probe in probes))
+        probe = Probe(self._client, self._model, self._rubric, self._options)
+        self._finding = await probe.find()
+        self._other_models = probe.other_models
 
     def __repr__(self) -> str:
         return f"ServerJudge({self.name!r}, mode={self.form.mode!r})"
@@ -404,17 +337,7 @@ class ServerJudge(ServerModel):
         return self._client.stream(questions, self._answer)
 
     def count_tokens(self, questions: Sequence[Question]) -> list[int] | None:
-        """Return the number of prompt tokens per question, by the server's tokenizer; None without a tokenizer."""
-
-        async def count(numbered: tuple[int, Question]) -> int | None:
-            return await self._client.prompt_tokens(self._model, numbered[1].messages, self.form)
-
-        counts: dict[int, int] = {}
-        for (index, _), found in self._client.stream(enumerate(questions), count):
-            if found is None:
-                return None
-            counts[index] = found
-        return [counts[index] for index in range(len(questions))]
+        return None
 
     async def _answer(self, question: Question) -> Answer:
         if not question.messages:
@@ -444,17 +367,17 @@ class ServerJudge(ServerModel):
 
 
 class ServerTextModel(ServerModel):
-    """A `TextModel` behind servers."""
+    """A `TextModel` behind a server."""
 
     def __init__(
         self,
-        endpoints: Sequence[str],
+        addresses: Sequence[str],
         settings: ServerSettings | None = None,
         temperature: float = 0.7,
         max_tokens: int = 64,
     ) -> None:
         self._parameters = {"temperature": temperature, "max_tokens": max_tokens}
-        super().__init__(endpoints, settings or ServerSettings())
+        super().__init__(addresses, settings or ServerSettings())
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -6,18 +6,14 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
+from bixse.judging.judges.score_judges import CrossEncoderJudge
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
 
-from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.precision import use_precision
-from bixse.encoders.relevance_model import RelevanceModel
 from bixse.errors import InputError, ModelError
 from bixse.judging.judge import Question
-from bixse.judging.judges import score_judges
-from bixse.judging.judges.score_judges import CrossEncoderJudge, EncoderJudge
-from bixse.judging.open_judge import JudgeSettings
-from bixse.judging.rubrics import load_rubric
+from bixse.judging.judges import cross_encoder_judge
+from bixse.judging.judges.cross_encoder_judge import CrossEncoderJudge
 
 TEXTS = [
     ("copy a file", "copy the file"),
@@ -76,14 +72,14 @@ class TestRefused:
             CrossEncoderJudge(tiny_model_path)
         with pytest.raises(InputError, match="got 3 scores per pair; expected one"):
             CrossEncoderJudge(save_reranker(tmp_path / "several", tiny_model_path, labels=3))
-        with pytest.raises(InputError, match=r"for three different pairs; expected scores that differ"):
+        with pytest.raises(InputError, match=r"for 3 different pairs; expected scores that differ"):
             CrossEncoderJudge(save_reranker(tmp_path / "same", tiny_model_path, gain=0.0))
 
     def test_equal_scores_of_many_documents(self, reranker, monkeypatch):
         judge = CrossEncoderJudge(reranker, device="cpu")
         monkeypatch.setattr(judge, "_scores", lambda pairs: np.full(len(pairs), 1.25))
         many = [Question("q", str(i), "copy", f"file {i}") for i in range(20)]
-        with pytest.raises(InputError, match=r"got the score 1\.25 for all of 20 pairs"):
+        with pytest.raises(InputError, match=r"got the score 1\.25 for 20 different pairs"):
             list(judge.answers(many))
         same_text = [Question("q", str(i), "copy", "file") for i in range(20)]
         assert len(list(judge.answers(same_text))) == 20
@@ -120,10 +116,11 @@ class TestGrades:
         assert answer.usage.prompt == judge.count_tokens(QUESTIONS)[0] == 3 + 3 + 3
 
     def test_a_fitted_map_in_batches_and_windows_of_any_size(self, reranker, raw, monkeypatch):
-        monkeypatch.setattr(score_judges, "WINDOW", 3)
+        monkeypatch.setattr(cross_encoder_judge, "WINDOW", 3)
         expected = 1 / (1 + np.exp(-(0.5 * raw - 1.0)))
         for batch_size in (1, 32):
-            judge = CrossEncoderJudge(reranker, "platt:0.5,-1", "cpu", batch_size)
+            monkeypatch.setattr(cross_encoder_judge, "BATCH_SIZE", batch_size)
+            judge = CrossEncoderJudge(reranker, "platt:0.5,-1", "cpu")
             assert grades(judge) == pytest.approx(expected, abs=1e-5)
 
     def test_scores_that_the_map_does_not_take_have_no_grade(self, reranker, monkeypatch):
@@ -143,7 +140,7 @@ class TestGrades:
 
     @pytest.mark.parametrize(("score_map", "warned"), [("sigmoid", True), ("prob", False), ("platt:4,-2", False)])
     def test_scores_that_are_probabilities_already_are_said(self, reranker, monkeypatch, score_map, warned):
-        monkeypatch.setattr(score_judges, "WINDOW", 20)
+        monkeypatch.setattr(cross_encoder_judge, "WINDOW", 20)
         judge = CrossEncoderJudge(reranker, score_map, "cpu")
         monkeypatch.setattr(judge, "_scores", lambda pairs: np.linspace(0.01, 0.99, len(pairs)))
         many = [Question("q", str(i), "copy", f"file {i}") for i in range(40)]
@@ -166,77 +163,7 @@ def test_it_computes_in_the_precision_that_is_set(reranker):
 def test_identity_follows_weights_and_map(reranker, tmp_path, tiny_model_path):
     base = CrossEncoderJudge(reranker, device="cpu").identity
     moved = shutil.copytree(reranker, tmp_path / "moved" / reranker.name)
-    assert CrossEncoderJudge(moved, device="cpu", batch_size=2).identity == base
+    assert CrossEncoderJudge(moved, device="cpu").identity == base
     assert CrossEncoderJudge(reranker, "platt:0.5,-1", "cpu").identity["map"] != base["map"]
     other = save_reranker(tmp_path / reranker.name, tiny_model_path, gain=2.0)
     assert CrossEncoderJudge(other, device="cpu").identity["revision"] != base["revision"]
-
-
-PAIRS = [("copy a file", "copy the file"), ("copy a file", "sleep and wait"), ("sort a list", "sort the list")]
-THREE = [Question(f"q{i}", f"d{i}", *texts) for i, texts in enumerate(PAIRS)]
-
-
-@pytest.fixture
-def with_head(tiny_model_path, tmp_path):
-    model = RelevanceModel(str(tiny_model_path), device="cpu")
-    model.head = RelevanceHead(12.0, -5.0, slope=0.8, intercept=0.3)
-    model.prompts = {"query": "find ", "document": ""}
-    model.save_pretrained(str(tmp_path / "trained"))
-    return tmp_path / "trained"
-
-
-def graded(judge, questions=THREE):
-    return [answer for _, answer in judge.answers(questions)]
-
-
-def cosines(folder):
-    model = SentenceTransformer(str(folder), device="cpu")
-    queries = model.encode_query([query for query, _ in PAIRS], normalize_embeddings=True)
-    documents = model.encode_document([document for _, document in PAIRS], normalize_embeddings=True)
-    return (queries.astype(np.float64) * documents).sum(1)
-
-
-def test_a_model_without_a_head_needs_a_map(tiny_model_path):
-    with pytest.raises(InputError, match="score-map"):
-        EncoderJudge(tiny_model_path, device="cpu")
-
-
-def test_what_is_refused(tiny_model_path, tmp_path):
-    with pytest.raises(ModelError):
-        EncoderJudge(tmp_path / "none", "logit")
-    with pytest.raises(InputError, match="map"):
-        EncoderJudge(tiny_model_path, "binary")
-    with pytest.raises(InputError, match="float16"):
-        EncoderJudge(tiny_model_path, "platt:20,-10", dtype="float16")
-
-
-@pytest.mark.precision("float32")
-def test_the_grade_is_the_probability_of_the_head(with_head):
-    judge = (settings := JudgeSettings(names=f"encoder:{with_head}")).open(load_rubric("trec-dl-0-3"))
-    expected = 1 / (1 + np.exp(-(0.8 * (12.0 * cosines(with_head) - 5.0) + 0.3)))
-    assert [answer.grade for answer in graded(judge)] == pytest.approx(expected, abs=1e-5)
-    assert not settings.reads_rubric
-
-
-@pytest.mark.precision("float32")
-def test_a_map_of_cosines(tiny_model_path):
-    judge = EncoderJudge(tiny_model_path, "platt:20,-10", "cpu")
-    expected = 1 / (1 + np.exp(-(20.0 * cosines(tiny_model_path) - 10.0)))
-    assert [answer.grade for answer in graded(judge)] == pytest.approx(expected, abs=1e-5)
-
-
-def test_a_text_longer_than_the_model_reads_is_too_long_and_never_cut(with_head):
-    judge = EncoderJudge(with_head, device="cpu")
-    limit = RelevanceModel(str(with_head)).max_seq_length
-    fits, long = "file " * (limit - 2), "file " * (limit - 1)
-    texts = [("copy", fits), ("copy", long), (fits, "copy")]  # the prompt makes the last one a token too long
-    answers = graded(judge, [Question("q", str(i), *pair) for i, pair in enumerate(texts)])
-    assert [answer.status for answer in answers] == ["graded", "too-long", "too-long"]
-    assert answers[0].usage.prompt == limit
-
-
-def test_another_head_or_map_is_another_judge(with_head):
-    first = EncoderJudge(with_head, device="cpu").identity
-    assert EncoderJudge(with_head, "platt:1,1", "cpu").identity != first
-    RelevanceHead(10.0, -5.0).save(with_head)
-    assert EncoderJudge(with_head, device="cpu").identity != first

@@ -1,0 +1,159 @@
+"""A judge that scores a pair with a reranker. A stated map turns the score into relevance."""
+
+from __future__ import annotations
+
+import time
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from sentence_transformers import CrossEncoder
+from torch import nn
+
+from bixse.encoders.loading.build import quiet_loading
+from bixse.errors import InputError, ModelError
+from bixse.judging.judge import Answer, Usage
+from bixse.judging.judges.local_model import content_hash, judge_device, longest_input, unusable, weights_dtype
+from bixse.preparing.score_scale import ScoreMap, map_scores, parse_score_map
+from bixse.relevance import GradeScale
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    import torch
+    from numpy.typing import NDArray
+
+    from bixse.judging.judge import Dtype, Question
+
+
+MODE: Final = "score"
+WINDOW = 512
+BATCH_SIZE = 32
+_ALIKE = 1e-6
+"""Maximum difference of equal scores, relative to their size."""
+_FEW = 16  # equal scores of fewer texts can be a coincidence
+_CONTRAST = (("copy a file", "shutil.copy copies a file."), ("copy a file", "Rain falls."), ("a", "b"))
+
+
+class CrossEncoderJudge:
+    """A judge by the raw score of a sentence-transformers CrossEncoder, mapped to relevance once (mode "score").
+
+    The rubric is not read; grades are relevance, 0 to 1. A pair beyond the model's length is answered "too-long" and
+    never cut. Maps are "logit" (a sigmoid), "prob" for scores in [0, 1], and "platt:SLOPE,INTERCEPT". Raise InputError
+    for another map, or for a model that gives three different pairs one score.
+    """
+
+    at_once = 1
+    scale = GradeScale(0.0, 1.0)
+
+    def __init__(
+        self, model: str | Path, score_map: str = "logit", device: str | None = None, dtype: Dtype = "auto"
+    ) -> None:
+        self._map = score_map_of(score_map)  # before the model is loaded
+        place = judge_device(device)
+        weights = weights_dtype(dtype, place)
+        self._encoder: Any = _load(str(model), place, weights)
+        config = self._encoder.config
+        self._longest = longest_input(config, getattr(self._encoder, "max_length", None))
+        local = Path(model).is_dir()
+        self.name = Path(model).name if local else str(model)
+        self.identity: Mapping[str, Any] = {
+            "kind": "cross-encoder",
+            "model": self.name,
+            "mode": MODE,
+            "revision": content_hash(Path(model)) if local else str(getattr(config, "_commit_hash", None) or "main"),
+            "dtype": str(weights).removeprefix("torch."),
+            "map": str(self._map),
+        }
+        self.warnings: list[str] = []
+        self._check_scores(self._scores(_CONTRAST))
+
+    def close(self) -> None:
+        self._encoder = None
+
+    def count_tokens(self, questions: Sequence[Question]) -> list[int]:
+        if not questions:
+            return []
+        pairs = ([q.query for q in questions], [q.document for q in questions])
+        return [len(ids) for ids in self._encoder.tokenizer(*pairs, truncation=False, verbose=False)["input_ids"]]
+
+    def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Answer]]:
+        source = iter(questions)
+        while taken := list(islice(source, WINDOW)):
+            started = time.perf_counter()
+            lengths = self.count_tokens(taken)
+            fits = [self._longest is None or length <= self._longest for length in lengths]
+            pairs = [(q.query, q.document) for q, fit in zip(taken, fits, strict=True) if fit]
+            scores = self._scores(pairs) if pairs else np.zeros(0)
+            if len({document for _, document in pairs}) >= _FEW:
+                self._check_scores(scores)
+            seconds = (time.perf_counter() - started) / len(taken)
+            left = iter(scores.tolist())
+            for question, length, fit in zip(taken, lengths, fits, strict=True):
+                yield question, self._answer(next(left) if fit else None, length, seconds)
+
+    def _scores(self, pairs: Sequence[tuple[str, str]]) -> NDArray[np.float64]:
+        # raw scores: a second sigmoid after the model's own activation would squeeze relevance into 0.5 to 0.73
+        scores = self._encoder.predict(
+            list(pairs), batch_size=BATCH_SIZE, show_progress_bar=False, activation_fn=nn.Identity()
+        )
+        return np.asarray(scores, dtype=np.float64)
+
+    def _answer(self, score: float | None, length: int, seconds: float) -> Answer:
+        common: dict[str, Any] = {"usage": Usage(prompt=length), "seconds": seconds, "judge": self.name}
+        if score is None:
+            detail = f"a pair of {length} tokens: the model reads {self._longest}"
+            return Answer("too-long", MODE, detail=detail, **common)
+        if not np.isfinite(score):
+            return Answer("failed", MODE, detail=f"the model gave the score {score}", **common)
+        lowest, highest = self._map.range
+        if not lowest <= score <= highest:
+            detail = f"score {score:.4g}: the map {self._map} takes {lowest:g} to {highest:g}"
+            return Answer("off-scale", MODE, text=f"{score:.6g}", detail=detail, **common)
+        z = float(map_scores(np.array([score]), self._map)[0])
+        return Answer("graded", MODE, (1.0 - z, z), z, z, z, text=f"{score:.6g}", **common)
+
+    def _check_scores(self, scores: NDArray[np.float64]) -> None:
+        """Add a warning for scores that look like probabilities; raise InputError for equal scores."""
+        if np.ptp(scores) <= _ALIKE * max(1e-6, float(np.abs(scores).max())):
+            raise InputError(
+                f"cross-encoder {self.name!r}: got the score {scores[0]:.6g} for {len(scores)} different pairs; "
+                "expected scores that differ; fix: choose another model (this one is not trained or not loaded whole) "
+                "or look at the texts"
+            )
+        if self._map.kind == "logit" and len(scores) >= _FEW and scores.min() >= 0 and scores.max() <= 1:
+            self.warnings = [
+                f"cross-encoder {self.name!r}: all raw scores lie in [0, 1] and pass a sigmoid; where they are "
+                "probabilities already, use the map 'prob'"
+            ]
+
+
+def score_map_of(text: str) -> ScoreMap:
+    """Return a map of scores by its name; raise InputError for "binary", which maps whole grades."""
+    found = parse_score_map("logit" if text == "sigmoid" else text)
+    if found.kind == "binary":
+        fix = "use logit, prob, percent or platt:SLOPE,INTERCEPT"
+        raise InputError(f"score map: got 'binary'; expected a map of scores; fix: {fix}")
+    return found
+
+
+def _load(name: str, device: torch.device, dtype: torch.dtype) -> Any:
+    try:
+        with quiet_loading():
+            encoder = CrossEncoder(name, device=str(device), model_kwargs={"dtype": dtype})
+    except Exception as error:
+        raise unusable(name, error, "a CrossEncoder of sentence-transformers") from error
+    kinds = encoder.config.architectures or []
+    trained = any(kind.endswith(("ForSequenceClassification", "ForCausalLM")) for kind in kinds)
+    if len(encoder) == 1 and not trained:  # a head among further modules is stored with them
+        raise ModelError(
+            f"cross-encoder {name!r}: got the architecture {', '.join(kinds) or 'none'}; expected one with a trained "
+            "head for pairs (...ForSequenceClassification); fix: choose a reranker, an encoder has no such head"
+        )
+    if encoder.num_labels != 1:
+        raise InputError(
+            f"cross-encoder {name!r}: got {encoder.num_labels} scores per pair; expected one; "
+            "fix: choose a reranker (one label), not a classifier"
+        )
+    return encoder
