@@ -79,6 +79,7 @@ def test_the_guard_is_measured_and_the_merge_is_in_the_report(finished):
 def test_its_rows_are_those_of_evaluate_and_of_the_page(finished, tiny_model_path, capsys):
     """Each with an empty store of embeddings: to the last bit, and with no other option."""
     from bixse.ui.two_systems import TwoSystems
+
     from bixse.ui.ui_settings import UiSettings
 
     out, result, _, _ = finished

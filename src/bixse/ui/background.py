@@ -1,4 +1,4 @@
-"""`BackgroundJob`: work in a thread, with its progress and its error message."""
+"""`BackgroundJob`: work in a thread, with its progress and its error."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
-from bixse.errors import BixseError
+from bixse.errors import BixseError, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from bixse.progress import Step
 
 log = logging.getLogger(__name__)
+
+
+class NotReadyError(Exception):
+    """A page needs a result of a job that is running; the server shows its progress, and loads the page again."""
+
+    def __init__(self, job: BackgroundJob) -> None:
+        super().__init__(job.status)
 
 
 class BackgroundJob:
@@ -40,13 +47,15 @@ class BackgroundJob:
         return self._thread.is_alive()
 
     @property
-    def is_done(self) -> bool:
-        """Return True if the work ended without an error."""
-        return not self.is_running and not self.error
-
-    @property
     def status(self) -> str:
         return f"{self.doing}: {self.done:,} of {self.total:,}" if self.total else self.doing
+
+    def check(self) -> None:
+        """Raise NotReadyError while the job is running, and InputError if it failed."""
+        if self.is_running:
+            raise NotReadyError(self)
+        if self.error:
+            raise InputError(self.error)
 
     def wait(self) -> BackgroundJob:
         self._thread.join()

@@ -90,20 +90,13 @@ class LabelLog:
                 return False
             append_line(self.path, line)
             self._take(event)
-            if event.undoes is not None:
-                self.words = standing_words(self.events)
-                return True
-            words, person = dict(self.words.get(event.pair, {})), "" if event.status == "final" else event.person
-            words.pop(person, None)
             # a new dictionary: other threads iterate over the old one, and `Workspace.agreement` compares identities
-            self.words = {**self.words, event.pair: {**words, person: event}}
+            self.words = standing_words(self.events)
             return True
 
     @property
     def independent(self) -> Mapping[PairIds, Mapping[str, LabelEvent]]:
         """`words` from labels before people saw the judge's grade; every measure of agreement uses these."""
-        if not any(event.seen for event in self.events):
-            return self.words
         return standing_words(event for event in self.events if not event.seen)
 
     def grades(self, independent: bool = False) -> dict[PairIds, float]:
@@ -111,6 +104,10 @@ class LabelLog:
         words_of = self.independent if independent else self.words
         found = ((pair, agreed_grade(words)) for pair, words in words_of.items())
         return {pair: grade for pair, grade in found if grade is not None}
+
+    def grade_of(self, pair: PairIds, person: str) -> float | None:
+        word = self.words.get(pair, {}).get(person)
+        return None if word is None else word.grade
 
     def shown_to(self, person: str) -> set[PairIds]:
         """Pairs whose judge's grade a person saw: the pairs answered when their query became complete."""

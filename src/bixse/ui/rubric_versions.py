@@ -20,6 +20,7 @@ from bixse.files.values import FileColumn
 from bixse.judging.audit.agreement import cohen_kappa, counts_by_query
 from bixse.judging.grade import JUDGEMENTS_NAME
 from bixse.judging.rubrics import Rubric, load_rubric, rubric_toml
+from bixse.ui.ui_settings import SEED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -125,7 +126,7 @@ def change_of(workspace: Workspace, version: Version) -> RubricChange | None:
     counts = [counts_by_query(human, side, query_ids, np.array(workspace.rubric.values)) for side in judged]
     measure = {"kappa": cohen_kappa(2)}
     values = [side.values(measure)["kappa"] for side in counts]
-    drawn = [side.draws(measure, SAMPLES, workspace.settings.seed)["kappa"] for side in counts]
+    drawn = [side.draws(measure, SAMPLES, SEED)["kappa"] for side in counts]
     first, second = (percentile_estimate(value, draws) for value, draws in zip(values, drawn, strict=True))
     return RubricChange(len(graded), first, second, percentile_estimate(values[1] - values[0], drawn[1] - drawn[0]))
 

@@ -2,41 +2,61 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
+import pandas as pd
 
+from bixse.data.run import RUN_FILE
 from bixse.errors import InputError
+from bixse.files.files import read_text
 from bixse.judging.audit.agreement import agreement_within, cohen_kappa, counts_by_query
 from bixse.judging.grade import JUDGEMENTS_NAME
-from bixse.judging.open_judge import DEFAULT_RUBRIC
+from bixse.judging.open_judge import DEFAULT_RUBRIC, GradeConfig
 from bixse.judging.rubrics import load_rubric, rubric_names
-from bixse.training.config import LOG_FILE
 from bixse.ui.label_log import open_labels
 from bixse.ui.label_plan import Desk, LabelPlan, open_index
-from bixse.ui.train_run import TrainBatches, TrainRun, read_record, runs_below
-from bixse.ui.two_systems import TwoSystems
+from bixse.ui.ui_settings import SEED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from bixse.judging.rubrics import Rubric
-    from bixse.report.plots import Plot
     from bixse.results import IntervalEstimate
     from bixse.ui.label_log import LabelLog
     from bixse.ui.label_plan import RunIndex
     from bixse.ui.safety import Session
     from bixse.ui.ui_settings import UiSettings
 
+T = TypeVar("T")
 SAMPLES = 500
 """Number of resamples of the queries, few enough for a page."""
+
+
+def runs_below(root: Path) -> Iterator[Path]:
+    """The folders with a run.json: the root, and folders up to two levels below it."""
+    for pattern in (RUN_FILE, f"*/{RUN_FILE}", f"*/*/{RUN_FILE}"):
+        yield from (path.parent for path in sorted(root.glob(pattern)))
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """Return the content of a folder's run.json, empty if there is none; raise InputError if it is damaged."""
+    path = folder / RUN_FILE
+    try:
+        record = json.loads(read_text(path)) if path.is_file() else {}
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, dict):
+        raise InputError(f"{path}: got a damaged record; expected the JSON that bixse wrote; fix: fetch it again")
+    return record
 
 
 @dataclass(frozen=True)
@@ -63,26 +83,37 @@ class Workspace:
 
     def __init__(self, settings: UiSettings, index: RunIndex, labels: LabelLog) -> None:
         self.settings, self.run, self.index, self.labels = settings, settings.run, index, labels
-        self.systems = TwoSystems(settings) if settings.systems else None
-        self.training, self.batches = TrainRun(self.run), TrainBatches(self.run)
         self.plan = LabelPlan(index, self.rubric, settings)
         self.desk = Desk(self.plan, index, labels)
         self.lock = threading.Lock()
         self.trial: Any = None
         """The last tried version of the rubric, and its job; hold `lock` to begin a trial."""
         self._agreement: tuple[Any, AgreementSoFar | None] = (None, None)
+        self._made: dict[Any, Any] = {}
+
+    def once(self, make: Callable[[Workspace], T]) -> T:
+        """Return what `make` makes of this workspace, made once: the state that a page keeps between requests."""
+        with self.lock:
+            if make not in self._made:
+                self._made[make] = make(self)
+            found: T = self._made[make]
+            return found
 
     @cached_property
     def record(self) -> dict[str, Any]:
         """The content of run.json, read once."""
         return read_record(self.run)
 
+    @property
+    def settings_of_run(self) -> dict[str, Any]:
+        return self.record.get("config") or {}
+
     @cached_property
     def rubric(self) -> Rubric:
         """The rubric that people label by; raises InputError if the folder was graded with an unknown rubric."""
         if self.settings.rubric is not None:
             return self.settings.rubric
-        asked = (self.record.get("config") or {}).get("rubric")
+        asked = self.settings_of_run.get("rubric")
         if not isinstance(asked, dict):
             return load_rubric(DEFAULT_RUBRIC)
         rubric = load_rubric(asked["name"]) if asked.get("name") in rubric_names() else None
@@ -92,6 +123,17 @@ class Workspace:
                 "the rubric that people are to label by; fix: --rubric FILE.toml"
             )
         return rubric
+
+    @cached_property
+    def judge(self) -> GradeConfig | None:
+        """The settings of the judge that edited rubrics are tried on, if one is named."""
+        if self.settings.judge is None:
+            return None
+        file = self.settings.judge_file
+        config = GradeConfig.load(file, {} if file else {"judge": self.settings.judge})
+        if config.document_characters is not None:
+            return config
+        return config.model_copy(update={"document_characters": self.settings_of_run.get("document_characters")})
 
     def audit_command(self, *others: Path) -> str:
         """The command that measures the folder's judge, and the judges of other files, against people's labels."""
@@ -110,22 +152,28 @@ class Workspace:
 
     def _agreement_so_far(self) -> AgreementSoFar | None:
         """Weight each label by one over its pair's inclusion probability; leave out pairs that a person chose."""
-        index, rubric, independent = self.index, self.rubric, self.labels.independent
-        rows = [
-            (index.query_ids[row], grade, judged, 1 / self.plan.probabilities[row])
-            for pair, grade in self.labels.grades(independent=True).items()
-            if any(word.probability is not None for word in independent[pair].values())
-            and (row := index.row_of.get(pair)) is not None
-            and (judged := index.grade(row, rubric.scale)) is not None
-        ]
-        if len({query_id for query_id, *_ in rows}) < 2:
+        independent, pairs = self.labels.independent, self.graded_by_both(independent=True)
+        drawn = [any(word.probability is not None for word in independent[pair].values()) for pair in pairs.index]
+        pairs = pairs.loc[np.array(drawn, dtype=bool)]
+        if pairs["query_id"].nunique() < 2:
             return None
-        query_ids, *columns = zip(*rows, strict=True)
-        human, judge, weights = (np.array(column, dtype=np.float64) for column in columns)
-        counts = counts_by_query(human, judge, query_ids, np.array(rubric.values), weights)
+        weights = 1 / self.plan.probabilities[pairs["row"]]
+        human, judge = pairs["human"].to_numpy(), pairs["judge"].to_numpy()
+        counts = counts_by_query(human, judge, list(pairs["query_id"]), np.array(self.rubric.values), weights)
         same, next_to = agreement_within(0), agreement_within(1)
         measures = {"kappa": cohen_kappa(2), "within_one": lambda tables: same(tables) + next_to(tables)}
-        return AgreementSoFar(len(rows), **counts.estimates(measures, SAMPLES, self.settings.seed))
+        return AgreementSoFar(len(pairs), **counts.estimates(measures, SAMPLES, SEED))
+
+    def graded_by_both(self, independent: bool = False) -> pd.DataFrame:
+        """The pairs that judge and people graded, by their ids: row, query_id, and grades `human` and `judge`."""
+        index, scale = self.index, self.rubric.scale
+        found = {
+            pair: (row, pair[0], grade, judged)
+            for pair, grade in self.labels.grades(independent).items()
+            if (row := index.row_of.get(pair)) is not None and (judged := index.grade(row, scale)) is not None
+        }
+        columns = ["row", "query_id", "human", "judge"]
+        return pd.DataFrame(list(found.values()), list(found), columns)
 
 
 @contextmanager
@@ -133,11 +181,11 @@ def open_workspace(settings: UiSettings) -> Iterator[Workspace]:
     """Open a run folder and lock its labels; raise InputError without pairs, OutputExistsError without the lock."""
     if not settings.run.is_dir():
         raise InputError(f"{settings.run}: got no such folder; expected a run folder; fix: check the path")
-    others = settings.systems or (settings.run / LOG_FILE).is_file() or any(runs_below(settings.run))
+    others = settings.systems or any(runs_below(settings.run))
     index = open_index(settings.run, settings.pairs, may_be_empty=bool(others))
     with open_labels(settings.labels_path) as labels:
         workspace = Workspace(settings, index, labels)
-        workspace.training.look()
+        _ = workspace.judge  # wrong settings are refused now, not at the first trial
         yield workspace
 
 
@@ -157,15 +205,15 @@ class Visit:
         return self.session.person
 
     def number(self, name: str) -> int:
-        """Return a whole number of the address, or 0."""
+        """A whole number of the address, or 0."""
         text = self.query.get(name, "")
         return int(text) if text.isdecimal() and len(text) < 10 else 0
 
 
 Show: TypeAlias = "Callable[[Workspace, Visit], dict[str, Any]]"
 """Return the values of a template; read files, but change nothing."""
-Draw: TypeAlias = "Callable[[Workspace, Visit], Plot | None]"
-"""Return a plot, if there is one."""
+Draw: TypeAlias = "Callable[[Workspace, Visit], str | None]"
+"""Return the SVG of a plot, if there is one."""
 Act: TypeAlias = "Callable[[Workspace, Visit], str]"
 """Change something, and return the address to redirect to."""
 
@@ -188,5 +236,3 @@ class Page:
     """True if the page asks for a name first."""
     pictures: Mapping[str, Draw] = field(default_factory=dict)
     """`/NAME/PICTURE.svg`, by GET."""
-    news: Callable[[Workspace], str] | None = None
-    """A value that changes when the page should reload, such as a file size; `/NAME/news` sends it as events."""

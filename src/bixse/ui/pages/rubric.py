@@ -4,33 +4,34 @@ from __future__ import annotations
 
 import shlex
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.graded_pairs import GradedPairs
+import numpy as np
+
 from bixse.data.pairs_files import load_pairs, save_graded_pairs
 from bixse.errors import InputError, shorten
 from bixse.files.files import file_hash
 from bixse.judging.ask import Budget
 from bixse.judging.estimate import estimate
 from bixse.judging.grade import JUDGEMENTS_NAME, LEDGER_NAME, grade
-from bixse.judging.grade_settings import GradeSettings
-from bixse.judging.open_judge import JudgeConfig
 from bixse.ui.background import BackgroundJob
 from bixse.ui.label_plan import share_of
 from bixse.ui.rubric_versions import change_of, current_rubric, decide, save_version, versions
+from bixse.ui.ui_settings import SEED
 from bixse.ui.workspace import Page
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from bixse.judging.judge import Judge
+    from bixse.judging.open_judge import GradeConfig
     from bixse.ui.rubric_versions import Version
     from bixse.ui.workspace import Visit, Workspace
 
 PAIRS_FILE = "rubric-pairs.parquet"
+TRIED = 50
+"""Maximum number of labelled pairs that an edited rubric is tried on: cents at most, and enough to see a change."""
 
 
 def _version_of(workspace: Workspace, visit: Visit) -> Version:
@@ -46,22 +47,17 @@ def trial_pairs(workspace: Workspace) -> Path:
     path = workspace.run / PAIRS_FILE
     if path.is_file():
         return path
-    index, grades = workspace.index, workspace.labels.grades()
-    known = [pair for pair in grades if pair in index.row_of]
-    drawn = sorted(known, key=lambda pair: share_of(workspace.settings.seed, "try", *pair))[: workspace.settings.tried]
+    index, labels = workspace.index, workspace.labels.grades()
+    known = [pair for pair in labels if pair in index.row_of]
+    drawn = sorted(known, key=lambda pair: share_of(SEED, "try", *pair))[:TRIED]
     if len({query_id for query_id, _ in drawn}) < 2:
         raise InputError(f"rubric: got labels of {len(drawn)} pairs; expected of two queries or more; fix: label first")
-    scale, rows = workspace.rubric.scale, []
-    for pair in drawn:
-        own = {"relevance": scale.to_relevance(grades[pair]), "grade": grades[pair], "judge": "people"}
-        rows.append(asdict(index.pair(index.row_of[pair])) | own)
-    save_graded_pairs(GradedPairs.from_rows(rows), path)
+    grades, nothing = [labels[pair] for pair in drawn], [None] * len(drawn)
+    relevance = [workspace.rubric.scale.to_relevance(grade) for grade in grades]
+    pairs = index.pairs.select(np.array([index.row_of[pair] for pair in drawn]))
+    people = {"relevance": relevance, "grade": grades, "grade_probs": nothing, "judge": ["people"] * len(drawn)}
+    save_graded_pairs(pairs.with_columns(**people), path)
     return path
-
-
-def _document_characters(workspace: Workspace) -> int | None:
-    """The value in the settings, or else that of the run that graded the folder."""
-    return workspace.settings.document_characters or (workspace.record.get("config") or {}).get("document_characters")
 
 
 def _ledger(workspace: Workspace) -> Path:
@@ -72,33 +68,38 @@ def _ledger(workspace: Workspace) -> Path:
 
 def commands(workspace: Workspace, version: Version) -> list[str]:
     """The commands behind the buttons: price, grade, compare."""
-    settings = workspace.settings
+    settings, judge = workspace.settings, workspace.judge
     words = ["bixse", "grade", "--pairs", workspace.run / PAIRS_FILE, "--rubric", version.path, "--out", version.out]
-    words += ["--ledger", _ledger(workspace)]
-    given = settings.model_dump(include=settings.model_fields_set & (JudgeConfig.model_fields.keys() - {"rubric"}))
-    given["document_characters"] = _document_characters(workspace)
-    for name, value in given.items():
-        if value not in (None, False, ()):
-            values = [] if value is True else value if isinstance(value, (list, tuple)) else [value]
-            words += [f"--{name.replace('_', '-')}", *values]
+    words += ["--ledger", _ledger(workspace), "--config" if settings.judge_file else "--judge"]
+    words += [settings.judge or "JUDGE"]
+    of_run = workspace.settings_of_run.get("document_characters")
+    if characters := of_run if judge is None else judge.document_characters:
+        words += ["--document-characters", characters]
     grading = [shlex.join(map(str, line)) for line in ([*words, "--dry-run", "--pilot", "0"], words)]
     return [*grading, workspace.audit_command(version.out / JUDGEMENTS_NAME)]
 
 
+def _judge(workspace: Workspace) -> GradeConfig:
+    if workspace.judge is None:
+        raise InputError("--judge: got none; expected the judge to ask; fix: start bixse ui with --judge JUDGE")
+    return workspace.judge
+
+
 @contextmanager
-def _trial(workspace: Workspace, version: Version) -> Iterator[tuple[Judge, dict[str, Any]]]:
-    """Yield the judge, and the arguments for `grade` and `estimate`; answers go to the folder's ledger."""
-    path, settings = trial_pairs(workspace), workspace.settings
-    arguments = {
-        "pairs": load_pairs(path),
-        "out": version.out,
-        "settings": GradeSettings(rubric=version.rubric, document_characters=_document_characters(workspace)),
-        "ledger": _ledger(workspace),
-        "inputs": {"pairs": file_hash(path)},
-    }
-    judge = settings.model_copy(update={"rubric": version.rubric}).open()
+def _trial(workspace: Workspace, version: Version) -> Iterator[dict[str, Any]]:
+    """Open the judge, and yield the arguments of `grade` and `estimate`; answers go to the folder's ledger."""
+    config = _judge(workspace).model_copy(update={"rubric": version.rubric})
+    path, judge = trial_pairs(workspace), config.open()
     try:
-        yield judge, {**arguments, "judge": judge, "prices": settings.of(settings.model or judge.name)}
+        yield {
+            "pairs": load_pairs(path),
+            "judge": judge,
+            "out": version.out,
+            "settings": config,
+            "ledger": _ledger(workspace),
+            "prices": config.of(config.model or judge.name),
+            "inputs": {"pairs": file_hash(path)},
+        }
     finally:
         judge.close()
 
@@ -106,8 +107,8 @@ def _trial(workspace: Workspace, version: Version) -> Iterator[tuple[Judge, dict
 def try_now(workspace: Workspace, version: Version, job: BackgroundJob) -> None:
     """Grade the pairs with one version; a killed trial resumes where it stopped."""
     job.note = "opening the judge"
-    with _trial(workspace, version) as (_, arguments):
-        grade(budget=Budget(workspace.settings.max_usd), progress=job.begin, **arguments)
+    with _trial(workspace, version) as arguments:
+        grade(budget=Budget(arguments["settings"].max_usd), progress=job.begin, **arguments)
 
 
 def rubric(workspace: Workspace, visit: Visit) -> dict[str, Any]:
@@ -120,18 +121,12 @@ def rubric(workspace: Workspace, visit: Visit) -> dict[str, Any]:
         }
         for version in versions(workspace)
     ]
-    return {
-        "rubric": current_rubric(workspace),
-        "found": found,
-        "trial": workspace.trial,
-        "labels": len(workspace.labels.grades()),
-        "has_judge": bool(workspace.settings.judge),
-    }
+    return {"rubric": current_rubric(workspace), "found": found}
 
 
 def progress(workspace: Workspace, visit: Visit) -> dict[str, Any]:
-    """The trial and its progress."""
-    return {"trial": workspace.trial}
+    """Nothing but the trial, which belongs to the workspace."""
+    return {}
 
 
 def save(workspace: Workspace, visit: Visit) -> str:
@@ -144,27 +139,22 @@ def save(workspace: Workspace, visit: Visit) -> str:
 def say_price(workspace: Workspace, visit: Visit) -> str:
     """Estimate a trial, without asking any of its questions."""
     version = _version_of(workspace, visit)
-    _check_judge(workspace)
-    with _trial(workspace, version) as (judge, arguments):
-        visit.session.said.extend(estimate(pilot=0, **arguments).text(judge.name).splitlines())
+    with _trial(workspace, version) as arguments:
+        found = estimate(pilot=0, **arguments)
+        visit.session.said.extend(found.text(arguments["judge"].name).splitlines())
     return f"/rubric#version-{version.number}"
 
 
 def try_version(workspace: Workspace, visit: Visit) -> str:
     """Begin to grade the labelled pairs again, unless a trial is running."""
     version = _version_of(workspace, visit)
-    _check_judge(workspace)
+    _judge(workspace)  # refused before the thread begins, as is a folder without labels
     trial_pairs(workspace)
     with workspace.lock:  # two clicks must not start two trials
         if workspace.trial is None or not workspace.trial[1].is_running:
             job = BackgroundJob(f"trial of rubric {version.number}", partial(try_now, workspace, version))
             workspace.trial = (version, job)
     return "/rubric#trial"
-
-
-def _check_judge(workspace: Workspace) -> None:
-    if not workspace.settings.judge:
-        raise InputError("--judge: got none; expected the judge to ask; fix: start bixse ui with --judge JUDGE")
 
 
 def keep_or_drop(workspace: Workspace, visit: Visit) -> str:
@@ -181,7 +171,7 @@ def keep_or_drop(workspace: Workspace, visit: Visit) -> str:
 
 def has_judge(workspace: Workspace) -> bool:
     """Return True if the judge graded a pair."""
-    return any(status == "graded" for status in workspace.index.status)
+    return bool((workspace.index.status == "graded").any())
 
 
 ACTIONS = {"save": save, "price": say_price, "try": try_version, "decide": keep_or_drop}

@@ -12,8 +12,7 @@ from bixse.data.run import RUN_FILE
 from bixse.errors import BixseError, InputError
 from bixse.judging.grade import LEDGER_NAME
 from bixse.judging.ledgers.segments import answers_by_status
-from bixse.ui.train_run import read_record, runs_below
-from bixse.ui.workspace import Page
+from bixse.ui.workspace import Page, read_record, runs_below
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -99,7 +98,6 @@ def runs(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     states = list_runs(workspace.run)
     gradings = [run.grading for run in states if run.grading is not None]
     return {
-        "root": str(workspace.run),
         "runs": states,
         "usd": sum(grading.usd or 0 for grading in gradings),
         "usd_to_come": sum(grading.usd_to_come or 0 for grading in gradings),
