@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -128,11 +129,8 @@ class LabelLog:
 
     def people(self) -> Mapping[str, int]:
         """Person -> number of pairs that the person graded."""
-        counts: dict[str, int] = {}
-        for words in self.words.values():
-            for person, word in words.items():
-                counts[person] = counts.get(person, 0) + (word.status == "graded")
-        return {person: count for person, count in counts.items() if count and person}
+        words = (item for words in self.words.values() for item in words.items())
+        return Counter(person for person, word in words if person and word.status == "graded")
 
 
 @contextmanager

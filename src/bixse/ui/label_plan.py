@@ -31,10 +31,8 @@ if TYPE_CHECKING:
 
 FIGURES = ("relevance", "relevance_low", "relevance_high")
 COLUMNS = ["query_id", "document_id", "repeat", "status", "judge", "grade_probs", *FIGURES]
-GAIN = 2.0
-"""Weight of full uncertainty, which makes a pair count 1 + GAIN = 3 times."""
-HELD = 900.0
-"""Seconds for which a pair is reserved for the person that it was shown to."""
+GAIN = 2.0  # weight of full uncertainty, which makes a pair count 1 + GAIN = 3 times
+HELD = 900.0  # seconds for which a pair is reserved for the person that it was shown to
 
 
 class RunIndex:

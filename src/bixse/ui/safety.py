@@ -10,12 +10,12 @@ import secrets
 import socket
 import threading
 from dataclasses import dataclass, field
-from http.cookies import CookieError, SimpleCookie
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, unquote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse
 
 from bixse.files.files import storage_errors
@@ -27,10 +27,8 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-LONGEST_FORM = 1 << 20
-"""Maximum size of a form in bytes."""
-MOST_ADDRESSES = 100
-"""Maximum number of unused one-time addresses; the oldest are forgotten."""
+LONGEST_FORM = 1 << 20  # maximum size of a form in bytes
+MOST_ADDRESSES = 100  # maximum number of unused one-time addresses; the oldest are forgotten
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; "
     "frame-ancestors 'none'",
@@ -63,10 +61,8 @@ class Session:
     """The session of one browser."""
 
     name: str
-    person: str = ""
-    """Name of the person who labels; empty until it is given."""
-    said: list[str] = field(default_factory=list)
-    """Messages for the top of the next page."""
+    person: str = ""  # name of the person who labels; empty until it is given
+    said: list[str] = field(default_factory=list)  # messages for the top of the next page
 
 
 class Sessions:
@@ -174,11 +170,8 @@ class Guard:
             return False
 
     def _session(self, headers: Headers) -> Session | None:
-        try:
-            found = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
-        except CookieError:
-            return None
-        return self.sessions.find(found.value) if found is not None else None
+        cookie = cookie_parser(headers.get("cookie", "")).get(self.cookie)
+        return self.sessions.find(cookie) if cookie is not None else None
 
     def hand_over(self, answer: Response, session: Session) -> Response:
         """Add the session's cookie to an answer; no script reads it, and no other site's page sends it."""

@@ -25,22 +25,19 @@ if TYPE_CHECKING:
 
     from bixse.data.collection import Collection
 
-KEPT = 64
-"""Number of cached answers per system, one per position of a slider."""
+KEPT = 64  # number of cached answers per system, one per position of a slider
 
 
 @dataclass(frozen=True)
 class Searcher:
     """An opened system."""
 
-    name: str
-    """Name as given in the settings."""
+    name: str  # name as given in the settings
     kind: str
     """Kind "model", "index", "bm25" or "run"."""
     find: Callable[[str, str | None, int], list[Hit]]
     """Search for a query's text, its id in the collection and a number of documents; `Hit.cosine` is the score."""
-    model: Any = None
-    """Encoder of a model or an index."""
+    model: Any = None  # encoder of a model or an index
 
     @property
     def head(self) -> Any:

@@ -20,13 +20,12 @@ from starlette.staticfiles import StaticFiles
 
 from bixse.errors import BixseError, InputError, printable
 from bixse.report.page import page_environment
-from bixse.ui.background import NotReadyError
 from bixse.ui.pages import batch, compare, label, rubric, runs, training
 from bixse.ui.safety import Guard, Session, Sessions, open_secret, read_form
-from bixse.ui.workspace import Page, Visit, open_workspace
+from bixse.ui.workspace import NotReadyError, Page, Visit, open_workspace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from starlette.requests import Request
 
@@ -36,8 +35,7 @@ if TYPE_CHECKING:
 PAGES = (*label.PAGES, *rubric.PAGES, *compare.PAGES, *training.PAGES, *batch.PAGES, *runs.PAGES)
 """All pages in the order of the navigation; `/` shows the first page that fits the folder."""
 SVG = "image/svg+xml"
-LONGEST_NAME = 40
-"""Maximum number of characters of a person's name."""
+LONGEST_NAME = 40  # maximum number of characters of a person's name
 log = logging.getLogger(__name__)
 
 
@@ -178,15 +176,12 @@ def serve(settings: UiSettings, say: Callable[[str], None]) -> None:
             uvicorn.Server(config).run(sockets=[listener])
 
 
-@contextlib.contextmanager
-def _listening(settings: UiSettings) -> Iterator[socket.socket]:
+def _listening(settings: UiSettings) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-        listener = socket.create_server((settings.host, settings.port), family=family)
+        return socket.create_server((settings.host, settings.port), family=family)
     except OSError as error:
         raise InputError(
             f"{settings.host}:{settings.port}: got {error.strerror or error}; expected a free port of this machine; "
             "fix: choose another --port, or 0 for any free one"
         ) from error
-    with listener:
-        yield listener

@@ -14,18 +14,11 @@ from bixse.settings import Flag, Settings
 if TYPE_CHECKING:
     from typing import Self
 
-SEED = 0
-"""Seed of all draws; that of `bixse calibrate` and `bixse grade audit`, so that figures are equal."""
+SEED = 0  # seed of all draws; that of `bixse calibrate` and `bixse grade audit`, so that figures are equal
 
 
 class UiSettings(Settings):
-    """Settings of `bixse ui`.
-
-    Example:
-        >>> settings = UiSettings(run="runs/grade")
-        >>> settings.labels_path.as_posix(), settings.host
-        ('runs/grade/labels.jsonl', '127.0.0.1')
-    """
+    """Settings of `bixse ui`."""
 
     run: Annotated[Path, Flag(metavar="RUN_FOLDER", positional=True)]
     """Output folder of `bixse grade` (or any folder, with pairs)."""

@@ -1,8 +1,9 @@
-"""`Workspace`: the run folder that pages share; `Page`: functions from a workspace and a visit to template values."""
+"""`Workspace`: the run folder that pages share; `Page`: a page as functions; `BackgroundJob`: its work in a thread."""
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import shlex
 import threading
@@ -15,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from bixse.data.run import RUN_FILE
-from bixse.errors import InputError
+from bixse.errors import BixseError, InputError
 from bixse.files.files import read_text
 from bixse.judging.audit.agreement import agreement_within, cohen_kappa, counts_by_query
 from bixse.judging.grade import JUDGEMENTS_NAME
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
     from bixse.ui.ui_settings import UiSettings
 
 T = TypeVar("T")
-SAMPLES = 500
-"""Number of resamples of the queries, few enough for a page."""
+log = logging.getLogger(__name__)
+SAMPLES = 500  # number of resamples of the queries, few enough for a page
 
 
 def runs_below(root: Path) -> Iterator[Path]:
@@ -63,10 +64,8 @@ def read_record(folder: Path) -> dict[str, Any]:
 class AgreementSoFar:
     """The agreement of judge and people on all pairs of the folder, estimated from the labels."""
 
-    labels: int
-    """Number of pairs with a label and a grade of the judge."""
-    kappa: IntervalEstimate
-    """Kappa with quadratic weights."""
+    labels: int  # number of pairs with a label and a grade of the judge
+    kappa: IntervalEstimate  # kappa with quadratic weights
     within_one: IntervalEstimate
 
     def left(self, width: float) -> int | None:
@@ -152,8 +151,9 @@ class Workspace:
 
     def _agreement_so_far(self) -> AgreementSoFar | None:
         """Weight each label by one over its pair's inclusion probability; leave out pairs that a person chose."""
-        independent, pairs = self.labels.independent, self.graded_by_both(independent=True)
-        drawn = [any(word.probability is not None for word in independent[pair].values()) for pair in pairs.index]
+        words, pairs = self.labels.independent, self.graded_by_both(independent=True)
+        ids = zip(pairs["query_id"], pairs["document_id"], strict=True)
+        drawn = [any(word.probability is not None for word in words[pair].values()) for pair in ids]
         pairs = pairs.loc[np.array(drawn, dtype=bool)]
         if pairs["query_id"].nunique() < 2:
             return None
@@ -165,15 +165,14 @@ class Workspace:
         return AgreementSoFar(len(pairs), **counts.estimates(measures, SAMPLES, SEED))
 
     def graded_by_both(self, independent: bool = False) -> pd.DataFrame:
-        """The pairs that judge and people graded, by their ids: row, query_id, and grades `human` and `judge`."""
+        """The pairs that judge and people graded: row, ids, and the grades `human` and `judge`."""
         index, scale = self.index, self.rubric.scale
-        found = {
-            pair: (row, pair[0], grade, judged)
+        found = [
+            (row, *pair, grade, judged)
             for pair, grade in self.labels.grades(independent).items()
             if (row := index.row_of.get(pair)) is not None and (judged := index.grade(row, scale)) is not None
-        }
-        columns = ["row", "query_id", "human", "judge"]
-        return pd.DataFrame(list(found.values()), list(found), columns)
+        ]
+        return pd.DataFrame(found, columns=["row", "query_id", "document_id", "human", "judge"])
 
 
 @contextmanager
@@ -194,11 +193,9 @@ class Visit:
     """The content of one request."""
 
     session: Session
-    query: Mapping[str, str]
-    """Fields of the address, after `?`."""
+    query: Mapping[str, str]  # fields of the address, after `?`
     form: Mapping[str, str] = field(default_factory=dict)
-    address: str = ""
-    """Address of the server, such as http://127.0.0.1:8765."""
+    address: str = ""  # address of the server, such as http://127.0.0.1:8765
 
     @property
     def person(self) -> str:
@@ -208,6 +205,14 @@ class Visit:
         """A whole number of the address, or 0."""
         text = self.query.get(name, "")
         return int(text) if text.isdecimal() and len(text) < 10 else 0
+
+    def real(self, name: str) -> float | None:
+        """A finite number of the form or the address, or None."""
+        try:
+            found = float(self.form.get(name, self.query.get(name, "")))
+        except ValueError:
+            return None
+        return found if math.isfinite(found) else None
 
 
 Show: TypeAlias = "Callable[[Workspace, Visit], dict[str, Any]]"
@@ -232,7 +237,62 @@ class Page:
     """`/NAME/ACTION`, by POST."""
     parts: Mapping[str, Show] = field(default_factory=dict)
     """`/NAME/PART`, by GET, from `NAME-PART.html.j2`: a part that loads later, such as progress."""
-    needs_person: bool = False
-    """True if the page asks for a name first."""
     pictures: Mapping[str, Draw] = field(default_factory=dict)
     """`/NAME/PICTURE.svg`, by GET."""
+    needs_person: bool = False
+    """True if the page asks for a name first."""
+
+
+class NotReadyError(Exception):
+    """A page needs a result of a job that is running; the server shows its progress, and loads the page again."""
+
+    def __init__(self, job: BackgroundJob) -> None:
+        super().__init__(job.status)
+
+
+class BackgroundJob:
+    """Work that starts with the constructor; pages read its progress, and after its end `result` or `error`."""
+
+    def __init__(self, name: str, work: Callable[[BackgroundJob], Any]) -> None:
+        self.name, self.doing, self.note, self.error = name, "waiting", "", ""
+        self.done = self.total = 0
+        self.result: Any = None
+        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)  # Ctrl-C does not wait for it
+        self._thread.start()
+
+    def _run(self, work: Callable[[BackgroundJob], Any]) -> None:
+        try:
+            self.result = work(self)
+        except BixseError as error:
+            self.error = str(error)
+        except Exception as error:  # a thread has no caller that could report it
+            log.exception("%s", self.name)
+            self.error = f"{type(error).__name__}: {error}; the terminal shows more"
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def status(self) -> str:
+        return f"{self.doing}: {self.done:,} of {self.total:,}" if self.total else self.doing
+
+    def check(self) -> None:
+        """Raise NotReadyError while the job is running, and InputError if it failed."""
+        if self.is_running:
+            raise NotReadyError(self)
+        if self.error:
+            raise InputError(self.error)
+
+    def wait(self) -> BackgroundJob:
+        self._thread.join()
+        return self
+
+    def begin(self, doing: str, total: int = 0) -> Callable[..., None]:
+        """Begin a part of the work, and return the function that counts its steps."""
+        self.doing, self.note, self.done, self.total = doing, "", 0, total
+
+        def step(done: int, note: str = "", known: int = 0) -> None:
+            self.done, self.note = self.done + done + known, note or self.note
+
+        return step

@@ -12,8 +12,7 @@ import numpy as np
 
 from bixse.errors import InputError
 from bixse.training.config import MODEL_FOLDER
-from bixse.ui.background import BackgroundJob
-from bixse.ui.workspace import Page, read_record
+from bixse.ui.workspace import BackgroundJob, Page, read_record
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,12 +20,9 @@ if TYPE_CHECKING:
     from bixse.ui.workspace import Visit, Workspace
 
 RELEVANCE_EDGES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-SIGMA_EDGES = (0.0, 0.02, 0.1, 0.25, 0.5, 1.0)
-"""Edges between shades; most unlabelled entries have a small sigma."""
-DOUBTED = 10
-"""Number of unlabelled entries that are listed per batch."""
-MOST_QUERIES, MOST_DOCUMENTS = 64, 256
-"""Shown part of a batch."""
+SIGMA_EDGES = (0.0, 0.02, 0.1, 0.25, 0.5, 1.0)  # edges between shades; most unlabelled entries have a small sigma
+DOUBTED = 10  # number of unlabelled entries that are listed per batch
+MOST_QUERIES, MOST_DOCUMENTS = 64, 256  # shown part of a batch
 BATCHES_KEPT = 8
 
 
@@ -36,16 +32,12 @@ class BatchMatrix:
 
     epoch: int
     number: int
-    batches: int
-    """Number of batches per epoch."""
-    whole: tuple[int, int]
-    """Shape (B, N) of the complete batch."""
+    batches: int  # number of batches per epoch
+    whole: tuple[int, int]  # shape (B, N) of the complete batch
     queries: list[str]
     documents: list[str]
-    known: NDArray[np.float64]
-    """(B, N) relevance in [0, 1]; -1 for unlabelled entries, NaN for masked entries."""
-    sigma: NDArray[np.float64] | None
-    """(B, N) probability of relevance; None without a model that has a relevance head."""
+    known: NDArray[np.float64]  # (B, N) relevance in [0, 1]; -1 for unlabelled entries, NaN for masked entries
+    sigma: NDArray[np.float64] | None  # (B, N) probability of relevance; None without a model that has a relevance head
 
     @property
     def assumed(self) -> NDArray[np.bool_]:
@@ -144,17 +136,14 @@ def _doubted(matrix: BatchMatrix) -> list[dict[str, Any]]:
 
 def _shades(matrix: BatchMatrix) -> list[dict[str, Any]]:
     """Each kind of entry with its count and its SVG path."""
-    known = matrix.known
-    sigma = matrix.sigma if matrix.sigma is not None else np.zeros_like(known)
-    masks = {}
+    known, sigma = matrix.known, np.zeros_like(matrix.known) if matrix.sigma is None else matrix.sigma
+    masks = {"masked": ("masked: counts neither way", np.isnan(known))}
     for level, (low, high) in enumerate(pairwise(RELEVANCE_EDGES)):
-        inside = (known >= low) & ((known < high) | (high == 1))
+        inside = (known >= 0) & (np.digitize(known, RELEVANCE_EDGES[1:-1]) == level)
         masks[f"known-{level}"] = (f"known, relevance {low:g} to {high:g}", inside)
-    masks["masked"] = ("masked: counts neither way", np.isnan(known))
     for level, (low, high) in enumerate(pairwise(SIGMA_EDGES)):
-        inside = matrix.assumed & (sigma >= low) & ((sigma < high) | (high == 1))
-        words = f"assumed zero, sigma {low:g} to {high:g}" if matrix.sigma is not None else "assumed zero"
-        masks[f"zero-{level}"] = (words, inside)
+        words = "assumed zero" if matrix.sigma is None else f"assumed zero, sigma {low:g} to {high:g}"
+        masks[f"zero-{level}"] = (words, matrix.assumed & (np.digitize(sigma, SIGMA_EDGES[1:-1]) == level))
     return [
         {"style": style, "words": words, "count": int(mask.sum()), "path": _path(mask)}
         for style, (words, mask) in masks.items()

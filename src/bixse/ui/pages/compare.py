@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -11,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from bixse.errors import BixseError, InputError, shorten
-from bixse.ui.background import BackgroundJob
 from bixse.ui.pages.label import event_of, grading_form
 from bixse.ui.ui_settings import SEED
-from bixse.ui.workspace import Page
+from bixse.ui.workspace import BackgroundJob, Page
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,14 +24,10 @@ if TYPE_CHECKING:
     from bixse.ui.workspace import Visit, Workspace
 
 TOPS = (5, 10, 20)
-SHOWN_QUERIES = 500
-"""Number of queries in the list; other queries of the collection are found by typing."""
-ROW = 10
-"""Height of a row in the SVG of the lines."""
-CHECKS_KEPT = 64
-"""Number of cached calibration checks, one per position of the slider."""
-LOWEST, HIGHEST = -4.0, -0.1
-"""Ends of the slider, as log10 of the prior."""
+SHOWN_QUERIES = 500  # number of queries in the list; other queries of the collection are found by typing
+ROW = 10  # height of a row in the SVG of the lines
+CHECKS_KEPT = 64  # number of cached calibration checks, one per position of the slider
+LOWEST, HIGHEST = -4.0, -0.1  # ends of the slider, as log10 of the prior
 
 
 @dataclass(frozen=True)
@@ -42,12 +36,9 @@ class HitRow:
 
     hit: Hit
     ranks: tuple[int | None, int | None]
-    grade: float | None
-    """Grade in the collection's judgements."""
-    own: float | None
-    """Grade by the person."""
-    is_below: bool
-    """True if the probability is below the threshold."""
+    grade: float | None  # grade in the collection's judgements
+    own: float | None  # grade by the person
+    is_below: bool  # true if the probability is below the threshold
 
     @property
     def move(self) -> str:
@@ -135,7 +126,8 @@ def compare(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     query_id = query.get("query") or next((name for name, text in queries.items() if text == typed.strip()), None)
     text = queries.get(query_id or "", typed)
     query_id = query_id if query_id in queries else None
-    probability = _probability(query.get("p", ""))
+    asked = visit.real("p")
+    probability = 0.5 if asked is None else min(max(asked, 0.001), 0.999)  # 0 and 1 have no finite logit
     top = next((number for number in TOPS if query.get("top") == str(number)), 10)
     sides: list[list[HitRow]] = []
     problem = None
@@ -163,14 +155,6 @@ def compare(workspace: Workspace, visit: Visit) -> dict[str, Any]:
         "commands": _commands(workspace, systems.searchers, text if sides else "", top, probability),
         "address": urlencode({"text": text} if query_id is None else {"query": query_id}),
     }
-
-
-def _probability(given: str) -> float:
-    try:
-        found = float(given)
-    except ValueError:
-        return 0.5
-    return min(max(found, 0.001), 0.999) if math.isfinite(found) else 0.5  # 0 and 1 have no finite logit
 
 
 def _rows(
@@ -271,12 +255,10 @@ def _asked(systems: TwoSystems, visit: Visit) -> tuple[list[int], int, float | N
             "fix: run `bixse calibrate` on a model"
         )
     side = next((side for side in sides if visit.query.get("side") == str(side)), sides[0])
-    try:
-        exponent = float(visit.query.get("exponent", ""))
-    except ValueError:
+    exponent = visit.real("exponent")
+    if exponent is None or not LOWEST <= exponent <= HIGHEST:
         return sides, side, None
-    # rounded as in the command
-    return sides, side, float(f"{10**exponent:.3g}") if LOWEST <= exponent <= HIGHEST else None
+    return sides, side, float(f"{10**exponent:.3g}")  # rounded as in the command
 
 
 def draw_reliability(workspace: Workspace, visit: Visit) -> str | None:
@@ -288,21 +270,8 @@ def draw_reliability(workspace: Workspace, visit: Visit) -> str | None:
     return reliability_diagram(systems.check(side, prior).calibrated, "calibrated, held-out half").svg
 
 
+FIGURES, DIAGRAM = {"figures": calibration}, {"diagram": draw_reliability}
 PAGES = (
-    Page(
-        "compare",
-        "Search",
-        compare,
-        lambda workspace: bool(workspace.settings.systems),
-        {"grade": grade},
-        {"results": compare},
-    ),
-    Page(
-        "calibration",
-        "Calibration",
-        calibration,
-        lambda workspace: workspace.settings.held_out is not None,
-        parts={"figures": calibration},
-        pictures={"diagram": draw_reliability},
-    ),
+    Page("compare", "Search", compare, lambda of: bool(of.settings.systems), {"grade": grade}, {"results": compare}),
+    Page("calibration", "Calibration", calibration, lambda of: bool(of.settings.held_out), {}, FIGURES, DIAGRAM),
 )

@@ -26,13 +26,10 @@ if TYPE_CHECKING:
     from bixse.judging.audit.labels import LabelStatus, PairIds
     from bixse.ui.workspace import Visit, Workspace
 
-SHOWN = 4000
-"""Number of characters of a document that are shown at first."""
+SHOWN = 4000  # number of characters of a document that are shown at first
 LONGEST_EXPLANATION = 10_000
-ANSWERS: dict[str, LabelStatus] = {"cannot-tell": "cannot-tell", "skip": "skipped"}
-"""Answers that are not a grade."""
-AT_ONCE = 20
-"""Pairs per page."""
+ANSWERS: dict[str, LabelStatus] = {"cannot-tell": "cannot-tell", "skip": "skipped"}  # answers that are not a grade
+AT_ONCE = 20  # pairs per page
 
 
 def make_card(workspace: Workspace, visit: Visit, row: int) -> dict[str, Any]:
@@ -99,11 +96,9 @@ def event_of(workspace: Workspace, visit: Visit, final: bool = False, chosen: bo
 
 
 def _seconds(workspace: Workspace, visit: Visit) -> float | None:
-    try:
-        shown = float(visit.form.get("shown", ""))
-    except ValueError:
+    last, shown = workspace.labels.last_of(visit.person), visit.real("shown")
+    if shown is None:
         return None
-    last = workspace.labels.last_of(visit.person)
     since = max(shown, datetime.fromisoformat(last.time).timestamp()) if last is not None else shown
     found = round(time.time() - since, 1)
     return found if 0 <= found < 1e6 else None
@@ -177,11 +172,7 @@ def _word(workspace: Workspace, event: LabelEvent) -> str:
 
 
 def people_agreement(workspace: Workspace) -> dict[str, Any]:
-    """The agreement on all pairs with grades of two people or more; a settled grade belongs to nobody.
-
-    `alpha` is Krippendorff's for ordinal grades, None if all grades are the same; `differing` are pairs that are not
-    settled.
-    """
+    """The agreement on pairs with grades of two people or more, as Krippendorff's alpha; None if all are the same."""
     words = workspace.labels.words
     several = list(_of_several(workspace.labels.independent).values())  # the judge's grade comes with other people's
     table = pd.DataFrame(several).to_numpy(np.float64).T  # (people, pairs)
@@ -232,8 +223,8 @@ def disagreements(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     counts = np.zeros((len(labels), len(labels)), dtype=int)
     np.add.at(counts, (entries["human"], entries["judge"]), 1)
     chosen = {name: visit.query.get(name, "") for name in ("human", "judge", "gap", "query")}
-    found = _chosen(workspace, entries, chosen).sort_values(["gap", "row"], ascending=[False, True])
-    page = int(_number("page", visit.query.get("page", ""), 1))
+    found = _chosen(workspace, visit, entries, chosen).sort_values(["gap", "row"], ascending=[False, True])
+    page = int(_number(visit, "page", 1))
     shown = found[(page - 1) * AT_ONCE : page * AT_ONCE]
     return {
         "labels": labels,
@@ -254,14 +245,14 @@ def disagreements(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     }
 
 
-def _chosen(workspace: Workspace, entries: pd.DataFrame, chosen: Mapping[str, str]) -> pd.DataFrame:
+def _chosen(workspace: Workspace, visit: Visit, entries: pd.DataFrame, chosen: Mapping[str, str]) -> pd.DataFrame:
     labels, word = workspace.rubric.labels, chosen["query"].casefold()
     for name in ("human", "judge"):
         if chosen[name]:
             if chosen[name] not in labels:
                 raise InputError(f"{name}: got {shorten(chosen[name])}; expected {', '.join(labels)}; fix: choose one")
             entries = entries[entries[name] == labels.index(chosen[name])]
-    entries = entries[entries["gap"] >= _number("gap", chosen["gap"], 0)]
+    entries = entries[entries["gap"] >= _number(visit, "gap", 0)]
     if word:
         texts = workspace.index.pairs.texts("query", entries["row"].tolist())
         ids = entries["query_id"].tolist()
@@ -270,13 +261,11 @@ def _chosen(workspace: Workspace, entries: pd.DataFrame, chosen: Mapping[str, st
     return entries
 
 
-def _number(name: str, text: str, least: float) -> float:
-    try:
-        found = float(text or least)
-    except ValueError:
-        found = -1.0
-    if not least <= found < 1e9:
-        raise InputError(f"{name}: got {shorten(text)}; expected a number from {least:g} up; fix: correct it")
+def _number(visit: Visit, name: str, least: float) -> float:
+    found = visit.real(name) if visit.query.get(name) else least
+    if found is None or not least <= found < 1e9:
+        got = shorten(visit.query.get(name))
+        raise InputError(f"{name}: got {got}; expected a number from {least:g} up; fix: correct it")
     return found
 
 

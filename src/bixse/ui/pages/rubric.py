@@ -16,11 +16,10 @@ from bixse.files.files import file_hash
 from bixse.judging.ask import Budget
 from bixse.judging.estimate import estimate
 from bixse.judging.grade import JUDGEMENTS_NAME, LEDGER_NAME, grade
-from bixse.ui.background import BackgroundJob
 from bixse.ui.label_plan import share_of
 from bixse.ui.rubric_versions import change_of, current_rubric, decide, save_version, versions
 from bixse.ui.ui_settings import SEED
-from bixse.ui.workspace import Page
+from bixse.ui.workspace import BackgroundJob, Page
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -116,17 +115,12 @@ def rubric(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     found = [
         {
             "version": version,
-            "change": change_of(workspace, version) if version.is_tried else None,
+            "change": change_of(workspace, version),
             "commands": commands(workspace, version),
         }
         for version in versions(workspace)
     ]
     return {"rubric": current_rubric(workspace), "found": found}
-
-
-def progress(workspace: Workspace, visit: Visit) -> dict[str, Any]:
-    """Nothing but the trial, which belongs to the workspace."""
-    return {}
 
 
 def save(workspace: Workspace, visit: Visit) -> str:
@@ -175,4 +169,4 @@ def has_judge(workspace: Workspace) -> bool:
 
 
 ACTIONS = {"save": save, "price": say_price, "try": try_version, "decide": keep_or_drop}
-PAGES = (Page("rubric", "Rubric", rubric, has_judge, ACTIONS, {"progress": progress}),)
+PAGES = (Page("rubric", "Rubric", rubric, has_judge, ACTIONS, {"progress": lambda workspace, visit: {}}),)

@@ -97,10 +97,6 @@ class TrainRun:
         except InputError:
             return {}
 
-    @property
-    def results(self) -> dict[str, Any]:
-        return self.record.get("results") or {}
-
     def curve(self) -> TrainingCurve:
         """The log as a curve; a long log is thinned by means of neighbours."""
         from bixse.report.schema import training_curve
@@ -112,13 +108,13 @@ class TrainRun:
             if len(points) > LONGEST_CURVE:
                 points = np.array([part.mean(axis=0) for part in np.array_split(points, LONGEST_CURVE)])
             entries += [{"step": round(step), name: value} for step, value in points.tolist()]
-        return training_curve(self.name, entries, self.results.get("best_step"))
+        return training_curve(self.name, entries, (self.record.get("results") or {}).get("best_step"))
 
     def merge_curve(self) -> MergeCurve | None:
         """The scores of the tried merge weights; None if the model was not merged."""
         from bixse.report.schema import MergeCurve
 
-        merged = self.results.get("merge")
+        merged = (self.record.get("results") or {}).get("merge")
         if not merged or not merged["points"]:
             return None
         guards = sorted({change["collection"] for change in merged["changes"] if change["role"] == "guard"})
@@ -185,13 +181,9 @@ def _panel(name: str, workspace: Workspace, visit: Visit) -> str | None:
     return next((plot.svg for title, plot in plots.items() if title.startswith(PANELS[name][0])), None)
 
 
-PAGES = (
-    Page(
-        "training",
-        "Training",
-        training,
-        lambda workspace: (workspace.run / LOG_FILE).is_file(),
-        parts={"now": training},
-        pictures={name: partial(_panel, name) for name in PANELS},
-    ),
-)
+def _is_training(workspace: Workspace) -> bool:
+    return (workspace.run / LOG_FILE).is_file()
+
+
+PICTURES = {name: partial(_panel, name) for name in PANELS}
+PAGES = (Page("training", "Training", training, _is_training, parts={"now": training}, pictures=PICTURES),)
