@@ -24,15 +24,12 @@ MORE = "further settings"
 
 
 def add_settings(parser: argparse.ArgumentParser, kind: type[Settings], first: Sequence[str] = ()) -> None:
-    """Add one flag per setting, and show the keys of `first` first in the help.
+    """Add one flag per setting; in the help the keys of `first` come first (if none, all outside sections).
 
     A setting of a section is `--section.setting`, or `--setting` in a flat section. A section that may be null has a
     switch with its name, unless it is flat. A mapping takes words such as NAME=SHARE if its `Flag` has a metavar, and
     a validator reads them. Other mappings are set in YAML and Python alone. Positional settings may come anywhere
-    (`parse_intermixed_args`). They are optional for argparse, because validation reports missing settings.
-
-    An empty `first` shows all settings outside sections first. The other settings follow in groups with a title: the
-    verb's own, one group per class shared with other verbs, one group per section.
+    (`parse_intermixed_args`). All are optional for argparse, because validation reports missing settings.
     """
     _add(parser, None if first else parser, kind, "", "--", first)
 

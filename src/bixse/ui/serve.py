@@ -160,7 +160,7 @@ def _name(given: str) -> str:
     return " ".join(printable(given).split())[:LONGEST_NAME]
 
 
-def serve(settings: UiSettings, say: Callable[[str], None]) -> None:
+def serve(settings: UiSettings, say: Callable[[str], Any]) -> None:
     """Serve the pages of a run folder until Ctrl-C or SIGTERM; `say` receives the address to open."""
     with open_workspace(settings) as workspace, _listening(settings) as listener:
         port = listener.getsockname()[1]
