@@ -5,8 +5,8 @@ import shlex
 
 import pytest
 
-from bixse.cli.flags import settings_from
 from bixse.cli.main import main, parse
+from bixse.cli.verb import settings_from
 from bixse.data.trec import read_run
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import build_encoder

@@ -19,8 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from bixse.cli.flags import add_settings
-from bixse.cli.verb import CommandResult
+from bixse.cli.verb import CommandResult, add_settings
 from bixse.errors import BixseError, InputError, InterruptedRunError, did_you_mean, printable
 from bixse.scale.engines.engine_settings import PlaceSettings
 from bixse.training.distributed import is_main_process, rank, world_size
