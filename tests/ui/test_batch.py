@@ -10,7 +10,7 @@ import pytest
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import load_relevance_model
-from bixse.ui.pages.batch import TrainBatches
+from bixse.ui.pages.training import TrainBatches
 from helpers.ui_server import Browser
 
 OPTIMIZER = {"batch_size": 8, "documents_per_query": 3, "epochs": 2}

@@ -20,7 +20,7 @@ from starlette.staticfiles import StaticFiles
 
 from bixse.errors import BixseError, InputError, printable
 from bixse.report.page import page_environment
-from bixse.ui.pages import batch, compare, label, rubric, runs, training
+from bixse.ui.pages import compare, label, rubric, runs, training
 from bixse.ui.safety import Guard, Session, Sessions, open_secret, read_form
 from bixse.ui.workspace import NotReadyError, Page, Visit, open_workspace
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from bixse.ui.ui_settings import UiSettings
     from bixse.ui.workspace import Act, Draw, Show, Workspace
 
-PAGES = (*label.PAGES, *rubric.PAGES, *compare.PAGES, *training.PAGES, *batch.PAGES, *runs.PAGES)
+PAGES = (*label.PAGES, *rubric.PAGES, *compare.PAGES, *training.PAGES, *runs.PAGES)
 """All pages in the order of the navigation; `/` shows the first page that fits the folder."""
 SVG = "image/svg+xml"
 LONGEST_NAME = 40  # maximum number of characters of a person's name

@@ -1,4 +1,4 @@
-"""The page of a training run: its curves, from a log that may still grow."""
+"""Pages of a training run: its curves, from a log that may still grow, and one batch as the model sees it."""
 
 from __future__ import annotations
 
@@ -6,20 +6,25 @@ import json
 import math
 import shlex
 import threading
-from functools import partial
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bixse.data.run import RUN_FILE
 from bixse.errors import InputError
-from bixse.training.config import LOG_FILE, REGRADE_FOLDER
-from bixse.ui.workspace import Page, read_record
+from bixse.training.config import LOG_FILE, MODEL_FOLDER, REGRADE_FOLDER
+from bixse.ui.workspace import BackgroundJob, Page, read_record
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from bixse.report.plots import Plot
     from bixse.report.schema import MergeCurve, TrainingCurve
     from bixse.ui.workspace import Visit, Workspace
+
 
 LONGEST_CURVE = 1000
 """Maximum number of points of a curve, as a long log is drawn again for every new line; plots thin it further."""
@@ -185,5 +190,148 @@ def _is_training(workspace: Workspace) -> bool:
     return (workspace.run / LOG_FILE).is_file()
 
 
+RELEVANCE_EDGES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+SIGMA_EDGES = (0.0, 0.02, 0.1, 0.25, 0.5, 1.0)  # edges between shades; most unlabelled entries have a small sigma
+DOUBTED = 10  # number of unlabelled entries that are listed per batch
+MOST_QUERIES, MOST_DOCUMENTS = 64, 256  # shown part of a batch
+BATCHES_KEPT = 8
+
+
+@dataclass(frozen=True)
+class BatchMatrix:
+    """The shown (B, N) entries of a batch."""
+
+    epoch: int
+    number: int
+    batches: int  # number of batches per epoch
+    whole: tuple[int, int]  # shape (B, N) of the complete batch
+    queries: list[str]
+    documents: list[str]
+    known: NDArray[np.float64]  # (B, N) relevance in [0, 1]; -1 for unlabelled entries, NaN for masked entries
+    sigma: NDArray[np.float64] | None  # (B, N) probability of relevance; None without a model that has a relevance head
+
+    @property
+    def assumed(self) -> NDArray[np.bool_]:
+        """The (B, N) mask of unlabelled entries."""
+        return np.equal(self.known, -1)
+
+
+class TrainBatches:
+    """The batches of a run folder of `bixse train`; a thread loads the pairs and the model, once."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.folder = workspace.run
+        self._pairs: Any = None
+        self._model: Any = None
+        self._lock = threading.Lock()
+        self._at_work = threading.Lock()
+        self._job = lru_cache(BATCHES_KEPT)(self._begin)  # a cache on the class would keep instances alive
+
+    def start(self, epoch: int, number: int) -> BackgroundJob:
+        """Start the job that draws a `BatchMatrix`; both indices count from 0 and are clipped to the run's batches."""
+        with self._lock:  # two requests must not start one batch twice
+            return self._job(max(0, epoch), max(0, number))
+
+    def _begin(self, epoch: int, number: int) -> BackgroundJob:
+        return BackgroundJob("batch", lambda job: self._drawn(job, epoch, number))
+
+    def _drawn(self, job: BackgroundJob, epoch: int, number: int) -> BatchMatrix:
+        from bixse.data.pairs_files import load_several
+        from bixse.encoders.loading.build import load_relevance_model
+        from bixse.settings import paths_in
+        from bixse.training.config import TrainConfig
+        from bixse.training.loop.batches import BatchPlan, GradedCollator, GroupDataset
+
+        job.begin("reading the pairs")
+        settings = read_record(self.folder).get("config") or {}
+        if not settings.get("pairs"):
+            raise InputError(f"{self.folder}: got no run.json with pairs; expected that of `bixse train`; fix: wait")
+        config = TrainConfig.load(None, settings)
+        optimizer = config.optimizer
+        with self._at_work:  # pairs and model are loaded once, and one batch is encoded at a time
+            if self._pairs is None:
+                self._pairs = load_several(paths_in(config.pairs))
+            if self._model is None and (self.folder / MODEL_FOLDER).is_dir():
+                job.begin("loading the model")
+                self._model = load_relevance_model(self.folder / MODEL_FOLDER)
+            job.begin("drawing the batch")
+            pairs = self._pairs
+            plan = BatchPlan(pairs, optimizer.batch_size, config.seed, config.task_shares)
+            plan.set_epoch(min(epoch, optimizer.epochs - 1))
+            number = min(number, len(plan) - 1)
+            dataset = GroupDataset(pairs, optimizer.documents_per_query, config.seed)
+            collate = GradedCollator(lambda *_, **__: {}, pairs, config.loss_options.get("in_batch_labels", "known"))
+            batch = collate([dataset[index] for index in list(plan)[number]])
+            groups, documents = (part.numpy() for part in batch["numbers"])
+            rows, columns, relevance = (batch["label"][name].numpy() for name in ("rows", "columns", "relevance"))
+            known = np.full((len(groups), len(documents)), -1.0)
+            known[rows, columns] = relevance
+            queries = pairs.texts("query", pairs.groups().first_rows[groups[:MOST_QUERIES]].tolist())
+            texts = pairs.texts("document", pairs.distinct("document")[documents[:MOST_DOCUMENTS]].tolist())
+            sigma = self._sigma(job, queries, texts)
+        shown = known[:MOST_QUERIES, :MOST_DOCUMENTS]
+        return BatchMatrix(plan.epoch, number, len(plan), known.shape, queries, texts, shown, sigma)
+
+    def _sigma(self, job: BackgroundJob, queries: list[str], documents: list[str]) -> NDArray[np.float64] | None:
+        from bixse.encoders.encode import encode_texts
+
+        if self._model is None or self._model.head is None:
+            return None
+        job.begin("encoding the batch")
+        cosines = encode_texts(self._model, queries, "query") @ encode_texts(self._model, documents, "document").T
+        sigma: NDArray[np.float64] = self._model.head.probability(cosines.astype(np.float64))
+        return sigma
+
+
+def batch(workspace: Workspace, visit: Visit) -> dict[str, Any]:
+    """The batch that the address names, counted from 1."""
+    job = workspace.once(TrainBatches).start(visit.number("epoch") - 1, visit.number("batch") - 1)
+    job.check()
+    return {"matrix": job.result, "shades": _shades(job.result), "zeros": _doubted(job.result)}
+
+
+def _doubted(matrix: BatchMatrix) -> list[dict[str, Any]]:
+    """The unlabelled entries with the highest sigma, in descending order."""
+    if matrix.sigma is None:
+        return []
+    values = np.where(matrix.assumed, matrix.sigma, -1.0)
+    order = np.argsort(-values, axis=None, kind="stable")[:DOUBTED]
+    places = zip(*(side.tolist() for side in np.unravel_index(order, values.shape)), strict=True)
+    return [
+        {"sigma": values[row, column], "query": matrix.queries[row], "document": matrix.documents[column]}
+        | {"row": row + 1, "column": column + 1}
+        for row, column in places
+        if matrix.assumed[row, column]
+    ]
+
+
+def _shades(matrix: BatchMatrix) -> list[dict[str, Any]]:
+    """Each kind of entry with its count and its SVG path."""
+    known, sigma = matrix.known, np.zeros_like(matrix.known) if matrix.sigma is None else matrix.sigma
+    masks = {"masked": ("masked: counts neither way", np.isnan(known))}
+    for level, (low, high) in enumerate(pairwise(RELEVANCE_EDGES)):
+        inside = (known >= 0) & (np.digitize(known, RELEVANCE_EDGES[1:-1]) == level)
+        masks[f"known-{level}"] = (f"known, relevance {low:g} to {high:g}", inside)
+    for level, (low, high) in enumerate(pairwise(SIGMA_EDGES)):
+        words = "assumed zero" if matrix.sigma is None else f"assumed zero, sigma {low:g} to {high:g}"
+        masks[f"zero-{level}"] = (words, matrix.assumed & (np.digitize(sigma, SIGMA_EDGES[1:-1]) == level))
+    return [
+        {"style": style, "words": words, "count": int(mask.sum()), "path": _path(mask)}
+        for style, (words, mask) in masks.items()
+        if mask.any()
+    ]
+
+
+def _path(mask: NDArray[np.bool_]) -> str:
+    """The SVG path of rectangles of height 1, one per horizontal run of a (B, N) mask."""
+    padded = np.pad(mask, ((0, 0), (1, 1))).astype(np.int8)
+    steps = np.diff(padded, axis=1)
+    (rows, starts), (_, ends) = np.nonzero(steps == 1), np.nonzero(steps == -1)
+    return "".join(f"M{x} {y}h{end - x}v1h{x - end}z" for y, x, end in zip(rows, starts, ends, strict=True))
+
+
 PICTURES = {name: partial(_panel, name) for name in PANELS}
-PAGES = (Page("training", "Training", training, _is_training, parts={"now": training}, pictures=PICTURES),)
+PAGES = (
+    Page("training", "Training", training, _is_training, parts={"now": training}, pictures=PICTURES),
+    Page("batch", "Batch", batch, lambda workspace: workspace.record.get("command") == "train"),
+)
