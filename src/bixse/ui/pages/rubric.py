@@ -62,7 +62,7 @@ def trial_pairs(workspace: Workspace) -> Path:
 def _ledger(workspace: Workspace) -> Path:
     own = workspace.run / LEDGER_NAME
     named = Path((workspace.record.get("results") or {}).get("ledger") or own)
-    return own if own.is_file() else named
+    return own if own.exists() else named
 
 
 def commands(workspace: Workspace, version: Version) -> list[str]:
