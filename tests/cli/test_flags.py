@@ -8,8 +8,8 @@ import pydantic_core
 import pytest
 
 import bixse
-from bixse.cli.flags import settings_from
 from bixse.cli.main import VERBS, parse, verb_parser
+from bixse.cli.verb import settings_from
 from bixse.errors import ConfigError, InputError
 from bixse.settings import section_of
 

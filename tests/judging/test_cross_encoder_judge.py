@@ -6,7 +6,6 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from bixse.judging.judges.score_judges import CrossEncoderJudge
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
 
 from bixse.encoders.loading.precision import use_precision

@@ -5,8 +5,8 @@ import shlex
 
 import pytest
 
-from bixse.cli.flags import settings_from
 from bixse.cli.main import main, parse
+from bixse.cli.verb import settings_from
 from bixse.data.trec import read_run
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import build_encoder
@@ -76,11 +76,8 @@ def test_the_guard_is_measured_and_the_merge_is_in_the_report(finished):
     assert "weight of the tuned model" in (out / "report.html").read_text(encoding="utf-8")
 
 
-def test_its_rows_are_those_of_evaluate_and_of_the_page(finished, tiny_model_path, capsys):
+def test_its_rows_are_those_of_evaluate(finished, tiny_model_path, capsys):
     """Each with an empty store of embeddings: to the last bit, and with no other option."""
-    from bixse.ui.two_systems import TwoSystems
-    from bixse.ui.ui_settings import UiSettings
-
     out, result, _, _ = finished
     rows = {system.name: system.metrics for system in result.report.systems}
     models = {"base": str(tiny_model_path), "bixse": str(out / "bixse" / "model")}
@@ -88,13 +85,6 @@ def test_its_rows_are_those_of_evaluate_and_of_the_page(finished, tiny_model_pat
         assert main(["evaluate", model, "--collection", str(out / "collection"), "--split", "test", "--json"]) == 0
         said = json.loads(capsys.readouterr().out)["metrics"]
         assert {metric: said[metric] for metric in rows[name]} == rows[name]
-    two = TwoSystems(UiSettings(run=out, collection=out / "collection", systems=tuple(models.values())))
-    two.wait("compare")
-    assert two.loading("compare") is None
-    for name, values in zip(models, two.per_query, strict=True):
-        assert {metric: sum(per.values()) / len(per) for metric, per in values.items()} == pytest.approx(
-            rows[name], abs=1e-12
-        )
 
 
 def test_what_it_saves_reads_as_much_as_the_base_model(finished, tiny_model_path):

@@ -1,26 +1,24 @@
-"""A training batch as a matrix, and suspicious zeros that a person grades: what is damaged or missing first."""
+"""A training batch as a matrix: what is damaged or missing first."""
 
 import json
 import re
 import shutil
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import load_relevance_model
-from bixse.files.parquet import save_table
-from helpers.ui_server import Browser, events_of
+from bixse.ui.pages.training import TrainBatches
+from helpers.ui_server import Browser
 
 OPTIMIZER = {"batch_size": 8, "documents_per_query": 3, "epochs": 2}
-HOSTILE = "<script>alert(1)</script>\x1b[31m"
 
 
 @pytest.fixture
 def trained(actions, student, tmp_path):
-    """What `bixse train` leaves, with zeros that were asked after the second epoch."""
+    """What `bixse train` leaves."""
     folder = tmp_path / "trained"
     shutil.copytree(student, folder / "model")
     (folder / "model" / "SHA256SUMS").unlink(missing_ok=True)
@@ -28,19 +26,11 @@ def trained(actions, student, tmp_path):
     (folder / "log.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
     config = {"pairs": str(actions.parent / "pairs.jsonl"), "seed": 0, "optimizer": OPTIMIZER, "loss_options": {}}
     (folder / "run.json").write_text(json.dumps({"command": "train", "status": "finished", "config": config}))
-    (folder / "regrade").mkdir()
-    rows = {"query_id": ["q1", "q2"], "query": [HOSTILE, "b"], "document_id": ["d1", "d2"], "document": ["x", HOSTILE],
-            "logit": [1.0, 0.0]}  # fmt: skip
-    save_table(pa.table({**rows, "query_id": ["old", "old"]}), folder / "regrade" / "epoch-1.asked.parquet")
-    save_table(pa.table(rows), folder / "regrade" / "epoch-2.asked.parquet")
-    (folder / "regrade" / "epoch-2").mkdir()
-    answered = pa.table({"query_id": ["q1"], "document_id": ["d1"], "relevance": [0.75]})
-    save_table(answered, folder / "regrade" / "epoch-2" / "pairs.parquet")
     return folder
 
 
 @pytest.mark.parametrize("broken", ["no pairs", "no such file", "damaged head"])
-def test_what_cannot_be_drawn_is_said_in_words_beside_the_zeros(trained, open_server, broken):
+def test_what_cannot_be_drawn_is_said_in_words(trained, open_server, broken):
     record = json.loads((trained / "run.json").read_text())
     if broken == "damaged head":
         (trained / "model" / "relevance_head.json").write_text("{")
@@ -48,14 +38,14 @@ def test_what_cannot_be_drawn_is_said_in_words_beside_the_zeros(trained, open_se
         record["config"]["pairs"] = None if broken == "no pairs" else str(trained / "nothing.jsonl")
     (trained / "run.json").write_text(json.dumps(record))
     server = open_server(trained)
-    server.workspace.batches.start(-1, -1).wait()
+    server.workspace.once(TrainBatches).start(-1, -1).wait()
     html = Browser(server, "ann").get("/batch").text
-    assert "got" in html and "fix:" in html and 'class="card"' in html and 'http-equiv="refresh"' not in html
+    assert "got" in html and "fix:" in html and 'http-equiv="refresh"' not in html
 
 
 def test_entries_are_those_of_the_pairs_and_sigma_the_models(trained, actions, open_server):
     server = open_server(trained)
-    batches = server.workspace.batches
+    batches = server.workspace.once(TrainBatches)
     found = batches.start(1, 2).wait().result
     rows = [json.loads(line) for line in (actions.parent / "pairs.jsonl").read_text().splitlines()]
     given = {(row["query"], row["document"]): row["relevance"] for row in rows}
@@ -80,7 +70,7 @@ def test_entries_are_those_of_the_pairs_and_sigma_the_models(trained, actions, o
     assert re.findall(r"<li><strong>([\d.]+)<", html) == [f"{value:.2f}" for value in zeros[:10]]
 
 
-@pytest.mark.parametrize("query", [{"batch": "99999"}, {"epoch": "-1", "batch": "x"}, {"start": "9" * 40}])
+@pytest.mark.parametrize("query", [{"batch": "99999"}, {"epoch": "-1", "batch": "x"}, {"epoch": "9" * 40}])
 def test_an_address_with_nonsense_is_a_page(trained, open_server, query):
     server = open_server(trained)
     assert Browser(server).get("/batch", params=query).status_code == 200
@@ -89,21 +79,6 @@ def test_an_address_with_nonsense_is_a_page(trained, open_server, query):
 def test_before_there_is_a_model_the_grades_are_shown(trained, open_server):
     shutil.rmtree(trained / "model")
     server = open_server(trained)
-    assert server.workspace.batches.start(0, 0).wait().result.sigma is None
+    assert server.workspace.once(TrainBatches).start(0, 0).wait().result.sigma is None
     html = Browser(server).get("/batch").text
     assert "when it is trained" in html and "assumed zero<" in html
-
-
-def test_a_person_grades_what_was_asked_and_nothing_else(trained, open_server):
-    form = {"event": "e1", "query_id": "q1", "document_id": "d1", "answer": "3"}
-    browser = Browser(open_server(trained))
-    assert "Nothing is saved" in browser.submit("/batch/grade", form).text
-    ann = Browser(browser.server, "ann")
-    html = ann.get("/batch").text
-    assert "the judge" not in html and "<script>alert" not in html and "\x1b" not in html
-    for wrong in ({"query_id": "old"}, {"document_id": "d9"}, {"answer": "9"}):
-        assert ann.submit("/batch/grade", {**form, **wrong}).status_code == 400
-    html = ann.submit("/batch/grade", form).text
-    assert "you 3 · the judge 0.75" in html and html.count("the judge") == 1
-    (event,) = events_of(trained)
-    assert event["grade"] == 3.0 and "probability" not in event

@@ -13,6 +13,7 @@ from bixse.data.trec import write_run
 from bixse.errors import ConfigError, InputError
 from bixse.judging.audit.labels import read_labels
 from bixse.relevance import GradeScale
+from bixse.ui.pages.compare import TwoSystems
 from bixse.ui.searcher import open_searcher
 from bixse.ui.ui_settings import UiSettings
 from bixse.ui.workspace import open_workspace
@@ -41,7 +42,7 @@ def compare(toy, open_server):
     def make(*systems, run=toy / "empty", person="ann", **settings):
         settings = {"collection": toy / "toy", **settings}
         server = open_server(run, systems=systems or (str(toy / "a.trec"), str(toy / "b.trec")), **settings)
-        server.workspace.systems.wait()
+        server.workspace.once(TwoSystems).job.wait()
         return Browser(server, person)
 
     return make
@@ -72,7 +73,7 @@ def test_what_cannot_be_loaded_is_said_in_words(compare, toy, broken):
     if broken == "damaged run":
         (toy / "a.trec").write_text("q1 Q0 d1\n")
     text = compare(*systems, **given).get("/compare", params={"text": "a query"}).text
-    assert "cannot be compared" in text and "got" in text and 'http-equiv="refresh"' not in text
+    assert "got" in text and "fix:" in text and 'http-equiv="refresh"' not in text
 
 
 def test_a_page_says_that_models_are_being_loaded(toy, open_server, monkeypatch):
@@ -82,7 +83,7 @@ def test_a_page_says_that_models_are_being_loaded(toy, open_server, monkeypatch)
     page = Browser(server).get("/compare").text
     assert "Loading" in page and 'http-equiv="refresh"' in page
     gate.set()
-    server.workspace.systems.wait()
+    server.workspace.once(TwoSystems).job.wait()
     assert "Loading" not in Browser(server).get("/compare").text
     assert "<h2" not in Browser(server).get("/compare/results").text  # nothing is asked yet
 

@@ -9,6 +9,7 @@ import pytest
 
 from bixse.errors import InputError
 from bixse.judging.rubrics import load_rubric
+from bixse.ui.pages import rubric
 from bixse.ui.rubric_versions import save_version
 from helpers.chat_server import chat_server, planted
 from helpers.command import call
@@ -18,7 +19,7 @@ from helpers.ui_server import Browser, events_of, graded_folder
 @pytest.fixture
 def labelled(run, open_server):
     """Every pair labelled 2 with a reason; the judge gave d*-0 a 0.1, d*-1 a 1.2, d*-2 a 2 and d*-3 a 2.9."""
-    browser = Browser(open_server(run, judge={"names": "http://127.0.0.1:9"}, planned=40), "ann")
+    browser = Browser(open_server(run, judge="http://127.0.0.1:9", planned=40), "ann")
     for row, (query_id, document_id) in enumerate(browser.server.workspace.index.row_of):
         form = {"query_id": query_id, "document_id": document_id, "event": f"e{row}", "answer": "2"}
         browser.submit("/label/save", {**form, "explanation": f"why {document_id}"}, follow_redirects=False)
@@ -126,12 +127,19 @@ def wait(browser):
     raise AssertionError(text)
 
 
-def test_a_trial_grades_the_same_pairs_and_its_commands_give_the_same_figures(tmp_path, open_server, capsys):
+@pytest.mark.parametrize("named", ["by its address", "by a file"])
+def test_a_trial_grades_the_same_pairs_and_its_commands_give_the_same_figures(
+    tmp_path, open_server, capsys, monkeypatch, named
+):
+    monkeypatch.setattr(rubric, "TRIED", 12)
     shares = [[0.9, 0.1, 0, 0], [0.1, 0.8, 0.1, 0], [0, 0.1, 0.8, 0.1], [0, 0, 0.1, 0.9]]
     run = graded_folder(tmp_path / "run", queries=8, texts=lambda q, d: planted(f"{q}-{d}", shares[(d + q) % 4]))
     with chat_server() as server:
-        address = server.scenario()
-        browser = Browser(open_server(run, judge={"names": address}, tried=12), "ann")
+        judge = server.scenario()
+        if named == "by a file":
+            (tmp_path / "judge.yaml").write_text(f"judge: {{names: {judge}}}\n")
+            judge = str(tmp_path / "judge.yaml")
+        browser = Browser(open_server(run, judge=judge), "ann")
         for row, (query_id, document_id) in enumerate(browser.server.workspace.index.row_of):
             grade = str((int(document_id[-1]) + int(query_id[1:])) % 4)
             form = {"query_id": query_id, "document_id": document_id, "event": f"e{row}", "answer": grade}
@@ -152,13 +160,14 @@ def test_a_trial_grades_the_same_pairs_and_its_commands_give_the_same_figures(tm
         code, envelope = call(capsys, *price[1:])
         assert code == 0 and envelope["metrics"]["answered"] == 12
         code, envelope = call(capsys, *compare[1:], "--out", tmp_path / "audit")
-    audited = json.loads((tmp_path / "audit" / "audit.json").read_text())["judges"]
-    _, after = (judge["measures"]["quadratic_kappa"]["value"] for judge in audited)  # the first graded more pairs
-    assert after == pytest.approx(decided["after"]["value"])
+    (found,) = [row for row in json.loads((tmp_path / "audit" / "audit.json").read_text())["differences"]
+                if row["measure"] == "quadratic_kappa"]  # fmt: skip
+    assert -found["difference"]["value"] == pytest.approx(decided["difference"]["value"])
+    assert -found["difference"]["low"] == pytest.approx(decided["difference"]["high"])
 
 
 def test_a_trial_needs_labels(run, open_server):
-    browser = Browser(open_server(run, judge={"names": "http://127.0.0.1:9"}), "ann")
+    browser = Browser(open_server(run, judge="http://127.0.0.1:9"), "ann")
     version = save_version(browser.server.workspace, {"system-0": "x", "user-0": "{query}{document}"})
     assert version.number == 2
     assert "label first" in browser.submit("/rubric/try", {"version": "2"}).text

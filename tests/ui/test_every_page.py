@@ -4,13 +4,11 @@ import json
 import shutil
 from contextlib import ExitStack
 
-import pyarrow as pa
 import pytest
 
 from bixse.calibration.calibrate import calibrate
 from bixse.calibration.calibrate_settings import CalibrateSettings
 from bixse.data.collection import Collection, Document, save_collection
-from bixse.files.parquet import save_table
 from helpers.actions import action_collection
 from helpers.ui_browser import faults, needs_axe, needs_chromium, running, tab
 from helpers.ui_server import graded_folder
@@ -32,8 +30,6 @@ PATHS = (
     "compare",
     "compare?query=q20-0&p=0.2",
     "compare?text=copy+a+file+that+nobody+has",
-    "wins",
-    "wins?from=losses&metric=mrr%4010",
     "calibration",
     "calibration?exponent=-2",
     "training",
@@ -88,10 +84,6 @@ def folder(actions, student, graded, tmp_path_factory):
     record = {"command": "train", "status": "running", "config": config, "results": results}
     (run / "run.json").write_text(json.dumps(record))
     shutil.copytree(root / "calibrated" / "model", run / "model")
-    asked = {"query_id": ["q1", "q2"], "query": [HOSTILE, "b"], "document_id": ["d1", "d2"],
-             "document": ["x", hostile("y", is_long=True)], "logit": [1.0, 0.0]}  # fmt: skip
-    (run / "regrade").mkdir()
-    save_table(pa.table(asked), run / "regrade" / "epoch-1.asked.parquet")
     for name in ("below", "<img src=x onerror=alert(1)>"):
         shutil.copytree(graded, run / name)
     return run, found

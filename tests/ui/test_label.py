@@ -295,26 +295,13 @@ class TestDrawing:
             index, rubric = workspace.index, workspace.rubric
         drawn, draws = np.zeros(len(index)), 400
         for seed in range(draws):
-            plan = LabelPlan(index, rubric, UiSettings(run=run, planned=12, seed=seed))
+            plan = LabelPlan(index, rubric, UiSettings(run=run, planned=12), seed)
             assert len(plan.rows) == 12
             drawn[plan.rows] += 1
         expected = plan.probabilities
         assert expected.min() < expected.max()
         sigma = np.sqrt(expected * (1 - expected) / draws)
         assert (np.abs(drawn / draws - expected) < 4.5 * sigma + 0.02).all()  # Pareto sampling is near, not exact
-
-    def test_what_systems_rank_differently_comes_sooner(self, run, tmp_path):
-        for name, ranks in (("a", ("d0-0", "d0-1")), ("b", ("d0-1", "d0-0"))):
-            lines = [f"q0 Q0 {document} {rank} {9 - rank} {name}\n" for rank, document in enumerate(ranks, start=1)]
-            (tmp_path / f"{name}.trec").write_text("".join(lines))
-        systems = (tmp_path / "a.trec", tmp_path / "b.trec")
-        found = []
-        for runs in ((), systems):
-            settings = UiSettings(run=run, runs=runs, planned=8)
-            with open_workspace(settings) as workspace:
-                found.append(workspace.plan.probabilities)
-        raised = found[1] / found[0] > 1
-        assert np.flatnonzero(raised).tolist() == [0, 1]
 
 
 def test_agreement_counts_labels_by_how_they_were_drawn(run, open_server):

@@ -16,7 +16,7 @@ from helpers.ui_browser import running
 
 
 @pytest.mark.parametrize(
-    "words", [("--host", "0.0.0.0"), ("--planned", "0"), ("--labels", "x.csv"), ("--runs", "no.trec")]
+    "words", [("--host", "0.0.0.0"), ("--planned", "0"), ("--labels", "x.csv"), ("--judge", "no.yaml")]
 )
 def test_what_cannot_be_served_is_refused(run, capsys, words):
     refused(capsys, "ui", run, "--port", "0", *words)

@@ -1,17 +1,17 @@
 """A training run while it is under way, and the calibration of a model: damage first."""
 
-import asyncio
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 
 from bixse.calibration.calibrate import calibrate
 from bixse.calibration.calibrate_settings import CalibrateSettings
-from bixse.ui import serve
-from bixse.ui.train_run import TrainRun
+from bixse.ui.pages.compare import TwoSystems
+from bixse.ui.pages.training import TrainRun
 from helpers.html_page import Page
-from helpers.ui_server import ORIGIN, Browser
+from helpers.ui_server import Browser
 
 CHANGE = {"collection": "<b>dev", "role": "dev", "model": "merged", "mean": -0.02, "low": -0.03, "high": -0.01,
           "queries": 9}  # fmt: skip
@@ -37,24 +37,26 @@ def trained(tmp_path):
 
 
 def test_a_log_that_grows_is_read_once(trained):
-    run = TrainRun(trained)
-    assert [entry["step"] for entry in run.look()] == [1, 2]
+    run = TrainRun(SimpleNamespace(run=trained))
+    run.look()
+    assert [step for step, _ in run.logged["epoch"]] == [1, 2]
     with (trained / "log.jsonl").open("a") as file:
         file.write('ss": 1.5}\nno json\n[1]\n' + line(4))
-    assert [entry["step"] for entry in run.look()] == [1, 2, 3, 4]
     logged = run.curve().logged
+    assert [step for step, _ in run.logged["step"]] == [1, 2, 3, 4]
     assert [loss for _, loss in logged["loss"]] == [2.8, 1.5, 2.6] and logged["logit_bias"][0][1] == -5.0
     (trained / "log.jsonl").write_text(line(1))  # begun anew
-    assert [entry["step"] for entry in run.look()] == [1]
+    run.look()
+    assert [step for step, _ in run.logged["step"]] == [1]
 
 
 def test_a_long_log_is_drawn_by_means_of_neighbours(trained):
     more = "".join(line(step, loss=float(step % 2)) for step in range(1, 4001))
     (trained / "log.jsonl").write_text(more + json.dumps({"step": "x", "loss": 9}) + "\n" + '{"epoch": 9}\n')
-    run = TrainRun(trained)
+    run = TrainRun(SimpleNamespace(run=trained))
     losses = run.curve().logged["loss"]
     assert len(losses) == 1000 and {loss for _, loss in losses} == {0.5} and losses[-1][0] == 3998
-    assert len(run.look()) == 4000 and run.last["step"] == 4000
+    assert len(run.logged["step"]) == 4000 and run.last["step"] == 4000
 
 
 @pytest.mark.parametrize("record", ["", "[]", "{", '{"results": null, "config": null}'])
@@ -70,7 +72,7 @@ def test_what_is_under_way_is_shown_as_it_is_now(trained, open_server):
     browser = Browser(open_server(trained))
     assert str(browser.get("/").url).endswith("/training")  # there are no pairs to label
     html = browser.get("/training").text
-    assert "Step 2, 10 % of the run: running" in html and 'data-news="/training/news"' in html
+    assert "Step 2, 10 % of the run: running" in html and 'hx-get="/training/now"' in html
     assert re.findall(r'src="/training/(\w+)\.svg', html) == ["loss", "bias"]
     picture = browser.get("/training/loss.svg")
     assert picture.headers["content-type"] == "image/svg+xml" and "<svg" in picture.text
@@ -90,45 +92,10 @@ def test_what_is_finished_shows_merge_and_questions(trained, open_server):
     (trained / "run.json").write_text(json.dumps({"status": "finished", "results": results}))
     browser = Browser(open_server(trained))
     html = browser.get("/training").text
-    assert "data-news" not in html and "[−0.030, −0.010]" in html and "0.5000" in html and "Step 2: finished" in html
+    assert "hx-get" not in html and "[−0.030, −0.010]" in html and "0.5000" in html and "Step 2: finished" in html
     page = Page(html.replace("<!DOCTYPE html>", ""))
     assert not page.open and "<b>dev" in page.text and not {tag for tag, _ in page.elements} & {"b", "i"}
     assert "weight of the tuned model" in browser.get("/training/merge.svg").text
-
-
-def test_a_browser_is_told_of_news_until_it_leaves(trained, open_server, monkeypatch):
-    monkeypatch.setattr(serve, "NEWS_EVERY", 0.01)
-    browser = Browser(open_server(trained))
-    headers = [(b"host", ORIGIN.removeprefix("http://").encode())]
-    cookie = "; ".join(f"{name}={value}" for name, value in browser.cookies.items())
-    scope = {"type": "http", "method": "GET", "path": "/training/news", "raw_path": b"/training/news",
-             "query_string": b"", "headers": [*headers, (b"cookie", cookie.encode())], "asgi": {"version": "3.0"},
-             "http_version": "1.1", "scheme": "http", "server": ("127.0.0.1", 8765), "root_path": ""}  # fmt: skip
-
-    async def listen():
-        left, said = asyncio.Event(), []
-
-        async def receive():
-            await left.wait()
-            return {"type": "http.disconnect"}
-
-        async def send(message):
-            said.append(message)
-            text = message.get("body", b"").decode()
-            if len(said) == 3:
-                with (trained / "log.jsonl").open("a") as file:
-                    file.write(line(9))
-            if text.startswith("data:"):
-                left.set()
-
-        await asyncio.wait_for(browser.server.guard(scope, receive, send), 20)
-        return said
-
-    start, *events = asyncio.run(listen())
-    assert start["status"] == 200 and (b"content-type", b"text/event-stream; charset=utf-8") in start["headers"]
-    assert any(event.get("body", b"").startswith(b"data: ") for event in events)
-    browser.cookies.clear()
-    assert browser.get("/training/news").status_code == 403
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +110,7 @@ def measure(actions, tmp_path, open_server):
     def make(*systems, held_out=actions.parent / "pairs.jsonl"):
         (tmp_path / "run").mkdir()
         server = open_server(tmp_path / "run", systems=systems, collection=actions, held_out=held_out)
-        server.workspace.systems.wait()
+        server.workspace.once(TwoSystems).job.wait()
         return Browser(server)
 
     return make
@@ -152,7 +119,7 @@ def measure(actions, tmp_path, open_server):
 def test_systems_without_probabilities_have_no_calibration(measure):
     browser = measure("bm25", "bm25")
     assert "no system with a relevance head" in browser.get("/calibration").text
-    assert browser.get("/calibration/diagram.svg").status_code == 404
+    assert browser.get("/calibration/diagram.svg").status_code == 400
 
 
 def test_too_few_queries_are_said_in_words(measure, calibrated, actions, tmp_path):

@@ -14,12 +14,12 @@ import signal
 import sys
 import threading
 import traceback
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from bixse.cli.flags import add_settings
-from bixse.cli.verb import CommandResult
+from bixse.cli.verb import CommandResult, add_settings
 from bixse.errors import BixseError, InputError, InterruptedRunError, did_you_mean, printable
 from bixse.scale.engine import PlaceSettings
 from bixse.settings import section_of
@@ -33,10 +33,7 @@ if TYPE_CHECKING:
 
 VERBS = {
     "quickstart": ("lab:QUICKSTART", "train, and compare with BM25 and the base model on Python's documentation"),
-    "convert": (
-        "pairs:CONVERT",
-        "turn other people's data into graded pairs or a collection; cut, sample, split pairs",
-    ),
+    "convert": ("pairs:CONVERT", "turn other people's data into graded pairs or a collection; sample, split pairs"),
     "mine": ("pairs:MINE", "find documents worth grading for each query, by BM25 and dense models"),
     "generate": ("pairs:GENERATE", "write queries for the documents of a corpus by a language model"),
     "grade": ("grade:GRADE", "grade pairs by an LLM judge: relevance from the probabilities of its options"),
@@ -67,7 +64,8 @@ class _Parser(argparse.ArgumentParser):
     """Report wrong usage as an InputError that names the closest valid flag, if there is one."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(formatter_class=_Help, allow_abbrev=False, **options)
+        wide = partial(argparse.HelpFormatter, max_help_position=32)  # names and explanations in two columns
+        super().__init__(formatter_class=wide, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         known = set(re.findall(r"^  (?:-h, )?(--[a-z][\w.-]*)", self.format_help(), re.MULTILINE))
@@ -75,13 +73,6 @@ class _Parser(argparse.ArgumentParser):
         close = [match for flag in flags if flag not in known for match in difflib.get_close_matches(flag, known, n=1)]
         hint = f"did you mean {close[0]!r}? See" if close else "see"
         raise InputError(f"{self.prog}: {message}; fix: {hint} `{self.prog} --help`")
-
-
-class _Help(argparse.HelpFormatter):
-    """The help in two columns, names and explanations."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=32)
 
 
 class _Once(argparse.Action):
@@ -110,19 +101,18 @@ def verb_parser(name: str, verb: Verb[Any, Any]) -> argparse.ArgumentParser:
 
 def parse(words: Sequence[str]) -> tuple[str, Verb[Any, Any], argparse.Namespace]:
     """Return the verb of a command line, and its parsed words. `--help` and `--version` end the process."""
-    place = next((place for place, word in enumerate(words) if not word.startswith("-")), None)
-    if place is None:
+    start = next((number for number, word in enumerate(words) if not word.startswith("-")), None)
+    if start is None:
         _main_parser().parse_args(words)
         raise InputError("bixse: got no verb; expected one; fix: see `bixse --help`")
-    name, end = " ".join(words[place : place + 2]), place + 2
-    if name not in VERBS:
-        name, end = words[place], place + 1
+    end = start + (2 if " ".join(words[start : start + 2]) in VERBS else 1)
+    name = " ".join(words[start:end])
     if name not in VERBS:
         hint = did_you_mean(name, VERBS, f"one of {', '.join(VERBS)}")
         raise InputError(f"bixse: got {name!r}; expected a verb; fix: {hint} See `bixse --help`")
     module, _, attribute = VERBS[name][0].partition(":")
     verb: Verb[Any, Any] = getattr(import_module(f"bixse.cli.verbs.{module}"), attribute or "VERB")
-    return name, verb, verb_parser(name, verb).parse_intermixed_args([*words[:place], *words[end:]])
+    return name, verb, verb_parser(name, verb).parse_intermixed_args([*words[:start], *words[end:]])
 
 
 def _main_parser() -> argparse.ArgumentParser:
@@ -148,10 +138,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     # if unset, tokenizers stops its threads with a warning after a fork
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    if logging.lastResort is not None:  # standard error, unless logging is set up
+        logging.lastResort.setFormatter(_Plain())
     known_to_all, is_main = False, True
     try:
         is_main = is_main_process()
-        with _sigterm_as_interrupt(to_the_end=arguments is None), _logged_plainly():
+        with _sigterm_as_interrupt(to_the_end=arguments is None):
             result = _run(words)
     except BixseError as error:
         known_to_all = error.known_to_all
@@ -245,20 +237,6 @@ class _Plain(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(f"{record.levelname.lower()}: {super().format(record)}")
-
-
-@contextlib.contextmanager
-def _logged_plainly() -> Iterator[None]:
-    """Format log messages on standard error like warnings, unless logging is set up already."""
-    last = logging.lastResort
-    before = last.formatter if last is not None else None
-    if last is not None:
-        last.setFormatter(_Plain())
-    try:
-        yield
-    finally:
-        if last is not None:
-            last.setFormatter(before)
 
 
 if __name__ == "__main__":

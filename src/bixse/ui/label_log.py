@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -90,20 +91,13 @@ class LabelLog:
                 return False
             append_line(self.path, line)
             self._take(event)
-            if event.undoes is not None:
-                self.words = standing_words(self.events)
-                return True
-            words, person = dict(self.words.get(event.pair, {})), "" if event.status == "final" else event.person
-            words.pop(person, None)
             # a new dictionary: other threads iterate over the old one, and `Workspace.agreement` compares identities
-            self.words = {**self.words, event.pair: {**words, person: event}}
+            self.words = standing_words(self.events)
             return True
 
     @property
     def independent(self) -> Mapping[PairIds, Mapping[str, LabelEvent]]:
         """`words` from labels before people saw the judge's grade; every measure of agreement uses these."""
-        if not any(event.seen for event in self.events):
-            return self.words
         return standing_words(event for event in self.events if not event.seen)
 
     def grades(self, independent: bool = False) -> dict[PairIds, float]:
@@ -111,6 +105,10 @@ class LabelLog:
         words_of = self.independent if independent else self.words
         found = ((pair, agreed_grade(words)) for pair, words in words_of.items())
         return {pair: grade for pair, grade in found if grade is not None}
+
+    def grade_of(self, pair: PairIds, person: str) -> float | None:
+        word = self.words.get(pair, {}).get(person)
+        return None if word is None else word.grade
 
     def shown_to(self, person: str) -> set[PairIds]:
         """Pairs whose judge's grade a person saw: the pairs answered when their query became complete."""
@@ -131,11 +129,8 @@ class LabelLog:
 
     def people(self) -> Mapping[str, int]:
         """Person -> number of pairs that the person graded."""
-        counts: dict[str, int] = {}
-        for words in self.words.values():
-            for person, word in words.items():
-                counts[person] = counts.get(person, 0) + (word.status == "graded")
-        return {person: count for person, count in counts.items() if count and person}
+        words = (item for words in self.words.values() for item in words.items())
+        return Counter(person for person, word in words if person and word.status == "graded")
 
 
 @contextmanager

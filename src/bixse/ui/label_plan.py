@@ -8,33 +8,31 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow.compute as pc
+import pandas as pd
+from scipy.special import entr
 
 from bixse.data.graded_pairs import GradedPairs, Pair
 from bixse.data.pairs_files import open_pairs
-from bixse.data.trec import read_run
 from bixse.errors import InputError
 from bixse.files.parquet import read_table
 from bixse.judging.audit.agreement import nearest_level
 from bixse.judging.grade import JUDGEMENTS_NAME, PAIRS_NAME
+from bixse.ui.ui_settings import SEED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from bixse.evaluation.statistics import Floats
     from bixse.judging.audit.labels import PairIds
     from bixse.judging.rubrics import Rubric
-    from bixse.relevance import GradeScale, Ranking
+    from bixse.relevance import GradeScale
     from bixse.ui.label_log import LabelEvent, LabelLog
     from bixse.ui.ui_settings import UiSettings
 
 FIGURES = ("relevance", "relevance_low", "relevance_high")
 COLUMNS = ["query_id", "document_id", "repeat", "status", "judge", "grade_probs", *FIGURES]
-GAIN = 2.0
-"""Weight of full uncertainty and of full disagreement of systems: each makes a pair count 1 + GAIN = 3 times."""
-HELD = 900.0
-"""Seconds for which a pair is reserved for the person that it was shown to."""
+GAIN = 2.0  # weight of full uncertainty, which makes a pair count 1 + GAIN = 3 times
+HELD = 900.0  # seconds for which a pair is reserved for the person that it was shown to
 
 
 class RunIndex:
@@ -47,65 +45,41 @@ class RunIndex:
         self.row_of: dict[PairIds, int] = {
             pair: row for row, pair in enumerate(zip(self.query_ids, self.document_ids, strict=True))
         }
-        self.figures: dict[str, Floats] = {name: np.full(len(pairs), np.nan) for name in FIGURES}
-        """Relevance by the judge and its bounds in [0, 1]; (N,), NaN if unknown."""
-        self.status: list[str | None] = [None] * len(pairs)
-        self.without_text = 0
+        found = pd.DataFrame() if judgements is None else judgements.to_pandas()
+        found = found.reindex(columns=COLUMNS)
+        found = found[found["repeat"].fillna(0) == 0]
+        rows = [self.row_of.get(pair, -1) for pair in zip(found["query_id"], found["document_id"], strict=True)]
+        self.without_text = rows.count(-1)
         """Number of judged pairs without texts, which no page shows."""
-        self.judge = ""
-        self._probabilities: Any = None
-        self._row_of_judgement = np.full(len(pairs), -1)
-        if judgements is None:
-            return
-        if "repeat" in judgements.column_names:
-            judgements = judgements.filter(pc.equal(pc.fill_null(judgements["repeat"], 0), 0))
-        ids = zip(judgements["query_id"].to_pylist(), judgements["document_id"].to_pylist(), strict=True)
-        rows = np.fromiter((self.row_of.get(pair, -1) for pair in ids), dtype=np.int64, count=len(judgements))
-        known = rows >= 0
-        self.without_text = int((~known).sum())
-        self._row_of_judgement[rows[known]] = np.flatnonzero(known)
-        for name in FIGURES:
-            if name in judgements.column_names:
-                values = judgements[name].to_numpy().astype(np.float64)
-                self.figures[name][rows[known]] = values[known]
-        for row, status in zip(rows.tolist(), judgements["status"].to_pylist(), strict=True):
-            if row >= 0:
-                self.status[row] = status
-        judges = set(judgements["judge"].unique().to_pylist()) - {None} if "judge" in judgements.column_names else set()
-        self.judge = ", ".join(sorted(judges))
-        if "grade_probs" in judgements.column_names:
-            self._probabilities = judgements["grade_probs"].combine_chunks()
+        self.judge = ", ".join(sorted(found["judge"].dropna().unique()))
+        judged = found.set_axis(rows).drop(index=-1, errors="ignore")
+        judged = judged[~judged.index.duplicated(keep="last")].reindex(range(len(pairs)))
+        self.status = judged["status"]
+        """(N,) statuses by row, NaN for pairs that were not judged."""
+        self.probabilities: dict[int, list[float]] = judged["grade_probs"].dropna().to_dict()
+        """Row -> probabilities of the options, if the judge gave them."""
+        self.relevance, self.low, self.high = (judged[name].to_numpy(np.float64) for name in FIGURES)
+        """(N,) relevance by the judge and its bounds in [0, 1]; NaN if unknown."""
 
     def __len__(self) -> int:
         return len(self.pairs)
 
-    def probabilities(self, row: int) -> list[float] | None:
-        """Return the probabilities of the options, if the judge gave them."""
-        position = int(self._row_of_judgement[row])
-        return None if position < 0 or self._probabilities is None else self._probabilities[position].as_py()
-
     def entropies(self) -> Floats:
         """The (N,) entropies of the option probabilities as shares of the maximum; 0 if unknown."""
-        if self._probabilities is None:
-            return np.zeros(len(self))
-        p = self._probabilities.flatten().to_numpy(zero_copy_only=False).astype(np.float64)
-        terms = -p * np.log(np.where(p > 0, p, 1.0))
-        parents = pc.list_parent_indices(self._probabilities).to_numpy()
-        sums = np.bincount(parents, weights=terms, minlength=len(self._probabilities))
-        options = pc.fill_null(pc.list_value_length(self._probabilities), 0).to_numpy()
-        shares = np.append(sums / np.log(np.maximum(options, 2)), 0.0)  # index -1: pairs without a judgement
-        found: Floats = shares[self._row_of_judgement]
-        return found
+        shares = pd.DataFrame(list(self.probabilities.values()), list(self.probabilities))
+        found = entr(shares).sum(axis=1) / np.log(shares.count(axis=1).clip(lower=2))
+        entropies: Floats = found.reindex(range(len(self)), fill_value=0.0).to_numpy(np.float64)
+        return entropies
 
     def grade(self, row: int, scale: GradeScale) -> float | None:
         """The judge's grade on a scale."""
-        value = float(self.figures["relevance"][row])
+        value = float(self.relevance[row])
         return None if np.isnan(value) else scale.to_grade(value)
 
     def bounds(self, row: int, scale: GradeScale) -> tuple[float, float] | None:
         """The lowest and the highest grade on a scale that the judge may have meant."""
-        low, high = (float(self.figures[name][row]) for name in FIGURES[1:])
-        return None if np.isnan(low) or np.isnan(high) else (scale.to_grade(low), scale.to_grade(high))
+        low, high = float(self.low[row]), float(self.high[row])
+        return None if np.isnan(low + high) else (scale.to_grade(low), scale.to_grade(high))
 
     def pair(self, row: int) -> Pair:
         (query,), (document,) = (self.pairs.texts(kind, [row]) for kind in ("query", "document"))
@@ -150,29 +124,15 @@ def inclusion_probabilities(weights: Floats, size: int) -> Floats:
         certain |= found >= 1
 
 
-def label_values(index: RunIndex, rubric: Rubric, runs: Sequence[Ranking]) -> Floats:
-    """The (N,) weights above 0: rare grades, uncertain grades and pairs that systems rank differently weigh more."""
-    relevance, low, high = index.figures.values()
+def label_values(index: RunIndex, rubric: Rubric) -> Floats:
+    """The (N,) weights above 0: pairs of rare grades and of uncertain grades weigh more."""
     levels = np.array([rubric.scale.to_relevance(value) for value in rubric.values])
+    relevance = index.relevance
     stratum = np.where(np.isnan(relevance), len(levels), nearest_level(np.nan_to_num(relevance), levels))
-    uncertainty = np.maximum(index.entropies(), np.nan_to_num(high - low))
-    spread = np.zeros(len(index))
-    if len(runs) > 1:
-        gains = np.array([_gains(index, run) for run in runs])
-        spread = gains.max(axis=0) - gains.min(axis=0)
+    uncertainty = np.maximum(index.entropies(), np.nan_to_num(index.high - index.low))
     # root of the number of pairs with the grade: power allocation, Bankier 1988, doi:10.2307/2684289
-    values: Floats = (1 + GAIN * uncertainty) * (1 + GAIN * spread) / np.sqrt(np.bincount(stratum)[stratum])
+    values: Floats = (1 + GAIN * uncertainty) / np.sqrt(np.bincount(stratum)[stratum])
     return values
-
-
-def _gains(index: RunIndex, run: Ranking) -> Floats:
-    found = np.zeros(len(index))
-    for query_id, scores in run.items():
-        for rank, document_id in enumerate(sorted(scores, key=lambda name: -scores[name]), start=1):
-            row = index.row_of.get((query_id, document_id))
-            if row is not None:
-                found[row] = 1 / np.log2(1 + rank)
-    return found
 
 
 class LabelPlan:
@@ -183,22 +143,21 @@ class LabelPlan:
     ratios of the probabilities stay valid.
     """
 
-    def __init__(self, index: RunIndex, rubric: Rubric, settings: UiSettings) -> None:
-        self.seed = settings.seed
-        runs = [read_run(path) for path in settings.runs]
-        self.probabilities = inclusion_probabilities(label_values(index, rubric, runs), settings.planned)
+    def __init__(self, index: RunIndex, rubric: Rubric, settings: UiSettings, seed: int = SEED) -> None:
+        self.seed = seed
+        self.probabilities = inclusion_probabilities(label_values(index, rubric), settings.planned)
         """The (N,) inclusion probabilities."""
         pairs = list(zip(index.query_ids, index.document_ids, strict=True))
-        drawn = np.array([share_of(settings.seed, "pair", *pair) for pair in pairs])
+        drawn = np.array([share_of(seed, "pair", *pair) for pair in pairs])
         odds = np.where(self.probabilities < 1, self.probabilities / np.maximum(1 - self.probabilities, 1e-300), np.inf)
         order = np.argsort(drawn / (1 - drawn) / odds, kind="stable")[: settings.planned].tolist()
         self.rows = sorted(order)
-        self.for_all = {row for row in order if share_of(settings.seed, "all", *pairs[row]) < settings.overlap}
+        self.for_all = {row for row in order if share_of(seed, "all", *pairs[row]) < settings.overlap}
         """Rows that everybody labels."""
         self.rows_of_query: dict[str, list[int]] = {}
         for row in self.rows:
             self.rows_of_query.setdefault(pairs[row][0], []).append(row)
-        self.queries = sorted(self.rows_of_query, key=lambda query_id: share_of(settings.seed, "query", query_id))
+        self.queries = sorted(self.rows_of_query, key=lambda query_id: share_of(seed, "query", query_id))
 
 
 class Desk:

@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import ValidationError
@@ -20,30 +20,18 @@ from bixse.files.values import FileColumn
 from bixse.judging.audit.agreement import cohen_kappa, counts_by_query
 from bixse.judging.grade import JUDGEMENTS_NAME
 from bixse.judging.rubrics import Rubric, load_rubric, rubric_toml
+from bixse.ui.ui_settings import SEED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from bixse.results import IntervalEstimate
     from bixse.ui.workspace import Workspace
 
 DECISIONS_FILE = "rubrics.jsonl"
 FILE_NAME = re.compile(r"rubric-(\d+)\.toml")
 DECISION_COLUMNS = (FileColumn("version", "integer"), FileColumn("decision"))
-SAMPLES = 1000
-"""Number of resamples; that of `bixse grade audit`, so that the figures are equal."""
-
-
-@dataclass(frozen=True)
-class RubricChange:
-    """Quadratic kappa of judge and people on the pairs graded with both rubrics."""
-
-    pairs: int
-    before: IntervalEstimate
-    after: IntervalEstimate
-    difference: IntervalEstimate
-    """After - before."""
+SAMPLES = 1000  # number of resamples; that of `bixse grade audit`, so that the figures are equal
 
 
 @dataclass(frozen=True)
@@ -104,35 +92,35 @@ def save_version(workspace: Workspace, texts: Mapping[str, str]) -> Version:
     return Version(number, path, rubric, None)
 
 
-def change_of(workspace: Workspace, version: Version) -> RubricChange | None:
-    """The change by a tried version on the pairs graded with both rubrics; None for fewer than two queries."""
-    columns = ["query_id", "document_id", "relevance"]
-    rows = read_table(version.out / JUDGEMENTS_NAME, columns).to_pylist()
-    index, scale, labels = workspace.index, workspace.rubric.scale, workspace.labels.grades(independent=True)
-    graded = [
-        (pair[0], labels[pair], before, scale.to_grade(row["relevance"]))
-        for row in rows
-        if (pair := (row["query_id"], row["document_id"])) in labels
-        and pair in index.row_of
-        and row["relevance"] is not None
-        and (before := index.grade(index.row_of[pair], scale)) is not None
-    ]
-    if len({query_id for query_id, *_ in graded}) < 2:
+def change_of(workspace: Workspace, version: Version) -> dict[str, Any] | None:
+    """The quadratic kappa of judge and people before and after a tried version, and its difference after - before.
+
+    All are of the number of `pairs` that were graded with both rubrics; None for an untried version, or fewer than two
+    queries.
+    """
+    if not version.is_tried:
         return None
-    query_ids, *grades = zip(*graded, strict=True)
-    human, *judged = (np.array(column, dtype=np.float64) for column in grades)
-    counts = [counts_by_query(human, side, query_ids, np.array(workspace.rubric.values)) for side in judged]
+    ids = ["query_id", "document_id"]
+    tried = read_table(version.out / JUDGEMENTS_NAME, [*ids, "relevance"]).to_pandas()
+    tried = tried[tried["relevance"].notna()]
+    graded = workspace.graded_by_both(independent=True).merge(tried, on=ids)
+    if graded["query_id"].nunique() < 2:
+        return None
+    human, before = graded["human"].to_numpy(np.float64), graded["judge"].to_numpy(np.float64)
+    after = graded["relevance"].map(workspace.rubric.scale.to_grade).to_numpy(np.float64)
+    query_ids, levels = list(graded["query_id"]), np.array(workspace.rubric.values)
+    counts = [counts_by_query(human, side, query_ids, levels) for side in (before, after)]
     measure = {"kappa": cohen_kappa(2)}
     values = [side.values(measure)["kappa"] for side in counts]
-    drawn = [side.draws(measure, SAMPLES, workspace.settings.seed)["kappa"] for side in counts]
+    drawn = [side.draws(measure, SAMPLES, SEED)["kappa"] for side in counts]
     first, second = (percentile_estimate(value, draws) for value, draws in zip(values, drawn, strict=True))
-    return RubricChange(len(graded), first, second, percentile_estimate(values[1] - values[0], drawn[1] - drawn[0]))
+    difference = percentile_estimate(values[1] - values[0], drawn[1] - drawn[0])
+    return {"pairs": len(graded), "before": first, "after": second, "difference": difference}
 
 
 def decide(workspace: Workspace, version: Version, decision: str, person: str) -> None:
     """Append a decision to rubrics.jsonl, with the person, the time and the measured change."""
-    change = change_of(workspace, version) if version.is_tried else None
     now = datetime.now(UTC).isoformat(timespec="seconds")
     row = {"version": version.number, "decision": decision, "person": person or None, "time": now}
-    row |= {} if change is None else asdict(change)
-    append_line(workspace.run / DECISIONS_FILE, json.dumps(row))
+    row |= change_of(workspace, version) or {}
+    append_line(workspace.run / DECISIONS_FILE, json.dumps(row, default=asdict))

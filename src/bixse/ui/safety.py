@@ -10,11 +10,12 @@ import secrets
 import socket
 import threading
 from dataclasses import dataclass, field
-from http.cookies import CookieError, SimpleCookie
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote
+from urllib.parse import parse_qsl, quote, unquote
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse
 
 from bixse.files.files import storage_errors
@@ -22,13 +23,12 @@ from bixse.files.files import storage_errors
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from starlette.requests import Request
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-LONGEST_FORM = 1 << 20
-"""Maximum size of a form in bytes."""
-MOST_ADDRESSES = 100
-"""Maximum number of unused one-time addresses; the oldest are forgotten."""
+LONGEST_FORM = 1 << 20  # maximum size of a form in bytes
+MOST_ADDRESSES = 100  # maximum number of unused one-time addresses; the oldest are forgotten
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; "
     "frame-ancestors 'none'",
@@ -61,10 +61,8 @@ class Session:
     """The session of one browser."""
 
     name: str
-    person: str = ""
-    """Name of the person who labels; empty until it is given."""
-    said: list[str] = field(default_factory=list)
-    """Messages for the top of the next page."""
+    person: str = ""  # name of the person who labels; empty until it is given
+    said: list[str] = field(default_factory=list)  # messages for the top of the next page
 
 
 class Sessions:
@@ -145,11 +143,7 @@ class Guard:
         if scope["session"] is None and path != "/enter" and not path.startswith("/static/"):
             await PlainTextResponse(WITHOUT_SESSION, 403)(scope, receive, with_headers)
             return
-        form = await _whole_form(receive) if scope["method"] == "POST" else receive
-        if form is None:
-            await PlainTextResponse(f"a form of at most {LONGEST_FORM >> 20} MiB", 413)(scope, receive, with_headers)
-            return
-        await self.app(scope, form, with_headers)
+        await self.app(scope, receive, with_headers)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Any:
         host = headers.get("host", "")
@@ -176,11 +170,8 @@ class Guard:
             return False
 
     def _session(self, headers: Headers) -> Session | None:
-        try:
-            found = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
-        except CookieError:
-            return None
-        return self.sessions.find(found.value) if found is not None else None
+        cookie = cookie_parser(headers.get("cookie", "")).get(self.cookie)
+        return self.sessions.find(cookie) if cookie is not None else None
 
     def hand_over(self, answer: Response, session: Session) -> Response:
         """Add the session's cookie to an answer; no script reads it, and no other site's page sends it."""
@@ -188,18 +179,11 @@ class Guard:
         return answer
 
 
-async def _whole_form(receive: Receive) -> Receive | None:
-    """Read a form, to be received again; None if it is too long. Bytes are counted, as headers may be wrong."""
-    messages: list[Message] = []
-    size, more = 0, True
-    while more:
-        messages.append(await receive())
-        size += len(messages[-1].get("body", b""))
-        more = messages[-1].get("more_body", False)
-        if size > LONGEST_FORM:
-            return None
-
-    async def again() -> Message:
-        return messages.pop(0) if messages else await receive()
-
-    return again
+async def read_form(request: Request) -> dict[str, str]:
+    """Read a form, of which the last value of a repeated field counts; refuse a long one, whatever its headers say."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > LONGEST_FORM:
+            raise HTTPException(413, f"a form of at most {LONGEST_FORM >> 20} MiB")
+    return dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from bixse.data.trec import ranked, read_run
 from bixse.encoders.encode import encode_texts
@@ -23,37 +24,34 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from bixse.data.collection import Collection
-    from bixse.encoders.head import RelevanceHead
-    from bixse.progress import ProgressBars
 
-SystemKind: TypeAlias = Literal["model", "index", "bm25", "run"]
-MISSING = "(not in the corpus)"
+KEPT = 64  # number of cached answers per system, one per position of a slider
 
 
 @dataclass(frozen=True)
 class Searcher:
     """An opened system."""
 
-    name: str
-    """Name as given in the settings."""
-    kind: SystemKind
+    name: str  # name as given in the settings
+    kind: str
+    """Kind "model", "index", "bm25" or "run"."""
     find: Callable[[str, str | None, int], list[Hit]]
     """Search for a query's text, its id in the collection and a number of documents; `Hit.cosine` is the score."""
-    model: Any = None
-    """Encoder of a model or an index."""
+    model: Any = None  # encoder of a model or an index
 
     @property
-    def head(self) -> RelevanceHead | None:
+    def head(self) -> Any:
         """The relevance head; None if scores are not probabilities."""
         return getattr(self.model, "head", None)
 
 
-def open_searcher(name: str, collection: Collection | None, progress: ProgressBars | None = None) -> Searcher:
+def open_searcher(name: str, collection: Collection | None, progress: Any = None) -> Searcher:
     """Load a system, which searches `collection` unless it is an index; raise InputError or ModelError on failure."""
     lock = threading.Lock()  # requests come from several threads, and a model serves one at a time
     if name != BM25_NAME and is_stored(name):
         index = open_index(name)
 
+        @lru_cache(KEPT)
         def find_in_index(text: str, query_id: str | None, top: int) -> list[Hit]:
             with lock:
                 return index.search(text, top)
@@ -65,16 +63,16 @@ def open_searcher(name: str, collection: Collection | None, progress: ProgressBa
         )
     corpus = collection.corpus
 
-    def scored(scores: Mapping[str, float], top: int) -> list[Hit]:
-        best = ranked(scores)[:top]
-        return [Hit(document, scores[document], None, *corpus.get(document, (MISSING, ""))) for document in best]
+    def best_of(scores: Mapping[str, float], top: int) -> list[Hit]:
+        missing = ("(not in the corpus)", "")
+        return [Hit(name, scores[name], None, *corpus.get(name, missing)) for name in ranked(scores)[:top]]
 
     if name == BM25_NAME:
         bm25 = BM25(list(corpus), [document.content for document in corpus.values()])
 
         def find_words(text: str, query_id: str | None, top: int) -> list[Hit]:
             check_queries([text])
-            return scored(bm25.search({"query": text}, top)["query"], top)
+            return best_of(bm25.search({"query": text}, top)["query"], top)
 
         return Searcher(name, "bm25", find_words)
     path = run_file(Path(name))
@@ -87,12 +85,13 @@ def open_searcher(name: str, collection: Collection | None, progress: ProgressBa
                     f"{path}: got a query that it does not answer; expected one of its {len(run)}, as a run holds "
                     "answers and no model; fix: pick a query of the collection"
                 )
-            return scored(run[query_id], top)
+            return best_of(run[query_id], top)
 
         return Searcher(name, "run", find_in_run)
     model = build_encoder(name)
     documents, items = encode_corpus(model, corpus, progress), list(corpus.items())
 
+    @lru_cache(KEPT)
     def find_by_model(text: str, query_id: str | None, top: int) -> list[Hit]:
         check_queries([text])
         with lock:

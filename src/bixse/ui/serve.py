@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import socket
@@ -10,23 +9,23 @@ import threading
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, quote
+from urllib.parse import quote
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from bixse.errors import BixseError, InputError, printable
 from bixse.report.page import page_environment
 from bixse.ui.pages import compare, label, rubric, runs, training
-from bixse.ui.safety import Guard, Session, Sessions, open_secret
-from bixse.ui.workspace import Page, Visit, open_workspace
+from bixse.ui.safety import Guard, Session, Sessions, open_secret, read_form
+from bixse.ui.workspace import NotReadyError, Page, Visit, open_workspace
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import Callable
 
     from starlette.requests import Request
 
@@ -35,11 +34,8 @@ if TYPE_CHECKING:
 
 PAGES = (*label.PAGES, *rubric.PAGES, *compare.PAGES, *training.PAGES, *runs.PAGES)
 """All pages in the order of the navigation; `/` shows the first page that fits the folder."""
-NEWS_EVERY = 2.0
-"""Seconds between two checks for news."""
 SVG = "image/svg+xml"
-LONGEST_NAME = 40
-"""Maximum number of characters of a person's name."""
+LONGEST_NAME = 40  # maximum number of characters of a person's name
 log = logging.getLogger(__name__)
 
 
@@ -68,8 +64,6 @@ class Server:
             for name, act in page.actions.items():
                 make = partial(self.act, act)
                 routes.append(Route(f"/{page.name}/{name}", partial(self.answer, page, make), methods=["POST"]))
-            if page.news is not None:
-                routes.append(Route(f"/{page.name}/news", partial(self.tell_news, page.news)))
         settings = workspace.settings
         self.guard = Guard(Starlette(routes=routes), self.sessions, settings.host, port, settings.is_local)
 
@@ -117,21 +111,8 @@ class Server:
 
     def draw(self, draw: Draw, visit: Visit) -> Response:
         with self._drawing:  # matplotlib's settings are global to the process
-            plot = draw(self.workspace, visit)
-        return Response("" if plot is None else plot.svg, 404 if plot is None else 200, None, SVG)
-
-    async def tell_news(self, news: Callable[[Workspace], str], request: Request) -> Response:
-        """Send an event when the value of `news` changes, until the browser disconnects."""
-
-        async def events() -> AsyncIterator[str]:
-            before = await run_in_threadpool(news, self.workspace)
-            while not await request.is_disconnected():
-                await asyncio.sleep(NEWS_EVERY)
-                now = await run_in_threadpool(news, self.workspace)
-                yield f"data: {now}\n\n" if now != before else ": still there\n\n"
-                before = now
-
-        return StreamingResponse(events(), media_type="text/event-stream")
+            svg = draw(self.workspace, visit)
+        return Response(svg or "", 404 if svg is None else 200, None, SVG)
 
     async def answer(self, page: Page, make: Callable[[Visit], Response], request: Request) -> Response:
         """Return the answer to a visit, or a page with the error."""
@@ -141,6 +122,10 @@ class Server:
             return self.page("person.html.j2", 200, session, page, title="Who labels?")
         try:
             return await run_in_threadpool(make, visit)
+        except NotReadyError as job:
+            answer = self.page("loading.html.j2", 200, session, page, message=str(job), title="Loading")
+            answer.headers["HX-Refresh"] = "true"  # where a script asked for a part of the page
+            return answer
         except BixseError as error:
             return self.page("message.html.j2", 400, session, page, message=str(error), title="That did not work")
         except Exception:
@@ -149,15 +134,13 @@ class Server:
             return self.page("message.html.j2", 500, session, page, message=why, title="That did not work")
 
     async def visit(self, request: Request) -> Visit:
-        """Parse a request; the last value of a repeated field counts."""
-        body = (await request.body()).decode("utf-8", "replace") if request.method == "POST" else ""
-        form = dict(parse_qsl(body, keep_blank_values=True))
+        form = await read_form(request) if request.method == "POST" else {}
         address = f"http://{request.headers['host']}"
         return Visit(request.scope["session"], request.query_params, form, address)
 
     def page(
         self, template: str, status: int, session: Session | None, here: Page | None = None, /, **values: Any
-    ) -> Response:
+    ) -> HTMLResponse:
         """Render a template; messages of the session are shown once."""
         shared = {
             "title": here.title if here is not None else "",
@@ -165,10 +148,10 @@ class Server:
             "here": here,
             "person": session.person if session is not None else "",
             "said": [session.said.pop(0) for _ in list(session.said)] if session is not None else [],
-            "settings": self.workspace.settings,
+            "workspace": self.workspace,
         }
         environment = page_environment("bixse.ui")
-        environment.filters.setdefault("shown", printable)
+        environment.filters.setdefault("shown", lambda value: printable(str(value)))
         return HTMLResponse(environment.get_template(template).render({**shared, **values}), status)
 
 
@@ -177,7 +160,7 @@ def _name(given: str) -> str:
     return " ".join(printable(given).split())[:LONGEST_NAME]
 
 
-def serve(settings: UiSettings, say: Callable[[str], None]) -> None:
+def serve(settings: UiSettings, say: Callable[[str], Any]) -> None:
     """Serve the pages of a run folder until Ctrl-C or SIGTERM; `say` receives the address to open."""
     with open_workspace(settings) as workspace, _listening(settings) as listener:
         port = listener.getsockname()[1]
@@ -187,21 +170,18 @@ def serve(settings: UiSettings, say: Callable[[str], None]) -> None:
         say("Ctrl-C ends it; every label is on the disk when its page says so")
         config = uvicorn.Config(
             server.guard, log_level="warning", access_log=False, server_header=False, proxy_headers=False,
-            lifespan="off", timeout_graceful_shutdown=3,  # streams of news never end by themselves
+            lifespan="off", timeout_graceful_shutdown=3,
         )  # fmt: skip
         with contextlib.suppress(KeyboardInterrupt):
             uvicorn.Server(config).run(sockets=[listener])
 
 
-@contextlib.contextmanager
-def _listening(settings: UiSettings) -> Iterator[socket.socket]:
+def _listening(settings: UiSettings) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-        listener = socket.create_server((settings.host, settings.port), family=family)
+        return socket.create_server((settings.host, settings.port), family=family)
     except OSError as error:
         raise InputError(
             f"{settings.host}:{settings.port}: got {error.strerror or error}; expected a free port of this machine; "
             "fix: choose another --port, or 0 for any free one"
         ) from error
-    with listener:
-        yield listener

@@ -8,24 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, model_validator
 
-from bixse.errors import SEEDS
-from bixse.judging.grade_settings import NamedRubric, Prices
-from bixse.judging.open_judge import JudgeSettings
-from bixse.relevance import MIN_RELEVANT_GRADE
+from bixse.judging.grade_settings import NamedRubric
 from bixse.settings import Flag, Settings
 
 if TYPE_CHECKING:
     from typing import Self
 
+SEED = 0  # seed of all draws; that of `bixse calibrate` and `bixse grade audit`, so that figures are equal
+
 
 class UiSettings(Settings):
-    """Settings of `bixse ui`.
-
-    Example:
-        >>> settings = UiSettings(run="runs/grade")
-        >>> settings.labels_path.as_posix(), settings.host
-        ('runs/grade/labels.jsonl', '127.0.0.1')
-    """
+    """Settings of `bixse ui`."""
 
     run: Annotated[Path, Flag(metavar="RUN_FOLDER", positional=True)]
     """Output folder of `bixse grade` (or any folder, with pairs)."""
@@ -33,24 +26,14 @@ class UiSettings(Settings):
     """Pairs with their texts: what was graded; null: pairs.parquet in the folder, which lacks those without a grade."""
     labels: Annotated[Path | None, Flag(metavar="FILE")] = None
     """People's labels, one line per event, only ever added to; null: labels.jsonl in the folder."""
-    runs: Annotated[tuple[Path, ...], Flag(metavar="FILE")] = ()
-    """TREC runs of systems: pairs that they rank differently come sooner."""
-    judge: Annotated[JudgeSettings | None, Flag(flat=True)] = None
-    """The judge that an edited rubric is tried on, as of `bixse grade`."""
-    prices: Annotated[Prices, Flag(flat=True)] = Prices()
-    """What tokens cost, and the most that a trial may spend."""
+    judge: Annotated[str | None, Flag(metavar="JUDGE")] = None
+    """Judge that an edited rubric is tried on: as for `bixse grade`, or a YAML file of its settings."""
     rubric: NamedRubric = None
     """Rubric that people label by; null: the one the folder was graded with, else trec-dl-0-3."""
     planned: int = Field(default=400, ge=1)
     """Pairs to label in all: that many are drawn, with known probabilities."""
     overlap: Annotated[float, Field(ge=0, le=1), Flag(metavar="SHARE")] = 0.1
     """Share of the pairs that everybody labels; the others are labelled by one person each."""
-    width: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Width of the interval of agreement that labelling aims at."""
-    tried: int = Field(default=50, ge=2)
-    """Labelled pairs that an edited rubric is tried on."""
-    seed: int = Field(default=0, ge=0, lt=SEEDS)
-    """Random seed of all draws."""
     systems: Annotated[tuple[str, ...], Flag(metavar="SYSTEM")] = ()
     """Two systems to compare: each a model, an index folder, bm25, a TREC run, or an output folder of `bixse evaluate`;
     the second is held against the first."""
@@ -58,8 +41,6 @@ class UiSettings(Settings):
     """Folder with corpus.jsonl, queries.jsonl and qrels, on which they answer."""
     split: str = "test"
     """Split of the collection whose queries and judgements are used."""
-    min_relevant_grade: float = Field(default=MIN_RELEVANT_GRADE, gt=0)
-    """Grade from which a document counts as relevant for recall, MRR and MAP."""
     held_out: Annotated[Path | None, Flag(metavar="FILE")] = None
     """Graded pairs as of `bixse calibrate --pairs`: precision, recall and calibration of the systems are measured on
     them."""
@@ -96,6 +77,11 @@ class UiSettings(Settings):
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return self.host == "localhost"
+
+    @property
+    def judge_file(self) -> Path | None:
+        """The YAML file that `judge` names, if it is none of a judge itself."""
+        return Path(self.judge) if self.judge and self.judge.endswith((".yaml", ".yml")) else None
 
     @property
     def labels_path(self) -> Path:

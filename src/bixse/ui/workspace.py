@@ -1,52 +1,71 @@
-"""`Workspace`: the run folder that pages share; `Page`: functions from a workspace and a visit to template values."""
+"""`Workspace`: the run folder that pages share; `Page`: a page as functions; `BackgroundJob`: its work in a thread."""
 
 from __future__ import annotations
 
+import json
+import logging
 import math
 import shlex
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
+import pandas as pd
 
-from bixse.errors import InputError
+from bixse.data.run import RUN_FILE
+from bixse.errors import BixseError, InputError
+from bixse.files.files import read_text
 from bixse.judging.audit.agreement import agreement_within, cohen_kappa, counts_by_query
 from bixse.judging.grade import JUDGEMENTS_NAME
-from bixse.judging.open_judge import DEFAULT_RUBRIC
+from bixse.judging.open_judge import DEFAULT_RUBRIC, GradeConfig
 from bixse.judging.rubrics import load_rubric, rubric_names
-from bixse.training.config import LOG_FILE
 from bixse.ui.label_log import open_labels
 from bixse.ui.label_plan import Desk, LabelPlan, open_index
-from bixse.ui.train_run import TrainBatches, TrainRun, read_record, runs_below
-from bixse.ui.two_systems import TwoSystems
+from bixse.ui.ui_settings import SEED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from bixse.judging.rubrics import Rubric
-    from bixse.report.plots import Plot
     from bixse.results import IntervalEstimate
     from bixse.ui.label_log import LabelLog
     from bixse.ui.label_plan import RunIndex
     from bixse.ui.safety import Session
     from bixse.ui.ui_settings import UiSettings
 
-SAMPLES = 500
-"""Number of resamples of the queries, few enough for a page."""
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+SAMPLES = 500  # number of resamples of the queries, few enough for a page
+
+
+def runs_below(root: Path) -> Iterator[Path]:
+    """The folders with a run.json: the root, and folders up to two levels below it."""
+    for pattern in (RUN_FILE, f"*/{RUN_FILE}", f"*/*/{RUN_FILE}"):
+        yield from (path.parent for path in sorted(root.glob(pattern)))
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """Return the content of a folder's run.json, empty if there is none; raise InputError if it is damaged."""
+    path = folder / RUN_FILE
+    try:
+        record = json.loads(read_text(path)) if path.is_file() else {}
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, dict):
+        raise InputError(f"{path}: got a damaged record; expected the JSON that bixse wrote; fix: fetch it again")
+    return record
 
 
 @dataclass(frozen=True)
 class AgreementSoFar:
     """The agreement of judge and people on all pairs of the folder, estimated from the labels."""
 
-    labels: int
-    """Number of pairs with a label and a grade of the judge."""
-    kappa: IntervalEstimate
-    """Kappa with quadratic weights."""
+    labels: int  # number of pairs with a label and a grade of the judge
+    kappa: IntervalEstimate  # kappa with quadratic weights
     within_one: IntervalEstimate
 
     def left(self, width: float) -> int | None:
@@ -63,14 +82,21 @@ class Workspace:
 
     def __init__(self, settings: UiSettings, index: RunIndex, labels: LabelLog) -> None:
         self.settings, self.run, self.index, self.labels = settings, settings.run, index, labels
-        self.systems = TwoSystems(settings) if settings.systems else None
-        self.training, self.batches = TrainRun(self.run), TrainBatches(self.run)
         self.plan = LabelPlan(index, self.rubric, settings)
         self.desk = Desk(self.plan, index, labels)
         self.lock = threading.Lock()
         self.trial: Any = None
         """The last tried version of the rubric, and its job; hold `lock` to begin a trial."""
         self._agreement: tuple[Any, AgreementSoFar | None] = (None, None)
+        self._made: dict[Any, Any] = {}
+
+    def once(self, make: Callable[[Workspace], T]) -> T:
+        """Return what `make` makes of this workspace, made once: the state that a page keeps between requests."""
+        with self.lock:
+            if make not in self._made:
+                self._made[make] = make(self)
+            found: T = self._made[make]
+            return found
 
     @cached_property
     def record(self) -> dict[str, Any]:
@@ -93,6 +119,14 @@ class Workspace:
             )
         return rubric
 
+    @cached_property
+    def judge(self) -> GradeConfig | None:
+        """The settings of the judge that edited rubrics are tried on, if one is named."""
+        if self.settings.judge is None:
+            return None
+        file = self.settings.judge_file
+        return GradeConfig.load(file, {} if file else {"judge.names": self.settings.judge})
+
     def audit_command(self, *others: Path) -> str:
         """The command that measures the folder's judge, and the judges of other files, against people's labels."""
         ends = (f"{self.rubric.scale.minimum:g}", f"{self.rubric.scale.maximum:g}")
@@ -110,22 +144,28 @@ class Workspace:
 
     def _agreement_so_far(self) -> AgreementSoFar | None:
         """Weight each label by one over its pair's inclusion probability; leave out pairs that a person chose."""
-        index, rubric, independent = self.index, self.rubric, self.labels.independent
-        rows = [
-            (index.query_ids[row], grade, judged, 1 / self.plan.probabilities[row])
-            for pair, grade in self.labels.grades(independent=True).items()
-            if any(word.probability is not None for word in independent[pair].values())
-            and (row := index.row_of.get(pair)) is not None
-            and (judged := index.grade(row, rubric.scale)) is not None
-        ]
-        if len({query_id for query_id, *_ in rows}) < 2:
+        words, pairs = self.labels.independent, self.graded_by_both(independent=True)
+        ids = zip(pairs["query_id"], pairs["document_id"], strict=True)
+        drawn = [any(word.probability is not None for word in words[pair].values()) for pair in ids]
+        pairs = pairs.loc[np.array(drawn, dtype=bool)]
+        if pairs["query_id"].nunique() < 2:
             return None
-        query_ids, *columns = zip(*rows, strict=True)
-        human, judge, weights = (np.array(column, dtype=np.float64) for column in columns)
-        counts = counts_by_query(human, judge, query_ids, np.array(rubric.values), weights)
+        weights = 1 / self.plan.probabilities[pairs["row"]]
+        human, judge = pairs["human"].to_numpy(), pairs["judge"].to_numpy()
+        counts = counts_by_query(human, judge, list(pairs["query_id"]), np.array(self.rubric.values), weights)
         same, next_to = agreement_within(0), agreement_within(1)
         measures = {"kappa": cohen_kappa(2), "within_one": lambda tables: same(tables) + next_to(tables)}
-        return AgreementSoFar(len(rows), **counts.estimates(measures, SAMPLES, self.settings.seed))
+        return AgreementSoFar(len(pairs), **counts.estimates(measures, SAMPLES, SEED))
+
+    def graded_by_both(self, independent: bool = False) -> pd.DataFrame:
+        """The pairs that judge and people graded: row, ids, and the grades `human` and `judge`."""
+        index, scale = self.index, self.rubric.scale
+        found = [
+            (row, *pair, grade, judged)
+            for pair, grade in self.labels.grades(independent).items()
+            if (row := index.row_of.get(pair)) is not None and (judged := index.grade(row, scale)) is not None
+        ]
+        return pd.DataFrame(found, columns=["row", "query_id", "document_id", "human", "judge"])
 
 
 @contextmanager
@@ -133,11 +173,11 @@ def open_workspace(settings: UiSettings) -> Iterator[Workspace]:
     """Open a run folder and lock its labels; raise InputError without pairs, OutputExistsError without the lock."""
     if not settings.run.is_dir():
         raise InputError(f"{settings.run}: got no such folder; expected a run folder; fix: check the path")
-    others = settings.systems or (settings.run / LOG_FILE).is_file() or any(runs_below(settings.run))
+    others = settings.systems or any(runs_below(settings.run))
     index = open_index(settings.run, settings.pairs, may_be_empty=bool(others))
     with open_labels(settings.labels_path) as labels:
         workspace = Workspace(settings, index, labels)
-        workspace.training.look()
+        _ = workspace.judge  # wrong settings are refused now, not at the first trial
         yield workspace
 
 
@@ -146,26 +186,32 @@ class Visit:
     """The content of one request."""
 
     session: Session
-    query: Mapping[str, str]
-    """Fields of the address, after `?`."""
+    query: Mapping[str, str]  # fields of the address, after `?`
     form: Mapping[str, str] = field(default_factory=dict)
-    address: str = ""
-    """Address of the server, such as http://127.0.0.1:8765."""
+    address: str = ""  # address of the server, such as http://127.0.0.1:8765
 
     @property
     def person(self) -> str:
         return self.session.person
 
     def number(self, name: str) -> int:
-        """Return a whole number of the address, or 0."""
+        """A whole number of the address, or 0."""
         text = self.query.get(name, "")
         return int(text) if text.isdecimal() and len(text) < 10 else 0
+
+    def real(self, name: str) -> float | None:
+        """A finite number of the form or the address, or None."""
+        try:
+            found = float(self.form.get(name, self.query.get(name, "")))
+        except ValueError:
+            return None
+        return found if math.isfinite(found) else None
 
 
 Show: TypeAlias = "Callable[[Workspace, Visit], dict[str, Any]]"
 """Return the values of a template; read files, but change nothing."""
-Draw: TypeAlias = "Callable[[Workspace, Visit], Plot | None]"
-"""Return a plot, if there is one."""
+Draw: TypeAlias = "Callable[[Workspace, Visit], str | None]"
+"""Return the SVG of a plot, if there is one."""
 Act: TypeAlias = "Callable[[Workspace, Visit], str]"
 """Change something, and return the address to redirect to."""
 
@@ -184,9 +230,62 @@ class Page:
     """`/NAME/ACTION`, by POST."""
     parts: Mapping[str, Show] = field(default_factory=dict)
     """`/NAME/PART`, by GET, from `NAME-PART.html.j2`: a part that loads later, such as progress."""
-    needs_person: bool = False
-    """True if the page asks for a name first."""
     pictures: Mapping[str, Draw] = field(default_factory=dict)
     """`/NAME/PICTURE.svg`, by GET."""
-    news: Callable[[Workspace], str] | None = None
-    """A value that changes when the page should reload, such as a file size; `/NAME/news` sends it as events."""
+    needs_person: bool = False
+    """True if the page asks for a name first."""
+
+
+class NotReadyError(Exception):
+    """A page needs a result of a job that is running; the server shows its progress, and loads the page again."""
+
+    def __init__(self, job: BackgroundJob) -> None:
+        super().__init__(job.status)
+
+
+class BackgroundJob:
+    """Work that starts with the constructor; pages read its progress, and after its end `result` or `error`."""
+
+    def __init__(self, name: str, work: Callable[[BackgroundJob], Any]) -> None:
+        self.name, self.doing, self.note, self.error = name, "waiting", "", ""
+        self.done = self.total = 0
+        self.result: Any = None
+        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)  # Ctrl-C does not wait for it
+        self._thread.start()
+
+    def _run(self, work: Callable[[BackgroundJob], Any]) -> None:
+        try:
+            self.result = work(self)
+        except BixseError as error:
+            self.error = str(error)
+        except Exception as error:  # a thread has no caller that could report it
+            log.exception("%s", self.name)
+            self.error = f"{type(error).__name__}: {error}; the terminal shows more"
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def status(self) -> str:
+        return f"{self.doing}: {self.done:,} of {self.total:,}" if self.total else self.doing
+
+    def check(self) -> None:
+        """Raise NotReadyError while the job is running, and InputError if it failed."""
+        if self.is_running:
+            raise NotReadyError(self)
+        if self.error:
+            raise InputError(self.error)
+
+    def wait(self) -> BackgroundJob:
+        self._thread.join()
+        return self
+
+    def begin(self, doing: str, total: int = 0) -> Callable[..., None]:
+        """Begin a part of the work, and return the function that counts its steps."""
+        self.doing, self.note, self.done, self.total = doing, "", 0, total
+
+        def step(done: int, note: str = "", known: int = 0) -> None:
+            self.done, self.note = self.done + done + known, note or self.note
+
+        return step

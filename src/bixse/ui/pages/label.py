@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 import krippendorff
 import numpy as np
+import pandas as pd
 
 from bixse.errors import InputError, shorten
 from bixse.judging.audit.agreement import nearest_level
@@ -26,54 +26,31 @@ if TYPE_CHECKING:
     from bixse.judging.audit.labels import LabelStatus, PairIds
     from bixse.ui.workspace import Visit, Workspace
 
-SHOWN = 4000
-"""Number of characters of a document that are shown at first."""
+SHOWN = 4000  # number of characters of a document that are shown at first
 LONGEST_EXPLANATION = 10_000
-ANSWERS: dict[str, LabelStatus] = {"cannot-tell": "cannot-tell", "skip": "skipped"}
-"""Answers that are not a grade."""
-AT_ONCE = 20
-"""Pairs per page."""
+ANSWERS: dict[str, LabelStatus] = {"cannot-tell": "cannot-tell", "skip": "skipped"}  # answers that are not a grade
+AT_ONCE = 20  # pairs per page
 
 
-@dataclass(frozen=True)
-class Card:
-    """A pair with its texts, the judge's answer, and people's labels."""
-
-    row: int
-    query_id: str
-    document_id: str
-    query: str
-    document: str
-    cut: int
-    """Number of characters of the document that are not shown."""
-    judge: float | None
-    bounds: tuple[float, float] | None
-    probabilities: list[float] | None
-    words: dict[str, LabelEvent]
-    event: str
-    """Name of the event that the form writes; a form that is sent twice is one event."""
-    shown: float
-
-
-def make_card(workspace: Workspace, visit: Visit, row: int) -> Card:
-    """Make the card of one row; a long document is cut unless the address names the row (`all`)."""
-    whole = visit.query.get("all") == str(row)
-    pair, scale = workspace.index.pair(row), workspace.rubric.scale
-    document = pair.document if whole else pair.document[:SHOWN]
-    return Card(
-        row=row,
-        query_id=pair.query_id,
-        document_id=pair.document_id,
-        query=pair.query,
-        document=document,
-        cut=len(pair.document) - len(document),
-        judge=workspace.index.grade(row, scale),
-        bounds=workspace.index.bounds(row, scale),
-        probabilities=workspace.index.probabilities(row),
-        words=workspace.labels.words.get((pair.query_id, pair.document_id), {}),
-        event=secrets.token_hex(8),
-        shown=time.time(),
-    )
+def make_card(workspace: Workspace, visit: Visit, row: int) -> dict[str, Any]:
+    """The texts of a row, the judge's answer, and people's labels; a long text is cut unless `all` names the row."""
+    index, scale = workspace.index, workspace.rubric.scale
+    pair = index.pair(row)
+    shown = len(pair.document) if visit.query.get("all") == str(row) else SHOWN
+    return {
+        "row": row,
+        "query_id": pair.query_id,
+        "document_id": pair.document_id,
+        "query": pair.query,
+        "document": pair.document[:shown],
+        "cut": max(0, len(pair.document) - shown),  # characters that are not shown
+        "judge": index.grade(row, scale),
+        "bounds": index.bounds(row, scale),
+        "probabilities": index.probabilities.get(row),
+        "words": workspace.labels.words.get((pair.query_id, pair.document_id), {}),
+        "event": secrets.token_hex(8),  # the event that the form writes: a form that is sent twice is one event
+        "shown": time.time(),
+    }
 
 
 def options(workspace: Workspace) -> list[tuple[str, str]]:
@@ -119,31 +96,19 @@ def event_of(workspace: Workspace, visit: Visit, final: bool = False, chosen: bo
 
 
 def _seconds(workspace: Workspace, visit: Visit) -> float | None:
-    try:
-        shown = float(visit.form.get("shown", ""))
-    except ValueError:
+    last, shown = workspace.labels.last_of(visit.person), visit.real("shown")
+    if shown is None:
         return None
-    last = workspace.labels.last_of(visit.person)
     since = max(shown, datetime.fromisoformat(last.time).timestamp()) if last is not None else shown
     found = round(time.time() - since, 1)
     return found if 0 <= found < 1e6 else None
 
 
 def overview(workspace: Workspace, visit: Visit) -> dict[str, Any]:
-    """The counts of the folder, the labels per person, and the command behind the figures."""
+    """The counts of the folder."""
     index = workspace.index
-    return {
-        "run": str(workspace.run),
-        "pairs": len(index),
-        "queries": len(set(index.query_ids)),
-        "judge": index.judge,
-        "statuses": Counter(status or "not judged" for status in index.status).most_common(),
-        "without_text": index.without_text,
-        "rubric": workspace.rubric.name,
-        "people": workspace.labels.people(),
-        "labels": len(workspace.labels.grades()),
-        "command": workspace.audit_command(),
-    }
+    statuses = index.status.fillna("not judged").value_counts().to_dict()
+    return {"queries": len(set(index.query_ids)), "statuses": statuses.items()}
 
 
 def label(workspace: Workspace, visit: Visit) -> dict[str, Any]:
@@ -152,7 +117,7 @@ def label(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     query_id = visit.query.get("query") or desk.next_query(person)
     rows = desk.rows_for(query_id, person) if query_id is not None else []
     cards = [make_card(workspace, visit, row) for row in rows]
-    still_open = [card.row for card in cards if desk.is_open(card.row, person)]
+    still_open = [row for row in rows if desk.is_open(row, person)]
     shown = workspace.labels.shown_to(person)
     done = [make_card(workspace, visit, row) for row in desk.rows_for(visit.query.get("done", ""), person)]
     return {
@@ -161,12 +126,10 @@ def label(workspace: Workspace, visit: Visit) -> dict[str, Any]:
         "open": still_open,
         "focus": next(iter(still_open or rows), None),
         "shown": shown,
-        "done": [card for card in done if (card.query_id, card.document_id) in shown],
+        "done": [card for card in done if (card["query_id"], card["document_id"]) in shown],
         "options": options(workspace),
         "rubric": current_rubric(workspace),
         "answered": sum(not desk.is_open(row, person) for row in workspace.plan.rows),
-        "planned": len(workspace.plan.rows),
-        "agreement": workspace.agreement,
         "later": sum(bool(event.seen) for event in workspace.labels.events),
         "last": workspace.labels.last_of(person),
         "event": secrets.token_hex(8),
@@ -208,35 +171,20 @@ def _word(workspace: Workspace, event: LabelEvent) -> str:
     return f"{event.grade:g}" if event.grade is not None else event.status.replace("-", " ")
 
 
-@dataclass(frozen=True)
-class PeopleAgreement:
-    """The agreement of people on the pairs that several people graded."""
-
-    pairs: int
-    alpha: float | None
-    """Krippendorff's alpha for ordinal grades; None if all grades are the same."""
-    differing: list[PairIds]
-    """Pairs with different grades that are not settled."""
-    settled: int
-
-
-def people_agreement(workspace: Workspace) -> PeopleAgreement:
-    """The agreement on all pairs with grades of two people or more; a settled grade belongs to nobody."""
-    labels = workspace.labels
-    several = _of_several(labels.independent)  # with the judge's grade people also see each other's
-    differing = [
-        pair
-        for pair, grades in _of_several(labels.words).items()
-        if len(set(grades.values())) > 1 and "" not in labels.words[pair]
-    ]
-    settled = sum("" in words for words in labels.words.values())
-    people = sorted({person for grades in several.values() for person in grades})
-    table = np.array([[grades.get(person, np.nan) for grades in several.values()] for person in people])
+def people_agreement(workspace: Workspace) -> dict[str, Any]:
+    """The agreement on pairs with grades of two people or more, as Krippendorff's alpha; None if all are the same."""
+    words = workspace.labels.words
+    several = list(_of_several(workspace.labels.independent).values())  # the judge's grade comes with other people's
+    table = pd.DataFrame(several).to_numpy(np.float64).T  # (people, pairs)
     alpha = None
-    if several and len(set(table[~np.isnan(table)])) > 1:
+    if len(set(table[~np.isnan(table)])) > 1:
         domain = list(workspace.rubric.values)
         alpha = float(krippendorff.alpha(table, level_of_measurement="ordinal", value_domain=domain))
-    return PeopleAgreement(len(several), alpha, differing, settled)
+    differing = [
+        pair for pair, grades in _of_several(words).items() if len(set(grades.values())) > 1 and "" not in words[pair]
+    ]
+    settled = sum("" in of_pair for of_pair in words.values())
+    return {"pairs": len(several), "alpha": alpha, "differing": differing, "settled": settled}
 
 
 def _of_several(words_of: Mapping[PairIds, Mapping[str, LabelEvent]]) -> dict[PairIds, dict[str, float]]:
@@ -251,7 +199,7 @@ def _of_several(words_of: Mapping[PairIds, Mapping[str, LabelEvent]]) -> dict[Pa
 def adjudicate(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     """The pairs that are not settled, oldest first."""
     found = people_agreement(workspace)
-    rows = [row for pair in found.differing if (row := workspace.index.row_of.get(pair)) is not None]
+    rows = [row for pair in found["differing"] if (row := workspace.index.row_of.get(pair)) is not None]
     cards = [make_card(workspace, visit, row) for row in rows[:AT_ONCE]]
     return {"found": found, "cards": cards, "more": len(rows) - len(cards), "options": options(workspace)}
 
@@ -264,92 +212,60 @@ def settle(workspace: Workspace, visit: Visit) -> str:
     return "/adjudicate"
 
 
-class Labelled(NamedTuple):
-    """A pair that judge and people graded."""
-
-    row: int
-    human: int
-    """Position of the label on the scale."""
-    judge: int
-    """Position of the grade nearest to the judge's."""
-    gap: float
-    """Judge - people, in grades."""
-
-
-def labelled_pairs(workspace: Workspace) -> list[Labelled]:
-    """Every pair that judge and people graded, the largest gap first."""
-    index, rubric = workspace.index, workspace.rubric
-    found = [
-        (row, grade, judged)
-        for pair, grade in workspace.labels.grades().items()
-        if (row := index.row_of.get(pair)) is not None and (judged := index.grade(row, rubric.scale)) is not None
-    ]
-    if not found:
-        return []
-    rows, human, judge = zip(*found, strict=True)
-    levels, gaps = np.array(rubric.values), np.subtract(judge, human)
-    places = [nearest_level(np.array(side, dtype=np.float64), levels).tolist() for side in (human, judge)]
-    labelled = [Labelled(*entry) for entry in zip(rows, *places, gaps.tolist(), strict=True)]
-    return sorted(labelled, key=lambda entry: (-abs(entry.gap), entry.row))
-
-
 def disagreements(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     """The table of counts, and the pairs that the address selects by `human`, `judge`, `gap`, `query` and `page`."""
-    everything, labels = labelled_pairs(workspace), workspace.rubric.labels
-    unfinished = workspace.desk.unfinished(visit.person)
-    entries = [entry for entry in everything if entry.row not in unfinished]
+    labels, levels = workspace.rubric.labels, np.array(workspace.rubric.values)
+    pairs = workspace.graded_by_both()
+    pairs["gap"] = (pairs["judge"] - pairs["human"]).abs()
+    for side in ("human", "judge"):
+        pairs[side] = nearest_level(pairs[side].to_numpy(np.float64), levels)  # the label's position on the scale
+    entries = pairs[~pairs["row"].isin(workspace.desk.unfinished(visit.person))]
     counts = np.zeros((len(labels), len(labels)), dtype=int)
-    for entry in entries:
-        counts[entry.human, entry.judge] += 1
+    np.add.at(counts, (entries["human"], entries["judge"]), 1)
     chosen = {name: visit.query.get(name, "") for name in ("human", "judge", "gap", "query")}
-    found = _chosen(workspace, entries, chosen)
-    page = int(_number("page", visit.query.get("page", ""), 1))
+    found = _chosen(workspace, visit, entries, chosen).sort_values(["gap", "row"], ascending=[False, True])
+    page = int(_number(visit, "page", 1))
     shown = found[(page - 1) * AT_ONCE : page * AT_ONCE]
     return {
         "labels": labels,
         "counts": counts.tolist(),
         "total": len(entries),
-        "hidden": len(everything) - len(entries),
+        "hidden": len(pairs) - len(entries),
         "chosen": chosen,
         "found": len(found),
-        "cards": [(entry, make_card(workspace, visit, entry.row)) for entry in shown],
+        "cards": [
+            {**make_card(workspace, visit, row), "human": human}
+            for row, human in zip(shown["row"].tolist(), shown["human"].tolist(), strict=True)
+        ],
         "page": page,
         "pages_left": page * AT_ONCE < len(found),
         "address": f"/disagreements?{urlencode({name: value for name, value in chosen.items() if value})}",
-        "agreement": workspace.agreement,
         "people": people_agreement(workspace),
         "rubric": current_rubric(workspace),
-        "command": workspace.audit_command(),
     }
 
 
-def _chosen(workspace: Workspace, entries: list[Labelled], chosen: Mapping[str, str]) -> list[Labelled]:
-    labels, index, word = workspace.rubric.labels, workspace.index, chosen["query"].casefold()
+def _chosen(workspace: Workspace, visit: Visit, entries: pd.DataFrame, chosen: Mapping[str, str]) -> pd.DataFrame:
+    labels, word = workspace.rubric.labels, chosen["query"].casefold()
     for name in ("human", "judge"):
         if chosen[name]:
             if chosen[name] not in labels:
                 raise InputError(f"{name}: got {shorten(chosen[name])}; expected {', '.join(labels)}; fix: choose one")
-            place = labels.index(chosen[name])
-            entries = [entry for entry in entries if getattr(entry, name) == place]
-    least = _number("gap", chosen["gap"], 0)
-    entries = [entry for entry in entries if abs(entry.gap) >= least]
+            entries = entries[entries[name] == labels.index(chosen[name])]
+    entries = entries[entries["gap"] >= _number(visit, "gap", 0)]
     if word:
-        texts = index.pairs.texts("query", [entry.row for entry in entries])
-        entries = [
-            entry
-            for entry, text in zip(entries, texts, strict=True)
-            if word in text.casefold() or word == index.query_ids[entry.row].casefold()
-        ]
+        texts = workspace.index.pairs.texts("query", entries["row"].tolist())
+        ids = entries["query_id"].tolist()
+        matches = [word in text.casefold() or word == name.casefold() for name, text in zip(ids, texts, strict=True)]
+        entries = entries.loc[np.array(matches, dtype=bool)]
     return entries
 
 
-def _number(name: str, text: str, least: float) -> float:
-    try:
-        found = float(text or least)
-    except ValueError:
-        found = -1.0
-    if not least <= found < 1e9:
-        raise InputError(f"{name}: got {shorten(text)}; expected a number from {least:g} up; fix: correct it")
+def _number(visit: Visit, name: str, least: float) -> float:
+    found = visit.real(name) if visit.query.get(name) else least
+    if found is None or not least <= found < 1e9:
+        got = shorten(visit.query.get(name))
+        raise InputError(f"{name}: got {got}; expected a number from {least:g} up; fix: correct it")
     return found
 
 

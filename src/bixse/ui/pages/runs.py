@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.run import RUN_FILE
 from bixse.errors import BixseError, InputError
 from bixse.judging.grade import LEDGER_NAME
 from bixse.judging.ledgers.segments import answers_by_status
-from bixse.ui.train_run import read_record, runs_below
-from bixse.ui.workspace import Page
+from bixse.ui.workspace import Page, read_record, runs_below
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from bixse.ui.workspace import Visit, Workspace
 
-MOST_RUNS = 200
-"""Maximum number of listed runs."""
+MOST_RUNS = 200  # maximum number of listed runs
 
 
 @dataclass(frozen=True)
@@ -41,12 +37,9 @@ class RunState:
 class GradingState:
     """The progress of one grading run."""
 
-    answers: Mapping[str, int]
-    """Status -> number of answers in the ledger, which other runs may share."""
-    pairs: int | None
-    """Number of pairs to grade; None until the run stops or ends and records it."""
-    statuses: Mapping[str, int]
-    """Status -> number of pairs; empty until the run stops or ends."""
+    answers: Mapping[str, int]  # status -> number of answers in the ledger, which other runs may share
+    pairs: int | None  # number of pairs to grade; None until the run stops or ends and records it
+    statuses: Mapping[str, int]  # status -> number of pairs; empty until the run stops or ends
     usd: float | None
 
     @property
@@ -63,31 +56,25 @@ class GradingState:
 
 def list_runs(root: Path) -> list[RunState]:
     """The state of each run, the last written first; a damaged record is a status of its own."""
-    states = []
-    for folder in list(runs_below(root))[:MOST_RUNS]:
-        record = _record(folder, (folder / RUN_FILE).stat().st_mtime_ns)
-        grading = _grading(folder, record) if record.get("command") == "grade" else None
-        command, status, written = (str(record.get(name) or "") for name in ("command", "status", "written"))
-        states.append(RunState(folder.relative_to(root).as_posix(), folder, command, status, written, grading))
+    states = [_state(root, folder) for folder in list(runs_below(root))[:MOST_RUNS]]
     return sorted(states, key=lambda run: run.written, reverse=True)
 
 
-@lru_cache(MOST_RUNS)
-def _record(folder: Path, changed: int) -> dict[str, Any]:
-    """The short parts of a record; `changed`, its time of change, makes the cache read it again."""
+def _state(root: Path, folder: Path) -> RunState:
     try:
         record = read_record(folder)
     except InputError:
-        return {"status": "damaged record"}
-    results = record["results"] if isinstance(record.get("results"), dict) else {}
-    kept = {name: record.get(name) for name in ("command", "status", "written")}
-    return {**kept, "ledger": results.get("ledger"), "summary": results.get("summary") or {}}
+        record = {"status": "damaged record"}
+    command, status, written = (str(record.get(name) or "") for name in ("command", "status", "written"))
+    grading = _grading(folder, record.get("results") or {}) if command == "grade" else None
+    return RunState(folder.relative_to(root).as_posix(), folder, command, status, written, grading)
 
 
-def _grading(folder: Path, record: Mapping[str, Any]) -> GradingState:
-    ledger, summary = Path(record["ledger"] or folder / LEDGER_NAME), record["summary"]
+def _grading(folder: Path, results: Mapping[str, Any]) -> GradingState:
+    own, summary = folder / LEDGER_NAME, results.get("summary") or {}
+    ledger = Path(results.get("ledger") or own)
     try:
-        answers = answers_by_status(ledger if ledger.exists() else folder / LEDGER_NAME)  # the folder may have moved
+        answers = answers_by_status(ledger if ledger.exists() else own)  # the folder may have moved
     except BixseError:
         answers = {}
     pairs = summary["pairs"] + summary["not_asked"] if "pairs" in summary and "not_asked" in summary else None
@@ -99,7 +86,6 @@ def runs(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     states = list_runs(workspace.run)
     gradings = [run.grading for run in states if run.grading is not None]
     return {
-        "root": str(workspace.run),
         "runs": states,
         "usd": sum(grading.usd or 0 for grading in gradings),
         "usd_to_come": sum(grading.usd_to_come or 0 for grading in gradings),

@@ -1,30 +1,33 @@
-"""Pages for a training run: its curves, and one batch with its most likely false negatives."""
+"""Pages of a training run: its curves, from a log that may still grow, and one batch as the model sees it."""
 
 from __future__ import annotations
 
+import json
+import math
 import shlex
-from dataclasses import replace
+import threading
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bixse.errors import InputError, shorten
-from bixse.files.parquet import read_table
-from bixse.training.config import LOG_FILE, REGRADE_FOLDER
-from bixse.ui.pages.label import event_of, grading_form
-from bixse.ui.workspace import Page
+from bixse.data.run import RUN_FILE
+from bixse.errors import InputError
+from bixse.training.config import LOG_FILE, MODEL_FOLDER, REGRADE_FOLDER
+from bixse.ui.workspace import BackgroundJob, Page, read_record
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from numpy.typing import NDArray
 
     from bixse.report.plots import Plot
-    from bixse.ui.train_run import BatchMatrix
+    from bixse.report.schema import MergeCurve, TrainingCurve
     from bixse.ui.workspace import Visit, Workspace
 
+
+LONGEST_CURVE = 1000
+"""Maximum number of points of a curve, as a long log is drawn again for every new line; plots thin it further."""
 PANELS = {
     "loss": ("Training loss", "loss"),
     "dev": ("nDCG@10", "eval_dev_ndcg@10"),
@@ -42,25 +45,124 @@ FIGURES = {
     "learning rate": "learning_rate",
     "pairs per second": "train_pairs_per_second",
 }
-RELEVANCE_EDGES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-SIGMA_EDGES = (0.0, 0.02, 0.1, 0.25, 0.5, 1.0)
-"""Edges between shades; most unlabelled entries have a small sigma."""
-DOUBTED = 10
-"""Number of unlabelled entries that are listed per batch."""
-AT_ONCE = 20
-"""Likely false negatives per page."""
+
+
+class TrainRun:
+    """A run folder of `bixse train`; each look reads the lines added since the last look."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.folder, self.name = workspace.run, workspace.run.resolve().name
+        self._begin()
+        self._lock = threading.Lock()
+        self._drawn: tuple[str, dict[str, Plot]] = ("", {})
+
+    def _begin(self) -> None:
+        self.last: dict[str, Any] = {}
+        """Field -> newest value."""
+        self.logged: dict[str, list[tuple[int, float]]] = {}
+        """Field -> steps and finite values, in the order of the log."""
+        self._read = 0
+
+    @property
+    def version(self) -> str:
+        """A text that changes with the log and the record."""
+        paths = (self.folder / LOG_FILE, self.folder / RUN_FILE)
+        return "-".join(f"{(now := path.stat()).st_size}.{now.st_mtime_ns}" for path in paths if path.is_file())
+
+    def look(self) -> None:
+        """Read the log; a line counts once it is complete, and a damaged line never counts."""
+        path = self.folder / LOG_FILE
+        with self._lock:
+            size = path.stat().st_size if path.is_file() else 0
+            if size < self._read:  # the run was restarted
+                self._begin()
+            if size == self._read:
+                return
+            with path.open("rb") as file:
+                file.seek(self._read)
+                for line in file:
+                    if line.endswith(b"\n"):
+                        self._read += len(line)
+                        self._take(_entry(line))
+
+    def _take(self, entry: dict[str, Any]) -> None:
+        if not isinstance(entry.get("step"), int):
+            return
+        for name, value in entry.items():
+            if value is not None:
+                self.last[name] = value
+            if isinstance(value, int | float) and math.isfinite(value):
+                self.logged.setdefault(name, []).append((entry["step"], value))
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The content of run.json; empty if the file is missing or damaged."""
+        try:
+            return read_record(self.folder)
+        except InputError:
+            return {}
+
+    def curve(self) -> TrainingCurve:
+        """The log as a curve; a long log is thinned by means of neighbours."""
+        from bixse.report.schema import TrainingCurve
+
+        self.look()
+        thinned = {}
+        for name, logged in list(self.logged.items()):
+            points = np.array(logged, dtype=np.float64)
+            if len(points) > LONGEST_CURVE:
+                points = np.array([part.mean(axis=0) for part in np.array_split(points, LONGEST_CURVE)])
+            thinned[name] = [(round(step), value) for step, value in points.tolist()]
+        best_step = (self.record.get("results") or {}).get("best_step")
+        return TrainingCurve(system=self.name, logged=thinned, best_step=best_step)
+
+    def merge_curve(self) -> MergeCurve | None:
+        """The scores of the tried merge weights; None if the model was not merged."""
+        from bixse.report.schema import MergeCurve
+
+        merged = (self.record.get("results") or {}).get("merge")
+        if not merged or not merged["points"]:
+            return None
+        guards = sorted({change["collection"] for change in merged["changes"] if change["role"] == "guard"})
+        return MergeCurve(system=self.name, weight=merged["weight"], points=merged["points"], guards=guards)
+
+    def regraded(self) -> list[dict[str, Any]]:
+        """The results of regrading after each epoch so far."""
+        found = [_entry(path.read_bytes()) for path in (self.folder / REGRADE_FOLDER).glob("epoch-*.json")]
+        return sorted((entry for entry in found if "epoch" in entry), key=lambda entry: entry["epoch"])
+
+    def plots(self) -> dict[str, Plot]:
+        """Title -> plot, drawn once per state of the files; call it in one thread at a time, as matplotlib requires."""
+        from bixse.report.plots import merge_plot, training_plots
+
+        version = self.version
+        if version != self._drawn[0]:
+            drawn = training_plots([self.curve()])
+            merge = self.merge_curve()
+            if merge is not None:
+                drawn["Dev and guard against the weight of the tuned model"] = merge_plot(merge)
+            self._drawn = (version, drawn)
+        return self._drawn[1]
+
+
+def _entry(line: bytes) -> dict[str, Any]:
+    """Parse a line or a file; a damaged one is empty."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def training(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     """The current state of the run's files."""
-    run = workspace.training
+    run = workspace.once(TrainRun)
     run.look()
     record, last = run.record, run.last
     results, status = record.get("results") or {}, record.get("status", "running")
     optimizer = (record.get("config") or {}).get("optimizer") or {}
     epochs, steps = optimizer.get("epochs"), optimizer.get("steps")
     return {
-        "run": str(workspace.run),
         "status": status,
         "is_live": status == "running",
         "version": run.version,
@@ -72,7 +174,7 @@ def training(workspace: Workspace, visit: Visit) -> dict[str, Any]:
             for name, (title, field) in PANELS.items()
             if field in last or (name == "merge" and run.merge_curve())
         },
-        "dev": list(zip(*run.logged.get("eval_dev_ndcg@10", ([], [])), strict=False)),
+        "dev": run.logged.get("eval_dev_ndcg@10", []),
         "best": results.get("best_step"),
         "merged": results.get("merge"),
         "regraded": run.regraded(),
@@ -80,39 +182,140 @@ def training(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     }
 
 
-def _panel(name: str, workspace: Workspace, visit: Visit) -> Plot | None:
-    plots = workspace.training.plots()
-    return next((plot for title, plot in plots.items() if title.startswith(PANELS[name][0])), None)
+def _panel(name: str, workspace: Workspace, visit: Visit) -> str | None:
+    plots = workspace.once(TrainRun).plots()
+    return next((plot.svg for title, plot in plots.items() if title.startswith(PANELS[name][0])), None)
+
+
+def _is_training(workspace: Workspace) -> bool:
+    return (workspace.run / LOG_FILE).is_file()
+
+
+RELEVANCE_EDGES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+SIGMA_EDGES = (0.0, 0.02, 0.1, 0.25, 0.5, 1.0)  # edges between shades; most unlabelled entries have a small sigma
+DOUBTED = 10  # number of unlabelled entries that are listed per batch
+MOST_QUERIES, MOST_DOCUMENTS = 64, 256  # shown part of a batch
+BATCHES_KEPT = 8
+
+
+@dataclass(frozen=True)
+class BatchMatrix:
+    """The shown (B, N) entries of a batch."""
+
+    epoch: int
+    number: int
+    batches: int  # number of batches per epoch
+    whole: tuple[int, int]  # shape (B, N) of the complete batch
+    queries: list[str]
+    documents: list[str]
+    known: NDArray[np.float64]  # (B, N) relevance in [0, 1]; -1 for unlabelled entries, NaN for masked entries
+    sigma: NDArray[np.float64] | None  # (B, N) probability of relevance; None without a model that has a relevance head
+
+    @property
+    def assumed(self) -> NDArray[np.bool_]:
+        """The (B, N) mask of unlabelled entries."""
+        return np.equal(self.known, -1)
+
+
+class TrainBatches:
+    """The batches of a run folder of `bixse train`; a thread loads the pairs and the model, once."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.folder = workspace.run
+        self._pairs: Any = None
+        self._model: Any = None
+        self._lock = threading.Lock()
+        self._at_work = threading.Lock()
+        self._job = lru_cache(BATCHES_KEPT)(self._begin)  # a cache on the class would keep instances alive
+
+    def start(self, epoch: int, number: int) -> BackgroundJob:
+        """Start the job that draws a `BatchMatrix`; both indices count from 0 and are clipped to the run's batches."""
+        with self._lock:  # two requests must not start one batch twice
+            return self._job(max(0, epoch), max(0, number))
+
+    def _begin(self, epoch: int, number: int) -> BackgroundJob:
+        return BackgroundJob("batch", lambda job: self._drawn(job, epoch, number))
+
+    def _drawn(self, job: BackgroundJob, epoch: int, number: int) -> BatchMatrix:
+        from bixse.data.pairs_files import load_several
+        from bixse.encoders.loading.build import load_relevance_model
+        from bixse.settings import paths_in
+        from bixse.training.config import TrainConfig
+        from bixse.training.loop.batches import BatchPlan, GradedCollator, GroupDataset
+
+        job.begin("reading the pairs")
+        settings = read_record(self.folder).get("config") or {}
+        if not settings.get("pairs"):
+            raise InputError(f"{self.folder}: got no run.json with pairs; expected that of `bixse train`; fix: wait")
+        config = TrainConfig.load(None, settings)
+        optimizer = config.optimizer
+        with self._at_work:  # pairs and model are loaded once, and one batch is encoded at a time
+            if self._pairs is None:
+                self._pairs = load_several(paths_in(config.pairs))
+            if self._model is None and (self.folder / MODEL_FOLDER).is_dir():
+                job.begin("loading the model")
+                self._model = load_relevance_model(self.folder / MODEL_FOLDER)
+            job.begin("drawing the batch")
+            pairs = self._pairs
+            plan = BatchPlan(pairs, optimizer.batch_size, config.seed, config.task_shares)
+            plan.set_epoch(min(epoch, optimizer.epochs - 1))
+            number = min(number, len(plan) - 1)
+            dataset = GroupDataset(pairs, optimizer.documents_per_query, config.seed)
+            collate = GradedCollator(lambda *_, **__: {}, pairs, config.loss_options.get("in_batch_labels", "known"))
+            batch = collate([dataset[index] for index in list(plan)[number]])
+            groups, documents = (part.numpy() for part in batch["numbers"])
+            rows, columns, relevance = (batch["label"][name].numpy() for name in ("rows", "columns", "relevance"))
+            known = np.full((len(groups), len(documents)), -1.0)
+            known[rows, columns] = relevance
+            queries = pairs.texts("query", pairs.groups().first_rows[groups[:MOST_QUERIES]].tolist())
+            texts = pairs.texts("document", pairs.distinct("document")[documents[:MOST_DOCUMENTS]].tolist())
+            sigma = self._sigma(job, queries, texts)
+        shown = known[:MOST_QUERIES, :MOST_DOCUMENTS]
+        return BatchMatrix(plan.epoch, number, len(plan), known.shape, queries, texts, shown, sigma)
+
+    def _sigma(self, job: BackgroundJob, queries: list[str], documents: list[str]) -> NDArray[np.float64] | None:
+        from bixse.encoders.encode import encode_texts
+
+        if self._model is None or self._model.head is None:
+            return None
+        job.begin("encoding the batch")
+        cosines = encode_texts(self._model, queries, "query") @ encode_texts(self._model, documents, "document").T
+        sigma: NDArray[np.float64] = self._model.head.probability(cosines.astype(np.float64))
+        return sigma
 
 
 def batch(workspace: Workspace, visit: Visit) -> dict[str, Any]:
-    """The batch that the address names, counted from 1, and the likely false negatives of the run."""
-    job = workspace.batches.start(visit.number("epoch") - 1, visit.number("batch") - 1)
-    matrix: BatchMatrix | None = job.result
-    values = {**_asked(workspace, visit), "matrix": matrix, "error": job.error, "loading": None}
-    if matrix is None:
-        return values if job.error else {**values, "loading": job.status}
-    zeros = [
-        {"sigma": sigma, "query": matrix.queries[row], "document": matrix.documents[column]}
+    """The batch that the address names, counted from 1."""
+    job = workspace.once(TrainBatches).start(visit.number("epoch") - 1, visit.number("batch") - 1)
+    job.check()
+    return {"matrix": job.result, "shades": _shades(job.result), "zeros": _doubted(job.result)}
+
+
+def _doubted(matrix: BatchMatrix) -> list[dict[str, Any]]:
+    """The unlabelled entries with the highest sigma, in descending order."""
+    if matrix.sigma is None:
+        return []
+    values = np.where(matrix.assumed, matrix.sigma, -1.0)
+    order = np.argsort(-values, axis=None, kind="stable")[:DOUBTED]
+    places = zip(*(side.tolist() for side in np.unravel_index(order, values.shape)), strict=True)
+    return [
+        {"sigma": values[row, column], "query": matrix.queries[row], "document": matrix.documents[column]}
         | {"row": row + 1, "column": column + 1}
-        for sigma, row, column in matrix.highest_zeros(DOUBTED)
+        for row, column in places
+        if matrix.assumed[row, column]
     ]
-    return {**values, "shades": _shades(matrix), "zeros": zeros}
 
 
 def _shades(matrix: BatchMatrix) -> list[dict[str, Any]]:
     """Each kind of entry with its count and its SVG path."""
-    known = matrix.known
-    sigma = matrix.sigma if matrix.sigma is not None else np.zeros_like(known)
-    masks = {}
+    known, sigma = matrix.known, np.zeros_like(matrix.known) if matrix.sigma is None else matrix.sigma
+    masks = {"masked": ("masked: counts neither way", np.isnan(known))}
     for level, (low, high) in enumerate(pairwise(RELEVANCE_EDGES)):
-        inside = (known >= low) & ((known < high) | (high == 1))
+        inside = (known >= 0) & (np.digitize(known, RELEVANCE_EDGES[1:-1]) == level)
         masks[f"known-{level}"] = (f"known, relevance {low:g} to {high:g}", inside)
-    masks["masked"] = ("masked: counts neither way", np.isnan(known))
     for level, (low, high) in enumerate(pairwise(SIGMA_EDGES)):
-        inside = matrix.assumed & (sigma >= low) & ((sigma < high) | (high == 1))
-        words = f"assumed zero, sigma {low:g} to {high:g}" if matrix.sigma is not None else "assumed zero"
-        masks[f"zero-{level}"] = (words, inside)
+        words = "assumed zero" if matrix.sigma is None else f"assumed zero, sigma {low:g} to {high:g}"
+        masks[f"zero-{level}"] = (words, matrix.assumed & (np.digitize(sigma, SIGMA_EDGES[1:-1]) == level))
     return [
         {"style": style, "words": words, "count": int(mask.sum()), "path": _path(mask)}
         for style, (words, mask) in masks.items()
@@ -128,68 +331,8 @@ def _path(mask: NDArray[np.bool_]) -> str:
     return "".join(f"M{x} {y}h{end - x}v1h{x - end}z" for y, x, end in zip(rows, starts, ends, strict=True))
 
 
-def _suspects(workspace: Workspace) -> list[dict[str, Any]]:
-    """The pairs asked after the last epoch with questions, with the judge's relevance if there is one."""
-    folder = workspace.run / REGRADE_FOLDER
-    names = [path.name.removeprefix("epoch-").partition(".")[0] for path in folder.glob("epoch-*.asked.parquet")]
-    epoch = max((int(name) for name in names if name.isdecimal()), default=None)
-    if epoch is None:
-        return []
-    asked, answers = folder / f"epoch-{epoch}.asked.parquet", folder / f"epoch-{epoch}" / "pairs.parquet"
-    changed = tuple(path.stat().st_mtime_ns for path in (asked, answers) if path.is_file())
-    return _read(asked, answers, changed, epoch)
-
-
-@lru_cache(maxsize=1)
-def _read(asked: Path, answers: Path, changed: tuple[int, ...], epoch: int) -> list[dict[str, Any]]:
-    """The rows of both files; `changed`, their times of change, makes the cache read them again."""
-    suspects = read_table(asked, ["query_id", "query", "document_id", "document", "logit"]).to_pylist()
-    rows = read_table(answers, ["query_id", "document_id", "relevance"]).to_pylist() if len(changed) > 1 else []
-    judged = {(row["query_id"], row["document_id"]): row["relevance"] for row in rows}
-    return [{**row, "epoch": epoch, "judge": judged.get((row["query_id"], row["document_id"]))} for row in suspects]
-
-
-def _asked(workspace: Workspace, visit: Visit) -> dict[str, Any]:
-    suspects = _suspects(workspace)
-    start = min(visit.number("start"), max(0, len(suspects) - 1))
-    words = workspace.labels.words
-    shown = []
-    for row in suspects[start : start + AT_ONCE]:
-        word = words.get((row["query_id"], row["document_id"]), {}).get(visit.person)
-        sigma = 1 / (1 + np.exp(-row["logit"]))
-        shown.append({**row, "own": word.grade if word is not None else None, "sigma": float(sigma)})
-    command = None
-    if suspects:
-        judged = workspace.run / REGRADE_FOLDER / f"epoch-{suspects[0]['epoch']}" / "judgements.parquet"
-        words_of_command = ("bixse", "grade", "audit", "--judge", judged, "--human", workspace.settings.labels_path)
-        command = shlex.join(map(str, words_of_command))
-    counts = {"number": len(suspects), "start": start, "step": AT_ONCE}
-    return {"suspects": shown, **counts, **grading_form(workspace), "command": command}
-
-
-def grade(workspace: Workspace, visit: Visit) -> str:
-    """Write a person's grade of a likely false negative."""
-    back = f"/batch?start={visit.number('start')}#suspects"
-    if not visit.person:
-        visit.session.said.append("Nothing is saved: give your name first.")
-        return back
-    pair = (visit.form.get("query_id", ""), visit.form.get("document_id", ""))
-    if pair not in {(row["query_id"], row["document_id"]) for row in _suspects(workspace)}:
-        raise InputError(f"label: got the pair {shorten(pair)}; expected one that was asked; fix: load the page again")
-    if workspace.labels.add(replace(event_of(workspace, visit, chosen=True), shows="judge")):
-        visit.session.said.append(f"Saved: {visit.form.get('answer', '')} for {pair[1]}.")
-    return back
-
-
+PICTURES = {name: partial(_panel, name) for name in PANELS}
 PAGES = (
-    Page(
-        "training",
-        "Training",
-        training,
-        lambda workspace: (workspace.run / LOG_FILE).is_file(),
-        parts={"now": training},
-        pictures={name: partial(_panel, name) for name in PANELS},
-        news=lambda workspace: workspace.training.version,
-    ),
-    Page("batch", "Batch", batch, lambda workspace: workspace.record.get("command") == "train", {"grade": grade}),
+    Page("training", "Training", training, _is_training, parts={"now": training}, pictures=PICTURES),
+    Page("batch", "Batch", batch, lambda workspace: workspace.record.get("command") == "train"),
 )

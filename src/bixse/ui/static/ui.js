@@ -50,10 +50,3 @@ document.addEventListener("input", (event) => {
   const shown = event.target.dataset.shows && document.getElementById(event.target.dataset.shows);
   if (shown) shown.textContent = event.target.value;
 });
-
-// A page that has news says so to the element that shows them.
-for (const element of document.querySelectorAll("[data-news]")) {
-  const source = new EventSource(element.dataset.news);
-  source.addEventListener("message", () => htmx.trigger(element, "news"));
-  addEventListener("pagehide", () => source.close());
-}
