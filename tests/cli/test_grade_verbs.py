@@ -77,7 +77,7 @@ def test_wrong_usage_is_told_and_leaves_nothing(judged, tmp_path, capsys, words,
         (["no/such-model"], "no/such-model"),
         (["localhost:8000"], "http://localhost:8000"),
         (["10.0.0.7:8000/v1"], "http://10.0.0.7:8000/v1"),
-        (["http://localhost:8000", "gpu-2.example:8000"], "http://gpu-2.example:8000"),
+        (["http://localhost:8000", "http://gpu-2:8000"], "behind one address"),
     ],
 )
 def test_a_judge_that_cannot_be_used_is_told(tmp_path, capsys, judge, says):

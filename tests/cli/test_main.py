@@ -68,14 +68,6 @@ def test_a_launchers_variable_that_is_no_number(capsys, monkeypatch, name, value
     assert error.startswith(f"{name}: got {value!r}") and "expected " in error and "fix: " in error
 
 
-def test_a_rank_beyond_the_number_of_processes(capsys, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "2")
-    assert command.main(["train", "--json"]) == 2
-    (error,) = json.loads(capsys.readouterr().out)["errors"]
-    assert error.startswith("RANK: got 2 ")
-
-
 def test_wrong_usage_with_json_is_one_envelope(capsys):
     assert command.main(["evaluate", "--json"]) == 2
     shown = capsys.readouterr()

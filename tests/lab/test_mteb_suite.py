@@ -4,18 +4,18 @@ import json
 import sys
 
 import pytest
-from toy import save_toy
 
 from bixse.data.collection import Collection, load_collection, save_collection
 from bixse.data.pydocs import load_pydocs
 from bixse.data.task_instructions import Instructions
-from bixse.encoders.instructions import set_instructions
+from bixse.encoders.relevance_model import set_instructions
 from bixse.errors import InputError
 from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.metrics import mean
 from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import collection_task
 from bixse.lab.suites.suite_run import evaluate_suite
+from helpers.toy import save_toy
 
 mteb = pytest.importorskip("mteb", reason="needs bixse[mteb]")
 

@@ -4,17 +4,17 @@ import json
 from itertools import combinations
 
 import pytest
-from toy import save_toy
 
 from bixse.data.task_instructions import Instructions
 from bixse.data.trec import read_run
-from bixse.encoders.instructions import set_instructions
+from bixse.encoders.relevance_model import set_instructions
 from bixse.errors import InputError, ModelError, OutputExistsError
 from bixse.evaluation import systems
 from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.systems import EncoderSystem, instructions_of
 from bixse.evaluation.tasks import collection_task
 from bixse.lab.suites.suite_run import evaluate_suite
+from helpers.toy import save_toy
 
 TASKS = ["NFCorpus", "FiQA2018"]
 

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from safetensors.torch import load_file
 
 from bixse.data.collection import Collection, Document, save_collection
+from bixse.encoders.encode import embeddings_key
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import build_encoder, load_relevance_model
 from bixse.encoders.weights import interpolate, trained_weights
@@ -241,6 +242,13 @@ class TestPool:
         assert "hub" not in judged and "hub" not in watched.pool([])
         pool = watched.pool([{"dev": run}])
         assert "hub" in pool and judged <= pool.keys() and len(pool) <= 130
+
+    def test_embeddings_of_weights_that_were_not_taken_leave_the_store(self, hub, cache_path):
+        model, base, tuned, watch = hub
+        taken = merge(model, base, tuned, [0.2, 0.5, 0.8, 1.0], watch(None)).weight
+        files = {path.stem for path in (cache_path / "embeddings").iterdir()}
+        assert taken < 1 and len(files) == 3
+        assert embeddings_key(model) in files, "the model is left at the chosen weight"
 
 
 class TestTraining:

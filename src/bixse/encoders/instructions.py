@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from bixse.data.task_instructions import RESERVED, Instructions, parse_instructions
+from bixse.data.task_instructions import Instructions, parse_instructions
 from bixse.errors import BixseError, InputError, ModelError
 from bixse.files.files import write_atomically
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from sentence_transformers import SentenceTransformer
 
-    from bixse.encoders.relevance_model import RelevanceModel
     from bixse.relevance import Kind
 
 PROMPT_NAMES: dict[str, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
@@ -37,18 +36,6 @@ def prompt_for(model: SentenceTransformer, kind: Kind) -> str | None:
         if name in prompts:
             return prompts[name] or None
     return prompts.get(model.default_prompt_name or "") or None
-
-
-def set_instructions(model: RelevanceModel, table: Instructions) -> None:
-    """Give a model a table of task instructions, which is saved with the model."""
-    replaced = {*RESERVED, *(model.instructions.tasks if model.instructions is not None else ())}
-    kept = {name: text for name, text in (model.prompts or {}).items() if name not in replaced}
-    model.instructions = table
-    model.task = None
-    # "query" and "document" hold the default's prompts; plain sentence-transformers finds a task by `prompt_name`
-    model.prompts = {**kept, **table.prompts()}
-    tasks = [None, *table.tasks] if table.default is not None else list(table.tasks)
-    check_prompt_borders(model, [table.prompt(task, "query", n) for task in tasks for n in range(table.choices(task))])
 
 
 def use_task(model: SentenceTransformer, task: str | None) -> None:

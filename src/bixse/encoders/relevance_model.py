@@ -13,7 +13,7 @@ from sentence_transformers.util import fullname, load_file_path
 from bixse.data.task_instructions import RESERVED
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import HEAD_FILE, RelevanceHead
-from bixse.encoders.instructions import INSTRUCTIONS_FILE, read_instructions, save_instructions
+from bixse.encoders.instructions import INSTRUCTIONS_FILE, check_prompt_borders, read_instructions, save_instructions
 from bixse.encoders.loading.backbones import BidirectionalTransformer
 from bixse.encoders.serving import saved_for_servers
 from bixse.errors import InputError, ModelError, shorten
@@ -109,6 +109,18 @@ class RelevanceModel(SentenceTransformer):
             save_instructions(self.instructions, Path(path))
         if self.head is not None:
             self.head.save(Path(path))
+
+
+def set_instructions(model: RelevanceModel, table: Instructions) -> None:
+    """Give a model a table of task instructions, which is saved with the model."""
+    replaced = {*RESERVED, *(model.instructions.tasks if model.instructions is not None else ())}
+    kept = {name: text for name, text in (model.prompts or {}).items() if name not in replaced}
+    model.instructions = table
+    model.task = None
+    # "query" and "document" hold the default's prompts; plain sentence-transformers finds a task by `prompt_name`
+    model.prompts = {**kept, **table.prompts()}
+    tasks = [None, *table.tasks] if table.default is not None else list(table.tasks)
+    check_prompt_borders(model, [table.prompt(task, "query", n) for task in tasks for n in range(table.choices(task))])
 
 
 def save_whole(model: RelevanceModel, folder: Path, card: str = "") -> None:

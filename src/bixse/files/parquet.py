@@ -41,7 +41,7 @@ def save_table(table: pa.Table | pa.RecordBatchReader, path: Path, group_rows: i
             writer.write_batch(batch)
 
 
-def table_writer(target: Path | BinaryIO, schema: pa.Schema) -> pq.ParquetWriter:
+def table_writer(target: Path | BinaryIO | pa.BufferOutputStream, schema: pa.Schema) -> pq.ParquetWriter:
     """Return a writer that takes one table after the other, with page checksums."""
     return pq.ParquetWriter(target, schema, write_page_checksum=True)  # off by default in pyarrow
 

@@ -89,13 +89,15 @@ class Watched:
         """Search the corpus, or `HITS_FROM` documents of a larger one: name of a query set -> run."""
         return {name: found.run for name, found in self._search(model, self._texts(self._searched_for_hits)).items()}
 
-    def scores(self, model: SentenceTransformer, pool: Mapping[str, str]) -> Scores:
+    def scores(self, model: SentenceTransformer, pool: Mapping[str, str], cache: str | None) -> Scores:
         """Return nDCG@10 of every judged query over a pool, whose documents are encoded once for all query sets."""
-        return {name: own.per_query[PRIMARY_METRIC] for name, own in self._search(model, pool).items()}
+        return {name: own.per_query[PRIMARY_METRIC] for name, own in self._search(model, pool, cache).items()}
 
-    def _search(self, model: SentenceTransformer, documents: Mapping[str, str]) -> dict[str, Evaluation]:
+    def _search(
+        self, model: SentenceTransformer, documents: Mapping[str, str], cache: str | None = "none"
+    ) -> dict[str, Evaluation]:
         task = Task("watched", lambda: iter(documents.items()), len(documents), self.sets)
-        return evaluate_query_sets(EncoderSystem(model, cache="none"), task)
+        return evaluate_query_sets(EncoderSystem(model, cache=cache), task)
 
     @cached_property
     def _judged(self) -> dict[str, None]:

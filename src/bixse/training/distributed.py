@@ -108,7 +108,7 @@ class RunGuard(ExitStack):
             return step(*args, **named)
 
     def begin_writing(self) -> None:
-        """From now on a failed write is a StorageError, and a refusal leaves no empty folder behind."""
+        """Turn failed writes into StorageErrors from now on; a refusal leaves no empty folder behind."""
         from bixse.encoders.loading.build import no_library_bars  # not at the top: the command line imports this module
 
         self.writes = True

@@ -9,7 +9,6 @@ from transformers import set_seed
 from bixse.data.pairs_files import load_several
 from bixse.data.run import Run, open_run
 from bixse.data.task_instructions import load_instructions
-from bixse.encoders.instructions import set_instructions
 from bixse.encoders.loading.build import (
     build_encoder,
     model_hashes,
@@ -17,6 +16,7 @@ from bixse.encoders.loading.build import (
     set_dropout,
     use_attention_to_train_with,
 )
+from bixse.encoders.relevance_model import set_instructions
 from bixse.encoders.weights import add_lora, upcast_trainable_to_float32
 from bixse.files.files import file_hash
 from bixse.losses import build_loss

@@ -13,16 +13,18 @@ from bixse.encoders.embedding import embed_features
 from bixse.encoders.loading.precision import autocast
 from bixse.encoders.platt import fit_platt
 from bixse.encoders.processes import is_sharded
-from bixse.encoders.weights import interpolate
+from bixse.encoders.weights import has_lora, interpolate
 from bixse.evaluation.statistics import paired_bootstrap, paired_differences
 from bixse.progress import Progress
 from bixse.results import MergePoint
+from bixse.search.store import EmbeddingStore
 from bixse.training.config import TOLERANCE
 from bixse.training.dev_evaluation import Role, sets_of
 from bixse.training.distributed import is_main_process, raise_together, rank, world_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from sentence_transformers import SentenceTransformer
 
@@ -145,6 +147,8 @@ def merge(
     changes the base model less (Breiman et al. 1984, Classification and Regression Trees, section 3.4.3). The error is
     that of the difference, paired over queries. If no weight keeps guard, the weight whose worst guard collection loses
     least wins. Without a collection the first weight wins.
+
+    The store keeps the embeddings of the base, the chosen and the tuned encoder, where `evaluate` finds them.
     """
 
     def at(weight: float) -> SentenceTransformer:
@@ -153,9 +157,12 @@ def merge(
 
     sharded = is_sharded(model)
     pools = _pools(at, watched, sharded)
-    scores = _score(at, weights, watched, pools, progress, sharded)
+    scores, stored = _score(at, weights, watched, pools, progress, sharded)
     roles = {own.name: own.role for _, own in sets_of(watched)}
     points, chosen = _choose(scores, roles, weights, tolerance)
+    for weight, path in stored.items():  # the candidates of every run would fill the disk
+        if weight not in (0.0, chosen, 1.0):
+            path.unlink(missing_ok=True)
     at(chosen)
     return MergeResult(
         weight=chosen,
@@ -198,19 +205,27 @@ def _score(
     pools: Sequence[Mapping[str, str]],
     progress: bool,
     sharded: bool,
-) -> dict[float, Scores]:
-    """Return weight -> scores, 0 and 1 included; the encoder keeps a weight."""
+) -> tuple[dict[float, Scores], dict[float, Path]]:
+    """Return weight -> scores, 0 and 1 included, and weight -> new file of the store; the encoder keeps a weight."""
     scores: dict[float, Scores] = {}
+    stored: dict[float, Path] = {}
     share = _share(sorted({0.0, 1.0, *weights}), sharded) if watched else []
     bar = Progress("merge: score weights", len(share)) if progress and is_main_process() else None
     with raise_together():
         for weight in share:
             model, scores[weight] = at(weight), {}
+            # no saved model has the weights of sharded or adapted encoders
+            cache = "none" if sharded or has_lora(model) else None
+            path = EmbeddingStore(model, cache).path
+            if path is not None and not path.exists():
+                stored[weight] = path
             for corpus, pool in zip(watched, pools, strict=True):
-                scores[weight] |= corpus.scores(model, pool)
+                scores[weight] |= corpus.scores(model, pool, cache)
             if bar is not None:
                 bar(1)
-    return dict(sorted(entry for part in gather_object([scores]) for entry in part.items()))
+    parts = gather_object([(scores, stored)])
+    every = {weight: values for part, _ in parts for weight, values in part.items()}
+    return dict(sorted(every.items())), {weight: path for _, part in parts for weight, path in part.items()}
 
 
 def _share(weights: Sequence[float], sharded: bool) -> list[float]:

@@ -15,11 +15,10 @@ from itertools import starmap
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from bixse.errors import InputError
 from bixse.files.files import atomic_file, file_hash, interruptible, read_text, storage_errors
-from bixse.files.parquet import read_table, reading
+from bixse.files.parquet import open_table, read_table, table_writer
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -164,7 +163,8 @@ def seal(rows: Sequence[StoredRow], segment: Path) -> None:
     """Write the rows of an open segment as a sealed one, complete or not at all, with a hash in its name."""
     columns = zip(zip(*rows, strict=True), SCHEMA.types, strict=True)
     buffer = pa.BufferOutputStream()
-    pq.write_table(pa.table([pa.array(values, kind) for values, kind in columns], SCHEMA), buffer)
+    with table_writer(buffer, SCHEMA) as writer:
+        writer.write_table(pa.table([pa.array(values, kind) for values, kind in columns], SCHEMA))
     content = buffer.getvalue()
     digest = hashlib.sha256(content).hexdigest()
     with atomic_file(segment.with_name(f"{segment.stem}-{digest}{SEALED}")) as file:
@@ -174,8 +174,8 @@ def seal(rows: Sequence[StoredRow], segment: Path) -> None:
 @cache  # a segment never changes, so a process reads it once
 def check_sealed(path: Path) -> None:
     """Raise an InputError for a sealed segment that is not as it was written."""
-    with reading(path, _FIX):
-        digest, metadata = file_hash(path), pq.read_schema(path).metadata or {}
+    with open_table(path, _FIX) as file:
+        digest, metadata = file_hash(path), file.schema_arrow.metadata or {}
     if path.stem.rpartition("-")[2] != digest:  # duckdb does not verify the checksums of Parquet
         raise _damaged(path, f"bytes with the hash {digest}")
     _check_version(path, metadata.get(b"bixse_ledger", b"").decode())

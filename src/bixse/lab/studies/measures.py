@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
 from bixse.data.task_instructions import load_instructions
-from bixse.encoders.instructions import set_instructions
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.loading.precision import resolve_precision
+from bixse.encoders.relevance_model import set_instructions
 from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.metrics import METRICS, PRIMARY_METRIC
 from bixse.evaluation.systems import Bm25System, EncoderSystem

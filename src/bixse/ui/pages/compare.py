@@ -74,8 +74,7 @@ class TwoSystems:
         self.job = BackgroundJob("two systems", self._open)
 
     def _open(self, job: BackgroundJob) -> None:
-        from bixse.calibration.calibrate_head import pair_cosines
-        from bixse.calibration.calibrate_head import ScoredPairs
+        from bixse.calibration.calibrate_head import ScoredPairs, pair_cosines
         from bixse.data.collection import load_collection
         from bixse.data.pairs_files import load_graded_pairs
         from bixse.ui.searcher import open_searcher
