@@ -23,7 +23,7 @@ from bixse.judging.judges.endpoints import ServerDownError
 from bixse.judging.judges.replay_judge import open_replay
 from bixse.judging.ledgers.segments import answers_by_status
 from bixse.judging.open_judge import JudgeConfig
-from bixse.judging.suspects import SuspectCollector, Suspects
+from bixse.judging.regrade import SuspectCollector, Suspects
 from bixse.losses import BiXSELoss, GradedTargets, InfoNCELoss
 from bixse.relevance import GradeScale
 from bixse.training.config import TrainConfig
