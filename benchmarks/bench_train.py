@@ -14,7 +14,7 @@ best document of a query, K = 4 three more.
 - `stock, cached`: the tuned one with `CachedMultipleNegativesRankingLoss(mini_batch_size=8)`: it encodes every text
   twice, but pads within eight texts only, which pays where texts are long and of unlike length.
 - `bixse` and `infonce`: `bixse.training.recipe.train` with these losses and its other settings as they come;
-- `bixse, sdpa` with transformers' choice of attention, `bixse, no dropout` with `dropout: 0`.
+- `bixse, no dropout` with `dropout: 0`.
 
 Timed is the call of the trainer's `train`: batches, tokenisation, steps, optimizer and log. Checkpoints are left out on
 both sides, and there is no evaluation. Methods run after a small step of each that is not timed, in the opposite order
@@ -84,7 +84,6 @@ CACHED_TEXTS = 8
 BIXSE: dict[str, dict[str, Any]] = {
     "bixse": {"loss": "bixse"},
     "infonce": {"loss": "infonce"},
-    "bixse, sdpa": {"loss": "bixse", "attention": "sdpa"},
     "bixse, no dropout": {"loss": "bixse", "dropout": 0.0},
 }
 """Settings of `bixse train` beside those of the case."""

@@ -180,7 +180,7 @@ def write(path, rows):
         pytest.param("convert", "(hash|look at|read|write).*: .* of .*B/s", marks=pytest.mark.slow),
         pytest.param("evaluate", "model: many: [1-9]", marks=pytest.mark.slow),
         pytest.param("index", "encode documents: [1-9]", marks=pytest.mark.slow),
-        pytest.param("mine", "search with model: [1-9]", marks=pytest.mark.slow),
+        pytest.param("mine", "encode documents: [1-9]", marks=pytest.mark.slow),
         pytest.param("calibrate", "encode pairs: [1-9]", marks=pytest.mark.slow),
         pytest.param("train", "train: [1-9].* left", marks=pytest.mark.slow),
     ],

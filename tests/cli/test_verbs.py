@@ -293,7 +293,7 @@ def test_sweep_of_which_an_arm_diverges(capsys, monkeypatch, sweep_file, tmp_pat
     assert main(words) == 3
     shown = capsys.readouterr()
     head, _, *rows = shown.out.splitlines()
-    assert head.split()[:3] == ["rank", "arm", "learning_rate"]
+    assert head.split()[:3] == ["rank", "arm", "optimizer.learning_rate"]
     assert [row.split()[-1] for row in rows[:2]] == ["finished", "diverged"]
     assert "it is the best of 2 on those queries; measure it on test, once" in shown.out
     assert (
