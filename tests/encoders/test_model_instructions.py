@@ -12,10 +12,10 @@ from bixse.encoders.instructions import (
     check_prompt_borders,
     prompt_for,
     prompts_hash,
-    set_instructions,
     use_task,
 )
 from bixse.encoders.loading.build import build_encoder
+from bixse.encoders.relevance_model import set_instructions
 from bixse.errors import InputError, ModelError
 
 TABLE = Instructions(

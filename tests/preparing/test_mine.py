@@ -15,8 +15,8 @@ from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.data.task_instructions import Instructions
 from bixse.data.trec import read_run
-from bixse.encoders.instructions import set_instructions
 from bixse.encoders.loading.precision import PRECISION_VARIABLE
+from bixse.encoders.relevance_model import set_instructions
 from bixse.errors import InputError, ModelError, OutputExistsError
 from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.systems import EncoderSystem

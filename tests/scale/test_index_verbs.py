@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from bixse.data.task_instructions import Instructions
 from bixse.data.trec import read_run
-from bixse.encoders.instructions import set_instructions
+from bixse.encoders.relevance_model import set_instructions
 from bixse.files.rows import write_rows
 from bixse.search.search_collection import read_queries
 from helpers.command import call, refused, result_of

@@ -18,7 +18,6 @@ from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import load_graded_pairs, load_pairs
 from bixse.errors import ConfigError, InputError
 from bixse.files.parquet import read_table
-from bixse.judging import suspects
 from bixse.judging.judges.endpoints import ServerDownError
 from bixse.judging.judges.replay_judge import open_replay
 from bixse.judging.ledgers.segments import answers_by_status
@@ -298,7 +297,7 @@ def test_what_scores_high_is_kept_from_every_batch():
 
 
 def test_of_a_large_batch_other_rows_are_looked_at_in_the_next_one(monkeypatch):
-    monkeypatch.setattr(suspects, "ENTRIES_LOOKED_AT", 10)
+    monkeypatch.setattr("bixse.judging.regrade.ENTRIES_LOOKED_AT", 10)
     collector = SuspectCollector(InfoNCELoss(torch.nn.Identity()), most=100)
     collector.groups, collector.documents = np.arange(4), np.arange(5)
     vectors = torch.nn.functional.normalize(torch.randn(4, 3), dim=1)
