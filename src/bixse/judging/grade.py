@@ -42,8 +42,6 @@ LEDGER_NAME = "ledger"
 """The ledger, unless another one is named."""
 SHARDS_FOLDER = "shards"
 """Folder in the output folder of a run in shards with the summary of each."""
-OF_EARLIER_VERSIONS = ("ask_twice", "seed")
-"""Settings in the run.json of earlier versions, which decided what was asked a second time."""
 ROWS = 50_000
 """Rows per shard if no number of shards is given: some hundred megabytes with the questions about them."""
 COUNTED = 1000
@@ -312,7 +310,7 @@ def open_grading(
         log.warning("%s", doubt)
     identity, shards = stored_identity(judge.identity), config.engine.shards
     settings = {"judge": identity, **config.recorded(), **({"shards": shards or "auto"} if in_shards else {})}
-    record = open_run(folder, "grade", settings, inputs, paths=OF_EARLIER_VERSIONS)
+    record = open_run(folder, "grade", settings, inputs)
     ledger = Path(config.ledger or record.results.get("ledger") or folder / LEDGER_NAME)
     record.results["ledger"] = str(ledger.resolve())
     job = GradeShards(

@@ -34,7 +34,7 @@ from bixse.preparing.score_scale import MAPS, FileScores, check_scores, parse_sc
 from bixse.relevance import GradeScale
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
 Reached: TypeAlias = Callable[[Path, int], None]
 """A callback that gets a file and the number of bytes read."""
@@ -86,37 +86,6 @@ class Judgement:
         return Pair(self.query_id, self.query, self.document_id, self.document, self.task)
 
 
-class JudgementRows:
-    """Judgements in memory as a source."""
-
-    def __init__(
-        self,
-        rows: Sequence[Judgement],
-        name: str = "rows",
-        path: Path | None = None,
-        content: str | None = None,
-        settings: Mapping[str, Any] | None = None,
-    ) -> None:
-        scales = {row.scale for row in rows}
-        if len(scales) != 1:
-            found = f"{len(scales)} scales" if rows else "no rows"
-            raise InputError(f"judgements: got {found}; expected rows of one scale; fix: map the grades first")
-        self.name, self.path, self.scale = name, path or Path(name), scales.pop()
-        self.settings = {"format": name, "scale": [self.scale.minimum, self.scale.maximum], **(settings or {})}
-        self._rows, self._content = rows, content
-
-    def rows(self) -> Iterator[Judgement]:
-        return iter(self._rows)
-
-    def warnings(self) -> list[str]:
-        return ungraded(self.path.name, Counter(row.status for row in self._rows))
-
-    def content_hash(self) -> str:
-        """Return the SHA-256 of the file, or of every field of every row."""
-        written = "".join(map(repr, self._rows)).encode("utf-8", "surrogatepass")  # texts may hold half surrogates
-        return self._content or hashlib.sha256(written).hexdigest()
-
-
 def ungraded(name: str, statuses: Counter[str]) -> list[str]:
     """Return a warning about judgements without a grade, per status."""
     unusable = {status: count for status, count in statuses.most_common() if status != "graded"}
@@ -124,13 +93,6 @@ def ungraded(name: str, statuses: Counter[str]) -> list[str]:
         return []
     told = ", ".join(f"{count} {status}" for status, count in unusable.items())
     return [f"{name}: {sum(unusable.values())} of {sum(statuses.values())} judgements carry no grade ({told})"]
-
-
-def on_scale(grade: float, scale: GradeScale) -> tuple[float | None, str, str]:
-    """Return grade, status and detail of a stated grade; off the scale the grade is None, never the nearest grade."""
-    if scale.minimum <= grade <= scale.maximum:
-        return grade, "graded", ""
-    return None, "off-scale", f"grade {grade:g}; the scale is {scale.minimum:g} to {scale.maximum:g}"
 
 
 class Source:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from bixse.ui.ui_settings import UiSettings
 
 FIGURES = ("relevance", "relevance_low", "relevance_high")
-COLUMNS = ["query_id", "document_id", "repeat", "status", "judge", "grade_probs", *FIGURES]
+COLUMNS = ["query_id", "document_id", "status", "judge", "grade_probs", *FIGURES]
 GAIN = 2.0  # weight of full uncertainty, which makes a pair count 1 + GAIN = 3 times
 HELD = 900.0  # seconds for which a pair is reserved for the person that it was shown to
 
@@ -47,7 +47,6 @@ class RunIndex:
         }
         found = pd.DataFrame() if judgements is None else judgements.to_pandas()
         found = found.reindex(columns=COLUMNS)
-        found = found[found["repeat"].fillna(0) == 0]
         rows = [self.row_of.get(pair, -1) for pair in zip(found["query_id"], found["document_id"], strict=True)]
         self.without_text = rows.count(-1)
         """Number of judged pairs without texts, which no page shows."""

@@ -163,8 +163,7 @@ def generate(
     documents = chosen_documents(config)
     settings = config.model_dump(include={"corpus", "documents", "per_document", "task"})
     settings |= {"writer": dict(writer.identity), "prompt": prompt, "seed": SEED}
-    paths = ("corpus", "document_characters")  # the latter of earlier versions
-    record = open_run(out, "generate", settings, {"corpus": file_hash(config.corpus)}, paths)
+    record = open_run(out, "generate", settings, {"corpus": file_hash(config.corpus)}, ("corpus",))
     record.save("running")
     started = time.perf_counter()
     failure: KeyboardInterrupt | BixseError | None = None
