@@ -47,7 +47,7 @@ class CalibrateSettings(Settings):
     anyway: bool = False
     """Save the calibration even where, on held-out queries, it is no better than before or than a constant."""
     seed: int = Field(default=0, ge=0, lt=SEEDS)
-    """Of the split of the queries into two halves, and of negatives."""
+    """Random seed of the split of the queries into halves, and of negatives."""
 
     @model_validator(mode="after")
     def _usable(self) -> Self:

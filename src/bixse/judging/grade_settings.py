@@ -76,14 +76,14 @@ class JudgeOptions(ServerSettings):
     """Settings of judges; each kind of judge reads the settings that apply to it."""
 
     mode: AskedMode = "auto"
-    """How the grade is read: auto takes the options' probabilities and refuses a server without them; sample and verbal
-    need none."""
+    """The way to read the grade: auto takes the options' probabilities and refuses a server without them; sample and
+    verbal need none."""
     samples: int = Field(default=10, ge=1)
     """Answers drawn with --mode sample."""
     max_tokens: int | None = Field(default=None, ge=1)
     """Most tokens of an answer (default: as probed)."""
     score_map: Annotated[str | None, Flag(metavar="MAP")] = None
-    """How the scores of a cross-encoder become relevance: logit (default, a sigmoid), prob, percent or
+    """The map from scores of a cross-encoder to relevance: logit (default, a sigmoid), prob, percent or
     platt:SLOPE,INTERCEPT."""
     scale: tuple[float, float] | None = None
     """Lowest and highest grade of replayed judgements."""

@@ -84,7 +84,7 @@ class JudgeConfig(Settings):
     rubric: NamedRubric = Field(default_factory=partial(load_rubric, DEFAULT_RUBRIC))
     """trec-dl-0-3 (default), binary-0-1, relatedness-1-5, umbrela-0-3 or a TOML file."""
     prices: Annotated[Prices, Flag(flat=True)] = Prices()
-    """What tokens cost, and the most that may be spent."""
+    """Prices of tokens, and the most that may be spent."""
 
     @property
     def asked_rubric(self) -> Rubric | None:
@@ -122,7 +122,7 @@ class GradeConfig(JudgeConfig):
     max_pairs: int | None = Field(default=None, ge=0)
     """Stop when N pairs were asked."""
     engine: Annotated[EngineSettings, Flag(flat=True)] = EngineSettings()
-    """Where the pairs are graded, and in how many parts."""
+    """The processes that grade, and the number of shards."""
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings that decide the rows, as run.json has them."""
@@ -138,7 +138,7 @@ class RankConfig(JudgeConfig):
     split: str = "test"
     """Score against qrels/NAME.tsv; its queries are ranked."""
     candidates: str = BM25
-    """What is put in order: bm25 (what BM25 finds), judged (the judged documents), or a TREC run file."""
+    """Documents to rank: bm25 (the ones that BM25 finds), judged (the judged documents), or a TREC run file."""
     depth: int = Field(default=100, ge=1)
     """Candidates per query."""
     min_relevant_grade: Annotated[float, Flag(metavar="GRADE")] = MIN_RELEVANT_GRADE

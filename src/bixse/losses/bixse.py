@@ -43,7 +43,7 @@ class BiXSEOptions(LossOptions):
     it was before training, which keeps it where it was on everything that nobody graded. `bixse train` and
     `GradedTrainer` compute it."""
     unlabelled_weight: float = Field(default=1.0, ge=0, le=1)
-    """What "base" is multiplied by: 0 is "zero"."""
+    """The factor of "base": 0 is "zero"."""
 
 
 class BiXSELoss(GradedLoss):

@@ -40,7 +40,7 @@ class LossOptions(Settings):
     """Hold the activations of one pass at a time and compute them again in the backward pass (Gao et al. 2021,
     arXiv:2101.06983): a third more time, and the batch is bound by its embeddings alone. All gradients are the same."""
     products: Setting = "auto"
-    """What the factors of the loss's three matrix products are rounded to; logits, sums and entries with a grade are
+    """Numbers that the factors of the three matrix products are rounded to; logits, sums and entries with a grade are
     float32 all the same. "auto": float32 on the processor, on a GPU the precision of the run."""
 
 

@@ -69,7 +69,7 @@ class DistillKLOptions(LossOptions):
     """Options of `DistillKLLoss`."""
 
     temperature: float = Field(default=0.1, gt=0)
-    """What relevance is divided by."""
+    """The divisor of relevance."""
 
 
 class DistillKLLoss(DistillationLoss):

@@ -60,7 +60,7 @@ class ConvertSettings(SourceSettings):
     )
     """Parts that share no query text, as in train=0.8 dev=0.1 test=0.1."""
     seed: int = 0
-    """Of noise, sample and split."""
+    """Random seed of noise, sample and split."""
 
     @model_validator(mode="after")
     def _usable(self) -> Self:

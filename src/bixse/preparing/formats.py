@@ -121,13 +121,13 @@ class SourceSettings(Settings):
     scale: Annotated[tuple[float, float] | None, Flag(metavar="GRADE")] = None
     """Lowest and highest grade, where the source does not say."""
     score_map: Annotated[str | None, Flag(metavar="MAP")] = None
-    """What a teacher's scores are: prob, percent, logit, platt:SLOPE,INTERCEPT, or binary to take the labels."""
+    """Kind of the scores of a teacher: prob, percent, logit, platt:SLOPE,INTERCEPT, or binary to take the labels."""
     corpus: Path | None = None
     """File or folder of the documents that rows name by id."""
     queries: Path | None = None
     """File of the queries that rows name by id."""
     qrels: Annotated[str | None, Flag(metavar="SPLIT")] = None
-    """Which split of a collection folder is read."""
+    """Split of a collection folder."""
     columns: Annotated[dict[str, str], BeforeValidator(named_words), Flag(metavar="COLUMN=NAME")] = Field(default={})
     """Columns of a table under other names, as in query=search grade=stars."""
     text_ids: bool = False

@@ -43,7 +43,7 @@ class SearchSettings(EncodingSettings):
     """Folder that `bixse index` made, or lancedb:PATH/TABLE or qdrant:URL/COLLECTION that it wrote to; or, with a
     collection, a model folder, Hugging Face name, or demo (the small model of bixse[demo])."""
     query: Annotated[str | None, Flag(metavar="QUERY", positional=True)] = None
-    """What to look for, in quotes."""
+    """The query, in quotes."""
     collection: Annotated[Path | None, Flag(metavar="DIR")] = None
     """Folder with corpus.jsonl, searched with MODEL without an index."""
     top: int = Field(default=10, ge=1)
@@ -54,11 +54,11 @@ class SearchSettings(EncodingSettings):
     """Show only documents from the probability on at which this share was relevant, a threshold that `bixse calibrate
     --at-precision P` found."""
     queries: Annotated[str | None, Flag(metavar="FILE")] = None
-    """With an index: answer each query of a file (columns _id and text, or one per line); - reads the terminal."""
+    """Answer, from an index, each query of a file (columns _id and text, or one per line); - reads the terminal."""
     exact: bool = False
-    """With a vector database: score every document."""
+    """Score every document of a vector database."""
     model_at: str | None = None
-    """With an index: its model, where that has moved."""
+    """The model of an index, if it has moved."""
 
     @model_validator(mode="after")
     def _queries_from_one_place(self) -> Self:

@@ -205,9 +205,9 @@ class TrainConfig(Settings):
     bidirectional: bool | None = None
     """Let the tokens of a decoder see the whole text; null does so for a bare decoder."""
     pooling: PoolingMode | None = None
-    """Of a bare backbone: mean, cls (the first token) or cls-head (the first token through ModernBERT's pretrained
-    head); null takes this head where the checkpoint holds it, else the mean, and leaves a sentence-transformers model
-    its own."""
+    """Pooling of a bare backbone: mean, cls (the first token) or cls-head (the first token through the head
+    of ModernBERT). Null takes this head where the checkpoint holds it, else the mean, and leaves a
+    sentence-transformers model its own."""
     lora: LoraConfig | None = None
     """Train low-rank adapters instead of all weights; `lora: {}` takes the defaults."""
     loss: str = "bixse"
@@ -224,12 +224,12 @@ class TrainConfig(Settings):
     optimizer: Annotated[OptimizerConfig, Flag(flat=True)] = Field(default_factory=OptimizerConfig)
     """Rates, epochs and batches."""
     seed: int = Field(default=0, ge=0, lt=SEEDS)
-    """Of batches, draws and dropout."""
+    """Random seed of batches, draws and dropout."""
     precision: Setting = "auto"
-    """What is computed in: float32, bfloat16, or auto: as `--precision` or BIXSE_PRECISION say, else bfloat16 where the
-    processor or GPU is fast at it."""
+    """Numbers to compute in: float32, bfloat16, or auto: as `--precision` or BIXSE_PRECISION say, else bfloat16 where
+    the processor or GPU is fast at it."""
     evaluations_per_epoch: int = Field(default=1, ge=0)
-    """How often the dev collection is searched, and a checkpoint written, in an epoch. 0: one checkpoint per epoch, and
+    """Number of times per epoch that dev is searched and a checkpoint written. 0: one checkpoint per epoch, and
     dev is searched for the merge weight alone."""
     report_to: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
     """Trackers that get the log too, through transformers; each needs its own package."""

@@ -57,11 +57,11 @@ class EvaluateSettings(EncodingSettings):
     missing_documents: MissingDocuments = "refuse"
     """Judgements that name a document which the corpus lacks: stop, or leave them out and count them."""
     grades: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """With --human, for run files: a judge's grades of all pairs (pairs.parquet, judgements.parquet or qrels)."""
+    """A judge's grades of all pairs, for run files and --human (pairs.parquet, judgements.parquet or qrels)."""
     human: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """With --grades: people's labels of a sample of these pairs (a table with a column probability, or qrels)."""
+    """Labels of people for a sample of these pairs (a table with a column probability, or qrels)."""
     scale: Annotated[tuple[float, float] | None, Flag(metavar="GRADE")] = None
-    """With --human: lowest and highest grade of the labels; null: the lowest to the highest label found."""
+    """Lowest and highest grade of the labels of --human; null: the lowest to the highest label found."""
     data: Annotated[Path | None, Flag(metavar="DIR")] = None
     """Other suites: folder with a collection folder for each task, or TREC's official files."""
     tasks: Annotated[tuple[str, ...] | None, Flag(metavar="TASK")] = None
@@ -69,7 +69,7 @@ class EvaluateSettings(EncodingSettings):
     download: bool = False
     """Other suites: fetch from the hub what is missing."""
     exact: bool = False
-    """Of an index: score every document, whatever its type."""
+    """Score every document of an index, whatever its type."""
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:

@@ -26,7 +26,7 @@ class SearchOptions(Options):
     """Options of `bixse search`."""
 
     out: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """With an index: write the answers to --queries as a TREC run."""
+    """Write, from an index, the answers to --queries as a TREC run."""
 
 
 def run(settings: SearchSettings, options: SearchOptions) -> CommandResult:

@@ -46,6 +46,6 @@ class GenerateConfig(Settings):
     prompt: Annotated[Path | None, Flag(metavar="FILE")] = None
     """Text file with instructions in place of those of the package and its examples."""
     prices: Annotated[Prices, Flag(flat=True)] = Prices()
-    """What tokens cost, and the most that may be spent."""
+    """Prices of tokens, and the most that may be spent."""
     ledger: Annotated[Path | None, Flag(metavar="PATH")] = None
     """Folder of texts to share between runs and machines (default: ledger in the --out folder)."""

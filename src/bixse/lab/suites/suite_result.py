@@ -50,7 +50,7 @@ class TestedDifference:
     task: str = ""
     """Name of the task; empty for the suite."""
     tasks: tuple[TestedDifference, ...] = ()
-    """Of a suite: its tasks with at least two queries."""
+    """The tasks of a suite with at least two queries."""
 
     @property
     def verdict(self) -> Verdict:
