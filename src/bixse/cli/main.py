@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 VERBS = {
     "quickstart": ("lab:QUICKSTART", "train, and compare with BM25 and the base model on Python's documentation"),
-    "convert": ("pairs:CONVERT", "turn other people's data into graded pairs or a collection; sample, split pairs"),
+    "convert": ("pairs:CONVERT", "turn other people's data into graded pairs; sample, split pairs"),
     "mine": ("pairs:MINE", "find documents worth grading for each query, by BM25 and dense models"),
     "generate": ("pairs:GENERATE", "write queries for the documents of a corpus by a language model"),
     "grade": ("grade:GRADE", "grade pairs by an LLM judge: relevance from the probabilities of its options"),
@@ -42,7 +42,7 @@ VERBS = {
     "grade rank": ("grade:RANK", "put candidates in the order of a judge's grades and score it"),
     "train": ("train:TRAIN", "train an encoder on your graded pairs"),
     "merge": ("train:MERGE", "average the weights of models, such as a base model and one trained from it"),
-    "sweep": ("lab:SWEEP", "train over a grid of settings, or random ones, and rank them on dev"),
+    "sweep": ("lab:SWEEP", "train over a grid of settings, and rank them on dev"),
     "study": ("lab:STUDY", "a figure or table of the paper on your data: losses, noise, cutoff, batch size and more"),
     "evaluate": ("evaluate", "search a collection with a model (or bm25) and score the answers"),
     "calibrate": ("calibrate", "fit and check a model's probabilities of relevance on graded pairs"),
