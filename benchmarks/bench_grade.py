@@ -17,7 +17,7 @@ options.
 
 Timed is everything from texts to grades; loading is not. Methods run after a pair that is not timed, in the opposite
 order every other round. A ratio says how many times as fast. `queries` and `pairs` are those of the first round,
-`prompt_tokens` the mean length of its prompts;
+`prompt_tokens` the mean length of its prompts; `sharing` says whether bixse computes their common beginning once;
 `prompt_tokens_per_second` counts prompts as given, read or shared; `largest_difference` is that of relevance from
 `generate, one by one`.
 """
@@ -189,6 +189,7 @@ def method_rows(
             "rounds": len(drawn),
             "threads": torch.get_num_threads(),
             "dtype": judge.identity["dtype"],
+            "sharing": judge.shares if method == BIXSE else "",
             "seconds": middle(own, digits=3),
             "cpu_seconds": middle(own, "cpu_seconds", 3),
             "pairs_per_second": rate(pairs, own, 2),

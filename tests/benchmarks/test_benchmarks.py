@@ -121,7 +121,7 @@ def test_bench_grade(table):
     rows = table("bench_grade", "--quick", "--dtype", "float32")
     assert [row["method"] for row in rows] == GRADE_METHODS
     assert float(rows[0]["ratio_to_generate"]) == float(rows[2]["ratio_to_forward"]) == 1.0
-    assert rows[3]["sharing"] == "prefix"
+    assert rows[3]["sharing"] == "True"
     for row in rows:
         pairs, seconds = int(row["pairs"]), float(row["seconds"])
         assert float(row["pairs_per_second"]) == pytest.approx(pairs / seconds, rel=0.05, abs=0.01)
@@ -156,7 +156,7 @@ def test_bench_train(table, monkeypatch, precision):
     assert [row["method"] for row in rows] == ["stock", "stock, tuned", "stock, cached", *own]
     assert float(rows[0]["ratio_to_stock"]) == 1.0
     assert 1.0 in (float(rows[1]["ratio_to_tuned"]), float(rows[2]["ratio_to_tuned"]))
-    assert [row["bf16"] == "True" for row in rows] == [False] + [precision == "bfloat16"] * 6
+    assert [row["bf16"] == "True" for row in rows] == [False] + [precision == "bfloat16"] * 5
     for row in rows:
         assert float(row["pairs_per_second"]) == pytest.approx(4 * 4 / float(row["seconds"]), rel=0.01)
         assert 0 <= float(row["padding"]) < 1

@@ -186,7 +186,7 @@ def smollm2():
 class TestARealModel:
     def test_a_package_with_a_gguf_file_grades_as_the_plain_forward_pass(self, smollm2):
         assert smollm2.name.endswith(".gguf") and len(smollm2.identity["revision"]) == 64
-        assert smollm2.context == 8192
+        assert (smollm2.context, smollm2.shares) == (8192, True)
         collection = load_pydocs()
         query, judged = next(iter(collection.qrels["test"].items()))
         texts = [(collection.queries[query], collection.corpus[document].content) for document in list(judged)[:8]]

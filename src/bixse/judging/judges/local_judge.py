@@ -96,6 +96,11 @@ class LocalJudge:
         return TOKENS_PER_THREAD * max(2, torch.get_num_threads()) if on_cpu else TOKENS_ON_DEVICE
 
     @property
+    def shares(self) -> bool:
+        """True if the common beginning of prompts is computed once."""
+        return self._reader.shares
+
+    @property
     def context(self) -> int | None:
         """The maximum number of tokens per prompt; None without a limit."""
         return longest_input(self._loaded.model.config, self._loaded.tokenizer.model_max_length)
