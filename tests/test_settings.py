@@ -33,7 +33,8 @@ def settings():
     found, seen = {}, set()
     for name in VERBS:
         verb = parse(name.split())[1]
-        found[name] = sorted({*names_of(verb.settings, seen), *names_of(verb.options, seen)})
+        without = {"words", *(flag for flag in ("out", "dry_run") if getattr(verb, flag) is None)}
+        found[name] = sorted({*names_of(verb.settings, seen), *names_of(verb.options, seen)} - without)
     for path in sorted(SOURCE.rglob("*.py")):
         if any(f"({word}" in path.read_text(encoding="utf-8") for word in ("Settings", "LossOptions")):
             import_module(".".join(path.relative_to(SOURCE).with_suffix("").parts))

@@ -91,6 +91,11 @@ def verb_parser(name: str, verb: Verb[Any, Any]) -> argparse.ArgumentParser:
     parser = _Parser(prog=f"bixse {name}", usage=usage, description=summary[0].upper() + summary[1:] + ".")
     add_settings(parser, verb.settings, verb.first)
     add_settings(parser, verb.options)
+    if verb.dry_run is not None:
+        parser.add_argument("--dry-run", action="store_const", const=True, default=argparse.SUPPRESS, help=verb.dry_run)
+    if verb.out is not None:
+        text = f"{verb.out.text} (default: {verb.out.default})" if verb.out.default else verb.out.text
+        parser.add_argument("--out", metavar=verb.out.metavar, default=argparse.SUPPRESS, help=text)
     if verb.settings.model_fields:
         file_help = "YAML file of these settings; flags override it"
         parser.add_argument("--config", type=Path, metavar="FILE", action=_Once, help=file_help)

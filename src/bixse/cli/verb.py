@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass, field
 from inspect import get_annotations
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeAlias, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin
 
 from bixse.encoders.loading.precision import Setting, use_precision
 from bixse.settings import Flag, Settings, known_keys, section_of, types_in
@@ -53,8 +53,6 @@ def waits(number: int, warnings: Sequence[str] = (), **metrics: Any) -> CommandR
     return CommandResult(text, {**metrics, "waiting": number}, {}, list(warnings))
 
 
-Folder: TypeAlias = Annotated[Path, Flag(metavar="DIR")]
-"""An option that names a folder."""
 FINISHED_BEFORE = "this run was finished before: its results are shown"
 """The warning if the run was finished before."""
 
@@ -64,6 +62,15 @@ class Options(Settings):
 
     words: Annotated[tuple[str, ...], Flag(hidden=True)] = ()
     """The command line after `bixse`."""
+    out: Annotated[Path | None, Flag(hidden=True)] = None
+    """The value of `--out`, which the verb's `Output` describes."""
+    dry_run: Annotated[bool, Flag(hidden=True)] = False
+    """True after `--dry-run`, which `Verb.dry_run` describes."""
+
+    @property
+    def folder(self) -> Path:
+        """Return the output folder of a verb that has a default for it."""
+        return self.out or Path()
 
 
 class ComputingOptions(Options):
@@ -79,6 +86,17 @@ OptionsType = TypeVar("OptionsType", bound=Options)
 
 
 @dataclass(frozen=True)
+class Output:
+    """The flag `--out` of a verb."""
+
+    text: str
+    """Its help."""
+    default: str | None = None
+    """None: without the flag, nothing is written."""
+    metavar: str = "DIR"
+
+
+@dataclass(frozen=True)
 class Verb(Generic[SettingsType, OptionsType]):
     """One verb of the command."""
 
@@ -90,12 +108,18 @@ class Verb(Generic[SettingsType, OptionsType]):
     """The function that calls the verb's public function and describes the result."""
     instead: Mapping[str, Callable[[OptionsType], CommandResult]] = field(default_factory=dict)
     """Option -> function that replaces `run` if the option is given. It needs no settings."""
+    out: Output | None = None
+    """Its results. None: the verb has no flag `--out`."""
+    dry_run: str | None = None
+    """The help of `--dry-run`. None: the verb has no such flag."""
     first: tuple[str, ...] = ()
     """Settings at the beginning of the help. The other settings follow in groups. Empty: all settings."""
 
     def call(self, args: argparse.Namespace, words: tuple[str, ...]) -> CommandResult:
         """Run the verb with the parsed `words`."""
-        options = settings_from(args, self.options).model_copy(update={"words": words})
+        options = settings_from(args, self.options)
+        default = None if self.out is None or self.out.default is None else Path(self.out.default)
+        options = options.model_copy(update={"words": words, "out": options.out or default})
         for name, answer in self.instead.items():
             if getattr(options, name):
                 return answer(options)

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from bixse.calibration.calibrate_settings import CalibrateSettings
-from bixse.cli.verb import FINISHED_BEFORE, CommandResult, ComputingOptions, Folder, Verb
+from bixse.cli.verb import FINISHED_BEFORE, CommandResult, ComputingOptions, Output, Verb
 
 if TYPE_CHECKING:
     from bixse.calibration.calibrate import CalibrateResult
@@ -15,15 +15,7 @@ if TYPE_CHECKING:
     from bixse.results import CalibrationReport
 
 
-class CalibrateOptions(ComputingOptions):
-    """Options of `bixse calibrate`."""
-
-    out: Folder | None = None
-    """Save the calibrated model and a reliability diagram here; without it the head inside the model folder is
-    replaced."""
-
-
-def run(settings: CalibrateSettings, options: CalibrateOptions) -> CommandResult:
+def run(settings: CalibrateSettings, options: ComputingOptions) -> CommandResult:
     """Fit on half of the queries and measure on the other half. Keep the calibration only if it helps there."""
     from bixse.calibration.calibrate import calibrate
     from bixse.progress import progress_bar
@@ -108,4 +100,7 @@ def _point_line(point: OperatingPoint) -> str:
     )
 
 
-VERB = Verb(CalibrateSettings, CalibrateOptions, run)
+OUT = (
+    "save the calibrated model and a reliability diagram here; without it the head inside the model folder is replaced"
+)
+VERB = Verb(CalibrateSettings, ComputingOptions, run, out=Output(OUT))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, model_validator
 
-from bixse.cli.verb import CommandResult, Folder, Options, Verb
+from bixse.cli.verb import CommandResult, Options, Output, Verb
 from bixse.data.collection import MissingDocuments
 from bixse.errors import InputError
 from bixse.lab.suites.known_suites import LOCAL, SUITES
@@ -95,14 +95,7 @@ class EvaluateSettings(EncodingSettings):
             raise ValueError(f"got {', '.join(given)} for suite {self.suite}; expected {expected}; fix: {fix}")
 
 
-class EvaluateOptions(Options):
-    """Options of `bixse evaluate`."""
-
-    out: Folder | None = None
-    """Write records, runs and values of every query here; the same command then goes on where it was stopped."""
-
-
-def run(settings: EvaluateSettings, options: EvaluateOptions) -> CommandResult:
+def run(settings: EvaluateSettings, options: Options) -> CommandResult:
     """Search, score, and return tables."""
     from bixse.evaluation.systems import open_system
     from bixse.scale.index.search import IndexSystem
@@ -171,4 +164,5 @@ def _on_suite(settings: EvaluateSettings, systems: Sequence[System], out: Path |
     return CommandResult(result.text(), result.plain(), artifacts, list(result.notes), exit_code=code)
 
 
-VERB = Verb(EvaluateSettings, EvaluateOptions, run)
+OUT = "write records, runs and values of every query here; the same command then goes on where it was stopped"
+VERB = Verb(EvaluateSettings, Options, run, out=Output(OUT))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bixse.cli.verb import FINISHED_BEFORE, CommandResult, ComputingOptions, Folder, Options, Verb, waits
+from bixse.cli.verb import FINISHED_BEFORE, CommandResult, ComputingOptions, Options, Output, Verb, waits
 from bixse.judging.audit.audit_settings import AuditSettings, GradeMapSettings
 from bixse.judging.open_judge import GradeConfig, RankConfig
 from bixse.progress import progress_bar
@@ -15,16 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class GradeOptions(ComputingOptions):
-    """The output folder, and the switch of the dry run."""
-
-    dry_run: bool = False
-    """Say how many questions, tokens, dollars and hours it would take."""
-    out: Folder = Path("runs/grade")
-    """Write pairs.parquet, judgements.parquet, the ledger and run.json here."""
-
-
-def run_grade(config: GradeConfig, options: GradeOptions) -> CommandResult:
+def run_grade(config: GradeConfig, options: ComputingOptions) -> CommandResult:
     """Open the judge, then grade or estimate, and return a summary."""
     from bixse.judging.grade import estimate, grade
 
@@ -32,9 +22,9 @@ def run_grade(config: GradeConfig, options: GradeOptions) -> CommandResult:
     doubts: Sequence[str] = () if "--json" in options.words else getattr(judge, "doubts", ())  # logged already
     try:
         if options.dry_run:
-            plan = estimate(config, judge, options.out)
+            plan = estimate(config, judge, options.folder)
         else:
-            result = grade(config, judge, options.out, progress=progress_bar)
+            result = grade(config, judge, options.folder, progress=progress_bar)
     finally:
         judge.close()
     warnings = [warning for warning in judge.warnings if warning not in doubts]
@@ -54,42 +44,35 @@ def run_grade(config: GradeConfig, options: GradeOptions) -> CommandResult:
 
 
 GRADE = Verb(
-    GradeConfig, GradeOptions, run_grade, first=("pairs", "rubric", "judge.names", "judge.model", "prices.max_usd")
+    GradeConfig,
+    ComputingOptions,
+    run_grade,
+    out=Output("write pairs.parquet, judgements.parquet, the ledger and run.json here", "runs/grade"),
+    dry_run="say how many questions, tokens, dollars and hours it would take",
+    first=("pairs", "rubric", "judge.names", "judge.model", "prices.max_usd"),
 )
 
 
-class AuditOptions(Options):
-    """The output folder."""
-
-    out: Folder = Path("runs/audit")
-    """Write audit.json, audit.html and run.json here."""
-
-
-def run_audit(settings: AuditSettings, options: AuditOptions) -> CommandResult:
+def run_audit(settings: AuditSettings, options: Options) -> CommandResult:
     """Read, join and measure the grades, and write the page."""
     from bixse.judging.audit.audit import audit_judges
 
-    result = audit_judges(settings, options.out)
+    result = audit_judges(settings, options.folder)
     text = f"{result.report.text()}\n\npage: {result.artifacts['page']}"
     code = 3 if result.report.impossible else 0
     return CommandResult(text, result.report.figures(), result.artifacts, result.warnings, exit_code=code)
 
 
-AUDIT = Verb(AuditSettings, AuditOptions, run_audit)
+AUDIT = Verb(
+    AuditSettings, Options, run_audit, out=Output("write audit.json, audit.html and run.json here", "runs/audit")
+)
 
 
-class MapOptions(Options):
-    """The output folder."""
-
-    out: Folder = Path("runs/grade-map")
-    """Write map.json and run.json here."""
-
-
-def run_calibrate(settings: GradeMapSettings, options: MapOptions) -> CommandResult:
+def run_calibrate(settings: GradeMapSettings, options: Options) -> CommandResult:
     """Fit a map and measure it on held-out queries. Keep the map only if it helps there."""
     from bixse.judging.audit.calibrate_grades import calibrate_grades
 
-    result = calibrate_grades(settings, options.out)
+    result = calibrate_grades(settings, options.folder)
     text = result.text()
     metrics: dict[str, Any] = {
         **result.map.model_dump()["held_out"],
@@ -107,17 +90,12 @@ def run_calibrate(settings: GradeMapSettings, options: MapOptions) -> CommandRes
     return CommandResult(f"{text}\n\n{written}", metrics, result.artifacts, exit_code=3 if result.impossible else 0)
 
 
-CALIBRATE = Verb(GradeMapSettings, MapOptions, run_calibrate)
+CALIBRATE = Verb(
+    GradeMapSettings, Options, run_calibrate, out=Output("write map.json and run.json here", "runs/grade-map")
+)
 
 
-class RankOptions(ComputingOptions):
-    """The output folder."""
-
-    out: Folder = Path("runs/rank")
-    """Write everything here."""
-
-
-def run_rank(config: RankConfig, options: RankOptions) -> CommandResult:
+def run_rank(config: RankConfig, options: ComputingOptions) -> CommandResult:
     """Rank the candidates by a judge's grades, and return the metrics of their order."""
     from bixse.evaluation.evaluate import evaluate
     from bixse.evaluation.tasks import collection_task
@@ -126,14 +104,14 @@ def run_rank(config: RankConfig, options: RankOptions) -> CommandResult:
 
     task = collection_task(config.collection, config.split, min_relevant_grade=config.min_relevant_grade)
     judge = config.open()
-    system = JudgeSystem(config, judge, options.out, progress_bar)
+    system = JudgeSystem(config, judge, options.folder, progress_bar)
     try:
-        result = evaluate(system, task, options.out)
+        result = evaluate(system, task, options.folder)
     finally:
         judge.close()
     summary, queries = system.summary, len(next(iter(result.per_query.values())))
     computed = f", {result.precision}" if result.precision else ""
-    run = options.out / "run.trec"
+    run = options.folder / "run.trec"
     lines = [
         f"{judge.name} ranks {config.collection} ({config.split}, {queries} queries{computed})",
         "",
@@ -142,10 +120,10 @@ def run_rank(config: RankConfig, options: RankOptions) -> CommandResult:
         f"next: bixse evaluate bm25 {run} --collection {config.collection} --split {config.split}",
     ]
     metrics = {**result.metrics, "usd": summary.usd, "precision": result.precision}
-    artifacts = {"run": str(run), "record": str(options.out / "run.json")}
+    artifacts = {"run": str(run), "record": str(options.folder / "run.json")}
     warnings = [*judge.warnings, *system.warnings(), *([FINISHED_BEFORE] if result.reused else [])]
     code = 0 if summary.graded == summary.pairs else 3
     return CommandResult("\n".join(lines), metrics, artifacts, warnings, [], code)
 
 
-RANK = Verb(RankConfig, RankOptions, run_rank)
+RANK = Verb(RankConfig, ComputingOptions, run_rank, out=Output("write everything here", "runs/rank"))

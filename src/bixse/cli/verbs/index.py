@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
-from bixse.cli.verb import CommandResult, Options, Verb, waits
+from bixse.cli.verb import CommandResult, Options, Output, Verb, waits
 from bixse.errors import InputError
 from bixse.scale.index.index_settings import IndexSettings
 from bixse.settings import Flag
 
 
 class IndexOptions(Options):
-    """The folder of the index, and the database that it is written to."""
+    """The database that the index is written to."""
 
-    out: Annotated[Path, Flag(metavar="INDEX")] = Path("runs/index")
-    """Folder of the index; of a changed corpus only the new texts are encoded."""
     to: Annotated[str | None, Flag(metavar="STORE")] = None
     """Write the index into a vector database too: lancedb:PATH/TABLE or qdrant:URL/COLLECTION."""
 
@@ -31,7 +28,7 @@ def run(settings: IndexSettings, options: IndexOptions) -> CommandResult:
             raise InputError("--to: got it with engine ranks; expected one process; fix: the same command again "
                              "without --engine, when all ranks have ended")  # fmt: skip
         connect(options.to).close()
-    report = make_index(settings, options.out, progress_bar)
+    report = make_index(settings, options.folder, progress_bar)
     metrics = {"documents": report.manifest.documents, "encoder": report.manifest.encoder.model_dump(),
                "seconds": report.seconds, "encoded": report.encoded, "reused": report.reused}  # fmt: skip
     if report.waiting:
@@ -41,14 +38,15 @@ def run(settings: IndexSettings, options: IndexOptions) -> CommandResult:
         "this index is there already: nothing was done" if report.reused else
         f"indexed {documents:,} documents in {report.seconds:.1f} s; {report.encoded:,} texts were encoded",
         f"model: {encoder.name}, {encoder.dimensions} dimensions",
-        f'search it: bixse search {options.out} "a query"',
+        f'search it: bixse search {options.folder} "a query"',
     ]  # fmt: skip
-    artifacts = {"index": str(options.out)}
+    artifacts = {"index": str(options.folder)}
     if options.to is not None:
-        metrics["written"] = export_index(options.out, options.to, progress_bar)
+        metrics["written"] = export_index(options.folder, options.to, progress_bar)
         artifacts["store"] = options.to
         lines.append(f"wrote {metrics['written']:,} of {documents:,} documents to {options.to}")
     return CommandResult("\n".join(lines), metrics, artifacts, list(report.warnings))
 
 
-VERB = Verb(IndexSettings, IndexOptions, run)
+OUT = Output("folder of the index; of a changed corpus only the new texts are encoded", "runs/index", "INDEX")
+VERB = Verb(IndexSettings, IndexOptions, run, out=OUT)

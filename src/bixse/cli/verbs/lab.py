@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bixse.cli.verb import FINISHED_BEFORE, CommandResult, ComputingOptions, Folder, Options, Verb, waits
+from bixse.cli.verb import FINISHED_BEFORE, CommandResult, ComputingOptions, Options, Output, Verb, waits
 from bixse.lab.lab_config import QuickstartConfig, StudyConfig, SweepConfig, preset_names
 from bixse.scale.engine import PlaceSettings
 
@@ -19,20 +19,13 @@ if TYPE_CHECKING:
     from bixse.report.schema import ReportData
 
 
-class QuickstartOptions(ComputingOptions):
-    """Options of `bixse quickstart`."""
-
-    out: Folder = Path("runs/quickstart")
-    """Folder for models and report."""
-
-
-def run_quickstart(settings: QuickstartConfig, options: QuickstartOptions) -> CommandResult:
+def run_quickstart(settings: QuickstartConfig, options: ComputingOptions) -> CommandResult:
     """Run the quick start and return the table, the verdict, the report's path and the next commands."""
     from bixse.lab.quickstart import quickstart
     from bixse.progress import progress_bar
     from bixse.report.table import format_table
 
-    result = quickstart(settings, options.out, _say, progress_bar)
+    result = quickstart(settings, options.folder, _say, progress_bar)
     report = result.report
     baselines = [name for name in report.baselines if report.comparison("bixse", name) is not None]
     rows: list[list[str | float]] = [
@@ -64,7 +57,9 @@ def _differences(report: ReportData, system: str, baselines: Sequence[str]) -> l
     return [format_difference(c.difference.mean) if c is not None else "" for c in found]
 
 
-QUICKSTART = Verb(QuickstartConfig, QuickstartOptions, run_quickstart)
+QUICKSTART = Verb(
+    QuickstartConfig, ComputingOptions, run_quickstart, out=Output("folder for models and report", "runs/quickstart")
+)
 
 
 ROWS_SHOWN = 30
@@ -73,18 +68,11 @@ FILE_ALONE = ("seeds", "precision", "reason")
 """Columns of the sweep's file that the terminal leaves out."""
 
 
-class SweepOptions(Options):
-    """Options of `bixse sweep`. The settings that vary are in the YAML file."""
-
-    out: Folder = Path("runs/sweep")
-    """Folder for runs, table and best settings."""
-
-
-def run_sweep(config: SweepConfig, options: SweepOptions) -> CommandResult:
+def run_sweep(config: SweepConfig, options: Options) -> CommandResult:
     """Train the missing arms, and return the table."""
     from bixse.lab.sweep import figures_of, sweep
 
-    result = sweep(config, options.out)
+    result = sweep(config, options.folder)
     if result.waiting:
         return waits(result.waiting)
     errors = [f"arm {row.arm} ({row.label}) {row.status}: {row.reason}" for row in result.failed]
@@ -94,7 +82,7 @@ def run_sweep(config: SweepConfig, options: SweepOptions) -> CommandResult:
         "best": None if result.best is None else result.best.arm,
         "rows": [figures_of(row) for row in result.rows],
     }
-    found = {"table": result.table_path, "record": options.out / "run.json", "best": result.best_path}
+    found = {"table": result.table_path, "record": options.folder / "run.json", "best": result.best_path}
     found["model"] = result.model_path
     artifacts = {name: str(path) for name, path in found.items() if path is not None}
     code = 0 if not errors else 3 if result.best is not None else 1
@@ -125,7 +113,7 @@ def _sweep_text(result: SweepResult) -> str:
     return "\n".join(lines)
 
 
-SWEEP = Verb(SweepConfig, SweepOptions, run_sweep)
+SWEEP = Verb(SweepConfig, Options, run_sweep, out=Output("folder for runs, table and best settings", "runs/sweep"))
 
 
 class StudyOptions(Options):
@@ -133,10 +121,6 @@ class StudyOptions(Options):
 
     list: bool = False
     """Show the studies, what they go through, and the presets."""
-    dry_run: bool = False
-    """Check the settings of every arm, count the runs, and name the files that are missing."""
-    out: Folder | None = None
-    """Folder for runs, tables and plot; null: runs/study-NAME."""
 
 
 def run_a_study(config: StudyConfig, options: StudyOptions) -> CommandResult:
@@ -181,4 +165,6 @@ def _command(words: Sequence[str]) -> str:
     return shlex.join(["bixse", *parser.parse_known_args(list(words))[1]])
 
 
-STUDY = Verb(StudyConfig, StudyOptions, run_a_study, {"list": _known})
+OUT = "folder for runs, tables and plot; without it runs/study-NAME"
+DRY_RUN = "check the settings of every arm, count the runs, and name the files that are missing"
+STUDY = Verb(StudyConfig, StudyOptions, run_a_study, {"list": _known}, Output(OUT), DRY_RUN)

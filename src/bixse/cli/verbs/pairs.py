@@ -4,35 +4,26 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bixse.cli.verb import FINISHED_BEFORE, CommandResult, Folder, Options, Verb
+from bixse.cli.verb import FINISHED_BEFORE, CommandResult, Options, Output, Verb
 from bixse.judging.generate.generate_settings import GenerateConfig
 from bixse.preparing.convert_settings import ConvertSettings
 from bixse.preparing.mine_settings import MineConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from bixse.preparing.convert import ConvertResult
 
 
-class ConvertOptions(Options):
-    """The output folder, or no output."""
-
-    out: Folder = Path("runs/convert")
-    """Output folder."""
-    dry_run: bool = False
-    """Read all, write nothing: counts, relevance, errors."""
-
-
-def run_convert(settings: ConvertSettings, options: ConvertOptions) -> CommandResult:
+def run_convert(settings: ConvertSettings, options: Options) -> CommandResult:
     """Convert a source, or only count and check it."""
     from bixse.preparing.convert import convert
     from bixse.progress import progress_bar
 
-    out = None if options.dry_run else options.out
+    out = None if options.dry_run else options.folder
 
     def bar(title: str, total: int) -> Callable[[int], None]:
         return progress_bar(title, total, "B")
@@ -74,26 +65,20 @@ def _text(result: ConvertResult, settings: ConvertSettings, out: Path | None) ->
     return "\n".join([*lines, following])
 
 
-CONVERT = Verb(ConvertSettings, ConvertOptions, run_convert)
+DRY_RUN = "read all, write nothing: counts, relevance, errors"
+CONVERT = Verb(ConvertSettings, Options, run_convert, out=Output("output folder", "runs/convert"), dry_run=DRY_RUN)
 
 
 LISTED = 10
 """Number of queries without candidates in the text. --json and run.json hold all."""
 
 
-class MineOptions(Options):
-    """The output folder."""
-
-    out: Folder = Path("runs/mined")
-    """Folder for pairs, runs and run.json."""
-
-
-def run_mine(config: MineConfig, options: MineOptions) -> CommandResult:
+def run_mine(config: MineConfig, options: Options) -> CommandResult:
     """Mine pairs, and return the next command, which grades them."""
     from bixse.preparing.mine import mine
     from bixse.progress import progress_bar
 
-    result = mine(config, options.out, progress_bar)
+    result = mine(config, options.folder, progress_bar)
     missing = result.without_candidates
     warnings = [*result.warnings, *([FINISHED_BEFORE] if result.reused else [])]
     if missing:
@@ -101,30 +86,23 @@ def run_mine(config: MineConfig, options: MineOptions) -> CommandResult:
         warnings.append(f"{len(missing)} of {result.queries} queries have no candidate: {shown}")
     metrics = {name: getattr(result, name) for name in ("pairs", "queries", "bands", "without_candidates", "with_fewer",
                "known", "copies", "empty_documents")}  # fmt: skip
-    path = options.out / result.path
+    path = options.folder / result.path
     following = f"next: bixse grade --pairs {shlex.quote(str(path))} --judge JUDGE --dry-run"
-    artifacts = {"pairs": str(path), "record": str(options.out / "run.json")}
-    artifacts |= {f"run {label}": str(options.out / name) for label, name in result.runs.items()}
+    artifacts = {"pairs": str(path), "record": str(options.folder / "run.json")}
+    artifacts |= {f"run {label}": str(options.folder / name) for label, name in result.runs.items()}
     text = "\n".join([result.text(), f"pairs: {path}", following])
     return CommandResult(text, metrics, artifacts, warnings, exit_code=3 if missing else 0)
 
 
-MINE = Verb(MineConfig, MineOptions, run_mine)
+MINE = Verb(MineConfig, Options, run_mine, out=Output("folder for pairs, runs and run.json", "runs/mined"))
 
 
-class GenerateOptions(Options):
-    """The output folder."""
-
-    out: Folder = Path("runs/generate")
-    """Write queries.jsonl, pairs.parquet, the ledger and run.json here."""
-
-
-def run_generate(config: GenerateConfig, options: GenerateOptions) -> CommandResult:
+def run_generate(config: GenerateConfig, options: Options) -> CommandResult:
     """Generate and clean queries, keep each query once, and return counts."""
     from bixse.judging.generate.generate import generate
     from bixse.progress import progress_bar
 
-    out = options.out
+    out = options.folder
     writer = config.writer.open()
     try:
         result = generate(config, writer, out, progress_bar)
@@ -148,4 +126,5 @@ def run_generate(config: GenerateConfig, options: GenerateOptions) -> CommandRes
     return CommandResult("\n".join(lines), asdict(result), artifacts, [], [], exit_code)
 
 
-GENERATE = Verb(GenerateConfig, GenerateOptions, run_generate)
+OUT = "write queries.jsonl, pairs.parquet, the ledger and run.json here"
+GENERATE = Verb(GenerateConfig, Options, run_generate, out=Output(OUT, "runs/generate"))

@@ -6,12 +6,11 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from bixse.cli.verb import CommandResult, Options, Verb
+from bixse.cli.verb import CommandResult, Options, Output, Verb
 from bixse.errors import InputError, printable
 from bixse.search.retrieval_settings import STDIN, SearchSettings
-from bixse.settings import Flag
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,14 +21,7 @@ LIMITS = {"top", "threshold", "at_precision"}
 """Settings that limit the documents in an answer."""
 
 
-class SearchOptions(Options):
-    """Options of `bixse search`."""
-
-    out: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """Write, from an index, the answers to --queries as a TREC run."""
-
-
-def run(settings: SearchSettings, options: SearchOptions) -> CommandResult:
+def run(settings: SearchSettings, options: Options) -> CommandResult:
     """Answer one query or many."""
     from bixse.progress import progress_bar
     from bixse.scale.index.vector_store import is_stored
@@ -48,7 +40,7 @@ def run(settings: SearchSettings, options: SearchOptions) -> CommandResult:
     return CommandResult("\n".join(hit_lines(answer.hits)), {"results": plain_hits(answer.hits)}, {}, answer.warnings)
 
 
-def _search_index(settings: SearchSettings, options: SearchOptions) -> CommandResult:
+def _search_index(settings: SearchSettings, options: Options) -> CommandResult:
     from bixse.data.trec import write_run
     from bixse.progress import progress_bar
     from bixse.scale.index.search import open_index
@@ -115,4 +107,5 @@ def _typed(greeting: str) -> Iterator[str]:
             yield line.strip()
 
 
-VERB = Verb(SearchSettings, SearchOptions, run)
+OUT = Output("write, from an index, the answers to --queries as a TREC run", metavar="FILE")
+VERB = Verb(SearchSettings, Options, run, out=OUT)

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bixse.cli.verb import CommandResult, ComputingOptions, Folder, Options, Verb
+from bixse.cli.verb import CommandResult, ComputingOptions, Options, Output, Verb
 from bixse.training.config import MergeModelsConfig, OptimizerConfig, TrainConfig
 
-
-class TrainOptions(Options):
-    """Options of `bixse train`."""
-
-    dry_run: bool = False
-    """Rows, steps, memory and time from a few timed steps; nothing is trained or written."""
-    out: Folder = Path("runs/train")
-    """Folder for the model and run.json."""
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
-def run_train(config: TrainConfig, options: TrainOptions) -> CommandResult:
+def run_train(config: TrainConfig, options: Options) -> CommandResult:
     """Train a model, continue its training, or report that it is finished."""
     if options.dry_run:
-        return _plan(config, options.out)
+        return _plan(config, options.folder)
     from bixse.training.dev_evaluation import dev_figures
     from bixse.training.recipe import train
 
-    result = train(config, options.out)
+    result = train(config, options.folder)
     figures = dev_figures(result.history)
     precision = config.resolved().precision
     metrics: dict[str, Any] = {"best_step": result.best_step, "precision": precision}
@@ -45,7 +38,7 @@ def run_train(config: TrainConfig, options: TrainOptions) -> CommandResult:
     lines += [epoch.line() for epoch in result.regrade]
     metrics["regrade"] = [asdict(epoch) for epoch in result.regrade]
     lines.append(f"to go on: bixse evaluate {result.model_path} --collection DIR")
-    artifacts = {"model": str(result.model_path), "run": str(options.out / "run.json")}
+    artifacts = {"model": str(result.model_path), "run": str(options.folder / "run.json")}
     return CommandResult("\n".join(lines), metrics, artifacts, result.warnings)
 
 
@@ -84,24 +77,19 @@ def _rate(optimizer: OptimizerConfig, rate: float) -> str:
 
 
 FIRST = ("pairs", "model", "dev", "loss", "optimizer.epochs", "optimizer.batch_size", "optimizer.learning_rate")
-TRAIN = Verb(TrainConfig, TrainOptions, run_train, first=FIRST)
+OUT = Output("folder for the model and run.json", "runs/train")
+DRY_RUN = "rows, steps, memory and time from a few timed steps; nothing is trained or written"
+TRAIN = Verb(TrainConfig, Options, run_train, out=OUT, dry_run=DRY_RUN, first=FIRST)
 
 
-class MergeOptions(ComputingOptions):
-    """Options of `bixse merge`."""
-
-    out: Folder = Path("runs/merge")
-    """Output folder."""
-
-
-def run_merge(config: MergeModelsConfig, options: MergeOptions) -> CommandResult:
+def run_merge(config: MergeModelsConfig, options: ComputingOptions) -> CommandResult:
     """Merge models, and return the changes."""
     from bixse.training.merge_models import merge_models
 
-    found = merge_models(config, options.out, progress=True)
+    found = merge_models(config, options.folder, progress=True)
     lines = [f"{'already merged' if found.reused else 'merged'}: {found.model_path}", *found.result.lines()]
-    artifacts = {"model": str(found.model_path), "run": str(options.out / "run.json")}
+    artifacts = {"model": str(found.model_path), "run": str(options.folder / "run.json")}
     return CommandResult("\n".join(lines), asdict(found.result), artifacts, found.warnings)
 
 
-MERGE = Verb(MergeModelsConfig, MergeOptions, run_merge)
+MERGE = Verb(MergeModelsConfig, ComputingOptions, run_merge, out=Output("output folder", "runs/merge"))
