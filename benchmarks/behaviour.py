@@ -255,7 +255,7 @@ class Inputs:
 
     def settings(self, name, **changes):
         """A file of training settings."""
-        optimizer = {"epochs": 1, "batch_size": 8}
+        optimizer = {"num_train_epochs": 1, "global_batch_size": 8}
         base = {"pairs": str(self.pairs), "max_length": 32, "optimizer": optimizer, "seed": 0}
         return write(self.work / f"{name}.yaml", {**base, "dev": str(self.pydocs), "merge": None, **changes})
 
@@ -299,9 +299,9 @@ def train(record):
     record.figures.update({name: figure for name, figure in trained.figures.items() if name.startswith("bixse")})
     merge = {"weights": [0.3, 0.7, 1.0], "documents": 300}
     guard = {"guard": str(inputs.pydocs), "guard_split": "guard"}
-    lora = {"lora": {"rank": 4}, "optimizer": {"steps": 4, "batch_size": 8, "learning_rate": 1e-3}}
+    lora = {"lora": {"rank": 4}, "optimizer": {"max_steps": 4, "global_batch_size": 8, "learning_rate": 1e-3}}
     cases = {
-        "infonce": {"loss": "infonce", "dev": None, "loss_options": {"cutoff": 0.6}},
+        "infonce": {"loss": "infonce", "dev": None, "loss_options": {"positive_from": 0.6}},
         "merged": {"merge": merge, **guard},
         "lora": {"dev": None, **lora},
         "cached": {
@@ -480,7 +480,7 @@ def study(record):
     record.values("losses", record.run("losses", *smoke), ["runs.csv", "summary.csv", "findings.csv"])
     inputs = record.inputs
     texts = {"pairs": str(inputs.pairs), "dev": str(inputs.pydocs), "max_length": 32}
-    base = {**texts, "merge": None, "optimizer": {"steps": 3}}
+    base = {**texts, "merge": None, "optimizer": {"max_steps": 3}}
     settings = write(record.work / "sweep.yaml", {"base": base, "vary": {"loss": ["bixse", "infonce"]}})
     record.values("sweep", record.run("sweep", "sweep", "--config", settings, "--out", "OUT"), ["sweep.csv"])
 

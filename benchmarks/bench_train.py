@@ -105,7 +105,9 @@ class Case:
     @property
     def optimizer(self) -> OptimizerConfig:
         """The defaults of `bixse train` at this size."""
-        return OptimizerConfig(batch_size=self.batch_size, epochs=self.epochs, documents_per_query=self.documents)
+        return OptimizerConfig(
+            global_batch_size=self.batch_size, num_train_epochs=self.epochs, documents_per_query=self.documents
+        )
 
 
 @dataclass
@@ -216,7 +218,7 @@ def train_stock(method: str, groups: Sequence[QueryGroup], case: Case, seed: int
         per_device_train_batch_size=case.batch_size,
         learning_rate=case.optimizer.scaled_learning_rate(),
         adam_beta2=case.optimizer.adam_beta2,
-        warmup_steps=case.optimizer.warmup,
+        warmup_steps=case.optimizer.warmup_ratio,
         seed=seed,
         disable_tqdm=True,
         use_cpu=True,

@@ -112,7 +112,7 @@ def sick_configuration(folder: Path, work: Path) -> Path:
     path = work / "sick.yaml"
     path.write_text(
         "data: {collection: sick-collection, scale: [0, 4], min_relevant_grade: 3, exclude_self: true}\n"
-        "train: {optimizer: {epochs: 1, documents_per_query: 4}}\n",
+        "train: {optimizer: {num_train_epochs: 1, documents_per_query: 4}}\n",
         encoding="utf-8",
     )
     return path

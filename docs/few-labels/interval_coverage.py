@@ -32,7 +32,7 @@ JUDGES = ("willia-umbrela1", "RMITIR-llama38b", "constant")
 """The judges whose grades correct nothing, little and more; a constant knows nothing."""
 METRICS = ("ndcg@10", "precision@10")
 UNITS = ("pairs", "queries")
-DEPTH, RELEVANT_FROM = 10, 2 / 3
+DEPTH, POSITIVE_FROM = 10, 2 / 3
 
 Pairs = dict[tuple[str, str], float]
 
@@ -79,7 +79,7 @@ def values(runs: Any, human: Pairs) -> dict[tuple[str, str | None], dict[str, fl
     qrels: dict[str, dict[str, float]] = {}
     for (query, document), relevance in human.items():
         qrels.setdefault(query, {})[document] = relevance
-    a, b = (evaluate_run(qrels, runs[name], METRICS, RELEVANT_FROM) for name in runs)
+    a, b = (evaluate_run(qrels, runs[name], METRICS, POSITIVE_FROM) for name in runs)
     alone = {(metric, None): a[metric] for metric in METRICS}
     return alone | {
         (metric, "B"): {query: a[metric][query] - b[metric][query] for query in qrels} for metric in METRICS
@@ -113,7 +113,7 @@ def simulate(data: Path, judge: str, sizes: list[int], draws: int, seed: int) ->
                 }
                 labels = draw(of_all, size, unit, generator)
                 metrics = METRICS if unit == "queries" else METRICS[1:]
-                found = evaluate_few_labels(ranking, of_judge, labels, metrics=metrics, relevant_from=RELEVANT_FROM)
+                found = evaluate_few_labels(ranking, of_judge, labels, metrics=metrics, positive_from=POSITIVE_FROM)
                 for own in found.estimates:
                     if own.system == "A":
                         target = float(np.mean([truth[own.metric, own.baseline][query] for query in chosen]))

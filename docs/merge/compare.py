@@ -45,12 +45,12 @@ MAX_LENGTH = 64
 ARMS: dict[str, dict[str, Any]] = {
     "bixse": {},
     "infonce": {"loss": "infonce"},
-    "two passes": {"epochs": 2},
-    "two passes, infonce": {"epochs": 2, "loss": "infonce"},
-    "four passes": {"epochs": 4},
+    "two passes": {"num_train_epochs": 2},
+    "two passes, infonce": {"num_train_epochs": 2, "loss": "infonce"},
+    "four passes": {"num_train_epochs": 4},
     "rate 2e-5": {"learning_rate": 2e-5},
     "rate 3e-4": {"learning_rate": 3e-4},
-    "half the steps": {"steps": 21},
+    "half the steps": {"max_steps": 21},
     "L2 to the base, 0.01": {"l2": 0.01},
     "L2 to the base, 0.1": {"l2": 0.1},
     "distillation, 10": {"distil": 10.0},
@@ -110,8 +110,8 @@ def train_arm(arm: dict[str, Any], seed: int, pairs: GradedPairs, texts: list[st
     """The base weights and the model trained from them."""
     set_seed(seed)
     model = build_encoder("demo", MAX_LENGTH)
-    optimizer = {name: arm[name] for name in ("epochs", "learning_rate", "steps") if name in arm}
-    config = TrainConfig(pairs="unused", seed=seed, optimizer={"epochs": 1, **optimizer})
+    optimizer = {name: arm[name] for name in ("num_train_epochs", "learning_rate", "max_steps") if name in arm}
+    config = TrainConfig(pairs="unused", seed=seed, optimizer={"num_train_epochs": 1, **optimizer})
     base = {name: value.clone() for name, value in model.state_dict().items()}
     if "lora" in arm:
         add_lora(model, arm["lora"])
@@ -120,7 +120,7 @@ def train_arm(arm: dict[str, Any], seed: int, pairs: GradedPairs, texts: list[st
             vectors = torch.tensor(model.encode(texts, normalize_embeddings=True))
         loss: Any = DistilledBiXSE(model, texts, vectors, arm["distil"], scale=config.scale)
     elif arm.get("loss") == "infonce":
-        loss = build_loss("infonce", model, scale=config.scale, cutoff=0.5)
+        loss = build_loss("infonce", model, scale=config.scale, positive_from=0.5)
     else:
         loss = build_loss("bixse", model, scale=config.scale)
     pull = PullToBase(dict(model.named_parameters()), base, arm["l2"]) if "l2" in arm else None

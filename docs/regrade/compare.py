@@ -68,7 +68,7 @@ def settings(arm: str, seed: int, folder: Path) -> TrainConfig:
         "seed": seed,
         "evaluations_per_epoch": 0,
         "merge": {"weights": [0.5], "keep_tuned": True},
-        "optimizer": {"epochs": EPOCHS, "documents_per_query": 3},
+        "optimizer": {"num_train_epochs": EPOCHS, "documents_per_query": 3},
     }
     if arm == "half, regraded":
         given["regrade"] = {

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 BASE: dict[str, Any] = {
     "loss": "bixse",
     "learning_rate": 5e-5,
-    "epochs": 2,
-    "batch_size": 16,
+    "num_train_epochs": 2,
+    "global_batch_size": 16,
     "documents_per_query": 4,
     "bias_lr_multiplier": 100.0,
     "bias": "fit",
@@ -48,7 +48,7 @@ BASE: dict[str, Any] = {
     "learn_scale": False,
     "max_grad_norm": 0.0,
     "dropout": None,
-    "cutoff": 0.5,
+    "positive_from": 0.5,
     "train_max_length": 64,
     "seed": 0,
 }
@@ -76,7 +76,7 @@ def around(loss: str, center: dict[str, Any], **choices: list[Any]) -> list[dict
 STAGES: dict[str, list[dict[str, Any]]] = {
     "rates": grid(loss=["bixse", "infonce", "soft-infonce"], learning_rate=[2e-5, 5e-5, 1e-4, 2e-4]),
     "bixse-scale": [
-        *around("bixse", {"learning_rate": 1e-4}, epochs=[3], scale=[5.0, 10.0, 30.0]),
+        *around("bixse", {"learning_rate": 1e-4}, num_train_epochs=[3], scale=[5.0, 10.0, 30.0]),
         *around("bixse", {"learning_rate": 1e-4, "scale": 10.0}, dropout=[0.0]),
     ],
     "bixse": around(
@@ -87,11 +87,11 @@ STAGES: dict[str, list[dict[str, Any]]] = {
         bias_lr_multiplier=[10.0, 1000.0],
         documents_per_query=[8],
         bias=["prior"],
-        epochs=[3],
-        batch_size=[32],
+        num_train_epochs=[3],
+        global_batch_size=[32],
     ),
     "infonce": [
-        *around("infonce", {"learning_rate": 1e-4}, epochs=[3], scale=[10.0], cutoff=[0.3]),
+        *around("infonce", {"learning_rate": 1e-4}, num_train_epochs=[3], scale=[10.0], positive_from=[0.3]),
         *around("infonce", {"learning_rate": 2e-4, "scale": 10.0}, seed=[0, 1]),
     ],
     "full-corpus": [
@@ -102,8 +102,8 @@ STAGES: dict[str, list[dict[str, Any]]] = {
             for name, values in {
                 "learning_rate": [5e-5, 2e-4],
                 "scale": [5.0, 20.0],
-                "epochs": [1, 3],
-                "batch_size": [8, 32],
+                "num_train_epochs": [1, 3],
+                "global_batch_size": [8, 32],
                 "documents_per_query": [2, 8],
             }.items()
             for value in values
@@ -113,7 +113,7 @@ STAGES: dict[str, list[dict[str, Any]]] = {
         *(
             cell
             for loss in ("bixse", "infonce", "soft-infonce")
-            for cell in around(loss, {**CENTER, "epochs": 3}, seed=[1])
+            for cell in around(loss, {**CENTER, "num_train_epochs": 3}, seed=[1])
         ),
     ],
     "soft-infonce": [
@@ -165,8 +165,15 @@ def dev_evaluator(collection: Collection, full: bool) -> GradedRetrievalEvaluato
 
 def train_cell(cell: dict[str, Any], work: Path) -> torch.nn.Module:
     """Train one cell and load its model."""
-    options = {"bixse": ("bias", "learn_scale"), "infonce": ("cutoff",), "soft-infonce": ()}
-    optimizer = ("learning_rate", "epochs", "batch_size", "documents_per_query", "bias_lr_multiplier", "max_grad_norm")
+    options = {"bixse": ("bias", "learn_scale"), "infonce": ("positive_from",), "soft-infonce": ()}
+    optimizer = (
+        "learning_rate",
+        "num_train_epochs",
+        "global_batch_size",
+        "documents_per_query",
+        "bias_lr_multiplier",
+        "max_grad_norm",
+    )
     config = TrainConfig(
         pairs=work / "train.jsonl",
         loss=cell["loss"],

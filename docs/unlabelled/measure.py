@@ -64,7 +64,7 @@ def main() -> None:
     cell = args.out / f"{args.train_on}-{args.passes}-{args.target}-{args.seed}"
     args.out.mkdir(parents=True, exist_ok=True)
     settings = yaml.safe_load(Path(__file__).with_name(f"{args.train_on}.yaml").read_text(encoding="utf-8"))
-    settings["optimizer"]["epochs"] = args.passes
+    settings["optimizer"]["num_train_epochs"] = args.passes
     settings["loss_options"] = OPTIONS.get(args.target, {"unlabelled": "base"})
     config = args.data / f"{cell.name}.yaml"  # its paths are taken from its folder
     config.write_text(yaml.safe_dump(settings), encoding="utf-8")

@@ -33,8 +33,8 @@ def test_input_that_is_refused_leaves_no_folder(tmp_path):
 def test_another_audits_folder_is_kept(tmp_path):
     audited("--judge", CAREFUL, "--human", HUMAN, "--out", tmp_path)
     before = (tmp_path / "audit.json").read_bytes()
-    with pytest.raises(OutputExistsError, match="relevant_from"):
-        audited("--judge", CAREFUL, "--human", HUMAN, "--out", tmp_path, "--relevant-from", 1)
+    with pytest.raises(OutputExistsError, match="min_relevant_grade"):
+        audited("--judge", CAREFUL, "--human", HUMAN, "--out", tmp_path, "--min-relevant-grade", 1)
     assert (tmp_path / "audit.json").read_bytes() == before
 
 

@@ -195,7 +195,7 @@ def test_every_long_verb_says_how_far_it_is_and_takes_sigterm_as_ctrl_c(tmp_path
         "mine": ["--collection", folder, "--retriever", model],
         "convert": ["e5", tmp_path / "nq.jsonl"],
         "calibrate": [model, "--pairs", tmp_path / "graded.jsonl"],
-        "train": ["--model", model, "--pairs", tmp_path / "graded.jsonl", "--steps", "100000"],
+        "train": ["--model", model, "--pairs", tmp_path / "graded.jsonl", "--max-steps", "100000"],
     }
     if verb == "generate":
         words[verb] += ["--server", request.getfixturevalue("server").scenario(delay=0.1)]

@@ -46,7 +46,7 @@ def raising(error):
         (["evaluate", "bm25", "--collection", "x", "--splt=dev"], "'--split'?"),
         (["evaluate", "bm25", "--coll", "x"], "'--collection'?"),
         (["search", "demo", "x", "too", "--collection", "y"], "too"),
-        (["train", "--epochs"], "--epochs"),
+        (["train", "--num-train-epochs"], "--num-train-epochs"),
         (["train", "train"], "train"),
         (["train", "--config", "a.yaml", "--pairs", "p.csv", "--config", "b.yaml"], "got a.yaml and b.yaml"),
     ],
@@ -119,7 +119,7 @@ def test_no_memory_is_no_error_of_ours(monkeypatch, capsys):
 
     replace_doctor(monkeypatch, raising(OutOfMemoryError("CUDA out of memory")))
     assert command.main(["doctor"]) == 1
-    assert "a smaller --batch-size" in capsys.readouterr().err
+    assert "a smaller --global-batch-size" in capsys.readouterr().err
 
 
 def test_success_in_text_and_as_an_envelope(monkeypatch, capsys):

@@ -103,7 +103,9 @@ class TestTraining:
         path = tmp_path / "run.yaml"
         own = {"pairs": str(pairs), "dev": str(collection), "model": str(tiny_model_path), "precision": "float32"}
         own |= {"allow_shared_queries": True, "merge": None}
-        path.write_text(yaml.safe_dump({**own, "optimizer": {"steps": 1, "batch_size": 4}}), encoding="utf-8")
+        path.write_text(
+            yaml.safe_dump({**own, "optimizer": {"max_steps": 1, "global_batch_size": 4}}), encoding="utf-8"
+        )
         return path
 
     def test_the_record_holds_what_was_computed_in(self, capsys, settings, tmp_path):
@@ -139,7 +141,7 @@ class TestTraining:
 def test_a_study_says_it_on_its_page_and_in_its_table(capsys, collection, pairs, tiny_model_path, tmp_path):
     path = tmp_path / "study.yaml"
     data = {"pairs": [str(pairs)], "dev": [str(collection)], "test": [str(collection)], "min_relevant_grade": 1}
-    train = {"optimizer": {"steps": 1, "batch_size": 4}, "allow_shared_queries": True}
+    train = {"optimizer": {"max_steps": 1, "global_batch_size": 4}, "allow_shared_queries": True}
     values = {"losses": ["bixse"]}
     settings = {"data": data, "model": str(tiny_model_path), "train": train, "values": values, "seeds": [0]}
     path.write_text(yaml.safe_dump(settings), encoding="utf-8")

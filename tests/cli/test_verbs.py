@@ -280,7 +280,11 @@ def sweep_file(collection, model, tmp_path):
     """Two arms of which one diverges; the collection's test split serves as dev."""
     make_pairs(tmp_path, 10)
     lines = ["base:", "  pairs: pairs.csv", "  dev: toy", "  dev_split: test", f"  model: {model}", "  max_length: 16"]
-    lines += ["  optimizer: {epochs: 1, batch_size: 5}", "vary:", "  optimizer.learning_rate: [1.0e+30, 1.0e-3]"]
+    lines += [
+        "  optimizer: {num_train_epochs: 1, global_batch_size: 5}",
+        "vary:",
+        "  optimizer.learning_rate: [1.0e+30, 1.0e-3]",
+    ]
     (tmp_path / "sweep.yaml").write_text("\n".join(lines) + "\n")
     return tmp_path / "sweep.yaml"
 

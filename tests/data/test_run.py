@@ -90,9 +90,9 @@ def test_a_setting_that_an_earlier_version_did_not_have_and_that_is_not_set_now_
 
 
 def test_a_setting_of_a_section_is_named(tmp_path):
-    open_run(tmp_path, "train", {"optimizer": {"epochs": 2, "rate": 1e-4}}, INPUTS).save()
+    open_run(tmp_path, "train", {"optimizer": {"num_train_epochs": 2, "rate": 1e-4}}, INPUTS).save()
     with pytest.raises(OutputExistsError, match=r"changed: optimizer\.rate \(was 0\.0001, now 0\.001\)\)"):
-        open_run(tmp_path, "train", {"optimizer": {"epochs": 2.0, "rate": 1e-3}}, INPUTS)
+        open_run(tmp_path, "train", {"optimizer": {"num_train_epochs": 2.0, "rate": 1e-3}}, INPUTS)
 
 
 def test_whole_numbers_are_the_same_with_and_without_a_point(tmp_path):

@@ -58,11 +58,11 @@ def test_judges_that_cannot_be_compared_are_refused():
         audit([labels("j", values, GradeScale(0, 1))], labels("h", values, GradeScale(0, 1)))
 
 
-def test_relevant_from_splits_the_scale():
+def test_min_relevant_grade_splits_the_scale():
     scales = ([0, 1.0], [0, 1, 2.0], [1, 2, 3, 4, 5.0])
     assert [first_relevant(np.array(levels), None) for levels in scales] == [1, 1, 3]
     for grade in (0.0, 4.0, float("nan")):
-        with pytest.raises(InputError, match="relevant-from"):
+        with pytest.raises(InputError, match="min-relevant-grade"):
             first_relevant(np.arange(4.0), grade)
 
 

@@ -59,7 +59,7 @@ def only(found, metric, baseline=None):
         ({"metrics": []}, "no metric"),
         ({"runs": {}}, "no run"),
         ({"runs": {"a": {"other": {"d0": 1.0}}}}, "no query"),
-        ({"relevant_from": 0.0}, "relevance 0"),
+        ({"positive_from": 0.0}, "relevance 0"),
         ({"grades": {("q00", "d0"): 1.0}}, "1 query"),
     ],
 )

@@ -43,7 +43,7 @@ def study(actions, student):
             "data": {"collection": str(actions), "scale": (0, 3), "min_relevant_grade": 2},
             "model": str(student),
             "seeds": (0, 1),
-            "train": {"optimizer": {"learning_rate": 1e-2, "epochs": 1, "batch_size": 8}},
+            "train": {"optimizer": {"learning_rate": 1e-2, "num_train_epochs": 1, "global_batch_size": 8}},
             "values": {"losses": ["bixse", "infonce"]},
             "jobs": 1,
         }
@@ -103,7 +103,7 @@ def divided_actions(folder):
 def test_collections_beside_and_the_model_before_it_was_merged_are_measured_apart(study, tmp_path):
     data = divided_actions(tmp_path)
     train = {
-        "optimizer": {"learning_rate": 1e-2, "epochs": 1, "batch_size": 8},
+        "optimizer": {"learning_rate": 1e-2, "num_train_epochs": 1, "global_batch_size": 8},
         "merge": {"weights": [0.5], "keep_tuned": True},
         "evaluations_per_epoch": 0,
     }
@@ -280,7 +280,7 @@ class TestUnhappyPaths:
 @pytest.mark.slow
 @needs_two_cores
 def test_a_process_that_is_killed_costs_its_own_run_alone(study, tmp_path):
-    config = study(train={"optimizer": {"batch_size": 8, "epochs": 20}}, seeds=(0, 1, 2), jobs=2)
+    config = study(train={"optimizer": {"global_batch_size": 8, "num_train_epochs": 20}}, seeds=(0, 1, 2), jobs=2)
     out, killed = tmp_path / "study", []
 
     def kill_one():
@@ -304,7 +304,7 @@ def test_ctrl_c_and_the_same_command_goes_on(jobs, actions, student, tmp_path):
     path, out = tmp_path / "study.yaml", tmp_path / "out"
     path.write_text(
         f"data: {{collection: {actions}, scale: [0, 3], min_relevant_grade: 2}}\nmodel: {student}\nseeds: [0, 1, 2]\n"
-        "values: {losses: [bixse, infonce]}\ntrain: {optimizer: {batch_size: 8, epochs: 40}}\n"
+        "values: {losses: [bixse, infonce]}\ntrain: {optimizer: {global_batch_size: 8, num_train_epochs: 40}}\n"
     )
     command = [sys.executable, "-m", "bixse", "study", "losses", "--config", str(path), "--out", str(out)]
     command += ["--jobs", str(jobs)]

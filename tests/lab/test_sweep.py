@@ -31,7 +31,7 @@ def settings(actions, student):
             "pairs": actions.parent / "pairs.jsonl",
             "dev": actions,
             "model": str(student),
-            "optimizer": {"epochs": 1, "batch_size": 8, "documents_per_query": 3},
+            "optimizer": {"num_train_epochs": 1, "global_batch_size": 8, "documents_per_query": 3},
         }
         return SweepConfig(**{"base": {**shared, **(base or {})}, "vary": GRID, **changes})
 

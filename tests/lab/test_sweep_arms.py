@@ -30,7 +30,7 @@ def write(folder, text):
     [
         ({"vary": {"optimizer.learning_rat": [1, 2]}}, "did you mean 'optimizer.learning_rate'?"),
         ({"vary": {"los": [1, 2]}}, "did you mean 'loss'?"),
-        ({"base": {**BASE, "epochs": 2}}, "did you mean 'optimizer.epochs'?"),
+        ({"base": {**BASE, "num_train_epoch": 2}}, "did you mean 'optimizer.num_train_epochs'?"),
         ({"base": {"pairs": "pairs.jsonl"}}, "dev: got nothing; expected a collection folder to rank the arms by"),
         ({"vary": {"dev_split": ["a", "b"]}}, "figures on other queries or documents do not compare"),
         ({"vary": {"seed": [0, 1]}}, "fix: move the list to `seeds`"),
@@ -46,11 +46,11 @@ def test_what_cannot_be_searched(settings, said):
 
 
 def test_errors_of_all_arms_are_named_together_with_the_arms():
-    vary = {"loss": ["bixse", "bixs"], "optimizer.batch_size": [8, 0], "scale": [10.0, "hot"]}
+    vary = {"loss": ["bixse", "bixs"], "optimizer.global_batch_size": [8, 0], "scale": [10.0, "hot"]}
     lines = errors(SweepConfig(base=BASE, vary=vary))
     assert len(lines) == 3
     (line,) = [line for line in lines if "loss: got 'bixs'" in line]
-    assert line.endswith(" (in arm loss=bixs, batch_size=8, scale=10 and 3 more)")
+    assert line.endswith(" (in arm loss=bixs, global_batch_size=8, scale=10 and 3 more)")
     (line,) = errors(SweepConfig(base=BASE, vary={"los": [1, 2]}))
     assert line.endswith(" (in every arm)")
     (line,) = errors(SweepConfig(base=BASE, vary={"loss": ["bixse", "infonce"], "loss_options.bias": [-3.0]}))
@@ -82,7 +82,7 @@ def test_a_base_file_that_is_not_there(tmp_path):
 
 def test_a_grid_is_every_combination_in_order():
     vary = {"loss": ["bixse", "infonce"], "optimizer.learning_rate": ["1e-4", 1e-3]}
-    arms = plan_arms(SweepConfig(base={**BASE, "optimizer": {"epochs": 1}}, vary=vary))
+    arms = plan_arms(SweepConfig(base={**BASE, "optimizer": {"num_train_epochs": 1}}, vary=vary))
     assert [arm.folder for arm in arms] == [
         "loss=bixse,learning_rate=0.0001",
         "loss=bixse,learning_rate=0.001",
@@ -90,7 +90,7 @@ def test_a_grid_is_every_combination_in_order():
         "loss=infonce,learning_rate=0.001",
     ]
     assert [arm.train["optimizer"]["learning_rate"] for arm in arms] == [1e-4, 1e-3] * 2
-    assert {arm.train["optimizer"]["epochs"] for arm in arms} == {1}
+    assert {arm.train["optimizer"]["num_train_epochs"] for arm in arms} == {1}
 
 
 def test_equal_arms_are_one():
@@ -121,12 +121,14 @@ def test_paths_are_taken_from_the_folder_of_their_file(tmp_path):
     assert [arm.train["pairs"] for arm in arms] == [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
     assert {arm.train["dev"] for arm in arms} == {str(tmp_path / "toy")}
     (tmp_path / "inner").mkdir()
-    (tmp_path / "inner" / "run.yaml").write_text("pairs: pairs.jsonl\ndev: /data/toy\noptimizer: {epochs: 1}\n")
-    text = "base: inner/run.yaml\nvary: {optimizer.batch_size: [4, 8]}"
+    (tmp_path / "inner" / "run.yaml").write_text(
+        "pairs: pairs.jsonl\ndev: /data/toy\noptimizer: {num_train_epochs: 1}\n"
+    )
+    text = "base: inner/run.yaml\nvary: {optimizer.global_batch_size: [4, 8]}"
     arms = plan_arms(SweepConfig.load(write(tmp_path, text)))
     assert {arm.train["pairs"] for arm in arms} == {str(tmp_path / "inner" / "pairs.jsonl")}
     assert {arm.train["dev"] for arm in arms} == {"/data/toy"}
-    assert {arm.train["optimizer"]["epochs"] for arm in arms} == {1}
+    assert {arm.train["optimizer"]["num_train_epochs"] for arm in arms} == {1}
 
 
 def test_the_example_of_the_documentation(tmp_path):

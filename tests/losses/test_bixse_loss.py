@@ -104,7 +104,7 @@ class TestForms:
 
     def test_binarised_at_the_threshold(self, tiny_model):
         texts = [QUERIES, COLUMNS[1:]]
-        hard, _ = loss_of(tiny_model, texts, torch.tensor([0.7, 0.69, 0.8]), binarise_at=0.7)
+        hard, _ = loss_of(tiny_model, texts, torch.tensor([0.7, 0.69, 0.8]), positive_from=0.7)
         expected, _ = loss_of(tiny_model, texts, torch.tensor([1.0, 0.0, 1.0]))
         assert hard.item() == expected.item()
 

@@ -16,7 +16,7 @@ from bixse.losses.catalogue import LOSSES, build_loss, check_loss_options
 @pytest.mark.parametrize(
     ("loss", "option", "hint"),
     [
-        ("infonce", "cutof", "did you mean 'cutoff'?"),
+        ("infonce", "positive_fro", "did you mean 'positive_from'?"),
         ("infonce", "bias", "known keys: scale, in_batch_labels"),
         ("bixse", "model", "an unknown key"),
         ("bixse-without-bias", "bias", "loss 'bixse-without-bias' sets it to 0.0"),
@@ -37,9 +37,9 @@ def test_an_unknown_word():
 @pytest.mark.parametrize(
     ("loss", "option", "values"),
     [
-        ("infonce", "cutoff", ["high", True, 0.0, -0.1, 1.01, math.nan]),
+        ("infonce", "positive_from", ["high", True, 0.0, -0.1, 1.01, math.nan]),
         ("bixse", "learn_scale", ["no", 1]),
-        ("bixse", "binarise_at", ["x", 0.0, 1.5]),
+        ("bixse", "positive_from", ["x", 0.0, 1.5]),
         ("bixse", "bias", [[1.0], "middle", "", None, True, math.nan, math.inf]),
         ("bixse", "reduction", ["sum"]),
         ("bixse", "in_batch_labels", ["all"]),
@@ -56,7 +56,7 @@ def test_an_option_of_the_wrong_kind_or_outside_its_range(loss, option, values):
 
 
 def test_known_options():
-    check_loss_options("bixse", {"bias": -3, "binarise_at": None, "scale": 10})
+    check_loss_options("bixse", {"bias": -3, "positive_from": None, "scale": 10})
     check_loss_options("bixse", {"bias": "prior", "learn_scale": True, "in_batch_labels": "paper"})
     check_loss_options("ndcg-loss2++", {"top_grade": 4.0, "gradient_cache": True})
 
@@ -74,7 +74,13 @@ def test_every_word_builds_what_it_names_and_the_model_card_says_how(word):
     ("word", "options", "requires", "informative", "not_informative"),
     [
         ("bixse", {}, "a document with relevance above 0", [[0.2]], [[0.0, 0.0]]),
-        ("infonce", {"cutoff": 0.6}, "a document with relevance of at least 0.6", [[0.0, 0.6]], [[0.59, 0.0], []]),
+        (
+            "infonce",
+            {"positive_from": 0.6},
+            "a document with relevance of at least 0.6",
+            [[0.0, 0.6]],
+            [[0.59, 0.0], []],
+        ),
         ("margin-mse", {}, "two graded documents", [[0.0, 0.0]], [[1.0]]),
         ("distill-kl", {}, "two graded documents", [[0.0, 0.0]], [[1.0]]),
         ("pairwise-bce", {}, "a document with relevance above 0", [[0.2]], [[0.0, 0.0]]),

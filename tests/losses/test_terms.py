@@ -15,12 +15,12 @@ from bixse.losses import DistillKLLoss, InfoNCELoss, LambdaLoss, MarginMSELoss, 
 MODEL = nn.Identity()
 
 
-def naive_infonce(batch, scale, cutoff=0.5, margin=math.inf):
+def naive_infonce(batch, scale, positive_from=0.5, margin=math.inf):
     terms = []
     for row, z in zip(batch.scores(scale), batch.relevance(), strict=True):
         for s, x in zip(row, z, strict=True):
-            if x >= cutoff:
-                negatives = [n for n, y in zip(row, z, strict=True) if y < cutoff and n <= s + scale * margin]
+            if x >= positive_from:
+                negatives = [n for n, y in zip(row, z, strict=True) if y < positive_from and n <= s + scale * margin]
                 terms.append(-torch.log(s.exp() / (s.exp() + sum(n.exp() for n in negatives))))
     return sum(terms) / len(terms)
 
@@ -110,18 +110,22 @@ def naive_lambda(batch, scale, weighting, top_grade=3.0):
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("cutoff", [0.2, 0.5, 0.9])
-def test_infonce(random_batch, same_as_naive, cutoff, seed):
+@pytest.mark.parametrize("positive_from", [0.2, 0.5, 0.9])
+def test_infonce(random_batch, same_as_naive, positive_from, seed):
     batch = random_batch(6, 11, known=0.4, seed=seed)
-    same_as_naive(InfoNCELoss(MODEL, scale=7.0, cutoff=cutoff), batch, naive_infonce(batch, 7.0, cutoff))
+    same_as_naive(
+        InfoNCELoss(MODEL, scale=7.0, positive_from=positive_from), batch, naive_infonce(batch, 7.0, positive_from)
+    )
 
 
 @pytest.mark.parametrize("margin", [0.0, 0.1, 0.6, 2.0])
-@pytest.mark.parametrize("cutoff", [0.2, 0.8])
-def test_infonce_without_likely_false_negatives(random_batch, same_as_naive, cutoff, margin):
+@pytest.mark.parametrize("positive_from", [0.2, 0.8])
+def test_infonce_without_likely_false_negatives(random_batch, same_as_naive, positive_from, margin):
     batch = random_batch(6, 11, known=0.4, seed=2)
-    expected = naive_infonce(batch, 7.0, cutoff, margin)
-    same_as_naive(InfoNCELoss(MODEL, scale=7.0, cutoff=cutoff, false_negative_margin=margin), batch, expected)
+    expected = naive_infonce(batch, 7.0, positive_from, margin)
+    same_as_naive(
+        InfoNCELoss(MODEL, scale=7.0, positive_from=positive_from, false_negative_margin=margin), batch, expected
+    )
 
 
 def test_a_margin_of_2_leaves_out_nothing_and_one_of_0_something(random_batch):

@@ -104,7 +104,7 @@ def test_what_is_written_trains(capsys, pairs, tmp_path, tiny_model_path):
     split = ["--split", "train=0.7", "test=0.3"]
     assert call(capsys, "convert", "pairs", pairs, *split, "--out", tmp_path / "pairs")[0] == 0
     config = tmp_path / "pairs" / "train.yaml"
-    config.write_text(config.read_text() + "optimizer: {epochs: 1, batch_size: 4}\nmax_length: 16\n")
+    config.write_text(config.read_text() + "optimizer: {num_train_epochs: 1, global_batch_size: 4}\nmax_length: 16\n")
     words = ("--config", config, "--model", tiny_model_path, "--out", tmp_path / "run")
     code, envelope = call(capsys, "train", *words)
     assert code == 0, envelope

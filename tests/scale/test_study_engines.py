@@ -20,7 +20,7 @@ def study(actions, student, tmp_path_factory):
         "data": {"collection": str(actions), "scale": [0, 3], "min_relevant_grade": 2},
         "model": str(student),
         "seeds": [0, 1],
-        "train": {"optimizer": {"learning_rate": 1e-2, "epochs": 1, "batch_size": 8}},
+        "train": {"optimizer": {"learning_rate": 1e-2, "num_train_epochs": 1, "global_batch_size": 8}},
         "values": {"losses": ["bixse", "infonce"]},
     }
     file = tmp_path_factory.mktemp("settings") / "study.yaml"

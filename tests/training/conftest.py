@@ -51,7 +51,7 @@ def run_config():
     from bixse.training.config import OptimizerConfig, TrainConfig
 
     def make(training_files, model, **changes):
-        optimizer = {"epochs": 2, "batch_size": 8, "learning_rate": 1e-3, "documents_per_query": 3}
+        optimizer = {"num_train_epochs": 2, "global_batch_size": 8, "learning_rate": 1e-3, "documents_per_query": 3}
         settings = {
             "pairs": training_files / "pairs.jsonl",
             "dev": training_files / "collection",

@@ -78,7 +78,7 @@ ACCELERATE = "--cpu --num_processes 2 --num_machines 1 --mixed_precision no --dy
 
 def settings_file(folder, pairs, model, **changes):
     """The YAML of a run: 3 epochs of 3 + 4 batches of at most 8 queries."""
-    optimizer = {"epochs": 2, "batch_size": 8, "learning_rate": 1e-3, "documents_per_query": 3}
+    optimizer = {"num_train_epochs": 2, "global_batch_size": 8, "learning_rate": 1e-3, "documents_per_query": 3}
     settings = {
         "pairs": str(pairs),
         "model": str(model),

@@ -140,7 +140,7 @@ def test_a_real_decoder_learns_to_search(smollm2_path, tmp_path):
         train_max_length=32,
         scale=20.0,
         lora={"rank": 16},
-        optimizer={"epochs": 2, "batch_size": 16, "documents_per_query": 2, "learning_rate": 3e-4},
+        optimizer={"num_train_epochs": 2, "global_batch_size": 16, "documents_per_query": 2, "learning_rate": 3e-4},
         evaluations_per_epoch=1,
     )
     result = train(settings, tmp_path / "out", progress=False)

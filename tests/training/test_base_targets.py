@@ -91,7 +91,11 @@ def test_an_interrupted_run_is_bit_equal(run_config, training_files, tiny_model_
 
 def test_each_task_has_a_curve_of_its_own(run_config, tasks_file, tiny_model_path, tmp_path):
     settings = run_config(
-        tasks_file.parent, tiny_model_path, pairs=tasks_file, **BASE, optimizer={"batch_size": 4, "epochs": 1}
+        tasks_file.parent,
+        tiny_model_path,
+        pairs=tasks_file,
+        **BASE,
+        optimizer={"global_batch_size": 4, "num_train_epochs": 1},
     )
     result = train(settings, tmp_path / "out", progress=False)
     assert len({entry["base_scale"] for entry in result.history if "base_scale" in entry}) == 2

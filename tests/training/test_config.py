@@ -44,8 +44,8 @@ def test_no_yaml_mapping(tmp_path, text):
     [
         ("pair: x", "pair", "did you mean 'pairs'?"),
         ("learning_rate: 1e-4", "learning_rate", "did you mean 'optimizer.learning_rate'?"),
-        ("optimizer: {epoch: 3}", "optimizer.epoch", "did you mean 'optimizer.epochs'?"),
-        ("optimiser: {epochs: 3}", "optimiser", "did you mean 'optimizer'?"),
+        ("optimizer: {epoch: 3}", "optimizer.epoch", "did you mean 'optimizer.num_train_epochs'?"),
+        ("optimiser: {num_train_epochs: 3}", "optimiser", "did you mean 'optimizer'?"),
         ("max-length: 64", "max-length", "did you mean 'max_length'?"),
         ("zzzz: 1", "zzzz", "known keys: pairs, task_shares,"),
         ("out: runs/mine", "out", "--out on the command line"),
@@ -80,7 +80,7 @@ def test_an_unknown_key_says_the_closest(tmp_path, text, key, hint):
         ("loss_options: {learn_scale: 3}", "  loss_options.learn_scale: got 3; expected a valid boolean"),
         ("loss: bixse-without-bias\nloss_options: {bias: 1}", "  loss_options: got 'bias'; expected it left out"),
         ("optimizer: {learning_rate: 0}", "  optimizer.learning_rate: got 0; expected greater than 0"),
-        ("optimizer: {epochs: null}", "  optimizer.epochs: got None; expected a valid integer"),
+        ("optimizer: {num_train_epochs: null}", "  optimizer.num_train_epochs: got None; expected a valid integer"),
         ("model: [a, b]", "  model: got ['a', 'b']; expected a valid string"),
         ("loss: bixes", f"  loss: got 'bixes'; expected one of {', '.join(LOSSES)}; fix: did you mean 'bix"),
     ],
@@ -91,15 +91,15 @@ def test_a_wrong_value(tmp_path, text, start):
 
 
 def test_all_errors_together(tmp_path):
-    lines = errors(yaml_file(tmp_path, "sed: 1\nmax_length: x\noptimizer: {epochs: 0, warm: 1}\nloss: no\n"))
+    lines = errors(yaml_file(tmp_path, "sed: 1\nmax_length: x\noptimizer: {num_train_epochs: 0, warm: 1}\nloss: no\n"))
     keys = [line.split(":")[0].strip() for line in lines]
-    assert keys == ["pairs", "max_length", "loss", "optimizer.epochs", "optimizer.warm", "sed"]
+    assert keys == ["pairs", "max_length", "loss", "optimizer.num_train_epochs", "optimizer.warm", "sed"]
     assert "set 'pairs' in the file or with its flag" in lines[0]
 
 
 @pytest.mark.parametrize("section", ["5", "null", "[1]"])
 def test_a_flag_below_a_key_that_is_no_section(tmp_path, section):
-    (line,) = errors(yaml_file(tmp_path, f"pairs: p.csv\noptimizer: {section}\n"), {"optimizer.epochs": 2})
+    (line,) = errors(yaml_file(tmp_path, f"pairs: p.csv\noptimizer: {section}\n"), {"optimizer.num_train_epochs": 2})
     assert line.startswith("  optimizer: got ")
 
 
@@ -114,10 +114,10 @@ def test_relative_paths_are_taken_from_the_folder_of_the_file(tmp_path):
 
 
 def test_flags_override_the_file_and_leave_the_rest(tmp_path):
-    path = yaml_file(tmp_path, "pairs: p.csv\nseed: 7\noptimizer:\n  epochs: 9\n  batch_size: 4\n")
-    config = TrainConfig.load(path, {"optimizer.epochs": 1, "seed": 8})
-    assert (config.seed, config.optimizer.epochs, config.optimizer.batch_size) == (8, 1, 4)
-    assert TrainConfig.load(None, {"pairs": "p.csv", "optimizer.epochs": 1}).optimizer.epochs == 1
+    path = yaml_file(tmp_path, "pairs: p.csv\nseed: 7\noptimizer:\n  num_train_epochs: 9\n  global_batch_size: 4\n")
+    config = TrainConfig.load(path, {"optimizer.num_train_epochs": 1, "seed": 8})
+    assert (config.seed, config.optimizer.num_train_epochs, config.optimizer.global_batch_size) == (8, 1, 4)
+    assert TrainConfig.load(None, {"pairs": "p.csv", "optimizer.num_train_epochs": 1}).optimizer.num_train_epochs == 1
 
 
 def test_a_rate_written_as_people_write_it(tmp_path):
@@ -135,17 +135,17 @@ def test_a_configuration_is_frozen_and_survives_json():
 class TestLearningRate:
     def test_grows_with_the_square_root_of_the_queries_of_a_step(self):
         assert OptimizerConfig().scaled_learning_rate() == 1e-4
-        assert OptimizerConfig(batch_size=256).scaled_learning_rate() == pytest.approx(4e-4)
-        assert OptimizerConfig(batch_size=16, gradient_accumulation_steps=4).scaled_learning_rate() == 2e-4
+        assert OptimizerConfig(global_batch_size=256).scaled_learning_rate() == pytest.approx(4e-4)
+        assert OptimizerConfig(global_batch_size=16, gradient_accumulation_steps=4).scaled_learning_rate() == 2e-4
 
     def test_counts_no_more_queries_than_there_are(self):
-        optimizer = OptimizerConfig(batch_size=16, gradient_accumulation_steps=250)
+        optimizer = OptimizerConfig(global_batch_size=16, gradient_accumulation_steps=250)
         assert optimizer.queries_per_step(20) == 20
         assert optimizer.scaled_learning_rate(20) == pytest.approx(1e-4 * (20 / 16) ** 0.5)
         assert optimizer.scaled_learning_rate(10**6) == optimizer.scaled_learning_rate()
 
     def test_the_trainer_gets_the_scaled_rate_and_beta_a_multiple_of_it(self, tmp_path):
-        optimizer = OptimizerConfig(batch_size=64, bias_lr_multiplier=10)
+        optimizer = OptimizerConfig(global_batch_size=64, bias_lr_multiplier=10)
         arguments = training_arguments(TrainConfig(pairs="p.csv", optimizer=optimizer), tmp_path, None)
         assert arguments.learning_rate == 2e-4
         assert arguments.bias_lr_multiplier == 10

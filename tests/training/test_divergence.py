@@ -16,7 +16,7 @@ from bixse.training.loop.trainer import GradedTrainer
 
 
 def at_rate(rate):
-    return {"dev": None, "optimizer": {"learning_rate": rate, "steps": 20}}
+    return {"dev": None, "optimizer": {"learning_rate": rate, "max_steps": 20}}
 
 
 @pytest.mark.parametrize(("loss", "rate"), [("bixse", 100.0), ("infonce", 0.3), ("lambdaloss-v2", 0.3)])
@@ -34,8 +34,8 @@ def test_rates_that_train_pass(rate, train_toy):
 
 
 def test_the_command_says_so_and_says_it_again(training_files, tiny_model_path, tmp_path, capsys):
-    words = ["train", "--pairs", training_files / "pairs.jsonl", "--model", tiny_model_path, "--batch-size", 8,
-             "--steps", 12, "--learning-rate", 50, "--out", tmp_path / "out", "--json"]  # fmt: skip
+    words = ["train", "--pairs", training_files / "pairs.jsonl", "--model", tiny_model_path, "--global-batch-size", 8,
+             "--max-steps", 12, "--learning-rate", 50, "--out", tmp_path / "out", "--json"]  # fmt: skip
     for _ in range(2):
         assert main([str(word) for word in words]) == TrainingError.exit_code
         (message,) = json.loads(capsys.readouterr().out)["errors"]

@@ -24,7 +24,7 @@ def scratch(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "optimizer",
-    [{}, {"epochs": 3, "gradient_accumulation_steps": 2}, {"steps": 7}],
+    [{}, {"num_train_epochs": 3, "gradient_accumulation_steps": 2}, {"max_steps": 7}],
     ids=["epochs", "accumulation", "steps"],
 )
 def test_the_run_then_takes_what_was_said(run_config, training_files, tiny_model_path, tmp_path, scratch, optimizer):
@@ -44,7 +44,7 @@ def test_the_run_then_takes_what_was_said(run_config, training_files, tiny_model
 
 def test_the_command_prints_and_writes_nothing(training_files, tiny_model_path, tmp_path, scratch, capsys):
     before = sorted(training_files.rglob("*"))
-    words = ["train", "--pairs", training_files / "pairs.jsonl", "--model", tiny_model_path, "--batch-size", 8,
+    words = ["train", "--pairs", training_files / "pairs.jsonl", "--model", tiny_model_path, "--global-batch-size", 8,
              "--dry-run", "--out", tmp_path / "out"]  # fmt: skip
     assert main([str(word) for word in words] + ["--json"]) == 0
     envelope = json.loads(capsys.readouterr().out)

@@ -93,7 +93,7 @@ class TestRefused:
         leaky = {**graded_collection.qrels["dev"], "q0": graded_collection.qrels["train"]["q0"]}
         toy = Collection("leaky", graded_collection.corpus, graded_collection.queries, {"dev": leaky})
         save_collection(toy, tmp_path / "leaky")
-        settings = {"dev": tmp_path / "leaky", "merge": HALF, "optimizer": {"epochs": 1}}
+        settings = {"dev": tmp_path / "leaky", "merge": HALF, "optimizer": {"num_train_epochs": 1}}
         with pytest.raises(InputError, match=f"1 of {len(leaky)}"):
             train_toy(**settings)
         result = train_toy(**settings, allow_shared_queries=True)
@@ -334,7 +334,12 @@ class TestTraining:
     def test_adapters_are_scaled(self, decoder_path, tmp_path, train_toy):
         """The whole model lies between base and tuned, and the adapters beside it give the same embeddings."""
         path = decoder_path("llama")
-        settings = {"dev": None, "dropout": 0.0, "lora": {"rank": 4}, "optimizer": {"learning_rate": 1e-2, "epochs": 1}}
+        settings = {
+            "dev": None,
+            "dropout": 0.0,
+            "lora": {"rank": 4},
+            "optimizer": {"learning_rate": 1e-2, "num_train_epochs": 1},
+        }
         tuned = train_toy("tuned", path, **settings, merge=None)
         merged = train_toy("merged", path, **settings, merge=HALF)
         base = dict(build_encoder(path).named_parameters())
@@ -352,7 +357,7 @@ class TestTraining:
 
         monkeypatch.setenv("BIXSE_PRECISION", "float32")
 
-        config = guarded(tiny_model_path, dropout=0.0, optimizer={"epochs": 1})
+        config = guarded(tiny_model_path, dropout=0.0, optimizer={"num_train_epochs": 1})
         path = tmp_path / "run.yaml"
         path.write_text(yaml.safe_dump(config.model_dump(mode="json")), encoding="utf-8")
         ended = finish(start(2, path, tmp_path / "two", script=TRAIN_ALL))
@@ -374,7 +379,7 @@ class TestModelsThatExist:
         paths = []
         for seed in (0, 1):
             config = run_config(
-                training_files, tiny_model_path, dev=None, merge=None, seed=seed, optimizer={"epochs": 1}
+                training_files, tiny_model_path, dev=None, merge=None, seed=seed, optimizer={"num_train_epochs": 1}
             )
             paths.append(train(config, folder / str(seed), progress=False).model_path)
         return paths
@@ -427,7 +432,15 @@ def test_a_run_says_what_was_merged(guarded_files, tiny_model_path, tmp_path, ca
     from bixse.cli.main import main
 
     words = ["train", "--pairs", guarded_files / "pairs.jsonl", "--dev", guarded_files / "collection", "--guard"]
-    words += [guarded_files / "collection", "--guard-split", "guard", "--model", tiny_model_path, "--epochs", "1"]
+    words += [
+        guarded_files / "collection",
+        "--guard-split",
+        "guard",
+        "--model",
+        tiny_model_path,
+        "--num-train-epochs",
+        "1",
+    ]
     assert main([*map(str, words), "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
     assert "merged weights" in said and "guard" in said

@@ -132,7 +132,7 @@ class TestUnhappyPaths:
 
 def test_the_learning_rate_is_for_the_queries_that_a_step_holds(training_files, tiny_model_path, tmp_path, capsys):
     words = ["train", "--pairs", str(training_files / "pairs.jsonl"), "--model", str(tiny_model_path)]
-    words += ["--epochs", "1", "--batch-size", "10", "--gradient-accumulation-steps", "100"]
+    words += ["--num-train-epochs", "1", "--global-batch-size", "10", "--gradient-accumulation-steps", "100"]
     rate = 1e-4 * (30 / 16) ** 0.5
     for more in (["--out", str(tmp_path / "out")], ["--out", str(tmp_path / "other"), "--dry-run"]):
         assert main([*words, *more]) == 0
@@ -188,7 +188,7 @@ def test_the_head_of_the_base_model_is_not_kept(train_toy):
 
 
 def test_training_on_real_grades_raises_dev_ndcg(train_toy):
-    result = train_toy(optimizer={"epochs": 8, "learning_rate": 3e-3})
+    result = train_toy(optimizer={"num_train_epochs": 8, "learning_rate": 3e-3})
     figures = [e["eval_dev_ndcg@10"] for e in result.history if "eval_dev_ndcg@10" in e]
     assert max(figures) > figures[0] + 0.1
 
@@ -265,7 +265,13 @@ def test_ctrl_c_in_a_real_process_leaves_a_checkpoint_and_the_same_command_goes_
 ):
     def command(out):
         options = {"pairs": training_files / "pairs.jsonl", "dev": training_files / "collection", "out": out}
-        options |= {"model": tiny_model_path, "max-length": 16, "epochs": 40, "batch-size": 2, "learning-rate": 0.001}
+        options |= {
+            "model": tiny_model_path,
+            "max-length": 16,
+            "num-train-epochs": 40,
+            "global-batch-size": 2,
+            "learning-rate": 0.001,
+        }
         flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         return [sys.executable, "-m", "bixse.cli.main", "train", *flags, "--json"]
 

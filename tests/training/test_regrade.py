@@ -73,7 +73,12 @@ def settings(training_files, tiny_model_path, held_back):
             "model": str(tiny_model_path),
             "max_length": 16,
             "dropout": 0.0,
-            "optimizer": {"epochs": 3, "batch_size": 8, "learning_rate": 1e-3, "documents_per_query": 3},
+            "optimizer": {
+                "num_train_epochs": 3,
+                "global_batch_size": 8,
+                "learning_rate": 1e-3,
+                "documents_per_query": 3,
+            },
             "regrade": regrade,
             **changes,
         }
@@ -116,7 +121,7 @@ def test_the_budget_is_asked_after_each_epoch_but_the_last(settings, training_fi
 
 def test_what_is_asked_holds_more_relevance_than_other_zeros(settings, training_files, held_back, tmp_path):
     """The encoder learns which documents share the query's action."""
-    learning = {"epochs": 6, "batch_size": 10, "learning_rate": 3e-3, "documents_per_query": 5}
+    learning = {"num_train_epochs": 6, "global_batch_size": 10, "learning_rate": 3e-3, "documents_per_query": 5}
     run(settings(optimizer=learning, regrade={"budget": 20}), tmp_path / "out")
     known = load_graded_pairs(training_files / "pairs.jsonl")
     given, present = set(zip(known.query_ids, known.document_ids, strict=True)), set(known.document_ids)
@@ -330,11 +335,13 @@ def test_another_address_or_speed_is_the_same_run():
 class TestRefused:
     def test_one_epoch(self, settings):
         with pytest.raises(ConfigError, match="regrade"):
-            TrainConfig.load(None, settings(optimizer={"epochs": 1}))
+            TrainConfig.load(None, settings(optimizer={"num_train_epochs": 1}))
 
     def test_a_run_that_ends_with_its_first_epoch(self, settings, tmp_path):
         with pytest.raises(InputError, match="first epoch"):
-            run(settings(optimizer={"steps": 3, "batch_size": 8, "documents_per_query": 3}), tmp_path / "out")
+            run(
+                settings(optimizer={"max_steps": 3, "global_batch_size": 8, "documents_per_query": 3}), tmp_path / "out"
+            )
         assert not (tmp_path / "out").exists()
 
     @pytest.mark.parametrize("loss", ["margin-mse", "distill-kl"])
@@ -362,7 +369,7 @@ def test_the_command_line_names_judge_and_budget(training_files, tmp_path, capsy
     from bixse.cli.main import main
 
     words = ["train", "--pairs", str(training_files / "pairs.jsonl"), "--out", str(tmp_path / "out")]
-    assert main([*words, "--regrade", "replay:nothing", "--regrade-budget", "7", "--epochs", "2"]) == 2
+    assert main([*words, "--regrade", "replay:nothing", "--regrade-budget", "7", "--num-train-epochs", "2"]) == 2
     assert "replay:nothing" in capsys.readouterr().err
     assert main([*words, "--regrade-budget", "7"]) == 2
     assert "judge" in capsys.readouterr().err

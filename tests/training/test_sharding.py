@@ -44,7 +44,7 @@ def test_frozen_weights_in_bf16_beside_adapters_in_float32(tiny_model, tasks_fil
 def config(training_files, tiny_model_path, tmp_path):
     """Twenty steps with a checkpoint after each; without dropout, which depends on the number of processes."""
     settings = {"evaluations_per_epoch": 5, "sharding": "full", "merge": None}
-    learning = {"epochs": 4, "batch_size": 8, "learning_rate": 1e-3}
+    learning = {"num_train_epochs": 4, "global_batch_size": 8, "learning_rate": 1e-3}
     return settings_file(tmp_path, training_files / "pairs.jsonl", tiny_model_path, optimizer=learning, **settings)
 
 

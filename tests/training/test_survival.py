@@ -17,7 +17,7 @@ from bixse.training.config import TrainConfig
 from bixse.training.loop.trainer import GradedTrainer
 from bixse.training.recipe import train
 
-LEARNING = {"epochs": 4, "batch_size": 6, "learning_rate": 1e-3, "documents_per_query": 3}
+LEARNING = {"num_train_epochs": 4, "global_batch_size": 6, "learning_rate": 1e-3, "documents_per_query": 3}
 
 
 @pytest.fixture

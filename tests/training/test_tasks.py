@@ -47,7 +47,7 @@ def settings_of(files, training_files, tiny_model_path, **changes):
         "model": str(tiny_model_path),
         "dev": str(training_files / "collection"),
         "max_length": 24,
-        "optimizer": {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3},
+        "optimizer": {"num_train_epochs": 1, "global_batch_size": 8, "learning_rate": 1e-3},
         **changes,
     }
     path = files / "run.yaml"

@@ -13,7 +13,7 @@ from bixse.encoders.loading.build import load_relevance_model
 from bixse.ui.pages.training import TrainBatches
 from helpers.ui_server import Browser
 
-OPTIMIZER = {"batch_size": 8, "documents_per_query": 3, "epochs": 2}
+OPTIMIZER = {"global_batch_size": 8, "documents_per_query": 3, "num_train_epochs": 2}
 
 
 @pytest.fixture

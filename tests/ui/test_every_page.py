@@ -79,7 +79,7 @@ def folder(actions, student, graded, tmp_path_factory):
               "high": -0.01, "queries": 9}  # fmt: skip
     points = [{"weight": weight, "scores": {change["collection"]: 0.5}} for weight in (0, 1)]
     config = {"pairs": str(pairs), "seed": 0, "loss_options": {},
-              "optimizer": {"batch_size": 8, "documents_per_query": 3, "epochs": 2}}  # fmt: skip
+              "optimizer": {"global_batch_size": 8, "documents_per_query": 3, "num_train_epochs": 2}}  # fmt: skip
     results = {"merge": {"weight": 0.5, "points": points, "changes": [change]}, "best_step": 10}
     record = {"command": "train", "status": "running", "config": config, "results": results}
     (run / "run.json").write_text(json.dumps(record))

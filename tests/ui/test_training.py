@@ -32,7 +32,9 @@ def trained(tmp_path):
     folder = tmp_path / "trained"
     folder.mkdir()
     (folder / "log.jsonl").write_text(line(1, loss=float("nan")) + line(2) + '{"step": 3, "lo')
-    (folder / "run.json").write_text(json.dumps({"status": "running", "config": {"optimizer": {"epochs": 2}}}))
+    (folder / "run.json").write_text(
+        json.dumps({"status": "running", "config": {"optimizer": {"num_train_epochs": 2}}})
+    )
     return folder
 
 

@@ -107,7 +107,7 @@ def calibrate(
     use_task(encoder, settings.task)
     pairs = ScoredPairs(
         pair_cosines(encoder, judged, progress), judged.relevance, judged.query_ids,
-        settings.prior, settings.relevant_from, settings.seed,
+        settings.prior, settings.positive_from, settings.seed,
     )  # fmt: skip
     before: RelevanceHead | None = getattr(encoder, "head", None)
     check = held_out_check(before, pairs)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bixse.calibration.calibrate_settings import RELEVANT_FROM
+from bixse.calibration.calibrate_settings import POSITIVE_FROM
 from bixse.calibration.reliability import calibration_report, reweight_to_prevalence
 from bixse.data.collection import load_collection
 from bixse.data.graded_pairs import with_random_negatives
@@ -241,7 +241,7 @@ class ScoredPairs:
     query_ids: Sequence[str]
     prior: float | None = None
     """Mean relevance of the documents that will be scored: pairs are weighted to it; None: no weights."""
-    relevant_from: float = RELEVANT_FROM
+    positive_from: float = POSITIVE_FROM
     seed: int = 0
 
     def held_out(self, what: str, fewest: int, otherwise: str = "") -> tuple[NDArray[np.bool_], tuple[str, ...]]:
@@ -298,7 +298,7 @@ def choose_thresholds(
     thresholds = tuple(
         Threshold(
             p.wanted, p.threshold, p.precision, *p.interval, p.recall, p.pairs, p.queries,
-            relevant_from=pairs.relevant_from,
+            positive_from=pairs.positive_from,
         )
         for p in points
         if p.is_reached and p.interval is not None
@@ -319,7 +319,7 @@ def _judged(
     held, ids = pairs.held_out("thresholds", FEWEST_QUERIES, ", or leave --at-precision out")
     relevance = pairs.relevance[held]
     weights = reweight_to_prevalence(relevance, pairs.prior)[0] if pairs.prior is not None else None
-    return head.probability(pairs.cosines[held]), relevance >= pairs.relevant_from, ids, weights
+    return head.probability(pairs.cosines[held]), relevance >= pairs.positive_from, ids, weights
 
 
 @lru_cache(maxsize=1)

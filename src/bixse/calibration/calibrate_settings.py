@@ -13,7 +13,7 @@ from bixse.settings import Flag, Settings
 if TYPE_CHECKING:
     from typing import Self
 
-RELEVANT_FROM = 0.5
+POSITIVE_FROM = 0.5
 """Default relevance from which a document counts as relevant."""
 Precision = Annotated[float, Field(gt=0, le=1)]
 Probability = Annotated[float, Field(gt=0, lt=1)]
@@ -42,7 +42,7 @@ class CalibrateSettings(Settings):
     """Write the cosines at which these probabilities, and the thresholds of at_precision, are reached, and how to cut
     there in LangChain, LlamaIndex, Haystack, Qdrant, Elasticsearch, OpenSearch and pgvector; into export/ of the
     output folder."""
-    relevant_from: Annotated[float, Flag(metavar="Z")] = Field(default=RELEVANT_FROM, gt=0, le=1)
+    positive_from: Annotated[float, Flag(metavar="Z")] = Field(default=POSITIVE_FROM, gt=0, le=1)
     """Relevance from which a document counts as relevant for at_precision."""
     anyway: bool = False
     """Save the calibration even where, on held-out queries, it is no better than before or than a constant."""

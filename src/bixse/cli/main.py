@@ -186,7 +186,7 @@ def _run(words: Sequence[str]) -> CommandResult:
 def _unexpected(error: Exception) -> str:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return (
-            "got no more memory; expected the batch to fit; fix: a smaller --batch-size, --max-length or model, "
+            "got no more memory; expected the batch to fit; fix: a smaller --global-batch-size, --max-length or model, "
             "or a machine with more memory"
         )
     if world_size() > 1 and ("Connection" in str(error) or type(error).__name__.startswith("Dist")):

@@ -41,7 +41,7 @@ class Threshold:
     """Share of all relevant documents that are at or above `probability`."""
     pairs: int
     queries: int
-    relevant_from: float
+    positive_from: float
     """Lowest relevance that counts as relevant."""
 
 

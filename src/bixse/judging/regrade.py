@@ -70,7 +70,7 @@ class Regrading(TrainerCallback):
         if steps <= per_epoch:
             raise InputError(
                 "regrade: got a run that ends with its first epoch; expected two epochs or more, as grades count from "
-                "the next one on; fix: raise epochs or steps"
+                "the next one on; fix: raise num_train_epochs or max_steps"
             )
         if not trainer.loss.assumes_zeros:
             raise InputError(

@@ -184,7 +184,9 @@ def train_settings(out: Path, fast: bool, seed: int) -> TrainConfig:
         model=MODEL,
         train_max_length=FAST_TRAIN_LENGTH if fast else TRAIN_LENGTH,
         seed=seed,
-        optimizer=OptimizerConfig(epochs=PASSES, documents_per_query=FAST_DOCUMENTS if fast else DOCUMENTS_PER_QUERY),
+        optimizer=OptimizerConfig(
+            num_train_epochs=PASSES, documents_per_query=FAST_DOCUMENTS if fast else DOCUMENTS_PER_QUERY
+        ),
     )
 
 

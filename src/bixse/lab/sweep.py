@@ -311,10 +311,10 @@ def plan_arms(config: SweepConfig) -> list[Arm]:
 
     Example:
         >>> from bixse.lab.lab_config import SweepConfig
-        >>> vary = {"scale": [10, 20], "optimizer.epochs": [3]}
+        >>> vary = {"scale": [10, 20], "optimizer.num_train_epochs": [3]}
         >>> config = SweepConfig(base={"pairs": "pairs.jsonl", "dev": "toy"}, vary=vary)
         >>> [arm.label for arm in plan_arms(config)]
-        ['scale=10, epochs=3', 'scale=20, epochs=3']
+        ['scale=10, num_train_epochs=3', 'scale=20, num_train_epochs=3']
     """
     base = config.base_settings()
     _refuse(list(_key_errors(config)))

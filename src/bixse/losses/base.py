@@ -157,7 +157,7 @@ class GradedLoss(nn.Module, ABC):
         return self.options.scale * cosines
 
     @property
-    def positive_threshold(self) -> float | None:
+    def positive_from(self) -> float | None:
         """The lowest relevance of a relevant document; None: any above 0."""
         return None
 
@@ -169,12 +169,12 @@ class GradedLoss(nn.Module, ABC):
     @property
     def requires(self) -> str:
         """The documents that a query needs to teach what is relevant, in words."""
-        low = self.positive_threshold
+        low = self.positive_from
         return f"a document with relevance {'above 0' if low is None else f'of at least {low:g}'}"
 
     def is_informative(self, relevance: Sequence[float]) -> bool:
         """Return True if a query with this relevance teaches relevance; by default one document must be relevant."""
-        low = self.positive_threshold
+        low = self.positive_from
         return any(z > 0 if low is None else z >= low for z in relevance)
 
     @abstractmethod

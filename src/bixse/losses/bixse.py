@@ -36,7 +36,7 @@ class BiXSEOptions(LossOptions):
     """False keeps beta at its start (with `bias=0.0`: the paper's ablation without bias)."""
     reduction: Reduction = "query"
     """"query" divides by B (the paper's sum), "mean" by the number of entries."""
-    binarise_at: float | None = Field(default=None, gt=0, le=1)
+    positive_from: float | None = Field(default=None, gt=0, le=1)
     """None keeps the grades; a number replaces z by 1[z >= number] (the paper's ablation)."""
     unlabelled: Literal["zero", "base"] = "zero"
     """Target of an entry without a grade: "zero" (the paper's), or "base": the probability of relevance by the model as
@@ -89,8 +89,8 @@ class BiXSELoss(GradedLoss):
         self.register_buffer("bias_is_set", torch.tensor(not isinstance(bias, str)))
 
     @property
-    def positive_threshold(self) -> float | None:
-        return self.options.binarise_at
+    def positive_from(self) -> float | None:
+        return self.options.positive_from
 
     def logits(self, cosines: Tensor) -> Tensor:
         return self.logit_scale.detach() * cosines + self.logit_bias.detach()
@@ -119,8 +119,8 @@ class BiXSELoss(GradedLoss):
                 "unlabelled: got base for a batch without embeddings by the base model; expected those that "
                 "GradedTrainer adds; fix: train with GradedTrainer or `bixse train`, or unlabelled: zero"
             )
-        if self.options.binarise_at is not None:
-            return targets.binarised(self.options.binarise_at)
+        if self.options.positive_from is not None:
+            return targets.binarised(self.options.positive_from)
         return targets
 
     def _bias_at_start(self) -> Tensor:

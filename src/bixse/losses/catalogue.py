@@ -54,7 +54,7 @@ class LossEntry(NamedTuple):
 LOSSES: dict[str, LossEntry] = {
     "bixse": LossEntry("BiXSELoss"),
     "bixse-without-bias": LossEntry("BiXSELoss", {"bias": 0.0, "learn_bias": False}),
-    "bixse-binarised": LossEntry("BiXSELoss", {"binarise_at": 0.5}),
+    "bixse-binarised": LossEntry("BiXSELoss", {"positive_from": 0.5}),
     "infonce": LossEntry("InfoNCELoss"),
     "infonce-masked": LossEntry("InfoNCELoss", {"false_negative_margin": 0.1}),
     "soft-infonce": LossEntry("SoftInfoNCELoss"),

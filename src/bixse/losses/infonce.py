@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class InfoNCEOptions(LossOptions):
     """Options of `InfoNCELoss`."""
 
-    cutoff: float = Field(default=0.5, gt=0, le=1)
+    positive_from: float = Field(default=0.5, gt=0, le=1)
     """Relevance from which a document is a positive."""
     false_negative_margin: float | None = Field(default=None, ge=0, le=2)
     """Leave out of a positive's negatives those whose cosine exceeds its own by more than this, as likely relevant;
@@ -31,8 +31,8 @@ class InfoNCELoss(RowWiseLoss):
     """Softmax cross-entropy of each positive against the batch's documents (BiXSE paper, equation 1).
 
     L = -(1/P) sum over the P positive entries of log [ exp(s_ij) / (exp(s_ij) + sum_k exp(s_ik)) ], s = scale * cos, k
-    over the documents that are no positives of query i. An entry is positive when its relevance is at least `cutoff`.
-    Two positives of one query do not compete (van den Oord et al. 2018, arXiv:1807.03748, equation 4). With
+    over the documents that are no positives of query i. An entry is positive from relevance `positive_from` on. Two
+    positives of one query do not compete (van den Oord et al. 2018, arXiv:1807.03748, equation 4). With
     `false_negative_margin` m, k is over documents with cos_ik <= cos_ij + m alone; the choice has no gradient.
     """
 
@@ -41,8 +41,8 @@ class InfoNCELoss(RowWiseLoss):
     blocks_held: ClassVar[int] = 4
 
     @property
-    def positive_threshold(self) -> float:
-        return self.options.cutoff
+    def positive_from(self) -> float:
+        return self.options.positive_from
 
     def masked(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> GradedTargets:
         """Return the targets unchanged: each positive has its own negatives."""
@@ -50,7 +50,7 @@ class InfoNCELoss(RowWiseLoss):
 
     def chunk_result(self, logits: Tensor, targets: GradedTargets) -> ChunkResult:
         """Return one term per positive: softplus(n - s), with n the log-sum-exp of the row's negatives."""
-        positive = targets.relevance >= self.options.cutoff
+        positive = targets.relevance >= self.options.positive_from
         rows, columns = targets.rows[positive], targets.columns[positive]
         chosen = logits[rows, columns]
         no_negative = positive | targets.relevance.isnan()

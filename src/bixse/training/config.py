@@ -53,18 +53,18 @@ class OptimizerConfig(Settings):
 
     learning_rate: float = Field(default=1e-4, gt=0)
     """Peak rate of the encoder for 16 queries per step; multiplied by sqrt(queries per step / 16), as in the paper. A
-    step holds batch_size * gradient_accumulation_steps queries, but never more than there are."""
+    step holds global_batch_size * gradient_accumulation_steps queries, but never more than there are."""
     bias_lr_multiplier: float = Field(default=100.0, ge=0)
     """Rate of the logit bias over the encoder's."""
-    epochs: int = Field(default=3, ge=1)
+    num_train_epochs: int = Field(default=3, ge=1)
     """Passes over the queries."""
-    steps: int | None = Field(default=None, ge=1)
-    """Steps after which training ends instead of after `epochs`."""
-    batch_size: int = Field(default=16, ge=1)
+    max_steps: int | None = Field(default=None, ge=1)
+    """Steps after which training ends instead of after `num_train_epochs`."""
+    global_batch_size: int = Field(default=16, ge=1)
     """Queries in a batch, over all processes."""
     documents_per_query: int | None = Field(default=4, ge=1)
     """Graded documents of a query in a batch (the best one and others drawn anew each epoch); null takes all."""
-    warmup: float = Field(default=0.05, ge=0, lt=1)
+    warmup_ratio: float = Field(default=0.05, ge=0, lt=1)
     """Share of the steps over which the rate rises from 0."""
     adam_beta2: float = Field(default=0.98, gt=0, lt=1)
     """Second moment decay of Adam; the first is 0.9."""
@@ -82,14 +82,14 @@ class OptimizerConfig(Settings):
 
     def queries_per_step(self, queries: int | None = None) -> int:
         """Return the number of queries per step; a run on `queries` queries cannot have more."""
-        asked = self.batch_size * self.gradient_accumulation_steps
+        asked = self.global_batch_size * self.gradient_accumulation_steps
         return asked if queries is None else min(asked, queries)
 
     def scaled_learning_rate(self, queries: int | None = None) -> float:
         """Return the encoder's peak rate (BiXSE paper, appendix: base * sqrt(total batch / 16)).
 
         Example:
-            >>> OptimizerConfig(learning_rate=1e-4, batch_size=1024).scaled_learning_rate(queries=64)
+            >>> OptimizerConfig(learning_rate=1e-4, global_batch_size=1024).scaled_learning_rate(queries=64)
             0.0002
         """
         return self.learning_rate * math.sqrt(self.queries_per_step(queries) / self.rate_batch)
@@ -160,7 +160,8 @@ class TrainConfig(Settings):
     """Settings of `bixse train`; also the keys of its YAML file.
 
     Example:
-        >>> TrainConfig(pairs="pairs.jsonl", loss="infonce", loss_options={"cutoff": 0.7}).optimizer.batch_size
+        >>> config = TrainConfig(pairs="pairs.jsonl", loss="infonce", loss_options={"positive_from": 0.7})
+        >>> config.optimizer.global_batch_size
         16
     """
 
@@ -215,7 +216,7 @@ class TrainConfig(Settings):
     scale: float = Field(default=LossOptions.model_fields["scale"].default, gt=0)
     """Logit scale alpha: 1 / temperature. The paper's is 20; 10 was better on dev for every loss (docs/search)."""
     loss_options: dict[str, Any] = Field(default_factory=dict)
-    """Other arguments of the loss, for example bias, cutoff, in_batch_labels."""
+    """Other arguments of the loss, for example bias, positive_from, in_batch_labels."""
     sharding: Literal["full"] | None = None
     """"full": each of several processes holds a part of the encoder's weights, gradients, optimizer state and
     checkpoints (FSDP2); null: every process holds all of them."""
@@ -247,8 +248,10 @@ class TrainConfig(Settings):
         unset = self.merge is None or self.merge == MergeConfig()
         if self.merge is not None and not unset and self.dev is None and len(self.merge.weights) > 1:
             raise ValueError("merge without dev, on which the weight is chosen; fix: set dev, or a single weight")
-        if self.regrade is not None and self.optimizer.epochs < 2 and self.optimizer.steps is None:
-            raise ValueError("regrade with one epoch, after which nothing is trained; fix: set epochs to 2 or more")
+        if self.regrade is not None and self.optimizer.num_train_epochs < 2 and self.optimizer.max_steps is None:
+            raise ValueError(
+                "regrade with one epoch, after which nothing is trained; fix: set num_train_epochs to 2 or more"
+            )
         return self
 
     @model_validator(mode="after")

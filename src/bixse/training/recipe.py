@@ -131,7 +131,7 @@ def _run_trainer(trainer: GradedTrainer, out: Path, guard: RunGuard, then_merge:
         raise InputError(
             f"training: got a batch that does not fit into the memory of {trainer.args.device} "
             f"({str(error).partition('. ')[0]}); expected one that fits; fix: set `gradient_cache: true` under "
-            "loss_options, or a smaller batch_size or train_max_length"
+            "loss_options, or a smaller global_batch_size or train_max_length"
         ) from error
     finally:
         stop.release()

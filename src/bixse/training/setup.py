@@ -100,25 +100,25 @@ def training_arguments(
     optimizer = config.optimizer
     bf16 = config.precision == "bfloat16"
     processes = world_size()
-    if optimizer.batch_size % processes:
-        near = max(1, optimizer.batch_size // processes) * processes
+    if optimizer.global_batch_size % processes:
+        near = max(1, optimizer.global_batch_size // processes) * processes
         raise InputError(
-            f"batch_size: got {optimizer.batch_size} queries for {processes} processes; expected a multiple, so that "
-            f"each has as many; fix: set it to {near}"
+            f"global_batch_size: got {optimizer.global_batch_size} queries for {processes} processes; expected a "
+            f"multiple, because each process gets as many; fix: set it to {near}"
         )
     _check_trackers(config.report_to)
     arguments = GradedTrainingArguments(
         output_dir=str(folder),
-        num_train_epochs=optimizer.epochs,
-        max_steps=optimizer.steps if optimizer.steps is not None else -1,
-        per_device_train_batch_size=optimizer.batch_size // processes,
+        num_train_epochs=optimizer.num_train_epochs,
+        max_steps=optimizer.max_steps if optimizer.max_steps is not None else -1,
+        per_device_train_batch_size=optimizer.global_batch_size // processes,
         **optimizer.model_dump(include=SAME_NAMES),
         **(CHECKPOINTING if optimizer.gradient_checkpointing else {}),
         train_max_length=config.train_max_length,
         task_shares=dict(config.task_shares),
         learning_rate=optimizer.scaled_learning_rate(),
         lr_scheduler_type="linear",
-        warmup_steps=optimizer.warmup,  # below 1: a share of the steps
+        warmup_steps=optimizer.warmup_ratio,  # below 1: a share of the steps
         adam_beta1=0.9,
         bf16=bf16,
         seed=config.seed,
@@ -144,7 +144,7 @@ def training_arguments(
 def steps_of(config: TrainConfig, batches: int) -> tuple[int, int, int]:
     """Return the optimizer steps per run, per epoch, and per checkpoint, for `batches` batches per epoch."""
     per_epoch = math.ceil(batches / config.optimizer.gradient_accumulation_steps)
-    steps = config.optimizer.steps or per_epoch * config.optimizer.epochs
+    steps = config.optimizer.max_steps or per_epoch * config.optimizer.num_train_epochs
     return steps, per_epoch, max(1, per_epoch // max(1, config.evaluations_per_epoch))
 
 

@@ -49,7 +49,7 @@ def _plan(config: TrainConfig, out: Path) -> CommandResult:
     plan = plan_training(config, out)
     lines = [
         f"{plan.pairs:,} pairs of {plan.queries:,} queries",
-        f"{plan.steps:,} steps, {config.optimizer.batch_size} queries per batch",
+        f"{plan.steps:,} steps, {config.optimizer.global_batch_size} queries per batch",
         _rate(config.optimizer, config.optimizer.scaled_learning_rate(plan.queries)),
         f"memory: {size(plan.peak_bytes)} at most during these steps, {size(plan.weights_bytes)} of it weights; "
         f"{size(plan.free_bytes)} are free besides",
@@ -76,7 +76,15 @@ def _rate(optimizer: OptimizerConfig, rate: float) -> str:
     return text
 
 
-FIRST = ("pairs", "model", "dev", "loss", "optimizer.epochs", "optimizer.batch_size", "optimizer.learning_rate")
+FIRST = (
+    "pairs",
+    "model",
+    "dev",
+    "loss",
+    "optimizer.num_train_epochs",
+    "optimizer.global_batch_size",
+    "optimizer.learning_rate",
+)
 OUT = Output("folder for the model and run.json", "runs/train")
 DRY_RUN = "rows, steps, memory and time from a few timed steps; nothing is trained or written"
 TRAIN = Verb(TrainConfig, Options, run_train, out=OUT, dry_run=DRY_RUN, first=FIRST)

@@ -45,7 +45,7 @@ LABELS_SHOWN = 50
 
 
 def audit(
-    judges: Sequence[Labels], human: Labels, relevant_from: float | None = None, samples: int = RESAMPLES
+    judges: Sequence[Labels], human: Labels, min_relevant_grade: float | None = None, samples: int = RESAMPLES
 ) -> AuditReport:
     """Measure the agreement of judges with people, with intervals by resampling queries.
 
@@ -56,18 +56,20 @@ def audit(
     if not names or len(set(names)) < len(names):
         raise InputError(f"audit: got the judges {names}; expected names of their own; fix: name each file once")
     levels = grade_levels(human)
-    relevant_from = first_relevant(levels, relevant_from)
-    common = {judge.name: common_pairs(judge, human, relevant_from) for judge in judges}
+    min_relevant_grade = first_relevant(levels, min_relevant_grade)
+    common = {judge.name: common_pairs(judge, human, min_relevant_grade) for judge in judges}
     return AuditReport(
         scale=(human.scale.minimum, human.scale.maximum),
         levels=tuple(levels.tolist()),
-        relevant_from=relevant_from,
+        min_relevant_grade=min_relevant_grade,
         human_path=human.path,
         human_pairs=len(human.grades),
         human_queries=len({query for query, _ in human.grades}),
         human_impossible=human.impossible,
         human_after_judge=human.after_judge,
-        judges=tuple(_audit_one(judge, common[judge.name], human, levels, relevant_from, samples) for judge in judges),
+        judges=tuple(
+            _audit_one(judge, common[judge.name], human, levels, min_relevant_grade, samples) for judge in judges
+        ),
         samples=samples,
     )
 
@@ -85,19 +87,19 @@ def grade_levels(human: Labels) -> Floats:
     return levels.astype(np.float64)
 
 
-def first_relevant(levels: Floats, relevant_from: float | None) -> float:
+def first_relevant(levels: Floats, min_relevant_grade: float | None) -> float:
     """Return the lowest relevant grade; by default the lowest in the upper half of the scale (TREC DL: 2 on 0 to 3)."""
-    if relevant_from is None:
+    if min_relevant_grade is None:
         return float(levels[levels >= (levels[0] + levels[-1]) / 2][0])
-    if not levels[0] < relevant_from <= levels[-1]:
+    if not levels[0] < min_relevant_grade <= levels[-1]:
         raise InputError(
-            f"relevant-from: got {relevant_from:g}; expected above {levels[0]:g} and up to {levels[-1]:g}, the scale "
-            "of the human labels; fix: name the lowest grade that counts as relevant"
+            f"min-relevant-grade: got {min_relevant_grade:g}; expected above {levels[0]:g} and up to {levels[-1]:g}, "
+            "the scale of the human labels; fix: name the lowest grade that counts as relevant"
         )
-    return relevant_from
+    return min_relevant_grade
 
 
-def common_pairs(judge: Labels, human: Labels, relevant_from: float) -> Any:
+def common_pairs(judge: Labels, human: Labels, min_relevant_grade: float) -> Any:
     """Return a frame of the pairs that both sides graded, sorted by their ids; raise InputError for none.
 
     Columns: grades `human` and `judge` on the human scale, the judge's `relevance`, and human `relevant` (0 or 1).
@@ -117,7 +119,7 @@ def common_pairs(judge: Labels, human: Labels, relevant_from: float) -> Any:
         "human": grades,
         "judge": np.array(judged, dtype=np.float64),
         "relevance": np.array([judge.relevance[pair] for pair in pairs], dtype=np.float64),
-        "relevant": (grades >= relevant_from).astype(np.float64),
+        "relevant": (grades >= min_relevant_grade).astype(np.float64),
     }
     return pd.DataFrame(columns, pd.MultiIndex.from_tuples(pairs, names=["query_id", "document_id"]))
 
@@ -128,7 +130,7 @@ def query_ids_of(frame: Any) -> list[str]:
 
 
 def _audit_one(
-    judge: Labels, common: Any, human: Labels, levels: Floats, relevant_from: float, samples: int
+    judge: Labels, common: Any, human: Labels, levels: Floats, min_relevant_grade: float, samples: int
 ) -> JudgeAudit:
     query_ids, relevance, relevant = query_ids_of(common), common.relevance.to_numpy(), common.relevant.to_numpy()
     square = counts_by_query(common.human.to_numpy(), common.judge.to_numpy(), query_ids, levels)
@@ -148,7 +150,7 @@ def _audit_one(
         mapped=judge.mapped,
         measures={
             "mean_difference": mean_estimate(difference, query_ids, samples, SEED),
-            **square.estimates(agreement.of_levels(int(np.searchsorted(levels, relevant_from))), samples, SEED),
+            **square.estimates(agreement.of_levels(int(np.searchsorted(levels, min_relevant_grade))), samples, SEED),
             **every.estimates(agreement.OF_RANKS, samples, SEED),
         },
         confusion=tuple(map(tuple, square.total.astype(int).tolist())),
@@ -194,7 +196,7 @@ def audit_judges(settings: AuditSettings, out: str | Path) -> AuditResult:
     """
     out = Path(out)
     people, graded = labels_of(settings, settings.judge)
-    report = audit(graded, people, settings.relevant_from)
+    report = audit(graded, people, settings.min_relevant_grade)
     texts = None if settings.pairs is None else load_graded_pairs(settings.pairs)
     files = {"human": settings.human} | ({} if settings.pairs is None else {"pairs": settings.pairs})
     files |= {f"judge {number}": path for number, path in enumerate(settings.judge, start=1)}
@@ -314,7 +316,7 @@ class AuditReport:
 
     scale: tuple[float, float]
     levels: tuple[float, ...]
-    relevant_from: float
+    min_relevant_grade: float
     human_path: str
     human_pairs: int
     human_queries: int
@@ -378,7 +380,7 @@ class AuditReport:
         low, high = self.scale
         lines = [
             f"{self.human_pairs} human labels of {self.human_queries} queries on {low:g} to {high:g}, relevant from "
-            f"{self.relevant_from:g}; intervals 95 % over queries",
+            f"{self.min_relevant_grade:g}; intervals 95 % over queries",
             "",
             format_table(rows, head),
         ]

@@ -17,7 +17,7 @@ class LabelSettings(Settings):
     """Human labels: qrels (TREC, BEIR) or a table of query_id, document_id, grade."""
     scale: Annotated[tuple[float, float] | None, Flag(metavar="GRADE")] = None
     """Lowest and highest grade of the human labels; null: the lowest to the highest label found."""
-    relevant_from: Annotated[float | None, Flag(metavar="GRADE")] = None
+    min_relevant_grade: Annotated[float | None, Flag(metavar="GRADE")] = None
     """Human grade from which a pair is relevant; null: the lowest in the upper half of the scale, 2 on 0 to 3."""
 
 

@@ -123,7 +123,7 @@ def calibrate_grades(settings: GradeMapSettings, out: str | Path) -> GradeMapRes
     """
     out = Path(out)
     people, (judge,) = labels_of(settings, [settings.judgements])
-    fitted = _fit(people, judge, settings.relevant_from)
+    fitted = _fit(people, judge, settings.min_relevant_grade)
     pairs = mapped_pairs(settings.apply, fitted, judge.scale) if settings.apply is not None else None
     impossible = (*people.impossible, *judge.impossible)
     if not fitted.helps:
@@ -159,18 +159,18 @@ def mapped_pairs(path: Path, fitted: GradeMap, scale: GradeScale) -> GradedPairs
     return pairs.with_columns(relevance=fitted.apply(pairs.relevance), grade=kept)
 
 
-def _fit(human: Labels, judge: Labels, relevant_from: float | None) -> GradeMap:
+def _fit(human: Labels, judge: Labels, min_relevant_grade: float | None) -> GradeMap:
     if judge.mapped:
         raise InputError(
             f"{judge.path}: got {judge.mapped} pairs whose relevance is not their grade's place on "
             f"{judge.scale.minimum:g} to {judge.scale.maximum:g}; expected the judge's own grades; fix: give "
             "judgements that were not mapped before"
         )
-    relevant_from = first_relevant(grade_levels(human), relevant_from)
-    common = common_pairs(judge, human, relevant_from)
+    min_relevant_grade = first_relevant(grade_levels(human), min_relevant_grade)
+    common = common_pairs(judge, human, min_relevant_grade)
     fitted = fit_grade_map(common.relevance, common.relevant, query_ids_of(common))
     scale = (judge.scale.minimum, judge.scale.maximum)
-    target = f"share of human grades from {relevant_from:g} up"
+    target = f"share of human grades from {min_relevant_grade:g} up"
     return fitted.model_copy(update={"judge": judge.name, "scale": scale, "target": target})
 
 

@@ -111,7 +111,7 @@ def evaluate_few_labels(
     labels: Pairs,
     probabilities: Pairs | None = None,
     metrics: Sequence[str] | None = None,
-    relevant_from: float = 0.5,
+    positive_from: float = 0.5,
 ) -> FewLabels:
     """Estimate metrics that people's labels of every graded pair would give, from labels of a sample.
 
@@ -124,7 +124,7 @@ def evaluate_few_labels(
         labels: people's relevance in [0, 1] of the drawn pairs.
         probabilities: probability of each drawn pair; None for equal ones.
         metrics: "precision@k" and, from whole queries, "ndcg@k"; None for both at 10, as far as they can be had.
-        relevant_from: lowest relevance that counts as relevant for precision.
+        positive_from: lowest relevance that counts as relevant for precision.
 
     Raises:
         InputError: no run, another metric, nDCG from labels of pairs, a run without a query of the pool, or unusable
@@ -133,12 +133,12 @@ def evaluate_few_labels(
     """
     pool = judged_pool(grades, labels, probabilities)
     default = FEW_LABELS_METRICS if pool.whole_queries else FEW_LABELS_METRICS[1:]
-    wanted = [_parse(name, relevant_from) for name in (default if metrics is None else metrics)]
+    wanted = [_parse(name, positive_from) for name in (default if metrics is None else metrics)]
     if not pool.whole_queries and any(metric.measure == "ndcg" for metric in wanted):
         raise InputError(NO_NDCG)
-    if not 0 < relevant_from <= 1:
+    if not 0 < positive_from <= 1:
         raise InputError(
-            f"relevant_from: got relevance {relevant_from:g}; expected above 0 and up to 1; fix: name the lowest grade "
+            f"positive_from: got relevance {positive_from:g}; expected above 0 and up to 1; fix: name the lowest grade "
             "that counts as relevant, above the lowest of the scale"
         )
     if not runs or not wanted:
@@ -182,7 +182,7 @@ def few_labels_of_files(
         judge.relevance,
         people.relevance,
         people.probability,
-        relevant_from=people.scale.to_relevance(min_relevant_grade),
+        positive_from=people.scale.to_relevance(min_relevant_grade),
     )
     if out is not None:
         write_atomically(out, json.dumps(asdict(found), indent=1) + "\n")
@@ -193,11 +193,11 @@ class _Metric(NamedTuple):
     name: str
     measure: str
     depth: int
-    relevant_from: float
+    positive_from: float
 
     def relevance(self, values: Floats) -> Floats:
         """Return relevance unchanged for nDCG, 0 or 1 for precision."""
-        return values if self.measure == "ndcg" else (values >= self.relevant_from).astype(np.float64)
+        return values if self.measure == "ndcg" else (values >= self.positive_from).astype(np.float64)
 
     def weights(self, ranks: Any) -> Floats:
         """Return the (U,) gains of a relevant document at its rank."""
@@ -212,11 +212,11 @@ class _Metric(NamedTuple):
         return np.nan_to_num(quotient(gain, pool.ideal(relevance, self.depth))) if self.measure == "ndcg" else gain
 
 
-def _parse(name: str, relevant_from: float) -> _Metric:
+def _parse(name: str, positive_from: float) -> _Metric:
     match = re.fullmatch(r"(ndcg|precision)@([1-9][0-9]*)", name)
     if match is None:
         raise InputError(f"metric: got {name!r}; expected ndcg@k or precision@k; fix: write a cut-off such as @10")
-    return _Metric(name, match[1], int(match[2]), relevant_from)
+    return _Metric(name, match[1], int(match[2]), positive_from)
 
 
 def _estimate(

@@ -94,7 +94,9 @@ def _cutoff_contrasts(values: Choices) -> list[Contrast]:
 
 def _batch_size_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> list[Arm]:
     sizes = values["batch_sizes"]
-    return arms_by("batch_size", sizes, config, values, lambda _, size: ({"optimizer": {"batch_size": size}}, {}))
+    return arms_by(
+        "batch_size", sizes, config, values, lambda _, size: ({"optimizer": {"global_batch_size": size}}, {})
+    )
 
 
 def _batch_size_contrasts(values: Choices) -> list[Contrast]:
@@ -148,7 +150,7 @@ def _hard_negatives_arms(config: StudyConfig, values: Choices, pairs: GradedPair
 
     def settings(_: str, negatives: int) -> tuple[dict[str, Any], dict[str, Any]]:
         batch_size = max(1, values["documents"] // (negatives + 1))
-        return {"optimizer": {"documents_per_query": negatives + 1, "batch_size": batch_size}}, {}
+        return {"optimizer": {"documents_per_query": negatives + 1, "global_batch_size": batch_size}}, {}
 
     return arms_by("hard_negatives", values["hard_negatives"], config, values, settings)
 
@@ -165,8 +167,8 @@ def _annotation_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | 
         own = TrainConfig.load(
             None, {**merged(config.train, of_loss(config, loss)), "pairs": "pairs.parquet"}
         ).optimizer
-        passes = math.ceil(labels / values["labels_per_query"][0] / own.batch_size) * own.epochs
-        optimizer = {"documents_per_query": None, "steps": max(1, own.steps or passes)}
+        passes = math.ceil(labels / values["labels_per_query"][0] / own.global_batch_size) * own.num_train_epochs
+        optimizer = {"documents_per_query": None, "max_steps": max(1, own.max_steps or passes)}
         return {"optimizer": optimizer}, {"labels_per_query": count, "labels": labels}
 
     return arms_by("labels_per_query", values["labels_per_query"], config, values, settings)

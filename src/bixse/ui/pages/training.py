@@ -161,7 +161,7 @@ def training(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     record, last = run.record, run.last
     results, status = record.get("results") or {}, record.get("status", "running")
     optimizer = (record.get("config") or {}).get("optimizer") or {}
-    epochs, steps = optimizer.get("epochs"), optimizer.get("steps")
+    epochs, steps = optimizer.get("num_train_epochs"), optimizer.get("max_steps")
     return {
         "status": status,
         "is_live": status == "running",
@@ -257,8 +257,8 @@ class TrainBatches:
                 self._model = load_relevance_model(self.folder / MODEL_FOLDER)
             job.begin("drawing the batch")
             pairs = self._pairs
-            plan = BatchPlan(pairs, optimizer.batch_size, config.seed, config.task_shares)
-            plan.set_epoch(min(epoch, optimizer.epochs - 1))
+            plan = BatchPlan(pairs, optimizer.global_batch_size, config.seed, config.task_shares)
+            plan.set_epoch(min(epoch, optimizer.num_train_epochs - 1))
             number = min(number, len(plan) - 1)
             dataset = GroupDataset(pairs, optimizer.documents_per_query, config.seed)
             collate = GradedCollator(lambda *_, **__: {}, pairs, config.loss_options.get("in_batch_labels", "known"))
