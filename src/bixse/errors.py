@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import unicodedata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -43,10 +44,43 @@ class BixseError(Exception):
         return self
 
 
+_FACTS = re.compile(r"(?:(?P<where>.*?): )?got (?P<got>.*?); expected (?P<expected>.*?); fix: (?P<fix>.*)", re.DOTALL)
+
+
 class InputError(BixseError):
-    """An error of usage, or unusable input."""
+    """An error of usage, or unusable input. Its message has the form "where: got X; expected Y; fix: Z".
+
+    Example:
+        >>> error = InputError("seed: got -1; expected 0 or more; fix: leave it out for 0")
+        >>> error.where, error.got, error.fix
+        ('seed', '-1', 'leave it out for 0')
+    """
 
     exit_code = 2
+
+    @property
+    def where(self) -> str:
+        """The setting, or the file with the row; "" if the message names none."""
+        return self._fact("where")
+
+    @property
+    def got(self) -> str:
+        """The refused value."""
+        return self._fact("got")
+
+    @property
+    def expected(self) -> str:
+        """The values that would be valid."""
+        return self._fact("expected")
+
+    @property
+    def fix(self) -> str:
+        """The advice to the user."""
+        return self._fact("fix")
+
+    def _fact(self, name: str) -> str:
+        match = _FACTS.search(str(self))
+        return (match[name] or "") if match else ""
 
 
 class ConfigError(InputError):
@@ -107,9 +141,9 @@ class RowError:
     fix: str
 
     def __str__(self) -> str:
-        place = [f"row {self.row}"] if self.row is not None else []
-        place += [f"column {self.column!r}"] if self.column is not None else []
-        prefix = f"{', '.join(place)}: " if place else ""
+        where = [f"row {self.row}"] if self.row is not None else []
+        where += [f"column {self.column!r}"] if self.column is not None else []
+        prefix = f"{', '.join(where)}: " if where else ""
         return f"{prefix}got {self.got}; expected {self.expected}; fix: {self.fix}"
 
 
