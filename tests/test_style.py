@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from test_house import code_lines
+from test_rooms import CORE
 
 SOURCE = Path(__file__).parents[1] / "src"
 NOT_FIRST = {"What", "Of", "Where", "As", "Whether", "Those", "How", "That", "Which", "With", "If", "In", "To", "From"}
@@ -16,7 +17,6 @@ LONGEST = 30
 """Words of a sentence. The aim is 25; names of a list count as words too."""
 NO_NAMES = {"found", "own", "kept", "place", "said", "told"}
 """Words that could name anything."""
-CORE = ["data", "files", "report", "encoders", "losses", "search", "evaluation", "calibration", "training", "errors", "extensions", "machine", "progress", "relevance", "results", "settings"]  # fmt: skip
 COMMENTS = 2.5
 """Comments per 100 lines of code of the core, at least."""
 
