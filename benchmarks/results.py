@@ -1,12 +1,12 @@
 """Run the studies on a laptop and write their tables, plots and page under docs/results.
 
     python benchmarks/results.py [--run] [--only NAME ...] [--cranfield DIR] [--sick DIR] [--work runs/results]
-    python benchmarks/results.py --store nfcorpus runs/nfcorpus-losses docs/nfcorpus/study.yaml
+    python benchmarks/results.py --store nfcorpus runs/nfcorpus-losses docs/studies/nfcorpus/study.yaml
 
 `--run` trains what is not trained yet (each study resumes run by run), in float32, copies the small tables and plots
-to docs/results/studies/COLLECTION/STUDY, and writes docs/study-results.md from them. Without it the page alone is
-written again. The other collections are given by their folders: Cranfield in the BEIR layout, SICK with SICK_train.txt
-and SICK_trial.txt.
+to docs/results/studies/COLLECTION/STUDY, and writes docs/studies/study-results.md from them. Without it the page
+alone is written again. The other collections are given by their folders: Cranfield in the BEIR layout, SICK with
+SICK_train.txt and SICK_trial.txt.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 STORED = ROOT / "docs" / "results" / "studies"
-PAGE = ROOT / "docs" / "study-results.md"
+PAGE = ROOT / "docs" / "studies" / "study-results.md"
 KEPT = ("summary.csv", "findings.csv", "plot.svg")
 """Files of a study that are committed, beside the command that made them."""
 BESIDE = "apart.csv"
 """Kept too, of a study that measures on other collections beside its own."""
 COLLECTIONS = {
-    "pydocs": "[pydocs](pydocs.md), its first edition, static student",
+    "pydocs": "[pydocs](pydocs/README.md), its first edition, static student",
     "cranfield": "Cranfield, static student",
     "sick": "SICK, static student",
-    "pydocs-minilm": "[pydocs](pydocs.md), its first edition, all-MiniLM-L6-v2",
+    "pydocs-minilm": "[pydocs](pydocs/README.md), its first edition, all-MiniLM-L6-v2",
     "nfcorpus": "[NFCorpus](nfcorpus/README.md), all-MiniLM-L6-v2, in bf16",
     "nfcorpus-objectives": "[NFCorpus](nfcorpus/README.md), every objective, merged and as trained, in bf16",
     "nfcorpus-four": "[NFCorpus](nfcorpus/README.md), four labels of each query, in bf16",
@@ -260,7 +260,7 @@ def section(collection: str, name: str) -> str:
     if (folder / BESIDE).is_file():
         lines += [beside(read(folder / BESIDE), own), ""]
     lines += [*study.notes, ""] if study.notes else []
-    return "\n".join([*lines, f"![{study.title}](results/studies/{collection}/{name}/plot.svg)", ""])
+    return "\n".join([*lines, f"![{study.title}](../results/studies/{collection}/{name}/plot.svg)", ""])
 
 
 def beside(rows: Sequence[dict[str, str]], own: Sequence[str]) -> str:

@@ -32,7 +32,7 @@ def address():
 
 
 def test_the_command_of_the_documentation_starts_a_server(tmp_path):
-    page = Path(__file__).parents[2] / "docs" / "grading.md"
+    page = Path(__file__).parents[2] / "docs" / "reference" / "grading.md"
     command = re.search(r'python -c "\n(.*?)\n"\n', page.read_text(encoding="utf-8"), re.DOTALL)
     assert command is not None
     script = command[1].replace("model.gguf", str(model_file())).replace("8000", "0")

@@ -74,7 +74,7 @@ def threshold_at_precision(
     """Return the lowest threshold with at least the precision, which has the highest recall.
 
     The interval ignores that the threshold was chosen on the same pairs. On new queries the precision is below the
-    wanted one more often than above it (`docs/evaluation.md` has figures), so read the lower end. `scores` in [0, 1],
+    wanted one more often than above it (`docs/reference/calibration.md`), so read the lower end. `scores` in [0, 1],
     `relevant`, 0 or 1, and `weights` (see `reweight_to_prevalence`) have shape (N,). At least `fewest` pairs must reach
     a threshold. Raises InputError for fewer pairs, for fewer than 2 queries, and for pairs of one kind.
 

@@ -90,7 +90,7 @@ def calibration_report(
     """Return all calibration values of a report, with 95 % basic bootstrap intervals over queries, cut to [0, 1].
 
     Source: Davison and Hinkley 1997, "Bootstrap Methods and their Application", section 5.2. The calibration error is
-    biased upwards, more so when resampled: the percentile interval would miss the truth (`docs/evaluation.md`).
+    biased upwards, more so when resampled: a percentile interval misses the truth (`docs/reference/calibration.md`).
     `p`, `z` and `weights` have shape (N,); `p` and `z` lie in [0, 1]. A graded z of 0.7 is right if documents of this
     kind average 0.7.
 

@@ -137,7 +137,7 @@ def paired_bootstrap(
 ) -> Difference:
     """Return interval and p-value of the mean difference a - b (query id -> value), by resampling queries.
 
-    Below 30 queries both are Student's t instead, which covers better there (`docs/evaluation.md` has figures). From 30
+    Below 30 queries both are Student's t instead, which covers better there (`docs/reference/evaluation.md`). From 30
     on the interval is the percentile interval (Efron and Tibshirani 1993, "An Introduction to the Bootstrap", chapter
     13; for retrieval: Sakai 2006, doi:10.1145/1148170.1148261). The p-value inverts it: twice the smaller share of
     resampled means on either side of 0; one is added to count and samples so that it is never 0.

@@ -180,6 +180,6 @@ def _read(text: str, where: str) -> dict[str, Rubric]:
             place = ".".join(str(part) for part in (name, *first["loc"]))
             raise ConfigError(
                 f"{where}: {place}: {first['msg'].removeprefix('Value error, ')}; "
-                "fix: see the rubrics in docs/grading.md"
+                "fix: see the rubrics in docs/reference/grading.md"
             ) from error
     return found

@@ -28,7 +28,7 @@ class LossOptions(Settings):
     model_config = ConfigDict(strict=True)
 
     scale: float = Field(default=10.0, gt=0)
-    """Logit scale alpha: 1 / temperature. The paper's is 20; 10 was better on dev for every loss (docs/search)."""
+    """Logit scale alpha: 1 / temperature. The paper has 20; 10 was better on dev for every loss."""
     in_batch_labels: InBatchLabels = "known"
     """"known" uses every grade the batch knows, "paper" only a row's own documents (all else 0)."""
     false_negative_margin: float | None = Field(default=None, ge=0, le=2)

@@ -137,7 +137,7 @@ class SourceSettings(Settings):
     @classmethod
     def _known(cls, source: str) -> str:
         if source not in FORMATS:
-            hint = did_you_mean(source, FORMATS, "docs/convert.md describes them")
+            hint = did_you_mean(source, FORMATS, "docs/reference/convert.md describes them")
             raise ValueError(f"expected one of {', '.join(FORMATS)}; fix: {hint}")
         return source
 

@@ -214,7 +214,7 @@ class TrainConfig(Settings):
     loss: str = "bixse"
     """One of the losses of `bixse.losses.LOSSES`."""
     scale: float = Field(default=LossOptions.model_fields["scale"].default, gt=0)
-    """Logit scale alpha: 1 / temperature. The paper's is 20; 10 was better on dev for every loss (docs/search)."""
+    """Logit scale alpha: 1 / temperature. The paper has 20; 10 was better on dev for every loss."""
     loss_options: dict[str, Any] = Field(default_factory=dict)
     """Other arguments of the loss, for example bias, positive_from, in_batch_labels."""
     sharding: Literal["full"] | None = None

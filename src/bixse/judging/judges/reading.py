@@ -160,7 +160,7 @@ _REFUSAL = re.compile(
 
 
 def is_refusal(text: str) -> bool:
-    """Return True if a text declines to answer in a form that docs/mining.md lists."""
+    """Return True if a text declines to answer in a form that docs/reference/mining.md lists."""
     return _REFUSAL.match(text) is not None
 
 
