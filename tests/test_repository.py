@@ -30,8 +30,6 @@ COMMITTED = sorted(
     if path.suffix in TEXT_SUFFIXES and not any(part.endswith(".egg-info") for part in path.parts)
 ) + sorted(path for path in ROOT.iterdir() if path.suffix in TEXT_SUFFIXES)
 MACHINE_PATHS = re.compile(r"(?<![\w.$}~-])/(?:work|root|home|Users|tmp|mnt|scratch)/[\w.]")
-PAGES = [path for path in COMMITTED if path.suffix == ".md"]
-LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 names = [str(path.relative_to(ROOT)) for path in SOURCE]
 
 
@@ -87,9 +85,3 @@ def test_source_code(path):
 @pytest.mark.parametrize("path", SOURCE, ids=names)
 def test_a_module_holds_one_idea(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 500
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_to_files(page):
-    links = [link for link in LINK.findall(page.read_text(encoding="utf-8")) if "://" not in link]
-    assert not [link for link in links if not (page.parent / link).exists()]

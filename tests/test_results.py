@@ -10,7 +10,11 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 TABLES = ROOT / "docs" / "results"
-QUOTING = ("README.md", "docs/studies/studies.md", "docs/studies/results.md", "docs/studies/study-results.md")
+QUOTING = (
+    "README.md",
+    *(f"docs/{task}.md" for task in ("start", "train", "evaluate", "scale")),
+    *(f"docs/studies/{page}.md" for page in ("studies", "results", "study-results")),
+)
 """Pages whose figures have to stand in a table."""
 FIGURE = re.compile(r"(?<![\w.])[+−-]?\d*\.\d{3,}(?![\w.]|e-)")
 """A decimal number of three places and more: a measured figure, not a setting."""

@@ -1,0 +1,110 @@
+"""Links of the pages lead to files and headings, and their commands have verbs and flags that exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from bixse.cli.main import VERBS, verb_parser
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+TASKS = ("start", "data", "grade", "train", "evaluate", "serve", "scale")
+TOP = {"README", *TASKS, "losses", "design", "paper-to-code", "pitfalls", "style"}
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+STARTS = r"(?:^(?:\$ )?(?:\w+=\S+ )*|(?<=-m )|(?<=&& )|(?<=[\"']))"
+COMMAND = re.compile(STARTS + r"bixse (?!import )(?=[a-z-])[^\n]*", re.MULTILINE)
+
+
+def title(page):
+    return str(page.relative_to(ROOT))
+
+
+@cache
+def anchors(page):
+    """Anchors of the headings of a page, as GitHub makes them."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    plain = [re.sub(r"\]\([^)]*\)", "", heading).lower() for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-") for heading in plain}
+
+
+def dead_links(page, text):
+    dead = []
+    for link in LINK.findall(FENCE.sub("", text)):
+        path, _, anchor = link.partition("#")
+        target = page if not path else (page.parent / path).resolve()
+        if "://" in link:
+            continue
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            dead.append(link)
+    return dead
+
+
+def commands(text):
+    """Commands of bixse in the code of a page, as lists of words."""
+    code = [block.replace("\\\n", " ") for block in FENCE.findall(text)]
+    code += [f"{inline}\n" for inline in re.findall(r"`(bixse [^`\n]+)`", FENCE.sub("", text))]
+    for line in "\n".join(code).splitlines():
+        for match in COMMAND.finditer(re.split(r"\s#\s", line)[0]):
+            command = re.split(r"\s(?:&&|\|)\s|;", match.group())[0].partition("bixse ")[2]
+            try:
+                words = shlex.split(command)
+            except ValueError:  # inside the quotes of another command, such as `sbatch --wrap`
+                words = command.rstrip("\"')").split()
+            yield words
+
+
+@cache
+def flags(name):
+    module, _, attribute = VERBS[name][0].partition(":")
+    verb = getattr(import_module(f"bixse.cli.verbs.{module}"), attribute or "VERB")
+    return frozenset(verb_parser(name, verb)._option_string_actions)
+
+
+def unknown_words(words):
+    """The verb, or the flags, of a command that do not exist."""
+    if words[0] in ("--help", "--version", "VERB"):
+        return []
+    name = " ".join(words[:2]) if " ".join(words[:2]) in VERBS else words[0]
+    if name not in VERBS:
+        return [name]
+    return [word for word in words if word.startswith("--") and word.partition("=")[0] not in flags(name)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=title)
+def test_links_lead_to_files_and_headings(page):
+    assert not dead_links(page, page.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=title)
+def test_commands_have_verbs_and_flags_that_exist(page):
+    unknown = [(words, bad) for words in commands(page.read_text(encoding="utf-8")) if (bad := unknown_words(words))]
+    assert not unknown
+
+
+def test_a_dead_link_and_an_unknown_flag_are_found():
+    page = DOCS / "style.md"
+    assert dead_links(page, "[a](nowhere.md) [b](style.md#names) [c](#nothing)") == ["nowhere.md", "#nothing"]
+    text = '```\nbixse train --pairs a --epochs 3\nsbatch --wrap "bixse index M --shard 2"\n```\n`bixse rate --all`'
+    bad = [unknown_words(words) for words in commands(text)]
+    assert bad == [["--epochs"], ["--shard"], ["rate"]]
+
+
+def test_a_task_has_a_page_at_the_top_and_the_index_names_every_page():
+    assert {path.stem for path in DOCS.glob("*.md")} == TOP
+    index = (DOCS / "README.md").read_text(encoding="utf-8")
+    linked = {(DOCS / link.partition("#")[0]).resolve() for link in LINK.findall(index) if "://" not in link}
+    assert not [title(page) for page in DOCS.rglob("*.md") if page not in linked and page != DOCS / "README.md"]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_task_page_is_short(task):
+    assert 40 <= len((DOCS / f"{task}.md").read_text(encoding="utf-8").splitlines()) <= 140
