@@ -2,5 +2,5 @@
 
 import lazy_loader
 
-__version__ = "0.1.0"
+__version__ = "1.0.0rc1"
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
