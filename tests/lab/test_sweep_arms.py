@@ -132,7 +132,7 @@ def test_paths_are_taken_from_the_folder_of_their_file(tmp_path):
 
 
 def test_the_example_of_the_documentation(tmp_path):
-    text = (Path(__file__).parents[2] / "docs" / "reference" / "training.md").read_text(encoding="utf-8")
-    grid = text.partition("## Sweep")[2].split("```yaml\n")[1].partition("```")[0]
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "sweep.md").read_text(encoding="utf-8")
+    grid = text.split("```yaml\n")[1].partition("```")[0]
     config = SweepConfig.load(write(tmp_path, grid))
     assert (len(plan_arms(config)), config.seeds) == (8, (0, 1, 2))
