@@ -87,6 +87,7 @@ class TestTraining:
             assert envelope["metrics"]["precision"] == precision
             assert record(tmp_path / precision)["config"]["precision"] == precision
         weights = [(tmp_path / precision / "model" / "model.safetensors").read_bytes() for precision in BOTH]
+        print([record(tmp_path / x)["results"]["history"] for x in BOTH])
         assert weights[0] != weights[1]
         assert CHANGED in refused(capsys, "train", "--config", settings, "--out", tmp_path / "bfloat16")
 

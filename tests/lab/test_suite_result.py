@@ -25,6 +25,11 @@ def test_systems_with_other_queries_are_refused():
         compare_systems({"a": a, "b": b})
 
 
+def test_a_task_of_one_query_has_no_interval_but_counts():
+    (pair,) = compare_systems({"a": values(0, tasks=(20, 1)), "b": values(1, tasks=(20, 1))})
+    assert ([task.task for task in pair.tasks], pair.difference.queries) == (["task0"], 21)
+
+
 def test_one_task_is_the_comparison_of_its_queries():
     a, b = values(0, tasks=(30,)), values(1, tasks=(30,))
     (found,) = compare_systems({"a": a, "b": b})
@@ -66,9 +71,3 @@ def test_every_pair_is_compared_and_corrected():
     assert [each.holm_p for each in found.values()] == holm([each.randomisation_p for each in found.values()])
     every = [task.randomisation_p for each in found.values() for task in each.tasks]
     assert [task.holm_p for each in found.values() for task in each.tasks] == holm(every)
-
-
-def test_a_task_of_one_query_has_no_interval_but_counts():
-    (found,) = compare_systems({"a": values(0, tasks=(20, 1)), "b": values(1, tasks=(20, 1))})
-    assert [task.task for task in found.tasks] == ["task0"]
-    assert found.difference.queries == 21

@@ -160,8 +160,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stderr.write(printable(traceback.format_exc()))
         result = CommandResult(text="", errors=[_unexpected(error)], exit_code=1)
     if not is_main:  # rank 0 prints shared errors; other ranks print only their own
-        for said in [] if known_to_all else result.errors:
-            sys.stderr.write(printable(f"error: process {rank()}: {said}\n"))
+        for line in [] if known_to_all else result.errors:
+            sys.stderr.write(printable(f"error: process {rank()}: {line}\n"))
         return result.exit_code
     try:
         _show(result, "--json" in words)

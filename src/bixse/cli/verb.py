@@ -156,13 +156,13 @@ def _add(
     parser: argparse.ArgumentParser, into: Any, kind: type[Settings], keys: str, words: str, first: Sequence[str]
 ) -> None:
     """Add the settings of `kind` to `into`, or to one group per class if None. `keys` and `words` are prefixes."""
-    own = get_annotations(kind)
+    annotated = get_annotations(kind)
     rank = {key: number for number, key in enumerate(first)}
 
     def order(item: tuple[str, FieldInfo]) -> tuple[int, bool, bool, bool]:
         name, info = item
         position = rank.get(f"{keys}{name}", len(rank))  # then required, the verb's own, shared ones; sections last
-        return position, section_of(info) is not None, not info.is_required(), name not in own
+        return position, section_of(info) is not None, not info.is_required(), name not in annotated
 
     groups: dict[type, Any] = {}
     for name, info in sorted(kind.model_fields.items(), key=order):
@@ -232,7 +232,7 @@ def _several(annotation: Any) -> bool | int:
         return True
     if get_origin(annotation) is Literal:
         return False
-    return next((found for part in parts if (found := _several(part))), False)
+    return next((number for part in parts if (number := _several(part))), False)
 
 
 def _help(field: FieldInfo) -> str:

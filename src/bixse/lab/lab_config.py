@@ -184,13 +184,13 @@ class StudyConfig(PlaceSettings):
         values: dict[str, Any] = {}
         if preset is not None:
             values = _preset(preset, given.get("study", file.get("study", "")))
-        found = super().load(None, {**merged(values, file), **given, "preset": preset})
-        if "data.collection" in given and found.data.pairs:
+        config = super().load(None, {**merged(values, file), **given, "preset": preset})
+        if "data.collection" in given and config.data.pairs:
             raise InputError(
                 "--collection: got it beside files of pairs in the configuration; expected one of the two; fix: use "
                 "another preset, or name the collections in `data.dev` and `data.test`"
             )
-        return found
+        return config
 
     @classmethod
     def from_folder(cls, values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -241,8 +241,8 @@ def _preset(name: str, study: str) -> dict[str, Any]:
         )
     text = resources.files("bixse.lab").joinpath("presets", f"{name}.yaml").read_text(encoding="utf-8")
     settings: dict[str, Any] = yaml.safe_load(text)
-    own = settings.pop("studies", {}).get(study, {})
-    return merged(settings, own)
+    of_study = settings.pop("studies", {}).get(study, {})
+    return merged(settings, of_study)
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

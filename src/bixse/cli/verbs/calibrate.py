@@ -85,7 +85,7 @@ def _figures(report: CalibrationReport) -> list[str]:
 
     digits = 3 if report.base_rate_brier >= 0.01 else 6  # if few pairs are relevant, Brier scores are small
     brier, ece, constant = (format_number(v, digits) for v in (report.brier, report.ece, report.base_rate_brier))
-    ends = [format_interval(*found, digits=digits) for found in (report.brier_interval, report.ece_interval)]
+    ends = [format_interval(*interval, digits=digits) for interval in (report.brier_interval, report.ece_interval)]
     return [brier, ends[0], ece, ends[1], constant]
 
 

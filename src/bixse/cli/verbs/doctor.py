@@ -45,8 +45,8 @@ def run(settings: Settings, options: DoctorOptions) -> CommandResult:
     if not errors:
         rows += _computing(options.precision)
     rows += _machine(options.clear_cache)
-    text, found = format_table(rows, ["what", "found", "state"]), {name: what for name, what, _ in rows}
-    return CommandResult(text, found, errors=errors, exit_code=1 if errors else 0)
+    text, states = format_table(rows, ["what", "found", "state"]), {name: what for name, what, _ in rows}
+    return CommandResult(text, states, errors=errors, exit_code=1 if errors else 0)
 
 
 def _servers(model: Path, fix: bool) -> CommandResult:
@@ -73,7 +73,7 @@ def _packages() -> list[list[str]]:
     return rows
 
 
-def _computing(asked: str) -> list[list[str]]:
+def _computing(requested: str) -> list[list[str]]:
     import torch
 
     from bixse.encoders.loading import precision
@@ -81,7 +81,7 @@ def _computing(asked: str) -> list[list[str]]:
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"
     fast = precision.bf16_is_fast(precision.default_device())
     by_variable = f"from {precision.PRECISION_VARIABLE}" if os.environ.get(precision.PRECISION_VARIABLE) else ""
-    source = "from --precision" if asked != "auto" else by_variable or "the default"
+    source = "from --precision" if requested != "auto" else by_variable or "the default"
     setting = f"{precision.precision_setting()} ({source})"
     return [
         ["GPU", gpu, "ok" if gpu != "none" else "training runs on the processor"],
@@ -104,8 +104,8 @@ def _machine(clear: bool) -> list[list[str]]:
         rows.append(["cache", NO_CACHE, f"{CACHE_VARIABLE} keeps nothing"])
     else:
         freed = f"{clear_cache(folder) / 1e6:,.1f} MB deleted; " if clear else ""
-        kept = sum(path.stat().st_size for path in cached_files(folder))
-        rows.append(["cache", str(folder), f"{freed}{kept / 1e6:,.1f} MB (bixse doctor --clear-cache deletes it)"])
+        used = sum(path.stat().st_size for path in cached_files(folder))
+        rows.append(["cache", str(folder), f"{freed}{used / 1e6:,.1f} MB (bixse doctor --clear-cache deletes it)"])
     free = shutil.disk_usage(Path.cwd()).free / 1e9
     rows.append(["disk here", f"{free:.1f} GB free", "ok" if free >= 2 else "quickstart needs 2 GB"])
     try:

@@ -144,12 +144,14 @@ def _from_few_labels(settings: EvaluateSettings, grades: Path, out: Path | None)
     runs = {name: read_ranking(name) for name in settings.model}
     stated = GradeScale(*settings.scale) if settings.scale else None
     path = out / "few_labels.json" if out is not None else None
-    found, wrong, scale = few_labels_of_files(runs, grades, settings.human, stated, settings.min_relevant_grade, path)
+    estimates, wrong, scale = few_labels_of_files(
+        runs, grades, settings.human, stated, settings.min_relevant_grade, path
+    )
     ends = f"{scale.minimum:g} to {scale.maximum:g}"
     warnings = [] if stated else [f"the scale {ends} is that of the labels found; state --scale"]
     artifacts = {"results": str(path)} if path is not None else {}
-    text = "\n".join([found.text(), *wrong])
-    return CommandResult(text, asdict(found), artifacts, warnings, exit_code=3 if wrong else 0)
+    text = "\n".join([estimates.text(), *wrong])
+    return CommandResult(text, asdict(estimates), artifacts, warnings, exit_code=3 if wrong else 0)
 
 
 def _on_suite(settings: EvaluateSettings, systems: Sequence[System], out: Path | None) -> CommandResult:
@@ -158,8 +160,8 @@ def _on_suite(settings: EvaluateSettings, systems: Sequence[System], out: Path |
 
     chosen = settings.model_dump(include={"suite", "data", "tasks", "download"})
     result = evaluate_suite(systems, out=out, progress=progress_bar, **chosen)
-    kept = out or (OUT_FOLDER / settings.suite if SUITES[settings.suite].engine == "mteb" else None)
-    artifacts = {"results": str(kept / "results.json"), "record": str(kept / "run.json")} if kept else {}
+    folder = out or (OUT_FOLDER / settings.suite if SUITES[settings.suite].engine == "mteb" else None)
+    artifacts = {"results": str(folder / "results.json"), "record": str(folder / "run.json")} if folder else {}
     code = 3 if result.failures else 0
     return CommandResult(result.text(), result.plain(), artifacts, list(result.notes), exit_code=code)
 

@@ -53,8 +53,8 @@ def _say(line: str) -> None:
 def _differences(report: ReportData, system: str, baselines: Sequence[str]) -> list[str]:
     from bixse.report.table import format_difference
 
-    found = [report.comparison(system, baseline) for baseline in baselines]
-    return [format_difference(c.difference.mean) if c is not None else "" for c in found]
+    comparisons = [report.comparison(system, baseline) for baseline in baselines]
+    return [format_difference(c.difference.mean) if c is not None else "" for c in comparisons]
 
 
 QUICKSTART = Verb(
@@ -82,9 +82,9 @@ def run_sweep(config: SweepConfig, options: Options) -> CommandResult:
         "best": None if result.best is None else result.best.arm,
         "rows": [figures_of(row) for row in result.rows],
     }
-    found = {"table": result.table_path, "record": options.folder / "run.json", "best": result.best_path}
-    found["model"] = result.model_path
-    artifacts = {name: str(path) for name, path in found.items() if path is not None}
+    paths = {"table": result.table_path, "record": options.folder / "run.json", "best": result.best_path}
+    paths["model"] = result.model_path
+    artifacts = {name: str(path) for name, path in paths.items() if path is not None}
     code = 0 if not errors else 3 if result.best is not None else 1
     return CommandResult(_sweep_text(result), metrics, artifacts, result.warnings, errors, code)
 
@@ -136,12 +136,12 @@ def run_a_study(config: StudyConfig, options: StudyOptions) -> CommandResult:
     if result.waiting:
         return waits(result.waiting)
     outcome = result.outcome
-    errors = [f"run {found.label} {found.status}: {found.reason}" for found in outcome.failed]
+    errors = [f"run {each.label} {each.status}: {each.reason}" for each in outcome.failed]
     metrics = {
         "runs": len(outcome.results),
         "made": result.made,
         "failed": len(errors),
-        "claims": [{"claim": found.claim, "finding": found.finding} for found in outcome.claims],
+        "claims": [{"claim": each.claim, "finding": each.finding} for each in outcome.claims],
     }
     code = 0 if not errors else 3 if len(errors) < len(outcome.results) else 1
     made = f"{outcome.study.title}: {result.made} runs made, {len(outcome.results) - result.made} were there"

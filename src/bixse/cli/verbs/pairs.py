@@ -58,8 +58,8 @@ def _text(result: ConvertResult, settings: ConvertSettings, out: Path | None) ->
         if len(part["tasks"]) > 1:
             lines.append("tasks: " + ", ".join(f"{task} {count}" for task, count in part["tasks"].items()))
     if out is None:
-        told = [result.errors_shown] if result.errors else []
-        return "\n".join([*lines, "", *told, "dry run: nothing was written"])
+        errors = [result.errors_shown] if result.errors else []
+        return "\n".join([*lines, "", *errors, "dry run: nothing was written"])
     lines += ["", *(f"{what}: {out / name}" for name, what in result.files.items())]
     following = f"next: bixse train --config {shlex.quote(str(out / 'train.yaml'))} --out runs/mine"
     return "\n".join([*lines, following])

@@ -56,10 +56,11 @@ def _search_index(settings: SearchSettings, options: Options) -> CommandResult:
         if not many:
             return _answer_each(index, limits, "--json" in options.words)
         if options.out is None:
-            found = dict(zip(queries, index.search(list(queries.values()), **limits), strict=True))
-            blocks = ([f"{name}: {queries[name]}", *hit_lines(hits), ""] for name, hits in found.items())
+            hits_of = dict(zip(queries, index.search(list(queries.values()), **limits), strict=True))
+            blocks = ([f"{name}: {queries[name]}", *hit_lines(hits), ""] for name, hits in hits_of.items())
             answers = [
-                {"query_id": name, "query": queries[name], "results": plain_hits(hits)} for name, hits in found.items()
+                {"query_id": name, "query": queries[name], "results": plain_hits(hits)}
+                for name, hits in hits_of.items()
             ]
             return CommandResult("\n".join(line for block in blocks for line in block), {"answers": answers})
         run = index.search_run(queries, progress=progress_bar, **limits)

@@ -94,10 +94,10 @@ def run_merge(config: MergeModelsConfig, options: ComputingOptions) -> CommandRe
     """Merge models, and return the changes."""
     from bixse.training.merge_models import merge_models
 
-    found = merge_models(config, options.folder, progress=True)
-    lines = [f"{'already merged' if found.reused else 'merged'}: {found.model_path}", *found.result.lines()]
-    artifacts = {"model": str(found.model_path), "run": str(options.folder / "run.json")}
-    return CommandResult("\n".join(lines), asdict(found.result), artifacts, found.warnings)
+    merged = merge_models(config, options.folder, progress=True)
+    lines = [f"{'already merged' if merged.reused else 'merged'}: {merged.model_path}", *merged.result.lines()]
+    artifacts = {"model": str(merged.model_path), "run": str(options.folder / "run.json")}
+    return CommandResult("\n".join(lines), asdict(merged.result), artifacts, merged.warnings)
 
 
 MERGE = Verb(MergeModelsConfig, ComputingOptions, run_merge, out=Output("output folder", "runs/merge"))

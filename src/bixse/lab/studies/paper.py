@@ -38,9 +38,9 @@ def _losses_contrasts(values: Choices) -> list[Contrast]:
 
 
 def _noise_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> list[Arm]:
-    kept = values["labels_per_query"]
+    labels = values["labels_per_query"]
     return arms_by(
-        "noise", values["noise"], config, values, lambda _, share: ({}, {"noise": share, "labels_per_query": kept})
+        "noise", values["noise"], config, values, lambda _, share: ({}, {"noise": share, "labels_per_query": labels})
     )
 
 
@@ -49,15 +49,15 @@ def _noise_contrasts(values: Choices) -> list[Contrast]:
     shares = [share for share in values["noise"] if share > 0]
     if "bixse" not in values["losses"] or 0 not in values["noise"] or not shares:
         return []
-    found = []
+    claims = []
     for other in [loss for loss in values["losses"] if loss != "bixse"]:
         terms: list[tuple[ArmLabels, float]] = []
         for loss, sign in (("bixse", 1.0), (other, -1.0)):
             terms += [({"loss": loss, "noise": share}, sign / len(shares)) for share in shares]
             terms.append(({"loss": loss, "noise": 0}, -sign))
-        found.append(Contrast(f"noise costs bixse less than {other}, mean over p > 0", tuple(terms)))
-        found += bixse_above_others(["bixse", other], "noise", [max(shares)], "at p = {}")
-    return found
+        claims.append(Contrast(f"noise costs bixse less than {other}, mean over p > 0", tuple(terms)))
+        claims += bixse_above_others(["bixse", other], "noise", [max(shares)], "at p = {}")
+    return claims
 
 
 def _cutoff_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> list[Arm]:
@@ -83,13 +83,13 @@ def _cutoff_contrasts(values: Choices) -> list[Contrast]:
     if KEEPS_GRADES not in losses or len(cutoffs) < 2:
         return []
     low, high = cutoffs[0], cutoffs[-1]
-    found = []
+    claims = []
     for other in [loss for loss in losses if loss != KEEPS_GRADES]:
-        found += bixse_above_others([KEEPS_GRADES, other], "cutoff", cutoffs, "at cutoff {}")
+        claims += bixse_above_others([KEEPS_GRADES, other], "cutoff", cutoffs, "at cutoff {}")
         ends = {"loss": other, "cutoff": high}, {"loss": other, "cutoff": low}
-        found.append(above(f"{other} needs a cutoff: {high} above {low}", *ends))
+        claims.append(above(f"{other} needs a cutoff: {high} above {low}", *ends))
     ends = {"loss": KEEPS_GRADES, "cutoff": low}, {"loss": KEEPS_GRADES, "cutoff": high}
-    return [*found, above(f"bixse makes use of weak pairs: {low} above {high}", *ends)]
+    return [*claims, above(f"bixse makes use of weak pairs: {low} above {high}", *ends)]
 
 
 def _batch_size_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> list[Arm]:
@@ -111,12 +111,12 @@ def _batch_size_contrasts(values: Choices) -> list[Contrast]:
 
 
 def _bias_rate_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> list[Arm]:
-    found = []
+    arms = []
     for start, multiplier in itertools.product(values["starts"], values["multipliers"]):
         train = {"loss_options": {"bias": start}, "optimizer": {"bias_lr_multiplier": multiplier}}
         labels = {"start": start, "multiplier": multiplier}
-        found.append(Arm(labels, train=merged(of_loss(config, "bixse"), train)))
-    return found
+        arms.append(Arm(labels, train=merged(of_loss(config, "bixse"), train)))
+    return arms
 
 
 def _bias_rate_contrasts(values: Choices) -> list[Contrast]:
@@ -164,11 +164,11 @@ def _annotation_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | 
     labels = values["labels"] or (len(pairs.groups()) if pairs is not None else 0)
 
     def settings(loss: str, count: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        own = TrainConfig.load(
+        base = TrainConfig.load(
             None, {**merged(config.train, of_loss(config, loss)), "pairs": "pairs.parquet"}
         ).optimizer
-        passes = math.ceil(labels / values["labels_per_query"][0] / own.global_batch_size) * own.num_train_epochs
-        optimizer = {"documents_per_query": None, "max_steps": max(1, own.max_steps or passes)}
+        passes = math.ceil(labels / values["labels_per_query"][0] / base.global_batch_size) * base.num_train_epochs
+        optimizer = {"documents_per_query": None, "max_steps": max(1, base.max_steps or passes)}
         return {"optimizer": optimizer}, {"labels_per_query": count, "labels": labels}
 
     return arms_by("labels_per_query", values["labels_per_query"], config, values, settings)

@@ -31,12 +31,12 @@ BM25, UNTRAINED = "bm25", "untrained"
 
 def _arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> list[Arm]:
     depth = {"depth": values["depth"]}
-    found = [Arm({"system": name}, options=depth) for name in (BM25, UNTRAINED)]
-    found += [Arm({"system": loss}, train=of_loss(config, loss), options=depth) for loss in values["losses"]]
+    arms = [Arm({"system": name}, options=depth) for name in (BM25, UNTRAINED)]
+    arms += [Arm({"system": loss}, train=of_loss(config, loss), options=depth) for loss in values["losses"]]
     for judge in values["judges"]:
         options = {**depth, "judge": judge, "rubric": values["rubric"]}
-        found.append(Arm({"system": _short(judge)}, options=options, measure=rank_by_judge))
-    return found
+        arms.append(Arm({"system": _short(judge)}, options=options, measure=rank_by_judge))
+    return arms
 
 
 def _contrasts(values: Choices) -> list[Contrast]:
@@ -46,19 +46,21 @@ def _contrasts(values: Choices) -> list[Contrast]:
     return [above(f"{first} above {second}", {"system": first}, {"system": second}) for first, second in pairs]
 
 
-def rank_by_encoder(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
+def rank_by_encoder(run: ArmRun, inputs: StudyInputs, run_folder: Path) -> Measured:
     """Score BM25, the untrained encoder, or an encoder trained here, as ranker of BM25's candidates."""
     ranker: System = Bm25System()
     if run.arm.trained:
-        ranker = EncoderSystem(trained(run, inputs, own, inputs.pairs), cache="none")
+        ranker = EncoderSystem(trained(run, inputs, run_folder, inputs.pairs), cache="none")
     elif run.arm.labels["system"] == UNTRAINED:
         ranker = EncoderSystem(untrained(run, inputs), cache="none")
     depth = run.arm.options["depth"]
-    found = {name: evaluate(ranker, _of_candidates(inputs, folder, depth)) for name, folder in inputs.tests.items()}
-    return measured(found)
+    evaluations = {
+        name: evaluate(ranker, _of_candidates(inputs, folder, depth)) for name, folder in inputs.tests.items()
+    }
+    return measured(evaluations)
 
 
-def rank_by_judge(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
+def rank_by_judge(run: ArmRun, inputs: StudyInputs, run_folder: Path) -> Measured:
     """Score a judge as ranker of BM25's candidates. The judge must grade every candidate."""
     if inputs.exclude_self:
         raise InputError(
@@ -66,14 +68,14 @@ def rank_by_judge(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
             "fix: leave the judge out, or take a collection whose queries are no documents"
         )
     options = run.arm.options
-    asked = {"judge": {"names": options["judge"]}, "rubric": options["rubric"]}
-    judge = JudgeConfig.model_validate(asked).open()
-    found = {}
+    settings = {"judge": {"names": options["judge"]}, "rubric": options["rubric"]}
+    judge = JudgeConfig.model_validate(settings).open()
+    evaluations = {}
     try:
         for name, folder in inputs.tests.items():
             of = {"collection": folder, "depth": options["depth"], "min_relevant_grade": inputs.min_relevant_grade}
-            system = JudgeSystem(RankConfig.model_validate(asked | of), judge, own / name)
-            found[name] = evaluate(system, test_task(inputs, folder), own / name)
+            system = JudgeSystem(RankConfig.model_validate(settings | of), judge, run_folder / name)
+            evaluations[name] = evaluate(system, test_task(inputs, folder), run_folder / name)
             if warnings := system.warnings():
                 raise IncompleteError(
                     f"{run.arm.label}: got {warnings[0]}; expected a grade for each candidate; fix: give "
@@ -81,7 +83,7 @@ def rank_by_judge(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
                 )
     finally:
         judge.close()
-    return measured(found)
+    return measured(evaluations)
 
 
 def _of_candidates(inputs: StudyInputs, folder: Path, depth: int) -> Task:

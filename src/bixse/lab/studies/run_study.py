@@ -73,7 +73,9 @@ def run_study(
         record.results = {"runs": len(runs), "failed": len(outcome.failed)}
         record.save(done.status)
     warnings = list(done.warnings)
-    trained = [run for run, found in zip(runs, results, strict=True) if run.arm.trained and found.status == "finished"]
+    trained = [
+        run for run, result in zip(runs, results, strict=True) if run.arm.trained and result.status == "finished"
+    ]
     missing = sum(not (experiment.folder / run.name / TRAIN_FOLDER / MODEL_FOLDER).is_dir() for run in trained)
     if config.keep_models and missing:
         warnings.append(f"{missing} runs were finished before models were asked for: theirs are gone")

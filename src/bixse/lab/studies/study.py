@@ -103,12 +103,12 @@ def arms_by(
     settings: Callable[[str, Any], tuple[dict[str, Any], dict[str, Any]]],
 ) -> list[Arm]:
     """Return one arm per loss and value of `label`. `settings` gives training settings and transforms of the pairs."""
-    found = []
+    arms = []
     for loss in values["losses"]:
         for value in varied:
             train, pairs = settings(loss, value)
-            found.append(Arm({"loss": loss, label: value}, train=merged(of_loss(config, loss), train), pairs=pairs))
-    return found
+            arms.append(Arm({"loss": loss, label: value}, train=merged(of_loss(config, loss), train), pairs=pairs))
+    return arms
 
 
 PerSeed: TypeAlias = "Mapping[int, Mapping[str, float]]"
@@ -176,14 +176,14 @@ def key_of(labels: ArmLabels) -> tuple[tuple[str, str | float], ...]:
 
 def measure(contrast: Contrast, arms: Mapping[Any, PerSeed], seedless: Collection[Any] = ()) -> ClaimResult:
     """Return a contrast's mean and interval over queries and over the seeds that all its trained arms share."""
-    found = [(key_of(labels), weight) for labels, weight in contrast.terms]
-    trained = [set(arms.get(key, ())) for key, _ in found if key not in seedless]
+    terms = [(key_of(labels), weight) for labels, weight in contrast.terms]
+    trained = [set(arms.get(key, ())) for key, _ in terms if key not in seedless]
     seeds = sorted(set.intersection(*trained)) if trained else [0]
-    if not seeds or not all(arms.get(key) for key, _ in found):
+    if not seeds or not all(arms.get(key) for key, _ in terms):
         return ClaimResult(contrast.claim, None, 0)
-    queries = sorted(next(iter(arms[found[0][0]].values())))
+    queries = sorted(next(iter(arms[terms[0][0]].values())))
     total = np.zeros((len(seeds), len(queries)))
-    for key, weight in found:
+    for key, weight in terms:
         figures = arms[key]  # the one row of a seedless system counts for every seed
         rows = [next(iter(figures.values())) if key in seedless else figures[seed] for seed in seeds]
         for row in rows:

@@ -193,10 +193,12 @@ def _add_queries(per_query: PerQuery, task: Any, folder: Path) -> None:
         for split in task.eval_splits:
             qrels, run = task.dataset[subset][split]["relevant_docs"], predictions[subset][split]
             if task.ignore_identical_ids:
-                run = {query: {name: s for name, s in own.items() if name != query} for query, own in run.items()}
+                run = {
+                    query: {name: s for name, s in ranking.items() if name != query} for query, ranking in run.items()
+                }
             for metric, values in evaluate_run(qrels, run).items():
-                place = f"{task.metadata.name} {subset} {split}"
-                per_query.setdefault(metric, {}).update({f"{place} {name}": value for name, value in values.items()})
+                prefix = f"{task.metadata.name} {subset} {split}"
+                per_query.setdefault(metric, {}).update({f"{prefix} {name}": value for name, value in values.items()})
 
 
 class MtebEncoder(AbsEncoder):
@@ -273,11 +275,11 @@ def mteb_prompts(encoder: Any, tasks: Sequence[Any], task: str | None = None) ->
         if isinstance(each, AbsTaskRetrieval):
             names = (task,) if task is not None else (name, INSTRUCTIONS.get(name, name))
             with instructions_of(encoder, names, must=task is not None):
-                own = {f"{name}-{kind}": prompt_for(encoder, kind) or "" for kind in KINDS}
-            prompts = {**own, **prompts}
+                pair = {f"{name}-{kind}": prompt_for(encoder, kind) or "" for kind in KINDS}
+            prompts = {**pair, **prompts}
         elif table is not None:
-            said = each.metadata.prompt if isinstance(each.metadata.prompt, str) else each.abstask_prompt
-            prompts[name] = table.template.replace("{instruction}", said)
+            instruction = each.metadata.prompt if isinstance(each.metadata.prompt, str) else each.abstask_prompt
+            prompts[name] = table.template.replace("{instruction}", instruction)
     return prompts
 
 

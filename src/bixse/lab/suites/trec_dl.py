@@ -91,10 +91,10 @@ def missing_files(data: Path, years: Sequence[Year], rerank: bool) -> list[str]:
     for version in sorted({year.corpus for year in years}):
         if rerank and version == 1:  # the lists of the first corpus contain the passages
             continue
-        own = [year for year in years if year.corpus == version]
-        if any(_find_file(data, year.candidates if rerank else year.qrels) is None for year in own):
+        same_corpus = [year for year in years if year.corpus == version]
+        if any(_find_file(data, year.candidates if rerank else year.qrels) is None for year in same_corpus):
             missing += _missing_corpus(data, version)
-        elif lacking := {name for year in own for name in _passages_of(data, year, rerank)} - known:
+        elif lacking := {name for year in same_corpus for name in _passages_of(data, year, rerank)} - known:
             missing += _missing_corpus(data, version, lacking)
     return missing
 
@@ -109,7 +109,7 @@ def judged_pool(data: Path, years: Sequence[Year]) -> Task:
     judged = {year.year: _judged(data, year) for year in years}
     wanted: dict[int, set[str]] = {year.corpus: set() for year in years}
     for year in years:
-        wanted[year.corpus].update(name for found in judged[year.year][1].values() for name in found)
+        wanted[year.corpus].update(name for passages_of in judged[year.year][1].values() for name in passages_of)
     passages = look_up_passages(data, wanted)
     sets = [QuerySet(year, queries, qrels) for year, (queries, qrels) in judged.items()]
     files = [name for year in years for name in (year.queries, year.qrels)]
@@ -214,14 +214,14 @@ def _candidates(data: Path, year: Year, qrels: Qrels) -> tuple[dict[str, list[st
     """Return the list per judged query, and the texts if the file holds them (2019 and 2020)."""
     path = _find_file(data, year.candidates) or data / year.candidates
     if year.corpus == 2:
-        return {query: list(found) for query, found in read_run(path).items() if query in qrels}, {}
-    found: dict[str, list[str]] = {}
+        return {query: list(ranked) for query, ranked in read_run(path).items() if query in qrels}, {}
+    lists: dict[str, list[str]] = {}
     passages: dict[str, str] = {}
     for query_id, name, _, text in read_columns(path, ("query id", "passage id", "query", "passage")):
         if query_id in qrels:
-            found.setdefault(query_id, []).append(name)
+            lists.setdefault(query_id, []).append(name)
             passages[name] = text
-    return found, passages
+    return lists, passages
 
 
 def _passages_of(data: Path, year: Year, rerank: bool) -> set[str]:
