@@ -1,4 +1,4 @@
-"""Every benchmark runs at its smallest size, writes its table, and no script of the folder is left untested."""
+"""Every benchmark of the folder runs at its smallest size and writes its table."""
 
 from __future__ import annotations
 

@@ -31,10 +31,10 @@ class TestMeasure:
         ("seeds", "shift", "finding"),
         [(4, 0.3, "reproduced"), (4, -0.3, "contradicted"), (4, 0.0, "not shown"), (2, 0.5, "not shown")],
     )
-    def test_what_it_says(self, seeds, shift, finding):
+    def test_the_finding_follows_from_interval_and_seeds(self, seeds, shift, finding):
         assert measure(A_ABOVE_B, {A: table(seeds, 50, shift), B: table(seeds, 50, seed=1)}).finding == finding
 
-    def test_a_system_without_seeds_stands_beside_every_seed(self):
+    def test_a_system_without_training_counts_for_every_seed(self):
         assert measure(A_ABOVE_B, {A: table(3, 30, 0.2), B: {7: table(1, 30)[0]}}, {B}).seeds == 3
 
     def test_a_trained_arm_with_one_seed_left_does_not_stand_for_all(self):
@@ -68,8 +68,8 @@ class TestCrossedInterval:
         covered = 0
         for _ in range(400):
             values = generator.normal(0, by_seed, (seeds, 1)) + generator.normal(0, by_query, (1, 50))
-            found = crossed_interval(values + generator.normal(0, 0.5, (seeds, 50)), [0] * 50)
-            covered += found.low <= 0 <= found.high
+            interval = crossed_interval(values + generator.normal(0, 0.5, (seeds, 50)), [0] * 50)
+            covered += interval.low <= 0 <= interval.high
         assert covered / 400 >= 0.92
 
     def test_the_interval_over_queries_alone_would_not(self):
@@ -92,6 +92,6 @@ class TestCrossedInterval:
         assert (found.low, found.mean, found.high, found.p_value) == pytest.approx((0.5, 0.5, 0.5, 0.0))
 
     @pytest.mark.parametrize("values", [np.zeros((0, 3)), np.zeros((2, 1)), np.array([[0.1, math.nan]]), np.zeros(4)])
-    def test_what_has_no_interval_is_refused(self, values):
+    def test_unusable_tables_are_refused(self, values):
         with pytest.raises(InputError, match="interval"):
             crossed_interval(values, [0] * values.shape[-1])

@@ -77,8 +77,8 @@ class ComputingOptions(Options):
     """Options of a verb that computes with a model and has no such setting."""
 
     precision: Setting = "auto"
-    """Numbers that models compute in; auto: as BIXSE_PRECISION says, else bfloat16 where the processor or GPU is fast
-    at it."""
+    """The dtype that models compute in. auto: the value of BIXSE_PRECISION, else bfloat16 if the GPU or CPU is fast at
+    it."""
 
 
 SettingsType = TypeVar("SettingsType", bound=Settings)

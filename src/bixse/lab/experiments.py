@@ -273,8 +273,8 @@ def do_runs(
     except (KeyboardInterrupt, InterruptedRunError) as error:
         record.save("interrupted")
         raise InterruptedRunError(
-            f"{record.folder}: got Ctrl-C after {len(results)} of {len(runs)} runs; finished runs are kept; "
-            "to go on: give the same command again"
+            f"{record.folder}: got Ctrl-C after {len(results)} of {len(runs)} runs; finished runs are saved; "
+            "to continue: give the same command again"
         ) from error
     waiting = []
     if engine.shared:

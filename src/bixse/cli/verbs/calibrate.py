@@ -100,7 +100,7 @@ def _point_line(point: OperatingPoint) -> str:
     )
 
 
-OUT = (
-    "save the calibrated model and a reliability diagram here; without it the head inside the model folder is replaced"
+OUT = "Folder for the calibrated model and a reliability diagram. Without it, the head in the model folder is replaced."
+VERB = Verb(
+    CalibrateSettings, ComputingOptions, run, out=Output(OUT), first=("model", "pairs", "at_precision", "prior")
 )
-VERB = Verb(CalibrateSettings, ComputingOptions, run, out=Output(OUT))

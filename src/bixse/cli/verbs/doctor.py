@@ -23,11 +23,11 @@ class DoctorOptions(ComputingOptions):
     """The model to check instead of this machine, and the actions."""
 
     model: Annotated[Path | None, Flag(metavar="MODEL", positional=True)] = None
-    """Folder of a model: names the files that lack settings of text-embeddings-inference, vLLM or llama.cpp."""
+    """Folder of a model. Name its files that lack settings of text-embeddings-inference, vLLM or llama.cpp."""
     fix: bool = False
-    """Add the settings that older servers need to the folder of MODEL; sentence-transformers reads it as before."""
+    """Add the settings that older servers need to the folder of MODEL. sentence-transformers loads it as before."""
     clear_cache: bool = False
-    """Delete the document embeddings that are kept in the cache folder."""
+    """Delete the document embeddings in the cache folder."""
 
 
 def run(settings: Settings, options: DoctorOptions) -> CommandResult:
@@ -84,10 +84,10 @@ def _computing(requested: str) -> list[list[str]]:
     source = "from --precision" if requested != "auto" else by_variable or "the default"
     setting = f"{precision.precision_setting()} ({source})"
     return [
-        ["GPU", gpu, "ok" if gpu != "none" else "training runs on the processor"],
+        ["GPU", gpu, "ok" if gpu != "none" else "training runs on the CPU"],
         ["bf16", "fast" if fast else "slow", f"auto means {'bfloat16' if fast else 'float32'}"],
         ["precision", setting, f"models compute in {precision.resolve_precision()}"],
-        ["processor", f"{platform.machine()}, {os.cpu_count()} cores", f"{torch.get_num_threads()} threads"],
+        ["CPU", f"{platform.machine()}, {os.cpu_count()} cores", f"{torch.get_num_threads()} threads"],
     ]
 
 

@@ -58,7 +58,7 @@ def _differences(report: ReportData, system: str, baselines: Sequence[str]) -> l
 
 
 QUICKSTART = Verb(
-    QuickstartConfig, ComputingOptions, run_quickstart, out=Output("folder for models and report", "runs/quickstart")
+    QuickstartConfig, ComputingOptions, run_quickstart, out=Output("Folder for models and report.", "runs/quickstart")
 )
 
 
@@ -113,14 +113,14 @@ def _sweep_text(result: SweepResult) -> str:
     return "\n".join(lines)
 
 
-SWEEP = Verb(SweepConfig, Options, run_sweep, out=Output("folder for runs, table and best settings", "runs/sweep"))
+SWEEP = Verb(SweepConfig, Options, run_sweep, out=Output("Folder for runs, table and best settings.", "runs/sweep"))
 
 
 class StudyOptions(Options):
     """Options of `bixse study`."""
 
     list: bool = False
-    """Show the studies, what they go through, and the presets."""
+    """Show the studies, their values, and the presets."""
 
 
 def run_a_study(config: StudyConfig, options: StudyOptions) -> CommandResult:
@@ -165,6 +165,7 @@ def _command(words: Sequence[str]) -> str:
     return shlex.join(["bixse", *parser.parse_known_args(list(words))[1]])
 
 
-OUT = "folder for runs, tables and plot; without it runs/study-NAME"
-DRY_RUN = "check the settings of every arm, count the runs, and name the files that are missing"
-STUDY = Verb(StudyConfig, StudyOptions, run_a_study, {"list": _known}, Output(OUT), DRY_RUN)
+OUT = "Folder for runs, tables and plot. Without it, runs/study-NAME."
+FIRST = ("study", "preset", "model", "data.collection", "seeds")
+DRY_RUN = "Check the settings of every arm, count the runs, and name missing files. Nothing is trained."
+STUDY = Verb(StudyConfig, StudyOptions, run_a_study, {"list": _known}, Output(OUT), DRY_RUN, FIRST)
