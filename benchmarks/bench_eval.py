@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator
 
+datasets.disable_progress_bars()  # mteb maps over the texts, also in the processes that measure memory
 DEPTH = 100
 """Documents of a query that are retrieved."""
 RELEVANT = 4
@@ -217,7 +218,6 @@ def main() -> None:
     )
     if given.queries * RELEVANT > given.passages:
         raise SystemExit(f"got {given.passages} passages; expected at least {RELEVANT} for each query")
-    datasets.disable_progress_bars()
     show(rows_of(given), given.out)
 
 

@@ -52,11 +52,9 @@ class Comparer:
         """Search the test and guard queries with a model, the corpus encoded once; return notes with the figures."""
         task, guards = (collection_task(self.folder, split) for split in ("test", "guard"))
         sets = [replace(each.query_sets[0], name=kind) for kind, each in (("test", task), ("guard", guards))]
-        evaluations = evaluate_query_sets(
-            EncoderSystem(model), replace(task, query_sets=tuple(sets)), progress=progress
-        )
-        self.labels[name], self.test[name], self.guard[name] = label, evaluations["test"], evaluations["guard"]
-        ndcg, guard = (evaluations[split].metrics[PRIMARY_METRIC] for split in ("test", "guard"))
+        both = evaluate_query_sets(EncoderSystem(model), replace(task, query_sets=tuple(sets)), progress=progress)
+        self.labels[name], self.test[name], self.guard[name] = label, both["test"], both["guard"]
+        ndcg, guard = (both[split].metrics[PRIMARY_METRIC] for split in ("test", "guard"))
         return [f"nDCG@10 {ndcg:.3f}", f"guard {guard:.3f}"]
 
     def compare(self, system: str, baseline: str, on_guard: bool = False) -> None:

@@ -108,6 +108,7 @@ class ArmRun:
     def fingerprint(self) -> str:
         """A SHA-256 that identifies the run within its experiment. Paths of inputs do not count."""
         settings = {key: value for key, value in (self.arm.train or {}).items() if key not in PATHS}
+        # `default=str`, because labels may hold paths
         known = [self.arm.labels, settings, self.arm.pairs, self.measure.__name__, self.arm.options, self.seed]
         return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()
 
@@ -265,6 +266,7 @@ def do_runs(
             result = ended.result or _result(run, status="failed", reason=f"{ended.error}, {FIX}")
             if ended.error:
                 _write(folder / run.name, result)
+            # other ranks write results meanwhile
             results.update({run.name: result, **(_standing(runs, folder) if engine.shared else {})})
             made += 1
             after_each(results)
@@ -278,10 +280,11 @@ def do_runs(
         ) from error
     waiting = []
     if engine.shared:
+        # held until the tables are written: two ranks that end together would both find runs pending
         experiment.end.enter_context(experiment.in_turn())
         there = {run.name: load_result(run, folder) for run in runs if run.name not in results}
         results.update(
-            {name: result for name, result in there.items() if result is not None and result.status != "interrupted"}
+            {name: each for name, each in there.items() if each is not None and each.status != "interrupted"}
         )
         waiting = [run for run in runs if run.name not in results and wanted(run, results)]
         results.update({run.name: _result(run, status="interrupted", reason=ELSEWHERE) for run in waiting})

@@ -333,6 +333,7 @@ def plan_arms(config: SweepConfig) -> list[Arm]:
         for line in lines:
             errors.setdefault(line, []).append(Arm(choice).label)
     _refuse([line + _where(labels, len(choices)) for line, labels in errors.items()])
+    # file systems of macOS and Windows ignore case
     folders = Counter(arm.folder.casefold() for arm in arms.values())
     _refuse(
         [

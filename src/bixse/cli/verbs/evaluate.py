@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from typing import Self
 
     from bixse.evaluation.systems import System
-    from bixse.evaluation.tasks import Task
 
 
 OF_FEW_LABELS = ("grades", "human", "scale")
@@ -113,17 +112,12 @@ def run(settings: EvaluateSettings, options: Options) -> CommandResult:
 
 def _on_collection(settings: EvaluateSettings, systems: Sequence[System], out: Path | None) -> CommandResult:
     from bixse.evaluation.tasks import collection_task
+    from bixse.lab.suites.suite_run import compare_on_task
+    from bixse.progress import progress_bar
 
     assert settings.collection is not None
     chosen = settings.model_dump(include={"split", "exclude_self", "min_relevant_grade", "missing_documents"})
     task = collection_task(settings.collection, **chosen)
-    return _on_task(settings, systems, task, out)
-
-
-def _on_task(settings: EvaluateSettings, systems: Sequence[System], task: Task, out: Path | None) -> CommandResult:
-    from bixse.lab.suites.suite_run import compare_on_task
-    from bixse.progress import progress_bar
-
     result = compare_on_task(systems, task, out, progress_bar)
     heading = f"{settings.collection} ({settings.split}, {len(task.query_sets[0].queries)} queries"
     metrics, names = result.plain(), {"results": "results.json"}
@@ -144,14 +138,12 @@ def _from_few_labels(settings: EvaluateSettings, grades: Path, out: Path | None)
     runs = {name: read_ranking(name) for name in settings.model}
     stated = GradeScale(*settings.scale) if settings.scale else None
     path = out / "few_labels.json" if out is not None else None
-    estimates, wrong, scale = few_labels_of_files(
-        runs, grades, settings.human, stated, settings.min_relevant_grade, path
-    )
+    result, wrong, scale = few_labels_of_files(runs, grades, settings.human, stated, settings.min_relevant_grade, path)
     ends = f"{scale.minimum:g} to {scale.maximum:g}"
     warnings = [] if stated else [f"the scale {ends} is that of the labels found; state --scale"]
     artifacts = {"results": str(path)} if path is not None else {}
-    text = "\n".join([estimates.text(), *wrong])
-    return CommandResult(text, asdict(estimates), artifacts, warnings, exit_code=3 if wrong else 0)
+    text = "\n".join([result.text(), *wrong])
+    return CommandResult(text, asdict(result), artifacts, warnings, exit_code=3 if wrong else 0)
 
 
 def _on_suite(settings: EvaluateSettings, systems: Sequence[System], out: Path | None) -> CommandResult:

@@ -75,8 +75,7 @@ def measured(
 ) -> Measured:
     """Return the figures of a run. With several collections, a figure is the mean of their means."""
     metrics = {
-        metric: sum(evaluation.metrics[metric] for evaluation in evaluations.values()) / len(evaluations)
-        for metric in METRICS
+        metric: sum(each.metrics[metric] for each in evaluations.values()) / len(evaluations) for metric in METRICS
     }
     per_query = {query: value for evaluation in _per_query(evaluations).values() for query, value in evaluation.items()}
     return Measured(metrics, per_query, apart or {}, rows, resolve_precision() if precision is None else precision)

@@ -91,9 +91,9 @@ class StudyOutcome:
     def about(self) -> list[str]:
         config = self.config
         queries = next((each.interval.queries for each in self.summary if each.interval), 0)
-        collection = ", ".join(folder.name for folder in config.data.test) or _last(config.data.collection)
+        names = [folder.name for folder in config.data.test] or [config.data.collection.rstrip("/").split("/")[-1]]
         seeds = f"{len(config.seeds)} seed{'s' if len(config.seeds) != 1 else ''}"
-        lines = [f"Encoder {config.model}, collection {collection}, {queries} test queries, {seeds}."]
+        lines = [f"Encoder {config.model}, collection {', '.join(names)}, {queries} test queries, {seeds}."]
         computed = sorted({each.precision for each in self.results if each.precision})
         if computed:
             lines.append(f"Computed in {' and '.join(computed)}.")
@@ -192,6 +192,7 @@ def outcome_of(
                for key, group in finished.items()}  # fmt: skip
     summary = [_summary(group, figures[key]) for key, group in finished.items() if group]
     claims = [measure(contrast, figures, seedless) for contrast in study.contrasts(values)]
+    # a claim without figures counts as tested, so that a failed run cannot make another claim significant
     corrected = holm([1.0 if result.difference is None else result.difference.p_value for result in claims])
     claims = [replace(result, adjusted=p_value) for result, p_value in zip(claims, corrected, strict=True)]
     apart = _apart([result for group in finished.values() for result in group], seedless)
@@ -213,7 +214,7 @@ def _apart(results: Sequence[RunResult], seedless: Collection[Any]) -> list[Apar
             figures.setdefault(name, {}).setdefault(key_of(result.labels), {})[result.seed] = per_query
     rows = []
     for name, arms in figures.items():
-        against = base.get(name.removesuffix(NOT_MERGED))
+        against = base.get(name.removesuffix(NOT_MERGED))  # the untrained encoder is never merged
         for key, seeds in arms.items():
             gain = None
             if against is not None and labels[key] != UNTRAINED:
@@ -236,10 +237,6 @@ def _summary(group: Sequence[RunResult], figures: Mapping[int, Mapping[str, floa
         seconds=statistics.fmean(result.seconds for result in group),
         rows=group[0].rows,
     )
-
-
-def _last(path: str) -> str:
-    return path.rstrip("/").rpartition("/")[2] or path
 
 
 PLOT_FILE = "plot.svg"
@@ -267,17 +264,12 @@ def write_outcome(outcome: StudyOutcome, out: Path) -> dict[str, str]:
 
 def _run_columns(results: Sequence[RunResult]) -> list[dict[str, object]]:
     """Return the columns of each run. The wall time is last, because it differs in every rerun."""
-    metrics = list(next((result.metrics for result in results if result.metrics), {}))
+    metrics = list(next((run.metrics for run in results if run.metrics), {}))
     return [
-        {**result.labels, "seed": result.seed, "status": result.status}
-        | {metric: _figure(result.metrics.get(metric)) for metric in metrics}
-        | {
-            "pairs": result.rows,
-            "precision": result.precision,
-            "reason": result.reason,
-            "seconds": f"{result.seconds:.1f}",
-        }
-        for result in results
+        {**run.labels, "seed": run.seed, "status": run.status}
+        | {metric: _figure(run.metrics.get(metric)) for metric in metrics}
+        | {"pairs": run.rows, "precision": run.precision, "reason": run.reason, "seconds": f"{run.seconds:.1f}"}
+        for run in results
     ]
 
 

@@ -153,6 +153,7 @@ def _by_hash(collection: Collection, qrels: Qrels, shares: tuple[float, float, f
     for query_id, judged in qrels.items():
         text = " ".join(collection.queries[query_id].casefold().split())  # equal texts get the same split
         position = int(hashlib.sha256(text.encode("utf-8")).hexdigest()[:12], 16) / 16**12
+        # shares may sum to less than 1: the other queries are left out
         name = next((name for name, end in ends.items() if position < end), None)
         if name is not None:
             parts[name][query_id] = judged

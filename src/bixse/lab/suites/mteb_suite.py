@@ -138,6 +138,7 @@ def _run_task(system: System, task: AbsTask, out: Path, settings: Mapping[str, A
     reused = record.status == "finished"
     if not reused:
         record.save("running")
+        # without --download, no request leaves this machine
         with _quiet_hub(offline=not download):
             _evaluate(system, task, record)
         record.save("finished")
@@ -192,10 +193,8 @@ def _add_queries(per_query: PerQuery, task: Any, folder: Path) -> None:
     for subset in task.hf_subsets:
         for split in task.eval_splits:
             qrels, run = task.dataset[subset][split]["relevant_docs"], predictions[subset][split]
-            if task.ignore_identical_ids:
-                run = {
-                    query: {name: s for name, s in ranking.items() if name != query} for query, ranking in run.items()
-                }
+            if task.ignore_identical_ids:  # mteb drops self-matches when it scores, not in the file
+                run = {query: {name: s for name, s in ranked.items() if name != query} for query, ranked in run.items()}
             for metric, values in evaluate_run(qrels, run).items():
                 prefix = f"{task.metadata.name} {subset} {split}"
                 per_query.setdefault(metric, {}).update({f"{prefix} {name}": value for name, value in values.items()})

@@ -21,11 +21,12 @@ from bixse.lab.suites.suite_result import SuiteResult, TestedDifference, compare
 from bixse.lab.suites.trec_dl import (
     INSTRUCTION_NAMES,
     WITHOUT,
+    candidate_lists,
     chosen_years,
+    judged_pool,
     missing_files,
     trec_means,
     trec_notes,
-    trec_tasks,
 )
 
 if TYPE_CHECKING:
@@ -80,12 +81,12 @@ def evaluate_suite(
     """
     chosen = suite_named(suite)
     folder = Path(data) if data is not None else None
-    results_folder = Path(out) if out is not None else (OUT_FOLDER / suite if chosen.engine == "mteb" else None)
+    target = Path(out) if out is not None else (OUT_FOLDER / suite if chosen.engine == "mteb" else None)
     if not systems:
         raise InputError("models: got none; expected at least one; fix: name a model folder, a hub name or bm25")
     plan = make_plan(chosen, folder, tasks, download)
     settings = {"suite": suite}
-    root = open_run(results_folder, "evaluate", settings, {}) if results_folder is not None else None
+    root = open_run(target, "evaluate", settings, {}) if target is not None else None
     opened = [open_system(system) for system in systems]
     check_distinct(opened)
     _check_systems(opened, plan)
@@ -94,19 +95,17 @@ def evaluate_suite(
     scores: dict[str, dict[str, Evaluation]] = {}
     failures: dict[str, str] = {}
     for system, shown in zip(opened, _shown_names(opened), strict=True):
-        if chosen.engine == "mteb" and results_folder is not None:
-            scores[shown], failed = _mteb_suite().run_mteb(
-                system, plan.tasks, results_folder, settings, download, progress
-            )
+        if chosen.engine == "mteb" and target is not None:
+            scores[shown], failed = _mteb_suite().run_mteb(system, plan.tasks, target, settings, download, progress)
             failures |= {f"{system.label}: {name}": why for name, why in failed.items()}
         else:
-            scores[shown] = _run_tasks(system, plan, results_folder, settings, progress)
+            scores[shown] = _run_tasks(system, plan, target, settings, progress)
         system.release()
     notes = [chosen.note] if chosen.note else []
     if plan.years and folder is not None:
         notes += trec_notes(folder, plan.years, chosen.engine == "trec-dl-rerank")
     comparisons: list[TestedDifference] = []
-    try:
+    try:  # a comparison that fails must not lose the figures of a long evaluation
         comparisons = _compare(scores, grouped=chosen.engine != "mteb")
     except BixseError as error:
         notes.append(f"systems are not compared: {error}")
@@ -165,6 +164,7 @@ def _run_tasks(
         task = replace(task, instructions=instructions, settings={**task.settings, **settings})
         folder = out / system.name / task.name if out is not None else None
         evaluations = evaluate_query_sets(system, task, folder, progress)
+        # the rankings of all tasks and systems would fill the memory
         scores |= {name: replace(evaluation, run={}) for name, evaluation in evaluations.items()}
     return scores
 
@@ -192,16 +192,12 @@ def _means(suite: Suite, scores: Mapping[str, Evaluation]) -> dict[str, float]:
 def _compare(scores: Mapping[str, Mapping[str, Evaluation]], grouped: bool = True) -> list[TestedDifference]:
     """Compare on the tasks that all systems have. A group counts as one task if the suite's mean does so."""
     first = next(iter(scores.values()))
-    shared = [
-        task for task in first if all(task in tasks_of for tasks_of in scores.values()) and not task.endswith(WITHOUT)
-    ]
-    common = [
-        task for task in shared if all(PRIMARY_METRIC in tasks_of[task].per_query for tasks_of in scores.values())
-    ]
+    shared = [task for task in first if all(task in tasks for tasks in scores.values()) and not task.endswith(WITHOUT)]
+    common = [task for task in shared if all(PRIMARY_METRIC in tasks[task].per_query for tasks in scores.values())]
     if len(scores) < 2 or not common:
         return []
     values = {
-        shown: {task: tasks_of[task].per_query[PRIMARY_METRIC] for task in common} for shown, tasks_of in scores.items()
+        shown: {task: tasks[task].per_query[PRIMARY_METRIC] for task in common} for shown, tasks in scores.items()
     }
     return compare_systems(values, {task: first[task].group for task in common} if grouped else None)
 
@@ -253,7 +249,10 @@ def make_plan(suite: Suite, data: Path | None, names: Sequence[str] | None, down
         years = chosen_years(names)
         rerank = suite.engine == "trec-dl-rerank"
         _refuse_missing(suite, f"below {data}", missing_files(data, years, rerank))
-        return Plan([(read, INSTRUCTION_NAMES) for read in trec_tasks(data, years, rerank)], years=years)
+        reads = (
+            [partial(candidate_lists, data, year) for year in years] if rerank else [partial(judged_pool, data, years)]
+        )
+        return Plan([(read, INSTRUCTION_NAMES) for read in reads], years=years)
     wanted = _chosen_tasks(suite, data, names)
     missing = [task for task in wanted if _find(task, data) is None]
     if download:
@@ -281,9 +280,7 @@ def _mteb_suite() -> ModuleType:
 def _find(task: SuiteTask, data: Path) -> tuple[Path, str] | None:
     """Return the folder and split of a task. None if a file is missing."""
     places = [(data / name, split) for name in task.folders for split in task.splits]
-    return next(
-        (candidate for candidate in places if all(p.is_file() for p in files_of_split(*candidate).values())), None
-    )
+    return next((pair for pair in places if all(p.is_file() for p in files_of_split(*pair).values())), None)
 
 
 def _chosen_tasks(suite: Suite, data: Path, names: Sequence[str] | None) -> list[SuiteTask]:

@@ -7,7 +7,6 @@ import hashlib
 import json
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from bixse.data.trec import read_qrels, read_run
@@ -20,7 +19,7 @@ from bixse.files.values import FileColumn
 from bixse.lab.suites.known_suites import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from bixse.evaluation.evaluate import Evaluation
@@ -97,11 +96,6 @@ def missing_files(data: Path, years: Sequence[Year], rerank: bool) -> list[str]:
         elif lacking := {name for year in same_corpus for name in _passages_of(data, year, rerank)} - known:
             missing += _missing_corpus(data, version, lacking)
     return missing
-
-
-def trec_tasks(data: Path, years: Sequence[Year], rerank: bool) -> list[Callable[[], Task]]:
-    """Return functions that read the tasks: one pool for all years, or one task of candidate lists per year."""
-    return [partial(candidate_lists, data, year) for year in years] if rerank else [partial(judged_pool, data, years)]
 
 
 def judged_pool(data: Path, years: Sequence[Year]) -> Task:
@@ -319,6 +313,7 @@ def look_up_passages(data: Path, wanted: dict[int, set[str]]) -> dict[str, str]:
         lines = (json.dumps({"_id": name, "text": text}, ensure_ascii=False) + "\n" for name, text in known.items())
         with suppress(StorageError):  # a folder without write access only costs the next look-up
             write_atomically(data / PASSAGES_FILE, "".join(lines))
+    # sorted, because the hash of a task depends on the order, and sets have another order in every process
     return {name: known[name] for ids in wanted.values() for name in sorted(ids)}
 
 
