@@ -210,17 +210,9 @@ def _add_setting(into: Any, key: str, word: str, field: FieldInfo, flag: Flag) -
     if flag.positional:
         into.add_argument(key, nargs="*" if several else "?", **options)
     elif several is True:
-        into.add_argument(word, dest=key, nargs="+", action=_Values, **options)
+        into.add_argument(word, dest=key, nargs="+", action="extend", **options)
     else:
         into.add_argument(word, dest=key, nargs=several or None, **options)
-
-
-class _Values(argparse.Action):
-    """Collect one or more values. A repeated flag adds to the earlier values."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        before = getattr(namespace, self.dest, [])
-        setattr(namespace, self.dest, [*before, *values])
 
 
 def _several(annotation: Any) -> bool | int:

@@ -315,7 +315,7 @@ def plot_of(outcome: StudyOutcome) -> Plot:
     study = outcome.study
     metric = WORDS[PRIMARY_METRIC]
     if study.axis is None:
-        points = [(_name(row), _point(row, 0.0)) for row in outcome.summary]
+        points = [(", ".join(map(str, row.labels.values())), _point(row, 0.0)) for row in outcome.summary]
         return row_plot(study.title, metric, points)
     series: dict[str, list[Point]] = {}
     for row in outcome.summary:
@@ -329,10 +329,6 @@ def _point(row: SummaryRow, x: float) -> Point:
     value = row.figures[PRIMARY_METRIC]
     ends = (row.interval.low, row.interval.high) if row.interval is not None else (value, value)
     return Point(x, value, *ends)
-
-
-def _name(row: SummaryRow) -> str:
-    return ", ".join(str(value) for value in row.labels.values())
 
 
 def line_plot(title: str, x_label: str, y_label: str, series: Mapping[str, Sequence[Point]], x_scale: str) -> Plot:

@@ -204,7 +204,9 @@ def interval_of(figures: PerSeed) -> Difference:
     return crossed_interval(values, _strata(queries))
 
 
-def crossed_interval(values: NDArray[np.float64], strata: Sequence[int], confidence: float = 0.95) -> Difference:
+def crossed_interval(
+    values: NDArray[np.float64], strata: Sequence[int] | Sequence[str], confidence: float = 0.95
+) -> Difference:
     """Return the mean of a seeds x queries table (S, Q) with an interval that covers the chance in both.
 
     Seeds and queries are crossed random effects. The variance of the mean is the variance of the seeds' means, plus
@@ -263,7 +265,5 @@ def _query_parts(table: NDArray[np.float64], collections: int) -> tuple[float, f
     return by_query / collections**2, shared / collections**2, queries - 1
 
 
-def _strata(queries: Sequence[str]) -> list[int]:
-    names = [query.partition("/")[0] for query in queries]
-    number = {name: index for index, name in enumerate(dict.fromkeys(names))}
-    return [number[name] for name in names]
+def _strata(queries: Sequence[str]) -> list[str]:
+    return [query.partition("/")[0] for query in queries]

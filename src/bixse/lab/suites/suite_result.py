@@ -137,10 +137,8 @@ class SuiteResult:
             "failures": dict(self.failures),
         }
 
-    def write(self, folder: Path) -> Path:
-        path = folder / RESULTS_FILE
-        write_atomically(path, json.dumps(self.plain(), indent=2) + "\n")
-        return path
+    def write(self, folder: Path) -> None:
+        write_atomically(folder / RESULTS_FILE, json.dumps(self.plain(), indent=2) + "\n")
 
     def text(self) -> str:
         """Return tables and notes for a terminal."""
