@@ -144,8 +144,8 @@ def sentence_transformers(problem: Problem) -> float:
         {query: set(judged) for query, judged in problem.qrels.items()},
         score_functions={"dot": dot_score},
     )
-    found = evaluator.compute_all_metrics(Stub(problem), corpus_embeddings=torch.from_numpy(problem.documents))
-    return float(found["dot"]["ndcg@k"][10])  # type: ignore[index]
+    metrics = evaluator.compute_all_metrics(Stub(problem), corpus_embeddings=torch.from_numpy(problem.documents))
+    return float(metrics["dot"]["ndcg@k"][10])  # type: ignore[index]
 
 
 def mteb(problem: Problem, depth: int = 1000) -> float:

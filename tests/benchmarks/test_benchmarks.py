@@ -137,8 +137,8 @@ def test_bench_loss(table):
 def test_bench_train(table, monkeypatch, precision):
     monkeypatch.setenv(PRECISION_VARIABLE, precision)
     rows = table("bench_train", "--quick")
-    own = ["bixse", "infonce", "bixse, no dropout"]
-    assert [row["method"] for row in rows] == ["stock", "stock, tuned", "stock, cached", *own]
+    ours = ["bixse", "infonce", "bixse, no dropout"]
+    assert [row["method"] for row in rows] == ["stock", "stock, tuned", "stock, cached", *ours]
     assert float(rows[0]["ratio_to_stock"]) == 1.0
     assert 1.0 in (float(rows[1]["ratio_to_tuned"]), float(rows[2]["ratio_to_tuned"]))
     assert [row["bf16"] == "True" for row in rows] == [False] + [precision == "bfloat16"] * 5

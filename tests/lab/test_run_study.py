@@ -148,11 +148,11 @@ def test_a_run_stopped_before_the_record_of_its_training_is_made_again(study, tm
 @pytest.mark.slow
 def test_a_failed_run_is_reported_and_tried_again(study, tmp_path):
     config, out = study(per_loss={"infonce": {"instructions": tmp_path / "none.json"}}), tmp_path / "study"
-    found = run_study(config, out)
-    assert {row.labels["loss"] for row in found.outcome.failed} == {"infonce"}
-    assert all("; fix: " in row.reason for row in found.outcome.failed)
+    result = run_study(config, out)
+    assert {row.labels["loss"] for row in result.outcome.failed} == {"infonce"}
+    assert all("; fix: " in row.reason for row in result.outcome.failed)
     assert json.loads((out / "run.json").read_text())["status"] == "failed"
-    assert {claim.finding for claim in found.outcome.claims if "infonce" in claim.claim} == {"no figures"}
+    assert {claim.finding for claim in result.outcome.claims if "infonce" in claim.claim} == {"no figures"}
     assert run_study(config, out).made == 2
 
 
@@ -280,10 +280,10 @@ def test_a_process_that_is_killed_costs_its_own_run_alone(study, tmp_path):
 
     watcher = threading.Thread(target=kill_one, daemon=True)
     watcher.start()
-    found = run_study(config, out)
+    result = run_study(config, out)
     assert killed
-    assert not found.outcome.failed
-    assert len(found.outcome.results) == 8
+    assert not result.outcome.failed
+    assert len(result.outcome.results) == 8
 
 
 @pytest.mark.slow
