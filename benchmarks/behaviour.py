@@ -127,13 +127,13 @@ class Record:
         out = self.out / name
         began = time.monotonic()
         process = self.start(*(out if word == "OUT" else word for word in words), **environment)
-        output, said = process.communicate()
+        output, errors = process.communicate()
         self.figures[f"{name}: exit"] = process.returncode
         print(f"  {name}: {time.monotonic() - began:.1f} s, exit {process.returncode}", file=sys.stderr)
         try:
             self.put(name, json.loads(output.strip().splitlines()[-1])["metrics"])
         except (IndexError, KeyError, ValueError):
-            print(said[-2000:], file=sys.stderr)
+            print(errors[-2000:], file=sys.stderr)
         if process.returncode not in (0, 3):
             print(output[-2000:], file=sys.stderr)
         return out
@@ -416,7 +416,7 @@ def grading(record):
     """Judges that run here, audits of published judges, maps to probabilities, and ranking by a judge."""
     inputs, work = record.inputs, record.work
     shared, cranfield = inputs.shared, inputs.cranfield
-    own = write(work / "short.toml", RUBRIC)
+    rubric = write(work / "short.toml", RUBRIC)
     ask = write(work / "ask.jsonl", [{"query": q, "document": d} for q in QUERIES[1:] for d in OTHERS])
     human = [row.split("\t") for row in (cranfield / "qrels" / "test.tsv").read_text().splitlines()[1:]]
     draw = random.Random(1)
@@ -428,7 +428,7 @@ def grading(record):
     judges = {
         "qrels": (*replay, "--pairs", write(work / "asked.jsonl", asked)),
         "cross-encoder": ("--judge", f"cross-encoder:{inputs.reranker}", "--pairs", ask),
-        "local": ("--judge", inputs.decoder, "--pairs", ask, "--rubric", own),
+        "local": ("--judge", inputs.decoder, "--pairs", ask, "--rubric", rubric),
     }
     for name, words in judges.items():
         out = record.run(name, "grade", *words, "--out", "OUT")
@@ -533,10 +533,10 @@ def same(a, b, tolerance):
 def compare(before, after, tolerance):
     """Print every figure that differs; 1 if there is one."""
     records = [json.loads(Path(path).read_text(encoding="utf-8")) for path in (before, after)]
-    old, new = ({(s, name): x for s, part in found.items() for name, x in part.items()} for found in records)
+    old, new = ({(s, name): x for s, part in record.items() for name, x in part.items()} for record in records)
     counts = Counter()
     for section, name in sorted({*old, *new}):
-        a, b = (found.get((section, name), "(absent)") for found in (old, new))
+        a, b = (record.get((section, name), "(absent)") for record in (old, new))
         counts["figures"] += 1
         if not same(a, b, tolerance):
             counts["differ"] += 1

@@ -104,20 +104,20 @@ def in_int8(model: SentenceTransformer) -> SentenceTransformer:
 
 def ndcg_of(models: Mapping[str, tuple[SentenceTransformer, str]], collection: str) -> dict[str, Evaluation]:
     """Evaluate models on the test queries of a collection, each in its precision."""
-    found = {}
+    evaluations = {}
     for name, (model, precision) in models.items():
         with use_precision(precision):
-            found[name] = evaluate(model, collection)
-    return found
+            evaluations[name] = evaluate(model, collection)
+    return evaluations
 
 
-def ndcg_columns(found: Mapping[str, Evaluation], name: str) -> dict[str, object]:
+def ndcg_columns(evaluations: Mapping[str, Evaluation], name: str) -> dict[str, object]:
     """Return nDCG@10 and its change, or empty cells."""
     names = ("ndcg", "ndcg_change", "ndcg_low", "ndcg_high")
-    if name not in found:
+    if name not in evaluations:
         return dict.fromkeys(names, "")
-    change = paired_bootstrap(found[name].per_query["ndcg@10"], found[PLAIN].per_query["ndcg@10"])
-    figures = (found[name].metrics["ndcg@10"], change.mean, change.low, change.high)
+    change = paired_bootstrap(evaluations[name].per_query["ndcg@10"], evaluations[PLAIN].per_query["ndcg@10"])
+    figures = (evaluations[name].metrics["ndcg@10"], change.mean, change.low, change.high)
     return dict(zip(names, (round(figure, 4) for figure in figures), strict=True))
 
 
@@ -143,7 +143,8 @@ def rows_of(given: argparse.Namespace) -> Iterator[dict[str, object]]:
             INT8: lambda: encode_texts(quantised, texts, "document", "float32"),
         }
         paddings = {name: padding_of(model, texts, n) for name, n in ((PLAIN, 32), (BEST, size), (OURS, None))}
-        found = {name: method() for name, method in methods.items()}  # also a first run of each, which is not timed
+        # also a first run of each method, which is not timed
+        embeddings = {name: method() for name, method in methods.items()}
         with linear_shapes(model) as shapes:
             methods[OURS]()
         methods[PRODUCTS] = lambda: bare_products(shapes, precision)
@@ -153,7 +154,7 @@ def rows_of(given: argparse.Namespace) -> Iterator[dict[str, object]]:
         reached = ndcg_of(compared, given.ndcg) if given.ndcg else {}
     tokens = sum(int(model.preprocess([text])["attention_mask"].sum()) for text in texts)
     for name in methods:
-        difference = float(np.abs(found[name] - found[PLAIN]).max()) if name in found else 0.0
+        difference = float(np.abs(embeddings[name] - embeddings[PLAIN]).max()) if name in embeddings else 0.0
         if difference > TOLERANCE["float32" if name == PLAIN else precision] and name != INT8:
             raise SystemExit(f"{name}: embeddings differ by {difference} from those of {PLAIN}")
         yield {

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator
 
+datasets.disable_progress_bars()  # mteb maps over the texts, also in the processes that measure memory
 DEPTH = 100
 """Documents of a query that are retrieved."""
 RELEVANT = 4
@@ -143,8 +144,8 @@ def sentence_transformers(problem: Problem) -> float:
         {query: set(judged) for query, judged in problem.qrels.items()},
         score_functions={"dot": dot_score},
     )
-    found = evaluator.compute_all_metrics(Stub(problem), corpus_embeddings=torch.from_numpy(problem.documents))
-    return float(found["dot"]["ndcg@k"][10])  # type: ignore[index]
+    metrics = evaluator.compute_all_metrics(Stub(problem), corpus_embeddings=torch.from_numpy(problem.documents))
+    return float(metrics["dot"]["ndcg@k"][10])  # type: ignore[index]
 
 
 def mteb(problem: Problem, depth: int = 1000) -> float:
@@ -217,7 +218,6 @@ def main() -> None:
     )
     if given.queries * RELEVANT > given.passages:
         raise SystemExit(f"got {given.passages} passages; expected at least {RELEVANT} for each query")
-    datasets.disable_progress_bars()
     show(rows_of(given), given.out)
 
 

@@ -77,7 +77,7 @@ class UsualWays:
     @torch.inference_mode()
     def generate(self, questions: Sequence[Question], new_tokens: int = 1) -> list[float]:
         """One call of `generate` a question."""
-        found = []
+        relevance = []
         for prompt in self.prompts(questions):
             ids = torch.tensor([prompt])
             output = self.model.generate(
@@ -89,21 +89,21 @@ class UsualWays:
                 return_dict_in_generate=True,
                 pad_token_id=self.tokenizer.eos_token_id,
             )
-            found.append(self.relevance(output.scores[0][0]))
-        return found
+            relevance.append(self.relevance(output.scores[0][0]))
+        return relevance
 
     @torch.inference_mode()
     def forward(self, questions: Sequence[Question], batch_size: int = 8) -> list[float]:
         """Padded batches in the order given."""
-        prompts, found = self.prompts(questions), []
+        prompts, relevance = self.prompts(questions), []
         for start in range(0, len(prompts), batch_size):
             batch = prompts[start : start + batch_size]
             width = max(map(len, batch))
             ids = torch.tensor([prompt + [self.tokenizer.eos_token_id] * (width - len(prompt)) for prompt in batch])
             mask = torch.tensor([[1] * len(prompt) + [0] * (width - len(prompt)) for prompt in batch])
             logits = self.model(input_ids=ids, attention_mask=mask).logits
-            found += [self.relevance(logits[row, len(prompt) - 1]) for row, prompt in enumerate(batch)]
-        return found
+            relevance += [self.relevance(logits[row, len(prompt) - 1]) for row, prompt in enumerate(batch)]
+        return relevance
 
 
 def drawn_questions(rubric: Rubric, queries: int, seed: int) -> list[Question]:
@@ -124,11 +124,11 @@ def drawn_questions(rubric: Rubric, queries: int, seed: int) -> list[Question]:
 def grade_with_bixse(judge: LocalJudge, questions: Sequence[Question]) -> list[float]:
     """Return the relevance of each question, in their order."""
     positions = {(question.query_id, question.document_id): row for row, question in enumerate(questions)}
-    found = [math.nan] * len(questions)
+    relevance = [math.nan] * len(questions)
     for question, answer in judge.answers(questions):
         if answer.grade is not None:
-            found[positions[question.query_id, question.document_id]] = judge.scale.to_relevance(answer.grade)
-    return found
+            relevance[positions[question.query_id, question.document_id]] = judge.scale.to_relevance(answer.grade)
+    return relevance
 
 
 def rows_of(given: argparse.Namespace) -> Iterator[dict[str, object]]:
@@ -175,11 +175,13 @@ def method_rows(
     tokens = [sum(judge.count_tokens(questions)) for questions in drawn]
     pairs = [len(questions) for questions in drawn]
 
-    def rate(counts: Sequence[int], own: Sequence[Timed], digits: int | None) -> float:
-        return round(statistics.median(n / run.seconds for n, run in zip(counts, own, strict=True)), digits)
+    def rate(counts: Sequence[int], timed_runs: Sequence[Timed], digits: int | None) -> float:
+        return round(statistics.median(n / run.seconds for n, run in zip(counts, timed_runs, strict=True)), digits)
 
-    for method, own in runs.items():
-        differences = [np.abs(np.subtract(a.result, b.result)).max() for a, b in zip(runs[GENERATE], own, strict=True)]
+    for method, timed_runs in runs.items():
+        differences = [
+            np.abs(np.subtract(a.result, b.result)).max() for a, b in zip(runs[GENERATE], timed_runs, strict=True)
+        ]
         yield {
             "rubric": judge.rubric.name,
             "method": method,
@@ -190,13 +192,13 @@ def method_rows(
             "threads": torch.get_num_threads(),
             "dtype": judge.identity["dtype"],
             "sharing": judge.shares if method == BIXSE else "",
-            "seconds": middle(own, digits=3),
-            "cpu_seconds": middle(own, "cpu_seconds", 3),
-            "pairs_per_second": rate(pairs, own, 2),
-            "prompt_tokens_per_second": rate(tokens, own, None),
-            **ratios(runs[GENERATE], own, "ratio_to_generate"),
-            "cpu_ratio_to_generate": ratio(runs[GENERATE], own, "cpu_seconds"),
-            "ratio_to_forward": ratio(runs[FORWARD], own),
+            "seconds": middle(timed_runs, digits=3),
+            "cpu_seconds": middle(timed_runs, "cpu_seconds", 3),
+            "pairs_per_second": rate(pairs, timed_runs, 2),
+            "prompt_tokens_per_second": rate(tokens, timed_runs, None),
+            **ratios(runs[GENERATE], timed_runs, "ratio_to_generate"),
+            "cpu_ratio_to_generate": ratio(runs[GENERATE], timed_runs, "cpu_seconds"),
+            "ratio_to_forward": ratio(runs[FORWARD], timed_runs),
             "largest_difference": f"{max(differences):.1e}",
         }
 

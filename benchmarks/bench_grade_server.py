@@ -123,9 +123,11 @@ def measure(slots: int, milliseconds: float, count: int, rounds: int) -> dict[st
         runs = in_turn(work, rounds)
     row = {"slots": slots, "milliseconds": milliseconds, "limit_per_second": round(slots * 1000 / milliseconds),
            "questions": count, "rounds": rounds}  # fmt: skip
-    row |= {f"{name}_per_second": round(count / middle(own, digits=9)) for name, own in runs.items()}
+    row |= {f"{name}_per_second": round(count / middle(timed_runs, digits=9)) for name, timed_runs in runs.items()}
     row |= ratios(runs["bare"], runs["bixse"])
-    row |= {f"{name}_cpu_us": round(middle(own, "cpu_seconds", 9) / count * 1e6) for name, own in runs.items()}
+    row |= {
+        f"{name}_cpu_us": round(middle(timed_runs, "cpu_seconds", 9) / count * 1e6) for name, timed_runs in runs.items()
+    }
     return {**row, "load": round(load, 2)}
 
 

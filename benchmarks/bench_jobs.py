@@ -169,7 +169,7 @@ def mine_pairs(folder: Path, retriever: str) -> str:
 
 def bytes_of(*places: Path) -> str:
     """Say how many bytes files or folders have."""
-    sizes = {place.name: sum(f.stat().st_size for f in (place, *place.rglob("*")) if f.is_file()) for place in places}
+    sizes = {path.name: sum(f.stat().st_size for f in (path, *path.rglob("*")) if f.is_file()) for path in places}
     return ", ".join(f"{name} {size:,} bytes" for name, size in sizes.items())
 
 
@@ -238,9 +238,9 @@ JOBS = {
 def measure(name: str, folder: Path) -> tuple[float, float, float, str]:
     """Do a job in this (fresh) process: seconds, those of the process, its peak in MiB, and what the job said."""
     started = time.perf_counter()
-    said = JOBS[name].run(folder)
+    summary = JOBS[name].run(folder)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return time.perf_counter() - started, time.process_time(), peak, said
+    return time.perf_counter() - started, time.process_time(), peak, summary
 
 
 def rows_of(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -249,7 +249,7 @@ def rows_of(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for size in sorted(given.sizes):
             with tempfile.TemporaryDirectory() as folder:
                 alone(JOBS[name].prepare, Path(folder), size)
-                seconds, cpu_seconds, peak, said = alone(measure, name, Path(folder))
+                seconds, cpu_seconds, peak, summary = alone(measure, name, Path(folder))
             yield {
                 "job": name,
                 "size": size,
@@ -257,7 +257,7 @@ def rows_of(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 "cpu_seconds": round(cpu_seconds, 1),
                 "us_each": round(1e6 * seconds / size, 1),
                 "peak_mib": round(peak),
-                "said": said,
+                "said": summary,
             }
 
 

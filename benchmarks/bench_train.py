@@ -272,9 +272,9 @@ def rows_of(case: Case, rounds: int, quick: bool) -> Iterator[dict[str, object]]
     runs = measure(case, rounds, warm_up=not quick)
     tuned = min((TUNED, CACHED), key=lambda method: middle(runs[method]))
     queries = case.queries * case.epochs
-    for method, own in runs.items():
-        meters = [run.result for run in own]
-        took = middle(own, digits=9)
+    for method, timed_runs in runs.items():
+        meters = [run.result for run in timed_runs]
+        took = middle(timed_runs, digits=9)
         yield {
             "documents": case.documents,
             "batch_size": case.batch_size,
@@ -286,14 +286,14 @@ def rows_of(case: Case, rounds: int, quick: bool) -> Iterator[dict[str, object]]
             "bf16": meters[0].bf16,
             "bf16_is_fast": bf16_is_fast(),
             "seconds": round(took, 3),
-            "cpu_seconds": middle(own, "cpu_seconds", 3),
+            "cpu_seconds": middle(timed_runs, "cpu_seconds", 3),
             "pairs_per_second": round(queries * case.documents / took, 2),
             "texts_per_second": round(queries * (case.documents + 1) / took, 2),
             "tokens_per_second": round(statistics.median(meter.tokens / meter.seconds for meter in meters)),
             "padding": round(1 - sum(meter.tokens for meter in meters) / sum(meter.positions for meter in meters), 3),
-            **ratios(runs[STOCK], own, "ratio_to_stock"),
-            "cpu_ratio_to_stock": ratio(runs[STOCK], own, "cpu_seconds"),
-            "ratio_to_tuned": ratio(runs[tuned], own),
+            **ratios(runs[STOCK], timed_runs, "ratio_to_stock"),
+            "cpu_ratio_to_stock": ratio(runs[STOCK], timed_runs, "cpu_seconds"),
+            "ratio_to_tuned": ratio(runs[tuned], timed_runs),
             "of_products": round(statistics.median(meter.products_seconds / meter.seconds for meter in meters), 3),
             "around_seconds": round(statistics.median(meter.around_seconds for meter in meters), 2),
             "extra_mib": math.nan if quick else memory_alone(memory_of, method, case),

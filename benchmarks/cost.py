@@ -208,18 +208,18 @@ def mining(documents: int, queries: int) -> None:
 
 def training(rows: int) -> None:
     """Print what it costs to train a 7B encoder once over pairs of one document a query."""
-    size, found = ENCODERS[TRAINED], []
+    size, lines = ENCODERS[TRAINED], []
     passes = 2 * BATCH / DEVICES / TEXTS_PER_PASS
     gathered = passes * GATHERS * 4 * size.parameters / GATHER_BYTES
-    for name, own, more in (("LoRA", with_adapters(size), 0.0), ("all weights, shared out", size, gathered)):
-        held = device_bytes(own, BATCH)
-        held -= weight_bytes(own) * (1 - 1 / DEVICES) * bool(more)
-        seconds = sum(step_seconds(own, BATCH)) + more
+    for name, model_size, more in (("LoRA", with_adapters(size), 0.0), ("all weights, shared out", size, gathered)):
+        held = device_bytes(model_size, BATCH)
+        held -= weight_bytes(model_size) * (1 - 1 / DEVICES) * bool(more)
+        seconds = sum(step_seconds(model_size, BATCH)) + more
         hours = seconds * rows / BATCH / HOUR
-        told = (held / GB, seconds, more, hours, GPU_USD * DEVICES * hours)
-        found.append([name, *(f"{value:,.1f}" for value in told)])
+        figures = (held / GB, seconds, more, hours, GPU_USD * DEVICES * hours)
+        lines.append([name, *(f"{value:,.1f}" for value in figures)])
     print(f"{TRAINED}, {rows:,} pairs once, batches of {BATCH:,} over {DEVICES} devices:\n")
-    table(["trained", "GB a device", "seconds a step", "of them gathering", "hours", "$"], *found)
+    table(["trained", "GB a device", "seconds a step", "of them gathering", "hours", "$"], *lines)
 
 
 def scaling() -> None:

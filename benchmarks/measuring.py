@@ -116,8 +116,8 @@ def ratio(over: Sequence[Timed], under: Sequence[Timed], figure: str = "seconds"
 
 def ratios(over: Sequence[Timed], under: Sequence[Timed], name: str = "ratio") -> dict[str, float]:
     """Return the ratio of seconds as columns: median, lowest and highest over the rounds."""
-    found = _ratios(over, under, "seconds")
-    columns = {name: statistics.median(found), "ratio_lowest": min(found), "ratio_highest": max(found)}
+    quotients = _ratios(over, under, "seconds")
+    columns = {name: statistics.median(quotients), "ratio_lowest": min(quotients), "ratio_highest": max(quotients)}
     return {column: round(value, 3) for column, value in columns.items()}
 
 
@@ -133,16 +133,16 @@ def linear_shapes(model: torch.nn.Module, with_gradient: bool = False) -> Iterat
     """
     import torch
 
-    found: Shapes = Counter()
+    shapes: Shapes = Counter()
 
     def count(layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         if torch.is_grad_enabled() or not with_gradient:
-            found[inputs[0].numel() // inputs[0].shape[-1], layer.in_features, layer.out_features] += 1
+            shapes[inputs[0].numel() // inputs[0].shape[-1], layer.in_features, layer.out_features] += 1
 
     layers = [part for part in model.modules() if isinstance(part, torch.nn.Linear)]
     hooks = [layer.register_forward_pre_hook(count) for layer in layers]
     try:
-        yield found
+        yield shapes
     finally:
         for hook in hooks:
             hook.remove()
@@ -200,10 +200,10 @@ def show_growth(rows: Sequence[dict[str, Any]], key: str, figures: Mapping[str, 
     """
     print(f"\n{key:<20}", *(f"{heading:>16}" for heading in figures.values()))
     for value in dict.fromkeys(row[key] for row in rows):
-        own = sorted((row for row in rows if row[key] == value), key=lambda row: row["size"])[-last:]
+        largest = sorted((row for row in rows if row[key] == value), key=lambda row: row["size"])[-last:]
         slopes = []
         for name in figures:
-            points = [(math.log(row["size"]), math.log(row[name])) for row in own if row[name] > 0]
+            points = [(math.log(row["size"]), math.log(row[name])) for row in largest if row[name] > 0]
             slopes.append(statistics.linear_regression(*zip(*points, strict=True)).slope if points[1:] else math.nan)
         print(f"{value:<20}", *(f"{slope:>16.2f}" for slope in slopes))
 

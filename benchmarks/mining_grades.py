@@ -69,18 +69,18 @@ def main() -> None:
             out, names = Path(work) / "-".join([*retrievers, name]), " + ".join(retrievers)
             mine(config, out)
             rows = pq.read_table(out / MINED_FILE).to_pylist()
-            found = [(row["rank"], qrels[row["query_id"]].get(row["document_id"])) for row in rows]
-            counts = Counter(grade for _, grade in found)
-            judged = [(rank, grade >= PYDOCS_RELEVANT_GRADE) for rank, grade in found if grade is not None]
-            grades.append([name, names, len(found), len(judged), *(counts[grade] for grade in GRADES)])
+            ranked = [(row["rank"], qrels[row["query_id"]].get(row["document_id"])) for row in rows]
+            counts = Counter(grade for _, grade in ranked)
+            judged = [(rank, grade >= PYDOCS_RELEVANT_GRADE) for rank, grade in ranked if grade is not None]
+            grades.append([name, names, len(ranked), len(judged), *(counts[grade] for grade in GRADES)])
             if name == KNOWN:
                 bands = {"all": judged}
                 for rank, relevant in sorted(judged):
                     bands.setdefault(f"rank {rank_band(rank)}", []).append((rank, relevant))
-                for band, own in bands.items():
-                    relevant = sum(is_relevant for _, is_relevant in own)
-                    interval = "{:.3f} to {:.3f}".format(*wilson_interval(relevant, len(own)))
-                    shares.append([names, band, len(own), relevant, relevant / len(own), interval])
+                for band, hits in bands.items():
+                    relevant = sum(is_relevant for _, is_relevant in hits)
+                    interval = "{:.3f} to {:.3f}".format(*wilson_interval(relevant, len(hits)))
+                    shares.append([names, band, len(hits), relevant, relevant / len(hits), interval])
     print(format_markdown(grades, ["strategy", "retrievers", "pairs", "judged", *(f"grade {g}" for g in GRADES)]))
     print()
     print(format_markdown(shares, ["retrievers", "judged hard negatives", "judged", "relevant", "share", "interval"]))

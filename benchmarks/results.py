@@ -73,19 +73,19 @@ def runs(
     cranfield: Path | None, sick: Path | None, judge: Path | None, minilm: bool
 ) -> list[tuple[str, str, list[str]]]:
     """Collection, study and arguments of everything that is run."""
-    found: list[tuple[str, str, list[str]]] = [("pydocs", study, []) for study in STUDIES if study != "rankers"]
+    studies: list[tuple[str, str, list[str]]] = [("pydocs", study, []) for study in STUDIES if study != "rankers"]
     if minilm:
-        found += [("pydocs-minilm", study, ["--preset", "laptop-minilm"]) for study in ("losses", "noise")]
+        studies += [("pydocs-minilm", study, ["--preset", "laptop-minilm"]) for study in ("losses", "noise")]
     main = ("losses", "noise", "cutoff", "batch-size", "bias-rate")
     if cranfield is not None:
         arguments = ["--collection", str(cranfield), "--scale", "0", "4", "--min-relevant-grade", "1"]
-        found += [("cranfield", study, [*arguments, *FEW_SEEDS]) for study in main]
+        studies += [("cranfield", study, [*arguments, *FEW_SEEDS]) for study in main]
     if judge is not None:
-        found.append(("pydocs", "rankers", ["--config", str(judge)]))
+        studies.append(("pydocs", "rankers", ["--config", str(judge)]))
     if sick is not None:
         arguments = ["--config", str(sick)]
-        found += [("sick", study, [*arguments, *FEW_SEEDS]) for study in main]
-    return found
+        studies += [("sick", study, [*arguments, *FEW_SEEDS]) for study in main]
+    return studies
 
 
 def sick_configuration(folder: Path, work: Path) -> Path:
@@ -102,8 +102,8 @@ def sick_configuration(folder: Path, work: Path) -> Path:
     corpus = {text_id(text): Document("", text) for judged in grades.values() for text in judged}
     qrels: dict[str, dict[str, dict[str, float]]] = {"train": {}, "dev": {}, "test": {}}
     for text, judged in grades.items():
-        place = int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) / 16**8
-        split = "train" if place < 0.5 else "dev" if place < 0.6 else "test"
+        position = int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) / 16**8
+        split = "train" if position < 0.5 else "dev" if position < 0.6 else "test"
         if split == "train" or max(judged.values()) >= 3:
             qrels[split][text_id(text)] = {text_id(document): grade for document, grade in judged.items()}
     target = work / "sick-collection"
@@ -132,18 +132,18 @@ def quickstart_table(folder: Path) -> None:
     for system in data.systems:
         rows += [["system", system.label, "", name, f"{value:.6g}", "", ""] for name, value in system.metrics.items()]
     for what, comparisons in (("difference", data.comparisons), ("guard", data.guard)):
-        for found in comparisons:
-            gap = found.difference
+        for comparison in comparisons:
+            gap = comparison.difference
             figures = [f"{value:.6g}" for value in (gap.mean, gap.low, gap.high)]
-            rows.append([what, found.system, found.baseline, found.metric, *figures])
+            rows.append([what, comparison.system, comparison.baseline, comparison.metric, *figures])
     for system, report in data.calibrations.items():
         scores = (("brier", report.brier), ("brier of a constant", report.base_rate_brier), ("ece", report.ece))
         rows += [["probabilities", system, "", name, f"{value:.6g}", "", ""] for name, value in scores]
     for curve in data.merges:
         for point in curve.points:
-            kept = " (kept)" if point.weight == curve.weight else ""
+            mark = " (kept)" if point.weight == curve.weight else ""
             rows += [
-                ["merge", curve.system, "", f"w = {point.weight:g}{kept}, {name}", f"{score:.6g}", "", ""]
+                ["merge", curve.system, "", f"w = {point.weight:g}{mark}, {name}", f"{score:.6g}", "", ""]
                 for name, score in point.scores.items()
             ]
     write_table("quickstart.csv", rows)
@@ -153,11 +153,11 @@ def seeds_table(folders: Sequence[Path]) -> None:
     """Systems of quick starts that differ by their seed: means and differences, intervals over seeds and queries."""
     splits = {"test": "runs", "guard": "runs/guard"}
     rows: list[list[object]] = [["queries", "system", "against", "seeds", "ndcg@10", "low", "high"]]
-    for split, place in splits.items():
+    for split, subfolder in splits.items():
         qrels = read_qrels(folders[0] / "collection" / "qrels" / f"{split}.tsv")
-        systems = sorted(path.stem for path in (folders[0] / place).glob("*.trec"))
+        systems = sorted(path.stem for path in (folders[0] / subfolder).glob("*.trec"))
         scores = {
-            system: np.array([ndcg(qrels, folder / place / f"{system}.trec") for folder in folders])
+            system: np.array([ndcg(qrels, folder / subfolder / f"{system}.trec") for folder in folders])
             for system in systems
         }
         losses = [name.removesuffix("-tuned") for name in systems if name.endswith("-tuned")]
@@ -165,8 +165,8 @@ def seeds_table(folders: Sequence[Path]) -> None:
         pairs += compared([loss for loss in losses if loss != "bixse"]) + [(loss, f"{loss}-tuned") for loss in losses]
         for system, baseline in pairs:
             values = scores[system] - (scores[baseline] if baseline else 0.0)
-            found = crossed_interval(values, [0] * values.shape[1])
-            figures = [f"{value:.4f}" for value in (found.mean, found.low, found.high)]
+            interval = crossed_interval(values, [0] * values.shape[1])
+            figures = [f"{value:.4f}" for value in (interval.mean, interval.low, interval.high)]
             rows.append([split, system, baseline, len(folders), *figures])
     write_table("quickstart-seeds.csv", rows)
 
@@ -190,8 +190,8 @@ def run(collection: str, study: str, arguments: Sequence[str], work: Path) -> No
     ended = subprocess.run(command, check=False).returncode
     if ended not in (0, 3):  # 3: some runs failed, which the table says
         raise SystemExit(ended)
-    said = [Path(word).name if "/" in word else word for word in arguments]
-    store(collection, study, out, " ".join(["bixse", "study", study, *preset, *said]))
+    words = [Path(word).name if "/" in word else word for word in arguments]
+    store(collection, study, out, " ".join(["bixse", "study", study, *preset, *words]))
 
 
 def store(collection: str, study: str, out: Path, command: str) -> None:
@@ -227,8 +227,12 @@ def overview() -> str:
 
 
 def _counts(path: Path) -> str:
-    said = [row["finding"] for row in read(path)] if path.is_file() else []
-    return " / ".join(str(said.count(word)) for word in ("reproduced", "not shown", "contradicted")) if said else ""
+    findings = [row["finding"] for row in read(path)] if path.is_file() else []
+    return (
+        " / ".join(str(findings.count(word)) for word in ("reproduced", "not shown", "contradicted"))
+        if findings
+        else ""
+    )
 
 
 def section(collection: str, name: str) -> str:
@@ -238,39 +242,41 @@ def section(collection: str, name: str) -> str:
     lines = [f"### {study.title} ({collection})", "", f"The paper: {study.paper}.", ""]
     lines += [f"`{(folder / 'command.txt').read_text(encoding='utf-8').strip()}`", ""]
     if claims:
-        said = [row["finding"] for row in claims]
-        counts = [f"{said.count(word)} {word}" for word in ("reproduced", "not shown", "contradicted") if word in said]
+        findings = [row["finding"] for row in claims]
+        counts = [
+            f"{findings.count(word)} {word}" for word in ("reproduced", "not shown", "contradicted") if word in findings
+        ]
         lines += [f"Of {len(claims)} claims: {', '.join(counts)}.", ""]
         rows = [[row["claim"], *_difference(row), row["finding"]] for row in claims]
         lines += [format_markdown(rows, ["claim", "nDCG@10", "95 % interval", "p (Holm)", "finding"]), ""]
-    own = [key for key in summary[0] if key not in FIGURES]
+    labels = [key for key in summary[0] if key not in FIGURES]
     if "ndcg@10" in summary[0]:
-        head = [*own, "nDCG@10", "95 % interval", "± over seeds", "recall@100", "MRR@10", "pairs", "seconds"]
+        head = [*labels, "nDCG@10", "95 % interval", "± over seeds", "recall@100", "MRR@10", "pairs", "seconds"]
         table = [
-            [*(row[key] for key in own), number(row["ndcg@10"]),
+            [*(row[key] for key in labels), number(row["ndcg@10"]),
              format_interval(float(row["low"]), float(row["high"])), number(row["spread"]), number(row["recall@100"]),
              number(row["mrr@10"]), row["pairs"] or "–", f"{float(row['seconds']):.0f}"]
             for row in summary
         ]  # fmt: skip
     else:
-        head = [*own, "extra MiB", "seconds per pass"]
-        table = [[*(row[key] for key in own), number(row["extra_mib"], 0), number(row["pass_seconds"], 2)]
+        head = [*labels, "extra MiB", "seconds per pass"]
+        table = [[*(row[key] for key in labels), number(row["extra_mib"], 0), number(row["pass_seconds"], 2)]
                  for row in summary]  # fmt: skip
     lines += [format_markdown(table, [word.replace("_", " ") for word in head]), ""]
     if (folder / BESIDE).is_file():
-        lines += [beside(read(folder / BESIDE), own), ""]
+        lines += [beside(read(folder / BESIDE), labels), ""]
     lines += [*study.notes, ""] if study.notes else []
     return "\n".join([*lines, f"![{study.title}](../results/studies/{collection}/{name}/plot.svg)", ""])
 
 
-def beside(rows: Sequence[dict[str, str]], own: Sequence[str]) -> str:
+def beside(rows: Sequence[dict[str, str]], labels: Sequence[str]) -> str:
     """What the arms of a study reach on other collections, against the model that was not trained."""
     table = [
-        [row["measured_on"], *(row[key] for key in own), number(row["ndcg@10"]),
+        [row["measured_on"], *(row[key] for key in labels), number(row["ndcg@10"]),
          *(_difference({**row, "p_holm": row["p"]}))]
         for row in rows
     ]  # fmt: skip
-    return format_markdown(table, ["measured on", *own, "nDCG@10", "− untrained", "95 % interval", "p"])
+    return format_markdown(table, ["measured on", *labels, "nDCG@10", "− untrained", "95 % interval", "p"])
 
 
 FIGURES = {"seeds", "ndcg@10", "recall@100", "mrr@10", "map@100", "low", "high", "spread", "pairs", "seconds",

@@ -20,9 +20,9 @@ def test_every_figure_that_differs_is_printed(tmp_path):
     before, after = tmp_path / "before.json", tmp_path / "after.json"
     before.write_text(json.dumps({"train": {"rate": 5e-5, "loss": 2.0, "word": "better", "gone": 1, "flag": True}}))
     after.write_text(json.dumps({"train": {"rate": 5.05e-5, "loss": 2.0000001, "word": "worse", "flag": 1, "new": 0}}))
-    found = run("compare", before, after)
-    assert found.returncode == 1
-    assert [line.split(":")[0] for line in found.stdout.splitlines()[:-1]] == [
+    done = run("compare", before, after)
+    assert done.returncode == 1
+    assert [line.split(":")[0] for line in done.stdout.splitlines()[:-1]] == [
         f"train | {name}" for name in ("flag", "gone", "new", "rate", "word")
     ]
     assert run("compare", before, before).returncode == 0

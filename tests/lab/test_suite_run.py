@@ -1,7 +1,4 @@
-"""Suites run by our own evaluator: what lacks is said first, finished tasks are read, systems are compared."""
-
-import json
-from itertools import combinations
+"""Suites run by our own evaluator."""
 
 import pytest
 
@@ -40,8 +37,8 @@ def other_model_path(tiny_model, tmp_path):
 
 
 def count_searches(monkeypatch):
-    """The tasks that are searched from now on."""
-    searched: list[str] = []
+    """Return the list to which each later search adds its system and task."""
+    searched = []
     for kind in (systems.EncoderSystem, systems.Bm25System):
         before = kind.search
 
@@ -51,9 +48,6 @@ def count_searches(monkeypatch):
 
         monkeypatch.setattr(kind, "search", search)
     return searched
-
-
-# --- refused before anything is loaded
 
 
 def test_all_missing_data_is_listed_before_a_model_is_loaded(data, tmp_path):
@@ -70,7 +64,7 @@ def test_all_missing_data_is_listed_before_a_model_is_loaded(data, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"suite": "bier"}, "did you mean 'beir'"),
         ({"tasks": ["FiQA"]}, "got 'FiQA'; expected one of beir: .*did you mean 'FiQA2018'"),
@@ -80,21 +74,17 @@ def test_all_missing_data_is_listed_before_a_model_is_loaded(data, tmp_path):
         ({"download": True}, "got HF_HUB_OFFLINE set"),
     ],
 )
-def test_wrong_arguments(data, options, said):
-    given = {"systems": ["bm25"], "suite": "beir", "data": data, "tasks": TASKS, **options}
-    with pytest.raises(InputError, match=said):
-        evaluate_suite(**given)
+def test_wrong_arguments(data, options, message):
+    with pytest.raises(InputError, match=message):
+        evaluate_suite(**{"systems": ["bm25"], "suite": "beir", "data": data, "tasks": TASKS, **options})
 
 
-def test_a_wrong_second_model_is_said_before_the_first_one_works(data, tmp_path, monkeypatch):
+def test_a_wrong_second_model_is_refused_before_the_first_search(data, tmp_path, monkeypatch):
     searched = count_searches(monkeypatch)
     with pytest.raises(ModelError, match="got no such folder"):
         evaluate_suite(["bm25", "./no/such"], "beir", data, tmp_path / "out", TASKS)
     assert searched == []
     assert not (tmp_path / "out").exists()
-
-
-# --- figures
 
 
 def test_figures_are_those_of_evaluate_without_self_matches_where_mteb_leaves_them_out(data, tiny_model_path, tmp_path):
@@ -121,24 +111,6 @@ def test_means_over_groups_and_over_zero_shot_tasks(data):
     assert list(evaluate_suite(["bm25"], "beir", data, tasks=["BioASQ"]).means["bm25"]) == ["mean over tasks"]
 
 
-def test_the_short_suite_warns_of_its_use(data):
-    result = evaluate_suite(["bm25"], "beir-short", data, tasks=["FiQA2018"])
-    assert "selection leak" in result.notes[0]
-
-
-def test_every_pair_gets_a_verdict(data, tiny_model_path, other_model_path, tmp_path):
-    models = [str(tiny_model_path), str(other_model_path), "bm25"]
-    result = evaluate_suite(models, "beir", data, tmp_path / "out", TASKS)
-    assert [(found.a, found.b) for found in result.comparisons] == list(combinations(models, 2))
-    written = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert written == json.loads(json.dumps(result.plain()))
-    assert {pair["verdict"] for pair in written["comparisons"]} <= {"better", "no difference", "worse"}
-    assert written["systems"]["bm25"]["tasks"]["NFCorpus"]["queries"] == 3
-
-
-# --- instructions
-
-
 def test_each_task_gets_its_instructions_and_the_model_stays_as_it_was(tiny_model, data, tmp_path):
     table = Instructions(
         default="find it", tasks={"fiqa2018": {"instructions": ["answer it"]}, "nf": {"instructions": ["same"]}}
@@ -151,7 +123,8 @@ def test_each_task_gets_its_instructions_and_the_model_stays_as_it_was(tiny_mode
     assert tiny_model.task is None
     with instructions_of(tiny_model, ("Unknown",)) as chosen:
         assert chosen is None
-    with pytest.raises(InputError, match="task 'b'"), instructions_of(_without_default(tiny_model), ("b",), must=True):
+    tiny_model.instructions = Instructions(tasks={"a": {"instructions": ["x"]}, "c": {"instructions": ["y"]}})
+    with pytest.raises(InputError, match="task 'b'"), instructions_of(tiny_model, ("b",), must=True):
         pass
     tiny_model.instructions = table
     tiny_model.save_pretrained(str(tmp_path / "model"), create_model_card=False)
@@ -161,11 +134,6 @@ def test_each_task_gets_its_instructions_and_the_model_stays_as_it_was(tiny_mode
     system.encoder.preprocess = lambda texts, **given: seen.append(given.get("prompt")) or before(texts, **given)
     evaluate_suite([system], "beir", data, tasks=["FiQA2018"])
     assert set(seen) == {"Instruct: answer it\nQuery:\n", None}
-
-
-def _without_default(model):
-    model.instructions = Instructions(tasks={"a": {"instructions": ["x"]}, "c": {"instructions": ["y"]}})
-    return model
 
 
 def test_a_model_without_an_instruction_for_a_task_is_refused_before_work(tiny_model, data, tmp_path, monkeypatch):
@@ -179,9 +147,6 @@ def test_a_model_without_an_instruction_for_a_task_is_refused_before_work(tiny_m
     assert searched == []
     assert evaluate_suite([str(tmp_path / "model")], "beir", data, tasks=["FiQA2018"]).scores
     assert evaluate_suite([EncoderSystem(tmp_path / "model", task="b")], "beir", data, tasks=TASKS).scores
-
-
-# --- going on
 
 
 def test_finished_tasks_are_read_and_more_models_join(data, tiny_model_path, tmp_path, monkeypatch):
@@ -200,16 +165,16 @@ def test_finished_tasks_are_read_and_more_models_join(data, tiny_model_path, tmp
     assert len(searched) == 4
 
 
-def test_another_checkpoint_in_the_same_place_is_another_system(data, tiny_model_path, other_model_path, tmp_path):
-    out, place = tmp_path / "out", tmp_path / "model"
+def test_another_checkpoint_in_the_same_folder_is_another_system(data, tiny_model_path, other_model_path, tmp_path):
+    out, link = tmp_path / "out", tmp_path / "model"
     for path in (tiny_model_path, other_model_path):
-        place.unlink(missing_ok=True)
-        place.symlink_to(path)
-        found = evaluate_suite([str(place)], "beir", data, out, TASKS)
-        assert not any(score.reused for score in found.scores[str(place)].values())
+        link.unlink(missing_ok=True)
+        link.symlink_to(path)
+        result = evaluate_suite([str(link)], "beir", data, out, TASKS)
+        assert not any(score.reused for score in result.scores[str(link)].values())
     assert len(list(out.glob("model-*"))) == 2
     with pytest.raises(InputError, match="which are the same checkpoint"):
-        evaluate_suite([str(place), str(other_model_path)], "beir", data, tasks=TASKS)
+        evaluate_suite([str(link), str(other_model_path)], "beir", data, tasks=TASKS)
 
 
 def test_other_settings_and_changed_data_are_refused(data, tmp_path):
@@ -227,11 +192,12 @@ def test_an_interrupted_suite_goes_on_inside_its_task(data, tiny_model_path, tmp
     monkeypatch.setattr(systems, "DOCUMENTS_PER_BLOCK", 1)
     monkeypatch.setattr(systems, "SAVE_SECONDS", 0.0)
     monkeypatch.setenv("BIXSE_CACHE_DIR", "none")
-    whole = evaluate_suite([str(tiny_model_path)], "beir", data, tasks=TASKS)
-    done: list[str] = []
+    model = str(tiny_model_path)
+    uninterrupted = evaluate_suite([model], "beir", data, tasks=TASKS).scores[model]
+    done, steps = [], []
 
-    def stops_in_the_second_task(title: str, total: int):
-        def step(number: int):
+    def stops_in_the_second_task(title, total):
+        def step(number):
             done.append(title.rpartition(" ")[2])
             if done.count("FiQA2018") == 3 and number == 1:
                 raise KeyboardInterrupt
@@ -239,13 +205,10 @@ def test_an_interrupted_suite_goes_on_inside_its_task(data, tiny_model_path, tmp
         return step
 
     with pytest.raises(KeyboardInterrupt):
-        evaluate_suite([str(tiny_model_path)], "beir", data, tmp_path / "out", TASKS, progress=stops_in_the_second_task)
+        evaluate_suite([model], "beir", data, tmp_path / "out", TASKS, progress=stops_in_the_second_task)
     searched = count_searches(monkeypatch)
-    steps: list[int] = []
-    result = evaluate_suite(
-        [str(tiny_model_path)], "beir", data, tmp_path / "out", TASKS, progress=lambda *_: steps.append
-    )
+    result = evaluate_suite([model], "beir", data, tmp_path / "out", TASKS, progress=lambda *_: steps.append)
     assert [line.rpartition(" ")[2] for line in searched] == ["FiQA2018"]
     assert steps == [2, 1, 1]  # two documents were done before
     for task in TASKS:
-        assert result.scores[str(tiny_model_path)][task].per_query == whole.scores[str(tiny_model_path)][task].per_query
+        assert result.scores[model][task].per_query == uninterrupted[task].per_query

@@ -1,4 +1,4 @@
-"""Sweeps that really train: ranking, what is kept, what is refused, and how they go on."""
+"""Sweeps that train: ranking, refusals, and how they continue."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class TestUnhappyPaths:
             assert not out.exists()
         assert steps == []
 
-    def test_an_arm_that_diverges_stands_and_is_not_ranked(self, settings, tiny_model_path, tmp_path, at_step):
+    def test_a_diverged_arm_is_final_and_not_ranked(self, settings, tiny_model_path, tmp_path, at_step):
         base = {"model": str(tiny_model_path), "max_length": 16}
         out, config = tmp_path / "out", settings(base, vary={"optimizer.learning_rate": [1e30, 1e-3]})
         result = sweep(config, out, progress=False)
@@ -96,7 +96,7 @@ class TestUnhappyPaths:
         again = sweep(config, out, progress=False)
         assert (again.reused, again.rows, steps) == (True, result.rows, [])
 
-    def test_an_arm_of_which_a_seed_fails_is_not_ranked_by_the_others(self, settings, tmp_path, at_step):
+    def test_an_arm_with_a_failed_seed_is_not_ranked(self, settings, tmp_path, at_step):
         seen = []
 
         def spoil(trainer, steps):
@@ -117,12 +117,12 @@ class TestUnhappyPaths:
         config = settings({"pairs": pairs}, vary={"scale": [5]})
         sweep(config, out, progress=False)
         before = written(out / "runs")
-        for base, changes, said in (
+        for base, changes, message in (
             ({}, {"vary": {"scale": [20]}}, "sweep.vary.scale"),
             ({"max_length": 12}, {"vary": {"scale": [5]}}, "max_length"),
             ({}, {"vary": {"scale": [5]}, "seeds": (1,)}, "sweep.seeds"),
         ):
-            with pytest.raises(OutputExistsError, match=said):
+            with pytest.raises(OutputExistsError, match=message):
                 sweep(settings({"pairs": pairs, **base}, **changes), out, progress=False)
         with pytest.raises(OutputExistsError):
             train(TrainConfig(**config.base), out, progress=False)
@@ -189,10 +189,10 @@ def test_ctrl_c_within_a_run_continues_from_its_checkpoint(settings, tmp_path, a
     before = written(out / "runs" / "scale=5")
     result = sweep(config, out, progress=False)
     assert len(steps) == 8
-    kept = written(out / "runs" / "scale=5")
-    assert kept == {name: time for name, time in before.items() if name in kept} and "seed-0/result.json" in kept
-    whole = sweep(config, tmp_path / "whole", progress=False)
-    assert [(row.label, row.best) for row in whole.rows] == [(row.label, row.best) for row in result.rows]
+    after = written(out / "runs" / "scale=5")
+    assert after == {name: time for name, time in before.items() if name in after} and "seed-0/result.json" in after
+    uninterrupted = sweep(config, tmp_path / "whole", progress=False)
+    assert [(row.label, row.best) for row in uninterrupted.rows] == [(row.label, row.best) for row in result.rows]
     models = sorted(path.relative_to(out) for path in out.rglob("model.safetensors"))
     assert len(models) == 1
     assert all((out / model).read_bytes() == (tmp_path / "whole" / model).read_bytes() for model in models)
@@ -217,13 +217,13 @@ def test_seeds_are_ranked_by_their_mean(settings, tmp_path):
 
 @pytest.mark.slow
 def test_two_ranks_leave_the_table_and_the_model_of_one_process(settings, tmp_path, monkeypatch):
-    whole = sweep(settings(seeds=(1, 2)), tmp_path / "whole", progress=False)
+    alone = sweep(settings(seeds=(1, 2)), tmp_path / "alone", progress=False)
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank, waiting in (("1", 4), ("0", 0)):
         monkeypatch.setenv("RANK", rank)
         result = sweep(settings(seeds=(1, 2), engine="ranks"), tmp_path / "out", progress=False)
         assert result.waiting == waiting
-    assert [replace(row, seconds=0) for row in result.rows] == [replace(row, seconds=0) for row in whole.rows]
+    assert [replace(row, seconds=0) for row in result.rows] == [replace(row, seconds=0) for row in alone.rows]
     assert list((tmp_path / "out").glob("runs/*/*/train/model")) == [result.model_path]
-    files = [found.model_path / "model.safetensors" for found in (result, whole)]
+    files = [each.model_path / "model.safetensors" for each in (result, alone)]
     assert files[0].read_bytes() == files[1].read_bytes()

@@ -26,7 +26,7 @@ def write(folder, text):
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"vary": {"optimizer.learning_rat": [1, 2]}}, "did you mean 'optimizer.learning_rate'?"),
         ({"vary": {"los": [1, 2]}}, "did you mean 'loss'?"),
@@ -40,9 +40,9 @@ def write(folder, text):
         ({"vary": {"model": ["Demo", "demo"]}}, "got two arms for the folder 'model=demo'"),
     ],
 )
-def test_what_cannot_be_searched(settings, said):
+def test_wrong_settings_are_refused(settings, message):
     (line,) = errors(SweepConfig(**{"base": BASE, "vary": {"scale": [5, 10]}, **settings}))
-    assert said in line
+    assert message in line
 
 
 def test_errors_of_all_arms_are_named_together_with_the_arms():
@@ -58,7 +58,7 @@ def test_errors_of_all_arms_are_named_together_with_the_arms():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("vary: {scale: [1]}", "base: got nothing; expected a value"),
         ("base: 3\nvary: {scale: [1]}", "base: got 3; expected settings of `bixse train`"),
@@ -68,10 +68,10 @@ def test_errors_of_all_arms_are_named_together_with_the_arms():
         ("base: run.yaml\nvary: {scale: {low: 1, high: 2}}", "vary.scale: got {'low': 1, 'high': 2}; expected "),
     ],
 )
-def test_a_file_that_is_no_sweep(tmp_path, text, said):
+def test_a_file_that_is_no_sweep(tmp_path, text, message):
     with pytest.raises(ConfigError, match="fix: ") as caught:
         SweepConfig.load(write(tmp_path, text))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_base_file_that_is_not_there(tmp_path):
@@ -83,12 +83,8 @@ def test_a_base_file_that_is_not_there(tmp_path):
 def test_a_grid_is_every_combination_in_order():
     vary = {"loss": ["bixse", "infonce"], "optimizer.learning_rate": ["1e-4", 1e-3]}
     arms = plan_arms(SweepConfig(base={**BASE, "optimizer": {"num_train_epochs": 1}}, vary=vary))
-    assert [arm.folder for arm in arms] == [
-        "loss=bixse,learning_rate=0.0001",
-        "loss=bixse,learning_rate=0.001",
-        "loss=infonce,learning_rate=0.0001",
-        "loss=infonce,learning_rate=0.001",
-    ]
+    folders = [f"loss={loss},learning_rate={rate}" for loss in ("bixse", "infonce") for rate in ("0.0001", "0.001")]
+    assert [arm.folder for arm in arms] == folders
     assert [arm.train["optimizer"]["learning_rate"] for arm in arms] == [1e-4, 1e-3] * 2
     assert {arm.train["optimizer"]["num_train_epochs"] for arm in arms} == {1}
 
@@ -98,7 +94,7 @@ def test_equal_arms_are_one():
     assert [arm.labels for arm in arms] == [{"scale": 10.0}, {"scale": 20.0}]
 
 
-def test_sections_vary_as_a_whole():
+def test_a_section_can_vary():
     vary = {"lora": [None, {"rank": 8}], "loss_options": [{}, {"bias": -3.0}]}
     arms = plan_arms(SweepConfig(base={**BASE, "lora": {"alpha": 3}}, vary=vary))
     assert [arm.train["lora"] and arm.train["lora"]["rank"] for arm in arms] == [None, None, 8, 8]
@@ -115,15 +111,14 @@ def test_a_long_name_is_cut_and_stays_distinct():
     assert all(len(folder) <= 80 and "/" not in folder for folder in folders)
 
 
-def test_paths_are_taken_from_the_folder_of_their_file(tmp_path):
+def test_paths_start_at_the_folder_of_their_file(tmp_path):
     text = "base: {pairs: pairs.jsonl, dev: toy}\nvary: {scale: [5], pairs: [a.jsonl, b.jsonl]}"
     arms = plan_arms(SweepConfig.load(write(tmp_path, text)))
     assert [arm.train["pairs"] for arm in arms] == [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
     assert {arm.train["dev"] for arm in arms} == {str(tmp_path / "toy")}
     (tmp_path / "inner").mkdir()
-    (tmp_path / "inner" / "run.yaml").write_text(
-        "pairs: pairs.jsonl\ndev: /data/toy\noptimizer: {num_train_epochs: 1}\n"
-    )
+    settings = "pairs: pairs.jsonl\ndev: /data/toy\noptimizer: {num_train_epochs: 1}\n"
+    (tmp_path / "inner" / "run.yaml").write_text(settings)
     text = "base: inner/run.yaml\nvary: {optimizer.global_batch_size: [4, 8]}"
     arms = plan_arms(SweepConfig.load(write(tmp_path, text)))
     assert {arm.train["pairs"] for arm in arms} == {str(tmp_path / "inner" / "pairs.jsonl")}

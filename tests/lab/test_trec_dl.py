@@ -26,17 +26,14 @@ def data(tmp_path):
     return tmp_path / "trec"
 
 
-# --- files
-
-
 @pytest.mark.parametrize("rerank", [False, True])
-def test_everything_that_lacks_is_listed_with_its_command(tmp_path, rerank):
-    lacking = "\n".join(missing_files(tmp_path, chosen_years(None), rerank))
+def test_missing_files_are_listed_with_their_commands(tmp_path, rerank):
+    missing = "\n".join(missing_files(tmp_path, chosen_years(None), rerank))
     for name in ("2019qrels-pass.txt", "2021.qrels.pass.final.txt", "2022_queries.tsv"):
-        assert f"{name}: curl -LO https://" in lacking
-    assert "msmarco_v2_passage.tar && tar xf" in lacking
-    assert ("collection.tar.gz" in lacking) == (not rerank)
-    assert ("2023_passage_top100.txt: curl" in lacking) == rerank
+        assert f"{name}: curl -LO https://" in missing
+    assert "msmarco_v2_passage.tar && tar xf" in missing
+    assert ("collection.tar.gz" in missing) == (not rerank)
+    assert ("2023_passage_top100.txt: curl" in missing) == rerank
 
 
 def test_only_the_files_of_a_corpus_that_are_needed_are_missed(data):
@@ -57,7 +54,7 @@ def test_passages_that_were_looked_up_replace_the_corpora(data):
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_a_passage_is_found_by_the_place_in_its_id(data, packed):
+def test_a_passage_is_read_at_the_offset_in_its_id(data, packed):
     path = data / "msmarco_v2_passage" / "msmarco_passage_20.gz"
     content = gzip.decompress(path.read_bytes())
     if not packed:
@@ -85,15 +82,12 @@ def test_damaged_files(data):
         look_up_passages(data, {1: {"1"}})
 
 
-def test_years_and_queries_that_there_are_not(data):
+def test_unknown_years_and_missing_queries_are_refused(data):
     with pytest.raises(InputError, match="got '2018'; expected one of 2019"):
         chosen_years(["2018"])
     (data / "2021_queries.tsv").write_text("20211\topen a file\n")
     with pytest.raises(InputError, match="got no text of 1 judged queries, such as '20212'"):
         judged_pool(data, chosen_years(["2021"]))
-
-
-# --- judged passages
 
 
 def test_the_pool_is_the_union_of_judged_passages(data):
@@ -136,9 +130,6 @@ def test_a_suite_of_years(data, tmp_path):
     without = [*years[:3], *(scores[f"{year} without duplicates"].metrics["ndcg@10"] for year in (2022, 2023))]
     assert means["mean over years without duplicates"] == pytest.approx(sum(without) / 5)
     assert any("got 2 judged queries in 2019qrels-pass.txt; the official file has 43" in note for note in result.notes)
-
-
-# --- candidate lists
 
 
 def test_lists_of_the_first_corpus_hold_their_passages(data):

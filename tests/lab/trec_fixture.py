@@ -16,9 +16,9 @@ def write_trec_folder(folder):
     (folder / "msmarco_v2_passage").mkdir(exist_ok=True)
     for shard, start in ((3, 0), (20, 3)):
         content, offset = "", 0
-        for place, text in enumerate(TEXTS[start : start + 3], start=start):
+        for number, text in enumerate(TEXTS[start : start + 3], start=start):
             identifier = f"msmarco_passage_{shard:02d}_{offset}"
-            ids[str(place)] = identifier
+            ids[str(number)] = identifier
             line = json.dumps({"pid": identifier, "passage": f"naïve {text}", "spans": "", "docid": "x"}) + "\n"
             content += line
             offset += len(line.encode())
@@ -41,10 +41,10 @@ def write_trec_folder(folder):
     for year, qrels in names.items():
         (folder / f"{year}_queries.tsv").write_text(f"{year}1\topen a file\n{year}2\tsort a list\n")
         grades = [(f"{year}1", "0", 2), (f"{year}1", "1", 2), (f"{year}1", "5", 1), (f"{year}2", "2", 3)]
-        (folder / qrels).write_text("".join(f"{query} 0 {ids[place]} {grade}\n" for query, place, grade in grades))
+        (folder / qrels).write_text("".join(f"{query} 0 {ids[number]} {grade}\n" for query, number, grade in grades))
         with gzip.open(folder / f"{year}_passage_top100.txt.gz", "wt") as file:
-            for query, place in ((f"{year}1", "0"), (f"{year}1", "4"), (f"{year}2", "2")):
-                file.write(f"{query} Q0 {ids[place]} 1 9.5 first\n")
+            for query, number in ((f"{year}1", "0"), (f"{year}1", "4"), (f"{year}2", "2")):
+                file.write(f"{query} Q0 {ids[number]} 1 9.5 first\n")
     return ids
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from bixse.cli.verb import CommandResult, add_settings
 from bixse.errors import BixseError, InputError, InterruptedRunError, did_you_mean, printable
 from bixse.scale.engine import PlaceSettings
-from bixse.settings import section_of
+from bixse.settings import Flag, section_of
 from bixse.training.distributed import is_main_process, rank, world_size
 
 if TYPE_CHECKING:
@@ -33,23 +33,26 @@ if TYPE_CHECKING:
 
 VERBS = {
     "quickstart": ("lab:QUICKSTART", "train, and compare with BM25 and the base model on Python's documentation"),
-    "convert": ("pairs:CONVERT", "turn other people's data into graded pairs; sample, split pairs"),
+    "convert": ("pairs:CONVERT", "convert files of other tools into graded pairs; sample and split pairs"),
     "mine": ("pairs:MINE", "find documents worth grading for each query, by BM25 and dense models"),
-    "generate": ("pairs:GENERATE", "write queries for the documents of a corpus by a language model"),
-    "grade": ("grade:GRADE", "grade pairs by an LLM judge: relevance from the probabilities of its options"),
+    "generate": ("pairs:GENERATE", "write queries for the documents of a corpus with a language model"),
+    "grade": ("grade:GRADE", "grade pairs with an LLM judge: relevance from the probabilities of its options"),
     "grade audit": ("grade:AUDIT", "compare a judge's grades with human labels"),
     "grade calibrate": ("grade:CALIBRATE", "fit and check a map from a judge's grades to probabilities of relevance"),
-    "grade rank": ("grade:RANK", "put candidates in the order of a judge's grades and score it"),
+    "grade rank": ("grade:RANK", "rank candidates by a judge's grades, and score the ranking"),
     "train": ("train:TRAIN", "train an encoder on your graded pairs"),
     "merge": ("train:MERGE", "average the weights of models, such as a base model and one trained from it"),
     "sweep": ("lab:SWEEP", "train over a grid of settings, and rank them on dev"),
-    "study": ("lab:STUDY", "a figure or table of the paper on your data: losses, noise, cutoff, batch size and more"),
-    "evaluate": ("evaluate", "search a collection with a model (or bm25) and score the answers"),
+    "study": (
+        "lab:STUDY",
+        "reproduce a figure or table of the paper on your data: losses, noise, cutoff, batch size and more",
+    ),
+    "evaluate": ("evaluate", "search a collection with models or bm25, and score the rankings"),
     "calibrate": ("calibrate", "fit and check a model's probabilities of relevance on graded pairs"),
     "index": ("index", "make a search index of a collection"),
     "search": ("search", "search a collection, with probabilities of relevance"),
-    "ui": ("ui", "pages in the browser: label pairs, look where judge and people differ, edit the rubric"),
-    "doctor": ("doctor", "show what this machine can do and what is missing, or what servers miss in a model"),
+    "ui": ("ui", "open pages in the browser: label pairs, see where judge and people differ, edit the rubric"),
+    "doctor": ("doctor", "check this machine, or a model's folder for servers"),
 }
 """Verb -> (module in `bixse.cli.verbs`, with the `Verb`'s name unless it is `VERB`, and one line of help)."""
 
@@ -87,7 +90,10 @@ class _Once(argparse.Action):
 def verb_parser(name: str, verb: Verb[Any, Any]) -> argparse.ArgumentParser:
     """Return the parser of one verb, for `parse_intermixed_args`."""
     summary = VERBS[name][1]
-    usage = "%(prog)s [options]" if verb.first else None  # the list of all options would come before the first settings
+    flags = [flag for info in verb.settings.model_fields.values() for flag in info.metadata if isinstance(flag, Flag)]
+    positional = [flag.metavar or "" for flag in flags if flag.positional]
+    # argparse would list all options above the first settings
+    usage = " ".join(["%(prog)s [options]", *positional]) if verb.first else None
     parser = _Parser(prog=f"bixse {name}", usage=usage, description=summary[0].upper() + summary[1:] + ".")
     add_settings(parser, verb.settings, verb.first)
     add_settings(parser, verb.options)
@@ -97,10 +103,10 @@ def verb_parser(name: str, verb: Verb[Any, Any]) -> argparse.ArgumentParser:
         text = f"{verb.out.text} (default: {verb.out.default})" if verb.out.default else verb.out.text
         parser.add_argument("--out", metavar=verb.out.metavar, default=argparse.SUPPRESS, help=text)
     if verb.settings.model_fields:
-        file_help = "YAML file of these settings; flags override it"
+        file_help = "YAML file of these settings. Flags override it."
         parser.add_argument("--config", type=Path, metavar="FILE", action=_Once, help=file_help)
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an unexpected error")
+    parser.add_argument("--json", action="store_true", help="Print one JSON object instead of text.")
+    parser.add_argument("--debug", action="store_true", help="Show the traceback of an unexpected error.")
     return parser
 
 
@@ -160,8 +166,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stderr.write(printable(traceback.format_exc()))
         result = CommandResult(text="", errors=[_unexpected(error)], exit_code=1)
     if not is_main:  # rank 0 prints shared errors; other ranks print only their own
-        for said in [] if known_to_all else result.errors:
-            sys.stderr.write(printable(f"error: process {rank()}: {said}\n"))
+        for line in [] if known_to_all else result.errors:
+            sys.stderr.write(printable(f"error: process {rank()}: {line}\n"))
         return result.exit_code
     try:
         _show(result, "--json" in words)

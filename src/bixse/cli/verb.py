@@ -77,8 +77,8 @@ class ComputingOptions(Options):
     """Options of a verb that computes with a model and has no such setting."""
 
     precision: Setting = "auto"
-    """Numbers that models compute in; auto: as BIXSE_PRECISION says, else bfloat16 where the processor or GPU is fast
-    at it."""
+    """The dtype that models compute in. auto: the value of BIXSE_PRECISION, else bfloat16 if the GPU or CPU is fast at
+    it."""
 
 
 SettingsType = TypeVar("SettingsType", bound=Settings)
@@ -156,13 +156,13 @@ def _add(
     parser: argparse.ArgumentParser, into: Any, kind: type[Settings], keys: str, words: str, first: Sequence[str]
 ) -> None:
     """Add the settings of `kind` to `into`, or to one group per class if None. `keys` and `words` are prefixes."""
-    own = get_annotations(kind)
+    annotated = get_annotations(kind)
     rank = {key: number for number, key in enumerate(first)}
 
     def order(item: tuple[str, FieldInfo]) -> tuple[int, bool, bool, bool]:
         name, info = item
         position = rank.get(f"{keys}{name}", len(rank))  # then required, the verb's own, shared ones; sections last
-        return position, section_of(info) is not None, not info.is_required(), name not in own
+        return position, section_of(info) is not None, not info.is_required(), name not in annotated
 
     groups: dict[type, Any] = {}
     for name, info in sorted(kind.model_fields.items(), key=order):
@@ -192,7 +192,7 @@ def _add_switch(into: Any, key: str, word: str, field: FieldInfo, on: Any = True
     undecided = default is None and on is True
     for name, value in values.items():
         if undecided or bool(default) != (value is not off):
-            text = "leave it out" if value is None else "the opposite" if name != word and undecided else _help(field)
+            text = "Turn it off." if value is None else "The opposite." if name != word and undecided else _help(field)
             into.add_argument(name, dest=key, action="store_const", const=value, default=argparse.SUPPRESS, help=text)
 
 
@@ -210,17 +210,9 @@ def _add_setting(into: Any, key: str, word: str, field: FieldInfo, flag: Flag) -
     if flag.positional:
         into.add_argument(key, nargs="*" if several else "?", **options)
     elif several is True:
-        into.add_argument(word, dest=key, nargs="+", action=_Values, **options)
+        into.add_argument(word, dest=key, nargs="+", action="extend", **options)
     else:
         into.add_argument(word, dest=key, nargs=several or None, **options)
-
-
-class _Values(argparse.Action):
-    """Collect one or more values. A repeated flag adds to the earlier values."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        before = getattr(namespace, self.dest, [])
-        setattr(namespace, self.dest, [*before, *values])
 
 
 def _several(annotation: Any) -> bool | int:
@@ -232,7 +224,7 @@ def _several(annotation: Any) -> bool | int:
         return True
     if get_origin(annotation) is Literal:
         return False
-    return next((found for part in parts if (found := _several(part))), False)
+    return next((number for part in parts if (number := _several(part))), False)
 
 
 def _help(field: FieldInfo) -> str:

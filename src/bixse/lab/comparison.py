@@ -51,18 +51,18 @@ class Comparer:
     def search(self, name: str, label: str, model: str | Path, progress: ProgressBars | None) -> list[str]:
         """Search the test and guard queries with a model, the corpus encoded once; return notes with the figures."""
         task, guards = (collection_task(self.folder, split) for split in ("test", "guard"))
-        sets = [replace(each.query_sets[0], name=own) for own, each in (("test", task), ("guard", guards))]
-        found = evaluate_query_sets(EncoderSystem(model), replace(task, query_sets=tuple(sets)), progress=progress)
-        self.labels[name], self.test[name], self.guard[name] = label, found["test"], found["guard"]
-        ndcg, guard = (found[split].metrics[PRIMARY_METRIC] for split in ("test", "guard"))
+        sets = [replace(each.query_sets[0], name=kind) for kind, each in (("test", task), ("guard", guards))]
+        both = evaluate_query_sets(EncoderSystem(model), replace(task, query_sets=tuple(sets)), progress=progress)
+        self.labels[name], self.test[name], self.guard[name] = label, both["test"], both["guard"]
+        ndcg, guard = (both[split].metrics[PRIMARY_METRIC] for split in ("test", "guard"))
         return [f"nDCG@10 {ndcg:.3f}", f"guard {guard:.3f}"]
 
     def compare(self, system: str, baseline: str, on_guard: bool = False) -> None:
         """Test the difference of two systems by the paired bootstrap over queries, of each metric or on guard."""
-        found, kept = (self.guard, self.guarded) if on_guard else (self.test, self.comparisons)
+        evaluations, comparisons = (self.guard, self.guarded) if on_guard else (self.test, self.comparisons)
         for metric in (PRIMARY_METRIC,) if on_guard else METRICS:
-            a, b = (found[name].per_query[metric] for name in (system, baseline))
-            kept.append(Comparison(system, baseline, metric, paired_bootstrap(a, b, seed=self.seed)))
+            a, b = (evaluations[name].per_query[metric] for name in (system, baseline))
+            comparisons.append(Comparison(system, baseline, metric, paired_bootstrap(a, b, seed=self.seed)))
 
     def _difference(self, system: str, baseline: str, on_guard: bool) -> Difference:
         wanted = (system, baseline, PRIMARY_METRIC)
@@ -71,11 +71,11 @@ class Comparer:
 
     def verdict_line(self, system: str, baseline: str, on_guard: bool = False) -> str:
         """Return the verdict (better, no difference, or worse) with its interval."""
-        found = self._difference(system, baseline, on_guard)
-        queries = f"{found.queries} {'guard' if on_guard else 'held-out'} queries{', few' if found.few else ''}"
+        gap = self._difference(system, baseline, on_guard)
+        queries = f"{gap.queries} {'guard' if on_guard else 'held-out'} queries{', few' if gap.few else ''}"
         return (
-            f"{self.labels[system]} against {self.labels[baseline]}: {found.verdict} (nDCG@10 {found.mean:+.3f}, "
-            f"95 % interval {found.low:+.3f} to {found.high:+.3f}, {queries})"
+            f"{self.labels[system]} against {self.labels[baseline]}: {gap.verdict} (nDCG@10 {gap.mean:+.3f}, "
+            f"95 % interval {gap.low:+.3f} to {gap.high:+.3f}, {queries})"
         )
 
     def _summary(self, system: str, against: Sequence[str]) -> str:
@@ -99,8 +99,8 @@ class Comparer:
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             verdicts=[self._summary(system, against)],
             systems=[
-                SystemScores(name=name, label=self.labels[name], metrics=dict(found.metrics))
-                for name, found in self.test.items()
+                SystemScores(name=name, label=self.labels[name], metrics=dict(evaluation.metrics))
+                for name, evaluation in self.test.items()
             ],
             comparisons=self.comparisons,
             guard=self.guarded,
@@ -121,8 +121,8 @@ class Comparer:
             **rest,
         )
         for folder, evaluations in ((out / "runs", self.test), (out / "runs" / "guard", self.guard)):
-            for name, found in evaluations.items():
-                write_run(folder / f"{name}.trec", found.run, name)
+            for name, evaluation in evaluations.items():
+                write_run(folder / f"{name}.trec", evaluation.run, name)
         save_report_data(report, out / "results.json")
         write_report(report, out / "report.html")
         return report

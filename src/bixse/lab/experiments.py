@@ -107,8 +107,9 @@ class ArmRun:
     @property
     def fingerprint(self) -> str:
         """A SHA-256 that identifies the run within its experiment. Paths of inputs do not count."""
-        own = {key: value for key, value in (self.arm.train or {}).items() if key not in PATHS}
-        known = [self.arm.labels, own, self.arm.pairs, self.measure.__name__, self.arm.options, self.seed]
+        settings = {key: value for key, value in (self.arm.train or {}).items() if key not in PATHS}
+        # `default=str`, because labels may hold paths
+        known = [self.arm.labels, settings, self.arm.pairs, self.measure.__name__, self.arm.options, self.seed]
         return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -187,7 +188,7 @@ class Results:
     def status(self) -> Status:
         if self.waiting:
             return "running"
-        return "finished" if all(found.status == "finished" for found in self.of.values()) else "failed"
+        return "finished" if all(result.status == "finished" for result in self.of.values()) else "failed"
 
 
 @dataclass(frozen=True)
@@ -249,8 +250,8 @@ def do_runs(
     if not engine.shared:
         record.save("running")
     results = _standing(runs, folder)
-    for name, found in results.items():
-        clear(folder / name, found, keep_models)
+    for name, result in results.items():
+        clear(folder / name, result, keep_models)
     missing = len(results) < len(runs)
     advance = progress(record.command, len(runs)) if progress is not None and missing else None
     if advance is not None and results:
@@ -262,10 +263,11 @@ def do_runs(
             if ended.known:
                 continue
             run = ended.shard
-            found = ended.result or _result(run, status="failed", reason=f"{ended.error}, {FIX}")
+            result = ended.result or _result(run, status="failed", reason=f"{ended.error}, {FIX}")
             if ended.error:
-                _write(folder / run.name, found)
-            results.update({run.name: found, **(_standing(runs, folder) if engine.shared else {})})
+                _write(folder / run.name, result)
+            # other ranks write results meanwhile
+            results.update({run.name: result, **(_standing(runs, folder) if engine.shared else {})})
             made += 1
             after_each(results)
             if advance is not None:
@@ -273,18 +275,21 @@ def do_runs(
     except (KeyboardInterrupt, InterruptedRunError) as error:
         record.save("interrupted")
         raise InterruptedRunError(
-            f"{record.folder}: got Ctrl-C after {len(results)} of {len(runs)} runs; finished runs are kept; "
-            "to go on: give the same command again"
+            f"{record.folder}: got Ctrl-C after {len(results)} of {len(runs)} runs; finished runs are saved; "
+            "to continue: give the same command again"
         ) from error
     waiting = []
     if engine.shared:
+        # held until the tables are written: two ranks that end together would both find runs pending
         experiment.end.enter_context(experiment.in_turn())
         there = {run.name: load_result(run, folder) for run in runs if run.name not in results}
-        results.update({name: own for name, own in there.items() if own is not None and own.status != "interrupted"})
+        results.update(
+            {name: each for name, each in there.items() if each is not None and each.status != "interrupted"}
+        )
         waiting = [run for run in runs if run.name not in results and wanted(run, results)]
         results.update({run.name: _result(run, status="interrupted", reason=ELSEWHERE) for run in waiting})
     ordered = {run.name: results[run.name] for run in runs if run.name in results}
-    versions = sorted({found.version for found in ordered.values()})
+    versions = sorted({result.version for result in ordered.values()})
     mixed = f"runs were made by several versions of bixse ({', '.join(versions)}): use a new --out to be sure"
     return Results(ordered, made, [mixed] if len(versions) > 1 else [], len(waiting))
 
@@ -297,15 +302,15 @@ class RunJob(Job["ArmRun", RunResult]):
     folder: Path
     keep_models: bool
 
-    def run(self, shard: ArmRun, kept: Any) -> RunResult:
+    def run(self, shard: ArmRun, worker_state: Any) -> RunResult:
         return execute(shard, self.inputs, self.folder, self.keep_models)
 
     def output(self, shard: ArmRun) -> Path:
         return self.folder / shard.name / RESULT_FILE
 
     def is_complete(self, shard: ArmRun) -> bool:
-        found = load_result(shard, self.folder)
-        return found is not None and found.stands
+        result = load_result(shard, self.folder)
+        return result is not None and result.stands
 
     def mark(self, shard: ArmRun) -> None:
         """Write nothing: the result file is the completion marker."""
@@ -313,18 +318,18 @@ class RunJob(Job["ArmRun", RunResult]):
 
 def execute(run: ArmRun, inputs: Any, folder: Path, keep_models: bool = False) -> RunResult:
     """Do one run and write its result to its folder. An exception of a library fails this run alone."""
-    own = folder / run.name
-    with storage_errors(own):
-        own.mkdir(parents=True, exist_ok=True)
+    run_folder = folder / run.name
+    with storage_errors(run_folder):
+        run_folder.mkdir(parents=True, exist_ok=True)
     earlier = load_result(run, folder)
     started = time.perf_counter() - (earlier.seconds if earlier is not None and earlier.status == "interrupted" else 0)
 
-    def write(**found: Any) -> RunResult:
-        return _write(own, _result(run, seconds=time.perf_counter() - started, **found))
+    def write(**fields: Any) -> RunResult:
+        return _write(run_folder, _result(run, seconds=time.perf_counter() - started, **fields))
 
     try:
         with use_precision(run.settings.get("precision")):
-            result = write(**vars(run.measure(run, inputs, own)))
+            result = write(**vars(run.measure(run, inputs, run_folder)))
     except (KeyboardInterrupt, InterruptedRunError):
         write(status="interrupted")
         raise
@@ -334,58 +339,58 @@ def execute(run: ArmRun, inputs: Any, folder: Path, keep_models: bool = False) -
         result = write(status="diverged" if isinstance(error, DivergedError) else "failed", reason=_reason(error))
     finally:
         _free_memory()
-    clear(own, result, keep_models)
+    clear(run_folder, result, keep_models)
     return result
 
 
 def load_result(run: ArmRun, folder: Path) -> RunResult | None:
     """Return the result in a run's folder. None if it is missing, unreadable, or belongs to another run."""
     try:
-        found = RunResult(**json.loads(read_text(folder / run.name / RESULT_FILE)))
+        result = RunResult(**json.loads(read_text(folder / run.name / RESULT_FILE)))
     except (BixseError, OSError, ValueError, TypeError):
         return None
-    return found if found.fingerprint == run.fingerprint else None
+    return result if result.fingerprint == run.fingerprint else None
 
 
-def train_run(config: TrainConfig, own: Path, title: str | None = None) -> recipe.TrainResult:
+def train_run(config: TrainConfig, run_folder: Path, title: str | None = None) -> recipe.TrainResult:
     """Train in a run's folder or continue there, with the errors of `recipe.train`. A title shows a progress bar."""
-    folder = own / TRAIN_FOLDER
+    folder = run_folder / TRAIN_FOLDER
     if folder.is_dir() and not (folder / RUN_FILE).exists():  # stopped before its record: `train` refuses the folder
         shutil.rmtree(folder)
     return recipe.train(config, folder, title is not None, title or "train")
 
 
-def clear(own: Path, result: RunResult, keep_models: bool) -> None:
+def clear(run_folder: Path, result: RunResult, keep_models: bool) -> None:
     """Delete the pairs and large folders of a run with a final result. Its log and record stay."""
     if not result.stands:
         return
-    (own / PAIRS_FILE).unlink(missing_ok=True)
+    (run_folder / PAIRS_FILE).unlink(missing_ok=True)
     for part in () if keep_models and result.status == "finished" else PARTS:
-        with storage_errors(own):
-            if (own / TRAIN_FOLDER / part).is_dir():
-                shutil.rmtree(own / TRAIN_FOLDER / part)
+        with storage_errors(run_folder):
+            if (run_folder / TRAIN_FOLDER / part).is_dir():
+                shutil.rmtree(run_folder / TRAIN_FOLDER / part)
 
 
 def _standing(runs: Sequence[ArmRun], folder: Path) -> dict[str, RunResult]:
     known = {run.name: load_result(run, folder) for run in runs}
-    return {name: found for name, found in known.items() if found is not None and found.stands}
+    return {name: result for name, result in known.items() if result is not None and result.stands}
 
 
-def _write(own: Path, result: RunResult) -> RunResult:
-    write_atomically(own / RESULT_FILE, json.dumps(asdict(result), indent=1, default=str) + "\n")
+def _write(run_folder: Path, result: RunResult) -> RunResult:
+    write_atomically(run_folder / RESULT_FILE, json.dumps(asdict(result), indent=1, default=str) + "\n")
     return result
 
 
-def _result(run: ArmRun, **found: Any) -> RunResult:
+def _result(run: ArmRun, **fields: Any) -> RunResult:
     known = {"labels": run.arm.labels, "seed": run.seed, "fingerprint": run.fingerprint}
-    return RunResult(**{"metrics": {}, **known, "version": metadata.version("bixse"), **found})
+    return RunResult(**{"metrics": {}, **known, "version": metadata.version("bixse"), **fields})
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "got no more memory; expected the batch to fit; fix: smaller batches or shorter texts"
-    said = " ".join(str(error).split())
-    return (said if isinstance(error, BixseError) else f"{type(error).__name__}: {said}")[:500]
+    message = " ".join(str(error).split())
+    return (message if isinstance(error, BixseError) else f"{type(error).__name__}: {message}")[:500]
 
 
 def _free_memory() -> None:

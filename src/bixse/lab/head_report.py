@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def calibrate_on_dev(
     models: Mapping[str, str],
-    kept: str,
+    saved: str,
     collection: Collection,
     scale: GradeScale,
     seed: int = 0,
@@ -36,23 +36,23 @@ def calibrate_on_dev(
 ) -> dict[str, CalibrationReport]:
     """Fit the head of each model (label -> folder) on the dev pairs, and return reports on the test pairs.
 
-    The model `kept` is reported as trained, too, and its fitted head is saved in its folder.
+    The model `saved` is reported as trained, too, and its fitted head is saved in its folder.
     """
     judged = [query for split in ("dev", "test") for query in collection.qrels[split]]
     reports = {}
     for label, model in models.items():
         encoded = encode_collection(build_encoder(model), collection, judged, progress)
-        head = RelevanceHead.load(Path(model)) if label == kept else None
+        head = RelevanceHead.load(Path(model)) if label == saved else None
         if head is not None:  # an interrupted call may have saved the calibrated head
             head = replace(head, slope=1.0, intercept=0.0, calibrated_on=None)
         cosines, relevance, queries = _pairs(encoded, collection, "dev", scale)
         fitted = fit_head(head, cosines, relevance, f"{len(queries)} pairs of split 'dev' of {collection.name}")
-        if label == kept:
+        if label == saved:
             fitted.save(Path(model))
         cosines, relevance, queries = _pairs(encoded, collection, "test", scale)
-        for words, own in (("as trained", head), ("calibrated on dev", fitted)):
-            if own is not None:
-                report = calibration_report(own.probability(cosines), relevance, queries, seed=seed)
+        for words, calibrated in (("as trained", head), ("calibrated on dev", fitted)):
+            if calibrated is not None:
+                report = calibration_report(calibrated.probability(cosines), relevance, queries, seed=seed)
                 reports[f"{label}, {words}"] = report
     return reports
 

@@ -37,11 +37,11 @@ class QuickstartConfig(Settings):
     """Settings of `bixse quickstart`. The fields are also the keys of its YAML file."""
 
     fast: bool = False
-    """A smaller run for a quick look."""
+    """Train on fewer documents and shorter texts, for a quick look."""
     seed: int = Field(default=0, ge=0, lt=SEEDS)
     """Random seed of training."""
     compare: Annotated[tuple[str, ...], Flag(metavar="LOSS")] = ()
-    """Losses of `bixse.losses.LOSSES`, such as infonce, that are trained on the same pairs beside BiXSE."""
+    """Losses to train on the same pairs in addition to BiXSE, for example infonce."""
 
     @field_validator("compare")
     @classmethod
@@ -62,11 +62,11 @@ class SweepConfig(PlaceSettings):
     vary: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(min_length=1)
     """Setting (a dotted key of `TrainConfig`) -> a list of values. Every combination of the values is an arm."""
     seeds: Seeds | None = None
-    """Training seeds of each arm, ranked by their mean; null takes the one of `base`."""
+    """Training seeds of each arm, which are ranked by their mean. null: the seed of `base`."""
     precision: Setting | None = None
-    """The dtype of computing, instead of that of `base`: auto, float32 or bfloat16."""
+    """The dtype that models compute in. null: the setting of `base`."""
     jobs: int | None = 1
-    """Runs at once, each in a process of its own; null: one per GPU, or one per core."""
+    """Number of parallel runs, each in its own process. null: one per GPU, or one per CPU core."""
 
     @field_validator("base", mode="before")
     @classmethod
@@ -106,26 +106,26 @@ class StudyData(Settings):
     """The data of a study: one collection, or files of pairs with collections to test on."""
 
     collection: str = PYDOCS
-    """Folder in the BEIR layout, or "pydocs"; gives all that the other keys do not."""
+    """Folder in the BEIR layout, or "pydocs". It provides pairs, dev and test queries that have no key of their own."""
     splits: tuple[str, str, str] | None = None
-    """Splits of the collection to train, choose and measure on. Null: train, dev and test where the collection has
-    them; else the queries of its only split are divided by `shares`."""
+    """Splits of the collection for training, dev and test. null: train, dev and test if they exist, else the queries of
+    the only split are divided by `shares`."""
     shares: tuple[float, float, float] = (0.5, 0.1, 0.4)
-    """Shares of the queries to train, choose and measure on where there is one split, by a hash of the query's text."""
+    """Shares of queries for training, dev and test if there is one split, divided by a hash of the query text."""
     scale: tuple[float, float] = (0, 3)
     """Lowest and highest grade of the collection."""
     min_relevant_grade: float = Field(default=2, gt=0)
-    """Grade from which a document is relevant for recall and MRR."""
+    """Lowest relevant grade for recall and MRR."""
     exclude_self: bool = False
-    """Leave the document whose id equals the query's id out of its answers, where queries are also documents."""
+    """Leave the document with the query's id out of its ranking, if queries are also documents."""
     pairs: tuple[Path, ...] = ()
-    """Files of graded pairs to train on, instead of the collection's."""
+    """Files of graded pairs to train on instead of the collection."""
     dev: tuple[Path, ...] = ()
-    """Collections to choose the checkpoint on (split dev, else test); without any the last weights count."""
+    """Collections that choose the checkpoint (split dev, else test). Without them, the last weights are used."""
     test: tuple[Path, ...] = ()
-    """Collections to measure on (split test), in its place; each counts as much as the others."""
+    """Collections to measure on (split test) instead of the collection. Each has equal weight."""
     beside: tuple[Path, ...] = ()
-    """Collections that are measured too (split test), in one further table: no claim rests on them."""
+    """Further collections to measure on (split test), in a table of their own without claims."""
 
     @model_validator(mode="after")
     def _usable(self) -> StudyData:
@@ -142,30 +142,29 @@ class StudyConfig(PlaceSettings):
     """Settings of `bixse study`. The fields are also the keys of its YAML file."""
 
     study: Annotated[str, Flag(positional=True, metavar="STUDY")]
-    """The study; --list shows them."""
+    """Name of the study. --list shows all."""
     preset: str | None = None
-    """Settings to start from: those of a file go on top, and those of the command line on top of both. Without preset
-    and file it is "laptop"."""
+    """Settings to start from. A file overrides them, and flags override both. Without preset and file: "laptop"."""
     data: Annotated[StudyData, Flag(flat=True)] = Field(default_factory=StudyData)
-    """The data to train, choose and measure on."""
+    """The data for training, dev and test."""
     model: str = "demo"
-    """Folder or hub name of the encoder that is trained; "demo", or "static": the demo model's token embeddings."""
+    """Folder or hub name of the encoder to train, "demo", or "static" (token embeddings of the demo model)."""
     train: dict[str, Any] = Field(default_factory=dict)
     """Settings of `TrainConfig` that all arms share."""
     precision: Setting | None = None
-    """The dtype of computing, instead of that of `train`: auto, float32 or bfloat16."""
+    """The dtype that models compute in. null: the setting of `train`."""
     per_loss: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Loss -> settings of `TrainConfig` for its arms, on top."""
     values: dict[str, Any] = Field(default_factory=dict)
-    """Values that the study goes through, instead of its defaults; `bixse study --list` shows the keys."""
+    """Values of the study instead of its defaults. `bixse study --list` shows the keys."""
     seeds: Seeds = (0, 1, 2, 3, 4)
-    """Training seeds; every arm is trained once with each."""
+    """Training seeds. Every arm is trained once per seed."""
     jobs: int | None = None
-    """Runs at once, each in a process of its own; null: one per GPU, or one per core."""
+    """Number of parallel runs, each in its own process. null: one per GPU, or one per CPU core."""
     keep_models: bool = False
-    """Leave the trained models in the folders of the runs."""
+    """Do not delete the trained models in the folders of the runs."""
     note: str = ""
-    """One line for the findings: what this configuration is."""
+    """A line for the findings that describes this configuration."""
 
     @classmethod
     def load(cls, path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Self:
@@ -184,13 +183,13 @@ class StudyConfig(PlaceSettings):
         values: dict[str, Any] = {}
         if preset is not None:
             values = _preset(preset, given.get("study", file.get("study", "")))
-        found = super().load(None, {**merged(values, file), **given, "preset": preset})
-        if "data.collection" in given and found.data.pairs:
+        config = super().load(None, {**merged(values, file), **given, "preset": preset})
+        if "data.collection" in given and config.data.pairs:
             raise InputError(
                 "--collection: got it beside files of pairs in the configuration; expected one of the two; fix: use "
                 "another preset, or name the collections in `data.dev` and `data.test`"
             )
-        return found
+        return config
 
     @classmethod
     def from_folder(cls, values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -241,8 +240,8 @@ def _preset(name: str, study: str) -> dict[str, Any]:
         )
     text = resources.files("bixse.lab").joinpath("presets", f"{name}.yaml").read_text(encoding="utf-8")
     settings: dict[str, Any] = yaml.safe_load(text)
-    own = settings.pop("studies", {}).get(study, {})
-    return merged(settings, own)
+    of_study = settings.pop("studies", {}).get(study, {})
+    return merged(settings, of_study)
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def save_static_student(folder: Path, model: str = "demo", dimensions: int = 128
     frequency = 1 / np.arange(2, len(vectors) + 2)
     weight = RARE / (RARE + frequency / frequency.sum())
     vectors = (vectors - vectors.mean(axis=0)) * weight[:, None]
-    axes = np.linalg.eigh(vectors.T @ vectors)[1][:, ::-1]
+    axes = np.linalg.eigh(vectors.T @ vectors)[1][:, ::-1]  # eigh sorts eigenvalues in ascending order
     vectors = vectors @ axes[:, :dimensions]
     vectors /= np.linalg.norm(vectors, axis=1).mean()
     with quiet_loading():

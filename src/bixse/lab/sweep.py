@@ -166,16 +166,16 @@ def sweep(config: SweepConfig, out: Path, progress: bool = True) -> SweepResult:
     )
 
 
-def train_on_dev(run: ArmRun, titles: Mapping[str, str], own: Path) -> Measured:
+def train_on_dev(run: ArmRun, titles: Mapping[str, str], folder: Path) -> Measured:
     """Train a run and measure nDCG@10 on dev, before training and with the kept model."""
     config = TrainConfig.load(None, run.settings)
-    result = train_run(config, own, titles.get(run.name))
+    result = train_run(config, folder, titles.get(run.name))
     figures = dev_figures(result.history)
     before, after = figures.get(0), figures.get(result.best_step) if result.best_step is not None else None
     if result.merge is not None and result.merge.points:
         before, after = result.merge.dev(0.0), result.merge.dev(result.merge.weight)
-    found = {"before": before, "after": after, "best_step": result.best_step}
-    metrics = {name: value for name, value in found.items() if value is not None}
+    values = {"before": before, "after": after, "best_step": result.best_step}
+    metrics = {name: value for name, value in values.items() if value is not None}
     return Measured(metrics, precision=config.precision, warnings=result.warnings)
 
 
@@ -186,9 +186,9 @@ def rank_arms(arms: Sequence[Arm], seeds: Sequence[int], results: Mapping[str, R
 
 
 def _row(number: int, arm: Arm, seeds: Sequence[int], results: Mapping[str, RunResult]) -> SweepRow:
-    found = [results[name] for seed in seeds if (name := f"{arm.folder}/seed-{seed}") in results]
-    ended = [result for result in found if result.status == "finished"]
-    broken = next((result for result in found if result.status != "finished"), None)
+    known = [results[name] for seed in seeds if (name := f"{arm.folder}/seed-{seed}") in results]
+    ended = [result for result in known if result.status == "finished"]
+    broken = next((result for result in known if result.status != "finished"), None)
     scores = {result.seed: result.metrics["after"] for result in ended if "after" in result.metrics}
     before = [result.metrics["before"] for result in ended if "before" in result.metrics]
     best = max(scores, key=lambda seed: scores[seed], default=None)
@@ -205,7 +205,7 @@ def _row(number: int, arm: Arm, seeds: Sequence[int], results: Mapping[str, RunR
         best=statistics.fmean(scores.values()) if scores else None,
         spread=statistics.stdev(scores.values()) if len(scores) > 1 else None,
         best_steps=[int(result.metrics["best_step"]) for result in ended if "best_step" in result.metrics],
-        seconds=sum(result.seconds for result in found),
+        seconds=sum(result.seconds for result in known),
         reason=f"seed {broken.seed}: {reason}" if broken is not None and len(seeds) > 1 else reason,
         warnings=list(dict.fromkeys(warning for result in ended for warning in result.warnings)),
         best_run=f"{arm.folder}/seed-{best}",
@@ -291,9 +291,9 @@ def _input_hashes(config: SweepConfig, first: TrainConfig) -> dict[str, str]:
 
 def _drop_models(out: Path, runs: Sequence[ArmRun], results: Mapping[str, RunResult], rows: Sequence[SweepRow]) -> None:
     """Delete all models but the best. Pending arms keep their best so far: they may still win."""
-    kept = {row.best_run for row in rows if row.status == "waiting" or row is rows[0]}
+    needed = {row.best_run for row in rows if row.status == "waiting" or row is rows[0]}
     for run in runs:
-        if run.name in results and run.name not in kept:
+        if run.name in results and run.name not in needed:
             clear(out / RUNS_FOLDER / run.name, results[run.name], keep_models=False)
 
 
@@ -325,14 +325,15 @@ def plan_arms(config: SweepConfig) -> list[Arm]:
         try:
             settings = TrainConfig.load(None, deepcopy({**base, **choice})).resolved()
         except ConfigError as error:
-            found = str(error).splitlines()[1:]
+            lines = str(error).splitlines()[1:]
         else:
-            found = list(_arm_errors(settings, choice))
+            lines = list(_arm_errors(settings, choice))
             labels = {key: _as_read(settings, key, value) for key, value in choice.items()}
             arms.setdefault(settings.model_dump_json(), Arm(labels, train=settings.model_dump(mode="json")))
-        for line in found:
+        for line in lines:
             errors.setdefault(line, []).append(Arm(choice).label)
     _refuse([line + _where(labels, len(choices)) for line, labels in errors.items()])
+    # file systems of macOS and Windows ignore case
     folders = Counter(arm.folder.casefold() for arm in arms.values())
     _refuse(
         [

@@ -85,7 +85,7 @@ def _figures(report: CalibrationReport) -> list[str]:
 
     digits = 3 if report.base_rate_brier >= 0.01 else 6  # if few pairs are relevant, Brier scores are small
     brier, ece, constant = (format_number(v, digits) for v in (report.brier, report.ece, report.base_rate_brier))
-    ends = [format_interval(*found, digits=digits) for found in (report.brier_interval, report.ece_interval)]
+    ends = [format_interval(*interval, digits=digits) for interval in (report.brier_interval, report.ece_interval)]
     return [brier, ends[0], ece, ends[1], constant]
 
 
@@ -100,7 +100,7 @@ def _point_line(point: OperatingPoint) -> str:
     )
 
 
-OUT = (
-    "save the calibrated model and a reliability diagram here; without it the head inside the model folder is replaced"
+OUT = "Folder for the calibrated model and a reliability diagram. Without it, the head in the model folder is replaced."
+VERB = Verb(
+    CalibrateSettings, ComputingOptions, run, out=Output(OUT), first=("model", "pairs", "at_precision", "prior")
 )
-VERB = Verb(CalibrateSettings, ComputingOptions, run, out=Output(OUT))

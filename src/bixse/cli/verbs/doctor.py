@@ -23,11 +23,11 @@ class DoctorOptions(ComputingOptions):
     """The model to check instead of this machine, and the actions."""
 
     model: Annotated[Path | None, Flag(metavar="MODEL", positional=True)] = None
-    """Folder of a model: names the files that lack settings of text-embeddings-inference, vLLM or llama.cpp."""
+    """Folder of a model. Name its files that lack settings of text-embeddings-inference, vLLM or llama.cpp."""
     fix: bool = False
-    """Add the settings that older servers need to the folder of MODEL; sentence-transformers reads it as before."""
+    """Add the settings that older servers need to the folder of MODEL. sentence-transformers loads it as before."""
     clear_cache: bool = False
-    """Delete the document embeddings that are kept in the cache folder."""
+    """Delete the document embeddings in the cache folder."""
 
 
 def run(settings: Settings, options: DoctorOptions) -> CommandResult:
@@ -45,8 +45,8 @@ def run(settings: Settings, options: DoctorOptions) -> CommandResult:
     if not errors:
         rows += _computing(options.precision)
     rows += _machine(options.clear_cache)
-    text, found = format_table(rows, ["what", "found", "state"]), {name: what for name, what, _ in rows}
-    return CommandResult(text, found, errors=errors, exit_code=1 if errors else 0)
+    text, states = format_table(rows, ["what", "found", "state"]), {name: what for name, what, _ in rows}
+    return CommandResult(text, states, errors=errors, exit_code=1 if errors else 0)
 
 
 def _servers(model: Path, fix: bool) -> CommandResult:
@@ -73,7 +73,7 @@ def _packages() -> list[list[str]]:
     return rows
 
 
-def _computing(asked: str) -> list[list[str]]:
+def _computing(requested: str) -> list[list[str]]:
     import torch
 
     from bixse.encoders.loading import precision
@@ -81,13 +81,13 @@ def _computing(asked: str) -> list[list[str]]:
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"
     fast = precision.bf16_is_fast(precision.default_device())
     by_variable = f"from {precision.PRECISION_VARIABLE}" if os.environ.get(precision.PRECISION_VARIABLE) else ""
-    source = "from --precision" if asked != "auto" else by_variable or "the default"
+    source = "from --precision" if requested != "auto" else by_variable or "the default"
     setting = f"{precision.precision_setting()} ({source})"
     return [
-        ["GPU", gpu, "ok" if gpu != "none" else "training runs on the processor"],
+        ["GPU", gpu, "ok" if gpu != "none" else "training runs on the CPU"],
         ["bf16", "fast" if fast else "slow", f"auto means {'bfloat16' if fast else 'float32'}"],
         ["precision", setting, f"models compute in {precision.resolve_precision()}"],
-        ["processor", f"{platform.machine()}, {os.cpu_count()} cores", f"{torch.get_num_threads()} threads"],
+        ["CPU", f"{platform.machine()}, {os.cpu_count()} cores", f"{torch.get_num_threads()} threads"],
     ]
 
 
@@ -104,8 +104,8 @@ def _machine(clear: bool) -> list[list[str]]:
         rows.append(["cache", NO_CACHE, f"{CACHE_VARIABLE} keeps nothing"])
     else:
         freed = f"{clear_cache(folder) / 1e6:,.1f} MB deleted; " if clear else ""
-        kept = sum(path.stat().st_size for path in cached_files(folder))
-        rows.append(["cache", str(folder), f"{freed}{kept / 1e6:,.1f} MB (bixse doctor --clear-cache deletes it)"])
+        used = sum(path.stat().st_size for path in cached_files(folder))
+        rows.append(["cache", str(folder), f"{freed}{used / 1e6:,.1f} MB (bixse doctor --clear-cache deletes it)"])
     free = shutil.disk_usage(Path.cwd()).free / 1e9
     rows.append(["disk here", f"{free:.1f} GB free", "ok" if free >= 2 else "quickstart needs 2 GB"])
     try:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from typing import Self
 
     from bixse.evaluation.systems import System
-    from bixse.evaluation.tasks import Task
 
 
 OF_FEW_LABELS = ("grades", "human", "scale")
@@ -38,38 +37,38 @@ class EvaluateSettings(EncodingSettings):
     """
 
     model: Annotated[tuple[str, ...], Field(min_length=1), Flag(metavar="MODEL", positional=True)]
-    """Model folder, Hugging Face name, demo (the small model of bixse[demo]) or bm25; several are compared. Or an index
-    of the collection: its folder, lancedb:PATH/TABLE or qdrant:URL/COLLECTION. Or a run file (.trec, .run)."""
+    """Model folder, Hugging Face name, demo (the small model of bixse[demo]), bm25, a run file (.trec, .run), or an
+    index of the collection (its folder, lancedb:PATH/TABLE or qdrant:URL/COLLECTION). Several models are compared."""
     suite: str = Field(
-        default=LOCAL, description=f"What is evaluated: {LOCAL} (one collection), or a suite: {', '.join(SUITES)}"
+        default=LOCAL, description=f"{LOCAL} (one collection), or the name of a suite: {', '.join(SUITES)}."
     )
     collection: Annotated[Path | None, Flag(metavar="DIR")] = None
-    """Suite local: folder with corpus.jsonl, queries.jsonl and qrels."""
+    """Folder with corpus.jsonl, queries.jsonl and qrels, for suite local."""
     split: str = "test"
-    """Score against qrels/NAME.tsv."""
+    """Split of the collection: NAME of qrels/NAME.tsv."""
     min_relevant_grade: Annotated[float, Flag(metavar="GRADE")] = MIN_RELEVANT_GRADE
-    """Lowest grade that is relevant for recall, MRR and MAP; with few labels for precision."""
+    """Lowest relevant grade for recall, MRR and MAP, and for precision with few labels."""
     max_length: Annotated[int | None, Flag(metavar="TOKENS")] = None
-    """Read only the first TOKENS of a text."""
+    """Number of tokens that the model reads per text. Without it, the model's own limit."""
     exclude_self: bool = False
-    """Leave the document that has the query's own id out of its answers, for collections whose queries are also
-    documents (ArguAna, Quora)."""
+    """Leave the document with the query's id out of its ranking, for collections whose queries are also documents
+    (ArguAna, Quora)."""
     missing_documents: MissingDocuments = "refuse"
-    """Judgements that name a document which the corpus lacks: stop, or leave them out and count them."""
+    """Judgements whose document is missing from the corpus: refuse them all, or drop and count them."""
     grades: Annotated[Path | None, Flag(metavar="FILE")] = None
     """A judge's grades of all pairs, for run files and --human (pairs.parquet, judgements.parquet or qrels)."""
     human: Annotated[Path | None, Flag(metavar="FILE")] = None
     """Labels of people for a sample of these pairs (a table with a column probability, or qrels)."""
     scale: Annotated[tuple[float, float] | None, Flag(metavar="GRADE")] = None
-    """Lowest and highest grade of the labels of --human; null: the lowest to the highest label found."""
+    """Lowest and highest grade of the labels of --human. null: the lowest and the highest label in the file."""
     data: Annotated[Path | None, Flag(metavar="DIR")] = None
-    """Other suites: folder with a collection folder for each task, or TREC's official files."""
+    """Folder of a suite's data: one collection folder per task, or TREC's official files."""
     tasks: Annotated[tuple[str, ...] | None, Flag(metavar="TASK")] = None
-    """Other suites: run only these tasks (TREC: years)."""
+    """Tasks of the suite to run (years for TREC). Without it, all tasks."""
     download: bool = False
-    """Other suites: fetch from the hub what is missing."""
+    """Download missing data of the suite from the hub."""
     exact: bool = False
-    """Score every document of an index, whatever its type."""
+    """Score every document of an index exactly, also if its type is approximate."""
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
@@ -113,17 +112,12 @@ def run(settings: EvaluateSettings, options: Options) -> CommandResult:
 
 def _on_collection(settings: EvaluateSettings, systems: Sequence[System], out: Path | None) -> CommandResult:
     from bixse.evaluation.tasks import collection_task
+    from bixse.lab.suites.suite_run import compare_on_task
+    from bixse.progress import progress_bar
 
     assert settings.collection is not None
     chosen = settings.model_dump(include={"split", "exclude_self", "min_relevant_grade", "missing_documents"})
     task = collection_task(settings.collection, **chosen)
-    return _on_task(settings, systems, task, out)
-
-
-def _on_task(settings: EvaluateSettings, systems: Sequence[System], task: Task, out: Path | None) -> CommandResult:
-    from bixse.lab.suites.suite_run import compare_on_task
-    from bixse.progress import progress_bar
-
     result = compare_on_task(systems, task, out, progress_bar)
     heading = f"{settings.collection} ({settings.split}, {len(task.query_sets[0].queries)} queries"
     metrics, names = result.plain(), {"results": "results.json"}
@@ -144,12 +138,12 @@ def _from_few_labels(settings: EvaluateSettings, grades: Path, out: Path | None)
     runs = {name: read_ranking(name) for name in settings.model}
     stated = GradeScale(*settings.scale) if settings.scale else None
     path = out / "few_labels.json" if out is not None else None
-    found, wrong, scale = few_labels_of_files(runs, grades, settings.human, stated, settings.min_relevant_grade, path)
+    result, wrong, scale = few_labels_of_files(runs, grades, settings.human, stated, settings.min_relevant_grade, path)
     ends = f"{scale.minimum:g} to {scale.maximum:g}"
     warnings = [] if stated else [f"the scale {ends} is that of the labels found; state --scale"]
     artifacts = {"results": str(path)} if path is not None else {}
-    text = "\n".join([found.text(), *wrong])
-    return CommandResult(text, asdict(found), artifacts, warnings, exit_code=3 if wrong else 0)
+    text = "\n".join([result.text(), *wrong])
+    return CommandResult(text, asdict(result), artifacts, warnings, exit_code=3 if wrong else 0)
 
 
 def _on_suite(settings: EvaluateSettings, systems: Sequence[System], out: Path | None) -> CommandResult:
@@ -158,11 +152,12 @@ def _on_suite(settings: EvaluateSettings, systems: Sequence[System], out: Path |
 
     chosen = settings.model_dump(include={"suite", "data", "tasks", "download"})
     result = evaluate_suite(systems, out=out, progress=progress_bar, **chosen)
-    kept = out or (OUT_FOLDER / settings.suite if SUITES[settings.suite].engine == "mteb" else None)
-    artifacts = {"results": str(kept / "results.json"), "record": str(kept / "run.json")} if kept else {}
+    folder = out or (OUT_FOLDER / settings.suite if SUITES[settings.suite].engine == "mteb" else None)
+    artifacts = {"results": str(folder / "results.json"), "record": str(folder / "run.json")} if folder else {}
     code = 3 if result.failures else 0
     return CommandResult(result.text(), result.plain(), artifacts, list(result.notes), exit_code=code)
 
 
-OUT = "write records, runs and values of every query here; the same command then goes on where it was stopped"
-VERB = Verb(EvaluateSettings, Options, run, out=Output(OUT))
+OUT = "Folder for records, runs and figures per query. The same command continues there after a stop."
+FIRST = ("model", "collection", "split", "suite", "data")
+VERB = Verb(EvaluateSettings, Options, run, out=Output(OUT), first=FIRST)

@@ -47,8 +47,8 @@ GRADE = Verb(
     GradeConfig,
     ComputingOptions,
     run_grade,
-    out=Output("write pairs.parquet, judgements.parquet, the ledger and run.json here", "runs/grade"),
-    dry_run="say how many questions, tokens, dollars and hours it would take",
+    out=Output("Folder for pairs.parquet, judgements.parquet, the ledger and run.json.", "runs/grade"),
+    dry_run="Print the number of questions, tokens, dollars and hours. Nothing of your data is asked.",
     first=("pairs", "rubric", "judge.names", "judge.model", "prices.max_usd"),
 )
 
@@ -64,7 +64,7 @@ def run_audit(settings: AuditSettings, options: Options) -> CommandResult:
 
 
 AUDIT = Verb(
-    AuditSettings, Options, run_audit, out=Output("write audit.json, audit.html and run.json here", "runs/audit")
+    AuditSettings, Options, run_audit, out=Output("Folder for audit.json, audit.html and run.json.", "runs/audit")
 )
 
 
@@ -91,7 +91,7 @@ def run_calibrate(settings: GradeMapSettings, options: Options) -> CommandResult
 
 
 CALIBRATE = Verb(
-    GradeMapSettings, Options, run_calibrate, out=Output("write map.json and run.json here", "runs/grade-map")
+    GradeMapSettings, Options, run_calibrate, out=Output("Folder for map.json and run.json.", "runs/grade-map")
 )
 
 
@@ -126,4 +126,6 @@ def run_rank(config: RankConfig, options: ComputingOptions) -> CommandResult:
     return CommandResult("\n".join(lines), metrics, artifacts, warnings, [], code)
 
 
-RANK = Verb(RankConfig, ComputingOptions, run_rank, out=Output("write everything here", "runs/rank"))
+RANK = Verb(
+    RankConfig, ComputingOptions, run_rank, out=Output("Folder for the ranking, the ledger and run.json.", "runs/rank")
+)

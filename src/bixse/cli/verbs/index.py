@@ -14,7 +14,7 @@ class IndexOptions(Options):
     """The database that the index is written to."""
 
     to: Annotated[str | None, Flag(metavar="STORE")] = None
-    """Write the index into a vector database too: lancedb:PATH/TABLE or qdrant:URL/COLLECTION."""
+    """Write the index to a vector database too: lancedb:PATH/TABLE or qdrant:URL/COLLECTION."""
 
 
 def run(settings: IndexSettings, options: IndexOptions) -> CommandResult:
@@ -48,5 +48,5 @@ def run(settings: IndexSettings, options: IndexOptions) -> CommandResult:
     return CommandResult("\n".join(lines), metrics, artifacts, list(report.warnings))
 
 
-OUT = Output("folder of the index; of a changed corpus only the new texts are encoded", "runs/index", "INDEX")
-VERB = Verb(IndexSettings, IndexOptions, run, out=OUT)
+OUT = Output("Folder of the index. After a change of the corpus, only new texts are encoded.", "runs/index", "INDEX")
+VERB = Verb(IndexSettings, IndexOptions, run, out=OUT, first=("model", "collection", "processes"))

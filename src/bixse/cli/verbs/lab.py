@@ -53,12 +53,12 @@ def _say(line: str) -> None:
 def _differences(report: ReportData, system: str, baselines: Sequence[str]) -> list[str]:
     from bixse.report.table import format_difference
 
-    found = [report.comparison(system, baseline) for baseline in baselines]
-    return [format_difference(c.difference.mean) if c is not None else "" for c in found]
+    comparisons = [report.comparison(system, baseline) for baseline in baselines]
+    return [format_difference(c.difference.mean) if c is not None else "" for c in comparisons]
 
 
 QUICKSTART = Verb(
-    QuickstartConfig, ComputingOptions, run_quickstart, out=Output("folder for models and report", "runs/quickstart")
+    QuickstartConfig, ComputingOptions, run_quickstart, out=Output("Folder for models and report.", "runs/quickstart")
 )
 
 
@@ -82,9 +82,9 @@ def run_sweep(config: SweepConfig, options: Options) -> CommandResult:
         "best": None if result.best is None else result.best.arm,
         "rows": [figures_of(row) for row in result.rows],
     }
-    found = {"table": result.table_path, "record": options.folder / "run.json", "best": result.best_path}
-    found["model"] = result.model_path
-    artifacts = {name: str(path) for name, path in found.items() if path is not None}
+    paths = {"table": result.table_path, "record": options.folder / "run.json", "best": result.best_path}
+    paths["model"] = result.model_path
+    artifacts = {name: str(path) for name, path in paths.items() if path is not None}
     code = 0 if not errors else 3 if result.best is not None else 1
     return CommandResult(_sweep_text(result), metrics, artifacts, result.warnings, errors, code)
 
@@ -113,14 +113,14 @@ def _sweep_text(result: SweepResult) -> str:
     return "\n".join(lines)
 
 
-SWEEP = Verb(SweepConfig, Options, run_sweep, out=Output("folder for runs, table and best settings", "runs/sweep"))
+SWEEP = Verb(SweepConfig, Options, run_sweep, out=Output("Folder for runs, table and best settings.", "runs/sweep"))
 
 
 class StudyOptions(Options):
     """Options of `bixse study`."""
 
     list: bool = False
-    """Show the studies, what they go through, and the presets."""
+    """Show the studies, their values, and the presets."""
 
 
 def run_a_study(config: StudyConfig, options: StudyOptions) -> CommandResult:
@@ -136,12 +136,12 @@ def run_a_study(config: StudyConfig, options: StudyOptions) -> CommandResult:
     if result.waiting:
         return waits(result.waiting)
     outcome = result.outcome
-    errors = [f"run {found.label} {found.status}: {found.reason}" for found in outcome.failed]
+    errors = [f"run {each.label} {each.status}: {each.reason}" for each in outcome.failed]
     metrics = {
         "runs": len(outcome.results),
         "made": result.made,
         "failed": len(errors),
-        "claims": [{"claim": found.claim, "finding": found.finding} for found in outcome.claims],
+        "claims": [{"claim": each.claim, "finding": each.finding} for each in outcome.claims],
     }
     code = 0 if not errors else 3 if len(errors) < len(outcome.results) else 1
     made = f"{outcome.study.title}: {result.made} runs made, {len(outcome.results) - result.made} were there"
@@ -165,6 +165,7 @@ def _command(words: Sequence[str]) -> str:
     return shlex.join(["bixse", *parser.parse_known_args(list(words))[1]])
 
 
-OUT = "folder for runs, tables and plot; without it runs/study-NAME"
-DRY_RUN = "check the settings of every arm, count the runs, and name the files that are missing"
-STUDY = Verb(StudyConfig, StudyOptions, run_a_study, {"list": _known}, Output(OUT), DRY_RUN)
+OUT = "Folder for runs, tables and plot. Without it, runs/study-NAME."
+FIRST = ("study", "preset", "model", "data.collection", "seeds")
+DRY_RUN = "Check the settings of every arm, count the runs, and name missing files. Nothing is trained."
+STUDY = Verb(StudyConfig, StudyOptions, run_a_study, {"list": _known}, Output(OUT), DRY_RUN, FIRST)

@@ -58,15 +58,16 @@ def _text(result: ConvertResult, settings: ConvertSettings, out: Path | None) ->
         if len(part["tasks"]) > 1:
             lines.append("tasks: " + ", ".join(f"{task} {count}" for task, count in part["tasks"].items()))
     if out is None:
-        told = [result.errors_shown] if result.errors else []
-        return "\n".join([*lines, "", *told, "dry run: nothing was written"])
+        errors = [result.errors_shown] if result.errors else []
+        return "\n".join([*lines, "", *errors, "dry run: nothing was written"])
     lines += ["", *(f"{what}: {out / name}" for name, what in result.files.items())]
     following = f"next: bixse train --config {shlex.quote(str(out / 'train.yaml'))} --out runs/mine"
     return "\n".join([*lines, following])
 
 
-DRY_RUN = "read all, write nothing: counts, relevance, errors"
-CONVERT = Verb(ConvertSettings, Options, run_convert, out=Output("output folder", "runs/convert"), dry_run=DRY_RUN)
+DRY_RUN = "Read everything and print counts, relevance and errors. Nothing is written."
+CONVERT = Verb(ConvertSettings, Options, run_convert, out=Output("Output folder.", "runs/convert"), dry_run=DRY_RUN,
+               first=("source", "path", "scale", "corpus", "split"))  # fmt: skip
 
 
 LISTED = 10
@@ -94,7 +95,8 @@ def run_mine(config: MineConfig, options: Options) -> CommandResult:
     return CommandResult(text, metrics, artifacts, warnings, exit_code=3 if missing else 0)
 
 
-MINE = Verb(MineConfig, Options, run_mine, out=Output("folder for pairs, runs and run.json", "runs/mined"))
+MINE = Verb(MineConfig, Options, run_mine, out=Output("Folder for pairs, runs and run.json.", "runs/mined"),
+            first=("collection", "split", "retrievers", "per_query"))  # fmt: skip
 
 
 def run_generate(config: GenerateConfig, options: Options) -> CommandResult:
@@ -115,7 +117,7 @@ def run_generate(config: GenerateConfig, options: Options) -> CommandResult:
         f"{result.completion_tokens:,} written, {result.usd:.4f} US dollars"
     )
     if result.stopped:
-        lines.append(f"stopped: {result.stopped}; the same command with a higher limit goes on")
+        lines.append(f"stopped: {result.stopped}; the same command with a higher limit continues")
     if result.queries:
         lines.append(
             f"next: bixse mine --corpus {config.corpus} --queries {out / 'queries.jsonl'}, or grade these pairs: "
@@ -126,5 +128,5 @@ def run_generate(config: GenerateConfig, options: Options) -> CommandResult:
     return CommandResult("\n".join(lines), asdict(result), artifacts, [], [], exit_code)
 
 
-OUT = "write queries.jsonl, pairs.parquet, the ledger and run.json here"
+OUT = "Folder for queries.jsonl, pairs.parquet, the ledger and run.json."
 GENERATE = Verb(GenerateConfig, Options, run_generate, out=Output(OUT, "runs/generate"))

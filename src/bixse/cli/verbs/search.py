@@ -56,10 +56,11 @@ def _search_index(settings: SearchSettings, options: Options) -> CommandResult:
         if not many:
             return _answer_each(index, limits, "--json" in options.words)
         if options.out is None:
-            found = dict(zip(queries, index.search(list(queries.values()), **limits), strict=True))
-            blocks = ([f"{name}: {queries[name]}", *hit_lines(hits), ""] for name, hits in found.items())
+            hits_of = dict(zip(queries, index.search(list(queries.values()), **limits), strict=True))
+            blocks = ([f"{name}: {queries[name]}", *hit_lines(hits), ""] for name, hits in hits_of.items())
             answers = [
-                {"query_id": name, "query": queries[name], "results": plain_hits(hits)} for name, hits in found.items()
+                {"query_id": name, "query": queries[name], "results": plain_hits(hits)}
+                for name, hits in hits_of.items()
             ]
             return CommandResult("\n".join(line for block in blocks for line in block), {"answers": answers})
         run = index.search_run(queries, progress=progress_bar, **limits)
@@ -76,7 +77,7 @@ def _answer_each(index: SearchIndex, limits: dict[str, Any], as_json: bool) -> C
     out = sys.__stdout__ or sys.stdout  # the command redirects sys.stdout to standard error
     answered = 0
     try:
-        for query in _typed(f"{len(index):,} documents; a query a line, Ctrl-D ends"):
+        for query in _typed(f"{len(index):,} documents; one query per line, Ctrl-D ends"):
             hits = index.search(query, **limits)
             heading = [] if sys.stdin.isatty() else [query]
             plain = "\n".join([*heading, *hit_lines(hits), ""])
@@ -107,5 +108,6 @@ def _typed(greeting: str) -> Iterator[str]:
             yield line.strip()
 
 
-OUT = Output("write, from an index, the answers to --queries as a TREC run", metavar="FILE")
-VERB = Verb(SearchSettings, Options, run, out=OUT)
+OUT = Output("File for the answers of an index to --queries, as a TREC run.", metavar="FILE")
+FIRST = ("model", "query", "collection", "top", "threshold")
+VERB = Verb(SearchSettings, Options, run, out=OUT, first=FIRST)

@@ -52,13 +52,13 @@ def _plan(config: TrainConfig, out: Path) -> CommandResult:
         f"{plan.steps:,} steps, {config.optimizer.global_batch_size} queries per batch",
         _rate(config.optimizer, config.optimizer.scaled_learning_rate(plan.queries)),
         f"memory: {size(plan.peak_bytes)} at most during these steps, {size(plan.weights_bytes)} of it weights; "
-        f"{size(plan.free_bytes)} are free besides",
+        f"{size(plan.free_bytes)} are free",
         f"time: about {duration(plan.seconds)} ({plan.seconds_per_step:.2f} s per step; "
-        f"{plan.evaluations} evaluations on dev; {plan.texts:,} texts to encode besides the steps, "
+        f"{plan.evaluations} evaluations on dev; {plan.texts:,} more texts to encode, "
         f"{1000 * plan.seconds_per_text:.1f} ms each)",
     ]
     if config.regrade is not None and plan.regrade is not None:
-        lines.append(f"suspicious zeros, at most, after {plan.regrade.pairs // config.regrade.budget} epochs:")
+        lines.append(f"likely false negatives, at most, after {plan.regrade.pairs // config.regrade.budget} epochs:")
         lines += [f"  {line}" for line in plan.regrade.text(", ".join(config.regrade.judge)).splitlines()]
     lines.append("nothing was trained or written")
     metrics = {name: value for name, value in asdict(plan).items() if name != "warnings"}
@@ -85,8 +85,8 @@ FIRST = (
     "optimizer.global_batch_size",
     "optimizer.learning_rate",
 )
-OUT = Output("folder for the model and run.json", "runs/train")
-DRY_RUN = "rows, steps, memory and time from a few timed steps; nothing is trained or written"
+OUT = Output("Folder for the model and run.json.", "runs/train")
+DRY_RUN = "Print rows, steps, memory and time, estimated from a few timed steps. Nothing is written."
 TRAIN = Verb(TrainConfig, Options, run_train, out=OUT, dry_run=DRY_RUN, first=FIRST)
 
 
@@ -94,10 +94,11 @@ def run_merge(config: MergeModelsConfig, options: ComputingOptions) -> CommandRe
     """Merge models, and return the changes."""
     from bixse.training.merge_models import merge_models
 
-    found = merge_models(config, options.folder, progress=True)
-    lines = [f"{'already merged' if found.reused else 'merged'}: {found.model_path}", *found.result.lines()]
-    artifacts = {"model": str(found.model_path), "run": str(options.folder / "run.json")}
-    return CommandResult("\n".join(lines), asdict(found.result), artifacts, found.warnings)
+    merged = merge_models(config, options.folder, progress=True)
+    lines = [f"{'already merged' if merged.reused else 'merged'}: {merged.model_path}", *merged.result.lines()]
+    artifacts = {"model": str(merged.model_path), "run": str(options.folder / "run.json")}
+    return CommandResult("\n".join(lines), asdict(merged.result), artifacts, merged.warnings)
 
 
-MERGE = Verb(MergeModelsConfig, ComputingOptions, run_merge, out=Output("output folder", "runs/merge"))
+MERGED = Output("Folder for the merged model and run.json.", "runs/merge")
+MERGE = Verb(MergeModelsConfig, ComputingOptions, run_merge, out=MERGED, first=("models", "weights", "dev", "guard"))

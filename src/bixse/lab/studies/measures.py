@@ -34,26 +34,26 @@ NOT_MERGED = ", not merged"
 """Suffix of a collection's name for the tuned model before merging (`merge: {keep_tuned: true}`)."""
 
 
-def train_and_score(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
+def train_and_score(run: ArmRun, inputs: StudyInputs, folder: Path) -> Measured:
     """Train on the transformed pairs and search the test queries."""
-    path = own / PAIRS_FILE
+    path = folder / PAIRS_FILE
     pairs = transformed(load_graded_pairs(inputs.pairs), run.arm.pairs, run.seed)
     save_graded_pairs(pairs, path)
-    found, apart = _scored(trained(run, inputs, own, path), inputs, own)
-    tuned = own / TRAIN_FOLDER / TUNED_FOLDER
+    merged, apart = _scored(trained(run, inputs, folder, path), inputs, folder)
+    tuned = folder / TRAIN_FOLDER / TUNED_FOLDER
     if tuned.is_dir():
-        tests, others = _scored(build_encoder(tuned), inputs, own)
+        tests, others = _scored(build_encoder(tuned), inputs, folder)
         apart |= {f"{name}{NOT_MERGED}": figures for name, figures in {**_per_query(tests), **others}.items()}
-    return measured(found, len(pairs), apart)
+    return measured(merged, len(pairs), apart)
 
 
-def score_untrained(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
+def score_untrained(run: ArmRun, inputs: StudyInputs, folder: Path) -> Measured:
     """Search the test queries with the encoder in the state before training."""
-    found, apart = _scored(untrained(run, inputs), inputs, own)
-    return measured(found, apart=apart)
+    tests, apart = _scored(untrained(run, inputs), inputs, folder)
+    return measured(tests, apart=apart)
 
 
-def score_bm25(run: ArmRun, inputs: StudyInputs, own: Path) -> Measured:
+def score_bm25(run: ArmRun, inputs: StudyInputs, folder: Path) -> Measured:
     """Search the test queries with BM25."""
     system = Bm25System()
     others = _per_query(_evaluated(inputs.beside, inputs, system))
@@ -68,29 +68,31 @@ def test_task(inputs: StudyInputs, folder: Path) -> Task:
 
 
 def measured(
-    found: Mapping[str, Evaluation],
+    evaluations: Mapping[str, Evaluation],
     rows: int | None = None,
     apart: Mapping[str, Mapping[str, float]] | None = None,
     precision: str | None = None,
 ) -> Measured:
     """Return the figures of a run. With several collections, a figure is the mean of their means."""
-    metrics = {metric: sum(own.metrics[metric] for own in found.values()) / len(found) for metric in METRICS}
-    per_query = {query: value for own in _per_query(found).values() for query, value in own.items()}
+    metrics = {
+        metric: sum(each.metrics[metric] for each in evaluations.values()) / len(evaluations) for metric in METRICS
+    }
+    per_query = {query: value for evaluation in _per_query(evaluations).values() for query, value in evaluation.items()}
     return Measured(metrics, per_query, apart or {}, rows, resolve_precision() if precision is None else precision)
 
 
-def _per_query(found: Mapping[str, Evaluation]) -> dict[str, dict[str, float]]:
+def _per_query(evaluations: Mapping[str, Evaluation]) -> dict[str, dict[str, float]]:
     """Return collection name -> `collection/query` -> primary metric."""
     return {
-        name: {f"{name}/{query}": value for query, value in own.per_query[PRIMARY_METRIC].items()}
-        for name, own in found.items()
+        name: {f"{name}/{query}": value for query, value in evaluation.per_query[PRIMARY_METRIC].items()}
+        for name, evaluation in evaluations.items()
     }
 
 
-def trained(run: ArmRun, inputs: StudyInputs, own: Path, pairs: Path) -> SentenceTransformer:
+def trained(run: ArmRun, inputs: StudyInputs, folder: Path, pairs: Path) -> SentenceTransformer:
     """Return the encoder of a run. Train it in the run's folder, unless it is finished there."""
-    train_run(run_config(run, inputs, pairs), own)
-    return build_encoder(own / TRAIN_FOLDER / MODEL_FOLDER)
+    train_run(run_config(run, inputs, pairs), folder)
+    return build_encoder(folder / TRAIN_FOLDER / MODEL_FOLDER)
 
 
 def untrained(run: ArmRun, inputs: StudyInputs) -> SentenceTransformer:
@@ -110,7 +112,7 @@ def untrained(run: ArmRun, inputs: StudyInputs) -> SentenceTransformer:
 
 def run_config(run: ArmRun, inputs: StudyInputs, pairs: Path) -> TrainConfig:
     """Return the validated training settings of a run. Raises ConfigError."""
-    own = {
+    settings = {
         "pairs": pairs,
         "dev": list(inputs.dev) or None,
         "dev_split": inputs.dev_split,
@@ -118,21 +120,21 @@ def run_config(run: ArmRun, inputs: StudyInputs, pairs: Path) -> TrainConfig:
         "model": inputs.model,
         "seed": run.seed,
     }
-    return TrainConfig.load(None, {"merge": None, **run.settings, **own})
+    return TrainConfig.load(None, {"merge": None, **run.settings, **settings})
 
 
 def _scored(
-    model: SentenceTransformer, inputs: StudyInputs, own: Path
+    model: SentenceTransformer, inputs: StudyInputs, folder: Path
 ) -> tuple[dict[str, Evaluation], dict[str, dict[str, float]]]:
     """Score an encoder on the test collections and on the extra ones, and encode each text once."""
-    cache = own / "embeddings"
+    cache = folder / "embeddings"
     system = EncoderSystem(model, cache=cache)
     try:
-        found = _evaluated(inputs.tests, inputs, system)
+        tests = _evaluated(inputs.tests, inputs, system)
         others = _evaluated(inputs.beside, inputs, system)
     finally:
         shutil.rmtree(cache, ignore_errors=True)  # the cache saves nothing later: no other run has this model
-    return found, _per_query(others)
+    return tests, _per_query(others)
 
 
 def _evaluated(folders: Mapping[str, Path], inputs: StudyInputs, system: System) -> dict[str, Evaluation]:

@@ -78,23 +78,23 @@ class StudyOutcome:
 
     @property
     def failed(self) -> list[RunResult]:
-        return [found for found in self.results if found.status != "finished"]
+        return [result for result in self.results if result.status != "finished"]
 
     def verdict(self) -> str:
         if not self.claims:
             return "No claim is tested: the table is the finding."
-        count = {word: sum(found.finding == word for found in self.claims) for word in
+        count = {word: sum(claim.finding == word for claim in self.claims) for word in
                  ("reproduced", "not shown", "contradicted", "no figures")}  # fmt: skip
-        said = [f"{number} {word}" for word, number in count.items() if number]
-        return f"Of {len(self.claims)} claims: {', '.join(said)}."
+        parts = [f"{number} {word}" for word, number in count.items() if number]
+        return f"Of {len(self.claims)} claims: {', '.join(parts)}."
 
     def about(self) -> list[str]:
         config = self.config
-        queries = next((found.interval.queries for found in self.summary if found.interval), 0)
-        collection = ", ".join(folder.name for folder in config.data.test) or _last(config.data.collection)
+        queries = next((each.interval.queries for each in self.summary if each.interval), 0)
+        names = [folder.name for folder in config.data.test] or [config.data.collection.rstrip("/").split("/")[-1]]
         seeds = f"{len(config.seeds)} seed{'s' if len(config.seeds) != 1 else ''}"
-        lines = [f"Encoder {config.model}, collection {collection}, {queries} test queries, {seeds}."]
-        computed = sorted({found.precision for found in self.results if found.precision})
+        lines = [f"Encoder {config.model}, collection {', '.join(names)}, {queries} test queries, {seeds}."]
+        computed = sorted({each.precision for each in self.results if each.precision})
         if computed:
             lines.append(f"Computed in {' and '.join(computed)}.")
         if config.note:
@@ -105,12 +105,12 @@ class StudyOutcome:
         """Return title -> rows (column -> entry) for each table that has rows."""
         claims: list[dict[str, Cell]] = [
             {
-                "claim": found.claim,
-                **_difference_entries("difference", found.difference),
-                "p (Holm)": format_p_value(found.adjusted if found.difference else None),
-                "finding": found.finding,
+                "claim": result.claim,
+                **_difference_entries("difference", result.difference),
+                "p (Holm)": format_p_value(result.adjusted if result.difference else None),
+                "finding": result.finding,
             }
-            for found in self.claims
+            for result in self.claims
         ]
         apart: list[dict[str, Cell]] = [
             {
@@ -184,36 +184,37 @@ def outcome_of(
 ) -> StudyOutcome:
     """Return means, intervals and tested claims. `seedless` holds the keys of the systems without training."""
     finished: dict[Any, list[RunResult]] = {}
-    for found in results:
-        finished.setdefault(key_of(found.labels), [])
-        if found.status == "finished":
-            finished[key_of(found.labels)].append(found)
-    figures = {key: {found.seed: found.per_query for found in group if found.per_query}
+    for result in results:
+        finished.setdefault(key_of(result.labels), [])
+        if result.status == "finished":
+            finished[key_of(result.labels)].append(result)
+    figures = {key: {result.seed: result.per_query for result in group if result.per_query}
                for key, group in finished.items()}  # fmt: skip
     summary = [_summary(group, figures[key]) for key, group in finished.items() if group]
     claims = [measure(contrast, figures, seedless) for contrast in study.contrasts(values)]
-    corrected = holm([1.0 if found.difference is None else found.difference.p_value for found in claims])
-    claims = [replace(found, adjusted=p_value) for found, p_value in zip(claims, corrected, strict=True)]
-    apart = _apart([found for group in finished.values() for found in group], seedless)
+    # a claim without figures counts as tested, so that a failed run cannot make another claim significant
+    corrected = holm([1.0 if result.difference is None else result.difference.p_value for result in claims])
+    claims = [replace(result, adjusted=p_value) for result, p_value in zip(claims, corrected, strict=True)]
+    apart = _apart([result for group in finished.values() for result in group], seedless)
     return StudyOutcome(study, config, list(results), summary, claims, command, apart)
 
 
 def _apart(results: Sequence[RunResult], seedless: Collection[Any]) -> list[ApartRow]:
     """Return one row per collection and arm, with the difference from the untrained encoder on that collection."""
-    untrained = next((found for found in results if found.labels == UNTRAINED), None)
+    untrained = next((result for result in results if result.labels == UNTRAINED), None)
     base: dict[str, dict[str, float]] = {}
     if untrained is not None:
         for query, value in untrained.per_query.items():
             base.setdefault(query.partition("/")[0], {})[query] = value
-        base |= {name: dict(own) for name, own in untrained.apart.items()}
+        base |= {name: dict(per_query) for name, per_query in untrained.apart.items()}
     figures: dict[str, dict[Any, dict[int, Mapping[str, float]]]] = {}
-    labels = {key_of(found.labels): found.labels for found in results}
-    for found in results:
-        for name, own in found.apart.items():
-            figures.setdefault(name, {}).setdefault(key_of(found.labels), {})[found.seed] = own
+    labels = {key_of(result.labels): result.labels for result in results}
+    for result in results:
+        for name, per_query in result.apart.items():
+            figures.setdefault(name, {}).setdefault(key_of(result.labels), {})[result.seed] = per_query
     rows = []
     for name, arms in figures.items():
-        against = base.get(name.removesuffix(NOT_MERGED))
+        against = base.get(name.removesuffix(NOT_MERGED))  # the untrained encoder is never merged
         for key, seeds in arms.items():
             gain = None
             if against is not None and labels[key] != UNTRAINED:
@@ -225,21 +226,17 @@ def _apart(results: Sequence[RunResult], seedless: Collection[Any]) -> list[Apar
 
 def _summary(group: Sequence[RunResult], figures: Mapping[int, Mapping[str, float]]) -> SummaryRow:
     metrics = list(group[0].metrics)
-    means = {metric: statistics.fmean(found.metrics[metric] for found in group) for metric in metrics}
-    headline = [found.metrics[PRIMARY_METRIC] for found in group]
+    means = {metric: statistics.fmean(result.metrics[metric] for result in group) for metric in metrics}
+    headline = [result.metrics[PRIMARY_METRIC] for result in group]
     return SummaryRow(
         labels=group[0].labels,
         seeds=len(group),
         figures=means,
         interval=interval_of(figures) if figures else None,
         spread=statistics.stdev(headline) if len(headline) > 1 else None,
-        seconds=statistics.fmean(found.seconds for found in group),
+        seconds=statistics.fmean(result.seconds for result in group),
         rows=group[0].rows,
     )
-
-
-def _last(path: str) -> str:
-    return path.rstrip("/").rpartition("/")[2] or path
 
 
 PLOT_FILE = "plot.svg"
@@ -267,12 +264,12 @@ def write_outcome(outcome: StudyOutcome, out: Path) -> dict[str, str]:
 
 def _run_columns(results: Sequence[RunResult]) -> list[dict[str, object]]:
     """Return the columns of each run. The wall time is last, because it differs in every rerun."""
-    metrics = list(next((found.metrics for found in results if found.metrics), {}))
+    metrics = list(next((run.metrics for run in results if run.metrics), {}))
     return [
-        {**found.labels, "seed": found.seed, "status": found.status}
-        | {metric: _figure(found.metrics.get(metric)) for metric in metrics}
-        | {"pairs": found.rows, "precision": found.precision, "reason": found.reason, "seconds": f"{found.seconds:.1f}"}
-        for found in results
+        {**run.labels, "seed": run.seed, "status": run.status}
+        | {metric: _figure(run.metrics.get(metric)) for metric in metrics}
+        | {"pairs": run.rows, "precision": run.precision, "reason": run.reason, "seconds": f"{run.seconds:.1f}"}
+        for run in results
     ]
 
 
@@ -284,10 +281,10 @@ def _summary_columns(row: SummaryRow) -> dict[str, object]:
     return {**row.labels, "seeds": row.seeds, **columns, "pairs": row.rows, "seconds": f"{row.seconds:.1f}"}
 
 
-def _claim_columns(found: ClaimResult) -> dict[str, object]:
-    queries = getattr(found.difference, "queries", None)
-    columns = {"claim": found.claim, **_difference_columns(found.difference), "p_holm": _figure(found.adjusted)}
-    return {**columns, "seeds": found.seeds, "queries": queries, "finding": found.finding}
+def _claim_columns(result: ClaimResult) -> dict[str, object]:
+    queries = getattr(result.difference, "queries", None)
+    columns = {"claim": result.claim, **_difference_columns(result.difference), "p_holm": _figure(result.adjusted)}
+    return {**columns, "seeds": result.seeds, "queries": queries, "finding": result.finding}
 
 
 def _apart_columns(row: ApartRow) -> dict[str, object]:
@@ -297,7 +294,7 @@ def _apart_columns(row: ApartRow) -> dict[str, object]:
 
 def _difference_columns(gap: Difference | None) -> dict[str, str | None]:
     names = {"difference": "mean", "low": "low", "high": "high", "p": "p_value"}
-    return {name: _figure(getattr(gap, own, None)) for name, own in names.items()}
+    return {name: _figure(getattr(gap, field, None)) for name, field in names.items()}
 
 
 def _figure(value: float | None) -> str | None:
@@ -318,7 +315,7 @@ def plot_of(outcome: StudyOutcome) -> Plot:
     study = outcome.study
     metric = WORDS[PRIMARY_METRIC]
     if study.axis is None:
-        points = [(_name(row), _point(row, 0.0)) for row in outcome.summary]
+        points = [(", ".join(map(str, row.labels.values())), _point(row, 0.0)) for row in outcome.summary]
         return row_plot(study.title, metric, points)
     series: dict[str, list[Point]] = {}
     for row in outcome.summary:
@@ -332,10 +329,6 @@ def _point(row: SummaryRow, x: float) -> Point:
     value = row.figures[PRIMARY_METRIC]
     ends = (row.interval.low, row.interval.high) if row.interval is not None else (value, value)
     return Point(x, value, *ends)
-
-
-def _name(row: SummaryRow) -> str:
-    return ", ".join(str(value) for value in row.labels.values())
 
 
 def line_plot(title: str, x_label: str, y_label: str, series: Mapping[str, Sequence[Point]], x_scale: str) -> Plot:

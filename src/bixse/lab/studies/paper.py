@@ -1,25 +1,34 @@
-"""The studies of the paper that train with one varied setting: arms, claims, and values."""
+"""The studies of the paper: their arms, claims and values."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bixse.errors import InputError, did_you_mean
+from bixse.errors import IncompleteError, InputError, did_you_mean
+from bixse.evaluation.evaluate import evaluate
+from bixse.evaluation.systems import Bm25System, EncoderSystem
+from bixse.judging.open_judge import JudgeConfig, RankConfig
+from bixse.judging.rank import JudgeSystem
 from bixse.lab.experiments import Arm
 from bixse.lab.lab_config import merged
-from bixse.lab.studies.measures import score_bm25, score_untrained
-from bixse.lab.studies.rankers import RANKERS
+from bixse.lab.studies.measures import measured, score_bm25, score_untrained, test_task, trained, untrained
 from bixse.lab.studies.study import Contrast, Study, above, arms_by, bixse_above_others, of_loss
 from bixse.preparing.transforms import KeepFrom, transformed
 from bixse.training.config import TrainConfig
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from bixse.data.graded_pairs import GradedPairs
-    from bixse.lab.experiments import ArmLabels
+    from bixse.evaluation.systems import System
+    from bixse.evaluation.tasks import Task
+    from bixse.lab.experiments import ArmLabels, ArmRun, Measured
     from bixse.lab.lab_config import StudyConfig
     from bixse.lab.studies.study import Choices
+    from bixse.lab.studies.study_inputs import StudyInputs
 
 
 KEEPS_GRADES = "bixse"
@@ -27,8 +36,8 @@ KEEPS_GRADES = "bixse"
 
 
 def _losses_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> list[Arm]:
-    trained = [Arm({"loss": loss}, train=of_loss(config, loss)) for loss in values["losses"]]
-    return [*trained, Arm({"loss": "untrained"}, measure=score_untrained), Arm({"loss": "bm25"}, measure=score_bm25)]
+    arms = [Arm({"loss": loss}, train=of_loss(config, loss)) for loss in values["losses"]]
+    return [*arms, Arm({"loss": "untrained"}, measure=score_untrained), Arm({"loss": "bm25"}, measure=score_bm25)]
 
 
 def _losses_contrasts(values: Choices) -> list[Contrast]:
@@ -38,9 +47,9 @@ def _losses_contrasts(values: Choices) -> list[Contrast]:
 
 
 def _noise_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> list[Arm]:
-    kept = values["labels_per_query"]
+    labels = values["labels_per_query"]
     return arms_by(
-        "noise", values["noise"], config, values, lambda _, share: ({}, {"noise": share, "labels_per_query": kept})
+        "noise", values["noise"], config, values, lambda _, share: ({}, {"noise": share, "labels_per_query": labels})
     )
 
 
@@ -49,15 +58,15 @@ def _noise_contrasts(values: Choices) -> list[Contrast]:
     shares = [share for share in values["noise"] if share > 0]
     if "bixse" not in values["losses"] or 0 not in values["noise"] or not shares:
         return []
-    found = []
+    claims = []
     for other in [loss for loss in values["losses"] if loss != "bixse"]:
         terms: list[tuple[ArmLabels, float]] = []
         for loss, sign in (("bixse", 1.0), (other, -1.0)):
             terms += [({"loss": loss, "noise": share}, sign / len(shares)) for share in shares]
             terms.append(({"loss": loss, "noise": 0}, -sign))
-        found.append(Contrast(f"noise costs bixse less than {other}, mean over p > 0", tuple(terms)))
-        found += bixse_above_others(["bixse", other], "noise", [max(shares)], "at p = {}")
-    return found
+        claims.append(Contrast(f"noise costs bixse less than {other}, mean over p > 0", tuple(terms)))
+        claims += bixse_above_others(["bixse", other], "noise", [max(shares)], "at p = {}")
+    return claims
 
 
 def _cutoff_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> list[Arm]:
@@ -83,13 +92,13 @@ def _cutoff_contrasts(values: Choices) -> list[Contrast]:
     if KEEPS_GRADES not in losses or len(cutoffs) < 2:
         return []
     low, high = cutoffs[0], cutoffs[-1]
-    found = []
+    claims = []
     for other in [loss for loss in losses if loss != KEEPS_GRADES]:
-        found += bixse_above_others([KEEPS_GRADES, other], "cutoff", cutoffs, "at cutoff {}")
+        claims += bixse_above_others([KEEPS_GRADES, other], "cutoff", cutoffs, "at cutoff {}")
         ends = {"loss": other, "cutoff": high}, {"loss": other, "cutoff": low}
-        found.append(above(f"{other} needs a cutoff: {high} above {low}", *ends))
+        claims.append(above(f"{other} needs a cutoff: {high} above {low}", *ends))
     ends = {"loss": KEEPS_GRADES, "cutoff": low}, {"loss": KEEPS_GRADES, "cutoff": high}
-    return [*found, above(f"bixse makes use of weak pairs: {low} above {high}", *ends)]
+    return [*claims, above(f"bixse makes use of weak pairs: {low} above {high}", *ends)]
 
 
 def _batch_size_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> list[Arm]:
@@ -111,12 +120,12 @@ def _batch_size_contrasts(values: Choices) -> list[Contrast]:
 
 
 def _bias_rate_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> list[Arm]:
-    found = []
+    arms = []
     for start, multiplier in itertools.product(values["starts"], values["multipliers"]):
         train = {"loss_options": {"bias": start}, "optimizer": {"bias_lr_multiplier": multiplier}}
         labels = {"start": start, "multiplier": multiplier}
-        found.append(Arm(labels, train=merged(of_loss(config, "bixse"), train)))
-    return found
+        arms.append(Arm(labels, train=merged(of_loss(config, "bixse"), train)))
+    return arms
 
 
 def _bias_rate_contrasts(values: Choices) -> list[Contrast]:
@@ -164,11 +173,11 @@ def _annotation_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | 
     labels = values["labels"] or (len(pairs.groups()) if pairs is not None else 0)
 
     def settings(loss: str, count: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        own = TrainConfig.load(
+        base = TrainConfig.load(
             None, {**merged(config.train, of_loss(config, loss)), "pairs": "pairs.parquet"}
         ).optimizer
-        passes = math.ceil(labels / values["labels_per_query"][0] / own.global_batch_size) * own.num_train_epochs
-        optimizer = {"documents_per_query": None, "max_steps": max(1, own.max_steps or passes)}
+        passes = math.ceil(labels / values["labels_per_query"][0] / base.global_batch_size) * base.num_train_epochs
+        optimizer = {"documents_per_query": None, "max_steps": max(1, base.max_steps or passes)}
         return {"optimizer": optimizer}, {"labels_per_query": count, "labels": labels}
 
     return arms_by("labels_per_query", values["labels_per_query"], config, values, settings)
@@ -287,6 +296,90 @@ TRAINING_STUDIES = (
         ),
     ),
 )  # fmt: skip
+
+
+BM25, UNTRAINED = "bm25", "untrained"
+"""The systems without training."""
+
+
+def _arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None) -> list[Arm]:
+    depth = {"depth": values["depth"]}
+    arms = [Arm({"system": name}, options=depth) for name in (BM25, UNTRAINED)]
+    arms += [Arm({"system": loss}, train=of_loss(config, loss), options=depth) for loss in values["losses"]]
+    for judge in values["judges"]:
+        options = {**depth, "judge": judge, "rubric": values["rubric"]}
+        arms.append(Arm({"system": _short(judge)}, options=options, measure=rank_by_judge))
+    return arms
+
+
+def _contrasts(values: Choices) -> list[Contrast]:
+    judges = [_short(judge) for judge in values["judges"]]
+    pairs = [(judge, name) for judge in judges for name in (BM25, UNTRAINED, *values["losses"])]
+    pairs += [(loss, UNTRAINED) for loss in values["losses"]]
+    return [above(f"{first} above {second}", {"system": first}, {"system": second}) for first, second in pairs]
+
+
+def rank_by_encoder(run: ArmRun, inputs: StudyInputs, run_folder: Path) -> Measured:
+    """Score BM25, the untrained encoder, or an encoder trained here, as ranker of BM25's candidates."""
+    ranker: System = Bm25System()
+    if run.arm.trained:
+        ranker = EncoderSystem(trained(run, inputs, run_folder, inputs.pairs), cache="none")
+    elif run.arm.labels["system"] == UNTRAINED:
+        ranker = EncoderSystem(untrained(run, inputs), cache="none")
+    depth = run.arm.options["depth"]
+    tests = {name: evaluate(ranker, _of_candidates(inputs, folder, depth)) for name, folder in inputs.tests.items()}
+    return measured(tests)
+
+
+def rank_by_judge(run: ArmRun, inputs: StudyInputs, run_folder: Path) -> Measured:
+    """Score a judge as ranker of BM25's candidates. The judge must grade every candidate."""
+    if inputs.exclude_self:
+        raise InputError(
+            "rankers: got a judge and `exclude_self`; expected one of them, since a judge ranks all that BM25 finds; "
+            "fix: leave the judge out, or take a collection whose queries are no documents"
+        )
+    options = run.arm.options
+    settings = {"judge": {"names": options["judge"]}, "rubric": options["rubric"]}
+    judge = JudgeConfig.model_validate(settings).open()
+    evaluations = {}
+    try:
+        for name, folder in inputs.tests.items():
+            of = {"collection": folder, "depth": options["depth"], "min_relevant_grade": inputs.min_relevant_grade}
+            system = JudgeSystem(RankConfig.model_validate(settings | of), judge, run_folder / name)
+            evaluations[name] = evaluate(system, test_task(inputs, folder), run_folder / name)
+            if warnings := system.warnings():
+                raise IncompleteError(
+                    f"{run.arm.label}: got {warnings[0]}; expected a grade for each candidate; fix: give "
+                    "the same command again, or another judge"
+                )
+    finally:
+        judge.close()
+    return measured(evaluations)
+
+
+def _of_candidates(inputs: StudyInputs, folder: Path, depth: int) -> Task:
+    """Return the test queries with the first `depth` documents of BM25 as candidates."""
+    task = test_task(inputs, folder)
+    (queries,) = task.query_sets
+    candidates = {query: list(answers) for query, answers in Bm25System().search(task, depth)[queries.name].items()}
+    return replace(task, query_sets=(replace(queries, candidates=candidates),))
+
+
+def _short(judge: str) -> str:
+    return f"judge {judge.rstrip('/').rpartition('/')[2] or judge}"
+
+
+RANKERS = Study(
+    name="rankers",
+    title="A judge as ranker against encoders",
+    paper="Table of rankers: the 32B judge used directly reaches 65.06 (0-3) and 62.86 (0-1) nDCG@10, the best 3B "
+    "encoder 62.06",
+    defaults={"judges": [], "rubric": "trec-dl-0-3", "losses": ["bixse", "infonce"], "depth": 20},
+    arms=_arms,
+    contrasts=_contrasts,
+    measure=rank_by_encoder,
+    notes=("Every system reorders the same candidates, the first that BM25 finds.",),
+)
 
 
 STUDIES = {study.name: study for study in (*TRAINING_STUDIES, RANKERS)}

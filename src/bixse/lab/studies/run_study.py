@@ -73,7 +73,7 @@ def run_study(
         record.results = {"runs": len(runs), "failed": len(outcome.failed)}
         record.save(done.status)
     warnings = list(done.warnings)
-    trained = [run for run, found in zip(runs, results, strict=True) if run.arm.trained and found.status == "finished"]
+    trained = [run for run, each in zip(runs, results, strict=True) if run.arm.trained and each.status == "finished"]
     missing = sum(not (experiment.folder / run.name / TRAIN_FOLDER / MODEL_FOLDER).is_dir() for run in trained)
     if config.keep_models and missing:
         warnings.append(f"{missing} runs were finished before models were asked for: theirs are gone")
@@ -138,6 +138,7 @@ def _open(study: Study, config: StudyConfig, values: dict[str, Any], out: Path) 
         mode="json", exclude=set(OWNED)
     )
     settings |= {"values": values, "train": defaults}
+    # resolved: `auto` on another machine would mix two dtypes in one table
     settings["train"]["precision"] = resolve_precision(config.shared.get("precision"))
     paths = ("pairs", "dev", "test", *(() if data.collection == PYDOCS else ("collection",)))
     return open_run(out, f"study {study.name}", settings, input_hashes(config), paths)

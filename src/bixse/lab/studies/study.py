@@ -103,12 +103,12 @@ def arms_by(
     settings: Callable[[str, Any], tuple[dict[str, Any], dict[str, Any]]],
 ) -> list[Arm]:
     """Return one arm per loss and value of `label`. `settings` gives training settings and transforms of the pairs."""
-    found = []
+    arms = []
     for loss in values["losses"]:
         for value in varied:
             train, pairs = settings(loss, value)
-            found.append(Arm({"loss": loss, label: value}, train=merged(of_loss(config, loss), train), pairs=pairs))
-    return found
+            arms.append(Arm({"loss": loss, label: value}, train=merged(of_loss(config, loss), train), pairs=pairs))
+    return arms
 
 
 PerSeed: TypeAlias = "Mapping[int, Mapping[str, float]]"
@@ -176,14 +176,14 @@ def key_of(labels: ArmLabels) -> tuple[tuple[str, str | float], ...]:
 
 def measure(contrast: Contrast, arms: Mapping[Any, PerSeed], seedless: Collection[Any] = ()) -> ClaimResult:
     """Return a contrast's mean and interval over queries and over the seeds that all its trained arms share."""
-    found = [(key_of(labels), weight) for labels, weight in contrast.terms]
-    trained = [set(arms.get(key, ())) for key, _ in found if key not in seedless]
+    terms = [(key_of(labels), weight) for labels, weight in contrast.terms]
+    trained = [set(arms.get(key, ())) for key, _ in terms if key not in seedless]
     seeds = sorted(set.intersection(*trained)) if trained else [0]
-    if not seeds or not all(arms.get(key) for key, _ in found):
+    if not seeds or not all(arms.get(key) for key, _ in terms):
         return ClaimResult(contrast.claim, None, 0)
-    queries = sorted(next(iter(arms[found[0][0]].values())))
+    queries = sorted(next(iter(arms[terms[0][0]].values())))
     total = np.zeros((len(seeds), len(queries)))
-    for key, weight in found:
+    for key, weight in terms:
         figures = arms[key]  # the one row of a seedless system counts for every seed
         rows = [next(iter(figures.values())) if key in seedless else figures[seed] for seed in seeds]
         for row in rows:
@@ -204,7 +204,9 @@ def interval_of(figures: PerSeed) -> Difference:
     return crossed_interval(values, _strata(queries))
 
 
-def crossed_interval(values: NDArray[np.float64], strata: Sequence[int], confidence: float = 0.95) -> Difference:
+def crossed_interval(
+    values: NDArray[np.float64], strata: Sequence[int] | Sequence[str], confidence: float = 0.95
+) -> Difference:
     """Return the mean of a seeds x queries table (S, Q) with an interval that covers the chance in both.
 
     Seeds and queries are crossed random effects. The variance of the mean is the variance of the seeds' means, plus
@@ -263,7 +265,5 @@ def _query_parts(table: NDArray[np.float64], collections: int) -> tuple[float, f
     return by_query / collections**2, shared / collections**2, queries - 1
 
 
-def _strata(queries: Sequence[str]) -> list[int]:
-    names = [query.partition("/")[0] for query in queries]
-    number = {name: index for index, name in enumerate(dict.fromkeys(names))}
-    return [number[name] for name in names]
+def _strata(queries: Sequence[str]) -> list[str]:
+    return [query.partition("/")[0] for query in queries]

@@ -85,8 +85,8 @@ def prepare_inputs(config: StudyConfig, out: Path) -> StudyInputs:
 def _check_not_trained_on(tests: Mapping[str, Path], pairs: GradedPairs, allowed: bool) -> None:
     held_out = {}
     for name, folder in tests.items():
-        found = load_collection(folder, ["test"])
-        held_out[f"test {name}"] = {query: found.queries[query] for query in found.qrels["test"]}
+        collection = load_collection(folder, ["test"])
+        held_out[f"test {name}"] = {query: collection.queries[query] for query in collection.qrels["test"]}
     for line in check_not_trained_on(held_out, pairs.queries, allowed):
         log.warning("%s", line)
 
@@ -152,8 +152,9 @@ def _by_hash(collection: Collection, qrels: Qrels, shares: tuple[float, float, f
     parts: dict[str, dict[str, Mapping[str, float]]] = {name: {} for name in ends}
     for query_id, judged in qrels.items():
         text = " ".join(collection.queries[query_id].casefold().split())  # equal texts get the same split
-        place = int(hashlib.sha256(text.encode("utf-8")).hexdigest()[:12], 16) / 16**12
-        name = next((name for name, end in ends.items() if place < end), None)
+        position = int(hashlib.sha256(text.encode("utf-8")).hexdigest()[:12], 16) / 16**12
+        # shares may sum to less than 1: the other queries are left out
+        name = next((name for name, end in ends.items() if position < end), None)
         if name is not None:
             parts[name][query_id] = judged
     return {name: dict(part) for name, part in parts.items()}
@@ -168,20 +169,20 @@ def _collection(data: StudyData) -> Collection:
 
 
 def _splits_of(folder: Path) -> tuple[str, ...]:
-    found = tuple(sorted(path.stem for path in (folder / "qrels").glob("*.tsv")))
-    if not found:
+    splits = tuple(sorted(path.stem for path in (folder / "qrels").glob("*.tsv")))
+    if not splits:
         raise InputError(
             f"{folder}: got no qrels/*.tsv; expected a collection folder with judgements; fix: check the path"
         )
-    return ("train", "dev", "test") if {"train", "dev", "test"} <= set(found) else found
+    return ("train", "dev", "test") if {"train", "dev", "test"} <= set(splits) else splits
 
 
 def _name(data: StudyData) -> str:
     return PYDOCS if data.collection == PYDOCS else Path(data.collection).resolve().name
 
 
-def _named(folders: Sequence[Path], taken: Iterable[str] = ()) -> dict[str, Path]:
-    names = [*taken, *(folder.resolve().name for folder in folders)]
+def _named(folders: Sequence[Path], used: Iterable[str] = ()) -> dict[str, Path]:
+    names = [*used, *(folder.resolve().name for folder in folders)]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise InputError(
@@ -219,21 +220,21 @@ def sample_label_budget(pairs: GradedPairs, per_query: int, labels: int | None, 
     groups = pairs.groups()
     if labels is None:
         labels = sum(min(per_query, len(group.documents)) for group in groups)
-    taken: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for number in np.random.default_rng(seed).permutation(len(groups)):
-        if len(taken) >= labels:
+        if len(rows) >= labels:
             break
         group = groups[number]
         drawn = np.random.default_rng((seed, int(number))).permutation(len(group.documents))
-        for place in drawn[: min(per_query, labels - len(taken))]:
-            taken.append({
+        for position in drawn[: min(per_query, labels - len(rows))]:
+            rows.append({
                 "query_id": group.query_id, "query": group.query, "task": group.task,
-                "document_id": group.document_ids[place], "document": group.documents[place],
-                "relevance": group.relevance[place],
+                "document_id": group.document_ids[position], "document": group.documents[position],
+                "relevance": group.relevance[position],
             })  # fmt: skip
-    if len(taken) < labels:
+    if len(rows) < labels:
         raise InputError(
-            f"labels: got a budget of {labels}, {per_query} per query; expected at most the {len(taken)} that "
+            f"labels: got a budget of {labels}, {per_query} per query; expected at most the {len(rows)} that "
             f"{len(groups)} queries have; fix: a smaller budget"
         )
-    return GradedPairs.from_rows(taken)
+    return GradedPairs.from_rows(rows)

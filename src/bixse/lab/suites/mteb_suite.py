@@ -138,6 +138,7 @@ def _run_task(system: System, task: AbsTask, out: Path, settings: Mapping[str, A
     reused = record.status == "finished"
     if not reused:
         record.save("running")
+        # without --download, no request leaves this machine
         with _quiet_hub(offline=not download):
             _evaluate(system, task, record)
         record.save("finished")
@@ -192,11 +193,11 @@ def _add_queries(per_query: PerQuery, task: Any, folder: Path) -> None:
     for subset in task.hf_subsets:
         for split in task.eval_splits:
             qrels, run = task.dataset[subset][split]["relevant_docs"], predictions[subset][split]
-            if task.ignore_identical_ids:
-                run = {query: {name: s for name, s in own.items() if name != query} for query, own in run.items()}
+            if task.ignore_identical_ids:  # mteb drops self-matches when it scores, not in the file
+                run = {query: {name: s for name, s in ranked.items() if name != query} for query, ranked in run.items()}
             for metric, values in evaluate_run(qrels, run).items():
-                place = f"{task.metadata.name} {subset} {split}"
-                per_query.setdefault(metric, {}).update({f"{place} {name}": value for name, value in values.items()})
+                prefix = f"{task.metadata.name} {subset} {split}"
+                per_query.setdefault(metric, {}).update({f"{prefix} {name}": value for name, value in values.items()})
 
 
 class MtebEncoder(AbsEncoder):
@@ -273,11 +274,11 @@ def mteb_prompts(encoder: Any, tasks: Sequence[Any], task: str | None = None) ->
         if isinstance(each, AbsTaskRetrieval):
             names = (task,) if task is not None else (name, INSTRUCTIONS.get(name, name))
             with instructions_of(encoder, names, must=task is not None):
-                own = {f"{name}-{kind}": prompt_for(encoder, kind) or "" for kind in KINDS}
-            prompts = {**own, **prompts}
+                pair = {f"{name}-{kind}": prompt_for(encoder, kind) or "" for kind in KINDS}
+            prompts = {**pair, **prompts}
         elif table is not None:
-            said = each.metadata.prompt if isinstance(each.metadata.prompt, str) else each.abstask_prompt
-            prompts[name] = table.template.replace("{instruction}", said)
+            instruction = each.metadata.prompt if isinstance(each.metadata.prompt, str) else each.abstask_prompt
+            prompts[name] = table.template.replace("{instruction}", instruction)
     return prompts
 
 

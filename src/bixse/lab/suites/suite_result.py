@@ -60,12 +60,12 @@ class TestedDifference:
 def compare_systems(values: Mapping[str, Values], group_of: Mapping[str, str] | None = None) -> list[TestedDifference]:
     """Compare every pair of systems on the same queries. Tasks of one group in `group_of` count as one task."""
     # queries are resampled within tasks: the intervals cover the choice of queries, not the choice of tasks
-    found = [_compare(a, b, values[a], values[b], group_of or {}) for a, b in combinations(values, 2)]
-    whole = holm([pair.randomisation_p for pair in found])
-    by_task = iter(holm([task.randomisation_p for pair in found for task in pair.tasks]))
+    pairs = [_compare(a, b, values[a], values[b], group_of or {}) for a, b in combinations(values, 2)]
+    p_values = holm([pair.randomisation_p for pair in pairs])
+    by_task = iter(holm([task.randomisation_p for pair in pairs for task in pair.tasks]))
     return [
         replace(pair, holm_p=p_value, tasks=tuple(replace(task, holm_p=next(by_task)) for task in pair.tasks))
-        for pair, p_value in zip(found, whole, strict=True)
+        for pair, p_value in zip(pairs, p_values, strict=True)
     ]
 
 
@@ -74,7 +74,7 @@ def _compare(a: str, b: str, first: Values, second: Values, group_of: Mapping[st
     differences = {task: paired_differences(first[task], second[task]) for task in first}
     group = {task: group_of.get(task, task) for task in sorted(first)}
     sizes = Counter(group.values())
-    weights = {task: 1 / (len(sizes) * sizes[own]) for task, own in group.items()}
+    weights = {task: 1 / (len(sizes) * sizes[name]) for task, name in group.items()}
     total = sum(map(len, differences.values()))
     counted = [differences[task] * (total * weight / len(differences[task])) for task, weight in weights.items()]
     return TestedDifference(
@@ -84,10 +84,10 @@ def _compare(a: str, b: str, first: Values, second: Values, group_of: Mapping[st
         randomisation_p=sign_flip_test(np.concatenate(counted)),
         tasks=tuple(
             TestedDifference(
-                a=a, b=b, task=task, difference=bootstrap_mean([own], [1.0]), randomisation_p=sign_flip_test(own)
+                a=a, b=b, task=task, difference=bootstrap_mean([values], [1.0]), randomisation_p=sign_flip_test(values)
             )
-            for task, own in differences.items()
-            if len(own) > 1
+            for task, values in differences.items()
+            if len(values) > 1
         ),
     )
 
@@ -130,17 +130,15 @@ class SuiteResult:
                 for system, scores in self.scores.items()
             },
             "comparisons": [
-                {"a": found.a, "b": found.b, **_plain(found), "tasks": {own.task: _plain(own) for own in found.tasks}}
-                for found in self.comparisons
+                {"a": pair.a, "b": pair.b, **_plain(pair), "tasks": {task.task: _plain(task) for task in pair.tasks}}
+                for pair in self.comparisons
             ],
             "notes": list(self.notes),
             "failures": dict(self.failures),
         }
 
-    def write(self, folder: Path) -> Path:
-        path = folder / RESULTS_FILE
-        write_atomically(path, json.dumps(self.plain(), indent=2) + "\n")
-        return path
+    def write(self, folder: Path) -> None:
+        write_atomically(folder / RESULTS_FILE, json.dumps(self.plain(), indent=2) + "\n")
 
     def text(self) -> str:
         """Return tables and notes for a terminal."""
@@ -156,7 +154,7 @@ class SuiteResult:
 
     def collection_text(self) -> str:
         """Return the tables of one or more systems on one collection, with all metrics."""
-        scores = {system: next(iter(own.values())) for system, own in self.scores.items()}
+        scores = {system: next(iter(scores_of.values())) for system, scores_of in self.scores.items()}
         metrics = list(next(iter(scores.values())).metrics)
         if len(scores) == 1:
             return format_table(
@@ -169,25 +167,25 @@ class SuiteResult:
         return "\n\n".join([*parts, *([f"Precision: {self.precision}."] if self.precision else [])])
 
 
-def _plain(found: TestedDifference) -> dict[str, Any]:
+def _plain(tested: TestedDifference) -> dict[str, Any]:
     return {
-        "mean": found.difference.mean,
-        "low": found.difference.low,
-        "high": found.difference.high,
-        "bootstrap_p": found.difference.p_value,
-        "randomisation_p": found.randomisation_p,
-        "holm_p": found.holm_p,
-        "verdict": found.verdict,
+        "mean": tested.difference.mean,
+        "low": tested.difference.low,
+        "high": tested.difference.high,
+        "bootstrap_p": tested.difference.p_value,
+        "randomisation_p": tested.randomisation_p,
+        "holm_p": tested.holm_p,
+        "verdict": tested.verdict,
     }
 
 
 def _scores(result: SuiteResult) -> str:
     """Return a table of tasks by systems, with the means below."""
-    tasks = list(dict.fromkeys(task for found in result.scores.values() for task in found))
+    tasks = list(dict.fromkeys(task for row in result.scores.values() for task in row))
     rows: list[list[Cell]] = []
     for task in tasks:
-        found = [own.get(task) for own in result.scores.values()]
-        rows.append([task, *(format_number(score.metrics[result.headline] if score else None) for score in found)])
+        row = [tasks_of.get(task) for tasks_of in result.scores.values()]
+        rows.append([task, *(format_number(score.metrics[result.headline] if score else None) for score in row)])
     for mean in dict.fromkeys(name for means in result.means.values() for name in means):
         rows.append([mean, *(format_number(means.get(mean)) for means in result.means.values())])
     headline = "main score" if result.headline == "main" else result.headline
@@ -195,30 +193,30 @@ def _scores(result: SuiteResult) -> str:
 
 
 def _comparisons(result: SuiteResult) -> str:
-    rows = [[f"{found.a} − {found.b}", *_difference(found)] for found in result.comparisons]
+    rows = [[f"{pair.a} − {pair.b}", *_difference(pair)] for pair in result.comparisons]
     table = format_table(rows, ["difference", PRIMARY_METRIC, *COLUMNS])
     pairs = len(result.comparisons)
     several = (
         f" {pairs} pairs are compared: the verdict is that of one pair by itself, p (Holm) allows for all of them."
     )
-    few = any(found.difference.few for found in result.comparisons)
+    few = any(pair.difference.few for pair in result.comparisons)
     how = "Student's t (few queries)" if few else "paired bootstrap"
     end = several if pairs > 1 else ""
     return f"{table}\n\nIntervals: {how} over queries within tasks; p: randomisation test.{end}"
 
 
-def _by_task(found: TestedDifference) -> str:
-    rows = [[task.task, *_difference(task)] for task in found.tasks]
-    table = format_table(rows, ["task", f"{found.a} − {found.b}", *COLUMNS])
-    kept = sum(task.holm_p < 0.05 for task in found.tasks)
-    return f"{table}\n\n{len(rows)} tasks are tested: after Holm's correction {kept} of them remain below 0.05."
+def _by_task(pair: TestedDifference) -> str:
+    rows = [[task.task, *_difference(task)] for task in pair.tasks]
+    table = format_table(rows, ["task", f"{pair.a} − {pair.b}", *COLUMNS])
+    significant = sum(task.holm_p < 0.05 for task in pair.tasks)
+    return f"{table}\n\n{len(rows)} tasks are tested: after Holm's correction {significant} of them remain below 0.05."
 
 
-def _difference(found: TestedDifference) -> list[Cell]:
+def _difference(tested: TestedDifference) -> list[Cell]:
     return [
-        format_difference(found.difference.mean),
-        format_interval(found.difference.low, found.difference.high, signed=True),
-        format_p_value(found.randomisation_p),
-        format_p_value(found.holm_p),
-        format_verdict(found.difference),
+        format_difference(tested.difference.mean),
+        format_interval(tested.difference.low, tested.difference.high, signed=True),
+        format_p_value(tested.randomisation_p),
+        format_p_value(tested.holm_p),
+        format_verdict(tested.difference),
     ]

@@ -21,11 +21,12 @@ from bixse.lab.suites.suite_result import SuiteResult, TestedDifference, compare
 from bixse.lab.suites.trec_dl import (
     INSTRUCTION_NAMES,
     WITHOUT,
+    candidate_lists,
     chosen_years,
+    judged_pool,
     missing_files,
     trec_means,
     trec_notes,
-    trec_tasks,
 )
 
 if TYPE_CHECKING:
@@ -80,12 +81,12 @@ def evaluate_suite(
     """
     chosen = suite_named(suite)
     folder = Path(data) if data is not None else None
-    kept = Path(out) if out is not None else (OUT_FOLDER / suite if chosen.engine == "mteb" else None)
+    target = Path(out) if out is not None else (OUT_FOLDER / suite if chosen.engine == "mteb" else None)
     if not systems:
         raise InputError("models: got none; expected at least one; fix: name a model folder, a hub name or bm25")
     plan = make_plan(chosen, folder, tasks, download)
     settings = {"suite": suite}
-    root = open_run(kept, "evaluate", settings, {}) if kept is not None else None
+    root = open_run(target, "evaluate", settings, {}) if target is not None else None
     opened = [open_system(system) for system in systems]
     check_distinct(opened)
     _check_systems(opened, plan)
@@ -94,22 +95,22 @@ def evaluate_suite(
     scores: dict[str, dict[str, Evaluation]] = {}
     failures: dict[str, str] = {}
     for system, shown in zip(opened, _shown_names(opened), strict=True):
-        if chosen.engine == "mteb" and kept is not None:
-            scores[shown], failed = _mteb_suite().run_mteb(system, plan.tasks, kept, settings, download, progress)
+        if chosen.engine == "mteb" and target is not None:
+            scores[shown], failed = _mteb_suite().run_mteb(system, plan.tasks, target, settings, download, progress)
             failures |= {f"{system.label}: {name}": why for name, why in failed.items()}
         else:
-            scores[shown] = _run_tasks(system, plan, kept, settings, progress)
+            scores[shown] = _run_tasks(system, plan, target, settings, progress)
         system.release()
     notes = [chosen.note] if chosen.note else []
     if plan.years and folder is not None:
         notes += trec_notes(folder, plan.years, chosen.engine == "trec-dl-rerank")
     comparisons: list[TestedDifference] = []
-    try:
+    try:  # a comparison that fails must not lose the figures of a long evaluation
         comparisons = _compare(scores, grouped=chosen.engine != "mteb")
     except BixseError as error:
         notes.append(f"systems are not compared: {error}")
     headline = MTEB_METRIC if chosen.engine == "mteb" else PRIMARY_METRIC
-    means = {shown: _means(chosen, found) for shown, found in scores.items()}
+    means = {shown: _means(chosen, tasks_of) for shown, tasks_of in scores.items()}
     result = SuiteResult(suite, headline, scores, means, comparisons, notes, failures, _precision(opened))
     if root is not None:
         root.results = result.plain()
@@ -126,11 +127,11 @@ def compare_on_task(
     scores = {}
     for system, shown in zip(systems, _shown_names(systems), strict=True):
         folder = out / system.name if out is not None and len(systems) > 1 else out
-        found = evaluate(system, task, folder, progress)
-        scores[shown] = {task.name: replace(found, run={})}
+        evaluation = evaluate(system, task, folder, progress)
+        scores[shown] = {task.name: replace(evaluation, run={})}
         system.release()
     comparisons = _compare(scores) if len(task.query_sets[0].queries) > 1 else []
-    means = {shown: {PRIMARY_METRIC: own[task.name].metrics[PRIMARY_METRIC]} for shown, own in scores.items()}
+    means = {shown: {PRIMARY_METRIC: tasks_of[task.name].metrics[PRIMARY_METRIC]} for shown, tasks_of in scores.items()}
     result = SuiteResult(LOCAL, PRIMARY_METRIC, scores, means, comparisons, precision=_precision(systems))
     if out is not None and len(systems) > 1:
         result.write(out)
@@ -162,8 +163,9 @@ def _run_tasks(
         task = read()
         task = replace(task, instructions=instructions, settings={**task.settings, **settings})
         folder = out / system.name / task.name if out is not None else None
-        found = evaluate_query_sets(system, task, folder, progress)
-        scores |= {name: replace(evaluation, run={}) for name, evaluation in found.items()}
+        evaluations = evaluate_query_sets(system, task, folder, progress)
+        # the rankings of all tasks and systems would fill the memory
+        scores |= {name: replace(evaluation, run={}) for name, evaluation in evaluations.items()}
     return scores
 
 
@@ -190,11 +192,13 @@ def _means(suite: Suite, scores: Mapping[str, Evaluation]) -> dict[str, float]:
 def _compare(scores: Mapping[str, Mapping[str, Evaluation]], grouped: bool = True) -> list[TestedDifference]:
     """Compare on the tasks that all systems have. A group counts as one task if the suite's mean does so."""
     first = next(iter(scores.values()))
-    shared = [task for task in first if all(task in own for own in scores.values()) and not task.endswith(WITHOUT)]
-    common = [task for task in shared if all(PRIMARY_METRIC in own[task].per_query for own in scores.values())]
+    shared = [task for task in first if all(task in tasks for tasks in scores.values()) and not task.endswith(WITHOUT)]
+    common = [task for task in shared if all(PRIMARY_METRIC in tasks[task].per_query for tasks in scores.values())]
     if len(scores) < 2 or not common:
         return []
-    values = {shown: {task: own[task].per_query[PRIMARY_METRIC] for task in common} for shown, own in scores.items()}
+    values = {
+        shown: {task: tasks[task].per_query[PRIMARY_METRIC] for task in common} for shown, tasks in scores.items()
+    }
     return compare_systems(values, {task: first[task].group for task in common} if grouped else None)
 
 
@@ -227,10 +231,10 @@ def make_plan(suite: Suite, data: Path | None, names: Sequence[str] | None, down
                 "leave it out, and evaluate collection folders with --collection or --suite beir"
             )
         mteb_suite = _mteb_suite()
-        found = mteb_suite.benchmark_tasks(suite.benchmark or "", names)
+        parts = mteb_suite.benchmark_tasks(suite.benchmark or "", names)
         if not download:
-            _refuse_missing(suite, "in the hub's cache on this machine", mteb_suite.missing_data(found))
-        return Plan(tasks=found)
+            _refuse_missing(suite, "in the hub's cache on this machine", mteb_suite.missing_data(parts))
+        return Plan(tasks=parts)
     if data is None:
         raise InputError(
             f"suite {suite.name}: got no --data; expected the folder that holds its data; fix: --data DIR (a new "
@@ -245,7 +249,10 @@ def make_plan(suite: Suite, data: Path | None, names: Sequence[str] | None, down
         years = chosen_years(names)
         rerank = suite.engine == "trec-dl-rerank"
         _refuse_missing(suite, f"below {data}", missing_files(data, years, rerank))
-        return Plan([(read, INSTRUCTION_NAMES) for read in trec_tasks(data, years, rerank)], years=years)
+        reads = (
+            [partial(candidate_lists, data, year) for year in years] if rerank else [partial(judged_pool, data, years)]
+        )
+        return Plan([(read, INSTRUCTION_NAMES) for read in reads], years=years)
     wanted = _chosen_tasks(suite, data, names)
     missing = [task for task in wanted if _find(task, data) is None]
     if download:
@@ -273,7 +280,7 @@ def _mteb_suite() -> ModuleType:
 def _find(task: SuiteTask, data: Path) -> tuple[Path, str] | None:
     """Return the folder and split of a task. None if a file is missing."""
     places = [(data / name, split) for name in task.folders for split in task.splits]
-    return next((place for place in places if all(p.is_file() for p in files_of_split(*place).values())), None)
+    return next((pair for pair in places if all(p.is_file() for p in files_of_split(*pair).values())), None)
 
 
 def _chosen_tasks(suite: Suite, data: Path, names: Sequence[str] | None) -> list[SuiteTask]:
@@ -301,30 +308,30 @@ def _refuse_missing(suite: Suite, where: str, missing: Sequence[str]) -> None:
 
 
 def _read_task(suite: Suite, task: SuiteTask, data: Path) -> Task:
-    place = _find(task, data)
-    if place is None:
+    location = _find(task, data)
+    if location is None:
         raise InputError(f"{data / task.name}: got no data; expected those that were just there; fix: try again")
-    found = collection_task(*place, exclude_self=task.exclude_self)
+    result = collection_task(*location, exclude_self=task.exclude_self)
     if suite.engine == "short":
-        found = short_task(found, task.name)
-    (queries,) = found.query_sets
+        result = short_task(result, task.name)
+    (queries,) = result.query_sets
     named = replace(queries, name=task.name, group=task.group)
-    return replace(found, name=task.name, query_sets=(named,), settings={"task": task.name}, warnings=())
+    return replace(result, name=task.name, query_sets=(named,), settings={"task": task.name}, warnings=())
 
 
 def short_task(task: Task, name: str, queries: int = QUERIES, passages: int = PASSAGES) -> Task:
     """Return a task with one query set, cut short: the same queries and passages on every machine."""
-    (whole,) = task.query_sets
-    cut = cut_collection(name, whole.qrels, (document for document, _ in task.documents()), queries, passages)
-    kept = frozenset(cut.documents)
-    own = replace(
-        whole,
-        queries={query: whole.queries[query] for query in cut.queries},
-        qrels={query: whole.qrels[query] for query in cut.queries},
+    (complete,) = task.query_sets
+    cut = cut_collection(name, complete.qrels, (document for document, _ in task.documents()), queries, passages)
+    remaining = frozenset(cut.documents)
+    shortened = replace(
+        complete,
+        queries={query: complete.queries[query] for query in cut.queries},
+        qrels={query: complete.qrels[query] for query in cut.queries},
     )
     return replace(
         task,
-        documents=lambda: ((document, text) for document, text in task.documents() if document in kept),
+        documents=lambda: ((document, text) for document, text in task.documents() if document in remaining),
         count=len(cut.documents),
-        query_sets=(own,),
+        query_sets=(shortened,),
     )

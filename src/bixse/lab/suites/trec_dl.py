@@ -7,7 +7,6 @@ import hashlib
 import json
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from bixse.data.trec import read_qrels, read_run
@@ -20,7 +19,7 @@ from bixse.files.values import FileColumn
 from bixse.lab.suites.known_suites import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from bixse.evaluation.evaluate import Evaluation
@@ -91,17 +90,12 @@ def missing_files(data: Path, years: Sequence[Year], rerank: bool) -> list[str]:
     for version in sorted({year.corpus for year in years}):
         if rerank and version == 1:  # the lists of the first corpus contain the passages
             continue
-        own = [year for year in years if year.corpus == version]
-        if any(_find_file(data, year.candidates if rerank else year.qrels) is None for year in own):
+        same_corpus = [year for year in years if year.corpus == version]
+        if any(_find_file(data, year.candidates if rerank else year.qrels) is None for year in same_corpus):
             missing += _missing_corpus(data, version)
-        elif lacking := {name for year in own for name in _passages_of(data, year, rerank)} - known:
+        elif lacking := {name for year in same_corpus for name in _passages_of(data, year, rerank)} - known:
             missing += _missing_corpus(data, version, lacking)
     return missing
-
-
-def trec_tasks(data: Path, years: Sequence[Year], rerank: bool) -> list[Callable[[], Task]]:
-    """Return functions that read the tasks: one pool for all years, or one task of candidate lists per year."""
-    return [partial(candidate_lists, data, year) for year in years] if rerank else [partial(judged_pool, data, years)]
 
 
 def judged_pool(data: Path, years: Sequence[Year]) -> Task:
@@ -109,7 +103,7 @@ def judged_pool(data: Path, years: Sequence[Year]) -> Task:
     judged = {year.year: _judged(data, year) for year in years}
     wanted: dict[int, set[str]] = {year.corpus: set() for year in years}
     for year in years:
-        wanted[year.corpus].update(name for found in judged[year.year][1].values() for name in found)
+        wanted[year.corpus].update(name for passages_of in judged[year.year][1].values() for name in passages_of)
     passages = look_up_passages(data, wanted)
     sets = [QuerySet(year, queries, qrels) for year, (queries, qrels) in judged.items()]
     files = [name for year in years for name in (year.queries, year.qrels)]
@@ -214,14 +208,14 @@ def _candidates(data: Path, year: Year, qrels: Qrels) -> tuple[dict[str, list[st
     """Return the list per judged query, and the texts if the file holds them (2019 and 2020)."""
     path = _find_file(data, year.candidates) or data / year.candidates
     if year.corpus == 2:
-        return {query: list(found) for query, found in read_run(path).items() if query in qrels}, {}
-    found: dict[str, list[str]] = {}
+        return {query: list(ranked) for query, ranked in read_run(path).items() if query in qrels}, {}
+    lists: dict[str, list[str]] = {}
     passages: dict[str, str] = {}
     for query_id, name, _, text in read_columns(path, ("query id", "passage id", "query", "passage")):
         if query_id in qrels:
-            found.setdefault(query_id, []).append(name)
+            lists.setdefault(query_id, []).append(name)
             passages[name] = text
-    return found, passages
+    return lists, passages
 
 
 def _passages_of(data: Path, year: Year, rerank: bool) -> set[str]:
@@ -319,6 +313,7 @@ def look_up_passages(data: Path, wanted: dict[int, set[str]]) -> dict[str, str]:
         lines = (json.dumps({"_id": name, "text": text}, ensure_ascii=False) + "\n" for name, text in known.items())
         with suppress(StorageError):  # a folder without write access only costs the next look-up
             write_atomically(data / PASSAGES_FILE, "".join(lines))
+    # sorted, because the hash of a task depends on the order, and sets have another order in every process
     return {name: known[name] for ids in wanted.values() for name in sorted(ids)}
 
 

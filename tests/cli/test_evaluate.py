@@ -1,0 +1,186 @@
+"""`bixse evaluate`: bm25 and models on a collection, several models, suites, and few labels on run files."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bixse.cli.main import main
+from bixse.data.collection import Collection, Document, save_collection
+from bixse.data.trec import read_qrels, read_run
+from bixse.encoders.head import RelevanceHead
+from bixse.errors import InputError
+from bixse.scale.index.search import open_index
+from helpers.command import call, refused, result_of
+from helpers.toy import save_toy
+
+SMALL = Path(__file__).parents[1] / "judging" / "audit_labels"
+HUMAN, CAREFUL, BM25, DENSE = (SMALL / name for name in ("human.qrels.txt", "careful.txt", "bm25.run", "dense.run"))
+
+
+@pytest.fixture
+def data(tmp_path):
+    for name in ("NFCorpus", "scifact"):
+        save_toy(tmp_path / "data" / name)
+    return tmp_path / "data"
+
+
+def test_ids_that_a_run_file_cannot_hold_are_refused(capsys, collection, tmp_path):
+    with (collection / "corpus.jsonl").open("a") as file:
+        file.write('{"_id": "d 4", "text": "copy"}\n')
+    assert "'d 4'" in refused(capsys, "evaluate", "bm25", "--collection", collection, "--out", tmp_path / "out")
+
+
+def test_a_second_call_reuses_the_results_and_refuses_other_settings(capsys, collection, tmp_path):
+    out = tmp_path / "out"
+    words = ("evaluate", "bm25", "--collection", collection, "--exclude-self", "--out", out)
+    code, first = call(capsys, *words)
+    assert (code, first["metrics"]["mrr@10"]) == (0, 1.0)
+    assert sorted(path.name for path in out.iterdir()) == ["per_query.json", "run.json", "run.trec"]
+    assert first["artifacts"] == {"run": str(out / "run.trec"), "record": str(out / "run.json")}
+    assert set(read_run(out / "run.trec")) == {"q1", "q2", "q3"}
+    before = {path: path.read_bytes() for path in out.iterdir()}
+    assert call(capsys, *words) == (0, first)
+    assert "min_relevant_grade (was 1, now 2)" in refused(capsys, *words, "--min-relevant-grade", "2")
+    with (collection / "corpus.jsonl").open("a") as file:
+        file.write('{"_id": "d5", "text": "copy"}\n')
+    assert "corpus.jsonl" in refused(capsys, *words)
+    assert {path: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_a_changed_model_is_another_run_but_not_a_changed_head(capsys, collection, model, tmp_path):
+    words = ("evaluate", model, "--collection", collection, "--out", tmp_path / "out")
+    code, first = call(capsys, *words)
+    assert (code, first["metrics"]["recall@100"]) == (0, 1.0)
+    RelevanceHead(20.0, -15.0).save(model)  # changes probabilities, not the ranking
+    assert call(capsys, *words) == (0, first)
+    pooling = model / "1_Pooling" / "config.json"
+    pooling.write_text(pooling.read_text().replace('"mean"', '"cls"'))
+    assert "model/1_Pooling/config.json" in refused(capsys, *words)
+
+
+def test_empty_documents_are_searched_and_warned_of(capsys, model, tmp_path):
+    words = ["copy", "move", "delete", "open", "read"]
+    corpus = {f"d-{word}": Document(word, f"{word} a file") for word in words}
+    corpus |= {"empty": Document("", ""), "blank": Document(" ", "")}
+    qrels = {"test": {f"q-{word}": {f"d-{word}": 3.0, "empty": 0.0} for word in words}}
+    save_collection(Collection("toy", corpus, {f"q-{word}": word for word in words}, qrels), tmp_path / "toy")
+    warning = "2 of 7 documents have neither title nor text ('empty'): they are kept as they are"
+    options = ("--collection", tmp_path / "toy")
+    for system in (model, "bm25"):
+        code, envelope = call(capsys, "evaluate", system, *options)
+        assert (code, envelope["warnings"]) == (0, [warning])
+        assert 0 < envelope["metrics"]["ndcg@10"] <= 1
+    code, envelope = call(capsys, "index", model, *options, "--out", tmp_path / "index")
+    assert (code, envelope["warnings"][0]) == (0, warning)
+    with open_index(tmp_path / "index") as index:
+        hits = index.search("copy", top=12)
+        assert {hit.document_id for hit in hits} >= {"empty", "blank"}
+        assert np.isfinite([hit.cosine for hit in hits]).all()
+    assert call(capsys, "search", model, "copy", *options)[1]["warnings"] == [warning]
+
+
+# --- several models, and suites
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "got no collection"),
+        (["--collection", "NFCorpus", "--data", ".", "--tasks", "x"], "got data, tasks for suite local"),
+        (["--suite", "beir", "--data", ".", "--collection", "NFCorpus"], "got collection for suite beir"),
+        (["--suite", "beir", "--data", ".", "--split", "dev"], "got split for suite beir"),
+        (["--suite", "beir", "--data", ".", "--exclude-self"], "got exclude_self for suite beir"),
+        (["--suite", "bir", "--data", "."], "did you mean 'beir'"),
+        (["--suite", "nanobeir"], "got no --data"),
+        (["--task", "x", "--collection", "NFCorpus"], "no instructions"),
+        (["bm25", "--collection", "NFCorpus"], "the same checkpoint"),
+        (["./none", "--collection", "NFCorpus", "--out", "out"], "got no such folder"),
+        (["--grades", str(CAREFUL)], "give both"),
+        (["--human", str(HUMAN)], "give both"),
+    ],
+)
+def test_settings_that_do_not_fit(capsys, data, monkeypatch, words, message):
+    monkeypatch.chdir(data)
+    assert message in refused(capsys, "evaluate", "bm25", *words)
+    assert not (data / "out").exists()
+
+
+def test_several_models_on_one_collection(capsys, data, tiny_model_path, tmp_path):
+    out = tmp_path / "out"
+    words = ("evaluate", tiny_model_path, "bm25", "--collection", data / "NFCorpus", "--out", out)
+    code, first = call(capsys, *words)
+    assert (code, first["artifacts"]) == (0, {"results": str(out / "results.json")})
+    assert set(first["metrics"]["systems"]) == {str(tiny_model_path), "bm25"}
+    (pair,) = first["metrics"]["comparisons"]
+    assert (pair["a"], pair["b"]) == (str(tiny_model_path), "bm25")
+    assert sorted(path.name for path in (out / "bm25").iterdir()) == ["per_query.json", "run.json", "run.trec"]
+    before = (out / "bm25" / "run.json").read_bytes()
+    assert call(capsys, *words) == (0, first)
+    assert (out / "bm25" / "run.json").read_bytes() == before
+    assert main([str(word) for word in words]) == 0
+    assert "randomisation test" in capsys.readouterr().out
+
+
+def test_a_suite_as_text_and_as_json(capsys, data, tiny_model_path, tmp_path):
+    words = ("evaluate", tiny_model_path, "bm25", "--suite", "beir", "--data", data, "--tasks", "NFCorpus", "SciFact")
+    code, envelope = call(capsys, *words, "--out", tmp_path / "out")
+    assert code == 0
+    assert json.loads((tmp_path / "out" / "results.json").read_text()) == envelope["metrics"]
+    assert envelope["metrics"]["systems"]["bm25"]["means"].keys() == {"mean over tasks"}
+    assert main([str(word) for word in words]) == 0
+    text = capsys.readouterr().out
+    assert all(word in text for word in ("NFCorpus", "SciFact", "mean over tasks", "p (Holm)", "Note: "))
+
+
+@pytest.mark.slow
+def test_tasks_that_failed_end_with_3(capsys, tiny_model_path, tmp_path, monkeypatch):
+    pytest.importorskip("mteb")
+    from bixse.lab.suites import mteb_suite
+
+    monkeypatch.setattr(mteb_suite, "in_hub_cache", lambda task: True)  # and then the data are not there
+    words = ("evaluate", tiny_model_path, "--suite", "mteb-eng-v2", "--tasks", "FiQA2018", "--out", tmp_path / "out")
+    code, envelope = call(capsys, *words)
+    assert (code, envelope["status"]) == (3, "partial")
+    assert list(envelope["metrics"]["failures"]) == [f"{tiny_model_path}: FiQA2018"]
+
+
+# --- few labels
+
+
+def sampled(path, **more):
+    rows = [(q, d, g) for q, grades in read_qrels(HUMAN).items() for d, g in grades.items()][::3]
+    lines = [json.dumps({"query_id": q, "document_id": d, "grade": g, **more}) for q, d, g in rows]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_few_labels_refuse_systems_that_search_and_labels_of_other_pairs(tmp_path):
+    (other := tmp_path / "other.txt").write_text("q0 0 nowhere 1\nq1 0 nowhere 3\n")
+    for system, human, words, message in (
+        ("bm25", HUMAN, [], "expected a run file"),
+        (BM25, HUMAN, ["--collection", tmp_path], "a collection with --grades"),
+        (BM25, other, ["--scale", 0, 3], "graded"),
+    ):
+        with pytest.raises(InputError, match=message):
+            result_of("evaluate", system, "--grades", CAREFUL, "--human", human, *words)
+
+
+def test_few_labels_off_the_scale_are_left_out(tmp_path):
+    labels = sampled(tmp_path / "labels.jsonl")
+    result = result_of("evaluate", BM25, "--grades", CAREFUL, "--human", labels, "--scale", 0, 2)
+    assert result.exit_code == 3 and "impossible labels" in result.text
+    assert result.metrics["labelled"] < 60
+
+
+def test_few_labels_compare_runs(tmp_path):
+    labels = sampled(tmp_path / "labels.jsonl", probability=0.33)
+    words = ("evaluate", DENSE, BM25, "--grades", CAREFUL, "--human", labels, "--scale", 0, 3)
+    words += ("--min-relevant-grade", 2, "--out", tmp_path / "out")
+    result = result_of(*words)
+    assert (result.exit_code, result.metrics["labelled"], result.metrics["drawn"]) == (0, 60, "pairs")
+    contrasts = [(estimate["metric"], estimate["baseline"]) for estimate in result.metrics["estimates"]]
+    assert contrasts == [("precision@10", baseline) for baseline in (None, None, str(BM25))]
+    assert json.loads((tmp_path / "out" / "few_labels.json").read_text()) == json.loads(json.dumps(result.metrics))
+    assert result_of(*words).metrics == result.metrics
