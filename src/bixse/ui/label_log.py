@@ -103,8 +103,8 @@ class LabelLog:
     def grades(self, independent: bool = False) -> dict[PairIds, float]:
         """Pair -> the grade that counts, from all labels or from the `independent` labels."""
         words_of = self.independent if independent else self.words
-        found = ((pair, agreed_grade(words)) for pair, words in words_of.items())
-        return {pair: grade for pair, grade in found if grade is not None}
+        graded = ((pair, agreed_grade(words)) for pair, words in words_of.items())
+        return {pair: grade for pair, grade in graded if grade is not None}
 
     def grade_of(self, pair: PairIds, person: str) -> float | None:
         word = self.words.get(pair, {}).get(person)
@@ -124,8 +124,8 @@ class LabelLog:
     def last_of(self, person: str) -> LabelEvent | None:
         """The newest event of a person, without undone events and events that undo."""
         undone = {event.undoes for event in self.events}
-        own = (event for event in reversed(self.events) if event.person == person)
-        return next((event for event in own if event.undoes is None and event.event not in undone), None)
+        events = (event for event in reversed(self.events) if event.person == person)
+        return next((event for event in events if event.undoes is None and event.event not in undone), None)
 
     def people(self) -> Mapping[str, int]:
         """Person -> number of pairs that the person graded."""
@@ -146,20 +146,20 @@ def open_labels(path: Path) -> Iterator[LabelLog]:
 def _set_torn_line_apart(path: Path) -> None:
     """Move a line that a power failure cut short to FILE.torn: no page reported it as saved, so it is sent again."""
     content = path.read_bytes()
-    kept = content.rfind(b"\n") + 1
-    torn = content[kept:]
+    end = content.rfind(b"\n") + 1
+    torn = content[end:]
     if not torn:
         return
     try:
-        whole = isinstance(json.loads(torn), dict)
+        is_complete = isinstance(json.loads(torn), dict)
     except ValueError:
-        whole = False
+        is_complete = False
     with storage_errors(path):
-        if whole:  # a file edited by hand, without a final newline
+        if is_complete:  # a file edited by hand, without a final newline
             with path.open("ab") as file:
                 file.write(b"\n")
             return
         with path.with_name(f"{path.name}.torn").open("ab") as file:
             file.write(torn + b"\n")
             os.fsync(file.fileno())
-        os.truncate(path, kept)
+        os.truncate(path, end)

@@ -45,13 +45,13 @@ class RunIndex:
         self.row_of: dict[PairIds, int] = {
             pair: row for row, pair in enumerate(zip(self.query_ids, self.document_ids, strict=True))
         }
-        found = pd.DataFrame() if judgements is None else judgements.to_pandas()
-        found = found.reindex(columns=COLUMNS)
-        rows = [self.row_of.get(pair, -1) for pair in zip(found["query_id"], found["document_id"], strict=True)]
+        table = pd.DataFrame() if judgements is None else judgements.to_pandas()
+        table = table.reindex(columns=COLUMNS)
+        rows = [self.row_of.get(pair, -1) for pair in zip(table["query_id"], table["document_id"], strict=True)]
         self.without_text = rows.count(-1)
         """Number of judged pairs without texts, which no page shows."""
-        self.judge = ", ".join(sorted(found["judge"].dropna().unique()))
-        judged = found.set_axis(rows).drop(index=-1, errors="ignore")
+        self.judge = ", ".join(sorted(table["judge"].dropna().unique()))
+        judged = table.set_axis(rows).drop(index=-1, errors="ignore")
         judged = judged[~judged.index.duplicated(keep="last")].reindex(range(len(pairs)))
         self.status = judged["status"]
         """(N,) statuses by row, NaN for pairs that were not judged."""
@@ -66,8 +66,8 @@ class RunIndex:
     def entropies(self) -> Floats:
         """The (N,) entropies of the option probabilities as shares of the maximum; 0 if unknown."""
         shares = pd.DataFrame(list(self.probabilities.values()), list(self.probabilities))
-        found = entr(shares).sum(axis=1) / np.log(shares.count(axis=1).clip(lower=2))
-        entropies: Floats = found.reindex(range(len(self)), fill_value=0.0).to_numpy(np.float64)
+        values = entr(shares).sum(axis=1) / np.log(shares.count(axis=1).clip(lower=2))
+        entropies: Floats = values.reindex(range(len(self)), fill_value=0.0).to_numpy(np.float64)
         return entropies
 
     def grade(self, row: int, scale: GradeScale) -> float | None:
@@ -92,9 +92,9 @@ def open_index(run: Path, pairs: Path | None = None, may_be_empty: bool = False)
     if not source.is_file():
         if may_be_empty and pairs is None and not judgements.is_file():
             return RunIndex(GradedPairs.from_rows([]))
-        found = f"{JUDGEMENTS_NAME}, which holds no texts" if judgements.is_file() else "no pairs"
+        got = f"{JUDGEMENTS_NAME}, which holds no texts" if judgements.is_file() else "no pairs"
         raise InputError(
-            f"{source}: got {found}; expected pairs with texts; fix: name the output folder of `bixse grade`, or "
+            f"{source}: got {got}; expected pairs with texts; fix: name the output folder of `bixse grade`, or "
             "--pairs FILE with the pairs that were graded"
         )
     return RunIndex(open_pairs(source), read_table(judgements, COLUMNS) if judgements.is_file() else None)
@@ -117,10 +117,10 @@ def inclusion_probabilities(weights: Floats, size: int) -> Floats:
         return np.ones(len(weights))
     while True:
         rest = np.where(certain, 0.0, weights)
-        found: Floats = np.where(certain, 1.0, (size - certain.sum()) * rest / rest.sum())
-        if (found <= 1).all():
-            return found
-        certain |= found >= 1
+        probabilities: Floats = np.where(certain, 1.0, (size - certain.sum()) * rest / rest.sum())
+        if (probabilities <= 1).all():
+            return probabilities
+        certain |= probabilities >= 1
 
 
 def label_values(index: RunIndex, rubric: Rubric) -> Floats:
@@ -193,12 +193,12 @@ class Desk:
 
     def unfinished(self, person: str) -> set[int]:
         """The person's rows of unfinished queries, for which the judge's grades stay hidden."""
-        found: set[int] = set()
+        hidden: set[int] = set()
         for rows in self.plan.rows_of_query.values() if person else ():
-            own = [row for row in rows if self._may(row, person)]
-            if any(self.is_open(row, person) for row in own):
-                found.update(own)
-        return found
+            mine = [row for row in rows if self._may(row, person)]
+            if any(self.is_open(row, person) for row in mine):
+                hidden.update(mine)
+        return hidden
 
     def next_query(self, person: str) -> str | None:
         """The first query with a pair to label; skipped pairs come last."""

@@ -62,7 +62,7 @@ class Session:
 
     name: str
     person: str = ""  # name of the person who labels; empty until it is given
-    said: list[str] = field(default_factory=list)  # messages for the top of the next page
+    messages: list[str] = field(default_factory=list)  # shown at the top of the next page
 
 
 class Sessions:
@@ -96,8 +96,8 @@ class Sessions:
             return self._open.setdefault(name, Session(name))
 
     def cookie_of(self, session: Session) -> str:
-        said = f"{session.name}.{quote(session.person, safe='')}"
-        return f"{said}.{hmac.new(self._secret, said.encode(), hashlib.sha256).hexdigest()}"
+        content = f"{session.name}.{quote(session.person, safe='')}"
+        return f"{content}.{hmac.new(self._secret, content.encode(), hashlib.sha256).hexdigest()}"
 
     def find(self, cookie: str) -> Session | None:
         """Return the session of a cookie that this server or an earlier server of the folder signed."""
@@ -173,10 +173,10 @@ class Guard:
         cookie = cookie_parser(headers.get("cookie", "")).get(self.cookie)
         return self.sessions.find(cookie) if cookie is not None else None
 
-    def hand_over(self, answer: Response, session: Session) -> Response:
-        """Add the session's cookie to an answer; no script reads it, and no other site's page sends it."""
-        answer.set_cookie(self.cookie, self.sessions.cookie_of(session), httponly=True, samesite="strict", path="/")
-        return answer
+    def hand_over(self, response: Response, session: Session) -> Response:
+        """Add the session's cookie to a response; no script reads it, and no other site's page sends it."""
+        response.set_cookie(self.cookie, self.sessions.cookie_of(session), httponly=True, samesite="strict", path="/")
+        return response
 
 
 async def read_form(request: Request) -> dict[str, str]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from bixse.data.collection import Collection
 
-KEPT = 64  # number of cached answers per system, one per position of a slider
+CACHED = 64  # number of cached answers per system, one per position of a slider
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def open_searcher(name: str, collection: Collection | None, progress: Any = None
     if name != BM25_NAME and is_stored(name):
         index = open_index(name)
 
-        @lru_cache(KEPT)
+        @lru_cache(CACHED)
         def find_in_index(text: str, query_id: str | None, top: int) -> list[Hit]:
             with lock:
                 return index.search(text, top)
@@ -91,7 +91,7 @@ def open_searcher(name: str, collection: Collection | None, progress: Any = None
     model = build_encoder(name)
     documents, items = encode_corpus(model, corpus, progress), list(corpus.items())
 
-    @lru_cache(KEPT)
+    @lru_cache(CACHED)
     def find_by_model(text: str, query_id: str | None, top: int) -> list[Hit]:
         check_queries([text])
         with lock:

@@ -100,8 +100,8 @@ def _seconds(workspace: Workspace, visit: Visit) -> float | None:
     if shown is None:
         return None
     since = max(shown, datetime.fromisoformat(last.time).timestamp()) if last is not None else shown
-    found = round(time.time() - since, 1)
-    return found if 0 <= found < 1e6 else None
+    seconds = round(time.time() - since, 1)
+    return seconds if 0 <= seconds < 1e6 else None
 
 
 def overview(workspace: Workspace, visit: Visit) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def save_label(workspace: Workspace, visit: Visit) -> str:
     if event.status != "skipped" and not any(desk.is_open(other, event.person) for other in others):
         event = replace(event, shows="judge")
     workspace.labels.add(event)
-    visit.session.said.append(f"Saved: {_word(workspace, event)} for {event.document_id}.")
+    visit.session.messages.append(f"Saved: {_word(workspace, event)} for {event.document_id}.")
     if event.shows:
         return f"/label?{urlencode({'done': event.query_id})}"
     left = any(event.person not in desk.words(other) for other in others)
@@ -155,12 +155,12 @@ def undo_label(workspace: Workspace, visit: Visit) -> str:
     """Take back the person's last event, and show its pair again."""
     last = workspace.labels.last_of(visit.person)
     if last is None:
-        visit.session.said.append("There is nothing to undo.")
+        visit.session.messages.append("There is nothing to undo.")
         return "/label"
     seen = "judge" if last.pair in workspace.labels.shown_to(visit.person) else None
     name, person = _event_name(visit), visit.person
     if workspace.labels.add(LabelEvent(name, person, *last.pair, status="undone", undoes=last.event, seen=seen)):
-        visit.session.said.append(f"Undone: {_word(workspace, last)} for {last.document_id}.")
+        visit.session.messages.append(f"Undone: {_word(workspace, last)} for {last.document_id}.")
     return f"/label?{urlencode({'query': last.query_id})}"
 
 
@@ -198,17 +198,17 @@ def _of_several(words_of: Mapping[PairIds, Mapping[str, LabelEvent]]) -> dict[Pa
 
 def adjudicate(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     """The pairs that are not settled, oldest first."""
-    found = people_agreement(workspace)
-    rows = [row for pair in found["differing"] if (row := workspace.index.row_of.get(pair)) is not None]
+    people = people_agreement(workspace)
+    rows = [row for pair in people["differing"] if (row := workspace.index.row_of.get(pair)) is not None]
     cards = [make_card(workspace, visit, row) for row in rows[:AT_ONCE]]
-    return {"found": found, "cards": cards, "more": len(rows) - len(cards), "options": options(workspace)}
+    return {"people": people, "cards": cards, "more": len(rows) - len(cards), "options": options(workspace)}
 
 
 def settle(workspace: Workspace, visit: Visit) -> str:
     """Write the final grade of a pair."""
     event = event_of(workspace, visit, final=True)
     if workspace.labels.add(event):
-        visit.session.said.append(f"Settled: {event.grade:g} for {event.document_id}.")
+        visit.session.messages.append(f"Settled: {event.grade:g} for {event.document_id}.")
     return "/adjudicate"
 
 
@@ -223,22 +223,22 @@ def disagreements(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     counts = np.zeros((len(labels), len(labels)), dtype=int)
     np.add.at(counts, (entries["human"], entries["judge"]), 1)
     chosen = {name: visit.query.get(name, "") for name in ("human", "judge", "gap", "query")}
-    found = _chosen(workspace, visit, entries, chosen).sort_values(["gap", "row"], ascending=[False, True])
+    selected = _chosen(workspace, visit, entries, chosen).sort_values(["gap", "row"], ascending=[False, True])
     page = int(_number(visit, "page", 1))
-    shown = found[(page - 1) * AT_ONCE : page * AT_ONCE]
+    shown = selected[(page - 1) * AT_ONCE : page * AT_ONCE]
     return {
         "labels": labels,
         "counts": counts.tolist(),
         "total": len(entries),
         "hidden": len(pairs) - len(entries),
         "chosen": chosen,
-        "found": len(found),
+        "selected": len(selected),
         "cards": [
             {**make_card(workspace, visit, row), "human": human}
             for row, human in zip(shown["row"].tolist(), shown["human"].tolist(), strict=True)
         ],
         "page": page,
-        "pages_left": page * AT_ONCE < len(found),
+        "pages_left": page * AT_ONCE < len(selected),
         "address": f"/disagreements?{urlencode({name: value for name, value in chosen.items() if value})}",
         "people": people_agreement(workspace),
         "rubric": current_rubric(workspace),
@@ -262,11 +262,11 @@ def _chosen(workspace: Workspace, visit: Visit, entries: pd.DataFrame, chosen: M
 
 
 def _number(visit: Visit, name: str, least: float) -> float:
-    found = visit.real(name) if visit.query.get(name) else least
-    if found is None or not least <= found < 1e9:
+    number = visit.real(name) if visit.query.get(name) else least
+    if number is None or not least <= number < 1e9:
         got = shorten(visit.query.get(name))
         raise InputError(f"{name}: got {got}; expected a number from {least:g} up; fix: correct it")
-    return found
+    return number
 
 
 def with_pairs(workspace: Workspace) -> bool:

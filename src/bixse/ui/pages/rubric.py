@@ -58,9 +58,9 @@ def trial_pairs(workspace: Workspace) -> Path:
 
 
 def _ledger(workspace: Workspace) -> Path:
-    own = workspace.run / LEDGER_NAME
-    named = Path((workspace.record.get("results") or {}).get("ledger") or own)
-    return own if own.exists() else named
+    ledger = workspace.run / LEDGER_NAME
+    named = Path((workspace.record.get("results") or {}).get("ledger") or ledger)
+    return ledger if ledger.exists() else named
 
 
 def commands(workspace: Workspace, version: Version) -> list[str]:
@@ -82,8 +82,8 @@ def _judge(workspace: Workspace) -> GradeConfig:
 @contextmanager
 def _trial(workspace: Workspace, version: Version) -> Iterator[tuple[GradeConfig, Judge]]:
     """Yield the settings of a trial and its judge; answers go to the folder's ledger."""
-    given = {"rubric": version.rubric, "pairs": trial_pairs(workspace), "ledger": _ledger(workspace)}
-    config = _judge(workspace).model_copy(update=given)
+    changes = {"rubric": version.rubric, "pairs": trial_pairs(workspace), "ledger": _ledger(workspace)}
+    config = _judge(workspace).model_copy(update=changes)
     judge = config.open()
     try:
         yield config, judge
@@ -100,7 +100,7 @@ def try_now(workspace: Workspace, version: Version, job: BackgroundJob) -> None:
 
 def rubric(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     """The current rubric, and every version with its change."""
-    found = [
+    entries = [
         {
             "version": version,
             "change": change_of(workspace, version),
@@ -108,13 +108,13 @@ def rubric(workspace: Workspace, visit: Visit) -> dict[str, Any]:
         }
         for version in versions(workspace)
     ]
-    return {"rubric": current_rubric(workspace), "found": found}
+    return {"rubric": current_rubric(workspace), "entries": entries}
 
 
 def save(workspace: Workspace, visit: Visit) -> str:
     """Write the edited text as a new version."""
     version = save_version(workspace, visit.form)
-    visit.session.said.append(f"Saved as {version.path.name}.")
+    visit.session.messages.append(f"Saved as {version.path.name}.")
     return f"/rubric#version-{version.number}"
 
 
@@ -122,7 +122,7 @@ def say_price(workspace: Workspace, visit: Visit) -> str:
     """Estimate a trial, without asking any of its questions."""
     version = _version_of(workspace, visit)
     with _trial(workspace, version) as (config, judge):
-        visit.session.said.extend(estimate(config, judge, version.out).text(judge.name).splitlines())
+        visit.session.messages.extend(estimate(config, judge, version.out).text(judge.name).splitlines())
     return f"/rubric#version-{version.number}"
 
 
@@ -146,7 +146,7 @@ def keep_or_drop(workspace: Workspace, visit: Visit) -> str:
             f"rubric: got the decision {shorten(decision)}; expected keep or drop; fix: load the page again"
         )
     decide(workspace, version, decision, visit.person)
-    visit.session.said.append(f"Version {version.number}: {decision}.")
+    visit.session.messages.append(f"Version {version.number}: {decision}.")
     return f"/rubric#version-{version.number}"
 
 

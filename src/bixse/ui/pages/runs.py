@@ -71,10 +71,10 @@ def _state(root: Path, folder: Path) -> RunState:
 
 
 def _grading(folder: Path, results: Mapping[str, Any]) -> GradingState:
-    own, summary = folder / LEDGER_NAME, results.get("summary") or {}
-    ledger = Path(results.get("ledger") or own)
+    ledger, summary = folder / LEDGER_NAME, results.get("summary") or {}
+    named = Path(results.get("ledger") or ledger)
     try:
-        answers = answers_by_status(ledger if ledger.exists() else own)  # the folder may have moved
+        answers = answers_by_status(named if named.exists() else ledger)  # the folder may have moved
     except BixseError:
         answers = {}
     pairs = summary["pairs"] + summary["not_asked"] if "pairs" in summary and "not_asked" in summary else None
