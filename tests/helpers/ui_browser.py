@@ -64,7 +64,8 @@ def tab(chromium, server, person, **options):
     page.wait_for_url(f"{server.origin}/overview")
     yield page
     context.close()
-    assert not [text for text in errors if "ERR_CONNECTION" not in text and "status of 400" not in text]
+    errors = [text for text in errors if "ERR_CONNECTION" not in text and "status of 400" not in text]
+    assert not errors, errors
 
 
 def faults(page):
