@@ -65,9 +65,9 @@ class TrainRun:
 
     @property
     def version(self) -> str:
-        """A text that changes with the log and the record."""
+        """A text that changes with the log and the record; part of an id, of which htmx makes a selector: no dots."""
         paths = (self.folder / LOG_FILE, self.folder / RUN_FILE)
-        return "-".join(f"{(now := path.stat()).st_size}.{now.st_mtime_ns}" for path in paths if path.is_file())
+        return "-".join(f"{(now := path.stat()).st_size}-{now.st_mtime_ns}" for path in paths if path.is_file())
 
     def look(self) -> None:
         """Read the log; a line counts once it is complete, and a damaged line never counts."""
