@@ -108,12 +108,13 @@ def test_figures_of_the_slider_are_those_of_the_command(compare, calibrated, act
     assert html.count('class="bar"') == 10 and 'type="range"' in html
 
 
-def test_too_few_held_out_queries_leave_the_rest_of_the_page(compare, calibrated, actions, tmp_path):
+def test_too_few_held_out_queries_leave_the_hits_and_no_calibration(compare, calibrated, actions, tmp_path):
     few = tmp_path / "few.jsonl"
-    few.write_text("".join((actions.parent / "pairs.jsonl").read_text().splitlines(keepends=True)[:40]))
+    few.write_text("".join((actions.parent / "pairs.jsonl").read_text().splitlines(keepends=True)[:10]))
     browser = compare(calibrated[0], "bm25", collection=actions, held_out=few)
     html = browser.get("/compare", params={"text": "copy a file"}).text
     assert "expected at least 20" in html and html.count('class="hit"') + html.count('class="hit below"') > 10
+    assert "expected at least 4" in browser.get("/calibration").text
 
 
 @pytest.mark.parametrize("form", [{"document_id": "d9"}, {"query_id": "q9"}, {"answer": "7"}, {"answer": ""}])

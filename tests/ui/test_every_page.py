@@ -8,7 +8,7 @@ import pytest
 from bixse.data.collection import Collection, Document, save_collection
 from helpers.toy import action_collection
 from helpers.ui_browser import faults, needs_axe, needs_chromium, running, tab
-from helpers.ui_server import events_of, graded_folder
+from helpers.ui_server import graded_folder
 
 TAKEN = "document.title='taken'"
 HOSTILE = f'</p><script>{TAKEN}</script><img src=x onerror="{TAKEN}">\u202eright to left\x1b[31m'
@@ -151,18 +151,6 @@ def test_slider_changes_the_figures_and_the_command(page, folder):
     page.locator("#p").press("End")
     page.wait_for_function("() => document.querySelector('.command code').innerText.includes('--export 0.999')")
     assert page.locator("#p-shown").inner_text() == "0.999" and page.locator(".cuts").inner_text() != shown
-
-
-def test_hit_is_graded_by_keyboard(page, folder):
-    before = events_of(folder)
-    show(page, "compare?query=q20-1&p=0.2")
-    page.locator(".grading summary").first.press("Enter")
-    page.keyboard.press("Tab")
-    with page.expect_navigation():
-        page.keyboard.press("Enter")
-    (event,) = events_of(folder)[len(before) :]
-    assert (event["query_id"], event["person"], event["grade"]) == ("q20-1", PERSON, 0.0)
-    assert "q20-1" in page.url and page.locator(".known.you").count() >= 1
 
 
 def test_training_page_follows_its_log_without_a_reload(page, folder):

@@ -103,13 +103,6 @@ def test_systems_without_probabilities_have_no_calibration(compare, actions):
     assert browser.get("/calibration/diagram.svg").status_code == 400
 
 
-def test_too_few_queries_have_no_calibration(compare, calibrated, actions, tmp_path):
-    few = tmp_path / "few.jsonl"
-    few.write_text("".join((actions.parent / "pairs.jsonl").read_text().splitlines(keepends=True)[:10]))
-    browser = compare(calibrated[0], "bm25", collection=actions, held_out=few)
-    assert "expected at least 4" in browser.get("/calibration").text
-
-
 @pytest.mark.parametrize(("exponent", "prior"), [("", None), ("-2", 0.01), ("nan", None), ("-99", None), ("x", None)])
 def test_calibration_figures_are_those_of_the_command(compare, calibrated, actions, tmp_path, exponent, prior):
     model, pairs = calibrated[0], actions.parent / "pairs.jsonl"
