@@ -6,7 +6,7 @@ import json
 import os
 import threading
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -150,10 +150,9 @@ def _set_torn_line_apart(path: Path) -> None:
     torn = content[end:]
     if not torn:
         return
-    try:
+    is_complete = False
+    with suppress(ValueError):
         is_complete = isinstance(json.loads(torn), dict)
-    except ValueError:
-        is_complete = False
     with storage_errors(path):
         if is_complete:  # a file edited by hand, without a final newline
             with path.open("ab") as file:

@@ -67,8 +67,7 @@ class RunIndex:
         """The (N,) entropies of the option probabilities as shares of the maximum; 0 if unknown."""
         shares = pd.DataFrame(list(self.probabilities.values()), list(self.probabilities))
         values = entr(shares).sum(axis=1) / np.log(shares.count(axis=1).clip(lower=2))
-        entropies: Floats = values.reindex(range(len(self)), fill_value=0.0).to_numpy(np.float64)
-        return entropies
+        return np.asarray(values.reindex(range(len(self)), fill_value=0.0), np.float64)
 
     def grade(self, row: int, scale: GradeScale) -> float | None:
         """The judge's grade on a scale."""
@@ -130,8 +129,7 @@ def label_values(index: RunIndex, rubric: Rubric) -> Floats:
     stratum = np.where(np.isnan(relevance), len(levels), nearest_level(np.nan_to_num(relevance), levels))
     uncertainty = np.maximum(index.entropies(), np.nan_to_num(index.high - index.low))
     # root of the number of pairs with the grade: power allocation, Bankier 1988, doi:10.2307/2684289
-    values: Floats = (1 + GAIN * uncertainty) / np.sqrt(np.bincount(stratum)[stratum])
-    return values
+    return np.asarray((1 + GAIN * uncertainty) / np.sqrt(np.bincount(stratum)[stratum]))
 
 
 class LabelPlan:

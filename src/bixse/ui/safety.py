@@ -138,7 +138,8 @@ class Guard:
         if refusal is not None:
             await refusal(scope, receive, with_headers)
             return
-        scope["session"] = self._session(headers)
+        cookie = cookie_parser(headers.get("cookie", "")).get(self.cookie)
+        scope["session"] = None if cookie is None else self.sessions.find(cookie)
         path = scope["path"]
         if scope["session"] is None and path != "/enter" and not path.startswith("/static/"):
             await PlainTextResponse(WITHOUT_SESSION, 403)(scope, receive, with_headers)
@@ -168,10 +169,6 @@ class Guard:
             return not self.is_local and bool(ipaddress.ip_address(name.strip("[]")))
         except ValueError:
             return False
-
-    def _session(self, headers: Headers) -> Session | None:
-        cookie = cookie_parser(headers.get("cookie", "")).get(self.cookie)
-        return self.sessions.find(cookie) if cookie is not None else None
 
     def hand_over(self, response: Response, session: Session) -> Response:
         """Add the session's cookie to a response; no script reads it, and no other site's page sends it."""

@@ -142,8 +142,7 @@ def compare(workspace: Workspace, visit: Visit) -> dict[str, Any]:
         "top": top,
         "tops": TOPS,
         "p": probability,
-        "names": systems.names,
-        "kinds": [searcher.kind for searcher in systems.searchers],
+        "systems": systems,
         "queries": [(name, queries[name]) for name in systems.qrels][:SHOWN_QUERIES],
         "sides": sides,
         "problem": problem,
@@ -234,7 +233,7 @@ def calibration(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     sides, side, prior = _selected(systems, visit)
     options = ["--prior", f"{prior:g}"] if prior else []
     return {
-        "names": systems.names,
+        "systems": systems,
         "sides": sides,
         "side": side,
         "prior": prior,

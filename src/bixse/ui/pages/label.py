@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -38,10 +38,8 @@ def make_card(workspace: Workspace, visit: Visit, row: int) -> dict[str, Any]:
     pair = index.pair(row)
     shown = len(pair.document) if visit.query.get("all") == str(row) else SHOWN
     return {
+        **asdict(pair),
         "row": row,
-        "query_id": pair.query_id,
-        "document_id": pair.document_id,
-        "query": pair.query,
         "document": pair.document[:shown],
         "cut": max(0, len(pair.document) - shown),  # characters that are not shown
         "judge": index.grade(row, scale),
@@ -82,11 +80,10 @@ def event_of(workspace: Workspace, visit: Visit, final: bool = False, chosen: bo
     status: LabelStatus = "final" if final else ANSWERS.get(answer, "graded")
     seen = pair in workspace.labels.shown_to(visit.person)
     return LabelEvent(
-        event=_event_name(visit),
-        person=visit.person,
-        query_id=pair[0],
-        document_id=pair[1],
-        status=status,
+        _event_name(visit),
+        visit.person,
+        *pair,
+        status,
         grade=workspace.rubric.values[labels.index(answer)] if answer in labels else None,
         explanation=form.get("explanation", "").strip()[:LONGEST_EXPLANATION] or None,
         seconds=_seconds(workspace, visit),
@@ -124,14 +121,12 @@ def label(workspace: Workspace, visit: Visit) -> dict[str, Any]:
         "query_id": query_id,
         "cards": cards,
         "open": still_open,
-        "focus": next(iter(still_open or rows), None),
         "shown": shown,
         "done": [card for card in done if (card["query_id"], card["document_id"]) in shown],
         "options": options(workspace),
         "rubric": current_rubric(workspace),
         "answered": sum(not desk.is_open(row, person) for row in workspace.plan.rows),
         "later": sum(bool(event.seen) for event in workspace.labels.events),
-        "last": workspace.labels.last_of(person),
         "event": secrets.token_hex(8),
     }
 

@@ -101,12 +101,7 @@ def try_now(workspace: Workspace, version: Version, job: BackgroundJob) -> None:
 def rubric(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     """The current rubric, and every version with its change."""
     entries = [
-        {
-            "version": version,
-            "change": change_of(workspace, version),
-            "commands": commands(workspace, version),
-        }
-        for version in versions(workspace)
+        (version, change_of(workspace, version), commands(workspace, version)) for version in versions(workspace)
     ]
     return {"rubric": current_rubric(workspace), "entries": entries}
 

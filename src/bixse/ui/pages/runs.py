@@ -24,8 +24,7 @@ MOST_RUNS = 200  # maximum number of listed runs
 class RunState:
     """The state of one run folder."""
 
-    name: str
-    """Path below the root; "." for the root itself."""
+    name: str  # path below the root; "." for the root itself
     folder: Path
     command: str
     status: str

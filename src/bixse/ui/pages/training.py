@@ -161,23 +161,17 @@ def training(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     record, last = run.record, run.last
     results, status = record.get("results") or {}, record.get("status", "running")
     optimizer = (record.get("config") or {}).get("optimizer") or {}
+    panels = [name for name, (_, field) in PANELS.items() if field in last or (name == "merge" and run.merge_curve())]
     epochs, steps = optimizer.get("num_train_epochs"), optimizer.get("max_steps")
     return {
+        "run": run,
+        "results": results,
         "status": status,
-        "is_live": status == "running",
-        "version": run.version,
         "step": last.get("step", 0),
         "share": last.get("step", 0) / steps if steps else (last.get("epoch", 0.0) / epochs if epochs else None),
         "figures": {title: last[field] for title, field in FIGURES.items() if field in last},
-        "panels": {
-            name: title
-            for name, (title, field) in PANELS.items()
-            if field in last or (name == "merge" and run.merge_curve())
-        },
+        "panels": panels,
         "dev": run.logged.get("eval_dev_ndcg@10", []),
-        "best": results.get("best_step"),
-        "merged": results.get("merge"),
-        "regraded": run.regraded(),
         "command": shlex.join(["tail", "-f", str(workspace.run / LOG_FILE)]),
     }
 
@@ -280,8 +274,7 @@ class TrainBatches:
             return None
         job.begin("encoding the batch")
         cosines = encode_texts(self._model, queries, "query") @ encode_texts(self._model, documents, "document").T
-        sigma: NDArray[np.float64] = self._model.head.probability(cosines.astype(np.float64))
-        return sigma
+        return np.asarray(self._model.head.probability(cosines.astype(np.float64)))
 
 
 def batch(workspace: Workspace, visit: Visit) -> dict[str, Any]:
