@@ -99,7 +99,7 @@ def test_finished_training_shows_merge_and_regrading(trained, open_server):
 
 def test_systems_without_probabilities_have_no_calibration(compare, actions):
     browser = compare("bm25", "bm25", collection=actions, held_out=actions.parent / "pairs.jsonl")
-    assert "no system with a relevance head" in browser.get("/calibration").text
+    assert "without a relevance head" in browser.get("/calibration").text
     assert browser.get("/calibration/diagram.svg").status_code == 400
 
 

@@ -53,7 +53,7 @@ class LabelEvent(Word):
     seen: str | None = None
     """The word "judge" if the person saw the judge's grade of the pair before; see `LabelLog.shown_to`."""
     shows: str | None = None
-    """The word "judge" if this event completed the query, so that the page then showed the judge's grades."""
+    """The word "judge" if this event completed the query: the page then showed the judge's grades."""
     time: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
 
 
@@ -137,9 +137,9 @@ class LabelLog:
 def open_labels(path: Path) -> Iterator[LabelLog]:
     """Lock and read labels; raise InvalidFileError for a damaged line, OutputExistsError if a server has the lock."""
     if path.suffix != ".jsonl":
-        raise InputError(f"--labels: got {path}; expected a name that ends in .jsonl; fix: rename it")
+        raise InputError(f"--labels: got {path}; expected a file name that ends in .jsonl; fix: rename the file")
     lock = f".{path.name}.lock"
-    with alone_in(path.parent, lock, fix="open the page of the `bixse ui` that has it, or end that one with Ctrl-C"):
+    with alone_in(path.parent, lock, fix="use the page of the running `bixse ui`, or end that server with Ctrl-C"):
         yield LabelLog(path)
 
 

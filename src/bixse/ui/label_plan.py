@@ -91,7 +91,7 @@ def open_index(run: Path, pairs: Path | None = None, may_be_empty: bool = False)
     if not source.is_file():
         if may_be_empty and pairs is None and not judgements.is_file():
             return RunIndex(GradedPairs.from_rows([]))
-        got = f"{JUDGEMENTS_NAME}, which holds no texts" if judgements.is_file() else "no pairs"
+        got = f"{JUDGEMENTS_NAME}, which has no texts" if judgements.is_file() else "no pairs"
         raise InputError(
             f"{source}: got {got}; expected pairs with texts; fix: name the output folder of `bixse grade`, or "
             "--pairs FILE with the pairs that were graded"
@@ -123,7 +123,7 @@ def inclusion_probabilities(weights: Floats, size: int) -> Floats:
 
 
 def label_values(index: RunIndex, rubric: Rubric) -> Floats:
-    """The (N,) weights above 0: pairs of rare grades and of uncertain grades weigh more."""
+    """The (N,) positive weights; pairs with rare or uncertain grades have higher weights."""
     levels = np.array([rubric.scale.to_relevance(value) for value in rubric.values])
     relevance = index.relevance
     stratum = np.where(np.isnan(relevance), len(levels), nearest_level(np.nan_to_num(relevance), levels))
@@ -146,6 +146,7 @@ class LabelPlan:
         """The (N,) inclusion probabilities."""
         pairs = list(zip(index.query_ids, index.document_ids, strict=True))
         drawn = np.array([share_of(seed, "pair", *pair) for pair in pairs])
+        # the floor keeps the division defined for certain pairs, whose odds are replaced by infinity
         odds = np.where(self.probabilities < 1, self.probabilities / np.maximum(1 - self.probabilities, 1e-300), np.inf)
         order = np.argsort(drawn / (1 - drawn) / odds, kind="stable")[: settings.planned].tolist()
         self.rows = sorted(order)

@@ -149,13 +149,13 @@ class Guard:
     def _refusal(self, scope: Scope, headers: Headers) -> Any:
         host = headers.get("host", "")
         if not self.knows(host):
-            return PlainTextResponse("not the address of this server", 421)
+            return PlainTextResponse("The Host header is not an address of this server.", 421)
         if scope["method"] in ("GET", "HEAD"):
             return None
         if scope["method"] != "POST":
-            return PlainTextResponse("only GET and POST", 405)
+            return PlainTextResponse("Only GET and POST are allowed.", 405)
         if headers.get("origin") != f"http://{host}" or headers.get("sec-fetch-site", "same-origin") != "same-origin":
-            return PlainTextResponse("sent from another site's page", 403)
+            return PlainTextResponse("The form was sent from a page of another site.", 403)
         return None
 
     def knows(self, host: str) -> bool:
@@ -177,10 +177,10 @@ class Guard:
 
 
 async def read_form(request: Request) -> dict[str, str]:
-    """Read a form, of which the last value of a repeated field counts; refuse a long one, whatever its headers say."""
+    """Read a form; the last value of a repeated field counts. Count bytes: Content-Length may be wrong or absent."""
     body = bytearray()
     async for piece in request.stream():
         body += piece
         if len(body) > LONGEST_FORM:
-            raise HTTPException(413, f"a form of at most {LONGEST_FORM >> 20} MiB")
+            raise HTTPException(413, f"The form is larger than {LONGEST_FORM >> 20} MiB.")
     return dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))

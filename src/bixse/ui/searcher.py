@@ -59,7 +59,7 @@ def open_searcher(name: str, collection: Collection | None, progress: Any = None
         return Searcher(name, "index", find_in_index, index.model)
     if collection is None:
         raise InputError(
-            f"{name}: got it without documents; expected --collection DIR for all that is no index; fix: add it"
+            f"{name}: got a system without a collection; expected an index or a collection; fix: add --collection"
         )
     corpus = collection.corpus
 
@@ -82,8 +82,8 @@ def open_searcher(name: str, collection: Collection | None, progress: Any = None
         def find_in_run(text: str, query_id: str | None, top: int) -> list[Hit]:
             if query_id not in run:
                 raise InputError(
-                    f"{path}: got a query that it does not answer; expected one of its {len(run)}, as a run holds "
-                    "answers and no model; fix: pick a query of the collection"
+                    f"{path}: got a query that it does not answer; expected one of the {len(run)} queries of the run; "
+                    "fix: pick a query of the collection"
                 )
             return best_of(run[query_id], top)
 

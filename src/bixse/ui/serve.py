@@ -79,9 +79,9 @@ class Server:
         session = self.sessions.enter(request.query_params.get("token", ""))
         if session is None:
             why = (
-                "this address was used, or is of an earlier start: ask for a new one on the first page, or start again"
+                "This link was used, or belongs to an earlier start. Make a new link on the Overview page, or restart."
             )
-            return self.page("message.html.j2", 403, None, title="A used address", message=why)
+            return self.page("message.html.j2", 403, None, title="This link is not valid", message=why)
         session.person = _name(request.query_params.get("person", ""))
         # a page and no redirect: after a link on another site, browsers follow a redirect without the strict cookie
         return self.guard.hand_over(self.page("entered.html.j2", 200, None, title="Welcome"), session)
@@ -98,7 +98,7 @@ class Server:
         """Show a one-time address that admits another browser."""
         visit = await self.visit(request)
         visit.session.messages.append(
-            f"for one more browser, once: {visit.address}/enter?token={self.sessions.new_token()}"
+            f"Link for one more browser, valid once: {visit.address}/enter?token={self.sessions.new_token()}"
         )
         return RedirectResponse("/", 303)
 
@@ -130,7 +130,7 @@ class Server:
             return self.page("message.html.j2", 400, session, page, message=str(error), title="That did not work")
         except Exception:
             log.exception("%s", page.name)
-            why = "an error of ours; what was saved is saved, and the terminal of `bixse ui` shows what it was"
+            why = "Internal error. Saved labels are safe; the terminal of `bixse ui` shows the error."
             return self.page("message.html.j2", 500, session, page, message=why, title="That did not work")
 
     async def visit(self, request: Request) -> Visit:
@@ -166,8 +166,10 @@ def serve(settings: UiSettings, say: Callable[[str], Any]) -> None:
         port = listener.getsockname()[1]
         server = Server(workspace, port)
         name = f"[{settings.host}]" if ":" in settings.host else settings.host
-        say(f"open in a browser, once: http://{name}:{port}/enter?token={server.sessions.new_token()}")
-        say("Ctrl-C ends it; every label is on the disk when its page says so")
+        say(
+            f"open this link in a browser, it is valid once: http://{name}:{port}/enter?token={server.sessions.new_token()}"
+        )
+        say("Ctrl-C ends the server; a label is on the disk when the page shows it as saved")
         config = uvicorn.Config(
             server.guard, log_level="warning", access_log=False, server_header=False, proxy_headers=False,
             lifespan="off", timeout_graceful_shutdown=3,

@@ -56,7 +56,9 @@ def read_record(folder: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict):
-        raise InputError(f"{path}: got a damaged record; expected the JSON that bixse wrote; fix: fetch it again")
+        raise InputError(
+            f"{path}: got a damaged record; expected the JSON that bixse wrote; fix: copy the run folder again"
+        )
     return record
 
 
@@ -244,10 +246,10 @@ class NotReadyError(Exception):
 
 
 class BackgroundJob:
-    """Work that starts with the constructor; pages read its progress, and after its end `result` or `error`."""
+    """Work in a thread that the constructor starts; pages read its progress, and after its end `result` or `error`."""
 
     def __init__(self, name: str, work: Callable[[BackgroundJob], Any]) -> None:
-        self.name, self.doing, self.note, self.error = name, "waiting", "", ""
+        self.name, self.doing, self.note, self.error = name, "pending", "", ""
         self.done = self.total = 0
         self.result: Any = None
         self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)  # Ctrl-C does not wait for it

@@ -214,13 +214,13 @@ def grade(workspace: Workspace, visit: Visit) -> str:
     query_id, document_id = form.get("query_id", ""), form.get("document_id", "")
     back = f"/compare?{urlencode({'query': query_id, 'p': form.get('p', ''), 'top': form.get('top', '')})}"
     if not visit.person:
-        visit.session.messages.append("Nothing is saved: give your name first, below the query.")
+        visit.session.messages.append("Nothing is saved. Give your name first, below the query.")
         return back
     collection = _opened(workspace).collection
     if collection is None or query_id not in collection.queries or document_id not in collection.corpus:
         raise InputError(
-            f"label: got the pair {shorten((query_id, document_id))}; expected ids of the collection, as labels keep "
-            "no texts; fix: add the query to queries.jsonl"
+            f"label: got the pair {shorten((query_id, document_id))}; expected ids of the collection; "
+            "fix: add the query to queries.jsonl"
         )
     if workspace.labels.add(event_of(workspace, visit, chosen=True)):
         visit.session.messages.append(f"Saved: {form.get('answer', '')} for {document_id}.")
@@ -245,11 +245,11 @@ def calibration(workspace: Workspace, visit: Visit) -> dict[str, Any]:
 
 
 def _selected(systems: TwoSystems, visit: Visit) -> tuple[list[int], int, float | None]:
-    """The systems with probabilities, and the one and the prior that the address names; None: that of the pairs."""
+    """The systems with probabilities, the selected system and the prior, which is None for the prior of the pairs."""
     sides = [side for side, searcher in enumerate(systems.searchers) if searcher.name in systems.judged]
     if not sides:
         raise InputError(
-            f"calibration: got {' and '.join(systems.names)}, no system with a relevance head; expected one; "
+            f"calibration: got {' and '.join(systems.names)}, without a relevance head; expected a system with a head; "
             "fix: run `bixse calibrate` on a model"
         )
     side = next((side for side in sides if visit.query.get("side") == str(side)), sides[0])

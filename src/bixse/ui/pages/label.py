@@ -72,7 +72,9 @@ def event_of(workspace: Workspace, visit: Visit, final: bool = False, chosen: bo
     pair = (form.get("query_id", ""), form.get("document_id", ""))
     row, answer = workspace.index.row_of.get(pair), form.get("answer", "")
     if row is None and not chosen:
-        raise InputError(f"label: got the pair {shorten(pair)}; expected one of this folder; fix: load the page again")
+        raise InputError(
+            f"label: got the pair {shorten(pair)}; expected a pair of this folder; fix: load the page again"
+        )
     if answer not in labels and (final or answer not in ANSWERS):
         raise InputError(
             f"label: got the answer {shorten(answer)}; expected {', '.join(labels)}; fix: load the page again"
@@ -245,7 +247,9 @@ def _chosen(workspace: Workspace, visit: Visit, entries: pd.DataFrame, chosen: M
     for name in ("human", "judge"):
         if chosen[name]:
             if chosen[name] not in labels:
-                raise InputError(f"{name}: got {shorten(chosen[name])}; expected {', '.join(labels)}; fix: choose one")
+                raise InputError(
+                    f"{name}: got {shorten(chosen[name])}; expected {', '.join(labels)}; fix: choose a label"
+                )
             entries = entries[entries[name] == labels.index(chosen[name])]
     entries = entries[entries["gap"] >= _number(visit, "gap", 0)]
     if word:
@@ -260,7 +264,7 @@ def _number(visit: Visit, name: str, least: float) -> float:
     number = visit.real(name) if visit.query.get(name) else least
     if number is None or not least <= number < 1e9:
         got = shorten(visit.query.get(name))
-        raise InputError(f"{name}: got {got}; expected a number from {least:g} up; fix: correct it")
+        raise InputError(f"{name}: got {got}; expected a number of at least {least:g}; fix: correct the address")
     return number
 
 

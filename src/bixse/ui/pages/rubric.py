@@ -36,7 +36,7 @@ def _version_of(workspace: Workspace, visit: Visit) -> Version:
     for version in versions(workspace):
         if str(version.number) == number:
             return version
-    raise InputError(f"rubric: got version {number!r}; expected one of this folder; fix: load the page again")
+    raise InputError(f"rubric: got version {number!r}; expected a version of this folder; fix: load the page again")
 
 
 def trial_pairs(workspace: Workspace) -> Path:
@@ -48,7 +48,9 @@ def trial_pairs(workspace: Workspace) -> Path:
     known = [pair for pair in labels if pair in index.row_of]
     drawn = sorted(known, key=lambda pair: share_of(SEED, "try", *pair))[:TRIED]
     if len({query_id for query_id, _ in drawn}) < 2:
-        raise InputError(f"rubric: got labels of {len(drawn)} pairs; expected of two queries or more; fix: label first")
+        raise InputError(
+            f"rubric: got labels of {len(drawn)} pairs; expected labels of two or more queries; fix: label first"
+        )
     grades, nothing = [labels[pair] for pair in drawn], [None] * len(drawn)
     relevance = [workspace.rubric.scale.to_relevance(grade) for grade in grades]
     pairs = index.pairs.select(np.array([index.row_of[pair] for pair in drawn]))
@@ -75,13 +77,13 @@ def commands(workspace: Workspace, version: Version) -> list[str]:
 
 def _judge(workspace: Workspace) -> GradeConfig:
     if workspace.judge is None:
-        raise InputError("--judge: got none; expected the judge to ask; fix: start bixse ui with --judge JUDGE")
+        raise InputError("--judge: got none; expected the judge of the trial; fix: start `bixse ui` with --judge JUDGE")
     return workspace.judge
 
 
 @contextmanager
 def _trial(workspace: Workspace, version: Version) -> Iterator[tuple[GradeConfig, Judge]]:
-    """Yield the settings of a trial and its judge; answers go to the folder's ledger."""
+    """Yield the settings of a trial and its judge; the folder's ledger stores the answers."""
     changes = {"rubric": version.rubric, "pairs": trial_pairs(workspace), "ledger": _ledger(workspace)}
     config = _judge(workspace).model_copy(update=changes)
     judge = config.open()

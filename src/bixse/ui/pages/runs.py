@@ -43,7 +43,7 @@ class GradingState:
 
     @property
     def left(self) -> int | None:
-        """Number of pairs without a grade, not asked yet or to be asked again."""
+        """Number of pairs without a grade: pending, or to be asked again."""
         return None if self.pairs is None else self.pairs - self.statuses.get("graded", 0)
 
     @property

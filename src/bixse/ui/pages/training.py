@@ -103,7 +103,7 @@ class TrainRun:
             return {}
 
     def curve(self) -> TrainingCurve:
-        """The log as a curve; a long log is thinned by means of neighbours."""
+        """The log as a curve; points of a long log are replaced by the means of neighbours."""
         from bixse.report.schema import TrainingCurve
 
         self.look()
@@ -146,7 +146,7 @@ class TrainRun:
 
 
 def _entry(line: bytes) -> dict[str, Any]:
-    """Parse a line or a file; a damaged one is empty."""
+    """Parse a line or a file; return {} if it is damaged."""
     try:
         entry = json.loads(line)
     except ValueError:
@@ -240,7 +240,9 @@ class TrainBatches:
         job.begin("reading the pairs")
         settings = read_record(self.folder).get("config") or {}
         if not settings.get("pairs"):
-            raise InputError(f"{self.folder}: got no run.json with pairs; expected that of `bixse train`; fix: wait")
+            raise InputError(
+                f"{self.folder}: got no run.json with pairs; expected a run of `bixse train`; fix: wait for its start"
+            )
         config = TrainConfig.load(None, settings)
         optimizer = config.optimizer
         with self._encoding:  # pairs and model are loaded once, and one batch is encoded at a time
