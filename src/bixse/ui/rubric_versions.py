@@ -83,7 +83,7 @@ def save_version(workspace: Workspace, texts: Mapping[str, str]) -> Version:
         rubric = Rubric.model_validate(base.model_dump() | {"variants": variants})
     except ValidationError as error:
         why = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise InputError(f"rubric: {why}; fix: correct it on the page before") from error
+        raise InputError(f"rubric: {why}; fix: go back and correct it") from error
     with workspace.lock:  # two saves must not take the same number
         number = max((version.number for version in versions(workspace)), default=1) + 1
         rubric = rubric.model_copy(update={"name": f"{workspace.rubric.name}-version-{number}"})

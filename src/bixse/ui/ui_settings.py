@@ -21,9 +21,9 @@ class UiSettings(Settings):
     """Settings of `bixse ui`."""
 
     run: Annotated[Path, Flag(metavar="RUN_FOLDER", positional=True)]
-    """Output folder of `bixse grade` or any folder of runs."""
+    """Output folder of `bixse grade`, or any folder with pairs or runs."""
     pairs: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """File of the graded pairs with their texts. Null: pairs.parquet of the folder, without failed pairs."""
+    """File of the graded pairs with their texts. Null: pairs.parquet of the folder, which has graded pairs only."""
     labels: Annotated[Path | None, Flag(metavar="FILE")] = None
     """File of people's labels, one line per event; lines are only appended. Null: labels.jsonl in the folder."""
     judge: Annotated[str | None, Flag(metavar="JUDGE")] = None
