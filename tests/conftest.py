@@ -151,7 +151,7 @@ def actions(tmp_path_factory):
     from bixse.data.graded_pairs import GradedPairs
     from bixse.data.pairs_files import save_graded_pairs
     from bixse.relevance import GradeScale
-    from helpers.actions import action_collection
+    from helpers.toy import action_collection
 
     folder = tmp_path_factory.mktemp("actions") / "actions"
     save_collection(action_collection(), folder)

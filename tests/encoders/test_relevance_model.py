@@ -12,7 +12,7 @@ from bixse.encoders.head import RelevanceHead, Threshold
 from bixse.encoders.loading.build import load_relevance_model
 from bixse.encoders.relevance_model import save_whole
 from bixse.errors import InputError, ModelError, StorageError
-from helpers.modes import odd_modes
+from helpers.command import odd_modes
 
 TEXTS = ["copy a file", "sleep in a thread", "move a folder"]
 

@@ -1,7 +1,7 @@
 """A real HTTP server in a process of its own that speaks every dialect of chat servers, and breaks as they do.
 
-Tests describe a scenario and get its address. What a question is to be answered with, and how often its requests break
-before, is planted in the question's document as `plan={...}`.
+Tests describe a scenario and get its address. The answer to a question, and the errors before it, are planted in its
+document as `plan={...}`.
 """
 
 import asyncio
@@ -26,14 +26,17 @@ from urllib.parse import quote
 LABELS = ["0", "1", "2", "3"]
 FILLERS = ["The", "A", "I", "This", "It", "Based", "Score", "**", "\n", "To", "We", "Here", "Sure", "You", "In", "As"]
 BARE_SHARE = 0.9
-"""Of an option's probability, how much goes to the token without a space."""
-SAID = {
+"""Share of an option's probability that goes to the token without a space."""
+WRITTEN = {
+    "none": "I have read the passage with care.",
+    "refuse": "I'm sorry, I can't help with that.",
+    "ambiguous": "On a scale of 0 to 3, I would rate this passage a 1.",
     "negated": "I would not give it a 3.",
     "compared": "It deserves less than a score of 2.",
     "counted": "2. The passage is about another city.",
     "cut": "2. The passage is about another city of the same name, which lies in the north of the state of Texas.",
 }
-"""What is written in the place of a rating: a number that is none."""
+"""End -> text that is written in the place of a rating."""
 UNUSABLE = {"written-nan": math.nan, "written-null": None, "written-9999": -9999.0}
 """Log-probability of the token that was written."""
 PLAN = re.compile(r"plan=(\{.*\})", re.DOTALL)
@@ -67,6 +70,11 @@ def urlsafe_b64(text):
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
+def plain(text):
+    """Tokens of a text, each near certain."""
+    return [(token, {token: 0.9, "x": 0.05}) for token in re.findall(r"\s?[^\s]+|\s+$", text)]
+
+
 def alternatives(plan):
     """Token -> probability at the answer position."""
     found = {}
@@ -86,8 +94,27 @@ REFUSED = {
     "django": (400, "cannot read: 'the Django model was not found, so I wrote this passage'"),
     "no-such": (404, "Not Found"),
     "402": (402, "this text costs more than you have"),
+    "no-logprobs": (400, "logprobs is not supported with this model"),
+    "too-long": (400, "request exceeds the available context size"),
+    "odd-400": (400, "I do not like this one"),
 }
 """End -> status and message of a refusal that is about this one text."""
+SLOW_DOWN = {"error": "slow down"}
+ERRORS = {
+    "429": (429, SLOW_DOWN, "0.05"),
+    "429-bare": (429, SLOW_DOWN, None),
+    "429-quota": (
+        429,
+        {"error": {"message": "You exceeded your current quota (insufficient_quota): 3 requests per minute"}},
+        "0.05",
+    ),
+    **{status: (int(status), "<html>broken</html>", None) for status in ("500", "502", "503", "529")},
+    "garbage": (200, "{not json", None),
+    "empty": (200, {"id": "x", "choices": []}, None),
+    "null-choices": (200, {"id": "x", "choices": None}, None),
+    "error-200": (200, {"error": {"message": "provider is overloaded", "code": 429}}, None),
+}
+"""Error -> status, content and Retry-After."""
 TRIES = defaultdict(Counter)
 """Tries of each planted document; endpoints of one group count together."""
 
@@ -141,27 +168,23 @@ class Scenario:
         if body.get("temperature"):
             draw = random.Random(f"{plan['id']} {body.get('seed')} {index}")
             best = draw.choices([*labels, "hmm"], [*plan["p"], max(0.0, 1 - sum(plan["p"]))])[0]
-        plain = lambda text: [(token, {token: 0.9, "x": 0.05}) for token in re.findall(r"\s?[^\s]+|\s+$", text)]  # noqa: E731
         end = plan["end"]
-        if end == "none":
-            return plain("I have read the passage with care.")
-        if end == "refuse":
-            return plain("I'm sorry, I can't help with that.")
-        if end == "ambiguous":
-            return plain("On a scale of 0 to 3, I would rate this passage a 1.")
         if end == "off":
             return [("7", {"7": 0.8, "3": 0.1})]
-        if end in SAID:
-            return plain(SAID[end])
+        if end in WRITTEN:
+            return plain(WRITTEN[end])
         prefix = self.get("prefix", "")
-        before = plain(prefix) if prefix else []
+        before = plain(prefix)
         if end == "think" or (self.get("thinking") == "tags" and not self.thinking_off(body)):
-            thought = [
-                ("<think>", {"<think>": 0.99, "3": 0.001}),
+            begin, close = ("<think>", {"<think>": 0.99, "3": 0.001}), ("</think>", {"</think>": 0.9, "x": 0.1})
+            return [
+                begin,
                 *plain("0 or 1 or 2?"),
-                ("</think>", {"</think>": 0.9, "x": 0.1}),
+                close,
+                ("\n\n", {"\n\n": 0.99, "\n": 0.01}),
+                *before,
+                (best, options),
             ]
-            return [*thought, ("\n\n", {"\n\n": 0.99, "\n": 0.01}), *before, (best, options)]
         if self.get("thinking") == "separate" and not self.thinking_off(body):
             return [*plain("Let me think about 3 things."), (best, options)]
         written = [(best, options)]
@@ -186,27 +209,21 @@ class Scenario:
     # --- how it is written ------------------------------------------------------------------------------------------
 
     def reply(self, body, plan):
-        count = min(body.get("n", 1), self.get("most_n", 100))
-        if self.get("ignores_n"):
-            count = 1
+        count = 1 if self.get("ignores_n") else min(body.get("n", 1), self.get("most_n", 100))
         choices, written_total = [], 0
+        limit = body.get("max_completion_tokens", body.get("max_tokens", 1000))
         for index in range(count):
             tokens = self.tokens(plan, body, index)
-            limit = body.get("max_completion_tokens", body.get("max_tokens", 1000))
             finish = "length" if len(tokens) > limit else "stop"
             tokens = tokens[:limit]
             written_total += len(tokens)
-            text = "".join(token for token, _ in tokens)
-            reasoning = None
+            message = {"role": "assistant", "content": "".join(token for token, _ in tokens)}
             if self.get("thinking") == "separate" and not self.thinking_off(body) and plan["end"] == "":
-                reasoning, text = ("".join(token for token, _ in tokens[:-1]), tokens[-1][0])
-                if finish == "length":
-                    reasoning, text = reasoning + text, ""
+                split = len(tokens) - (finish == "stop")
+                parts = ("".join(token for token, _ in part) for part in (tokens[:split], tokens[split:]))
+                message["reasoning_content"], message["content"] = parts
             if plan["end"] == "filter":
                 finish = "content_filter"
-            message = {"role": "assistant", "content": text}
-            if reasoning is not None:
-                message["reasoning_content"] = reasoning
             if plan["end"] == "message-refusal":
                 message |= {"content": None, "refusal": "I will not judge this."}
             logprobs = self.logprobs(body, plan, tokens)
@@ -226,32 +243,26 @@ class Scenario:
         if body.get("logprobs") is not True or dialect in ("ignore", "null") or end == "null":
             return None
         top = min(int(body.get("top_logprobs", 0)), self.get("gives_top", 10**6))
-        rows = []
+
+        def entry(word, value):
+            return {"token": word.replace(" ", "Ġ") if dialect == "marks" else word, "logprob": value,
+                    "bytes": list(word.encode())}  # fmt: skip
+
+        content = []
         for token, options in tokens:
-            ranked = sorted(options.items(), key=lambda entry: -entry[1])[:top]
+            ranked = sorted(options.items(), key=lambda option: -option[1])[:top]
             if dialect == "zeros":
                 listed = [(word, 0.0) for word, _ in ranked]
             elif dialect == "minus" or end == "9999":
                 listed = [(word, 0.0 if word == token else -9999.0) for word, _ in ranked]
             else:
                 listed = [(word, math.log(share)) for word, share in ranked]
-            own = dict(listed).get(token, math.log(options.get(token, 1e-9)))
-            own, listed = UNUSABLE.get(end, own), self.told(end, token, listed)
-            rows.append((token, own, listed))
-        marked = (lambda word: word.replace(" ", "Ġ")) if dialect == "marks" else (lambda word: word)
-        return {
-            "content": [
-                {
-                    "token": marked(t),
-                    "logprob": own,
-                    "bytes": list(t.encode()),
-                    "top_logprobs": [{"token": marked(w), "logprob": v, "bytes": list(w.encode())} for w, v in listed],
-                }
-                for t, own, listed in rows
-            ]
-        }
+            written = dict(listed).get(token, math.log(options.get(token, 1e-9)))
+            top_logprobs = [entry(word, value) for word, value in self.damaged(end, token, listed)]
+            content.append({**entry(token, UNUSABLE.get(end, written)), "top_logprobs": top_logprobs})
+        return {"content": content}
 
-    def told(self, end, written, listed):
+    def damaged(self, end, written, listed):
         """The alternatives, with one value that cannot be used, without the written token, or named twice."""
         if end in UNUSABLE:
             return [(word, UNUSABLE[end] if word == written else value) for word, value in listed]
@@ -265,42 +276,37 @@ class Scenario:
     # --- what is refused --------------------------------------------------------------------------------------------
 
     def refusal(self, body, headers):
-        key = self.get("key")
-        ended = self.counts["chat"] > self.get("key_until", 10**9)
-        if key and (ended or headers.get("Authorization") != f"Bearer {key}"):
-            told = headers.get("Authorization", "nothing") if self.get("echo_key") else "a wrong key"
-            return self.get("key_status", 401), {"error": {"message": f"Incorrect API key provided: {told}"}}
-        if body.get("model") not in self.get("models", ["judge-model"]) and not self.get("any_model"):
-            return 404, {"error": {"message": f"The model `{body.get('model')}` does not exist.", "code": 404}}
+        """Status and error of the first rule that a request breaks, or None."""
+        key, model, sent = self.get("key"), body.get("model"), headers.get("Authorization", "nothing")
+        if key and (self.counts["chat"] > self.get("key_until", 10**9) or sent != f"Bearer {key}"):
+            echo = sent if self.get("echo_key") else "a wrong key"
+            return self.get("key_status", 401), {"error": {"message": f"Incorrect API key provided: {echo}"}}
+        if model not in self.get("models", ["judge-model"]) and not self.get("any_model"):
+            return 404, {"error": {"message": f"The model `{model}` does not exist.", "code": 404}}
         if not self.get("system", True) and body["messages"][0]["role"] == "system":
-            return self.get("system_status", 400), {
-                "error": {"message": self.get("system_says", "System role not supported")}
-            }
-        if self.get("no_logprobs") and "logprobs" in body:
-            return 400, {"error": {"message": "Logprobs is not supported for this model."}}
-        if isinstance(body.get("top_logprobs"), int) and body["top_logprobs"] > self.get("most_top", 10**6):
-            return 400, {"error": {"message": f"top_logprobs must be at most {self.get('most_top')}"}}
-        if self.get("limit_name") and "max_tokens" in body:
-            return 400, {
-                "error": {"message": "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."}
-            }
-        if "temperature" in body and self.get("no_temperature"):
-            return 400, {"error": {"message": "Unsupported value: 'temperature' does not support 0 with this model."}}
-        if "seed" in body and self.get("no_seed"):
-            return 422, {"object": "error", "message": "Extra inputs are not permitted: seed"}
-        if body.get("n", 1) > self.get("most_n", 100):
-            return 400, {
-                "error": {
-                    "code": 400,
-                    "message": f"Field 'n': Value must be between 1 <= value <= 2, but got {body['n']}",
-                }
-            }
-        if "chat_template_kwargs" in body and self.get("no_template_kwargs"):
-            return 400, {"error": "chat_template_kwargs is not supported by this tokenizer"}
-        if len(body["messages"][-1]["content"]) > self.get("context", 10**9):
-            told = "This model's maximum context length is 2048 tokens. However, you requested 9000 tokens."
-            return 400, {"object": "error", "message": told, "type": "BadRequestError"}
-        return None
+            message = self.get("system_says", "System role not supported")
+            return self.get("system_status", 400), {"error": {"message": message}}
+        most_top, number = self.get("most_top", 10**6), body.get("n", 1)
+        rules = {
+            "Logprobs is not supported for this model.": self.get("no_logprobs") and "logprobs" in body,
+            f"top_logprobs must be at most {most_top}": (body.get("top_logprobs") or 0) > most_top,
+            "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.":
+                self.get("limit_name") and "max_tokens" in body,
+            "Unsupported value: 'temperature' does not support 0 with this model.":
+                self.get("no_temperature") and "temperature" in body,
+            "Extra inputs are not permitted: seed": self.get("no_seed") and "seed" in body,
+            f"Field 'n': Value must be between 1 <= value <= 2, but got {number}": number > self.get("most_n", 100),
+            "chat_template_kwargs is not supported by this tokenizer":
+                self.get("no_template_kwargs") and "chat_template_kwargs" in body,
+            "This model's maximum context length is 2048 tokens. However, you requested 9000 tokens.":
+                len(body["messages"][-1]["content"]) > self.get("context", 10**9),
+        }  # fmt: skip
+        message = next((message for message, is_broken in rules.items() if is_broken), None)
+        if message is None:
+            return None
+        if "seed" in message or "context" in message:
+            return (422 if "seed" in message else 400), {"object": "error", "message": message}
+        return 400, {"error": message if "tokenizer" in message else {"message": message}}
 
     def stats(self):
         return {"counts": dict(self.counts), "most_in_flight": self.most_in_flight, "in_flight": self.in_flight,
@@ -325,17 +331,25 @@ def application():
         return web.json_response(scenarios[request.match_info["name"]].stats())
 
     def drop(request):
-        assert request.transport is not None
         request.transport.abort()
         return web.Response()
+
+    def say(status, content, wait=None):
+        headers = {} if wait is None else {"Retry-After": str(wait)}
+        if isinstance(content, str):
+            return web.Response(status=status, text=content, headers=headers, content_type="application/json")
+        return web.json_response(content, status=status, headers=headers)
+
+    def refuse(status, message):
+        return say(status, {"error": {"message": message}})
 
     async def models(request):
         scenario = scenarios[request.match_info["name"]]
         scenario.counts["models"] += 1
         if scenario.get("down"):
-            return drop(request) if scenario.get("down") == "dead" else web.json_response({"error": "down"}, status=503)
+            return drop(request) if scenario.get("down") == "dead" else say(503, {"error": "down"})
         if scenario.get("no_list"):
-            return web.json_response({"detail": "Not Found"}, status=404)
+            return say(404, {"detail": "Not Found"})
         owner = scenario.get("owned_by", "someone")
         data = [{"id": name, "object": "model", "owned_by": owner} for name in scenario.get("models", ["judge-model"])]
         return web.json_response({"object": "list", "data": data})
@@ -347,19 +361,17 @@ def application():
         if len(scenario.bodies) < 40:
             scenario.bodies.append(body)
         if scenario.get("down"):
-            return drop(request) if scenario.get("down") == "dead" else web.json_response({"error": "down"}, status=503)
+            return drop(request) if scenario.get("down") == "dead" else say(503, {"error": "down"})
         if scenario.in_flight >= scenario.get("capacity", 10**6):
             scenario.counts["over capacity"] += 1
-            after = scenario.get("retry_after")
-            return web.json_response({"error": {"message": "too many requests"}}, status=429,
-                                     headers={"Retry-After": str(after)} if after is not None else {})  # fmt: skip
+            return say(429, {"error": {"message": "too many requests"}}, scenario.get("retry_after"))
         if scenario.get("each_second") and not scenario.admit(time()):
             scenario.counts["too often"] += 1
-            return web.json_response({"error": {"message": "rate limit"}}, status=429)
+            return refuse(429, "rate limit")
         refusal = scenario.refusal(body, request.headers)
         if refusal is not None:
             scenario.counts[f"refused {refusal[0]}"] += 1
-            return web.json_response(refusal[1], status=refusal[0])
+            return say(*refusal)
         scenario.in_flight += 1
         scenario.most_in_flight = max(scenario.most_in_flight, scenario.in_flight)
         scenario.recent.append(scenario.in_flight)
@@ -378,42 +390,22 @@ def application():
             await asyncio.sleep(scenario.get("delay"))
         if error:
             scenario.counts[error] += 1
-        if error == "429-quota":
-            told = {"error": {"message": "You exceeded your current quota (insufficient_quota): 3 requests per minute"}}
-            return web.json_response(told, status=429, headers={"Retry-After": "0.05"})
+        if error == "429-date":
+            return say(429, SLOW_DOWN, formatdate(time(), usegmt=True))
         if error.startswith("429-after-"):
-            wait = error.removeprefix("429-after-")
-            return web.json_response({"error": "slow down"}, status=429, headers={"Retry-After": wait})
-        if error.startswith("429"):
-            headers = {"429": {"Retry-After": "0.05"}, "429-date": {"Retry-After": formatdate(time(), usegmt=True)}}
-            return web.json_response({"error": "slow down"}, status=429, headers=headers.get(error, {}))
-        if error in ("500", "502", "503", "529"):
-            return web.Response(status=int(error), text="<html>broken</html>")
+            return say(429, SLOW_DOWN, error.removeprefix("429-after-"))
+        if error in ERRORS:
+            return say(*ERRORS[error])
         if error == "reset":
             return drop(request)
         if error == "stall":
             await asyncio.sleep(60)
-        if error == "garbage":
-            return web.Response(text="{not json", content_type="application/json")
-        if error == "empty":
-            return web.json_response({"id": "x", "choices": []})
-        if error == "null-choices":
-            return web.json_response({"id": "x", "choices": None})
-        if error == "error-200":
-            return web.json_response({"error": {"message": "provider is overloaded", "code": 429}})
-        if plan["end"] == "no-logprobs":
-            return web.json_response({"error": {"message": "logprobs is not supported with this model"}}, status=400)
-        if plan["end"] == "too-long":
-            return web.json_response({"error": {"message": "request exceeds the available context size"}}, status=400)
-        if plan["end"] == "odd-400":
-            return web.json_response({"error": {"message": "I do not like this one"}}, status=400)
         if plan["end"] in REFUSED:
-            status, told = REFUSED[plan["end"]]
-            return web.json_response({"error": {"message": told}}, status=status)
+            return refuse(*REFUSED[plan["end"]])
         key = request.headers.get("Authorization", "").removeprefix("Bearer ")
         spelled = spellings_of(key)[sum(map(ord, plan["id"])) % len(spellings_of(key))]
         if plan["end"] == "echo-error":
-            return web.json_response({"error": {"message": f"I do not like {spelled} at all"}}, status=400)
+            return refuse(400, f"I do not like {spelled} at all")
         reply = scenario.reply(body, plan)
         if plan["end"] == "huge":  # a small body of gzip: what it holds is sent as it is made
             body = gzip.compress(json.dumps(reply).encode() + b" " * scenario.get("huge"))
@@ -430,18 +422,13 @@ def application():
         escaped = "".join(f"\\u{ord(c):04x}" for c in key)  # what JSON makes of it is the plain key
         data = json.dumps(reply).replace(key or "\0", escaped).encode()
         if error == "half":
-            response = web.StreamResponse(
-                headers={"Content-Type": "application/json", "Content-Length": str(len(data))}
-            )
+            headers = {"Content-Type": "application/json", "Content-Length": str(len(data))}
+            response = web.StreamResponse(headers=headers)
             await response.prepare(request)
             await response.write(data[: len(data) // 2])
-            return drop_after(request, response)
+            request.transport.close()
+            return response
         return web.Response(body=data, content_type="application/json")
-
-    def drop_after(request, response):
-        assert request.transport is not None
-        request.transport.close()
-        return response
 
     app = web.Application(client_max_size=10**8)
     app.add_routes(
@@ -471,8 +458,7 @@ class ChatServer:
 
     def stats(self, address):
         with urllib.request.urlopen(f"{self.base}/_stats/{address.rsplit('/', 1)[1]}", timeout=10) as response:
-            found = json.load(response)
-            return found
+            return json.load(response)
 
     def _post(self, path, content):
         request = urllib.request.Request(self.base + path, json.dumps(content).encode())
@@ -483,11 +469,8 @@ class ChatServer:
 @contextmanager
 def chat_server():
     """Start the process and stop it at the end."""
-    process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).resolve())], stdout=subprocess.PIPE, text=True, env=None
-    )
+    process = subprocess.Popen([sys.executable, str(Path(__file__).resolve())], stdout=subprocess.PIPE, text=True)
     try:
-        assert process.stdout is not None
         yield ChatServer(process.stdout.readline().strip())
     finally:
         process.terminate()

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -37,17 +38,15 @@ def result_of(*words):
 
 def start(*words, **environment):
     """A process of the command; `ended` waits for it."""
-    command = [sys.executable, "-m", "bixse", *map(str, words), "--json"]
-    return subprocess.Popen(
-        command, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    command, pipe = [sys.executable, "-m", "bixse", *map(str, words), "--json"], subprocess.PIPE
+    return subprocess.Popen(command, env={**os.environ, **environment}, stdout=pipe, stderr=pipe, text=True)
 
 
 def ended(process):
     """Exit code, and errors or metrics; None of a rank that prints nothing."""
-    out, said = process.communicate(timeout=500)
-    found = json.loads(out) if out else {"errors": said}
-    return process.returncode, found["errors"] or found.get("metrics")
+    out, errors = process.communicate(timeout=500)
+    envelope = json.loads(out) if out else {"errors": errors}
+    return process.returncode, envelope["errors"] or envelope.get("metrics")
 
 
 def kill_amid_answers(process, ledger):
@@ -68,3 +67,12 @@ def open_answers(ledger, pid):
             if writer.read_text().endswith(f"/{pid}\n"):
                 lines = (ledger / f"{writer.stem[1:]}.jsonl").read_text().splitlines()
                 yield sum(line.count(", ") > 3 for line in lines[1:])
+
+
+def odd_modes(folder):
+    """Path -> mode of files and folders whose mode is not the one that the umask leaves a new one."""
+    mask = os.umask(0)
+    os.umask(mask)
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*")}
+    odd = {path: mode for path, mode in modes.items() if mode != (0o777 if path.is_dir() else 0o666) & ~mask}
+    return {str(path.relative_to(folder)): oct(mode) for path, mode in odd.items()}

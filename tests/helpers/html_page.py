@@ -3,8 +3,10 @@
 from html.parser import HTMLParser
 
 VOID = {"meta", "img", "br", "link", "input", "hr", "base", "source"}
-ACTIVE = {"script", "iframe", "b", "i", "link", "base", "object", "form"}
-"""Elements that no page of ours has: they come from data, or act, or reach outside."""
+FOREIGN = {"iframe", "b", "i", "base", "object"}
+"""Elements that come from data alone."""
+ACTIVE = FOREIGN | {"script", "link", "form"}
+"""Elements that no page of a report has: they act, or reach outside."""
 
 
 class Page(HTMLParser):
@@ -42,13 +44,23 @@ class Page(HTMLParser):
         """Tag, attribute names and class of every element."""
         return [(tag, sorted(attributes), attributes.get("class")) for tag, attributes in self.elements]
 
-    def check_harmless(self):
-        """No active or open element, handler, comment, outside address or repeated id."""
-        assert not {tag for tag, _ in self.elements} & ACTIVE
-        assert not self.comments and not self.open
+    def _check(self, forbidden, sources):
+        assert not {tag for tag, _ in self.elements} & forbidden and not self.open
         for _, attributes in self.elements:
             assert not [name for name in attributes if name.startswith("on")]
-            assert (attributes.get("href") or "#").startswith("#")
-            assert (attributes.get("src") or "data:image/svg+xml").startswith("data:image/svg+xml")
+            for name, beginnings in sources.items():
+                assert (attributes.get(name) or beginnings[0]).startswith(beginnings)
         ids = [attributes["id"] for _, attributes in self.elements if "id" in attributes]
         assert len(ids) == len(set(ids))
+
+    def check_harmless(self):
+        """No active or open element, handler, comment, outside address or repeated id."""
+        self._check(ACTIVE, {"href": ("#",), "src": ("data:image/svg+xml",)})
+        assert not self.comments
+
+    def check_served(self):
+        """No element of data, handler, style or repeated id; all that loads is of the server, scripts of its folder."""
+        self._check(FOREIGN, dict.fromkeys(("href", "src", "action"), ("/", "#", "?")))
+        for tag, attributes in self.elements:
+            assert "style" not in attributes
+            assert tag != "script" or attributes["src"].startswith("/static/")

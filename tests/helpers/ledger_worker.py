@@ -14,10 +14,8 @@ from pathlib import Path
 
 import pytest
 
-NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
-"""A process namespace of its own, as a container has; host name and files are shared."""
-FLOCK = {"x86_64": 73, "aarch64": 32}.get(platform.machine())
-"""Number of the system call."""
+NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")  # of processes alone, as a container has
+FLOCK = {"x86_64": 73, "aarch64": 32}.get(platform.machine())  # number of the system call
 
 
 def namespaces_allowed():

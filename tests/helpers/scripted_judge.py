@@ -1,8 +1,4 @@
-"""A judge whose answers are known beforehand, to test what is built around judges.
-
-It grades by a rule over the texts, so that the right answer to every question is known, keeps a file of every question
-it was really asked, and takes several questions ahead and answers them out of order, as servers do.
-"""
+"""A judge that grades by a rule over the texts, logs every question, and answers out of order, as servers do."""
 
 import sys
 import time
@@ -23,27 +19,17 @@ def planted(question):
 
 
 class ScriptedJudge:
-    """See the module."""
+    scale, at_once, closed = SCALE, 1, False
 
     def __init__(self, log=None, ahead=4, pause=0.0, rule=None, name="scripted", usage=None):
-        self.log, self.ahead, self.pause, self.rule, self._name = log, ahead, pause, rule, name
+        self.log, self.ahead, self.pause, self.rule, self.name = log, ahead, pause, rule, name
         self.usage = usage or Usage(prompt=100, completion=1)
         self.asked: list[Question] = []
         self.warnings: list[str] = []
-        self.at_once = 1
-        self.closed = False
-
-    @property
-    def name(self):
-        return self._name
-
-    @property
-    def scale(self):
-        return SCALE
 
     @property
     def identity(self):
-        return {"model": self._name, "mode": "verbal"}
+        return {"model": self.name, "mode": "verbal"}
 
     def answers(self, questions):
         source, flight = iter(questions), []
@@ -64,7 +50,7 @@ class ScriptedJudge:
         if self.rule is not None:
             return self.rule(question)
         grade = planted(question)
-        return Answer("graded", "verbal", (), grade, grade, grade, str(grade), self.usage, judge=self._name)
+        return Answer("graded", "verbal", (), grade, grade, grade, str(grade), self.usage, judge=self.name)
 
     def count_tokens(self, questions):
         return None
@@ -74,8 +60,6 @@ class ScriptedJudge:
 
 
 class ScriptedModel(ScriptedJudge):
-    """A text model by a rule."""
-
     def complete(self, prompts):
         return self.answers(prompts)
 
@@ -87,10 +71,10 @@ def some_pairs(count):
 
 def config_of(rubric=None, per_million=None, max_usd=None, **settings):
     """Settings for a judge that reads the two texts, or a rubric if there is one."""
-    given = {"names": "scripted" if rubric else "cross-encoder:scripted"}
-    question = {"rubric": rubric} if rubric else {}
-    prices = {"per_million": per_million, "max_usd": max_usd}
-    return GradeConfig(judge=given, prices=prices, **question, **settings)
+    if rubric:
+        settings["rubric"] = rubric
+    judge = {"names": "scripted" if rubric else "cross-encoder:scripted"}
+    return GradeConfig(judge=judge, prices={"per_million": per_million, "max_usd": max_usd}, **settings)
 
 
 def graded(pairs, judge, out, progress=None, **settings):

@@ -53,34 +53,29 @@ def text_embeddings_inference(folder) -> Served:
         raise RefusedError(str(error)) from error
     if not (folder / "tokenizer.json").is_file() or config.max_position_embeddings is None:
         raise RefusedError("tokenizer or positions")
-    chosen = [
-        name
-        for name, is_set in (
-            ("cls", pool.pooling_mode_cls_token),
-            ("mean", pool.pooling_mode_mean_tokens),
-            ("lasttoken", pool.pooling_mode_lasttoken),
-        )
-        if is_set
-    ]
-    if not chosen:
+    modes = {"cls": pool.pooling_mode_cls_token, "mean": pool.pooling_mode_mean_tokens,
+             "lasttoken": pool.pooling_mode_lasttoken}  # fmt: skip
+    pooling = next((name for name, is_set in modes.items() if is_set), None)
+    if pooling is None:
         raise RefusedError("Pooling config is not supported")
-    return Served(chosen[0], limit.max_seq_length, True, new.prompts or {})
+    return Served(pooling, limit.max_seq_length, True, new.prompts or {})
+
+
+def content(folder, *names):
+    return json.loads(folder.joinpath(*names).read_bytes())
 
 
 def vllm_before_september_2026(folder) -> Served:
-    def content(name):
-        return json.loads((folder / name).read_bytes())
-
-    modules = content("modules.json")
-    length = content("config.json")["max_position_embeddings"]
-    text = content("sentence_bert_config.json")
+    modules = content(folder, "modules.json")
+    length = content(folder, "config.json")["max_position_embeddings"]
+    text = content(folder, "sentence_bert_config.json")
     if "max_seq_length" in text and "do_lower_case" in text:
         length = text["max_seq_length"]
-    places = [module["path"] for module in modules if module["type"] == "sentence_transformers.models.Pooling"]
-    if not places:
+    paths = [module["path"] for module in modules if module["type"] == "sentence_transformers.models.Pooling"]
+    if not paths:
         return Served(None, length, True, {})
     pooling = None
-    for key, value in content(f"{places[0]}/config.json").items():
+    for key, value in content(folder, paths[0], "config.json").items():
         word = key.replace("pooling_mode_", "").split("_", 1)[0].upper()
         word = "LAST" if "LASTTOKEN" in word else word
         if value is True and word in ("CLS", "LAST", "MEAN"):
@@ -91,15 +86,15 @@ def vllm_before_september_2026(folder) -> Served:
 
 def vllm_of_2024(folder) -> str | None:
     """The pooling alone: the first key that is true, whatever it is."""
-    first = next((k for k, v in json.loads((folder / "1_Pooling/config.json").read_bytes()).items() if v is True), None)
+    first = next((k for k, v in content(folder, "1_Pooling", "config.json").items() if v is True), None)
     return first and {"cls": "cls", "mean": "mean", "lasttoken": "lasttoken"}.get(first.split("_")[2])
 
 
 def llama_cpp_before_april_2026(folder) -> Served:
-    length = json.loads((folder / "config.json").read_bytes())["max_position_embeddings"]
-    for module in json.loads((folder / "modules.json").read_bytes()):
+    length = content(folder, "config.json")["max_position_embeddings"]
+    for module in content(folder, "modules.json"):
         if module["type"] == "sentence_transformers.models.Pooling":
-            pooling = json.loads((folder / module["path"] / "config.json").read_bytes())
+            pooling = content(folder, module["path"], "config.json")
             try:
                 for key, name in (("mean_tokens", "mean"), ("cls_token", "cls"), ("lasttoken", "lasttoken")):
                     if pooling[f"pooling_mode_{key}"]:

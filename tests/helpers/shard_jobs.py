@@ -18,17 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Numbers(Job):
-    """Reads a file of numbers per shard and writes their sum; what was done is told line by line in `log`."""
+    """Write the sum of a file of numbers per shard, and log each step in `log`."""
 
     folder: Path
     factor: int = 1
     seconds: float = 0.0
-    dies: tuple[int, ...] = ()
-    """Shards whose process is killed at each try."""
+    dies: tuple[int, ...] = ()  # shards whose process is killed at each try
     dies_once: tuple[int, ...] = ()
     raises: tuple[int, ...] = ()
-    full: tuple[int, ...] = ()
-    """Shards that find a full disk."""
+    full: tuple[int, ...] = ()  # shards that find a full disk
 
     def setup(self):
         self.say(f"setup {os.getpid()}")

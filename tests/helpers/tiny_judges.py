@@ -1,7 +1,5 @@
 """Tiny random language models that judges are tested on: real architectures, real tokenizers, milliseconds to run."""
 
-import json
-
 import torch
 import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -12,22 +10,10 @@ TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 2048,
-    "initializer_range": 0.25,
-}
-STRETCH = {
-    "rope_type": "longrope",
-    "rope_theta": 10000.0,
-    "short_factor": [1.0] * 4,
-    "long_factor": [4.0] * 4,
-    "original_max_position_embeddings": 48,
-}
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "max_position_embeddings": 2048, "initializer_range": 0.25}  # fmt: skip
+STRETCH = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4,
+           "original_max_position_embeddings": 48}  # fmt: skip
 ARCHITECTURES = {
     "llama": ("LlamaConfig", {}),
     "qwen2": ("Qwen2Config", {}),
@@ -63,18 +49,10 @@ def tiny_tokenizer(template=TEMPLATE, spaced=""):
 
 def tiny_model(kind, seed=0, vocabulary=300, **changes):
     """A random causal language model whose answers depend on what it reads."""
-    name, own = ARCHITECTURES[kind]
+    name, options = ARCHITECTURES[kind]
     torch.manual_seed(seed)
-    settings = {
-        **SIZES,
-        "vocab_size": vocabulary,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        **own,
-        **changes,
-    }
-    config = getattr(transformers, name)(**settings)
+    tokens = {"vocab_size": vocabulary, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    config = getattr(transformers, name)(**{**SIZES, **tokens, **options, **changes})
     model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -115,6 +93,4 @@ def small_rubric():
     from bixse.judging.rubrics import Rubric
 
     order = {"name": "query-document", "system": "Rate from 0 to 2.", "user": "Query: {query}\nPassage: {document}"}
-    return Rubric.model_validate(
-        json.loads(json.dumps({"name": "small", "labels": ["0", "1", "2"], "orders": [order]}))
-    )
+    return Rubric.model_validate({"name": "small", "labels": ["0", "1", "2"], "orders": [order]})

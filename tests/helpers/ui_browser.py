@@ -1,4 +1,4 @@
-"""`bixse ui` in a process of its own, and tabs of a real Chromium that it let in."""
+"""`bixse ui` in a process of its own, and tabs of a real Chromium that have a session."""
 
 import os
 import re
@@ -32,12 +32,9 @@ class Running:
     def __init__(self, run, *words, port=0):
         command = [sys.executable, "-m", "bixse", "ui", str(run), "--port", str(port), *words]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.address, lines = "", []
-        while not self.address:
-            line = self.process.stderr.readline()
-            assert line, "".join(lines)
-            lines.append(line)
-            self.address = next(iter(re.findall(r"http://\S+", line)), "")
+        line = self.process.stderr.readline()
+        assert "http://" in line, line + self.process.stderr.read()
+        self.address = re.search(r"http://\S+", line)[0]
         self.origin = self.address.partition("/enter")[0]
         self.port = int(self.origin.rpartition(":")[2])
 
@@ -57,17 +54,18 @@ def running(run, *words, port=0):
 
 @contextmanager
 def tab(chromium, server, person, **options):
-    """A page of a browser of its own; nothing may be refused or fail in its scripts."""
+    """A page of a browser of its own; the test fails if something is refused or fails in its scripts."""
     context = chromium.new_context(**options)
     page = context.new_page()
-    said = []
-    page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
-    page.on("pageerror", lambda error: said.append(str(error)))
+    errors = []
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto(f"{server.address}&person={person}")
     page.wait_for_url(f"{server.origin}/overview")
     yield page
     context.close()
-    assert not [text for text in said if "ERR_CONNECTION" not in text and "status of 400" not in text]
+    errors = [text for text in errors if "ERR_CONNECTION" not in text and "status of 400" not in text]
+    assert not errors, errors
 
 
 def faults(page):

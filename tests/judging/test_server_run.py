@@ -14,8 +14,7 @@ from bixse.cli.main import main
 from bixse.judging.judges.client import REFUSALS
 from bixse.judging.judges.endpoints import RUN, STAND_IN, Secret
 from helpers.chat_server import planted, spellings_of, urlsafe_b64
-from helpers.key_search import holds_key
-from helpers.server_questions import SHARES
+from helpers.server_questions import SHARES, holds_key
 from helpers.tiny_judges import save_judge
 
 KEY = "sk/very+secret-0123456789"

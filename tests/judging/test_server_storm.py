@@ -10,8 +10,7 @@ from bixse.judging.grade_settings import JudgeOptions
 from bixse.judging.judge import Usage, same_model
 from bixse.judging.judges.server_judge import ServerJudge
 from helpers.chat_server import chat_server
-from helpers.key_search import holds_key
-from helpers.server_questions import RUBRIC, ask_all, planted_question
+from helpers.server_questions import RUBRIC, ask_all, holds_key, planted_question
 
 QUESTIONS = 3_000
 ENDS = {  # what is planted -> the status it ends with

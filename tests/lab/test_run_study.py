@@ -27,7 +27,7 @@ from bixse.lab.studies.run_study import run_study
 from bixse.lab.studies.study import chosen_values
 from bixse.machine import cores
 from bixse.relevance import GradeScale
-from helpers.actions import action_collection
+from helpers.toy import action_collection
 
 QUICK = ("cutoff", "rankers")
 """Studies that are run by default besides losses; the others are slow tests."""

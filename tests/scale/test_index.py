@@ -20,7 +20,7 @@ from bixse.scale.index import make_index as index_module
 from bixse.scale.index import search as search_module
 from bixse.scale.index.index_files import read_manifest
 from bixse.scale.index.search import open_index
-from helpers.indexes import index_of
+from helpers.toy import index_of
 
 pytestmark = [pytest.mark.usefixtures("small_shards"), pytest.mark.precision("float32")]
 QUERIES = ["copy a file", "delete tree", "sort", "how do i find the path"]

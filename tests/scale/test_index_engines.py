@@ -9,7 +9,7 @@ from bixse.scale.index.index_files import Manifest
 from bixse.scale.index.make_index import EncodeShards
 from bixse.scale.index.search import load_encoder, open_index
 from helpers.command import call, ended, refused, start
-from helpers.indexes import index_of
+from helpers.toy import index_of
 
 
 @pytest.fixture

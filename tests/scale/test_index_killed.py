@@ -12,7 +12,7 @@ import pytest
 
 from bixse.scale.index.index_files import read_manifest
 from bixse.scale.index.search import open_index
-from helpers.indexes import index_of
+from helpers.toy import index_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork")]
 

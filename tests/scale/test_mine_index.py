@@ -11,7 +11,7 @@ from bixse.preparing.mine import mine
 from bixse.preparing.mine_settings import MineConfig
 from bixse.scale.index import index_files
 from bixse.search.store import EmbeddingStore
-from helpers.indexes import index_of
+from helpers.toy import index_of
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ from bixse.scale.index.index_files import open_files
 from bixse.scale.index.search import IndexSystem, open_index
 from bixse.scale.index.vector_store import connect, export_index
 from helpers.command import call, refused
-from helpers.indexes import index_of
+from helpers.toy import index_of
 
 pytestmark = pytest.mark.precision("float32")
 SERVER = "QDRANT_TEST_URL"

@@ -20,7 +20,7 @@ from bixse.encoders.loading.build import build_encoder, load_relevance_model
 from bixse.encoders.loading.precision import use_precision
 from bixse.training.config import TrainConfig
 from bixse.training.recipe import train
-from helpers.modes import odd_modes
+from helpers.command import odd_modes
 
 
 class TestAdapters:

@@ -13,7 +13,7 @@ from bixse.errors import ModelError, TrainingError
 from bixse.files.files import HASHES_FILE, damage, write_with_hash
 from bixse.training.loop.checkpoints import STATE_FILE
 from bixse.training.recipe import train
-from helpers.modes import odd_modes
+from helpers.command import odd_modes
 
 PARTS = ["model.safetensors", "optimizer.pt", STATE_FILE]
 

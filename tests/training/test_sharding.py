@@ -18,7 +18,7 @@ from bixse.training.config import TrainConfig
 from bixse.training.loop.checkpoints import whole_checkpoints
 from bixse.training.loop.trainer import GradedTrainingArguments
 from bixse.training.recipe import train
-from helpers.modes import odd_modes
+from helpers.command import odd_modes
 
 pytestmark = pytest.mark.precision("float32")
 

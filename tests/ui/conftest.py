@@ -1,15 +1,18 @@
-"""Run folders of `bixse grade`, and servers of theirs."""
+"""Run folders of `bixse grade`, and servers for them."""
 
 import shutil
 from contextlib import ExitStack
 
 import pytest
 
+from bixse.calibration.calibrate import calibrate
+from bixse.calibration.calibrate_settings import CalibrateSettings
+from bixse.ui.pages.compare import TwoSystems
 from bixse.ui.serve import Server
 from bixse.ui.ui_settings import UiSettings
 from bixse.ui.workspace import open_workspace
 from helpers.ui_browser import started_chromium
-from helpers.ui_server import PORT, graded_folder
+from helpers.ui_server import PORT, Browser, graded_folder
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +31,27 @@ def open_server():
     """Servers of run folders, closed at the end of the test."""
     with ExitStack() as stack:
         yield lambda run, **settings: Server(stack.enter_context(open_workspace(UiSettings(run=run, **settings))), PORT)
+
+
+@pytest.fixture
+def compare(tmp_path, open_server):
+    """A browser of two systems that are loaded."""
+
+    def make(*systems, run=tmp_path / "empty", person="ann", **settings):
+        run.mkdir(exist_ok=True)
+        server = open_server(run, systems=systems, **settings)
+        server.workspace.once(TwoSystems).job.wait()
+        return Browser(server, person)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def calibrated(actions, student, tmp_path_factory):
+    """A model with a head that the command calibrated, and the result of the command."""
+    pairs, out = actions.parent / "pairs.jsonl", tmp_path_factory.mktemp("calibrated") / "out"
+    settings = CalibrateSettings(model=str(student), pairs=pairs, at_precision=[0.5], export=[0.25])
+    return str(out / "model"), calibrate(settings, out)
 
 
 @pytest.fixture(scope="session")

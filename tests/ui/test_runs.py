@@ -15,7 +15,7 @@ from helpers.ui_server import Browser
 
 @pytest.fixture
 def root(graded, tmp_path):
-    """Two runs of grading, one of which stopped half-way, a damaged record, and a hostile name."""
+    """Two runs of grading, one of which stopped half-way, damaged records, and a hostile name."""
     folder = tmp_path / "root"
     for name in ("one", "deep/two"):
         shutil.copytree(graded, folder / name)
@@ -31,16 +31,17 @@ def root(graded, tmp_path):
     return folder
 
 
-def test_what_is_no_ledger_is_said(tmp_path):
+@pytest.mark.parametrize("content", [None, "x" * 5000])
+def test_file_that_is_no_ledger_is_refused_and_not_made(tmp_path, content):
+    path = tmp_path / "ledger"
+    if content is not None:
+        path.write_text(content)
     with pytest.raises(InputError):
-        answers_by_status(tmp_path / "nothing")
-    assert not (tmp_path / "nothing").exists()
-    (tmp_path / "text").write_text("x" * 5000)
-    with pytest.raises(InputError):
-        answers_by_status(tmp_path / "text")
+        answers_by_status(path)
+    assert path.exists() == (content is not None)
 
 
-def test_a_ledger_in_use_is_counted(tmp_path):
+def test_answers_of_a_ledger_in_use_are_counted(tmp_path):
     for statuses in (("graded", "failed"), ("graded",)):
         with Ledger(tmp_path / "a b#c") as ledger:
             for number, status in enumerate(statuses):
@@ -49,17 +50,17 @@ def test_a_ledger_in_use_is_counted(tmp_path):
     assert answers_by_status(tmp_path / "a b#c") == {"graded": 2, "failed": 1}
 
 
-def test_progress_and_money_of_every_run(root, open_server):
+def test_page_lists_progress_and_money_of_every_run(root, open_server):
     runs = {run.name: run for run in list_runs(root)}
     assert set(runs) == {"one", "deep/two", "broken", "list", "<img src=x onerror=a>"}
     assert runs["broken"].status == runs["list"].status == "damaged record"
     stopped = runs["deep/two"].grading
-    assert (stopped.pairs, stopped.left, stopped.usd_to_come) == (40, 25, 2.5)  # 0.1 dollars a pair
+    assert (stopped.pairs, stopped.left, stopped.usd_to_come) == (40, 25, 2.5)  # 0.1 dollars per pair
     assert stopped.answers == {"graded": 40}  # the ledger moved along with the folder
     assert runs["one"].grading.left == 0
     browser = Browser(open_server(root))
-    html = browser.get("/runs").text
     assert str(browser.get("/").url).endswith("/runs")
+    html = browser.get("/runs").text
     assert "2.0000 US dollars so far" in html and "about 2.5000" in html and "interrupted" in html
     assert "<img" not in html and "<b>" not in html and "&lt;b&gt;x" in html
     (root / "broken" / "run.json").write_text((root / "one" / "run.json").read_text())

@@ -6,7 +6,7 @@ import json
 import os
 import threading
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -53,7 +53,7 @@ class LabelEvent(Word):
     seen: str | None = None
     """The word "judge" if the person saw the judge's grade of the pair before; see `LabelLog.shown_to`."""
     shows: str | None = None
-    """The word "judge" if this event completed the query, so that the page then showed the judge's grades."""
+    """The word "judge" if this event completed the query: the page then showed the judge's grades."""
     time: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
 
 
@@ -103,8 +103,8 @@ class LabelLog:
     def grades(self, independent: bool = False) -> dict[PairIds, float]:
         """Pair -> the grade that counts, from all labels or from the `independent` labels."""
         words_of = self.independent if independent else self.words
-        found = ((pair, agreed_grade(words)) for pair, words in words_of.items())
-        return {pair: grade for pair, grade in found if grade is not None}
+        graded = ((pair, agreed_grade(words)) for pair, words in words_of.items())
+        return {pair: grade for pair, grade in graded if grade is not None}
 
     def grade_of(self, pair: PairIds, person: str) -> float | None:
         word = self.words.get(pair, {}).get(person)
@@ -124,8 +124,8 @@ class LabelLog:
     def last_of(self, person: str) -> LabelEvent | None:
         """The newest event of a person, without undone events and events that undo."""
         undone = {event.undoes for event in self.events}
-        own = (event for event in reversed(self.events) if event.person == person)
-        return next((event for event in own if event.undoes is None and event.event not in undone), None)
+        events = (event for event in reversed(self.events) if event.person == person)
+        return next((event for event in events if event.undoes is None and event.event not in undone), None)
 
     def people(self) -> Mapping[str, int]:
         """Person -> number of pairs that the person graded."""
@@ -137,29 +137,28 @@ class LabelLog:
 def open_labels(path: Path) -> Iterator[LabelLog]:
     """Lock and read labels; raise InvalidFileError for a damaged line, OutputExistsError if a server has the lock."""
     if path.suffix != ".jsonl":
-        raise InputError(f"--labels: got {path}; expected a name that ends in .jsonl; fix: rename it")
+        raise InputError(f"--labels: got {path}; expected a file name that ends in .jsonl; fix: rename the file")
     lock = f".{path.name}.lock"
-    with alone_in(path.parent, lock, fix="open the page of the `bixse ui` that has it, or end that one with Ctrl-C"):
+    with alone_in(path.parent, lock, fix="use the page of the running `bixse ui`, or end that server with Ctrl-C"):
         yield LabelLog(path)
 
 
 def _set_torn_line_apart(path: Path) -> None:
     """Move a line that a power failure cut short to FILE.torn: no page reported it as saved, so it is sent again."""
     content = path.read_bytes()
-    kept = content.rfind(b"\n") + 1
-    torn = content[kept:]
+    end = content.rfind(b"\n") + 1
+    torn = content[end:]
     if not torn:
         return
-    try:
-        whole = isinstance(json.loads(torn), dict)
-    except ValueError:
-        whole = False
+    is_complete = False
+    with suppress(ValueError):
+        is_complete = isinstance(json.loads(torn), dict)
     with storage_errors(path):
-        if whole:  # a file edited by hand, without a final newline
+        if is_complete:  # a file edited by hand, without a final newline
             with path.open("ab") as file:
                 file.write(b"\n")
             return
         with path.with_name(f"{path.name}.torn").open("ab") as file:
             file.write(torn + b"\n")
             os.fsync(file.fileno())
-        os.truncate(path, kept)
+        os.truncate(path, end)

@@ -45,13 +45,13 @@ class RunIndex:
         self.row_of: dict[PairIds, int] = {
             pair: row for row, pair in enumerate(zip(self.query_ids, self.document_ids, strict=True))
         }
-        found = pd.DataFrame() if judgements is None else judgements.to_pandas()
-        found = found.reindex(columns=COLUMNS)
-        rows = [self.row_of.get(pair, -1) for pair in zip(found["query_id"], found["document_id"], strict=True)]
+        table = pd.DataFrame() if judgements is None else judgements.to_pandas()
+        table = table.reindex(columns=COLUMNS)
+        rows = [self.row_of.get(pair, -1) for pair in zip(table["query_id"], table["document_id"], strict=True)]
         self.without_text = rows.count(-1)
         """Number of judged pairs without texts, which no page shows."""
-        self.judge = ", ".join(sorted(found["judge"].dropna().unique()))
-        judged = found.set_axis(rows).drop(index=-1, errors="ignore")
+        self.judge = ", ".join(sorted(table["judge"].dropna().unique()))
+        judged = table.set_axis(rows).drop(index=-1, errors="ignore")
         judged = judged[~judged.index.duplicated(keep="last")].reindex(range(len(pairs)))
         self.status = judged["status"]
         """(N,) statuses by row, NaN for pairs that were not judged."""
@@ -66,9 +66,8 @@ class RunIndex:
     def entropies(self) -> Floats:
         """The (N,) entropies of the option probabilities as shares of the maximum; 0 if unknown."""
         shares = pd.DataFrame(list(self.probabilities.values()), list(self.probabilities))
-        found = entr(shares).sum(axis=1) / np.log(shares.count(axis=1).clip(lower=2))
-        entropies: Floats = found.reindex(range(len(self)), fill_value=0.0).to_numpy(np.float64)
-        return entropies
+        values = entr(shares).sum(axis=1) / np.log(shares.count(axis=1).clip(lower=2))
+        return np.asarray(values.reindex(range(len(self)), fill_value=0.0), np.float64)
 
     def grade(self, row: int, scale: GradeScale) -> float | None:
         """The judge's grade on a scale."""
@@ -92,9 +91,9 @@ def open_index(run: Path, pairs: Path | None = None, may_be_empty: bool = False)
     if not source.is_file():
         if may_be_empty and pairs is None and not judgements.is_file():
             return RunIndex(GradedPairs.from_rows([]))
-        found = f"{JUDGEMENTS_NAME}, which holds no texts" if judgements.is_file() else "no pairs"
+        got = f"{JUDGEMENTS_NAME}, which has no texts" if judgements.is_file() else "no pairs"
         raise InputError(
-            f"{source}: got {found}; expected pairs with texts; fix: name the output folder of `bixse grade`, or "
+            f"{source}: got {got}; expected pairs with texts; fix: name the output folder of `bixse grade`, or "
             "--pairs FILE with the pairs that were graded"
         )
     return RunIndex(open_pairs(source), read_table(judgements, COLUMNS) if judgements.is_file() else None)
@@ -117,21 +116,20 @@ def inclusion_probabilities(weights: Floats, size: int) -> Floats:
         return np.ones(len(weights))
     while True:
         rest = np.where(certain, 0.0, weights)
-        found: Floats = np.where(certain, 1.0, (size - certain.sum()) * rest / rest.sum())
-        if (found <= 1).all():
-            return found
-        certain |= found >= 1
+        probabilities: Floats = np.where(certain, 1.0, (size - certain.sum()) * rest / rest.sum())
+        if (probabilities <= 1).all():
+            return probabilities
+        certain |= probabilities >= 1
 
 
 def label_values(index: RunIndex, rubric: Rubric) -> Floats:
-    """The (N,) weights above 0: pairs of rare grades and of uncertain grades weigh more."""
+    """The (N,) positive weights; pairs with rare or uncertain grades have higher weights."""
     levels = np.array([rubric.scale.to_relevance(value) for value in rubric.values])
     relevance = index.relevance
     stratum = np.where(np.isnan(relevance), len(levels), nearest_level(np.nan_to_num(relevance), levels))
     uncertainty = np.maximum(index.entropies(), np.nan_to_num(index.high - index.low))
     # root of the number of pairs with the grade: power allocation, Bankier 1988, doi:10.2307/2684289
-    values: Floats = (1 + GAIN * uncertainty) / np.sqrt(np.bincount(stratum)[stratum])
-    return values
+    return np.asarray((1 + GAIN * uncertainty) / np.sqrt(np.bincount(stratum)[stratum]))
 
 
 class LabelPlan:
@@ -148,6 +146,7 @@ class LabelPlan:
         """The (N,) inclusion probabilities."""
         pairs = list(zip(index.query_ids, index.document_ids, strict=True))
         drawn = np.array([share_of(seed, "pair", *pair) for pair in pairs])
+        # the floor keeps the division defined for certain pairs, whose odds are replaced by infinity
         odds = np.where(self.probabilities < 1, self.probabilities / np.maximum(1 - self.probabilities, 1e-300), np.inf)
         order = np.argsort(drawn / (1 - drawn) / odds, kind="stable")[: settings.planned].tolist()
         self.rows = sorted(order)
@@ -193,12 +192,12 @@ class Desk:
 
     def unfinished(self, person: str) -> set[int]:
         """The person's rows of unfinished queries, for which the judge's grades stay hidden."""
-        found: set[int] = set()
+        hidden: set[int] = set()
         for rows in self.plan.rows_of_query.values() if person else ():
-            own = [row for row in rows if self._may(row, person)]
-            if any(self.is_open(row, person) for row in own):
-                found.update(own)
-        return found
+            mine = [row for row in rows if self._may(row, person)]
+            if any(self.is_open(row, person) for row in mine):
+                hidden.update(mine)
+        return hidden
 
     def next_query(self, person: str) -> str | None:
         """The first query with a pair to label; skipped pairs come last."""

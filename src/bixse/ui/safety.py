@@ -62,7 +62,7 @@ class Session:
 
     name: str
     person: str = ""  # name of the person who labels; empty until it is given
-    said: list[str] = field(default_factory=list)  # messages for the top of the next page
+    messages: list[str] = field(default_factory=list)  # shown at the top of the next page
 
 
 class Sessions:
@@ -96,8 +96,8 @@ class Sessions:
             return self._open.setdefault(name, Session(name))
 
     def cookie_of(self, session: Session) -> str:
-        said = f"{session.name}.{quote(session.person, safe='')}"
-        return f"{said}.{hmac.new(self._secret, said.encode(), hashlib.sha256).hexdigest()}"
+        content = f"{session.name}.{quote(session.person, safe='')}"
+        return f"{content}.{hmac.new(self._secret, content.encode(), hashlib.sha256).hexdigest()}"
 
     def find(self, cookie: str) -> Session | None:
         """Return the session of a cookie that this server or an earlier server of the folder signed."""
@@ -138,7 +138,8 @@ class Guard:
         if refusal is not None:
             await refusal(scope, receive, with_headers)
             return
-        scope["session"] = self._session(headers)
+        cookie = cookie_parser(headers.get("cookie", "")).get(self.cookie)
+        scope["session"] = None if cookie is None else self.sessions.find(cookie)
         path = scope["path"]
         if scope["session"] is None and path != "/enter" and not path.startswith("/static/"):
             await PlainTextResponse(WITHOUT_SESSION, 403)(scope, receive, with_headers)
@@ -148,13 +149,13 @@ class Guard:
     def _refusal(self, scope: Scope, headers: Headers) -> Any:
         host = headers.get("host", "")
         if not self.knows(host):
-            return PlainTextResponse("not the address of this server", 421)
+            return PlainTextResponse("The Host header is not an address of this server.", 421)
         if scope["method"] in ("GET", "HEAD"):
             return None
         if scope["method"] != "POST":
-            return PlainTextResponse("only GET and POST", 405)
+            return PlainTextResponse("Only GET and POST are allowed.", 405)
         if headers.get("origin") != f"http://{host}" or headers.get("sec-fetch-site", "same-origin") != "same-origin":
-            return PlainTextResponse("sent from another site's page", 403)
+            return PlainTextResponse("The form was sent from a page of another site.", 403)
         return None
 
     def knows(self, host: str) -> bool:
@@ -169,21 +170,17 @@ class Guard:
         except ValueError:
             return False
 
-    def _session(self, headers: Headers) -> Session | None:
-        cookie = cookie_parser(headers.get("cookie", "")).get(self.cookie)
-        return self.sessions.find(cookie) if cookie is not None else None
-
-    def hand_over(self, answer: Response, session: Session) -> Response:
-        """Add the session's cookie to an answer; no script reads it, and no other site's page sends it."""
-        answer.set_cookie(self.cookie, self.sessions.cookie_of(session), httponly=True, samesite="strict", path="/")
-        return answer
+    def hand_over(self, response: Response, session: Session) -> Response:
+        """Add the session's cookie to a response; no script reads it, and no other site's page sends it."""
+        response.set_cookie(self.cookie, self.sessions.cookie_of(session), httponly=True, samesite="strict", path="/")
+        return response
 
 
 async def read_form(request: Request) -> dict[str, str]:
-    """Read a form, of which the last value of a repeated field counts; refuse a long one, whatever its headers say."""
+    """Read a form; the last value of a repeated field counts. Count bytes: Content-Length may be wrong or absent."""
     body = bytearray()
     async for piece in request.stream():
         body += piece
         if len(body) > LONGEST_FORM:
-            raise HTTPException(413, f"a form of at most {LONGEST_FORM >> 20} MiB")
+            raise HTTPException(413, f"The form is larger than {LONGEST_FORM >> 20} MiB.")
     return dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from bixse.data.collection import Collection
 
-KEPT = 64  # number of cached answers per system, one per position of a slider
+CACHED = 64  # number of cached answers per system, one per position of a slider
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def open_searcher(name: str, collection: Collection | None, progress: Any = None
     if name != BM25_NAME and is_stored(name):
         index = open_index(name)
 
-        @lru_cache(KEPT)
+        @lru_cache(CACHED)
         def find_in_index(text: str, query_id: str | None, top: int) -> list[Hit]:
             with lock:
                 return index.search(text, top)
@@ -59,7 +59,7 @@ def open_searcher(name: str, collection: Collection | None, progress: Any = None
         return Searcher(name, "index", find_in_index, index.model)
     if collection is None:
         raise InputError(
-            f"{name}: got it without documents; expected --collection DIR for all that is no index; fix: add it"
+            f"{name}: got a system without a collection; expected an index or a collection; fix: add --collection"
         )
     corpus = collection.corpus
 
@@ -82,8 +82,8 @@ def open_searcher(name: str, collection: Collection | None, progress: Any = None
         def find_in_run(text: str, query_id: str | None, top: int) -> list[Hit]:
             if query_id not in run:
                 raise InputError(
-                    f"{path}: got a query that it does not answer; expected one of its {len(run)}, as a run holds "
-                    "answers and no model; fix: pick a query of the collection"
+                    f"{path}: got a query that it does not answer; expected one of the {len(run)} queries of the run; "
+                    "fix: pick a query of the collection"
                 )
             return best_of(run[query_id], top)
 
@@ -91,7 +91,7 @@ def open_searcher(name: str, collection: Collection | None, progress: Any = None
     model = build_encoder(name)
     documents, items = encode_corpus(model, corpus, progress), list(corpus.items())
 
-    @lru_cache(KEPT)
+    @lru_cache(CACHED)
     def find_by_model(text: str, query_id: str | None, top: int) -> list[Hit]:
         check_queries([text])
         with lock:

@@ -55,15 +55,15 @@ class Server:
             Mount("/static", StaticFiles(directory=Path(__file__).parent / "static")),
         ]
         for page in self.pages:
-            answers: dict[str, Callable[[Visit], Response]] = {"": partial(self.show, page, page.show, page.name)}
+            shows: dict[str, Callable[[Visit], Response]] = {"": partial(self.show, page, page.show, page.name)}
             for name, show in page.parts.items():
-                answers[f"/{name}"] = partial(self.show, page, show, f"{page.name}-{name}")
-            answers |= {f"/{name}.svg": partial(self.draw, draw) for name, draw in page.pictures.items()}
-            for path, make in answers.items():
-                routes.append(Route(f"/{page.name}{path}", partial(self.answer, page, make)))
+                shows[f"/{name}"] = partial(self.show, page, show, f"{page.name}-{name}")
+            shows |= {f"/{name}.svg": partial(self.draw, draw) for name, draw in page.pictures.items()}
+            for path, make in shows.items():
+                routes.append(Route(f"/{page.name}{path}", partial(self.respond, page, make)))
             for name, act in page.actions.items():
                 make = partial(self.act, act)
-                routes.append(Route(f"/{page.name}/{name}", partial(self.answer, page, make), methods=["POST"]))
+                routes.append(Route(f"/{page.name}/{name}", partial(self.respond, page, make), methods=["POST"]))
         settings = workspace.settings
         self.guard = Guard(Starlette(routes=routes), self.sessions, settings.host, port, settings.is_local)
 
@@ -79,9 +79,9 @@ class Server:
         session = self.sessions.enter(request.query_params.get("token", ""))
         if session is None:
             why = (
-                "this address was used, or is of an earlier start: ask for a new one on the first page, or start again"
+                "This link was used, or belongs to an earlier start. Make a new link on the Overview page, or restart."
             )
-            return self.page("message.html.j2", 403, None, title="A used address", message=why)
+            return self.page("message.html.j2", 403, None, title="This link is not valid", message=why)
         session.person = _name(request.query_params.get("person", ""))
         # a page and no redirect: after a link on another site, browsers follow a redirect without the strict cookie
         return self.guard.hand_over(self.page("entered.html.j2", 200, None, title="Welcome"), session)
@@ -91,14 +91,14 @@ class Server:
         visit = await self.visit(request)
         visit.session.person = _name(visit.form.get("person", ""))
         to = visit.form.get("to", "")
-        answer = RedirectResponse(f"/{to}" if to in {page.name for page in self.pages} else "/", 303)
-        return self.guard.hand_over(answer, visit.session)
+        response = RedirectResponse(f"/{to}" if to in {page.name for page in self.pages} else "/", 303)
+        return self.guard.hand_over(response, visit.session)
 
     async def invite(self, request: Request) -> Response:
         """Show a one-time address that admits another browser."""
         visit = await self.visit(request)
-        visit.session.said.append(
-            f"for one more browser, once: {visit.address}/enter?token={self.sessions.new_token()}"
+        visit.session.messages.append(
+            f"Link for one more browser, valid once: {visit.address}/enter?token={self.sessions.new_token()}"
         )
         return RedirectResponse("/", 303)
 
@@ -114,8 +114,8 @@ class Server:
             svg = draw(self.workspace, visit)
         return Response(svg or "", 404 if svg is None else 200, None, SVG)
 
-    async def answer(self, page: Page, make: Callable[[Visit], Response], request: Request) -> Response:
-        """Return the answer to a visit, or a page with the error."""
+    async def respond(self, page: Page, make: Callable[[Visit], Response], request: Request) -> Response:
+        """Return the response to a visit, or a page with the error."""
         visit = await self.visit(request)
         session = visit.session
         if page.needs_person and not visit.person:
@@ -123,14 +123,14 @@ class Server:
         try:
             return await run_in_threadpool(make, visit)
         except NotReadyError as job:
-            answer = self.page("loading.html.j2", 200, session, page, message=str(job), title="Loading")
-            answer.headers["HX-Refresh"] = "true"  # where a script asked for a part of the page
-            return answer
+            response = self.page("loading.html.j2", 200, session, page, message=str(job), title="Loading")
+            response.headers["HX-Refresh"] = "true"  # where a script asked for a part of the page
+            return response
         except BixseError as error:
             return self.page("message.html.j2", 400, session, page, message=str(error), title="That did not work")
         except Exception:
             log.exception("%s", page.name)
-            why = "an error of ours; what was saved is saved, and the terminal of `bixse ui` shows what it was"
+            why = "Internal error. Saved labels are safe; the terminal of `bixse ui` shows the error."
             return self.page("message.html.j2", 500, session, page, message=why, title="That did not work")
 
     async def visit(self, request: Request) -> Visit:
@@ -147,7 +147,7 @@ class Server:
             "pages": self.pages if session is not None else [],
             "here": here,
             "person": session.person if session is not None else "",
-            "said": [session.said.pop(0) for _ in list(session.said)] if session is not None else [],
+            "messages": [session.messages.pop(0) for _ in list(session.messages)] if session is not None else [],
             "workspace": self.workspace,
         }
         environment = page_environment("bixse.ui")
@@ -155,9 +155,9 @@ class Server:
         return HTMLResponse(environment.get_template(template).render({**shared, **values}), status)
 
 
-def _name(given: str) -> str:
+def _name(text: str) -> str:
     """Reduce a person's name to one line without control characters."""
-    return " ".join(printable(given).split())[:LONGEST_NAME]
+    return " ".join(printable(text).split())[:LONGEST_NAME]
 
 
 def serve(settings: UiSettings, say: Callable[[str], Any]) -> None:
@@ -166,8 +166,10 @@ def serve(settings: UiSettings, say: Callable[[str], Any]) -> None:
         port = listener.getsockname()[1]
         server = Server(workspace, port)
         name = f"[{settings.host}]" if ":" in settings.host else settings.host
-        say(f"open in a browser, once: http://{name}:{port}/enter?token={server.sessions.new_token()}")
-        say("Ctrl-C ends it; every label is on the disk when its page says so")
+        say(
+            f"open this link in a browser, it is valid once: http://{name}:{port}/enter?token={server.sessions.new_token()}"
+        )
+        say("Ctrl-C ends the server; a label is on the disk when the page shows it as saved")
         config = uvicorn.Config(
             server.guard, log_level="warning", access_log=False, server_header=False, proxy_headers=False,
             lifespan="off", timeout_graceful_shutdown=3,

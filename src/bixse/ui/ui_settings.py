@@ -21,52 +21,50 @@ class UiSettings(Settings):
     """Settings of `bixse ui`."""
 
     run: Annotated[Path, Flag(metavar="RUN_FOLDER", positional=True)]
-    """Output folder of `bixse grade` (or any folder, with pairs)."""
+    """Output folder of `bixse grade`, or any folder with pairs or runs."""
     pairs: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """Pairs with their texts: what was graded; null: pairs.parquet in the folder, which lacks those without a grade."""
+    """File of the graded pairs with their texts. Null: pairs.parquet of the folder, which has graded pairs only."""
     labels: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """People's labels, one line per event, only ever added to; null: labels.jsonl in the folder."""
+    """File of people's labels, one line per event; lines are only appended. Null: labels.jsonl in the folder."""
     judge: Annotated[str | None, Flag(metavar="JUDGE")] = None
-    """Judge that an edited rubric is tried on: as for `bixse grade`, or a YAML file of its settings."""
+    """Judge for trials of an edited rubric: a name as in `bixse grade --judge`, or a YAML file. Null: no trials."""
     rubric: NamedRubric = None
-    """Rubric that people label by; null: the one the folder was graded with, else trec-dl-0-3."""
+    """Rubric that people label by. Null: the rubric of the grading run, or trec-dl-0-3 if there is none."""
     planned: int = Field(default=400, ge=1)
-    """Pairs to label in all: that many are drawn, with known probabilities."""
+    """Number of pairs to label, drawn with known probabilities."""
     overlap: Annotated[float, Field(ge=0, le=1), Flag(metavar="SHARE")] = 0.1
-    """Share of the pairs that everybody labels; the others are labelled by one person each."""
+    """Share of the pairs that everybody labels, from 0 to 1. Every other pair is labelled by one person."""
     systems: Annotated[tuple[str, ...], Flag(metavar="SYSTEM")] = ()
-    """Two systems to compare: each a model, an index folder, bm25, a TREC run, or an output folder of `bixse evaluate`;
-    the second is held against the first."""
+    """Two systems to compare, the second against the first. Each is a model, an index folder, bm25, a TREC run, or an
+    output folder of `bixse evaluate`. Default: no comparison."""
     collection: Annotated[Path | None, Flag(metavar="DIR")] = None
-    """Folder with corpus.jsonl, queries.jsonl and qrels, on which they answer."""
+    """Folder with the corpus.jsonl, queries.jsonl and qrels that the systems search. An index needs none."""
     split: str = "test"
     """Split of the collection whose queries and judgements are used."""
     held_out: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """Graded pairs as of `bixse calibrate --pairs`: precision, recall and calibration of the systems are measured on
-    them."""
+    """File of graded pairs, as for `bixse calibrate --pairs`, to measure precision, recall and calibration of the
+    systems. Null: no measures."""
     host: str = "127.0.0.1"
-    """Address to listen on."""
+    """IP address or host name to listen on. The default is reached from this machine alone."""
     port: int = Field(default=8765, ge=0, le=65535)
-    """Port to listen on; 0: any free one."""
+    """Port to listen on. 0 takes any free port."""
     yes_expose: bool = False
-    """Listen on an address that other machines reach, though texts, labels and cookies then go over the network
-    unencrypted."""
+    """Listen on an address that other machines reach. Texts, labels and cookies then cross the network unencrypted."""
 
     @model_validator(mode="after")
     def _two_systems(self) -> Self:
         if len(self.systems) not in (0, 2):
-            raise ValueError(f"systems: got {len(self.systems)}; expected two; fix: name one more")
+            raise ValueError(f"systems: got {len(self.systems)}; expected 0 or 2; fix: name two systems")
         if self.held_out is not None and not self.systems:
-            raise ValueError("held_out: got it without systems; expected both; fix: add --systems A B")
+            raise ValueError("held_out: got a file without systems; expected both; fix: add --systems A B")
         return self
 
     @model_validator(mode="after")
     def _on_this_machine(self) -> Self:
         if not self.is_local and not self.yes_expose:
             raise ValueError(
-                f"host: got {self.host}, which other machines may reach: whoever reads the network there sees texts, "
-                "labels and the session's cookie, as nothing is encrypted; expected 127.0.0.1; fix: leave it out and "
-                "use `ssh -L 8765:127.0.0.1:8765 MACHINE`, or add --yes-expose"
+                f"host: got {self.host}, which other machines may reach without encryption; expected 127.0.0.1; "
+                "fix: leave it out and use `ssh -L 8765:127.0.0.1:8765 MACHINE`, or add --yes-expose"
             )
         return self
 
@@ -80,7 +78,7 @@ class UiSettings(Settings):
 
     @property
     def judge_file(self) -> Path | None:
-        """The YAML file that `judge` names, if it is none of a judge itself."""
+        """The YAML file of settings that `judge` names, or None if it names a judge."""
         return Path(self.judge) if self.judge and self.judge.endswith((".yaml", ".yml")) else None
 
     @property

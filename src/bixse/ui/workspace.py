@@ -56,7 +56,9 @@ def read_record(folder: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict):
-        raise InputError(f"{path}: got a damaged record; expected the JSON that bixse wrote; fix: fetch it again")
+        raise InputError(
+            f"{path}: got a damaged record; expected the JSON that bixse wrote; fix: copy the run folder again"
+        )
     return record
 
 
@@ -95,8 +97,8 @@ class Workspace:
         with self.lock:
             if make not in self._made:
                 self._made[make] = make(self)
-            found: T = self._made[make]
-            return found
+            value: T = self._made[make]
+            return value
 
     @cached_property
     def record(self) -> dict[str, Any]:
@@ -108,14 +110,14 @@ class Workspace:
         """The rubric that people label by; raises InputError if the folder was graded with an unknown rubric."""
         if self.settings.rubric is not None:
             return self.settings.rubric
-        asked = (self.record.get("config") or {}).get("rubric")
-        if not isinstance(asked, dict):
+        recorded = (self.record.get("config") or {}).get("rubric")
+        if not isinstance(recorded, dict):
             return load_rubric(DEFAULT_RUBRIC)
-        rubric = load_rubric(asked["name"]) if asked.get("name") in rubric_names() else None
-        if rubric is None or rubric.content_hash != asked.get("hash"):
+        rubric = load_rubric(recorded["name"]) if recorded.get("name") in rubric_names() else None
+        if rubric is None or rubric.content_hash != recorded.get("hash"):
             raise InputError(
-                f"--rubric: got none, and {self.run} was graded with one of your own ({asked.get('name')}); expected "
-                "the rubric that people are to label by; fix: --rubric FILE.toml"
+                f"--rubric: got none for {self.run}, graded with the rubric {recorded.get('name')}; expected its file; "
+                "fix: add --rubric FILE.toml"
             )
         return rubric
 
@@ -160,12 +162,12 @@ class Workspace:
     def graded_by_both(self, independent: bool = False) -> pd.DataFrame:
         """The pairs that judge and people graded: row, ids, and the grades `human` and `judge`."""
         index, scale = self.index, self.rubric.scale
-        found = [
+        rows = [
             (row, *pair, grade, judged)
             for pair, grade in self.labels.grades(independent).items()
             if (row := index.row_of.get(pair)) is not None and (judged := index.grade(row, scale)) is not None
         ]
-        return pd.DataFrame(found, columns=["row", "query_id", "document_id", "human", "judge"])
+        return pd.DataFrame(rows, columns=["row", "query_id", "document_id", "human", "judge"])
 
 
 @contextmanager
@@ -202,10 +204,10 @@ class Visit:
     def real(self, name: str) -> float | None:
         """A finite number of the form or the address, or None."""
         try:
-            found = float(self.form.get(name, self.query.get(name, "")))
+            number = float(self.form.get(name, self.query.get(name, "")))
         except ValueError:
             return None
-        return found if math.isfinite(found) else None
+        return number if math.isfinite(number) else None
 
 
 Show: TypeAlias = "Callable[[Workspace, Visit], dict[str, Any]]"
@@ -244,10 +246,10 @@ class NotReadyError(Exception):
 
 
 class BackgroundJob:
-    """Work that starts with the constructor; pages read its progress, and after its end `result` or `error`."""
+    """Work in a thread that the constructor starts; pages read its progress, and after its end `result` or `error`."""
 
     def __init__(self, name: str, work: Callable[[BackgroundJob], Any]) -> None:
-        self.name, self.doing, self.note, self.error = name, "waiting", "", ""
+        self.name, self.doing, self.note, self.error = name, "pending", "", ""
         self.done = self.total = 0
         self.result: Any = None
         self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)  # Ctrl-C does not wait for it

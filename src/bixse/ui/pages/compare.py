@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 TOPS = (5, 10, 20)
 SHOWN_QUERIES = 500  # number of queries in the list; other queries of the collection are found by typing
 ROW = 10  # height of a row in the SVG of the lines
-CHECKS_KEPT = 64  # number of cached calibration checks, one per position of the slider
+CACHED_CHECKS = 64  # number of cached calibration checks, one per position of the slider
 LOWEST, HIGHEST = -4.0, -0.1  # ends of the slider, as log10 of the prior
 
 
@@ -37,7 +37,7 @@ class HitRow:
     hit: Hit
     ranks: tuple[int | None, int | None]
     grade: float | None  # grade in the collection's judgements
-    own: float | None  # grade by the person
+    mine: float | None  # grade by the person
     is_below: bool  # true if the probability is below the threshold
 
     @property
@@ -70,7 +70,7 @@ class TwoSystems:
         self.searchers: list[Searcher] = []
         self.judged: dict[str, ScoredPairs] = {}
         """Name of a system with a relevance head -> the held-out pairs with its cosines."""
-        self.check = lru_cache(CHECKS_KEPT)(self._check)  # a cache on the class would keep instances alive
+        self.check = lru_cache(CACHED_CHECKS)(self._check)  # a cache on the class would keep instances alive
         self.job = BackgroundJob("two systems", self._open)
 
     def _open(self, job: BackgroundJob) -> None:
@@ -125,8 +125,8 @@ def compare(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     query_id = query.get("query") or next((name for name, text in queries.items() if text == typed.strip()), None)
     text = queries.get(query_id or "", typed)
     query_id = query_id if query_id in queries else None
-    asked = visit.real("p")
-    probability = 0.5 if asked is None else min(max(asked, 0.001), 0.999)  # 0 and 1 have no finite logit
+    threshold = visit.real("p")
+    probability = 0.5 if threshold is None else min(max(threshold, 0.001), 0.999)  # 0 and 1 have no finite logit
     top = next((number for number in TOPS if query.get("top") == str(number)), 10)
     sides: list[list[HitRow]] = []
     problem = None
@@ -142,8 +142,7 @@ def compare(workspace: Workspace, visit: Visit) -> dict[str, Any]:
         "top": top,
         "tops": TOPS,
         "p": probability,
-        "names": systems.names,
-        "kinds": [searcher.kind for searcher in systems.searchers],
+        "systems": systems,
         "queries": [(name, queries[name]) for name in systems.qrels][:SHOWN_QUERIES],
         "sides": sides,
         "problem": problem,
@@ -165,8 +164,8 @@ def _rows(
     def row(hit: Hit) -> HitRow:
         name = hit.document_id
         below = hit.probability is not None and hit.probability < probability
-        own = workspace.labels.grade_of((query_id, name), visit.person)
-        return HitRow(hit, (ranks[0].get(name), ranks[1].get(name)), judged.get(name), own, below)
+        mine = workspace.labels.grade_of((query_id, name), visit.person)
+        return HitRow(hit, (ranks[0].get(name), ranks[1].get(name)), judged.get(name), mine, below)
 
     return [[row(hit) for hit in hits] for hits in answers]
 
@@ -192,16 +191,16 @@ def _commands(
     workspace: Workspace, searchers: Sequence[Searcher], text: str, top: int, probability: float
 ) -> list[str]:
     """The commands that find the same hits, and the commands that export the same threshold."""
-    found = []
+    lines = []
     for searcher in searchers if text else ():
         if searcher.kind in ("model", "index"):
             where = ["--collection", str(workspace.settings.collection)] if searcher.kind == "model" else []
             least = ["--threshold", f"{probability:g}"] if searcher.head is not None else []
-            found.append(shlex.join(["bixse", "search", searcher.name, *where, text, "--top", str(top), *least]))
+            lines.append(shlex.join(["bixse", "search", searcher.name, *where, text, "--top", str(top), *least]))
     for searcher in searchers:
         if searcher.head is not None and workspace.settings.held_out is not None:
-            found.append(_calibrate(workspace, searcher.name, "--export", f"{probability:g}"))
-    return found
+            lines.append(_calibrate(workspace, searcher.name, "--export", f"{probability:g}"))
+    return lines
 
 
 def _calibrate(workspace: Workspace, name: str, *options: str) -> str:
@@ -215,26 +214,26 @@ def grade(workspace: Workspace, visit: Visit) -> str:
     query_id, document_id = form.get("query_id", ""), form.get("document_id", "")
     back = f"/compare?{urlencode({'query': query_id, 'p': form.get('p', ''), 'top': form.get('top', '')})}"
     if not visit.person:
-        visit.session.said.append("Nothing is saved: give your name first, below the query.")
+        visit.session.messages.append("Nothing is saved. Give your name first, below the query.")
         return back
     collection = _opened(workspace).collection
     if collection is None or query_id not in collection.queries or document_id not in collection.corpus:
         raise InputError(
-            f"label: got the pair {shorten((query_id, document_id))}; expected ids of the collection, as labels keep "
-            "no texts; fix: add the query to queries.jsonl"
+            f"label: got the pair {shorten((query_id, document_id))}; expected ids of the collection; "
+            "fix: add the query to queries.jsonl"
         )
     if workspace.labels.add(event_of(workspace, visit, chosen=True)):
-        visit.session.said.append(f"Saved: {form.get('answer', '')} for {document_id}.")
+        visit.session.messages.append(f"Saved: {form.get('answer', '')} for {document_id}.")
     return back
 
 
 def calibration(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     """The figures before and after a calibration on half of the queries, measured on the other half."""
     systems = _opened(workspace)
-    sides, side, prior = _asked(systems, visit)
+    sides, side, prior = _selected(systems, visit)
     options = ["--prior", f"{prior:g}"] if prior else []
     return {
-        "names": systems.names,
+        "systems": systems,
         "sides": sides,
         "side": side,
         "prior": prior,
@@ -245,12 +244,12 @@ def calibration(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     }
 
 
-def _asked(systems: TwoSystems, visit: Visit) -> tuple[list[int], int, float | None]:
-    """The systems with probabilities, and the one and the prior that the address names; None: that of the pairs."""
+def _selected(systems: TwoSystems, visit: Visit) -> tuple[list[int], int, float | None]:
+    """The systems with probabilities, the selected system and the prior, which is None for the prior of the pairs."""
     sides = [side for side, searcher in enumerate(systems.searchers) if searcher.name in systems.judged]
     if not sides:
         raise InputError(
-            f"calibration: got {' and '.join(systems.names)}, no system with a relevance head; expected one; "
+            f"calibration: got {' and '.join(systems.names)}, without a relevance head; expected a system with a head; "
             "fix: run `bixse calibrate` on a model"
         )
     side = next((side for side in sides if visit.query.get("side") == str(side)), sides[0])
@@ -265,7 +264,7 @@ def draw_reliability(workspace: Workspace, visit: Visit) -> str | None:
     from bixse.report.plots import reliability_diagram
 
     systems = _opened(workspace)
-    _, side, prior = _asked(systems, visit)
+    _, side, prior = _selected(systems, visit)
     return reliability_diagram(systems.check(side, prior).calibrated, "calibrated, held-out half").svg
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -38,10 +38,8 @@ def make_card(workspace: Workspace, visit: Visit, row: int) -> dict[str, Any]:
     pair = index.pair(row)
     shown = len(pair.document) if visit.query.get("all") == str(row) else SHOWN
     return {
+        **asdict(pair),
         "row": row,
-        "query_id": pair.query_id,
-        "document_id": pair.document_id,
-        "query": pair.query,
         "document": pair.document[:shown],
         "cut": max(0, len(pair.document) - shown),  # characters that are not shown
         "judge": index.grade(row, scale),
@@ -74,7 +72,9 @@ def event_of(workspace: Workspace, visit: Visit, final: bool = False, chosen: bo
     pair = (form.get("query_id", ""), form.get("document_id", ""))
     row, answer = workspace.index.row_of.get(pair), form.get("answer", "")
     if row is None and not chosen:
-        raise InputError(f"label: got the pair {shorten(pair)}; expected one of this folder; fix: load the page again")
+        raise InputError(
+            f"label: got the pair {shorten(pair)}; expected a pair of this folder; fix: load the page again"
+        )
     if answer not in labels and (final or answer not in ANSWERS):
         raise InputError(
             f"label: got the answer {shorten(answer)}; expected {', '.join(labels)}; fix: load the page again"
@@ -82,11 +82,10 @@ def event_of(workspace: Workspace, visit: Visit, final: bool = False, chosen: bo
     status: LabelStatus = "final" if final else ANSWERS.get(answer, "graded")
     seen = pair in workspace.labels.shown_to(visit.person)
     return LabelEvent(
-        event=_event_name(visit),
-        person=visit.person,
-        query_id=pair[0],
-        document_id=pair[1],
-        status=status,
+        _event_name(visit),
+        visit.person,
+        *pair,
+        status,
         grade=workspace.rubric.values[labels.index(answer)] if answer in labels else None,
         explanation=form.get("explanation", "").strip()[:LONGEST_EXPLANATION] or None,
         seconds=_seconds(workspace, visit),
@@ -100,8 +99,8 @@ def _seconds(workspace: Workspace, visit: Visit) -> float | None:
     if shown is None:
         return None
     since = max(shown, datetime.fromisoformat(last.time).timestamp()) if last is not None else shown
-    found = round(time.time() - since, 1)
-    return found if 0 <= found < 1e6 else None
+    seconds = round(time.time() - since, 1)
+    return seconds if 0 <= seconds < 1e6 else None
 
 
 def overview(workspace: Workspace, visit: Visit) -> dict[str, Any]:
@@ -124,14 +123,12 @@ def label(workspace: Workspace, visit: Visit) -> dict[str, Any]:
         "query_id": query_id,
         "cards": cards,
         "open": still_open,
-        "focus": next(iter(still_open or rows), None),
         "shown": shown,
         "done": [card for card in done if (card["query_id"], card["document_id"]) in shown],
         "options": options(workspace),
         "rubric": current_rubric(workspace),
         "answered": sum(not desk.is_open(row, person) for row in workspace.plan.rows),
         "later": sum(bool(event.seen) for event in workspace.labels.events),
-        "last": workspace.labels.last_of(person),
         "event": secrets.token_hex(8),
     }
 
@@ -144,7 +141,7 @@ def save_label(workspace: Workspace, visit: Visit) -> str:
     if event.status != "skipped" and not any(desk.is_open(other, event.person) for other in others):
         event = replace(event, shows="judge")
     workspace.labels.add(event)
-    visit.session.said.append(f"Saved: {_word(workspace, event)} for {event.document_id}.")
+    visit.session.messages.append(f"Saved: {_word(workspace, event)} for {event.document_id}.")
     if event.shows:
         return f"/label?{urlencode({'done': event.query_id})}"
     left = any(event.person not in desk.words(other) for other in others)
@@ -155,12 +152,12 @@ def undo_label(workspace: Workspace, visit: Visit) -> str:
     """Take back the person's last event, and show its pair again."""
     last = workspace.labels.last_of(visit.person)
     if last is None:
-        visit.session.said.append("There is nothing to undo.")
+        visit.session.messages.append("There is nothing to undo.")
         return "/label"
     seen = "judge" if last.pair in workspace.labels.shown_to(visit.person) else None
     name, person = _event_name(visit), visit.person
     if workspace.labels.add(LabelEvent(name, person, *last.pair, status="undone", undoes=last.event, seen=seen)):
-        visit.session.said.append(f"Undone: {_word(workspace, last)} for {last.document_id}.")
+        visit.session.messages.append(f"Undone: {_word(workspace, last)} for {last.document_id}.")
     return f"/label?{urlencode({'query': last.query_id})}"
 
 
@@ -198,17 +195,17 @@ def _of_several(words_of: Mapping[PairIds, Mapping[str, LabelEvent]]) -> dict[Pa
 
 def adjudicate(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     """The pairs that are not settled, oldest first."""
-    found = people_agreement(workspace)
-    rows = [row for pair in found["differing"] if (row := workspace.index.row_of.get(pair)) is not None]
+    people = people_agreement(workspace)
+    rows = [row for pair in people["differing"] if (row := workspace.index.row_of.get(pair)) is not None]
     cards = [make_card(workspace, visit, row) for row in rows[:AT_ONCE]]
-    return {"found": found, "cards": cards, "more": len(rows) - len(cards), "options": options(workspace)}
+    return {"people": people, "cards": cards, "more": len(rows) - len(cards), "options": options(workspace)}
 
 
 def settle(workspace: Workspace, visit: Visit) -> str:
     """Write the final grade of a pair."""
     event = event_of(workspace, visit, final=True)
     if workspace.labels.add(event):
-        visit.session.said.append(f"Settled: {event.grade:g} for {event.document_id}.")
+        visit.session.messages.append(f"Settled: {event.grade:g} for {event.document_id}.")
     return "/adjudicate"
 
 
@@ -223,22 +220,22 @@ def disagreements(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     counts = np.zeros((len(labels), len(labels)), dtype=int)
     np.add.at(counts, (entries["human"], entries["judge"]), 1)
     chosen = {name: visit.query.get(name, "") for name in ("human", "judge", "gap", "query")}
-    found = _chosen(workspace, visit, entries, chosen).sort_values(["gap", "row"], ascending=[False, True])
+    selected = _chosen(workspace, visit, entries, chosen).sort_values(["gap", "row"], ascending=[False, True])
     page = int(_number(visit, "page", 1))
-    shown = found[(page - 1) * AT_ONCE : page * AT_ONCE]
+    shown = selected[(page - 1) * AT_ONCE : page * AT_ONCE]
     return {
         "labels": labels,
         "counts": counts.tolist(),
         "total": len(entries),
         "hidden": len(pairs) - len(entries),
         "chosen": chosen,
-        "found": len(found),
+        "selected": len(selected),
         "cards": [
             {**make_card(workspace, visit, row), "human": human}
             for row, human in zip(shown["row"].tolist(), shown["human"].tolist(), strict=True)
         ],
         "page": page,
-        "pages_left": page * AT_ONCE < len(found),
+        "pages_left": page * AT_ONCE < len(selected),
         "address": f"/disagreements?{urlencode({name: value for name, value in chosen.items() if value})}",
         "people": people_agreement(workspace),
         "rubric": current_rubric(workspace),
@@ -250,7 +247,9 @@ def _chosen(workspace: Workspace, visit: Visit, entries: pd.DataFrame, chosen: M
     for name in ("human", "judge"):
         if chosen[name]:
             if chosen[name] not in labels:
-                raise InputError(f"{name}: got {shorten(chosen[name])}; expected {', '.join(labels)}; fix: choose one")
+                raise InputError(
+                    f"{name}: got {shorten(chosen[name])}; expected {', '.join(labels)}; fix: choose a label"
+                )
             entries = entries[entries[name] == labels.index(chosen[name])]
     entries = entries[entries["gap"] >= _number(visit, "gap", 0)]
     if word:
@@ -262,11 +261,11 @@ def _chosen(workspace: Workspace, visit: Visit, entries: pd.DataFrame, chosen: M
 
 
 def _number(visit: Visit, name: str, least: float) -> float:
-    found = visit.real(name) if visit.query.get(name) else least
-    if found is None or not least <= found < 1e9:
+    number = visit.real(name) if visit.query.get(name) else least
+    if number is None or not least <= number < 1e9:
         got = shorten(visit.query.get(name))
-        raise InputError(f"{name}: got {got}; expected a number from {least:g} up; fix: correct it")
-    return found
+        raise InputError(f"{name}: got {got}; expected a number of at least {least:g}; fix: correct the address")
+    return number
 
 
 def with_pairs(workspace: Workspace) -> bool:

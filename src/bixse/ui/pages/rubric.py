@@ -36,7 +36,7 @@ def _version_of(workspace: Workspace, visit: Visit) -> Version:
     for version in versions(workspace):
         if str(version.number) == number:
             return version
-    raise InputError(f"rubric: got version {number!r}; expected one of this folder; fix: load the page again")
+    raise InputError(f"rubric: got version {number!r}; expected a version of this folder; fix: load the page again")
 
 
 def trial_pairs(workspace: Workspace) -> Path:
@@ -48,7 +48,9 @@ def trial_pairs(workspace: Workspace) -> Path:
     known = [pair for pair in labels if pair in index.row_of]
     drawn = sorted(known, key=lambda pair: share_of(SEED, "try", *pair))[:TRIED]
     if len({query_id for query_id, _ in drawn}) < 2:
-        raise InputError(f"rubric: got labels of {len(drawn)} pairs; expected of two queries or more; fix: label first")
+        raise InputError(
+            f"rubric: got labels of {len(drawn)} pairs; expected labels of two or more queries; fix: label first"
+        )
     grades, nothing = [labels[pair] for pair in drawn], [None] * len(drawn)
     relevance = [workspace.rubric.scale.to_relevance(grade) for grade in grades]
     pairs = index.pairs.select(np.array([index.row_of[pair] for pair in drawn]))
@@ -58,9 +60,9 @@ def trial_pairs(workspace: Workspace) -> Path:
 
 
 def _ledger(workspace: Workspace) -> Path:
-    own = workspace.run / LEDGER_NAME
-    named = Path((workspace.record.get("results") or {}).get("ledger") or own)
-    return own if own.exists() else named
+    ledger = workspace.run / LEDGER_NAME
+    named = Path((workspace.record.get("results") or {}).get("ledger") or ledger)
+    return ledger if ledger.exists() else named
 
 
 def commands(workspace: Workspace, version: Version) -> list[str]:
@@ -75,15 +77,15 @@ def commands(workspace: Workspace, version: Version) -> list[str]:
 
 def _judge(workspace: Workspace) -> GradeConfig:
     if workspace.judge is None:
-        raise InputError("--judge: got none; expected the judge to ask; fix: start bixse ui with --judge JUDGE")
+        raise InputError("--judge: got none; expected the judge of the trial; fix: start `bixse ui` with --judge JUDGE")
     return workspace.judge
 
 
 @contextmanager
 def _trial(workspace: Workspace, version: Version) -> Iterator[tuple[GradeConfig, Judge]]:
-    """Yield the settings of a trial and its judge; answers go to the folder's ledger."""
-    given = {"rubric": version.rubric, "pairs": trial_pairs(workspace), "ledger": _ledger(workspace)}
-    config = _judge(workspace).model_copy(update=given)
+    """Yield the settings of a trial and its judge; the folder's ledger stores the answers."""
+    changes = {"rubric": version.rubric, "pairs": trial_pairs(workspace), "ledger": _ledger(workspace)}
+    config = _judge(workspace).model_copy(update=changes)
     judge = config.open()
     try:
         yield config, judge
@@ -100,21 +102,16 @@ def try_now(workspace: Workspace, version: Version, job: BackgroundJob) -> None:
 
 def rubric(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     """The current rubric, and every version with its change."""
-    found = [
-        {
-            "version": version,
-            "change": change_of(workspace, version),
-            "commands": commands(workspace, version),
-        }
-        for version in versions(workspace)
+    entries = [
+        (version, change_of(workspace, version), commands(workspace, version)) for version in versions(workspace)
     ]
-    return {"rubric": current_rubric(workspace), "found": found}
+    return {"rubric": current_rubric(workspace), "entries": entries}
 
 
 def save(workspace: Workspace, visit: Visit) -> str:
     """Write the edited text as a new version."""
     version = save_version(workspace, visit.form)
-    visit.session.said.append(f"Saved as {version.path.name}.")
+    visit.session.messages.append(f"Saved as {version.path.name}.")
     return f"/rubric#version-{version.number}"
 
 
@@ -122,7 +119,7 @@ def say_price(workspace: Workspace, visit: Visit) -> str:
     """Estimate a trial, without asking any of its questions."""
     version = _version_of(workspace, visit)
     with _trial(workspace, version) as (config, judge):
-        visit.session.said.extend(estimate(config, judge, version.out).text(judge.name).splitlines())
+        visit.session.messages.extend(estimate(config, judge, version.out).text(judge.name).splitlines())
     return f"/rubric#version-{version.number}"
 
 
@@ -146,7 +143,7 @@ def keep_or_drop(workspace: Workspace, visit: Visit) -> str:
             f"rubric: got the decision {shorten(decision)}; expected keep or drop; fix: load the page again"
         )
     decide(workspace, version, decision, visit.person)
-    visit.session.said.append(f"Version {version.number}: {decision}.")
+    visit.session.messages.append(f"Version {version.number}: {decision}.")
     return f"/rubric#version-{version.number}"
 
 

@@ -24,8 +24,7 @@ MOST_RUNS = 200  # maximum number of listed runs
 class RunState:
     """The state of one run folder."""
 
-    name: str
-    """Path below the root; "." for the root itself."""
+    name: str  # path below the root; "." for the root itself
     folder: Path
     command: str
     status: str
@@ -44,7 +43,7 @@ class GradingState:
 
     @property
     def left(self) -> int | None:
-        """Number of pairs without a grade, not asked yet or to be asked again."""
+        """Number of pairs without a grade: pending, or to be asked again."""
         return None if self.pairs is None else self.pairs - self.statuses.get("graded", 0)
 
     @property
@@ -71,10 +70,10 @@ def _state(root: Path, folder: Path) -> RunState:
 
 
 def _grading(folder: Path, results: Mapping[str, Any]) -> GradingState:
-    own, summary = folder / LEDGER_NAME, results.get("summary") or {}
-    ledger = Path(results.get("ledger") or own)
+    ledger, summary = folder / LEDGER_NAME, results.get("summary") or {}
+    named = Path(results.get("ledger") or ledger)
     try:
-        answers = answers_by_status(ledger if ledger.exists() else own)  # the folder may have moved
+        answers = answers_by_status(named if named.exists() else ledger)  # the folder may have moved
     except BixseError:
         answers = {}
     pairs = summary["pairs"] + summary["not_asked"] if "pairs" in summary and "not_asked" in summary else None

@@ -65,9 +65,9 @@ class TrainRun:
 
     @property
     def version(self) -> str:
-        """A text that changes with the log and the record."""
+        """A text that changes with the log and the record; part of an id, of which htmx makes a selector: no dots."""
         paths = (self.folder / LOG_FILE, self.folder / RUN_FILE)
-        return "-".join(f"{(now := path.stat()).st_size}.{now.st_mtime_ns}" for path in paths if path.is_file())
+        return "-".join(f"{(now := path.stat()).st_size}-{now.st_mtime_ns}" for path in paths if path.is_file())
 
     def look(self) -> None:
         """Read the log; a line counts once it is complete, and a damaged line never counts."""
@@ -103,7 +103,7 @@ class TrainRun:
             return {}
 
     def curve(self) -> TrainingCurve:
-        """The log as a curve; a long log is thinned by means of neighbours."""
+        """The log as a curve; points of a long log are replaced by the means of neighbours."""
         from bixse.report.schema import TrainingCurve
 
         self.look()
@@ -128,8 +128,8 @@ class TrainRun:
 
     def regraded(self) -> list[dict[str, Any]]:
         """The results of regrading after each epoch so far."""
-        found = [_entry(path.read_bytes()) for path in (self.folder / REGRADE_FOLDER).glob("epoch-*.json")]
-        return sorted((entry for entry in found if "epoch" in entry), key=lambda entry: entry["epoch"])
+        entries = [_entry(path.read_bytes()) for path in (self.folder / REGRADE_FOLDER).glob("epoch-*.json")]
+        return sorted((entry for entry in entries if "epoch" in entry), key=lambda entry: entry["epoch"])
 
     def plots(self) -> dict[str, Plot]:
         """Title -> plot, drawn once per state of the files; call it in one thread at a time, as matplotlib requires."""
@@ -146,12 +146,12 @@ class TrainRun:
 
 
 def _entry(line: bytes) -> dict[str, Any]:
-    """Parse a line or a file; a damaged one is empty."""
+    """Parse a line or a file; return {} if it is damaged."""
     try:
-        found = json.loads(line)
+        entry = json.loads(line)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return entry if isinstance(entry, dict) else {}
 
 
 def training(workspace: Workspace, visit: Visit) -> dict[str, Any]:
@@ -161,23 +161,17 @@ def training(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     record, last = run.record, run.last
     results, status = record.get("results") or {}, record.get("status", "running")
     optimizer = (record.get("config") or {}).get("optimizer") or {}
+    panels = [name for name, (_, field) in PANELS.items() if field in last or (name == "merge" and run.merge_curve())]
     epochs, steps = optimizer.get("num_train_epochs"), optimizer.get("max_steps")
     return {
+        "run": run,
+        "results": results,
         "status": status,
-        "is_live": status == "running",
-        "version": run.version,
         "step": last.get("step", 0),
         "share": last.get("step", 0) / steps if steps else (last.get("epoch", 0.0) / epochs if epochs else None),
         "figures": {title: last[field] for title, field in FIGURES.items() if field in last},
-        "panels": {
-            name: title
-            for name, (title, field) in PANELS.items()
-            if field in last or (name == "merge" and run.merge_curve())
-        },
+        "panels": panels,
         "dev": run.logged.get("eval_dev_ndcg@10", []),
-        "best": results.get("best_step"),
-        "merged": results.get("merge"),
-        "regraded": run.regraded(),
         "command": shlex.join(["tail", "-f", str(workspace.run / LOG_FILE)]),
     }
 
@@ -193,9 +187,9 @@ def _is_training(workspace: Workspace) -> bool:
 
 RELEVANCE_EDGES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 SIGMA_EDGES = (0.0, 0.02, 0.1, 0.25, 0.5, 1.0)  # edges between shades; most unlabelled entries have a small sigma
-DOUBTED = 10  # number of unlabelled entries that are listed per batch
+MOST_DOUBTFUL = 10  # number of unlabelled entries that are listed per batch
 MOST_QUERIES, MOST_DOCUMENTS = 64, 256  # shown part of a batch
-BATCHES_KEPT = 8
+CACHED_BATCHES = 8
 
 
 @dataclass(frozen=True)
@@ -205,14 +199,14 @@ class BatchMatrix:
     epoch: int
     number: int
     batches: int  # number of batches per epoch
-    whole: tuple[int, int]  # shape (B, N) of the complete batch
+    shape: tuple[int, int]  # shape (B, N) of the complete batch
     queries: list[str]
     documents: list[str]
     known: NDArray[np.float64]  # (B, N) relevance in [0, 1]; -1 for unlabelled entries, NaN for masked entries
     sigma: NDArray[np.float64] | None  # (B, N) probability of relevance; None without a model that has a relevance head
 
     @property
-    def assumed(self) -> NDArray[np.bool_]:
+    def unlabelled(self) -> NDArray[np.bool_]:
         """The (B, N) mask of unlabelled entries."""
         return np.equal(self.known, -1)
 
@@ -225,8 +219,8 @@ class TrainBatches:
         self._pairs: Any = None
         self._model: Any = None
         self._lock = threading.Lock()
-        self._at_work = threading.Lock()
-        self._job = lru_cache(BATCHES_KEPT)(self._begin)  # a cache on the class would keep instances alive
+        self._encoding = threading.Lock()
+        self._job = lru_cache(CACHED_BATCHES)(self._begin)  # a cache on the class would keep instances alive
 
     def start(self, epoch: int, number: int) -> BackgroundJob:
         """Start the job that draws a `BatchMatrix`; both indices count from 0 and are clipped to the run's batches."""
@@ -246,10 +240,12 @@ class TrainBatches:
         job.begin("reading the pairs")
         settings = read_record(self.folder).get("config") or {}
         if not settings.get("pairs"):
-            raise InputError(f"{self.folder}: got no run.json with pairs; expected that of `bixse train`; fix: wait")
+            raise InputError(
+                f"{self.folder}: got no run.json with pairs; expected a run of `bixse train`; fix: wait for its start"
+            )
         config = TrainConfig.load(None, settings)
         optimizer = config.optimizer
-        with self._at_work:  # pairs and model are loaded once, and one batch is encoded at a time
+        with self._encoding:  # pairs and model are loaded once, and one batch is encoded at a time
             if self._pairs is None:
                 self._pairs = load_several(paths_in(config.pairs))
             if self._model is None and (self.folder / MODEL_FOLDER).is_dir():
@@ -280,29 +276,28 @@ class TrainBatches:
             return None
         job.begin("encoding the batch")
         cosines = encode_texts(self._model, queries, "query") @ encode_texts(self._model, documents, "document").T
-        sigma: NDArray[np.float64] = self._model.head.probability(cosines.astype(np.float64))
-        return sigma
+        return np.asarray(self._model.head.probability(cosines.astype(np.float64)))
 
 
 def batch(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     """The batch that the address names, counted from 1."""
     job = workspace.once(TrainBatches).start(visit.number("epoch") - 1, visit.number("batch") - 1)
     job.check()
-    return {"matrix": job.result, "shades": _shades(job.result), "zeros": _doubted(job.result)}
+    return {"matrix": job.result, "shades": _shades(job.result), "zeros": _doubtful(job.result)}
 
 
-def _doubted(matrix: BatchMatrix) -> list[dict[str, Any]]:
+def _doubtful(matrix: BatchMatrix) -> list[dict[str, Any]]:
     """The unlabelled entries with the highest sigma, in descending order."""
     if matrix.sigma is None:
         return []
-    values = np.where(matrix.assumed, matrix.sigma, -1.0)
-    order = np.argsort(-values, axis=None, kind="stable")[:DOUBTED]
-    places = zip(*(side.tolist() for side in np.unravel_index(order, values.shape)), strict=True)
+    values = np.where(matrix.unlabelled, matrix.sigma, -1.0)
+    order = np.argsort(-values, axis=None, kind="stable")[:MOST_DOUBTFUL]
+    positions = zip(*(side.tolist() for side in np.unravel_index(order, values.shape)), strict=True)
     return [
         {"sigma": values[row, column], "query": matrix.queries[row], "document": matrix.documents[column]}
         | {"row": row + 1, "column": column + 1}
-        for row, column in places
-        if matrix.assumed[row, column]
+        for row, column in positions
+        if matrix.unlabelled[row, column]
     ]
 
 
@@ -314,11 +309,11 @@ def _shades(matrix: BatchMatrix) -> list[dict[str, Any]]:
         inside = (known >= 0) & (np.digitize(known, RELEVANCE_EDGES[1:-1]) == level)
         masks[f"known-{level}"] = (f"known, relevance {low:g} to {high:g}", inside)
     for level, (low, high) in enumerate(pairwise(SIGMA_EDGES)):
-        words = "assumed zero" if matrix.sigma is None else f"assumed zero, sigma {low:g} to {high:g}"
-        masks[f"zero-{level}"] = (words, matrix.assumed & (np.digitize(sigma, SIGMA_EDGES[1:-1]) == level))
+        title = "unlabelled" if matrix.sigma is None else f"unlabelled, sigma {low:g} to {high:g}"
+        masks[f"zero-{level}"] = (title, matrix.unlabelled & (np.digitize(sigma, SIGMA_EDGES[1:-1]) == level))
     return [
-        {"style": style, "words": words, "count": int(mask.sum()), "path": _path(mask)}
-        for style, (words, mask) in masks.items()
+        {"style": style, "title": title, "count": int(mask.sum()), "path": _path(mask)}
+        for style, (title, mask) in masks.items()
         if mask.any()
     ]
 
