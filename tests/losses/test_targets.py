@@ -35,7 +35,7 @@ def test_invalid_entries_are_refused(entries, got):
     [
         (["x", "x"], GRADED, "known", "a document id twice"),
         (["x"], {"a": {"x": 1.01}}, "known", "a relevance outside [0, 1]"),
-        (["x"], GRADED, "paper", "in_batch_labels='paper' without own columns"),
+        (["x"], GRADED, "paper", "in_batch_labels='paper' alone"),
     ],
 )
 def test_ids_and_grades_without_one_meaning_are_refused(documents, graded, labels, got):

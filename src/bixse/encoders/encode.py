@@ -113,9 +113,9 @@ def embeddings_key(model: SentenceTransformer, portable: bool = False) -> str:
             digest.update(tensor.detach().cpu().contiguous().view(-1).float().numpy().tobytes())
     for module in parts_of(model):
         backbone = getattr(getattr(module, "auto_model", None), "config", None)
-        own: dict[str, Any] = getattr(module, "get_config_dict", dict)()
+        options: dict[str, Any] = getattr(module, "get_config_dict", dict)()
         # without _name_or_path: a moved folder has equal embeddings
-        settings = (own, {n: v for n, v in backbone.to_dict().items() if n != "_name_or_path"} if backbone else {})
+        settings = (options, {n: v for n, v in backbone.to_dict().items() if n != "_name_or_path"} if backbone else {})
         digest.update(pformat([type(module).__name__, settings]).encode())  # sorts keys, also in a router
         digest.update(_tokenizer_content(getattr(module, "tokenizer", None)).encode())
         digest.update(repr(getattr(module, "max_seq_length", None)).encode())
@@ -130,8 +130,9 @@ def _tokenizer_content(tokenizer: Any) -> str:
     sides = [getattr(tokenizer, name, None) for name in ("truncation_side", "padding_side")]
     if hasattr(backend, "to_str"):
         content = json.loads(backend.to_str())
-        kept = {name: value for name, value in content.items() if name not in ("truncation", "padding")}  # set per call
-        return json.dumps([sides, kept], sort_keys=True)
+        # every call sets truncation and padding anew
+        lasting = {name: part for name, part in content.items() if name not in ("truncation", "padding")}
+        return json.dumps([sides, lasting], sort_keys=True)
     words = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else {}
     special = getattr(tokenizer, "special_tokens_map", {})
     return json.dumps([type(tokenizer).__name__, sides, words, special], sort_keys=True, default=str)

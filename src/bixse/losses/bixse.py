@@ -101,16 +101,13 @@ class BiXSELoss(GradedLoss):
         bias: Tensor = self.logit_bias
         if not bool(self.bias_is_set):
             self.start_bias(queries, documents, targets)
-            bias = self._bias_at_start()
+            if self.options.bias == "fit":
+                # a fitted bias has gradient 0 but for rounding, of which Adam would make a step of the full rate
+                bias = self.logit_bias.detach() + 0.0 * self.logit_bias
         self._note(targets, mean_logits(queries, documents, targets, self.logit_scale, self.logit_bias))
+        options = self.options
         return graded_bce(
-            queries,
-            documents,
-            targets,
-            self.logit_scale,
-            bias,
-            self.options.reduction,
-            products=self.options.products,
+            queries, documents, targets, self.logit_scale, bias, options.reduction, products=options.products
         )
 
     def _targets(self, targets: GradedTargets) -> GradedTargets:
@@ -122,12 +119,6 @@ class BiXSELoss(GradedLoss):
         if self.options.positive_from is not None:
             return targets.binarised(self.options.positive_from)
         return targets
-
-    def _bias_at_start(self) -> Tensor:
-        """Return the bias for the batch that set it."""
-        # a fitted bias has gradient 0 but for rounding, of which Adam would make a step of the full rate
-        fitted = self.options.bias == "fit"
-        return self.logit_bias.detach() + 0.0 * self.logit_bias if fitted else self.logit_bias
 
     @torch.no_grad()
     def _note(self, targets: GradedTargets, means: tuple[Tensor, Tensor]) -> None:

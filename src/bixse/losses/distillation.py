@@ -90,10 +90,10 @@ class DistillKLLoss(DistillationLoss):
         graded &= graded.sum(dim=1, keepdim=True) > 1
         usable = graded.any(dim=1)
         teacher = relevance / self.options.temperature
-        wanted, found = (_log_softmax(scores, graded) for scores in (teacher, logits))
+        wanted, reached = (_log_softmax(scores, graded) for scores in (teacher, logits))
         share = wanted.exp().mul_(graded)
-        value = (share * (wanted - found)).sum(dtype=torch.float64)
-        return ChunkResult(value, usable.sum(), found.exp_().mul_(graded).sub_(share))
+        value = (share * (wanted - reached)).sum(dtype=torch.float64)
+        return ChunkResult(value, usable.sum(), reached.exp_().mul_(graded).sub_(share))
 
 
 def _log_softmax(scores: Tensor, counted: Tensor) -> Tensor:

@@ -69,10 +69,10 @@ class SearchSettings(EncodingSettings):
     def check_for(self, is_index: bool) -> None:
         """Refuse, by an InputError, settings that do not apply to an index, or to a model."""
         other = ("cache", "collection") if is_index else ("queries", "exact", "model_at")
-        given = [name for name in other if getattr(self, name) not in (None, False)]
-        if given:
+        unsuitable = [name for name in other if getattr(self, name) not in (None, False)]
+        if unsuitable:
             expected, fix = ("a model", "leave it out") if is_index else ("an index", "make one with `bixse index`")
-            flag = f"--{given[0].replace('_', '-')}"
+            flag = f"--{unsuitable[0].replace('_', '-')}"
             raise InputError(f"{flag}: got it for {self.model}; expected it for {expected} alone; fix: {fix}")
         if not is_index and self.collection is None:
             raise InputError(

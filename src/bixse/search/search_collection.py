@@ -42,20 +42,20 @@ class Hit:
     text: str
 
 
-Found: TypeAlias = "tuple[str, float, Document]"
+Match: TypeAlias = "tuple[str, float, Document]"
 """The id of a document that was found, its cosine, and its texts."""
 
 
-def hits_of(found: Iterable[Found], head: RelevanceHead | None, least: float | None) -> list[Hit]:
+def hits_of(matches: Iterable[Match], head: RelevanceHead | None, least: float | None) -> list[Hit]:
     """Make hits of documents that were found, without documents less probable than `least`."""
     return [
         Hit(name, cosine, None if head is None else head.probability(cosine), *document)
-        for name, cosine, document in found
+        for name, cosine, document in matches
         if probable(cosine, head, least)
     ]
 
 
-def found_in(items: Sequence[tuple[str, Document]], rows: NDArray[Any], scores: NDArray[Any]) -> list[list[Found]]:
+def matches_in(items: Sequence[tuple[str, Document]], rows: NDArray[Any], scores: NDArray[Any]) -> list[list[Match]]:
     """Return the documents of (Q, k) positions in a corpus, with their cosines."""
     return [
         [(items[row][0], cosine, items[row][1]) for row, cosine in zip(*line, strict=True)]
@@ -72,8 +72,8 @@ def check_queries(texts: Sequence[str]) -> None:
     """Refuse, by an InputError, queries that are empty or not UTF-8."""
     for text in texts:
         if not text.strip() or not is_unicode(text):
-            found = "an empty query" if not text.strip() else f"{shorten(text)}, which is not UTF-8"
-            raise InputError(f"search: got {found}; expected a text; fix: write some words, in UTF-8")
+            fault = "an empty query" if not text.strip() else f"{shorten(text)}, which is not UTF-8"
+            raise InputError(f"search: got {fault}; expected a text; fix: write some words, in UTF-8")
 
 
 def checked_limits(
@@ -183,7 +183,7 @@ def search_collection(
     documents = encode_corpus(encoder, corpus, progress, cache)
     scores, rows = exact_search(encode_texts(encoder, [query], "query"), documents, top)
     items = list(corpus.items())
-    hits = hits_of(found_in(items, rows, scores)[0], encoder.head, least)
+    hits = hits_of(matches_in(items, rows, scores)[0], encoder.head, least)
     empty = [name for name, document in items if not document.content]
     return CollectionAnswer(hits, warn_of_empty(empty, len(corpus)))
 

@@ -246,13 +246,10 @@ def _modernbert_head(backbone: Any, files: dict[str, Any], name: str, optional: 
         norm.norm.bias.data.copy_(head.norm.bias)
     else:  # the module always has a bias: it stays 0
         norm.norm.bias.requires_grad_(False)
-    return [_dense(head.dense, getattr(nn, ACTIVATIONS[config.classifier_activation])()), norm]
-
-
-def _dense(linear: nn.Linear, activation: nn.Module) -> nn.Module:
+    linear, activation = head.dense, getattr(nn, ACTIVATIONS[config.classifier_activation])()
     dense = Dense(linear.in_features, linear.out_features, linear.bias is not None, activation)
     dense.linear.load_state_dict(linear.state_dict())
-    return dense
+    return [dense, norm]
 
 
 def _no_head(name: str, got: str, expected: str = "them in the model's files") -> ModelError:
