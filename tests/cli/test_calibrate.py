@@ -69,7 +69,7 @@ def test_search_refuses(capsys, model, tmp_path):
     assert "it has none" in refused(capsys, *words, "--at-precision", "0.9")
     RelevanceHead(20.0, -10.0, thresholds=(FOUND,)).save(model)
     said = refused(capsys, *words, "--at-precision", "0.8")
-    assert "precision: got 0.8; expected one that the model has a threshold for (0.9)" in said
+    assert "precision: got 0.8; expected a precision with a threshold in the model (0.9)" in said
     assert "--at-precision 0.8" in said
     assert "expected one of the two" in refused(capsys, *words, "--at-precision", "0.9", "--threshold", "0.5")
 

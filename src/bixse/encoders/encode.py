@@ -41,7 +41,7 @@ def encode_texts(
     """Embed N texts, (N, D) L2-normalised, as `encode_query` or `encode_document` would.
 
     A text without tokens is embedded as 0. `progress` gets the number of texts since its last call. `prompt` replaces
-    the model's own prompt; "" is none.
+    the prompt of the model; "" means no prompt.
     """
     row_of = {text: row for row, text in enumerate(dict.fromkeys(texts))}
     distinct = list(row_of)
@@ -99,7 +99,7 @@ def _with_tokens(mask: object) -> Tensor | None:
 
 
 def embeddings_key(model: SentenceTransformer, portable: bool = False) -> str:
-    """Hash everything that a document's embedding depends on except its text; `portable`: and except the precision."""
+    """Hash everything that a document's embedding depends on, but not its text; `portable` leaves out the precision."""
     digest = hashlib.sha256()
     for name, state in sorted(model.state_dict().items()):
         for part in state if isinstance(state, tuple) else (state,):  # a quantised layer keeps weight and bias as one
@@ -125,7 +125,7 @@ def embeddings_key(model: SentenceTransformer, portable: bool = False) -> str:
 
 
 def _tokenizer_content(tokenizer: Any) -> str:
-    """Return all that decides the tokens of a text but the length limit; saving and loading keep it equal."""
+    """Return the settings that decide the tokens of a text, without the length limit; equal after saving."""
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     sides = [getattr(tokenizer, name, None) for name in ("truncation_side", "padding_side")]
     if hasattr(backend, "to_str"):

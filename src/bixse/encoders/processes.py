@@ -30,7 +30,7 @@ def most_of_all(number: int, device: torch.device) -> int:
     return int(most)
 
 
-def whole_tensors(module: nn.Module) -> list[torch.Tensor]:
+def unsharded_tensors(module: nn.Module) -> list[torch.Tensor]:
     """Return the unsharded parameters and buffers."""
     return [part.data for part in (*module.parameters(), *module.buffers()) if not isinstance(part, DTensor)]
 

@@ -113,7 +113,7 @@ def add_lora(
         ) from error
     for part in backbones(model):
         if getattr(part.auto_model.config, "is_causal", None) is False:
-            part.__class__ = BidirectionalTransformer  # an adapter folder holds no config.json that would say so
+            part.__class__ = BidirectionalTransformer  # an adapter folder holds no config.json with is_causal
 
 
 def merge_lora(model: SentenceTransformer) -> None:

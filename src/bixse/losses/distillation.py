@@ -37,7 +37,7 @@ class MarginMSEOptions(LossOptions):
     """Options of `MarginMSELoss`; the scale multiplies the loss by its square and changes nothing else."""
 
     margin: float = Field(default=1.0, gt=0, le=2)
-    """Difference of cosines that a difference of 1 in relevance is to reach."""
+    """Target difference of cosines per difference of 1 in relevance."""
 
 
 class MarginMSELoss(DistillationLoss):
@@ -69,7 +69,7 @@ class DistillKLOptions(LossOptions):
     """Options of `DistillKLLoss`."""
 
     temperature: float = Field(default=0.1, gt=0)
-    """The divisor of relevance."""
+    """Divisor of relevance before the softmax of the teacher; a lower temperature sharpens it."""
 
 
 class DistillKLLoss(DistillationLoss):

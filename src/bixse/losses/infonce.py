@@ -21,10 +21,10 @@ class InfoNCEOptions(LossOptions):
     """Options of `InfoNCELoss`."""
 
     positive_from: float = Field(default=0.5, gt=0, le=1)
-    """Relevance from which a document is a positive."""
+    """Lowest relevance of a positive document, in (0, 1]."""
     false_negative_margin: float | None = Field(default=None, ge=0, le=2)
-    """Leave out of a positive's negatives those whose cosine exceeds its own by more than this, as likely relevant;
-    null leaves out none. Qwen3 Embedding takes 0.1 (Zhang et al. 2025, arXiv:2506.05176, section 3.1)."""
+    """Leave out a positive's likely false negatives: documents whose cosine exceeds its cosine by more than this
+    number. null leaves out none. Qwen3 Embedding takes 0.1 (Zhang et al. 2025, arXiv:2506.05176, section 3.1)."""
 
 
 class InfoNCELoss(RowWiseLoss):

@@ -86,9 +86,9 @@ class LambdaOptions(LossOptions):
     """Options of `LambdaLoss`."""
 
     weighting: Literal["ndcg-loss1", "ndcg-loss2", "lambdarank", "ndcg-loss2++"] = "ndcg-loss2"
-    """The weight of a pair; the BiXSE paper's v1 is "ndcg-loss1", its v2 "ndcg-loss2"."""
+    """Weight of a pair of documents. The BiXSE paper's v1 is "ndcg-loss1", its v2 "ndcg-loss2"."""
     top_grade: float = Field(default=3.0, gt=0, le=32)
-    """The grade that relevance 1 stands for: 3 for TREC's 0 to 3, 4 for 1 to 5. The gain is 2^(z * top_grade) - 1."""
+    """Grade of relevance 1: 3 for TREC's 0 to 3, 4 for 1 to 5. The gain is 2^(z * top_grade) - 1."""
 
 
 class LambdaLoss(PairwiseLoss):

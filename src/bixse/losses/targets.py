@@ -65,7 +65,7 @@ class BaseProbability:
 
 @dataclass(frozen=True)
 class GradedTargets:
-    """The known relevance of the (B, N) entries of one batch; an unlisted entry is 0, or as `unlabelled` says.
+    """The known relevance of the (B, N) entries of one batch; an unlisted entry is 0, or given by `unlabelled`.
 
     Example:
         >>> targets = GradedTargets.from_ids(["q1", "q2"], ["d1", "d2"], {"q1": {"d1": 1.0}, "q2": {"d1": 0.5}})

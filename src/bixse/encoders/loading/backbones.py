@@ -103,12 +103,12 @@ def make_bidirectional(model: SentenceTransformer, name: str) -> None:
 
 
 def check_attention(model: SentenceTransformer, name: str) -> None:
-    """Refuse a model that does not see the whole text although its saved configuration says so."""
+    """Refuse a causal model whose saved configuration says `is_causal: false`."""
     # a change of the library can make the switch silently do nothing, and the embeddings wrong
     for part in backbones(model):
         if getattr(part.auto_model.config, "is_causal", None) is False and not sees_whole_text(part):
             raise ModelError(
-                f"model {name!r}: got attention that sees only what came before, although its configuration says "
+                f"model {name!r}: got causal attention, although its configuration says "
                 "is_causal: false; expected attention to the whole text; fix: load it with the version of "
                 "transformers it was saved with"
             )

@@ -309,7 +309,7 @@ def _ask_hub(name: str) -> None:
         return
     except Exception as error:  # which HTTP library the hub uses depends on its version
         raise ModelError(
-            f"model {name!r}: got no such folder, and no answer from the hub ({type(error).__name__}: {error}); "
+            f"model {name!r}: got no such folder, and no connection to the hub ({type(error).__name__}: {error}); "
             "expected a model folder, or a hub that can be reached; fix: check the path, or the network"
         ) from error
     raise ModelError(
@@ -337,13 +337,13 @@ def _check_is_encoder(model: SentenceTransformer, name: str) -> None:
     if vectors.ndim != 2 or vectors.shape[1] < 2:
         raise ModelError(
             f"model {name!r}: got an output of shape {vectors.shape} on two texts; expected one embedding per text; "
-            "fix: choose an embedding model (a cross-encoder or a classifier is none)"
+            "fix: choose an embedding model (a cross-encoder or a classifier gives no embeddings)"
         )
     if vectors.shape[1] != model.get_embedding_dimension():
         raise ModelError(
-            f"model {name!r}: got embeddings of {vectors.shape[1]} dimensions, and modules that say "
-            f"{model.get_embedding_dimension()}; expected the same number; fix: correct embedding_dimension in "
-            "1_Pooling/config.json"
+            f"model {name!r}: got embeddings of {vectors.shape[1]} dimensions from modules "
+            f"configured for {model.get_embedding_dimension()}; expected the same number; fix: "
+            "correct embedding_dimension in 1_Pooling/config.json"
         )
     if np.abs(vectors[0] - vectors[1]).max() <= 1e-5 * np.abs(vectors).max():
         raise ModelError(
