@@ -66,7 +66,7 @@ def test_search_refuses(capsys, model, tmp_path):
     words = ("search", model, "copy", "--collection", tmp_path / "toy")
     assert "--at-precision: got model" in refused(capsys, *words, "--at-precision", "0.9")
     RelevanceHead(20.0, -10.0).save(model)
-    assert "it has none" in refused(capsys, *words, "--at-precision", "0.9")
+    assert "in the model (none)" in refused(capsys, *words, "--at-precision", "0.9")
     RelevanceHead(20.0, -10.0, thresholds=(FOUND,)).save(model)
     said = refused(capsys, *words, "--at-precision", "0.8")
     assert "precision: got 0.8; expected a precision with a threshold in the model (0.9)" in said

@@ -20,13 +20,11 @@ KNOWN = [[1.0, 0.5, 0.0, 0.0], [0.125, 0.0, 0.75, 0.0], [0.0, 0.25, 0.0, 0.5]]
 
 
 def loss_of(model, texts, labels, **options):
-    """The loss of a batch given as text columns, the query column first."""
     loss = BiXSELoss(model, **{"scale": 20.0, "bias": -3.0, **options})
     return loss([model.preprocess(column) for column in texts], labels), loss
 
 
 def unit(model, texts):
-    """Embeddings of the plain model, normalised."""
     return normalize(model(model.preprocess(texts))["sentence_embedding"], dim=1)
 
 

@@ -88,12 +88,11 @@ class DistillKLLoss(DistillationLoss):
         relevance, _ = targets.dense(logits.dtype)
         graded = targets.graded(logits.dtype).bool()
         graded &= graded.sum(dim=1, keepdim=True) > 1
-        usable = graded.any(dim=1)
         teacher = relevance / self.options.temperature
         wanted, reached = (_log_softmax(scores, graded) for scores in (teacher, logits))
         share = wanted.exp().mul_(graded)
         value = (share * (wanted - reached)).sum(dtype=torch.float64)
-        return ChunkResult(value, usable.sum(), reached.exp_().mul_(graded).sub_(share))
+        return ChunkResult(value, graded.any(dim=1).sum(), reached.exp_().mul_(graded).sub_(share))
 
 
 def _log_softmax(scores: Tensor, counted: Tensor) -> Tensor:
