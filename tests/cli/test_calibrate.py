@@ -93,10 +93,10 @@ def test_search_refuses_precisions_without_a_threshold(capsys, model, tmp_path):
     words = ("search", model, "copy", "--collection", save_words(tmp_path))
     assert "--at-precision: got model" in refused(capsys, *words, "--at-precision", "0.9")
     RelevanceHead(20.0, -10.0).save(model)
-    assert "it has none" in refused(capsys, *words, "--at-precision", "0.9")
+    assert "in the model (none)" in refused(capsys, *words, "--at-precision", "0.9")
     RelevanceHead(20.0, -10.0, thresholds=(SAVED,)).save(model)
     message = refused(capsys, *words, "--at-precision", "0.8")
-    assert "precision: got 0.8;" in message and "(0.9)" in message
+    assert "precision: got 0.8;" in message and "in the model (0.9)" in message
     assert "expected one of the two" in refused(capsys, *words, "--at-precision", "0.9", "--threshold", "0.5")
 
 

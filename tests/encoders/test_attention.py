@@ -1,19 +1,15 @@
-from __future__ import annotations
-
-import json
 import shutil
 
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from transformers import AutoConfig, BertTokenizerFast
+from transformers import BertTokenizerFast
 
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.loading.backbones import (
     check_attention,
     check_padding,
     input_parts,
-    make_bidirectional,
     parts_of,
     sees_whole_text,
 )
@@ -23,17 +19,12 @@ from bixse.errors import ModelError
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3", "gemma3"])
 class TestDecoders:
-    def test_a_bare_decoder_sees_the_whole_text(self, decoder_path, kind):
-        causal = SentenceTransformer(str(decoder_path(kind)), device="cpu")
-        assert not sees_whole_text(causal[0])
-        for wanted in (None, False):
-            model = build_encoder(decoder_path(kind), device="cpu", bidirectional=wanted)
-            assert sees_whole_text(model[0]) == (wanted is None)
-
-    def test_a_saved_one_comes_back_so_in_plain_sentence_transformers_too(self, decoder_path, tmp_path, kind):
+    def test_a_bare_decoder_sees_the_whole_text_also_in_plain_sentence_transformers(self, decoder_path, tmp_path, kind):
+        assert not sees_whole_text(SentenceTransformer(str(decoder_path(kind)), device="cpu")[0])
+        assert not sees_whole_text(build_encoder(decoder_path(kind), device="cpu", bidirectional=False)[0])
         model = build_encoder(decoder_path(kind), 32, device="cpu")
+        assert sees_whole_text(model[0])
         model.save_pretrained(str(tmp_path))
-        assert json.loads((tmp_path / "config.json").read_text())["is_causal"] is False
         texts = ["copy a file", "sort the list of words"]
         expected = torch.tensor(encode_texts(model, texts, "query"))
         for again in (SentenceTransformer(str(tmp_path), device="cpu"), build_encoder(tmp_path, device="cpu")):
@@ -42,16 +33,13 @@ class TestDecoders:
 
     def test_the_instruction_is_not_pooled(self, decoder_path, kind):
         model = build_encoder(decoder_path(kind), device="cpu")
-        given = model.preprocess(["copy a file"], prompt="find the text: ")
-        states = model[0](given)["token_embeddings"][0]
-        own = states[int(given["prompt_length"]) :].mean(dim=0)
-        pooled = model(model.preprocess(["copy a file"], prompt="find the text: "))["sentence_embedding"][0]
-        torch.testing.assert_close(pooled, own)
+        features = model.preprocess(["copy a file"], prompt="find the text: ")
+        states = model[0](dict(features))["token_embeddings"][0, int(features["prompt_length"]) :]
+        torch.testing.assert_close(model(features)["sentence_embedding"][0], states.mean(dim=0))
 
 
 @pytest.mark.parametrize("bidirectional", [None, False])
 def test_texts_are_not_put_into_a_chat_template(decoder_path, tmp_path, bidirectional):
-    """The system message of an instruct model would be most of every short text."""
     shutil.copytree(decoder_path("llama"), tmp_path / "chat")
     tokenizer = BertTokenizerFast.from_pretrained(tmp_path / "chat")
     tokenizer.chat_template = "how do i find the file {% for m in messages %}{{ m.content }}{% endfor %}"
@@ -65,40 +53,31 @@ def test_texts_are_not_put_into_a_chat_template(decoder_path, tmp_path, bidirect
         assert [word for word in words if not word.startswith("[")] == ["copy", "a", "file"]
 
 
-def test_an_encoder_is_left_as_it_is(tiny_model):
-    before = tiny_model[0].auto_model.config.to_dict()
-    make_bidirectional(tiny_model, "tiny")
-    assert tiny_model[0].auto_model.config.to_dict() == before
-
-
 def test_a_sentence_transformers_decoder_stays_as_it_was_trained(decoder_path, tmp_path):
-    """Qwen3-Embedding and its like are causal on purpose."""
     SentenceTransformer(str(decoder_path("qwen3")), device="cpu").save_pretrained(str(tmp_path))
     assert not sees_whole_text(build_encoder(tmp_path, device="cpu")[0])
     assert sees_whole_text(build_encoder(tmp_path, device="cpu", bidirectional=True)[0])
 
 
-def test_a_switch_that_does_nothing_is_refused(decoder_path, monkeypatch, tmp_path):
-    """As it was with older patches that a new version of the library made void."""
-    model = build_encoder(decoder_path("llama"), device="cpu")
-    model.save_pretrained(str(tmp_path))
-    monkeypatch.setattr("transformers.models.llama.modeling_llama.create_causal_mask", _always_causal)
-    with pytest.raises(ModelError, match="got attention that sees only what came before, although"):
-        build_encoder(tmp_path, device="cpu")
-    with pytest.raises(ModelError, match="is_causal: false"):
-        check_attention(SentenceTransformer(str(tmp_path), device="cpu"), "llama")
-    with pytest.raises(ModelError, match="got a llama decoder whose first token does not see the last one"):
-        build_encoder(decoder_path("llama"), device="cpu")
-
-
-def _always_causal(config, inputs_embeds, attention_mask, **_):
+def always_causal(config, inputs_embeds, attention_mask, **_):
     length = inputs_embeds.shape[1]
     lower = torch.ones(length, length, dtype=torch.bool).tril()
     return (lower & attention_mask[:, None, None, :].bool()).expand(len(inputs_embeds), 1, -1, -1)
 
 
+def test_a_switch_that_does_nothing_is_refused(decoder_path, monkeypatch, tmp_path):
+    model = build_encoder(decoder_path("llama"), device="cpu")
+    model.save_pretrained(str(tmp_path))
+    monkeypatch.setattr("transformers.models.llama.modeling_llama.create_causal_mask", always_causal)
+    with pytest.raises(ModelError, match="is_causal: false"):
+        build_encoder(tmp_path, device="cpu")
+    with pytest.raises(ModelError, match="is_causal: false"):
+        check_attention(SentenceTransformer(str(tmp_path), device="cpu"), "llama")
+    with pytest.raises(ModelError, match="got a llama decoder"):
+        build_encoder(decoder_path("llama"), device="cpu")
+
+
 def test_padding_that_counts_is_refused(decoder_path, monkeypatch):
-    """A model that is given no attention mask pools padding."""
     model = build_encoder(decoder_path("llama"), device="cpu")
     forward = model[0].forward
 
@@ -106,22 +85,13 @@ def test_padding_that_counts_is_refused(decoder_path, monkeypatch):
         return forward({**features, "attention_mask": torch.ones_like(features["attention_mask"])}, **named)
 
     monkeypatch.setattr(model[0], "forward", without_mask)
-    with pytest.raises(ModelError, match="got another embedding of a text when it is padded on the right"):
+    with pytest.raises(ModelError, match="right"):
         check_padding(model, "llama")
 
 
-def test_the_flag_of_from_pretrained_is_ignored_by_the_library(decoder_path):
-    """Why the switch is set after loading: should this fail one day, the library has learned it."""
-    config = AutoConfig.from_pretrained(decoder_path("llama"), is_causal=False)
-    assert getattr(config, "is_causal", None) is not False
-
-
-def test_the_parts_of_a_plain_model_are_its_modules(tiny_model):
+def test_the_parts_of_a_model_are_its_modules_also_behind_a_router(tiny_model, router_model):
     assert [type(part).__name__ for part in parts_of(tiny_model)] == ["Transformer", "Pooling"]
     assert input_parts(tiny_model) == [tiny_model[0]]
-
-
-def test_what_lies_behind_a_router_is_a_part(router_model):
     names = [type(part).__name__ for part in parts_of(router_model)]
     assert names == ["Router", "Transformer", "Pooling", "Transformer", "Pooling"]
     routes = router_model[0].sub_modules

@@ -1,11 +1,10 @@
-from __future__ import annotations
-
 import json
 import shutil
 
 import pytest
 import torch
 from torch import nn
+from transformers import AutoModel, AutoTokenizer, RobertaConfig, RobertaModel
 
 from bixse.encoders.loading.build import build_encoder, set_dropout, use_attention_to_train_with
 from bixse.encoders.loading.precision import use_precision
@@ -15,57 +14,32 @@ from bixse.errors import ModelError
 @pytest.fixture
 def roberta_path(tiny_model_path, tmp_path):
     """A RoBERTa with 20 positions, of which padding takes two, and a tokenizer of ours without a limit."""
-    from transformers import AutoTokenizer, RobertaConfig, RobertaModel
-
     tokenizer = AutoTokenizer.from_pretrained(str(tiny_model_path))
     tokenizer.model_max_length = 10**6
     tokenizer.save_pretrained(tmp_path / "roberta")
     torch.manual_seed(0)
-    config = RobertaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=20,
-        pad_token_id=1,
-    )
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = RobertaConfig(vocab_size=len(tokenizer), max_position_embeddings=20, pad_token_id=1, **sizes)
     RobertaModel(config).save_pretrained(tmp_path / "roberta")
     return tmp_path / "roberta"
 
 
-class TestPositionsOfRoberta:
-    def test_twenty_positions_hold_eighteen_tokens(self, roberta_path):
-        with pytest.raises(ModelError, match="got 19; expected 4 to 18 tokens"):
-            build_encoder(roberta_path, 19, device="cpu")
-        model = build_encoder(roberta_path, 18, device="cpu")
-        assert model.encode("copy " * 50).shape == (32,)
-
-    def test_a_text_of_any_length_is_read_when_no_length_is_asked_for(self, roberta_path):
-        model = build_encoder(roberta_path, device="cpu")
-        assert model.max_seq_length == 18
-        assert model.encode("copy " * 50).shape == (32,)
-
-    def test_a_bert_has_a_token_for_each_position(self, tiny_model_path, tmp_path):
-        shutil.copytree(tiny_model_path, tmp_path / "bert")
-        assert build_encoder(tmp_path / "bert", 64, device="cpu").max_seq_length == 64
-        with pytest.raises(ModelError, match="got 65; expected 4 to 64 tokens"):
-            build_encoder(tmp_path / "bert", 65, device="cpu")
+@pytest.mark.parametrize(("kind", "limit"), [("roberta", 18), ("bert", 64)])
+def test_a_model_takes_as_many_tokens_as_it_has_positions(roberta_path, tiny_model_path, kind, limit):
+    path = {"roberta": roberta_path, "bert": tiny_model_path}[kind]
+    with pytest.raises(ModelError, match=f"got {limit + 1}; expected 4 to {limit} tokens"):
+        build_encoder(path, limit + 1, device="cpu")
+    assert build_encoder(path, limit, device="cpu").encode("copy " * 100).shape == (32,)
+    assert build_encoder(path, device="cpu").encode("copy " * 100).shape == (32,)
 
 
-class TestFilesThatDoNotBelongTogether:
-    @pytest.fixture
-    def folder(self, tiny_model_path, tmp_path):
-        shutil.copytree(tiny_model_path, tmp_path / "model")
-        return tmp_path / "model"
-
-    def change(self, path, **settings):
-        path.write_text(json.dumps({**json.loads(path.read_bytes()), **settings}))
-
-    def test_a_pooling_of_other_dimensions(self, folder, capsys):
-        self.change(folder / "1_Pooling" / "config.json", embedding_dimension=16)
-        with pytest.raises(ModelError, match=r"of 32 dimensions.*say 16.*1_Pooling/config\.json"):
-            build_encoder(folder, device="cpu")
+def test_a_pooling_of_other_dimensions_is_refused(tiny_model_path, tmp_path):
+    shutil.copytree(tiny_model_path, tmp_path / "model")
+    path = tmp_path / "model" / "1_Pooling" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), "embedding_dimension": 16}))
+    with pytest.raises(ModelError, match="of 32 dimensions") as caught:
+        build_encoder(tmp_path / "model", device="cpu")
+    assert "1_Pooling/config.json" in caught.value.fix
 
 
 class TestDropout:
@@ -75,16 +49,11 @@ class TestDropout:
 
     @pytest.mark.parametrize("attention", ["eager", "sdpa"])
     @pytest.mark.parametrize("before", [0.0, 0.1])
-    def test_attention_that_keeps_its_probability_as_a_number(self, attention, before):
-        from transformers import ModernBertConfig, ModernBertModel
-
-        torch.manual_seed(0)
-        sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-        special = {"pad_token_id": 0, "bos_token_id": 1, "cls_token_id": 1, "eos_token_id": 2, "sep_token_id": 2}
+    def test_attention_that_keeps_its_probability_as_a_number(self, modernbert_path, attention, before):
         dropout = dict.fromkeys(("attention_dropout", "embedding_dropout", "mlp_dropout"), before)
-        config = ModernBertConfig(vocab_size=50, attn_implementation=attention, **sizes, **special, **dropout)
-        model = ModernBertModel(config).train()
-        tokens = torch.arange(1, 21)[None]
+        folder = modernbert_path("ModernBertModel", **dropout)
+        model = AutoModel.from_pretrained(folder, attn_implementation=attention).train()
+        tokens = torch.arange(5, 25)[None]
 
         def varies():
             return not torch.equal(model(tokens).last_hidden_state, model(tokens).last_hidden_state)
@@ -92,7 +61,7 @@ class TestDropout:
         for probability in (0.0, 0.5, 0.0):
             set_dropout(model, probability)
             assert varies() == (probability > 0)
-        assert config.attention_dropout == before, "dropout of a training run is not saved with the model"
+        assert model.config.attention_dropout == before, "dropout of a training run is not saved with the model"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU it is transformers' choice")

@@ -1,7 +1,3 @@
-"""The hash of all that embeddings depend on."""
-
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 
@@ -23,32 +19,32 @@ def test_files_of_a_folder_without_a_model_are_not_hashed(tiny_model_path, tmp_p
 def test_the_key_sees_everything_embeddings_depend_on(tiny_model):
     keys = [embeddings_key(tiny_model)]
     assert embeddings_key(tiny_model) == keys[0]
-    tiny_model.max_seq_length = 16
-    keys.append(embeddings_key(tiny_model))
     with use_precision("bfloat16" if resolve_precision(device="cpu") == "float32" else "float32"):
         keys.append(embeddings_key(tiny_model))
-    for prompts in ({"document": "passage: "}, {"passage": "text: "}, {"any": "line: "}):
-        tiny_model.prompts, tiny_model.default_prompt_name = prompts, "any"
-        keys.append(embeddings_key(tiny_model))
-    tiny_model.truncate_dim = 8
-    keys.append(embeddings_key(tiny_model))
-    tiny_model[1].include_prompt = False
-    keys.append(embeddings_key(tiny_model))
-    tiny_model.tokenizer.truncation_side = "left"
-    keys.append(embeddings_key(tiny_model))
-    tiny_model[1].pooling_mode = "cls"
-    keys.append(embeddings_key(tiny_model))
-    tiny_model[0].auto_model.config.is_decoder = True
-    keys.append(embeddings_key(tiny_model))
+    for target, name, value in (
+        (tiny_model, "max_seq_length", 16),
+        (tiny_model, "default_prompt_name", "any"),
+        (tiny_model, "prompts", {"document": "passage: "}),
+        (tiny_model, "prompts", {"passage": "text: "}),
+        (tiny_model, "prompts", {"any": "line: "}),
+        (tiny_model, "truncate_dim", 8),
+        (tiny_model[1], "include_prompt", False),
+        (tiny_model.tokenizer, "truncation_side", "left"),
+        (tiny_model[1], "pooling_mode", "cls"),
+        (tiny_model[0].auto_model.config, "is_decoder", True),
+    ):
+        setattr(target, name, value)
+        if name != "default_prompt_name":
+            keys.append(embeddings_key(tiny_model))
     next(tiny_model.parameters()).data[0, 0] += 1e-3
     keys.append(embeddings_key(tiny_model))
-    tiny_model.bfloat16()
-    keys.append(embeddings_key(tiny_model))
+    keys.append(embeddings_key(tiny_model.bfloat16()))
     assert len(set(keys)) == len(keys)
 
 
 def test_the_key_sees_the_tokenizer(tiny_model, tmp_path):
     tiny_model.save_pretrained(str(tmp_path))
+    assert embeddings_key(RelevanceModel(str(tmp_path), device="cpu")) == embeddings_key(tiny_model)
     path = tmp_path / "tokenizer.json"
     content = json.loads(path.read_text(encoding="utf-8"))
     words = content["model"]["vocab"]
@@ -73,26 +69,17 @@ def test_the_key_stays_when_the_model_has_read_texts_or_its_query_prompt_changes
     assert embeddings_key(tiny_model) == key
 
 
-def test_the_key_sees_behind_a_router(tiny_model_path):
-    from sentence_transformers.base.modules import Router
-
-    query, document = (list(RelevanceModel(str(tiny_model_path), device="cpu").children()) for _ in range(2))
-    routes = {("query", "text"): "query", ("document", None): "document"}
-    router = Router({"query": query, "document": document}, route_mappings=routes)
-    model = RelevanceModel(modules=[router], device="cpu")
-    keys = [embeddings_key(model)]
-    document[1].pooling_mode = "cls"
-    keys.append(embeddings_key(model))
-    document[0].max_seq_length = 16
-    keys.append(embeddings_key(model))
-    router.route_mappings = {("query", "text"): "query", ("document", None): "query"}
-    keys.append(embeddings_key(model))
+def test_the_key_sees_behind_a_router(router_model):
+    router, document = router_model[0], router_model[0].sub_modules["document"]
+    keys = [embeddings_key(router_model)]
+    for target, name, value in (
+        (document[1], "pooling_mode", "cls"),
+        (document[0], "max_seq_length", 16),
+        (router, "route_mappings", {("query", "text"): "query", ("document", None): "query"}),
+    ):
+        setattr(target, name, value)
+        keys.append(embeddings_key(router_model))
     assert len(set(keys)) == 4
-
-
-def test_the_key_is_that_of_a_saved_copy(tiny_model, tmp_path):
-    tiny_model.save_pretrained(str(tmp_path / "copy"))
-    assert embeddings_key(RelevanceModel(str(tmp_path / "copy"), device="cpu")) == embeddings_key(tiny_model)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
@@ -18,31 +16,24 @@ def vectors(model):
     return torch.tensor(encode_texts(model, TEXTS, "query"))
 
 
-@pytest.fixture(params=["llama", "bert"])
-def adapted(request, decoder_path, tiny_model_path):
-    """An encoder whose adapters were moved away from 0."""
-    path = tiny_model_path if request.param == "bert" else decoder_path(request.param)
-    model = build_encoder(path, device="cpu")
+@pytest.fixture(params=["llama", "bert", "modernbert"])
+def adapted(request, decoder_path, tiny_model_path, modernbert_path):
+    """An encoder whose adapters, and the head of ModernBERT after the pooling, were moved away from their start."""
+    path = {"bert": lambda: tiny_model_path, "modernbert": modernbert_path}.get(request.param)
+    model = build_encoder(path() if path else decoder_path(request.param), device="cpu")
     before = vectors(model)
     add_lora(model, rank=4)
     torch.testing.assert_close(vectors(model), before)  # adapters begin at 0
+    trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    heads = {name.split(".")[0] for name in trained if "lora_" not in name}
+    assert heads == ({"2", "3"} if request.param == "modernbert" else set())
     torch.manual_seed(1)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(std=0.3)
+        for name, parameter in trained.items():
+            if "lora_A" not in name:
+                parameter.add_(torch.randn_like(parameter), alpha=0.3)
     assert (vectors(model) - before).abs().max() > 0.01
     return model
-
-
-def test_only_adapters_are_trained(decoder_path):
-    model = build_encoder(decoder_path("llama"), device="cpu")
-    add_lora(model, rank=4)
-    number = sum(own.numel() for own in model.parameters() if own.requires_grad)
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    assert trained
-    assert all("lora_" in name for name in trained)
-    assert number == sum(p.numel() for p in trained.values())
 
 
 def test_an_adapter_folder_comes_back_with_the_same_vectors(adapted, tmp_path):
@@ -81,29 +72,24 @@ def test_a_merged_export_loads_anywhere_with_the_same_vectors(adapted, tmp_path)
     assert not any("lora" in name for name, _ in again.named_parameters())
 
 
-def test_the_layers_that_get_adapters(decoder_path):
+def test_adapters_of_the_chosen_layers_are_trained_alone(decoder_path):
     model = build_encoder(decoder_path("llama"), device="cpu")
     add_lora(model, rank=2, alpha=8, dropout=0.1, targets=["q_proj", "v_proj"])
-    adapted = {name.split(".")[-4] for name, _ in model.named_parameters() if "lora_A" in name}
-    assert adapted == {"q_proj", "v_proj"}
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert all("lora_" in name for name in trained)
+    assert {name.split(".")[-4] for name in trained if "lora_A" in name} == {"q_proj", "v_proj"}
 
 
-def test_layers_that_the_encoder_lacks(decoder_path):
-    with pytest.raises(InputError, match="names of layers"):
-        add_lora(build_encoder(decoder_path("llama"), device="cpu"), targets=["nothing"])
-
-
-def test_adapters_upon_adapters_and_merging_none(decoder_path):
-    model = build_encoder(decoder_path("llama"), device="cpu")
-    with pytest.raises(ModelError, match="got a model without adapters"):
+def test_what_has_no_such_layers_or_adapters_is_refused(decoder_path, student):
+    static, model = (build_encoder(path, device="cpu") for path in (student, decoder_path("llama")))
+    with pytest.raises(ModelError, match="a model without adapters"):
         merge_lora(model)
+    with pytest.raises(InputError, match="names of layers"):
+        add_lora(model, targets=["nothing"])
+    with pytest.raises(ModelError, match="without a transformer"):
+        add_lora(static)
+    assert all(parameter.requires_grad for parameter in static.parameters())
+    model = build_encoder(decoder_path("llama"), device="cpu")
     add_lora(model)
-    with pytest.raises(ModelError, match="got a model that has adapters"):
+    with pytest.raises(ModelError, match="a model that has adapters"):
         add_lora(model)
-
-
-def test_static_embeddings_have_no_layers_for_adapters(student):
-    model = build_encoder(student, device="cpu")
-    with pytest.raises(ModelError, match=r"lora: .*without a transformer.*fix:"):
-        add_lora(model)
-    assert all(parameter.requires_grad for parameter in model.parameters())

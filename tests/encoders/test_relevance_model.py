@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import resource
 from pathlib import Path
@@ -17,29 +15,22 @@ from helpers.command import odd_modes
 TEXTS = ["copy a file", "sleep in a thread", "move a folder"]
 
 
-def test_a_model_without_a_head(tiny_model, tiny_model_path):
-    with pytest.raises(ModelError, match="without a relevance head"):
-        tiny_model.relevance("copy", TEXTS)
-    with pytest.raises(ModelError, match="run `bixse calibrate"):
-        load_relevance_model(tiny_model_path)
+def test_a_model_without_a_head_is_refused(tiny_model, tiny_model_path):
+    for probabilities in (lambda: tiny_model.relevance("copy", TEXTS), lambda: load_relevance_model(tiny_model_path)):
+        with pytest.raises(ModelError) as caught:
+            probabilities()
+        assert "bixse calibrate" in caught.value.fix
 
 
-def test_one_string_is_no_list_of_documents(tiny_model):
+@pytest.mark.parametrize(
+    ("query", "documents", "got"),
+    [("copy", [None], "None"), (None, TEXTS, "None"), ("copy", ["a file", 3], "3"), ("copy", "text", "one string")],
+)
+def test_values_that_are_no_texts_are_refused(tiny_model, query, documents, got):
     tiny_model.head = RelevanceHead(20.0, -10.0)
-    with pytest.raises(InputError, match=r"write \[document\]"):
-        tiny_model.relevance("copy", "one document")
-
-
-@pytest.mark.parametrize(("query", "documents"), [("copy", [None]), (None, TEXTS), ("copy", ["a file", 3])], ids=str)
-def test_what_is_no_text_is_refused(tiny_model, query, documents):
-    tiny_model.head = RelevanceHead(20.0, -10.0)
-    with pytest.raises(InputError, match=r"relevance: got (None|3) as a text"):
+    with pytest.raises(InputError) as caught:
         tiny_model.relevance(query, documents)
-
-
-def test_no_documents(tiny_model):
-    tiny_model.head = RelevanceHead(20.0, -10.0)
-    assert tiny_model.relevance("copy", []).shape == (0,)
+    assert caught.value.got.startswith(got)
 
 
 def test_probabilities_are_the_sigmoid_of_the_scaled_cosine(tiny_model):
@@ -47,6 +38,7 @@ def test_probabilities_are_the_sigmoid_of_the_scaled_cosine(tiny_model):
     vectors = tiny_model.encode(["copy", *TEXTS], normalize_embeddings=True).astype(np.float64)
     logits = 0.5 * (20 * vectors[1:] @ vectors[0] - 15) + 1
     np.testing.assert_allclose(tiny_model.relevance("copy", TEXTS), 1 / (1 + np.exp(-logits)), atol=2e-3)
+    assert tiny_model.relevance("copy", []).shape == (0,)
 
 
 def test_the_head_is_saved_in_the_folder_and_plain_sentence_transformers_loads_it(tiny_model, tmp_path):
@@ -70,12 +62,12 @@ def test_files_of_a_model_have_the_mode_of_a_new_file_or_keep_theirs(tiny_model,
 
 
 def test_a_head_is_read_as_it_was_saved_and_of_an_older_version_without_priors(tmp_path):
-    found = Threshold(0.9, 0.62, 0.91, 0.85, 0.95, 0.4, 120, 60, 0.5)
-    head = RelevanceHead(20.0, -15.0, 0.5, 1.0, "100 pairs", 0.03, 0.01, (found,))
+    threshold = Threshold(0.9, 0.62, 0.91, 0.85, 0.95, 0.4, 120, 60, 0.5)
+    head = RelevanceHead(20.0, -15.0, 0.5, 1.0, "100 pairs", 0.03, 0.01, (threshold,))
     head.save(tmp_path)
     assert RelevanceHead.load(tmp_path) == head
     assert head.at_prior(0.5).thresholds == ()
-    with pytest.raises(InputError, match="threshold for"):
+    with pytest.raises(InputError, match=r"precision: got 0\.5"):
         head.threshold_for(0.5)
     old = {"logit_scale": 20.0, "logit_bias": -15.0, "slope": 0.5, "intercept": 1.0, "calibrated_on": "100 pairs"}
     (tmp_path / "relevance_head.json").write_text(json.dumps(old))
@@ -89,7 +81,7 @@ BROKEN += [("thresholds", [{"precision": 0.9}]), ("thresholds", [[0.9, 0.5]])]
 
 
 @pytest.mark.parametrize(("key", "value"), BROKEN)
-def test_a_damaged_head(tmp_path, key, value):
+def test_a_damaged_head_is_refused(tmp_path, key, value):
     RelevanceHead(20.0, -10.0).save(tmp_path)
     path = tmp_path / "relevance_head.json"
     content = json.loads(path.read_text())
@@ -106,8 +98,8 @@ def test_probabilities_stay_in_range_at_the_ends():
 
 
 @pytest.mark.parametrize("saved_by", ["save", "save_pretrained", "save_whole"])
-def test_a_disk_without_room_for_the_weights_is_blamed_on_the_disk(tiny_model, tmp_path, saved_by):
-    """safetensors raises an error of its own; the limit on a file's size stands for a full disk."""
+def test_a_full_disk_is_a_storage_error(tiny_model, tmp_path, saved_by):
+    # safetensors raises an error of its own; the limit on a file's size stands for a full disk
     save = {"save_whole": lambda folder: save_whole(tiny_model, Path(folder))}
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))

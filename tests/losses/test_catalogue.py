@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import inspect
 import math
 import textwrap
@@ -21,17 +19,13 @@ from bixse.losses.catalogue import LOSSES, build_loss, check_loss_options
         ("bixse", "model", "an unknown key"),
         ("bixse-without-bias", "bias", "loss 'bixse-without-bias' sets it to 0.0"),
         ("lambdarank", "weighting", "choose another loss"),
+        ("lamdarank", "scale", "did you mean 'lambdarank'"),
     ],
 )
-def test_an_option_that_cannot_be_given(loss, option, hint):
-    with pytest.raises(ConfigError, match=option) as caught:
+def test_an_unknown_loss_or_option_is_refused(loss, option, hint):
+    with pytest.raises(ConfigError) as caught:
         check_loss_options(loss, {option: 1})
     assert hint in str(caught.value)
-
-
-def test_an_unknown_word():
-    with pytest.raises(ConfigError, match="did you mean 'lambdarank'"):
-        check_loss_options("lamdarank", {})
 
 
 @pytest.mark.parametrize(
@@ -42,6 +36,7 @@ def test_an_unknown_word():
         ("bixse", "positive_from", ["x", 0.0, 1.5]),
         ("bixse", "bias", [[1.0], "middle", "", None, True, math.nan, math.inf]),
         ("bixse", "reduction", ["sum"]),
+        ("bixse", "products", ["float16"]),
         ("bixse", "in_batch_labels", ["all"]),
         ("soft-infonce", "mini_batch_size", [0, -1, True, 1.5]),
         ("margin-mse", "scale", [0.0, -20.0, math.nan, math.inf]),
@@ -55,40 +50,27 @@ def test_an_option_of_the_wrong_kind_or_outside_its_range(loss, option, values):
             build_loss(loss, nn.Identity(), **{option: value})
 
 
-def test_known_options():
-    check_loss_options("bixse", {"bias": -3, "positive_from": None, "scale": 10})
-    check_loss_options("bixse", {"bias": "prior", "learn_scale": True, "in_batch_labels": "paper"})
-    check_loss_options("ndcg-loss2++", {"top_grade": 4.0, "gradient_cache": True})
-
-
 @pytest.mark.parametrize("word", LOSSES)
 def test_every_word_builds_what_it_names_and_the_model_card_says_how(word):
-    loss = build_loss(word, nn.Identity(), scale=7.0, gradient_cache=True, mini_batch_size=5)
-    entry = LOSSES[word]
-    assert type(loss) is getattr(bixse.losses, entry.name)
-    said = loss.get_config_dict()
-    assert said.items() >= {**entry.fixed, "scale": 7.0, "gradient_cache": True, "mini_batch_size": 5}.items()
+    options = {"scale": 7.0, "gradient_cache": True, "mini_batch_size": 5}
+    loss = build_loss(word, nn.Identity(), **options)
+    assert type(loss) is getattr(bixse.losses, LOSSES[word].name)
+    assert loss.get_config_dict().items() >= {**LOSSES[word].fixed, **options}.items()
 
 
 @pytest.mark.parametrize(
     ("word", "options", "requires", "informative", "not_informative"),
     [
-        ("bixse", {}, "a document with relevance above 0", [[0.2]], [[0.0, 0.0]]),
-        (
-            "infonce",
-            {"positive_from": 0.6},
-            "a document with relevance of at least 0.6",
-            [[0.0, 0.6]],
-            [[0.59, 0.0], []],
-        ),
+        ("bixse", {}, "relevance above 0", [[0.2]], [[0.0, 0.0]]),
+        ("infonce", {"positive_from": 0.6}, "relevance of at least 0.6", [[0.0, 0.6]], [[0.59, 0.0], []]),
         ("margin-mse", {}, "two graded documents", [[0.0, 0.0]], [[1.0]]),
         ("distill-kl", {}, "two graded documents", [[0.0, 0.0]], [[1.0]]),
-        ("pairwise-bce", {}, "a document with relevance above 0", [[0.2]], [[0.0, 0.0]]),
+        ("pairwise-bce", {}, "relevance above 0", [[0.2]], [[0.0, 0.0]]),
     ],
 )
 def test_what_a_query_must_bring(word, options, requires, informative, not_informative):
     loss = build_loss(word, nn.Identity(), **options)
-    assert loss.requires == requires
+    assert loss.requires.endswith(requires)
     assert all(loss.is_informative(group) for group in informative)
     assert not any(loss.is_informative(group) for group in not_informative)
 

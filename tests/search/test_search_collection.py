@@ -1,7 +1,3 @@
-"""A collection held in memory under one encoder."""
-
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,3 @@
-"""Embeddings by model and text: what is damaged, locked or full only costs encoding again."""
-
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -16,34 +12,34 @@ TEXTS = ["copy a file", "move a folder", "sort", "copy a file", ""]
 @pytest.fixture
 def encoded(monkeypatch):
     """The texts that were encoded."""
-    found, encode_here = [], encode.encode_here
+    texts_encoded, encode_here = [], encode.encode_here
 
     def count(model, texts, *rest):
-        found.extend(texts)
+        texts_encoded.extend(texts)
         return encode_here(model, texts, *rest)
 
     monkeypatch.setattr(encode, "encode_here", count)
-    return found
+    return texts_encoded
 
 
 @pytest.mark.parametrize("content", [b"x" * 5000, b"SQLite format 3\0" + b"x" * 5000])
-def test_a_damaged_file_means_encoding_again(tiny_model, encoded, content):
+def test_a_damaged_file_is_replaced(tiny_model, encoded, content):
     store = EmbeddingStore(tiny_model)
-    found = store.encode(TEXTS)
+    embeddings = store.encode(TEXTS)
     store.path.write_bytes(content)
     for _ in range(2):
-        np.testing.assert_array_equal(store.encode(TEXTS), found)
+        np.testing.assert_array_equal(store.encode(TEXTS), embeddings)
     assert len(encoded) == 2 * 4
 
 
-def test_what_cannot_be_kept_is_encoded_all_the_same(tiny_model, tmp_path):
+def test_texts_are_encoded_if_the_folder_cannot_be_written(tiny_model, tmp_path):
     (tmp_path / "file").write_text("no folder")
     store = EmbeddingStore(tiny_model, tmp_path / "file" / "cache")
     np.testing.assert_array_equal(store.encode(TEXTS), encode_texts(tiny_model, TEXTS, "document"))
     assert str(tmp_path) in store.failure
 
 
-def test_nothing_is_kept_where_nothing_shall_be(tiny_model, cache_path, encoded):
+def test_the_cache_none_stores_nothing(tiny_model, cache_path, encoded):
     for _ in range(2):
         EmbeddingStore(tiny_model, "none").encode(TEXTS)
     assert len(encoded) == 2 * 4
@@ -56,19 +52,15 @@ def test_each_text_is_encoded_once_and_only_new_ones_later(tiny_model, encoded):
     np.testing.assert_array_equal(first, encode_texts(tiny_model, TEXTS, "document"))
     assert sum(steps) == len(TEXTS)
     del encoded[:]
-    found = EmbeddingStore(tiny_model).encode(["list", *reversed(TEXTS)])
+    again = EmbeddingStore(tiny_model).encode(["list", *reversed(TEXTS)])
     assert encoded == ["list"]
-    np.testing.assert_array_equal(found[1:], first[::-1])
-
-
-def test_another_model_has_embeddings_of_its_own(tiny_model, encoded):
+    np.testing.assert_array_equal(again[1:], first[::-1])
+    tiny_model.max_seq_length = 4  # another model
     EmbeddingStore(tiny_model).encode(TEXTS)
-    tiny_model.max_seq_length = 4
-    EmbeddingStore(tiny_model).encode(TEXTS)
-    assert len(encoded) == 2 * 4
+    assert encoded == ["list", *sorted(set(TEXTS), key=len)]
 
 
-def test_a_killed_process_loses_what_it_was_encoding_alone(tiny_model, encoded, monkeypatch):
+def test_a_killed_process_loses_only_the_texts_that_it_was_encoding(tiny_model, encoded, monkeypatch):
     monkeypatch.setattr(store_module, "SAVED_TOGETHER", 2)
 
     def stop(count):
@@ -79,6 +71,6 @@ def test_a_killed_process_loses_what_it_was_encoding_alone(tiny_model, encoded, 
     with pytest.raises(KeyboardInterrupt):
         EmbeddingStore(tiny_model).encode(texts, stop)
     del encoded[:]
-    found = EmbeddingStore(tiny_model).encode(texts)
+    embeddings = EmbeddingStore(tiny_model).encode(texts)
     assert encoded == texts[2:]
-    np.testing.assert_allclose(found, encode_texts(tiny_model, texts, "document"), atol=1e-6)
+    np.testing.assert_allclose(embeddings, encode_texts(tiny_model, texts, "document"), atol=1e-6)

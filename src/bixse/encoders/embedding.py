@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -34,25 +35,19 @@ def embed_features(
     dimensions: int | None = getattr(getattr(model, "module", model), "truncate_dim", None)
     sharded = is_sharded(model)
 
-    def one_pass(given: dict[str, Any]) -> Tensor:
-        embeddings = model(dict(given))["sentence_embedding"]  # the encoder adds its states to the dictionary
+    def one_pass(part: dict[str, Any]) -> Tensor:
+        embeddings = model(dict(part))["sentence_embedding"]  # the encoder adds its states to the dictionary
         return embeddings[:, :dimensions]
 
-    def kept_or_not(given: dict[str, Any]) -> Tensor:
-        if gradient_cache and torch.is_grad_enabled():
-            # backward recomputes one pass at a time, with equal dropout; reentrant passes crash with adapters
-            embedded: Tensor = checkpoint(one_pass, given, use_reentrant=False)
-            return embedded
-        return one_pass(given)
-
-    def embed(given: dict[str, Any]) -> Tensor:
-        if sharded and torch.is_grad_enabled():
-            # without an input that requires a gradient there would be no backward pass
-            apart: Tensor = _BackwardOfItsOwn.apply(  # type: ignore[no-untyped-call]
-                torch.empty(0, requires_grad=True), kept_or_not, given
-            )
-            return apart
-        return kept_or_not(given)
+    def embed(part: dict[str, Any]) -> Tensor:
+        if not torch.is_grad_enabled():
+            return one_pass(part)
+        # backward recomputes one pass at a time, with equal dropout; reentrant passes crash with adapters
+        encode = partial(checkpoint, one_pass, use_reentrant=False) if gradient_cache else one_pass
+        # without an input that requires a gradient there would be no backward pass
+        start = torch.empty(0, requires_grad=True)
+        embedded: Tensor = _SeparateBackward.apply(start, encode, part) if sharded else encode(part)  # type: ignore[no-untyped-call]
+        return embedded
 
     mask = features.get("attention_mask")
     if not isinstance(mask, Tensor) or mask.ndim != 2:
@@ -67,7 +62,7 @@ def embed_features(
     return torch.cat(parts)[torch.argsort(order)]
 
 
-class _BackwardOfItsOwn(torch.autograd.Function):
+class _SeparateBackward(torch.autograd.Function):
     """A pass through a sharded encoder with a backward graph of its own.
 
     In one graph, autograd would keep the gradient of every unsharded weight until all passes are done. Here each
@@ -75,9 +70,9 @@ class _BackwardOfItsOwn(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, taken: Tensor, encode: Callable[[dict[str, Any]], Tensor], given: dict[str, Any]) -> Tensor:
+    def forward(ctx: Any, _: Tensor, encode: Callable[[dict[str, Any]], Tensor], part: dict[str, Any]) -> Tensor:
         with torch.enable_grad():
-            ctx.embedded = encode(given)
+            ctx.embedded = encode(part)
         detached: Tensor = ctx.embedded.detach()
         return detached
 
@@ -89,15 +84,23 @@ class _BackwardOfItsOwn(torch.autograd.Function):
 
 def _one_token(features: Features, mask: Tensor) -> dict[str, Any]:
     """Return features of a text of one token, with the same names."""
-    single: dict[str, Any] = {}
+    single = _map_tensors(
+        features, mask, lambda x: x.new_zeros(1, 1, *x.shape[2:]), lambda x: x.new_zeros(1, *x.shape[1:])
+    )
+    return {**single, "attention_mask": mask.new_ones(1, 1)}
+
+
+def _map_tensors(
+    features: Features, mask: Tensor, tokens: Callable[[Tensor], Tensor], texts: Callable[[Tensor], Tensor]
+) -> dict[str, Any]:
+    """Apply `tokens` to tensors with an entry per token and `texts` to tensors with an entry per text."""
+    mapped = dict(features)
     for name, value in features.items():
         if isinstance(value, Tensor) and value.shape[:2] == mask.shape:
-            single[name] = value.new_full((1, 1, *value.shape[2:]), int(name == "attention_mask"))
+            mapped[name] = tokens(value)
         elif isinstance(value, Tensor) and value.shape[:1] == mask.shape[:1]:
-            single[name] = value.new_zeros(1, *value.shape[1:])
-        else:
-            single[name] = value
-    return single
+            mapped[name] = texts(value)
+    return mapped
 
 
 def passes_by_length(mask: Tensor, mini_batch_size: int = 32) -> tuple[Tensor, list[int]]:
@@ -127,16 +130,8 @@ def _cheapest_cut(lengths: tuple[int, ...], mini_batch_size: int, pass_cost: int
 
 def take_rows(features: Features, mask: Tensor, rows: Tensor) -> dict[str, Any]:
     """Return the chosen rows, without token positions that are padding in all rows (left or right)."""
-    kept = mask[rows].any(dim=0).nonzero().squeeze(1)
-    taken: dict[str, Any] = {}
-    for name, value in features.items():
-        if isinstance(value, Tensor) and value.shape[:2] == mask.shape:
-            taken[name] = value[rows][:, kept]
-        elif isinstance(value, Tensor) and value.shape[:1] == mask.shape[:1]:
-            taken[name] = value[rows]
-        else:
-            taken[name] = value
-    return taken
+    columns = mask[rows].any(dim=0).nonzero().squeeze(1)
+    return _map_tensors(features, mask, lambda value: value[rows][:, columns], lambda value: value[rows])
 
 
 def tokens_without_padding(features: Features) -> Tensor:
@@ -148,8 +143,8 @@ def tokens_without_padding(features: Features) -> Tensor:
         return pad_sequence(texts, batch_first=True, padding_value=-1) if texts else tokens.reshape(0, 1)
     if not isinstance(mask, Tensor) or mask.shape != tokens.shape:
         return tokens
-    own_first = torch.argsort(mask.bool().logical_not().long(), dim=1, stable=True)
-    return torch.where(mask.bool(), tokens, -1).gather(1, own_first)
+    tokens_first = torch.argsort(mask.bool().logical_not().long(), dim=1, stable=True)
+    return torch.where(mask.bool(), tokens, -1).gather(1, tokens_first)
 
 
 def number_of_texts(features: Features) -> int:

@@ -41,7 +41,7 @@ def encode_texts(
     """Embed N texts, (N, D) L2-normalised, as `encode_query` or `encode_document` would.
 
     A text without tokens is embedded as 0. `progress` gets the number of texts since its last call. `prompt` replaces
-    the model's own prompt; "" is none.
+    the prompt of the model; "" means no prompt.
     """
     row_of = {text: row for row, text in enumerate(dict.fromkeys(texts))}
     distinct = list(row_of)
@@ -99,7 +99,7 @@ def _with_tokens(mask: object) -> Tensor | None:
 
 
 def embeddings_key(model: SentenceTransformer, portable: bool = False) -> str:
-    """Hash everything that a document's embedding depends on except its text; `portable`: and except the precision."""
+    """Hash everything that a document's embedding depends on, but not its text; `portable` leaves out the precision."""
     digest = hashlib.sha256()
     for name, state in sorted(model.state_dict().items()):
         for part in state if isinstance(state, tuple) else (state,):  # a quantised layer keeps weight and bias as one
@@ -113,9 +113,9 @@ def embeddings_key(model: SentenceTransformer, portable: bool = False) -> str:
             digest.update(tensor.detach().cpu().contiguous().view(-1).float().numpy().tobytes())
     for module in parts_of(model):
         backbone = getattr(getattr(module, "auto_model", None), "config", None)
-        own: dict[str, Any] = getattr(module, "get_config_dict", dict)()
+        options: dict[str, Any] = getattr(module, "get_config_dict", dict)()
         # without _name_or_path: a moved folder has equal embeddings
-        settings = (own, {n: v for n, v in backbone.to_dict().items() if n != "_name_or_path"} if backbone else {})
+        settings = (options, {n: v for n, v in backbone.to_dict().items() if n != "_name_or_path"} if backbone else {})
         digest.update(pformat([type(module).__name__, settings]).encode())  # sorts keys, also in a router
         digest.update(_tokenizer_content(getattr(module, "tokenizer", None)).encode())
         digest.update(repr(getattr(module, "max_seq_length", None)).encode())
@@ -125,13 +125,14 @@ def embeddings_key(model: SentenceTransformer, portable: bool = False) -> str:
 
 
 def _tokenizer_content(tokenizer: Any) -> str:
-    """Return all that decides the tokens of a text but the length limit; saving and loading keep it equal."""
+    """Return the settings that decide the tokens of a text, without the length limit; equal after saving."""
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     sides = [getattr(tokenizer, name, None) for name in ("truncation_side", "padding_side")]
     if hasattr(backend, "to_str"):
         content = json.loads(backend.to_str())
-        kept = {name: value for name, value in content.items() if name not in ("truncation", "padding")}  # set per call
-        return json.dumps([sides, kept], sort_keys=True)
+        # every call sets truncation and padding anew
+        lasting = {name: part for name, part in content.items() if name not in ("truncation", "padding")}
+        return json.dumps([sides, lasting], sort_keys=True)
     words = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else {}
     special = getattr(tokenizer, "special_tokens_map", {})
     return json.dumps([type(tokenizer).__name__, sides, words, special], sort_keys=True, default=str)

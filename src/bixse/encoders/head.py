@@ -88,7 +88,7 @@ class RelevanceHead:
         if self.slope == 0:
             raise InputError(
                 "relevance head: got slope 0, where every cosine has the same probability; expected above 0; fix: "
-                "calibrate on pairs whose cosines say something of relevance"
+                "calibrate on pairs whose cosines rise with relevance"
             )
         return ((log_odds(probability) - self.intercept) / self.slope - self.logit_bias) / self.logit_scale
 
@@ -105,8 +105,8 @@ class RelevanceHead:
         shift = log_odds(prior, "prior")
         if self.prior is None:
             raise InputError(
-                "prior: got a head that does not say which share was relevant where it was fitted; expected one that "
-                "does; fix: run `bixse calibrate` on the model"
+                "prior: got a head without the mean relevance of its training pairs; expected a head with a prior; "
+                "fix: run `bixse calibrate` on the model"
             )
         intercept = self.intercept + shift - log_odds(self.prior, "the head's own prior")
         return replace(self, intercept=intercept, prior=prior, thresholds=())
@@ -116,10 +116,10 @@ class RelevanceHead:
         for threshold in self.thresholds:
             if abs(threshold.precision - precision) < 1e-9:
                 return threshold.probability
-        known = ", ".join(f"{threshold.precision:g}" for threshold in self.thresholds) or "it has none"
+        known = ", ".join(f"{threshold.precision:g}" for threshold in self.thresholds) or "none"
         raise InputError(
-            f"precision: got {precision:g}; expected one that the model has a threshold for ({known}); fix: "
-            f"`bixse calibrate MODEL --pairs FILE --at-precision {precision:g}`, which says where none reaches it"
+            f"precision: got {precision:g}; expected a precision with a threshold in the model ({known}); fix: "
+            f"`bixse calibrate MODEL --pairs FILE --at-precision {precision:g}`"
         )
 
     def save(self, folder: Path) -> None:
@@ -146,7 +146,7 @@ def log_odds(probability: float, name: str = "probability") -> float:
     """Return log(p / (1 - p)); raises InputError unless 0 < p < 1."""
     if not 0 < probability < 1:
         raise InputError(
-            f"{name}: got {probability}; expected a number between 0 and 1; fix: 0.01 where one in a hundred is "
-            "relevant"
+            f"{name}: got {probability}; expected a number between 0 and 1; fix: 0.01 if one pair in a hundred "
+            "is relevant"
         )
     return math.log(probability / (1 - probability))

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.data.task_instructions import Instructions, parse_instructions
 from bixse.errors import BixseError, InputError, ModelError
-from bixse.files.files import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -55,10 +54,10 @@ def use_task(model: SentenceTransformer, task: str | None) -> None:
 def check_prompt_borders(model: SentenceTransformer, prompts: Iterable[str]) -> None:
     """Refuse, by a ModelError, prompts whose last token reaches into the text."""
     for prompt in dict.fromkeys(prompts):
-        own = _tokens(model, prompt)
+        tokens = _tokens(model, prompt)
         for text in BORDER_SAMPLES:
             # pooling without the prompt counts its tokens: a merged token takes the first token of every text with it
-            if _tokens(model, prompt + text)[: len(own)] != own:
+            if _tokens(model, prompt + text)[: len(tokens)] != tokens:
                 raise ModelError(
                     f"prompt: got {prompt!r}, of which the tokenizer joins the end with the text {text!r}; expected "
                     "a border between prompt and text; fix: end the template with a line break"
@@ -68,13 +67,8 @@ def check_prompt_borders(model: SentenceTransformer, prompts: Iterable[str]) -> 
 def prompts_hash(model: SentenceTransformer) -> str:
     """Return the SHA-256 of the model's prompts and table of instructions."""
     table: Instructions | None = getattr(model, "instructions", None)
-    said = {"prompts": model.prompts, "default": model.default_prompt_name}
-    return hashlib.sha256(json.dumps([said, table and table.content_hash()], sort_keys=True).encode()).hexdigest()
-
-
-def save_instructions(table: Instructions, folder: Path) -> None:
-    """Write a table into a model folder."""
-    write_atomically(folder / INSTRUCTIONS_FILE, json.dumps(table.model_dump(), indent=2, ensure_ascii=False) + "\n")
+    prompts = {"prompts": model.prompts, "default": model.default_prompt_name}
+    return hashlib.sha256(json.dumps([prompts, table and table.content_hash()], sort_keys=True).encode()).hexdigest()
 
 
 def read_instructions(folder: Path) -> Instructions | None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def is_sharded(model: object) -> bool:
     """Return True if a model's weights are spread over processes; a pass then takes all processes."""
-    return isinstance(model, torch.nn.Module) and any(isinstance(own, DTensor) for own in model.parameters())
+    return isinstance(model, torch.nn.Module) and any(isinstance(weight, DTensor) for weight in model.parameters())
 
 
 def local_part(tensor: Tensor) -> Tensor:
@@ -30,9 +30,9 @@ def most_of_all(number: int, device: torch.device) -> int:
     return int(most)
 
 
-def whole_tensors(module: nn.Module) -> list[torch.Tensor]:
+def unsharded_tensors(module: nn.Module) -> list[torch.Tensor]:
     """Return the unsharded parameters and buffers."""
-    return [own.data for own in (*module.parameters(), *module.buffers()) if not isinstance(own, DTensor)]
+    return [part.data for part in (*module.parameters(), *module.buffers()) if not isinstance(part, DTensor)]
 
 
 def world_size() -> int:
@@ -69,9 +69,9 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        own = gradient.new_empty(len(gradient) // world_size(), gradient.shape[1])
-        dist.reduce_scatter_tensor(own, gradient.contiguous())
-        return own
+        reduced = gradient.new_empty(len(gradient) // world_size(), gradient.shape[1])
+        dist.reduce_scatter_tensor(reduced, gradient.contiguous())
+        return reduced
 
 
 def global_mean_weight(count: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from sentence_transformers.util import fullname, load_file_path
 from bixse.data.task_instructions import RESERVED
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import HEAD_FILE, RelevanceHead
-from bixse.encoders.instructions import INSTRUCTIONS_FILE, check_prompt_borders, read_instructions, save_instructions
+from bixse.encoders.instructions import INSTRUCTIONS_FILE, check_prompt_borders, read_instructions
 from bixse.encoders.loading.backbones import BidirectionalTransformer
 from bixse.encoders.serving import saved_for_servers
 from bixse.errors import InputError, ModelError, shorten
@@ -42,14 +43,10 @@ class RelevanceModel(SentenceTransformer):
         # sentence-transformers imports only its own modules unless told to trust: this class is given by name
         self._module_classes = {fullname(BidirectionalTransformer): BidirectionalTransformer, **self._module_classes}
         super().__init__(model_name_or_path, **kwargs)
-        where = {
-            "token": kwargs.get("token"),
-            "cache_folder": kwargs.get("cache_folder"),
-            "revision": kwargs.get("revision"),
-            "local_files_only": kwargs.get("local_files_only", False),
-        }
+        source: dict[str, Any] = {name: kwargs.get(name) for name in ("token", "cache_folder", "revision")}
+        source["local_files_only"] = kwargs.get("local_files_only", False)
         files = [
-            load_file_path(model_name_or_path, name, **where) if model_name_or_path is not None else None
+            load_file_path(model_name_or_path, name, **source) if model_name_or_path is not None else None
             for name in (HEAD_FILE, INSTRUCTIONS_FILE)
         ]
         self.head: RelevanceHead | None = RelevanceHead.load(Path(files[0]).parent) if files[0] else None
@@ -106,7 +103,8 @@ class RelevanceModel(SentenceTransformer):
         finally:
             self.prompts = prompts
         if self.instructions is not None:
-            save_instructions(self.instructions, Path(path))
+            text = json.dumps(self.instructions.model_dump(), indent=2, ensure_ascii=False)
+            write_atomically(Path(path) / INSTRUCTIONS_FILE, f"{text}\n")
         if self.head is not None:
             self.head.save(Path(path))
 
@@ -114,11 +112,11 @@ class RelevanceModel(SentenceTransformer):
 def set_instructions(model: RelevanceModel, table: Instructions) -> None:
     """Give a model a table of task instructions, which is saved with the model."""
     replaced = {*RESERVED, *(model.instructions.tasks if model.instructions is not None else ())}
-    kept = {name: text for name, text in (model.prompts or {}).items() if name not in replaced}
+    others = {name: text for name, text in (model.prompts or {}).items() if name not in replaced}
     model.instructions = table
     model.task = None
     # "query" and "document" hold the default's prompts; plain sentence-transformers finds a task by `prompt_name`
-    model.prompts = {**kept, **table.prompts()}
+    model.prompts = {**others, **table.prompts()}
     tasks = [None, *table.tasks] if table.default is not None else list(table.tasks)
     check_prompt_borders(model, [table.prompt(task, "query", n) for task in tasks for n in range(table.choices(task))])
 

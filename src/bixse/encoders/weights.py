@@ -23,8 +23,8 @@ Weights: TypeAlias = "Mapping[str, Tensor]"
 
 def trained_weights(model: SentenceTransformer) -> dict[str, Tensor]:
     """Copy the trained parameters, all or the adapters, to main memory; of a sharded encoder, this process's part."""
-    own = {name: local_part(value.detach()) for name, value in model.named_parameters() if value.requires_grad}
-    return {name: value.to("cpu", copy=True) for name, value in own.items()}
+    trained = ((name, value) for name, value in model.named_parameters() if value.requires_grad)
+    return {name: local_part(value.detach()).to("cpu", copy=True) for name, value in trained}
 
 
 def upcast_trainable_to_float32(model: SentenceTransformer) -> None:
@@ -48,11 +48,11 @@ def interpolate(model: SentenceTransformer, base: Weights, tuned: Weights, weigh
             # move by w squared
             down_projection = ".lora_A." in name or ".lora_embedding_A." in name
             start = tuned[name] if down_projection else base[name]
-            own = local_part(parameter)
+            part = local_part(parameter)
             if weight in (0, 1):  # bit-equal to a saved model: lerp makes +0 of -0, and its embeddings another key
-                own.copy_(tuned[name] if weight else start)
+                part.copy_(tuned[name] if weight else start)
             else:
-                own.copy_(torch.lerp(start.to(own), tuned[name].to(own), weight))
+                part.copy_(torch.lerp(start.to(part), tuned[name].to(part), weight))
 
 
 def mean_weights(several: Sequence[Weights], shares: Sequence[float] | None = None) -> dict[str, Tensor]:
@@ -60,12 +60,11 @@ def mean_weights(several: Sequence[Weights], shares: Sequence[float] | None = No
 
     `shares` has one entry per encoder, in [0, 1] and with sum 1; None gives equal shares.
     """
-    given = [1 / len(several)] * len(several) if shares is None else list(shares)
-    check_shares(given, len(several))
-    return {
-        name: torch.stack([share * weights[name].float() for share, weights in zip(given, several, strict=True)]).sum(0)
-        for name in several[0]
-    }
+    if shares is None:
+        shares = [1 / len(several)] * len(several)
+    check_shares(shares, len(several))
+    parts = list(zip(shares, several, strict=True))
+    return {name: torch.stack([share * part[name].float() for share, part in parts]).sum(0) for name in several[0]}
 
 
 def check_shares(shares: Sequence[float], models: int) -> None:
@@ -114,7 +113,7 @@ def add_lora(
         ) from error
     for part in backbones(model):
         if getattr(part.auto_model.config, "is_causal", None) is False:
-            part.__class__ = BidirectionalTransformer  # an adapter folder holds no config.json that would say so
+            part.__class__ = BidirectionalTransformer  # an adapter folder holds no config.json with is_causal
 
 
 def merge_lora(model: SentenceTransformer) -> None:

@@ -113,8 +113,8 @@ class GradedLoss(nn.Module, ABC):
         _, query_ids = identical_texts(query_features)
         graded = mean_grades(
             (query, document, value)
-            for query, own, values in zip(query_ids.tolist(), columns.tolist(), relevance.tolist(), strict=True)
-            for document, value in zip(own, values, strict=True)
+            for query, documents, values in zip(query_ids.tolist(), columns.tolist(), relevance.tolist(), strict=True)
+            for document, value in zip(documents, values, strict=True)
         )
         targets = GradedTargets.from_ids(
             query_ids.tolist(), range(len(first)), graded, columns.tolist(), self.options.in_batch_labels
@@ -132,25 +132,22 @@ class GradedLoss(nn.Module, ABC):
     def _embed(self, features: Features) -> Tensor:
         wrapper = type(vars(self.model).get("forward"))
         if wrapper.__module__.startswith("sentence_transformers."):
+            if self.options.gradient_cache:
+                name = wrapper.__module__.rpartition(".")[2]
+                raise InputError(
+                    f"gradient_cache: got it inside sentence-transformers' {name} loss, "
+                    "which replaces the encoder's forward only until the backward pass; expected one of the two; "
+                    "fix: leave gradient_cache out"
+                )
             # MatryoshkaLoss and AdaptiveLayerLoss count the calls and keep states in the features that they gave:
             # no passes of copied rows, and nothing that is computed again later
-            return self._embed_for(wrapper.__module__.rpartition(".")[2], features)
-        if number_of_texts(features) == 0 and not is_sharded(
-            self.model
-        ):  # a process without texts of a batch still takes part in the exchange
+            embeddings: Tensor = self.model(features)["sentence_embedding"]
+            return embeddings
+        if number_of_texts(features) == 0 and not is_sharded(self.model):
+            # a process without texts of a batch still takes part in the exchange
             size = self.model.get_embedding_dimension()
             return torch.zeros(0, size or 0, device=features["input_ids"].device, requires_grad=True)
         return embed_features(self.model, features, self.options.mini_batch_size, self.options.gradient_cache)
-
-    def _embed_for(self, wrapper: str, features: Features) -> Tensor:
-        """Embed for a loss of sentence-transformers around this one, which replaces the encoder's `forward`."""
-        if self.options.gradient_cache:
-            raise InputError(
-                f"gradient_cache: got it inside sentence-transformers' {wrapper} loss, which replaces the encoder's "
-                "forward only until the backward pass; expected one of the two; fix: leave gradient_cache out"
-            )
-        embeddings: Tensor = self.model(features)["sentence_embedding"]
-        return embeddings
 
     def logits(self, cosines: Tensor) -> Tensor:
         """Return the logits of cosines, without gradients."""

@@ -67,20 +67,16 @@ def graded_bce(
     rounded = product_dtype(products, queries.device, dtype)
     scale = torch.as_tensor(logit_scale, dtype=dtype, device=queries.device).reshape(())
     bias = torch.as_tensor(logit_bias, dtype=dtype, device=queries.device).reshape(())
-    suited = _tile_shape(len(queries), len(documents), queries.device, rounded)
-    shape = (tile_rows or suited[0], tile_columns or suited[1])
+    height, width = TILE_SIDE, TILE_SIDE
+    if queries.device.type != "cpu":
+        size = DeviceTiles.bytes_per_entry[rounded]
+        height, width = tile_shape(len(queries), len(documents), size, tile_bytes(queries.device))
+    shape = (tile_rows or height, tile_columns or width)
     with without_autocast(queries.device):
         loss: Tensor = _GradedBCE.apply(  # type: ignore[no-untyped-call]
             queries.to(dtype), documents.to(dtype), scale, bias, targets, reduction, shape, rounded
         )
     return loss
-
-
-def _tile_shape(queries: int, documents: int, device: torch.device, rounded: torch.dtype) -> tuple[int, int]:
-    """Return rows and columns of a tile that suit the device; the last tiles may be smaller."""
-    if device.type == "cpu":
-        return TILE_SIDE, TILE_SIDE
-    return tile_shape(queries, documents, DeviceTiles.bytes_per_entry[rounded], tile_bytes(device))
 
 
 def _on_host(embeddings: Tensor, rounded: torch.dtype) -> bool:
@@ -229,7 +225,7 @@ def _softplus_and_sigma(
 ) -> Tensor:
     """Add the sum of softplus(logits) to `total` and return sigma(logits); `logits` is overwritten."""
     if sigma_buffer is None:
-        total += _softplus(logits).sum(dtype=total.dtype)
+        total -= torch.nn.functional.logsigmoid(-logits).sum(dtype=total.dtype)  # torch's softplus returns s above 20
         return logits.sigmoid_()
     sigma = sigma_buffer[: logits.numel()].view(logits.shape)
     u = logits.exp_()  # sigma is u / (1 + u), softplus log(1 + u)
@@ -246,11 +242,6 @@ def _softplus_and_sigma(
         flat, bound = product, 2 * bound
     total += flat.log1p_().sum()
     return sigma
-
-
-def _softplus(logits: Tensor) -> Tensor:
-    """Return log(1 + exp(s)), exact for every s (torch's softplus returns s above 20)."""
-    return -torch.nn.functional.logsigmoid(-logits)
 
 
 def _largest_norm(vectors: Tensor) -> Tensor:
@@ -274,7 +265,7 @@ def add_tiles(
     # unlabelled entries: float32 logits and sums; the CPU never waits for the device
     for rows, columns in blocks(len(q), len(d), shape):
         base = None if targets.unlabelled is None else targets.unlabelled.block(rows, columns)
-        known = places(targets, rows, columns, entries)
+        known = flat_positions(targets, rows, columns, entries)
         value, total, gradient = buffers.score(q[rows], d[columns], scale, bias, known, base)
         sums.value += value.sum(dtype=sums.value.dtype)
         sums.bias += total.sum(dtype=sums.bias.dtype)
@@ -342,7 +333,7 @@ class DeviceTiles:
         return value, total, sigma
 
 
-def places(targets: GradedTargets, rows: slice, columns: slice, elsewhere: int) -> Tensor:
+def flat_positions(targets: GradedTargets, rows: slice, columns: slice, elsewhere: int) -> Tensor:
     """Return the (M,) position of each known entry in the flat tile, `elsewhere` for entries of other tiles."""
     # all M for every tile: selecting those of one tile would make the CPU wait for their number
     row, column = targets.rows - rows.start, targets.columns - columns.start

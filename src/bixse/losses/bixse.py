@@ -31,19 +31,18 @@ class BiXSEOptions(LossOptions):
     """Start of the logit bias beta: "fit" makes the mean predicted relevance of the first training batch equal its mean
     target; "prior" is the log-odds of the mean target; or a number."""
     learn_scale: bool = False
-    """Learn alpha too."""
+    """Learn the scale alpha too."""
     learn_bias: bool = True
-    """False keeps beta at its start (with `bias=0.0`: the paper's ablation without bias)."""
+    """Learn the bias beta; False keeps its start (with `bias=0.0`: the paper's ablation without bias)."""
     reduction: Reduction = "query"
     """"query" divides by B (the paper's sum), "mean" by the number of entries."""
     positive_from: float | None = Field(default=None, gt=0, le=1)
-    """None keeps the grades; a number replaces z by 1[z >= number] (the paper's ablation)."""
+    """Lowest relevance that counts as 1; all below counts as 0 (the paper's ablation). None keeps the grades."""
     unlabelled: Literal["zero", "base"] = "zero"
-    """Target of an entry without a grade: "zero" (the paper's), or "base": the probability of relevance by the model as
-    it was before training, which keeps it where it was on everything that nobody graded. `bixse train` and
-    `GradedTrainer` compute it."""
+    """Target of unlabelled entries: "zero" (the paper's), or "base": the probability of relevance by the model before
+    training. "base" keeps the model unchanged on unlabelled entries. `bixse train` and `GradedTrainer` compute it."""
     unlabelled_weight: float = Field(default=1.0, ge=0, le=1)
-    """The factor of "base": 0 is "zero"."""
+    """Factor of the "base" probabilities, 0 to 1; 0 gives "zero"."""
 
 
 class BiXSELoss(GradedLoss):
@@ -101,33 +100,24 @@ class BiXSELoss(GradedLoss):
         bias: Tensor = self.logit_bias
         if not bool(self.bias_is_set):
             self.start_bias(queries, documents, targets)
-            bias = self._bias_at_start()
+            if self.options.bias == "fit":
+                # a fitted bias has gradient 0 but for rounding, of which Adam would make a step of the full rate
+                bias = self.logit_bias.detach() + 0.0 * self.logit_bias
         self._note(targets, mean_logits(queries, documents, targets, self.logit_scale, self.logit_bias))
+        options = self.options
         return graded_bce(
-            queries,
-            documents,
-            targets,
-            self.logit_scale,
-            bias,
-            self.options.reduction,
-            products=self.options.products,
+            queries, documents, targets, self.logit_scale, bias, options.reduction, products=options.products
         )
 
     def _targets(self, targets: GradedTargets) -> GradedTargets:
         if self.options.unlabelled == "base" and targets.unlabelled is None and self.model.training:
             raise InputError(
-                "unlabelled: got base for a batch without embeddings by the base model; expected those that "
-                "GradedTrainer adds; fix: train with GradedTrainer or `bixse train`, or unlabelled: zero"
+                "unlabelled: got base for a batch without embeddings by the base model; expected embeddings, "
+                "which GradedTrainer adds; fix: train with GradedTrainer or `bixse train`, or unlabelled: zero"
             )
         if self.options.positive_from is not None:
             return targets.binarised(self.options.positive_from)
         return targets
-
-    def _bias_at_start(self) -> Tensor:
-        """Return the bias for the batch that set it."""
-        # a fitted bias has gradient 0 but for rounding, of which Adam would make a step of the full rate
-        fitted = self.options.bias == "fit"
-        return self.logit_bias.detach() + 0.0 * self.logit_bias if fitted else self.logit_bias
 
     @torch.no_grad()
     def _note(self, targets: GradedTargets, means: tuple[Tensor, Tensor]) -> None:
@@ -147,7 +137,7 @@ class BiXSELoss(GradedLoss):
 
     @torch.no_grad()
     def start_bias(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> None:
-        """Set the logit bias, as `bias` says, from one batch's (B, D) and (N, D) embeddings."""
+        """Set the logit bias by the option `bias` from one batch's (B, D) and (N, D) embeddings."""
         stride = targets.sample_stride  # above 4 million entries: evenly spaced queries
         cosines = queries[::stride].float() @ documents.float().T
         relevance, weight = targets.every(stride).dense()

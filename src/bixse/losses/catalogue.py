@@ -30,18 +30,18 @@ class LossOptions(Settings):
     scale: float = Field(default=10.0, gt=0)
     """Logit scale alpha: 1 / temperature. The paper has 20; 10 was better on dev for every loss."""
     in_batch_labels: InBatchLabels = "known"
-    """"known" uses every grade the batch knows, "paper" only a row's own documents (all else 0)."""
+    """Grades that become targets: "known" takes every grade of the batch, "paper" only those of a row's documents."""
     false_negative_margin: float | None = Field(default=None, ge=0, le=2)
-    """Leave out entries without a grade whose cosine exceeds that of the query's best relevant document (z of 0.5 or
-    more) by more than this, as likely relevant; null leaves out none. InfoNCE has a rule of its own, Qwen3's."""
+    """Leave out likely false negatives: unlabelled entries whose cosine exceeds that of the query's best relevant
+    document (relevance of 0.5 or more) by more than this number. null leaves out none. InfoNCE follows Qwen3's rule."""
     mini_batch_size: int = Field(default=32, ge=1)
-    """Texts of one pass through the encoder."""
+    """Maximum number of texts per pass through the encoder."""
     gradient_cache: bool = False
     """Hold the activations of one pass at a time and compute them again in the backward pass (Gao et al. 2021,
-    arXiv:2101.06983): a third more time, and the batch is bound by its embeddings alone. All gradients are the same."""
+    arXiv:2101.06983). Training takes a third more time, and only embeddings limit the batch. Gradients are the same."""
     products: Setting = "auto"
-    """Numbers that the factors of the three matrix products are rounded to; logits, sums and entries with a grade are
-    float32 all the same. "auto": float32 on the processor, on a GPU the precision of the run."""
+    """Dtype of the factors of the three matrix products. Logits, sums and entries with a grade are always float32.
+    "auto": float32 on the CPU, on a GPU the precision of the run."""
 
 
 class LossEntry(NamedTuple):

@@ -37,7 +37,7 @@ class MarginMSEOptions(LossOptions):
     """Options of `MarginMSELoss`; the scale multiplies the loss by its square and changes nothing else."""
 
     margin: float = Field(default=1.0, gt=0, le=2)
-    """Difference of cosines that a difference of 1 in relevance is to reach."""
+    """Target difference of cosines per difference of 1 in relevance."""
 
 
 class MarginMSELoss(DistillationLoss):
@@ -69,7 +69,7 @@ class DistillKLOptions(LossOptions):
     """Options of `DistillKLLoss`."""
 
     temperature: float = Field(default=0.1, gt=0)
-    """The divisor of relevance."""
+    """Divisor of relevance before the softmax of the teacher; a lower temperature sharpens it."""
 
 
 class DistillKLLoss(DistillationLoss):
@@ -88,12 +88,11 @@ class DistillKLLoss(DistillationLoss):
         relevance, _ = targets.dense(logits.dtype)
         graded = targets.graded(logits.dtype).bool()
         graded &= graded.sum(dim=1, keepdim=True) > 1
-        usable = graded.any(dim=1)
         teacher = relevance / self.options.temperature
-        wanted, found = (_log_softmax(scores, graded) for scores in (teacher, logits))
+        wanted, reached = (_log_softmax(scores, graded) for scores in (teacher, logits))
         share = wanted.exp().mul_(graded)
-        value = (share * (wanted - found)).sum(dtype=torch.float64)
-        return ChunkResult(value, usable.sum(), found.exp_().mul_(graded).sub_(share))
+        value = (share * (wanted - reached)).sum(dtype=torch.float64)
+        return ChunkResult(value, graded.any(dim=1).sum(), reached.exp_().mul_(graded).sub_(share))
 
 
 def _log_softmax(scores: Tensor, counted: Tensor) -> Tensor:

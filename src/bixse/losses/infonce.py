@@ -21,10 +21,10 @@ class InfoNCEOptions(LossOptions):
     """Options of `InfoNCELoss`."""
 
     positive_from: float = Field(default=0.5, gt=0, le=1)
-    """Relevance from which a document is a positive."""
+    """Lowest relevance of a positive document, in (0, 1]."""
     false_negative_margin: float | None = Field(default=None, ge=0, le=2)
-    """Leave out of a positive's negatives those whose cosine exceeds its own by more than this, as likely relevant;
-    null leaves out none. Qwen3 Embedding takes 0.1 (Zhang et al. 2025, arXiv:2506.05176, section 3.1)."""
+    """Leave out a positive's likely false negatives: documents whose cosine exceeds its cosine by more than this
+    number. null leaves out none. Qwen3 Embedding takes 0.1 (Zhang et al. 2025, arXiv:2506.05176, section 3.1)."""
 
 
 class InfoNCELoss(RowWiseLoss):
@@ -74,11 +74,11 @@ def _own_negatives(logits: Tensor, rows: Tensor, columns: Tensor, chosen: Tensor
     gradient = torch.zeros_like(logits)
     value = logits.new_zeros((), dtype=torch.float64)
     blocks = (part.split(len(logits)) for part in (rows, columns, chosen, highest))
-    for row, column, own, most in zip(*blocks, strict=True):
+    for row, column, score, most in zip(*blocks, strict=True):
         negatives = logits[row]
         negatives.masked_fill_(negatives > most.unsqueeze(1), -torch.inf)
         total = torch.logsumexp(negatives, dim=1)
-        gap = total - own
+        gap = total - score
         share = gap.sigmoid()
         finite = total.masked_fill(total.isinf(), 0.0)  # a positive without a negative
         gradient.index_add_(0, row, negatives.sub_(finite.unsqueeze(1)).exp_().mul_(share.unsqueeze(1)))
@@ -106,8 +106,8 @@ class SoftInfoNCELoss(RowWiseLoss):
         expected = (share * logits[rows, columns]).sum(dtype=torch.float64)
         masked = targets.relevance.isnan()
         logits[rows[masked], columns[masked]] = -torch.inf
-        whole = torch.logsumexp(logits, dim=1).masked_fill(~usable, 0.0)
+        partition = torch.logsumexp(logits, dim=1).masked_fill(~usable, 0.0)
         logits[~usable] = -torch.inf
-        gradient = logits.sub_(whole.unsqueeze(1)).exp_()
+        gradient = logits.sub_(partition.unsqueeze(1)).exp_()
         gradient[rows, columns] -= share
-        return ChunkResult(whole.sum(dtype=torch.float64) - expected, usable.sum(), gradient)
+        return ChunkResult(partition.sum(dtype=torch.float64) - expected, usable.sum(), gradient)

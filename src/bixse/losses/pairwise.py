@@ -86,9 +86,9 @@ class LambdaOptions(LossOptions):
     """Options of `LambdaLoss`."""
 
     weighting: Literal["ndcg-loss1", "ndcg-loss2", "lambdarank", "ndcg-loss2++"] = "ndcg-loss2"
-    """The weight of a pair; the BiXSE paper's v1 is "ndcg-loss1", its v2 "ndcg-loss2"."""
+    """Weight of a pair of documents. The BiXSE paper's v1 is "ndcg-loss1", its v2 "ndcg-loss2"."""
     top_grade: float = Field(default=3.0, gt=0, le=32)
-    """The grade that relevance 1 stands for: 3 for TREC's 0 to 3, 4 for 1 to 5. The gain is 2^(z * top_grade) - 1."""
+    """Grade of relevance 1: 3 for TREC's 0 to 3, 4 for 1 to 5. The gain is 2^(z * top_grade) - 1."""
 
 
 class LambdaLoss(PairwiseLoss):
@@ -110,30 +110,30 @@ class LambdaLoss(PairwiseLoss):
     mean_over = "queries"
 
     def pair_weights(self, logits: Tensor, relevance: Tensor, counted: Tensor, targets: GradedTargets) -> PairWeights:
-        own = self.options
+        weighting = self.options.weighting
         ranks = _ranks(logits.masked_fill(~counted, -torch.inf))
-        places = torch.arange(logits.shape[1] + 2, dtype=logits.dtype, device=logits.device)
-        inverse = 1 / torch.log2(places + 1.0)
+        positions = torch.arange(logits.shape[1] + 2, dtype=logits.dtype, device=logits.device)
+        inverse = 1 / torch.log2(positions + 1.0)
         inverse[0] = 0.0  # a distance of 0 is a document and itself; inverse[r] is 1 / D(r)
         gains = self._gains(relevance)
         gains /= self._max_dcg(targets, len(logits), inverse).unsqueeze(1)
 
         def weights(rows: Tensor, columns: Tensor) -> Tensor:
-            rank, own_rank = ranks[rows], ranks[rows, columns].unsqueeze(1)  # (P, N), (P, 1)
-            own_gain = gains[rows, columns].unsqueeze(1)
-            taken = counted[rows]
-            if own.weighting == "ndcg-loss1":
-                taken[torch.arange(len(rows), device=rows.device), columns] = False
-                return (own_gain * inverse[own_rank] / math.log(2)).expand_as(rank) * taken
-            taken &= relevance[rows] < relevance[rows, columns].unsqueeze(1)
+            rank, winner_rank = ranks[rows], ranks[rows, columns].unsqueeze(1)  # (P, N), (P, 1)
+            winner_gain = gains[rows, columns].unsqueeze(1)
+            losers = counted[rows]
+            if weighting == "ndcg-loss1":
+                losers[torch.arange(len(rows), device=rows.device), columns] = False
+                return (winner_gain * inverse[winner_rank] / math.log(2)).expand_as(rank) * losers
+            losers &= relevance[rows] < relevance[rows, columns].unsqueeze(1)
             discount = logits.new_zeros(rank.shape)
-            if own.weighting != "ndcg-loss2":
-                discount += (inverse[own_rank] - inverse[rank]).abs_()
-            if own.weighting != "lambdarank":
-                apart = (rank - own_rank).abs_()
-                share = 1.0 if own.weighting == "ndcg-loss2" else MU
+            if weighting != "ndcg-loss2":
+                discount += (inverse[winner_rank] - inverse[rank]).abs_()
+            if weighting != "lambdarank":
+                apart = (rank - winner_rank).abs_()
+                share = 1.0 if weighting == "ndcg-loss2" else MU
                 discount += share * (inverse[apart] - inverse[apart + 1]).abs_()
-            return discount.mul_((own_gain - gains[rows]).abs_()).mul_(taken).div_(math.log(2))
+            return discount.mul_((winner_gain - gains[rows]).abs_()).mul_(losers).div_(math.log(2))
 
         return weights
 
@@ -157,5 +157,5 @@ class LambdaLoss(PairwiseLoss):
 def _ranks(logits: Tensor) -> Tensor:
     """Return the (R, N) rank of each document in its row, 1 for the highest; equal logits rank in column order."""
     order = torch.argsort(logits, dim=1, descending=True, stable=True)
-    places = torch.arange(1, logits.shape[1] + 1, device=logits.device).expand_as(order)
-    return torch.empty_like(order).scatter_(1, order, places)
+    ranks = torch.arange(1, logits.shape[1] + 1, device=logits.device).expand_as(order)
+    return torch.empty_like(order).scatter_(1, order, ranks)

@@ -110,12 +110,6 @@ def known_parts(queries: Tensor, targets: GradedTargets) -> Iterator[tuple[Tenso
     yield from zip(*(part.split(entries) for part in (targets.rows, targets.columns, targets.relevance)), strict=True)
 
 
-def known_cosines(queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
-    """Return the (M,) products q.d of the known entries."""
-    parts = known_parts(queries, targets)
-    return torch.cat([(queries[r].float() * documents[c].float()).sum(dim=1) for r, c, _ in parts])
-
-
 def add_outer(
     gradients: tuple[Tensor | None, Tensor | None],
     embeddings: tuple[Tensor, Tensor],
@@ -139,33 +133,32 @@ def mean_logits(
     logit_bias: Tensor | float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Return the mean logits of relevant (z >= 0.5) and of other counted entries over all processes, or NaN."""
-    cosines = known_cosines(queries, documents, targets)
+    known = known_parts(queries, targets)
+    cosines = torch.cat([(queries[r].float() * documents[c].float()).sum(dim=1) for r, c, _ in known])
     relevant, masked = targets.relevance >= 0.5, targets.relevance.isnan()
     total = queries.float().sum(dim=0) @ documents.float().sum(dim=0)  # needs no B x N cosines
     number = targets.shape[0] * targets.shape[1] - relevant.sum() - masked.sum()
-    found = [cosines[relevant].sum(), total - cosines[relevant | masked].sum(), relevant.sum(), number]
-    sums, numbers = all_reduce_sum(torch.stack([part.float() for part in found])).chunk(2)
+    parts = [cosines[relevant].sum(), total - cosines[relevant | masked].sum(), relevant.sum(), number]
+    sums, numbers = all_reduce_sum(torch.stack([part.float() for part in parts])).chunk(2)
     means = torch.where(numbers > 0, sums / numbers, math.nan)
     return logit_scale * means[0] + logit_bias, logit_scale * means[1] + logit_bias
 
 
 @torch.no_grad()
 def mean_target(targets: GradedTargets) -> Tensor:
-    """Return the mean relevance over the entries of a batch that count, over all processes; NaN without an entry."""
-    known = targets.relevance.nansum() + _sum_of_unlabelled(targets)
+    """Return the mean relevance over the entries of a batch that count, over all processes; NaN without an entry.
+
+    For unlabelled entries of a large batch, evenly spaced queries estimate the sum.
+    """
+    known = targets.relevance.nansum()
+    if targets.unlabelled is not None:
+        sample = targets.every(targets.sample_stride)
+        assert sample.unlabelled is not None
+        block = sample.unlabelled.block(slice(None), slice(None))
+        block[sample.rows, sample.columns] = 0.0
+        known = known + block.sum() * (targets.shape[0] / max(1, sample.shape[0]))
     relevance, number = all_reduce_sum(torch.stack([known, targets.number_counted()]).float())
     return torch.where(number > 0, relevance / number, math.nan)
-
-
-def _sum_of_unlabelled(targets: GradedTargets) -> Tensor:
-    """Return the sum of relevance over the unlabelled entries; a sample of queries estimates it for a large batch."""
-    if targets.unlabelled is None:
-        return targets.relevance.new_zeros(())
-    sample = targets.every(targets.sample_stride)
-    assert sample.unlabelled is not None
-    block = sample.unlabelled.block(slice(None), slice(None))
-    block[sample.rows, sample.columns] = 0.0
-    return block.sum() * (targets.shape[0] / max(1, sample.shape[0]))
 
 
 def mean_of_all(values: Tensor) -> float:

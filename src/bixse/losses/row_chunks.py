@@ -111,14 +111,14 @@ class _RowWise(torch.autograd.Function):
             total += result.value
             denominator += result.denominator
             of_logits = result.gradient
-            own: Tensor | None = None if grad_queries is None else grad_queries[block]
+            grad_block: Tensor | None = None if grad_queries is None else grad_queries[block]
             if rounded != of_logits.dtype:  # known entries stay float32
                 entries = known.rows, known.columns
-                add_outer((own, grad_documents), (queries[block], documents), entries, of_logits[entries])
+                add_outer((grad_block, grad_documents), (queries[block], documents), entries, of_logits[entries])
                 of_logits[entries] = 0.0
                 of_logits = of_logits.to(rounded)
-            if own is not None:
-                add_product(own, of_logits, d)
+            if grad_block is not None:
+                add_product(grad_block, of_logits, d)
             if grad_documents is not None:
                 add_product(grad_documents, of_logits.T, q)
         divisor = denominator.clamp(min=1.0)

@@ -25,10 +25,10 @@ BASE_TENSORS = ("base_queries", "base_documents", "base_curve")
 """Names of the parts of a `BaseProbability` among the tensors of a batch."""
 
 
-def mean_grades(given: Iterable[tuple[Hashable, Hashable, float]]) -> dict[Hashable, dict[Hashable, float]]:
+def mean_grades(labels: Iterable[tuple[Hashable, Hashable, float]]) -> dict[Hashable, dict[Hashable, float]]:
     """Return query -> document -> mean relevance of the pair; NaN (masked) if any of its labels is NaN."""
     grades: dict[Hashable, dict[Hashable, list[float]]] = {}
-    for query, document, relevance in given:
+    for query, document, relevance in labels:
         grades.setdefault(query, {}).setdefault(document, []).append(relevance)
     return {
         query: {document: sum(values) / len(values) for document, values in known.items()}
@@ -62,13 +62,10 @@ class BaseProbability:
     def of_queries(self, rows: slice) -> BaseProbability:
         return replace(self, queries=self.queries[rows])
 
-    def to(self, device: torch.device | str) -> BaseProbability:
-        return BaseProbability(self.queries.to(device), self.documents.to(device), self.curve.to(device))
-
 
 @dataclass(frozen=True)
 class GradedTargets:
-    """The known relevance of the (B, N) entries of one batch; an unlisted entry is 0, or as `unlabelled` says.
+    """The known relevance of the (B, N) entries of one batch; an unlisted entry is 0, or given by `unlabelled`.
 
     Example:
         >>> targets = GradedTargets.from_ids(["q1", "q2"], ["d1", "d2"], {"q1": {"d1": 1.0}, "q2": {"d1": 0.5}})
@@ -115,7 +112,7 @@ class GradedTargets:
         query_ids: Sequence[Hashable],
         document_ids: Sequence[Hashable],
         graded: Mapping[Hashable, Mapping[Hashable, float]],
-        own: Sequence[Sequence[int]] | None = None,
+        row_columns: Sequence[Sequence[int]] | None = None,
         in_batch_labels: InBatchLabels = "known",
     ) -> GradedTargets:
         """Make the targets of B queries and N documents from the known grades: query -> document -> relevance."""
@@ -123,14 +120,12 @@ class GradedTargets:
             raise InputError(
                 "targets: got a document id twice; expected each document as one column; fix: deduplicate first"
             )
-        if in_batch_labels == "paper":  # a row's own entries alone, whose columns `own` holds
-            if own is None:
-                raise InputError(
-                    "targets: got in_batch_labels='paper' without own columns; expected `own`; fix: pass it"
-                )
+        if in_batch_labels == "paper":
+            if row_columns is None:
+                raise InputError("targets: got in_batch_labels='paper' alone; expected row_columns too; fix: pass them")
             known = [
                 (row, column, graded[query_id][document_ids[column]])
-                for row, (query_id, columns) in enumerate(zip(query_ids, own, strict=True))
+                for row, (query_id, columns) in enumerate(zip(query_ids, row_columns, strict=True))
                 for column in dict.fromkeys(columns)
             ]
         else:
@@ -154,13 +149,10 @@ class GradedTargets:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors by name, as a batch carries them to any device."""
-        own = {"rows": self.rows, "columns": self.columns, "relevance": self.relevance}
+        tensors = {"rows": self.rows, "columns": self.columns, "relevance": self.relevance}
         base = self.unlabelled
-        return (
-            own
-            if base is None
-            else own | dict(zip(BASE_TENSORS, (base.queries, base.documents, base.curve), strict=True))
-        )
+        parts = () if base is None else (base.queries, base.documents, base.curve)
+        return tensors | dict(zip(BASE_TENSORS, parts, strict=False))
 
     def number_counted(self) -> Tensor:
         """Return the number of entries that are not masked."""
@@ -180,8 +172,7 @@ class GradedTargets:
             )
 
     def to(self, device: torch.device | str) -> GradedTargets:
-        base = None if self.unlabelled is None else self.unlabelled.to(device)
-        return GradedTargets(self.rows.to(device), self.columns.to(device), self.relevance.to(device), self.shape, base)
+        return self.from_tensors({name: part.to(device) for name, part in self.tensors().items()}, self.shape)
 
     @property
     def sample_stride(self) -> int:
@@ -190,10 +181,10 @@ class GradedTargets:
 
     def every(self, stride: int) -> GradedTargets:
         """Return the targets of queries 0, stride, 2 stride, ... against all documents."""
-        kept = self.rows % stride == 0
+        listed = self.rows % stride == 0
         shape = (-(-self.shape[0] // stride), self.shape[1])
         base = None if self.unlabelled is None else self.unlabelled.of_queries(slice(None, None, stride))
-        return GradedTargets(self.rows[kept] // stride, self.columns[kept], self.relevance[kept], shape, base)
+        return GradedTargets(self.rows[listed] // stride, self.columns[listed], self.relevance[listed], shape, base)
 
     def binarised(self, threshold: float) -> GradedTargets:
         """Return the targets with relevance 1[z >= threshold], compared in float32; masked entries stay masked."""

@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from bixse.encoders.loading.backbones import backbones
-from bixse.encoders.processes import whole_tensors
+from bixse.encoders.processes import unsharded_tensors
 from bixse.errors import InputError, ModelError
 from bixse.files.files import storage_errors, write_atomically
 from bixse.losses.bixse import BiXSEOptions
@@ -100,7 +100,7 @@ def shard_encoder(model: SentenceTransformer, args: TrainingArguments) -> Senten
         # block by block: the unsharded model never has to fit on the device
         for unit in (*_blocks(encoder), encoder.get_input_embeddings(), encoder):
             unit.to(device)
-            broadcast(whole_tensors(unit))  # the parts are those of the first process's weights
+            broadcast(unsharded_tensors(unit))  # the parts are those of the first process's weights
             fully_shard(unit, mesh=mesh, reshard_after_forward=True)
         register_fsdp_forward_method(encoder, "forward")  # sentence-transformers calls it past the module's hooks
     model.to(device)  # a head after the pooling is small and stays unsharded

@@ -80,12 +80,6 @@ class BM25:
     def _tokenize(self, texts: Sequence[str]) -> list[list[str]]:
         import bm25s  # the import takes nearly two seconds, for numba and SciPy
 
-        tokens: list[list[str]] = bm25s.tokenize(
-            list(texts),
-            token_pattern=TOKEN_PATTERN,
-            stopwords=STEMMER,
-            stemmer=self._stem,
-            return_ids=False,
-            show_progress=False,
-        )
+        options = {"token_pattern": TOKEN_PATTERN, "stopwords": STEMMER, "stemmer": self._stem}
+        tokens: list[list[str]] = bm25s.tokenize(list(texts), return_ids=False, show_progress=False, **options)
         return tokens

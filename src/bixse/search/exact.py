@@ -107,11 +107,11 @@ def _best_keys(scores: torch.Tensor, start: int, known: torch.Tensor, count: int
     wanted = min(count, known.shape[1] + scores.shape[1])
     # after the first chunk few scores can be among the best: keys of the others would cost time
     rows, columns = _contenders(scores, known, count)
-    taken = torch.bincount(rows, minlength=len(scores))
-    place = torch.arange(len(rows), device=rows.device) - (taken.cumsum(0) - taken)[rows]
-    width = max([wanted, *taken.tolist()])
+    numbers = torch.bincount(rows, minlength=len(scores))
+    slots = torch.arange(len(rows), device=rows.device) - (numbers.cumsum(0) - numbers)[rows]
+    width = max([wanted, *numbers.tolist()])
     keys = torch.full((len(scores), width), _NO_KEY, dtype=torch.int64, device=scores.device)
-    keys[rows, place] = _to_keys(scores[rows, columns], start, columns)
+    keys[rows, slots] = _to_keys(scores[rows, columns], start, columns)
     return torch.cat([known, keys], dim=1).topk(wanted, dim=1).values
 
 
@@ -125,8 +125,8 @@ def _contenders(scores: torch.Tensor, known: torch.Tensor, count: int) -> tuple[
         rows, columns = (scores >= bar if equals else scores > bar).nonzero(as_tuple=True)
         return rows, columns
     values, bars = scores.numpy(), bar.numpy()  # NumPy finds few true values several times faster than PyTorch
-    found = torch.from_numpy(np.flatnonzero(values >= bars if equals else values > bars))
-    return found // scores.shape[1], found % scores.shape[1]
+    flat = torch.from_numpy(np.flatnonzero(values >= bars if equals else values > bars))
+    return flat // scores.shape[1], flat % scores.shape[1]
 
 
 def _to_keys(scores: torch.Tensor, start: int, columns: torch.Tensor) -> torch.Tensor:

@@ -22,13 +22,13 @@ class EncodingSettings(Settings):
     """The encoding of texts, and the folder of their embeddings."""
 
     task: str | None = None
-    """Task whose instructions stand before the texts."""
+    """Task whose instruction precedes each text. null: the default task of the model, or no instruction."""
     cache: Annotated[str | None, Flag(metavar="DIR")] = None
-    """Folder for document embeddings, so that a corpus is encoded once per model; none keeps nothing; null:
+    """Folder for document embeddings, so that a corpus is encoded once per model. none stores nothing; null takes
     BIXSE_CACHE_DIR, else the user's cache folder, see `bixse doctor`."""
     precision: Setting = "auto"
-    """Numbers that models compute in; auto: as BIXSE_PRECISION says, else bfloat16 where the processor or GPU is fast
-    at it."""
+    """Dtype that models compute in. auto: the value of BIXSE_PRECISION, else bfloat16 if the CPU or GPU is fast at
+    it."""
 
 
 class SearchSettings(EncodingSettings):
@@ -47,32 +47,32 @@ class SearchSettings(EncodingSettings):
     collection: Annotated[Path | None, Flag(metavar="DIR")] = None
     """Folder with corpus.jsonl, searched with MODEL without an index."""
     top: int = Field(default=10, ge=1)
-    """Documents shown."""
+    """Number of documents shown."""
     threshold: Annotated[float | None, Flag(metavar="P")] = Field(default=None, ge=0, le=1)
-    """Show only documents at least this probable to be relevant, 0 to 1."""
+    """Lowest probability of relevance of a shown document, 0 to 1. null shows documents of any probability."""
     at_precision: Annotated[float | None, Flag(metavar="P")] = None
-    """Show only documents from the probability on at which this share was relevant, a threshold that `bixse calibrate
-    --at-precision P` found."""
+    """Show only documents above the threshold of this precision, 0 to 1, which `bixse calibrate --at-precision P`
+    stored in the model."""
     queries: Annotated[str | None, Flag(metavar="FILE")] = None
-    """Answer, from an index, each query of a file (columns _id and text, or one per line); - reads the terminal."""
+    """File of queries for an index (columns _id and text, or one query per line); - reads the terminal."""
     exact: bool = False
-    """Score every document of a vector database."""
+    """Score every document of a vector database, without its approximate index."""
     model_at: str | None = None
-    """The model of an index, if it has moved."""
+    """Folder or name of an index's model, if the model has moved since indexing."""
 
     @model_validator(mode="after")
-    def _queries_from_one_place(self) -> Self:
+    def _has_queries_from_one_source(self) -> Self:
         if self.query is None and self.queries is None:
-            raise ValueError("got no query; expected QUERY, or queries with an index; fix: say what to look for")
+            raise ValueError("got no query; expected QUERY, or queries with an index; fix: add QUERY")
         return self.at_most_one("query", "queries")
 
     def check_for(self, is_index: bool) -> None:
         """Refuse, by an InputError, settings that do not apply to an index, or to a model."""
         other = ("cache", "collection") if is_index else ("queries", "exact", "model_at")
-        given = [name for name in other if getattr(self, name) not in (None, False)]
-        if given:
+        unsuitable = [name for name in other if getattr(self, name) not in (None, False)]
+        if unsuitable:
             expected, fix = ("a model", "leave it out") if is_index else ("an index", "make one with `bixse index`")
-            flag = f"--{given[0].replace('_', '-')}"
+            flag = f"--{unsuitable[0].replace('_', '-')}"
             raise InputError(f"{flag}: got it for {self.model}; expected it for {expected} alone; fix: {fix}")
         if not is_index and self.collection is None:
             raise InputError(

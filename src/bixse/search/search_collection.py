@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Hit:
-    """A document that was found."""
+    """A search result."""
 
     document_id: str
     cosine: float
@@ -42,20 +42,20 @@ class Hit:
     text: str
 
 
-Found: TypeAlias = "tuple[str, float, Document]"
-"""The id of a document that was found, its cosine, and its texts."""
+Match: TypeAlias = "tuple[str, float, Document]"
+"""The id of a retrieved document, its cosine, and its texts."""
 
 
-def hits_of(found: Iterable[Found], head: RelevanceHead | None, least: float | None) -> list[Hit]:
-    """Make hits of documents that were found, without documents less probable than `least`."""
+def hits_of(matches: Iterable[Match], head: RelevanceHead | None, least: float | None) -> list[Hit]:
+    """Make hits of retrieved documents, without documents less probable than `least`."""
     return [
         Hit(name, cosine, None if head is None else head.probability(cosine), *document)
-        for name, cosine, document in found
+        for name, cosine, document in matches
         if probable(cosine, head, least)
     ]
 
 
-def found_in(items: Sequence[tuple[str, Document]], rows: NDArray[Any], scores: NDArray[Any]) -> list[list[Found]]:
+def matches_in(items: Sequence[tuple[str, Document]], rows: NDArray[Any], scores: NDArray[Any]) -> list[list[Match]]:
     """Return the documents of (Q, k) positions in a corpus, with their cosines."""
     return [
         [(items[row][0], cosine, items[row][1]) for row, cosine in zip(*line, strict=True)]
@@ -72,8 +72,8 @@ def check_queries(texts: Sequence[str]) -> None:
     """Refuse, by an InputError, queries that are empty or not UTF-8."""
     for text in texts:
         if not text.strip() or not is_unicode(text):
-            found = "an empty query" if not text.strip() else f"{shorten(text)}, which is not UTF-8"
-            raise InputError(f"search: got {found}; expected a text; fix: write some words, in UTF-8")
+            fault = "an empty query" if not text.strip() else f"{shorten(text)}, which is not UTF-8"
+            raise InputError(f"search: got {fault}; expected a text; fix: write some words, in UTF-8")
 
 
 def checked_limits(
@@ -90,7 +90,7 @@ def checked_limits(
         raise InputError(f"--top: got {top}; expected at least 1; fix: leave it out for 10")
     if threshold is not None and at_precision is not None:
         raise InputError(
-            f"--at-precision: got {at_precision} beside --threshold; expected one of the two; fix: leave one out"
+            f"--at-precision: got {at_precision} together with --threshold; expected one of the two; fix: leave one out"
         )
     if threshold is not None and not 0 <= threshold <= 1:
         raise InputError(f"--threshold: got {threshold}; expected 0 to 1; fix: 0.5 is a start")
@@ -99,7 +99,7 @@ def checked_limits(
     if head is None:
         flag = "--threshold" if at_precision is None else "--at-precision"
         raise InputError(
-            f"{flag}: got model {name!r} without a relevance head; expected one that gives probabilities; "
+            f"{flag}: got model {name!r} without a relevance head; expected a model with probabilities; "
             f"fix: run `bixse calibrate` on it, or leave {flag} out"
         )
     return threshold if at_precision is None else head.threshold_for(at_precision)
@@ -147,7 +147,7 @@ def hit_lines(hits: Iterable[Hit]) -> list[str]:
 
 @dataclass(frozen=True)
 class CollectionAnswer:
-    """The answer of `search_collection`."""
+    """The result of `search_collection`."""
 
     hits: list[Hit]
     """Highest cosine first; equal cosines are in the order of the corpus."""
@@ -167,8 +167,8 @@ def search_collection(
 ) -> CollectionAnswer:
     """Return the best documents of a collection for a query. Texts are encoded once, see `EmbeddingStore`.
 
-    `SearchSettings` describes the settings; `progress` makes a callback from a title and a total. InputError: something
-    given is unusable. ModelError: the model cannot be loaded.
+    `SearchSettings` describes the settings; `progress` makes a callback from a title and a total. Raises InputError for
+    unusable input and ModelError if the model cannot be loaded.
 
     Example:
         ::
@@ -183,7 +183,7 @@ def search_collection(
     documents = encode_corpus(encoder, corpus, progress, cache)
     scores, rows = exact_search(encode_texts(encoder, [query], "query"), documents, top)
     items = list(corpus.items())
-    hits = hits_of(found_in(items, rows, scores)[0], encoder.head, least)
+    hits = hits_of(matches_in(items, rows, scores)[0], encoder.head, least)
     empty = [name for name, document in items if not document.content]
     return CollectionAnswer(hits, warn_of_empty(empty, len(corpus)))
 

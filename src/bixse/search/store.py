@@ -66,9 +66,9 @@ class EmbeddingStore:
 
     def _read(self, row_of: Mapping[bytes, int], embeddings: NDArray[np.float32]) -> set[bytes]:
         """Put stored embeddings into their rows and return their digests; a damaged file is removed."""
-        found: set[bytes] = set()
+        digests: set[bytes] = set()
         if self.path is None or not self.path.is_file():
-            return found
+            return digests
         wanted = list(row_of)
         try:
             with closing(sqlite3.connect(self.path, timeout=SECONDS_WAITED)) as file:
@@ -79,12 +79,12 @@ class EmbeddingStore:
                     for digest, content in file.execute(query, some):
                         if len(content) == embeddings.itemsize * embeddings.shape[1]:
                             embeddings[row_of[digest]] = np.frombuffer(content, np.float32)
-                            found.add(digest)
+                            digests.add(digest)
         except sqlite3.OperationalError:  # locked, or not readable
             pass
         except sqlite3.DatabaseError:
             self.path.unlink(missing_ok=True)
-        return found
+        return digests
 
     def _write(self, embeddings: Mapping[bytes, NDArray[np.float32]]) -> None:
         """Store all of the embeddings or none; after a failure nothing more is stored."""

@@ -17,7 +17,7 @@ from bixse.scale.index.search import open_index
 from bixse.scale.index.vector_store import is_stored
 from bixse.search.bm25 import BM25, BM25_NAME
 from bixse.search.exact import exact_search
-from bixse.search.search_collection import Hit, check_queries, found_in, hits_of
+from bixse.search.search_collection import Hit, check_queries, hits_of, matches_in
 from bixse.search.store import encode_corpus
 
 if TYPE_CHECKING:
@@ -97,6 +97,6 @@ def open_searcher(name: str, collection: Collection | None, progress: Any = None
         with lock:
             queries = encode_texts(model, [text], "query")
         scores, rows = exact_search(queries, documents, top)
-        return hits_of(found_in(items, rows, scores)[0], model.head, None)
+        return hits_of(matches_in(items, rows, scores)[0], model.head, None)
 
     return Searcher(name, "model", find_by_model, model)

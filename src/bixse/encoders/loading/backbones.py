@@ -103,12 +103,12 @@ def make_bidirectional(model: SentenceTransformer, name: str) -> None:
 
 
 def check_attention(model: SentenceTransformer, name: str) -> None:
-    """Refuse a model that does not see the whole text although its saved configuration says so."""
+    """Refuse a causal model whose saved configuration says `is_causal: false`."""
     # a change of the library can make the switch silently do nothing, and the embeddings wrong
     for part in backbones(model):
         if getattr(part.auto_model.config, "is_causal", None) is False and not sees_whole_text(part):
             raise ModelError(
-                f"model {name!r}: got attention that sees only what came before, although its configuration says "
+                f"model {name!r}: got causal attention, although its configuration says "
                 "is_causal: false; expected attention to the whole text; fix: load it with the version of "
                 "transformers it was saved with"
             )
@@ -246,13 +246,10 @@ def _modernbert_head(backbone: Any, files: dict[str, Any], name: str, optional: 
         norm.norm.bias.data.copy_(head.norm.bias)
     else:  # the module always has a bias: it stays 0
         norm.norm.bias.requires_grad_(False)
-    return [_dense(head.dense, getattr(nn, ACTIVATIONS[config.classifier_activation])()), norm]
-
-
-def _dense(linear: nn.Linear, activation: nn.Module) -> nn.Module:
+    linear, activation = head.dense, getattr(nn, ACTIVATIONS[config.classifier_activation])()
     dense = Dense(linear.in_features, linear.out_features, linear.bias is not None, activation)
     dense.linear.load_state_dict(linear.state_dict())
-    return dense
+    return [dense, norm]
 
 
 def _no_head(name: str, got: str, expected: str = "them in the model's files") -> ModelError:

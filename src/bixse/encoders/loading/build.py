@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import itertools
 import os
 import re
 from copy import deepcopy
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from bixse.encoders.head import HEAD_FILE
 from bixse.encoders.loading.precision import default_device, make_weights_float32, resolve_precision
-from bixse.errors import InputError, ModelError, did_you_mean
+from bixse.errors import InputError, ModelError, did_you_mean, first_fault
 from bixse.files.files import HASHES_FILE, damage, file_hash
 
 if TYPE_CHECKING:
@@ -77,7 +78,11 @@ def build_encoder(
         )
     name = str(name_or_path)
     source = str(_resolve(name_or_path))  # before the heavy import, so that a wrong path is reported at once
-    _check_undamaged(source)
+    if fault := damage(Path(source)):
+        raise ModelError(
+            f"model {source!r}: got {fault}; expected the files as they were saved (hashes: {HASHES_FILE}); "
+            f"fix: restore the folder from a copy, or delete {HASHES_FILE} if you changed the files yourself"
+        )
 
     from bixse.encoders.loading.backbones import pool_backbone, set_attention
     from bixse.encoders.relevance_model import RelevanceModel
@@ -90,7 +95,7 @@ def build_encoder(
         raise  # of missing weights or a damaged relevance head
     except Exception as error:
         raise ModelError(
-            f"model {name!r}: got {type(error).__name__}: {_first_line(error)}; expected a sentence-transformers or "
+            f"model {name!r}: got {type(error).__name__}: {first_fault(error)}; expected a sentence-transformers or "
             "transformers encoder; fix: check the name, that the folder holds config.json and model.safetensors, and "
             "that a hub name can be reached"
         ) from error
@@ -181,7 +186,7 @@ def _check_weights(model: SentenceTransformer, name: str, trust_remote_code: boo
 
     for part in backbones(model):  # transformers fills missing weights at random, and only warns
         backbone = part.auto_model
-        _, found = type(backbone).from_pretrained(
+        _, info = type(backbone).from_pretrained(
             backbone.name_or_path,
             config=deepcopy(backbone.config),
             cache_dir=os.getenv("SENTENCE_TRANSFORMERS_HOME"),
@@ -190,7 +195,7 @@ def _check_weights(model: SentenceTransformer, name: str, trust_remote_code: boo
             output_loading_info=True,
         )
         reads_pooler = getattr(part, "module_output_name", None) == "sentence_embedding"
-        lacking = sorted(key for key in found["missing_keys"] if reads_pooler or not key.startswith("pooler."))
+        lacking = sorted(key for key in info["missing_keys"] if reads_pooler or not key.startswith("pooler."))
         if lacking:
             raise ModelError(
                 f"model {name!r}: got no weights for {len(lacking)} of its parameters ({', '.join(lacking[:3])}); "
@@ -295,9 +300,8 @@ def _ask_hub(name: str) -> None:
     # sentence-transformers looks for a name without owner among its own models, except for a few of transformers'
     candidates = [name] if "/" in name else [f"sentence-transformers/{name}", name]
     folder = os.getenv("SENTENCE_TRANSFORMERS_HOME")  # its cache; None: the cache of the hub
-    cached = any(
-        isinstance(try_to_load_from_cache(one, file, folder), str) for one in candidates for file in MODEL_FILES
-    )
+    files = itertools.product(candidates, MODEL_FILES)
+    cached = any(isinstance(try_to_load_from_cache(repo, file, folder), str) for repo, file in files)
     try:
         if constants.HF_HUB_OFFLINE or cached or any(repo_exists(candidate) for candidate in candidates):
             return
@@ -305,22 +309,13 @@ def _ask_hub(name: str) -> None:
         return
     except Exception as error:  # which HTTP library the hub uses depends on its version
         raise ModelError(
-            f"model {name!r}: got no such folder, and no answer from the hub ({type(error).__name__}: {error}); "
+            f"model {name!r}: got no such folder, and no connection to the hub ({type(error).__name__}: {error}); "
             "expected a model folder, or a hub that can be reached; fix: check the path, or the network"
         ) from error
     raise ModelError(
         f"model {name!r}: got no such folder, and no such model on the hub; expected a model folder or a hub name "
         "(owner/name); fix: check the spelling; for a private model log in with `hf auth login`"
     )
-
-
-def _check_undamaged(source: str) -> None:
-    found = damage(Path(source))
-    if found is not None:
-        raise ModelError(
-            f"model {source!r}: got {found}; expected the files as they were saved (hashes: {HASHES_FILE}); "
-            f"fix: restore the folder from a copy, or delete {HASHES_FILE} if you changed the files yourself"
-        )
 
 
 def _check_is_encoder(model: SentenceTransformer, name: str) -> None:
@@ -331,7 +326,7 @@ def _check_is_encoder(model: SentenceTransformer, name: str) -> None:
         vectors = np.asarray(model.encode(["cat", "dog"], show_progress_bar=False))
     except Exception as error:
         raise ModelError(
-            f"model {name!r}: got {type(error).__name__} on a first sentence ({_first_line(error)}); expected an "
+            f"model {name!r}: got {type(error).__name__} on a first sentence ({first_fault(error)}); expected an "
             "encoder of text; fix: choose an embedding model"
         ) from error
     if not np.isfinite(vectors).all():
@@ -342,13 +337,13 @@ def _check_is_encoder(model: SentenceTransformer, name: str) -> None:
     if vectors.ndim != 2 or vectors.shape[1] < 2:
         raise ModelError(
             f"model {name!r}: got an output of shape {vectors.shape} on two texts; expected one embedding per text; "
-            "fix: choose an embedding model (a cross-encoder or a classifier is none)"
+            "fix: choose an embedding model (a cross-encoder or a classifier gives no embeddings)"
         )
     if vectors.shape[1] != model.get_embedding_dimension():
         raise ModelError(
-            f"model {name!r}: got embeddings of {vectors.shape[1]} dimensions, and modules that say "
-            f"{model.get_embedding_dimension()}; expected the same number; fix: correct embedding_dimension in "
-            "1_Pooling/config.json"
+            f"model {name!r}: got embeddings of {vectors.shape[1]} dimensions from modules "
+            f"configured for {model.get_embedding_dimension()}; expected the same number; fix: "
+            "correct embedding_dimension in 1_Pooling/config.json"
         )
     if np.abs(vectors[0] - vectors[1]).max() <= 1e-5 * np.abs(vectors).max():
         raise ModelError(
@@ -377,7 +372,3 @@ def _keep_within_positions(model: SentenceTransformer) -> int | None:
         if unused and length is not None and length > limits[-1]:
             part.max_seq_length = limits[-1]
     return min(limits, default=None)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or ["no message"])[0][:200]

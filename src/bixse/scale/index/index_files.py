@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from bixse.search.search_collection import Found
+    from bixse.search.search_collection import Match
 
 FILES = "files-"
 """Beginning of the name of the folder with texts and embeddings."""
@@ -182,7 +182,7 @@ class IndexFiles:
 
     def search(
         self, queries: NDArray[np.float32], top: int, exact: bool = True, texts: bool = True
-    ) -> list[list[Found]]:
+    ) -> list[list[Match]]:
         """Return the best documents of (Q, D) queries, highest first; equal scores are in the order of the corpus.
 
         Every search is exact. Without `texts` the documents are empty.

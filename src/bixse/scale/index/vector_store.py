@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from bixse.data.collection import Document
     from bixse.progress import ProgressBars
-    from bixse.search.search_collection import Found
+    from bixse.search.search_collection import Match
 
 FORMS = {"lancedb": "lancedb:PATH/TABLE", "qdrant": "qdrant:URL/COLLECTION"}
 """Database -> form of the name of a table or collection."""
@@ -74,7 +74,7 @@ class VectorStore(ABC):
 
     def search(
         self, queries: NDArray[np.float32], top: int, exact: bool = False, texts: bool = True
-    ) -> list[list[Found]]:
+    ) -> list[list[Match]]:
         """Return most of the best documents of (Q, D) queries, highest first, and never fewer than exist."""
         top = min(top, self.manifest.documents)
         answers = self.best(queries, top, exact, texts)

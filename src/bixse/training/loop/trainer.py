@@ -22,7 +22,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from bixse.data.graded_pairs import GradedPairs
 from bixse.encoders.embedding import number_of_texts
-from bixse.encoders.processes import all_reduce_sum, is_sharded, local_part, whole_tensors
+from bixse.encoders.processes import all_reduce_sum, is_sharded, local_part, unsharded_tensors
 from bixse.encoders.serving import saved_for_servers
 from bixse.errors import DivergedError, NotFiniteError
 from bixse.files.files import storage_errors, write_hashes
@@ -151,7 +151,7 @@ class GradedTrainer(SentenceTransformerTrainer):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as sentence-transformers does; all processes begin with the weights of the first."""
-        broadcast(whole_tensors(self.loss))
+        broadcast(unsharded_tensors(self.loss))
         self.add_base_targets()
         return super().train(*args, **kwargs)
 
