@@ -1,4 +1,4 @@
-"""Every verb with shards: processes and ranks write the bytes of one process, and only what is missing is done again."""
+"""Every verb with shards: processes and ranks write the bytes of one process, and do only the missing shards."""
 
 from __future__ import annotations
 
