@@ -146,7 +146,7 @@ class TestE5:
         names = ("allnli.jsonl", "allnli_split1.jsonl", "allnli_split2.jsonl")
         source = opened("e5", files.put(tmp_path, dict.fromkeys(names, files.E5["allnli_split1"])))
         assert len(list(source.rows())) == 6
-        assert "allnli_split1.jsonl, allnli_split2.jsonl: left aside" in source.warnings()[0]
+        assert "allnli_split1.jsonl, allnli_split2.jsonl: left out" in source.warnings()[0]
 
     def test_every_task_has_the_papers_instruction(self):
         form, table = FORMATS["e5"], load_instructions("paper")

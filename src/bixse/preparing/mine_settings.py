@@ -67,9 +67,9 @@ class MineConfig(EncodingSettings):
     @model_validator(mode="after")
     def _usable(self) -> Self:
         if (self.collection is None) == (self.corpus is None) or (self.corpus is None) != (self.queries is None):
-            found = [name for name in ("collection", "corpus", "queries") if getattr(self, name) is not None]
+            texts = [name for name in ("collection", "corpus", "queries") if getattr(self, name) is not None]
             raise ValueError(
-                f"got {' and '.join(found) or 'no texts'}; expected collection, or corpus and queries; "
+                f"got {' and '.join(texts) or 'no texts'}; expected collection, or corpus and queries; "
                 "fix: give one of the two"
             )
         if self.collection is None and self.split:
@@ -96,13 +96,13 @@ class MineConfig(EncodingSettings):
 
     def files(self) -> dict[str, Path]:
         """Return name -> file of every text and judgement to read."""
-        found = {name: path for name in ("corpus", "queries", "known") if (path := getattr(self, name)) is not None}
+        files = {name: path for name in ("corpus", "queries", "known") if (path := getattr(self, name)) is not None}
         if self.collection is None:
-            return found
+            return files
         if self.split is not None:
             check_split(self.collection, self.split)
-            found[f"qrels/{self.split}"] = self.collection / "qrels" / f"{self.split}.tsv"
-        return {name: self.collection / f"{name}.jsonl" for name in ("corpus", "queries")} | found
+            files[f"qrels/{self.split}"] = self.collection / "qrels" / f"{self.split}.tsv"
+        return {name: self.collection / f"{name}.jsonl" for name in ("corpus", "queries")} | files
 
 
 @dataclass(frozen=True)
@@ -130,11 +130,11 @@ def read_inputs(config: MineConfig) -> MineInputs:
     warnings = []
     known: dict[str, set[str]] = {}
     if config.known is not None and graded is not None:
-        pairs, said = _graded_pairs_by_id(config.known, graded, queries, documents)
-        warnings += [*said, *_add_known(known, config.known, pairs, queries, documents.there)]
+        pairs, mismatches = _graded_pairs_by_id(config.known, graded, queries, documents)
+        warnings += [*mismatches, *_add_known(known, config.known, pairs, queries, documents.in_corpus)]
     if config.split is not None:
-        asked = read_qrels(files[f"qrels/{config.split}"])
-        queries = {query_id: text for query_id, text in queries.items() if query_id in asked}
+        judged = read_qrels(files[f"qrels/{config.split}"])
+        queries = {query_id: text for query_id, text in queries.items() if query_id in judged}
         if not queries:
             raise InputError(
                 f"{files['queries']}: got no query of split {config.split!r}; expected queries that its qrels name; "
@@ -163,7 +163,7 @@ class _Documents:
     def __init__(self, graded: GradedPairs | None) -> None:
         self._graded = set() if graded is None else set(graded.document_ids)
         self._texts = set() if graded is None else {text.strip() for text in graded.documents}
-        self.there: set[str] = set()
+        self.in_corpus: set[str] = set()
         """Wanted ids that the corpus has."""
         self.texts: dict[str, str] = {}
         """Id in the graded pairs -> text in the corpus."""
@@ -177,7 +177,7 @@ class _Documents:
         if text in self._texts:
             self.with_text[text] = name
         if name in self._graded or text in self._texts:
-            self.there.add(name)
+            self.in_corpus.add(name)
 
 
 def _graded_pairs_by_id(
@@ -197,8 +197,8 @@ def _graded_pairs_by_id(
         pairs.append((own_query, own_document))
         if own_query in queries and text is not None:
             other_texts += document.strip() not in text
-    said = f"{path.name}: {other_texts} of {len(pairs)} pairs have another text than the corpus has under their id"
-    return pairs, [said] if other_texts else []
+    warning = f"{path.name}: {other_texts} of {len(pairs)} pairs have another text than the corpus has under their id"
+    return pairs, [warning] if other_texts else []
 
 
 def _add_known(

@@ -163,10 +163,10 @@ class FileScores:
         positive, negative = known & (label == 1), known & (label == 0)
         for side, chosen in zip(self._sides, (positive, negative), strict=True):
             side.append(score[chosen])
-        _, place = np.unique(row, return_inverse=True)
-        lowest, highest = np.full(place.max(initial=-1) + 1, np.inf), np.full(place.max(initial=-1) + 1, -np.inf)
-        np.minimum.at(lowest, place[positive], score[positive])
-        np.maximum.at(highest, place[negative], score[negative])
+        _, number = np.unique(row, return_inverse=True)
+        lowest, highest = np.full(number.max(initial=-1) + 1, np.inf), np.full(number.max(initial=-1) + 1, -np.inf)
+        np.minimum.at(lowest, number[positive], score[positive])
+        np.maximum.at(highest, number[negative], score[negative])
         self.crossed += int((highest > lowest).sum())
 
     def sides(self) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -333,9 +333,9 @@ def rank_of(variables: Mapping[str, str]) -> tuple[int, int]:
     except (KeyError, ValueError):
         rank, ranks = -1, 0
     if not 0 <= rank < ranks:
-        given = [f"{name}={variables[name]}" for name in ("RANK", "WORLD_SIZE", *array) if name in variables]
+        named = [f"{name}={variables[name]}" for name in ("RANK", "WORLD_SIZE", *array) if name in variables]
         raise InputError(
-            f"engine ranks: got {', '.join(given) or 'no rank in the environment'}; expected RANK from 0 on below "
+            f"engine ranks: got {', '.join(named) or 'no rank in the environment'}; expected RANK from 0 on below "
             "WORLD_SIZE, or SLURM_ARRAY_TASK_ID of an array of consecutive tasks; fix: start it with torchrun or as a "
             "Slurm array such as --array=0-7, or set RANK and WORLD_SIZE yourself"
         )

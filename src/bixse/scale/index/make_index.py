@@ -184,13 +184,13 @@ def _present(out: Path, wanted: Manifest) -> Manifest | None:
     """Return the wanted index if the folder holds it; raise OutputExistsError for an index of another encoder."""
     fix = "choose another --out, or delete it"
     if is_index(out):
-        found = read_manifest(out)
-        if different := found.differences(wanted, {"precision"}):
+        manifest = read_manifest(out)
+        if different := manifest.differences(wanted, {"precision"}):
             raise OutputExistsError(
-                f"{out}: got an index of {found.encoder.name!r} with another {' and '.join(different)}; expected one "
-                f"of the same encoder and settings; fix: {fix}"
+                f"{out}: got an index of {manifest.encoder.name!r} with another {' and '.join(different)}; expected "
+                f"one of the same encoder and settings; fix: {fix}"
             )
-        return found if found.corpus == wanted.corpus else None
+        return manifest if manifest.corpus == wanted.corpus else None
     names = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
     visible = [name for name in names if not name.startswith((".", FILES))]
     if visible or out.is_file():
