@@ -122,7 +122,7 @@ def convert(settings: ConvertSettings, out: str | Path | None, progress: Progres
 def _convert(
     source: Source, settings: ConvertSettings, folder: Path, progress: ProgressBars | None, record: Run | None
 ) -> ConvertResult:
-    lap = _laps({} if record is None else record.timings)
+    times = [time.perf_counter()]
     files: dict[str, Any] = {}
     with closing(ErrorsFile(folder / "all-errors", {file: name for name, file in source.inputs().items()})) as faults:
         bar = _Bar(progress, "read texts", (*source.corpus, *source.queries))
@@ -130,11 +130,11 @@ def _convert(
         try:
             with storage_errors(folder):
                 pairs = GradedPairs.from_arrow(_read(source, settings, mapping, faults, files, progress))
-            lap("read")
+            times.append(time.perf_counter())
             shown = _refuse(source, settings, faults, len(pairs), look=record is None)
             parts, applied = select(pairs, settings)
             tasks = {name: _tasks(pairs, columns) for name, columns in parts.items()}
-            lap("transform")
+            times.append(time.perf_counter())
             written: dict[str, Path] = {}
             if record is not None:
                 step = progress("write", sum(map(len, parts.values()))) if progress is not None else None
@@ -145,7 +145,7 @@ def _convert(
             mapping.database.close()
     if record is not None and faults.total:
         written[ERRORS_FILE] = faults.path
-    lap("write")
+    times.append(time.perf_counter())
     result = ConvertResult(
         source={
             "name": source.name,
@@ -176,6 +176,7 @@ def _convert(
         with storage_errors(folder):
             for name, file in written.items():
                 put_in_place(file, record.folder / name)
+        record.timings = dict(zip(("read", "transform", "write"), np.diff(times).tolist(), strict=True))
         record.results = asdict(result)
         record.save("finished")
     return result
@@ -361,18 +362,6 @@ class _Bar:
     def reached(self, file: Path, position: int) -> None:
         self.advance(position - self._reached.get(file, 0))
         self._reached[file] = max(position, self._reached.get(file, 0))
-
-
-def _laps(timings: dict[str, float]) -> Callable[[str], None]:
-    """Return a function that adds the seconds since its last call to the time of a stage."""
-    last = time.perf_counter()
-
-    def lap(stage: str) -> None:
-        nonlocal last
-        now = time.perf_counter()
-        timings[stage], last = timings.get(stage, 0.0) + now - last, now
-
-    return lap
 
 
 class ErrorsFile:

@@ -201,7 +201,6 @@ class Binarise(Transform):
 
     threshold: float
     name: ClassVar[str] = "binarise"
-    needs: ClassVar[tuple[Key, ...]] = ()
 
     def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
         relevance = (columns.relevance >= self.threshold - ROUNDING).astype(np.float64)

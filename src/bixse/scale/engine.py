@@ -73,25 +73,17 @@ class Job(ABC, Generic[Shard, Result]):
     def is_complete(self, shard: Shard) -> bool:
         """Return True if the output exists, and has the completion marker of this job."""
         output, fingerprint = self.output(shard), self.fingerprint()
-        return output is not None and (is_marked(output, fingerprint) if fingerprint else output.exists())
+        if output is None or not output.exists():
+            return False
+        try:
+            return not fingerprint or _mark_of(output).read_bytes() == fingerprint.encode()
+        except OSError:
+            return False
 
     def mark(self, shard: Shard) -> None:
         output, fingerprint = self.output(shard), self.fingerprint()
         if output is not None and fingerprint:
-            mark(output, fingerprint)
-
-
-def is_marked(output: Path, fingerprint: str) -> bool:
-    """Return True if a file exists and has a completion marker with this fingerprint."""
-    try:
-        return output.exists() and _mark_of(output).read_bytes() == fingerprint.encode()
-    except OSError:
-        return False
-
-
-def mark(output: Path, fingerprint: str) -> None:
-    """Write the completion marker of a file, with the fingerprint of its job."""
-    write_atomically(_mark_of(output), fingerprint)
+            write_atomically(_mark_of(output), fingerprint)
 
 
 def _mark_of(output: Path) -> Path:
