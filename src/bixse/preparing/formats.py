@@ -112,26 +112,26 @@ def named_words(value: Any) -> Any:
 
 
 class SourceSettings(Settings):
-    """Settings of the files to read, and what these do not say themselves."""
+    """Settings of the files to read, and facts that the files do not state."""
 
     source: Annotated[str, Flag(positional=True, metavar="SOURCE")]
     """Name of the format; "pairs" for files of bixse."""
     path: Annotated[Path, Flag(positional=True)]
     """File or folder."""
     scale: Annotated[tuple[float, float] | None, Flag(metavar="GRADE")] = None
-    """Lowest and highest grade, where the source does not say."""
+    """Lowest and highest grade, for a source that does not state them."""
     score_map: Annotated[str | None, Flag(metavar="MAP")] = None
-    """Kind of the scores of a teacher: prob, percent, logit, platt:SLOPE,INTERCEPT, or binary to take the labels."""
+    """Map from scores of a teacher to relevance: prob, percent, logit, platt:SLOPE,INTERCEPT, or binary (labels)."""
     corpus: Path | None = None
     """File or folder of the documents that rows name by id."""
     queries: Path | None = None
     """File of the queries that rows name by id."""
     qrels: Annotated[str | None, Flag(metavar="SPLIT")] = None
-    """Split of a collection folder."""
+    """Split of a collection folder; not needed for a folder with a single split."""
     columns: Annotated[dict[str, str], BeforeValidator(named_words), Flag(metavar="COLUMN=NAME")] = Field(default={})
-    """Columns of a table under other names, as in query=search grade=stars."""
+    """Names of the columns of a table, for example query=search grade=stars."""
     text_ids: bool = False
-    """Make ids from the texts instead of taking the source's."""
+    """Make ids from the texts. The default is the ids of the source."""
 
     @field_validator("source")
     @classmethod

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PER_QUERY = 8
 """Default number of documents mined per query."""
 WHERE = {"cache", "precision"}
-"""Settings that say where texts are encoded; they do not decide the pairs."""
+"""Settings of how texts are encoded, which do not change the pairs."""
 
 
 class MineConfig(EncodingSettings):
@@ -37,32 +37,33 @@ class MineConfig(EncodingSettings):
     renamed: ClassVar = {"retriever": "write retrievers"}
 
     collection: Annotated[Path | None, Flag(metavar="DIR")] = None
-    """Folder with corpus.jsonl and queries.jsonl (and qrels); or give corpus and queries."""
+    """Folder with corpus.jsonl, queries.jsonl and perhaps qrels. The alternative is corpus and queries."""
     corpus: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """Documents, one JSON {_id, title, text} a line."""
+    """File of the documents, one JSON {_id, title, text} per line."""
     queries: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """Queries, one JSON {_id, text} a line."""
+    """File of the queries, one JSON {_id, text} per line."""
     split: str | None = None
-    """Only the queries that this split of the collection judges; null takes all queries."""
+    """Split of the collection whose judged queries are mined; null takes all queries."""
     max_queries: int | None = Field(default=None, ge=1)
-    """Only so many queries, drawn by the seed."""
+    """Maximum number of queries, drawn by the seed; null takes all queries."""
     known: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """Graded pairs to leave out, whatever their grade."""
+    """File of graded pairs, which are left out at any grade; null leaves out none."""
     retrievers: Annotated[tuple[str, ...], Flag(name="retriever")] = ("bm25",)
     """bm25 (the default), demo, a model folder, a hub name, or the folder of an index of the corpus; one or several.
     """
     strategy: Strategy = "spread"
-    """spread: from the top down to the depth; top: the best; one: a single document from any depth."""
+    """Way to select documents. spread: from the top down to the depth; top: the best; one: a single document of any
+    rank."""
     per_query: Annotated[int | None, Field(ge=1), Flag(metavar="K")] = None
-    """Documents per query; null means 8, and 1 for the strategy one."""
+    """Number of documents per query; null means 8, or 1 with the strategy one."""
     depth: int = Field(default=100, ge=1)
-    """Ranks that count, of each retriever and fused."""
+    """Number of ranks that are used, of each retriever and of the fused ranking."""
     seed: int = Field(default=0, ge=0, lt=SEEDS)
-    """Seed of the draws, and of the choice of queries."""
+    """Random seed of the selected documents and queries."""
     max_length: Annotated[int | None, Field(ge=1), Flag(metavar="TOKENS")] = None
-    """Tokens of a text that an encoder reads; null keeps its own limit."""
+    """Maximum number of tokens that an encoder reads per text; null is the limit of the encoder."""
     task: str | None = None
-    """Name of the task, written beside every pair; encoders with task instructions use those of this task."""
+    """Name of the task, a column of the pairs. Encoders with task instructions use the instructions of this task."""
 
     @model_validator(mode="after")
     def _usable(self) -> Self:
@@ -143,7 +144,7 @@ def read_inputs(config: MineConfig) -> MineInputs:
     elif config.collection is not None and len(splits := splits_of(config.collection)) > 1:
         warnings.append(
             f"all queries are mined, those of the splits {', '.join(splits)} alike: pairs for training should hold no "
-            "query of a test split; --split NAME takes the queries of one"
+            "query of a test split; --split NAME takes the queries of a single split"
         )
     queries = sample_queries(queries, config.max_queries, config.seed)
     return MineInputs(corpus.count, frozenset(corpus.empty), queries, known, tuple(warnings))

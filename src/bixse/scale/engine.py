@@ -338,8 +338,8 @@ class PlaceSettings(Settings):
     """The setting of verbs that may run as several processes of a launcher."""
 
     engine: Literal["local", "ranks"] = "local"
-    """local: all of the work on this machine; ranks: the share of this process, while others that a launcher started
-    (torchrun, a Slurm array) do theirs."""
+    """Engine. local: all work runs on this machine; ranks: this process does its share, and other processes of a
+    launcher (torchrun, a Slurm array) do theirs."""
 
     def engine_of(self, processes: int | None) -> Engine:
         """Return the engine for this number of concurrent processes; None means as many as fit."""
@@ -362,10 +362,10 @@ class EngineSettings(PlaceSettings):
     """
 
     shards: int | None = Field(default=None, ge=1)
-    """Cut the work into about N shards; null: as few as there may be."""
+    """Approximate number of shards; null means as few as possible."""
     processes: int = Field(default=1, ge=1)
-    """Processes on this machine, each with one shard at a time and in turn one of the GPUs that CUDA_VISIBLE_DEVICES
-    names."""
+    """Number of processes on this machine. Each does one shard at a time, and uses in turn one of the GPUs that
+    CUDA_VISIBLE_DEVICES names."""
 
     @property
     def in_shards(self) -> bool:

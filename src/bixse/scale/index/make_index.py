@@ -175,7 +175,7 @@ def _encode(job: EncodeShards, engine: Engine, store: EmbeddingStore, progress: 
     if failed:
         raise IncompleteError(
             f"{job.folder.parent}: got {len(failed)} of {len(shards)} shards that failed twice "
-            f"({'; '.join(failed[:3])}); expected all; fix: what is said there, then the same command again"
+            f"({'; '.join(failed[:3])}); expected all; fix: correct the cause, then run the same command again"
         )
     return encoded
 
