@@ -172,6 +172,7 @@ def _convert(
         errors_shown=shown,
     )
     if record is not None:
+        # From here on files appear in the output folder, which the record must claim first.
         record.save("running")
         with storage_errors(folder):
             for name, file in written.items():

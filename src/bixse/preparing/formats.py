@@ -238,6 +238,7 @@ def looks_like(path: Path) -> list[str]:
     """Return the formats whose `signs` the first row of a table has; nothing for a file that is no table."""
     try:
         _, row, _ = next(raw_rows(path, InvalidFileError(path)), (0, {}, 0))
+    # This only looks for a hint: an error here must not replace the first error.
     except (BixseError, OSError):
         return []
     return [name for name, form in FORMATS.items() if form.signs and {*form.signs} <= row.keys()]

@@ -117,6 +117,7 @@ class RowMapping:
             "query_text": "asked" if form.query_by_id else "query->>'$'",
             **_look_up(form),
         }
+        # The SQL is built once: it is the same for every block of rows.
         self._checks = self._all_checks()
 
     def add_texts(self, table: str, file: int, texts: Iterator[tuple[int, str, str, str]]) -> None:
@@ -155,6 +156,7 @@ class RowMapping:
         database.execute(_ROWS.format(**self._parts))
         database.execute(_TEXTS.format(**self._parts))
         database.execute(f"CREATE OR REPLACE TEMP TABLE problems AS {self._checks}")
+        # DISTINCT: an error of a row would appear for each of its texts.
         problems = database.execute("SELECT DISTINCT * FROM problems ORDER BY row, key").fetchall()
         errors = [
             RowError(row, column, _shown(got), expected, number_hint(got.strip('"'), fix))

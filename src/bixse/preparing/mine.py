@@ -173,6 +173,7 @@ def _open(config: MineConfig, labels: dict[str, str], out: Path, precision: str)
     """Open the record of this run; hashes of files count, their paths do not."""
     inputs = hash_files(config.files()) | inputs_of(labels)
     settings = config.identity() | settings_of(labels)
+    # BM25 computes without a model, so the dtype does not change its rankings.
     if any(name != BM25_NAME for name in labels.values()):
         settings["precision"] = precision
     return open_run(out, "mine", settings, inputs, paths=("collection", "corpus", "queries", "known", "models"))

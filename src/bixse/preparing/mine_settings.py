@@ -126,6 +126,7 @@ def read_inputs(config: MineConfig) -> MineInputs:
     files = config.files()
     queries = read_queries(files["queries"])
     graded = None if config.known is None else load_graded_pairs(config.known)
+    # One pass over the corpus checks it and finds the documents of known pairs.
     documents = _Documents(graded)
     corpus = check_corpus(files["corpus"], {}, documents.see)
     warnings = []

@@ -164,6 +164,7 @@ class FileScores:
         positive, negative = known & (label == 1), known & (label == 0)
         for side, chosen in zip(self._sides, (positive, negative), strict=True):
             side.append(score[chosen])
+        # Rows of a file may have gaps; these numbers have none.
         _, number = np.unique(row, return_inverse=True)
         lowest, highest = np.full(number.max(initial=-1) + 1, np.inf), np.full(number.max(initial=-1) + 1, -np.inf)
         np.minimum.at(lowest, number[positive], score[positive])

@@ -145,6 +145,7 @@ def search_index(
     step: Callable[[int], None] | None,
 ) -> Iterator[Ranking]:
     """Answer all queries by an index in blocks of queries, without `empty` documents."""
+    # The index holds documents without text too; they are removed after the search.
     depth = config.depth + min(len(empty), MOST_EMPTY)
     for block in _blocks(queries):
         answers = index.search_run(block, depth)
@@ -187,6 +188,7 @@ def read_answers(paths: Mapping[str, Path], queries: Mapping[str, str]) -> Itera
 
 def _run_of(path: Path) -> Iterator[tuple[str, dict[str, float]]]:
     with path.open(encoding="utf-8") as file:
+        # `save_answers` wrote the lines of a query one after the other.
         for query_id, rows in groupby(map(str.split, file), key=lambda row: row[0]):
             yield query_id, {row[2]: float(row[4]) for row in rows}
 

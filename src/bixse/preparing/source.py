@@ -164,6 +164,7 @@ class Source:
         inputs = {file.name if file == self.path else str(file.relative_to(self.path)): file for file in self.files}
         for kind, texts in (("corpus", self.corpus), ("queries", self.queries)):
             for number, file in enumerate(texts):
+                # Files of different folders may have the same name.
                 twice = sum(other.name == file.name for other in texts) > 1
                 inputs[f"{kind}/{number}/{file.name}" if twice else f"{kind}/{file.name}"] = file
         return inputs
@@ -272,6 +273,7 @@ class Source:
             lists: dict[Path, InvalidFileError] = {}
             mapping = self.open(Path(folder), lambda path: lists.setdefault(path, InvalidFileError(path)))
             try:
+                # Errors of texts come first: they would repeat as errors of the rows that name the texts.
                 for errors in lists.values():
                     errors.raise_any()
                 for file in self.files:

@@ -45,6 +45,7 @@ BINS = 10
 """Number of relevance levels that a sample keeps in proportion."""
 
 
+# The rows of a query often follow each other, so that its text is hashed once.
 @lru_cache(maxsize=256)
 def key_value(key: Key, value: str | None) -> int:
     """Return 64 bits for a value, the start of its BLAKE2b; 0 if there is no value."""
@@ -54,6 +55,7 @@ def key_value(key: Key, value: str | None) -> int:
 
 
 def _hashed(text: str) -> int:
+    # Lone surrogates, which a table in memory may hold, cannot be encoded otherwise.
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 
 
@@ -192,6 +194,7 @@ class KeepFrom(Transform):
     name: ClassVar[str] = "cutoff"
 
     def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
+        # A grade at the cutoff may become a relevance that is smaller by a rounding error.
         return columns.take(columns.relevance >= self.cutoff - ROUNDING), {}
 
 
@@ -227,6 +230,7 @@ class LabelNoise(Transform):
         order = np.lexsort((_draws(self.seed, "noise among equals", queries, documents), columns.relevance, group))
         starts = _starts(group[order])
         worst, best = order[starts], order[np.r_[starts[1:], len(order)] - 1]  # (groups,) each
+        # The purpose is part of a draw, so ties and hits are independent under the same seed.
         hit = _shares(_draws(self.seed, "noise", queries[worst])) < self.probability
         swapped = hit & (columns.relevance[worst] < columns.relevance[best])
         here, there = np.r_[worst[swapped], best[swapped]], np.r_[best[swapped], worst[swapped]]

@@ -236,6 +236,7 @@ class IndexFiles:
 
     def _shard(self, shard: int) -> torch.Tensor:
         tensor, written = self._shards[shard]
+        # Hashed at the first use and not when opened, so that a large index opens at once.
         if shard in self._unchecked:
             if (digest := hashlib.sha256(tensor.numpy().data).hexdigest()) != written:
                 path = embeddings_file(self.folder, shard)

@@ -142,6 +142,7 @@ def make_index(
         name = identity.name if model is None else None
         job = EncodeShards((out / manifest.folder).absolute(), manifest, name, settings.cache)
         with storage_errors(out), nullcontext() if engine.shared else alone_in(out):
+            # The folder is named by a hash of the corpus, so an existing file is complete and right.
             if not (job.folder / TEXTS).exists():
                 write_texts(job.folder / TEXTS, stream_documents(path))
             encoded = _encode(job, engine, store, progress)

@@ -78,6 +78,7 @@ class VectorStore(ABC):
         """Return most of the best documents of (Q, D) queries, highest first, and never fewer than exist."""
         top = min(top, self.manifest.documents)
         answers = self.best(queries, top, exact, texts)
+        # An approximate search visits a part of the index, and may find fewer documents.
         short = [number for number, line in enumerate(answers) if len(line) < top]
         if short and not exact:
             for number, line in zip(short, self.best(queries[short], top, True, texts), strict=True):
