@@ -29,11 +29,11 @@ class Numbers(Job):
     full: tuple[int, ...] = ()  # shards that find a full disk
 
     def setup(self):
-        self.say(f"setup {os.getpid()}")
+        self.log(f"setup {os.getpid()}")
         return self.factor
 
     def run(self, shard, state):
-        self.say(f"run {shard} {os.getpid()}")
+        self.log(f"run {shard} {os.getpid()}")
         time.sleep(self.seconds)
         once = self.folder / f"died-{shard}"
         if shard in self.dies or (shard in self.dies_once and not once.exists()):
@@ -54,7 +54,7 @@ class Numbers(Job):
     def fingerprint(self):
         return f"numbers times {self.factor}"
 
-    def say(self, words):
+    def log(self, words):
         with (self.folder / "log").open("a") as file:
             file.write(words + "\n")
 
@@ -75,7 +75,7 @@ def write_numbers(folder, shards):
     return folder
 
 
-def said(folder, word):
+def logged(folder, word):
     """The second words of the lines of the log that begin with a word."""
     lines = (folder / "log").read_text().splitlines() if (folder / "log").exists() else []
     return [line.split()[1] for line in lines if line.startswith(word)]

@@ -10,11 +10,13 @@ from dataclasses import replace
 import pyarrow.parquet as pq
 import pytest
 
+from bixse.cli.main import main
 from bixse.data.collection import load_collection
-from bixse.data.graded_pairs import GradedPairs
-from bixse.data.pairs_files import save_graded_pairs
+from bixse.data.graded_pairs import GradedPairs, Pair
+from bixse.data.pairs_files import load_pairs, save_graded_pairs
 from bixse.data.task_instructions import Instructions
 from bixse.data.trec import read_run
+from bixse.encoders import encode
 from bixse.encoders.loading.precision import PRECISION_VARIABLE
 from bixse.encoders.relevance_model import set_instructions
 from bixse.errors import InputError, ModelError, OutputExistsError
@@ -25,10 +27,19 @@ from bixse.preparing import searching
 from bixse.preparing.candidates import fuse
 from bixse.preparing.mine import WORK, mine
 from bixse.preparing.mine_settings import MineConfig
-from bixse.preparing.mined_pairs import MINED_FILE, MinedPair
+from bixse.preparing.mined_pairs import MINED_FILE, MinedPair, save_mined_pairs
 from bixse.relevance import GradeScale
 from bixse.scale.index.search import SearchIndex
 from bixse.search.bm25 import BM25
+from helpers.command import call, refused
+from helpers.indexes import index_of
+
+AWKWARD = 'a "quoted", text\nof two lines\twith é, 漢 and , commas'
+PAIRS = [
+    MinedPair("007", "copy", "1e5", AWKWARD, None, "bm25:3,demo:17", 4),
+    MinedPair("q2", "null", "NA", "NaN", "nli", "bm25:1", 1),
+    MinedPair("q3", "x" * 3_000_000, "d", "a line longer than a reader's block", None, "run:1:2", 100),
+]
 
 
 def mined(folder):
@@ -36,10 +47,10 @@ def mined(folder):
 
 
 def by_query(folder):
-    found = defaultdict(list)
+    pairs = defaultdict(list)
     for pair in mined(folder):
-        found[pair.query_id].append(pair)
-    return dict(found)
+        pairs[pair.query_id].append(pair)
+    return dict(pairs)
 
 
 def changed(config, **settings):
@@ -50,219 +61,21 @@ def files_of(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-def test_an_unknown_retriever_leaves_no_folder(collection, tmp_path):
-    for name, error, said in (
-        ("bm-25", InputError, "did you mean 'bm25'"),
-        ("no/such/model", ModelError, "got no such folder"),
-    ):
-        with pytest.raises(error, match=said):
-            mine(MineConfig(collection=collection, retrievers=("bm25", name)), tmp_path / "out")
+def test_written_pairs_are_read_back_as_mined_and_as_pairs_to_grade(tmp_path):
+    save_mined_pairs(PAIRS, tmp_path / MINED_FILE)
+    assert mined(tmp_path) == PAIRS
+    assert load_pairs(tmp_path / MINED_FILE) == [
+        Pair(p.query_id, p.query, p.document_id, p.document, p.task) for p in PAIRS
+    ]
+    generated = replace(PAIRS[0], source="generated")
+    assert [pair.retrievers for pair in (*PAIRS, generated)] == [["bm25", "demo"], ["bm25"], ["run:1"], ["generated"]]
+
+
+@pytest.mark.parametrize(("name", "error"), [("bm-25", InputError), ("no/such/model", ModelError)])
+def test_unknown_retriever_leaves_no_folder(collection, tmp_path, name, error):
+    with pytest.raises(error):
+        mine(MineConfig(collection=collection, retrievers=("bm25", name)), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_no_candidate_for_any_query(collection, tmp_path):
-    queries = tmp_path / "q.jsonl"
-    queries.write_text('{"_id": "a", "text": "weather tomorrow"}\n{"_id": "b", "text": "..."}\n')
-    config = MineConfig(corpus=collection / "corpus.jsonl", queries=queries)
-    with pytest.raises(InputError, match="got no candidate for any of 2 queries"):
-        mine(config, tmp_path / "out")
-    assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "failed"
-    assert not (tmp_path / "out" / "pairs.parquet").exists()
-
-
-def test_a_run_in_other_numbers_is_another_run(collection, tiny_model_path, tmp_path, monkeypatch):
-    with_model = MineConfig(collection=collection, retrievers=(str(tiny_model_path),), max_length=16)
-    words = MineConfig(collection=collection, retrievers=("bm25",))
-    monkeypatch.setenv(PRECISION_VARIABLE, "float32")
-    for config, out in ((with_model, tmp_path / "model"), (words, tmp_path / "words")):
-        mine(config, out)
-    monkeypatch.setenv(PRECISION_VARIABLE, "bfloat16")
-    with pytest.raises(OutputExistsError, match="precision"):
-        mine(with_model, tmp_path / "model")
-    assert mine(words, tmp_path / "words").reused, "BM25 computes with no model"
-
-
-def test_another_run_is_never_overwritten(collection, tmp_path):
-    config, out = MineConfig(collection=collection, split="train"), tmp_path / "out"
-    mine(config, out)
-    before = files_of(out)
-    for other in (changed(config, seed=1), changed(config, strategy="top"), changed(config, per_query=3)):
-        with pytest.raises(OutputExistsError, match="changed: "):
-            mine(other, out)
-    with pytest.raises(OutputExistsError, match="files that are no run of bixse"):
-        mine(config, collection)
-    assert files_of(out) == before
-    (out / "pairs.parquet").unlink()
-    with pytest.raises(InputError, match="got missing or damaged results"):
-        mine(config, out)
-
-
-def test_files_columns_runs_and_progress(collection, tmp_path):
-    out, bars = tmp_path / "out", {}
-
-    def bar(title, total):
-        bars[title] = [total, 0]
-        return lambda done: bars[title].append(bars[title].pop() + done)
-
-    result = mine(MineConfig(collection=collection, split="train", task="pages", per_query=4), out, bar)
-    assert bars == {"search with bm25": [6, 6]}
-    assert sorted(path.name for path in out.iterdir()) == ["pairs.parquet", "run.bm25.trec", "run.json"]
-    pairs = mined(out)
-    assert {pair.task for pair in pairs} == {"pages"}
-    assert result.pairs == len(pairs) == 24
-    assert read_run(out / "run.bm25.trec").keys() == {
-        f"q-{verb}" for verb in ["copy", "move", "delete", "open", "read", "write"]
-    }
-    record = json.loads((out / "run.json").read_text())
-    assert record["status"] == "finished"
-    assert set(record["inputs"]) == {"corpus", "queries", "qrels/train"}
-
-
-def test_top_is_the_run_without_copies(collection, tmp_path):
-    out = tmp_path / "out"
-    result = mine(MineConfig(collection=collection, strategy="top", per_query=5), out)
-    documents = {row["_id"]: row["text"].strip() for row in map(json.loads, (collection / "corpus.jsonl").open())}
-    documents.pop("empty")
-    index = BM25(list(documents), list(documents.values()))
-    for query_id, pairs in by_query(out).items():
-        expected, seen = [], set()
-        for rank, name in enumerate(index.search({"q": pairs[0].query}, 100)["q"], start=1):
-            text = " ".join(documents[name].split())
-            if text not in seen:
-                expected.append((name, documents[name], f"bm25:{rank}", rank))
-            seen.add(text)
-        assert [(p.document_id, p.document, p.source, p.rank) for p in pairs] == expected[:5], query_id
-    assert result.copies == 10  # "copy the file" is there twice and has the word of every query
-
-
-def test_hard_negatives_are_the_best_unknown(collection, tmp_path):
-    plain = MineConfig(collection=collection, split="train", strategy="top", per_query=5)
-    mine(plain, tmp_path / "top")
-    scale = GradeScale(0, 3)
-    save_graded_pairs(GradedPairs.from_collection(load_collection(collection), "train", scale), tmp_path / "known.csv")
-    result = mine(changed(plain, per_query=3, known=tmp_path / "known.csv"), tmp_path / "hard")
-    top, hard = by_query(tmp_path / "top"), by_query(tmp_path / "hard")
-    for query_id, pairs in hard.items():
-        verb = query_id[2:]
-        known = {f"{verb}-file", f"{verb}-disk"}
-        assert not known & {pair.document_id for pair in pairs}
-        if verb != "copy":
-            expected = [pair for pair in top[query_id] if pair.document_id not in known][:3]
-            assert pairs == expected  # with the ranks they have among all
-    assert "copy-file-again" not in {pair.document_id for pair in hard["q-copy"]}
-    assert result.known == 13  # two judged a query, and the copy of one
-
-
-def test_queries_without_candidates_are_listed_and_few_are_counted(collection, tmp_path):
-    with (collection / "queries.jsonl").open("a") as file:
-        file.write('{"_id": "strange", "text": "weather"}\n{"_id": "dots", "text": "..."}\n')
-        file.write('{"_id": "tree", "text": "tree disk"}\n')
-    result = mine(MineConfig(collection=collection, per_query=25, depth=30, strategy="top"), tmp_path / "out")
-    assert result.without_candidates == ["strange", "dots"]
-    assert result.queries == 13
-    assert result.with_fewer == 11
-    assert result.empty_documents == 1
-    reused = mine(MineConfig(collection=collection, per_query=25, depth=30, strategy="top"), tmp_path / "out")
-    assert reused == replace(result, reused=True)
-
-
-def test_corpus_and_queries_as_files_that_may_be_the_same(collection, tmp_path):
-    queries = tmp_path / "q.jsonl"
-    queries.write_text('{"_id": "copy-tree", "text": "copy tree"}\n')
-    config = MineConfig(corpus=collection / "corpus.jsonl", queries=queries, strategy="top")
-    assert not mine(config, tmp_path / "out").warnings
-    assert mined(tmp_path / "out")[0].document_id == "copy-tree"
-
-
-@pytest.mark.parametrize("strategy", ["spread", "one"])
-def test_a_query_gets_the_same_documents_in_any_company(collection, tmp_path, strategy):
-    config = MineConfig(collection=collection, strategy=strategy, seed=3)
-    mine(config, tmp_path / "all")
-    lines = (collection / "queries.jsonl").read_text().splitlines()
-    (collection / "queries.jsonl").write_text("\n".join(reversed(lines)))
-    mine(config, tmp_path / "turned")
-    mine(changed(config, split="test"), tmp_path / "two")
-    mine(changed(config, max_queries=4), tmp_path / "four")
-    everything = by_query(tmp_path / "all")
-    assert by_query(tmp_path / "turned") == everything
-    for name, count in (("two", 2), ("four", 4)):
-        fewer = by_query(tmp_path / name)
-        assert len(fewer) == count
-        assert fewer.items() <= everything.items()
-    mine(changed(config, seed=4), tmp_path / "other")
-    assert by_query(tmp_path / "other") != everything
-
-
-def test_an_encoder_beside_bm25(collection, tmp_path, tiny_model_path, cache_path, monkeypatch):
-    config = MineConfig(collection=collection, split="train", retrievers=("bm25", str(tiny_model_path)), depth=20)
-    out = tmp_path / "out"
-    result = mine(config, out)
-    label = tiny_model_path.name
-    assert result.runs == {"bm25": "run.bm25.trec", label: f"run.{label}.trec"}
-    runs = {name: read_run(out / file) for name, file in result.runs.items()}
-    for query_id, pairs in by_query(out).items():
-        fused = {c.document_id: c for c in fuse({name: run.get(query_id, {}) for name, run in runs.items()}, 20)}
-        for pair in pairs:
-            assert (pair.rank, pair.source) == (fused[pair.document_id].rank, fused[pair.document_id].source)
-    assert len(list((cache_path / "embeddings").iterdir())) == 1
-
-    from bixse.encoders import encode
-
-    plain, kinds = encode.encode_here, []
-    monkeypatch.setattr(encode, "encode_here", lambda m, t, kind, *rest: kinds.append(kind) or plain(m, t, kind, *rest))
-    mine(changed(config, seed=9), tmp_path / "again")
-    assert set(kinds) == {"query"}  # the embeddings of the documents are there already
-
-
-def test_where_a_model_lies_does_not_count_but_its_content_does(collection, tmp_path, tiny_model_path):
-    shutil.copytree(tiny_model_path, tmp_path / "here" / "model")
-    config = MineConfig(collection=collection, split="test", retrievers=(str(tmp_path / "here" / "model"),))
-    mine(config, tmp_path / "out")
-    (tmp_path / "here").rename(tmp_path / "there")
-    config = changed(config, retrievers=(str(tmp_path / "there" / "model"),))
-    assert mine(config, tmp_path / "out").reused
-    (tmp_path / "there" / "model" / "more.json").write_text("{}")
-    with pytest.raises(OutputExistsError, match=r"model/model/more\.json"):
-        mine(config, tmp_path / "out")
-
-
-def test_the_runs_are_those_of_evaluate(collection, tmp_path, tiny_model):
-    rows = (collection / "corpus.jsonl").read_text().splitlines(keepends=True)
-    (collection / "corpus.jsonl").write_text("".join(row for row in rows if '"empty"' not in row))
-    table = Instructions(tasks={"list": {"instructions": ["list the folder"]}})
-    set_instructions(tiny_model, table)
-    tiny_model.save_pretrained(str(tmp_path / "model"))
-    config = MineConfig(collection=collection, split="train", retrievers=("bm25", str(tmp_path / "model")), task="list")
-    with pytest.raises(InputError, match="'lists'"):
-        mine(changed(config, task="lists"), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-    mine(config, tmp_path / "out")
-    for name, task in (("bm25", None), ("model", "list")):
-        system = "bm25" if name == "bm25" else EncoderSystem(tmp_path / "model", task=task)
-        found = evaluate(system, collection_task(collection, "train"))
-        assert read_run(tmp_path / "out" / f"run.{name}.trec") == found.run
-
-
-def stop(*_):
-    raise KeyboardInterrupt
-
-
-def test_an_interrupted_run_goes_on_with_the_next_retriever(collection, tmp_path, tiny_model_path, monkeypatch):
-    config = MineConfig(collection=collection, retrievers=("bm25", str(tiny_model_path)), max_length=16)
-    monkeypatch.setattr(searching, "BLOCK", 3)
-    mine(config, tmp_path / "whole")
-    with monkeypatch.context() as stopped, pytest.raises(KeyboardInterrupt):
-        stopped.setattr(SearchIndex, "search_run", stop)
-        mine(config, tmp_path / "out")
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [WORK, "run.bm25.trec", "run.json"]
-    with pytest.raises(OutputExistsError):
-        mine(changed(config, seed=1), tmp_path / "out")
-    monkeypatch.setattr(BM25, "search", stop)
-    assert not mine(config, tmp_path / "out").reused
-    whole, resumed = (files_of(tmp_path / name) for name in ("whole", "out"))
-    assert {name: resumed[name] for name in whole if name != "run.json"} == {
-        name: content for name, content in whole.items() if name != "run.json"
-    }
 
 
 @pytest.mark.parametrize(
@@ -279,6 +92,223 @@ def test_labels_are_short_and_tell_retrievers_apart(names, labels):
 
 
 @pytest.mark.parametrize("names", [[], ["bm25", "bm25"], ["a/m", "./a/m"]])
-def test_retrievers_given_twice_or_not_at_all(names):
-    with pytest.raises(InputError, match="each once"):
+def test_missing_or_repeated_retrievers_are_refused(names):
+    with pytest.raises(InputError):
         searching.retriever_labels(names)
+
+
+def test_run_without_any_candidate_fails(collection, tmp_path):
+    queries = tmp_path / "q.jsonl"
+    queries.write_text('{"_id": "a", "text": "weather tomorrow"}\n{"_id": "b", "text": "..."}\n')
+    with pytest.raises(InputError, match="2 queries"):
+        mine(MineConfig(corpus=collection / "corpus.jsonl", queries=queries), tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "failed"
+    assert not (tmp_path / "out" / "pairs.parquet").exists()
+
+
+def test_dtype_counts_for_a_model_and_not_for_bm25(collection, tiny_model_path, tmp_path, monkeypatch):
+    with_model = MineConfig(collection=collection, retrievers=(str(tiny_model_path),), max_length=16)
+    words = MineConfig(collection=collection, retrievers=("bm25",))
+    monkeypatch.setenv(PRECISION_VARIABLE, "float32")
+    for config, out in ((with_model, tmp_path / "model"), (words, tmp_path / "words")):
+        mine(config, out)
+    monkeypatch.setenv(PRECISION_VARIABLE, "bfloat16")
+    with pytest.raises(OutputExistsError, match="precision"):
+        mine(with_model, tmp_path / "model")
+    assert mine(words, tmp_path / "words").reused
+
+
+def test_another_run_is_never_overwritten(collection, tmp_path):
+    config, out = MineConfig(collection=collection, split="train"), tmp_path / "out"
+    mine(config, out)
+    before = files_of(out)
+    for other in (changed(config, seed=1), changed(config, strategy="top"), changed(config, per_query=3)):
+        with pytest.raises(OutputExistsError):
+            mine(other, out)
+    with pytest.raises(OutputExistsError):
+        mine(config, collection)
+    assert files_of(out) == before
+    (out / "pairs.parquet").unlink()
+    with pytest.raises(InputError):
+        mine(config, out)
+
+
+def test_verb_writes_files_and_shows_a_finished_run_again(capsys, collection, tmp_path, monkeypatch):
+    out, words = tmp_path / "out", ["mine", "--collection", str(collection), "--split", "train", "--task", "pages"]
+    assert main([*words, "--out", str(out)]) == 0
+    shown = capsys.readouterr()
+    for part in ("48 pairs of 6 queries, to be graded", "found by bm25", "empty documents: 1"):
+        assert part in shown.out
+    assert main([*words, "--out", str(out)]) == 0
+    again = capsys.readouterr()
+    assert again.out == shown.out and "finished before" in again.err
+    assert sorted(path.name for path in out.iterdir()) == ["pairs.parquet", "run.bm25.trec", "run.json"]
+    assert {pair.task for pair in mined(out)} == {"pages"}
+    assert list(read_run(out / "run.bm25.trec")) == list(by_query(out))
+    record = json.loads((out / "run.json").read_text())
+    assert record["status"] == "finished"
+    assert set(record["inputs"]) == {"corpus", "queries", "qrels/train"}
+    assert "depth 3" in refused(capsys, *words, "--depth", "3", "--out", tmp_path / "other")
+
+
+def test_top_is_the_run_without_copies(collection, tmp_path):
+    bars = {}
+
+    def bar(title, total):
+        bars[title] = [total, 0]
+        return lambda done: bars[title].append(bars[title].pop() + done)
+
+    result = mine(MineConfig(collection=collection, strategy="top", per_query=5), tmp_path / "out", bar)
+    assert bars == {"search with bm25": [10, 10]}
+    documents = {row["_id"]: row["text"].strip() for row in map(json.loads, (collection / "corpus.jsonl").open())}
+    documents.pop("empty")
+    index = BM25(list(documents), list(documents.values()))
+    for query_id, pairs in by_query(tmp_path / "out").items():
+        expected, seen = [], set()
+        for rank, name in enumerate(index.search({"q": pairs[0].query}, 100)["q"], start=1):
+            text = " ".join(documents[name].split())
+            if text not in seen:
+                expected.append((name, documents[name], f"bm25:{rank}", rank))
+            seen.add(text)
+        assert [(p.document_id, p.document, p.source, p.rank) for p in pairs] == expected[:5], query_id
+    assert result.copies == 10  # "copy the file" is there twice and has the word of every query
+
+
+def test_hard_negatives_are_the_best_unknown_documents(collection, tmp_path):
+    plain = MineConfig(collection=collection, split="train", strategy="top", per_query=5)
+    mine(plain, tmp_path / "top")
+    scale = GradeScale(0, 3)
+    save_graded_pairs(GradedPairs.from_collection(load_collection(collection), "train", scale), tmp_path / "known.csv")
+    result = mine(changed(plain, per_query=3, known=tmp_path / "known.csv"), tmp_path / "hard")
+    top, hard = by_query(tmp_path / "top"), by_query(tmp_path / "hard")
+    for query_id, pairs in hard.items():
+        verb = query_id[2:]
+        known = {f"{verb}-file", f"{verb}-disk"}
+        assert not known & {pair.document_id for pair in pairs}
+        if verb != "copy":
+            assert pairs == [pair for pair in top[query_id] if pair.document_id not in known][:3]
+    assert "copy-file-again" not in {pair.document_id for pair in hard["q-copy"]}
+    assert result.known == 13  # two judged documents per query, and the copy of one
+
+
+def test_queries_without_candidates_are_listed_and_end_with_3(capsys, collection, tmp_path):
+    with (collection / "queries.jsonl").open("a") as file:
+        file.write('{"_id": "tree", "text": "tree disk"}\n')
+        file.writelines(f'{{"_id": "strange-{number}", "text": "weather"}}\n' for number in range(12))
+    words = ("--per-query", "25", "--depth", "30", "--strategy", "top", "--out", tmp_path / "out")
+    for _ in range(2):  # the second time from the record
+        code, envelope = call(capsys, "mine", "--collection", collection, *words)
+        metrics = envelope["metrics"]
+        assert code == 3
+        assert metrics["without_candidates"] == [f"strange-{number}" for number in range(12)]
+        assert (metrics["queries"], metrics["with_fewer"], metrics["empty_documents"]) == (23, 11, 1)
+        assert "strange-9 and 2 more" in envelope["warnings"][-1]
+
+
+def test_corpus_and_queries_are_separate_files(collection, tmp_path):
+    queries = tmp_path / "q.jsonl"
+    queries.write_text('{"_id": "copy-tree", "text": "copy tree"}\n')
+    config = MineConfig(corpus=collection / "corpus.jsonl", queries=queries, strategy="top")
+    assert not mine(config, tmp_path / "out").warnings
+    assert mined(tmp_path / "out")[0].document_id == "copy-tree"
+
+
+@pytest.mark.parametrize("strategy", ["spread", "one"])
+def test_documents_of_a_query_do_not_depend_on_other_queries(collection, tmp_path, strategy):
+    config = MineConfig(collection=collection, strategy=strategy, seed=3)
+    mine(config, tmp_path / "all")
+    lines = (collection / "queries.jsonl").read_text().splitlines()
+    (collection / "queries.jsonl").write_text("\n".join(reversed(lines)))
+    mine(config, tmp_path / "reversed")
+    mine(changed(config, split="test"), tmp_path / "two")
+    mine(changed(config, max_queries=4), tmp_path / "four")
+    everything = by_query(tmp_path / "all")
+    assert by_query(tmp_path / "reversed") == everything
+    for name, count in (("two", 2), ("four", 4)):
+        fewer = by_query(tmp_path / name)
+        assert len(fewer) == count
+        assert fewer.items() <= everything.items()
+    mine(changed(config, seed=4), tmp_path / "other")
+    assert by_query(tmp_path / "other") != everything
+
+
+def test_rankings_of_an_encoder_and_bm25_are_fused(collection, tmp_path, tiny_model_path, cache_path, monkeypatch):
+    config = MineConfig(collection=collection, split="train", retrievers=("bm25", str(tiny_model_path)), depth=20)
+    out, label = tmp_path / "out", tiny_model_path.name
+    result = mine(config, out)
+    assert result.runs == {"bm25": "run.bm25.trec", label: f"run.{label}.trec"}
+    runs = {name: read_run(out / file) for name, file in result.runs.items()}
+    for query_id, pairs in by_query(out).items():
+        fused = {c.document_id: c for c in fuse({name: run.get(query_id, {}) for name, run in runs.items()}, 20)}
+        for pair in pairs:
+            assert (pair.rank, pair.source) == (fused[pair.document_id].rank, fused[pair.document_id].source)
+    assert len(list((cache_path / "embeddings").iterdir())) == 1
+    plain, kinds = encode.encode_here, []
+    monkeypatch.setattr(encode, "encode_here", lambda m, t, kind, *rest: kinds.append(kind) or plain(m, t, kind, *rest))
+    mine(changed(config, seed=9), tmp_path / "again")
+    assert set(kinds) == {"query"}  # the cache holds the embeddings of the documents
+
+
+def test_index_answers_as_its_model_and_on_its_own_corpus_alone(collection, tiny_model_path, tmp_path):
+    config = MineConfig(collection=collection, depth=60, cache="none", retrievers=(str(tiny_model_path),))
+    mine(config, tmp_path / "model")
+    index_of(tiny_model_path, collection, tmp_path / "index", cache="none", shards=3)
+    by_index = changed(config, retrievers=(str(tmp_path / "index"),))
+    mine(by_index, tmp_path / "out")
+    run, expected = read_run(tmp_path / "out" / "run.index.trec"), read_run(tmp_path / "model" / "run.model.trec")
+    assert run == {query_id: pytest.approx(scores, abs=1e-6) for query_id, scores in expected.items()}
+    assert all(len(scores) == 51 and "empty" not in scores for scores in run.values())
+    with pytest.raises(InputError, match="max_length"):
+        mine(changed(by_index, max_length=8), tmp_path / "other")
+    with (collection / "corpus.jsonl").open("a") as file:
+        file.write('{"_id": "more", "text": "copy a file"}\n')
+    with pytest.raises(InputError, match="another corpus"):
+        mine(by_index, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_content_of_a_model_counts_and_its_folder_does_not(collection, tmp_path, tiny_model_path):
+    shutil.copytree(tiny_model_path, tmp_path / "here" / "model")
+    config = MineConfig(collection=collection, split="test", retrievers=(str(tmp_path / "here" / "model"),))
+    mine(config, tmp_path / "out")
+    (tmp_path / "here").rename(tmp_path / "there")
+    config = changed(config, retrievers=(str(tmp_path / "there" / "model"),))
+    assert mine(config, tmp_path / "out").reused
+    (tmp_path / "there" / "model" / "more.json").write_text("{}")
+    with pytest.raises(OutputExistsError, match=r"model/model/more\.json"):
+        mine(config, tmp_path / "out")
+
+
+def test_runs_equal_those_of_evaluate(collection, tmp_path, tiny_model):
+    rows = (collection / "corpus.jsonl").read_text().splitlines(keepends=True)
+    (collection / "corpus.jsonl").write_text("".join(row for row in rows if '"empty"' not in row))
+    set_instructions(tiny_model, Instructions(tasks={"list": {"instructions": ["list the folder"]}}))
+    tiny_model.save_pretrained(str(tmp_path / "model"))
+    config = MineConfig(collection=collection, split="train", retrievers=("bm25", str(tmp_path / "model")), task="list")
+    with pytest.raises(InputError, match="'lists'"):
+        mine(changed(config, task="lists"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    mine(config, tmp_path / "out")
+    for name, system in (("bm25", "bm25"), ("model", EncoderSystem(tmp_path / "model", task="list"))):
+        expected = evaluate(system, collection_task(collection, "train"))
+        assert read_run(tmp_path / "out" / f"run.{name}.trec") == expected.run
+
+
+def test_interrupted_run_continues_with_the_next_retriever(collection, tmp_path, tiny_model_path, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    config = MineConfig(collection=collection, retrievers=("bm25", str(tiny_model_path)), max_length=16)
+    monkeypatch.setattr(searching, "BLOCK", 3)
+    mine(config, tmp_path / "expected")
+    with monkeypatch.context() as stopped, pytest.raises(KeyboardInterrupt):
+        stopped.setattr(SearchIndex, "search_run", stop)
+        mine(config, tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [WORK, "run.bm25.trec", "run.json"]
+    with pytest.raises(OutputExistsError):
+        mine(changed(config, seed=1), tmp_path / "out")
+    monkeypatch.setattr(BM25, "search", stop)
+    assert not mine(config, tmp_path / "out").reused
+    expected, resumed = (files_of(tmp_path / name) for name in ("expected", "out"))
+    for name in expected.keys() - {"run.json"}:
+        assert resumed[name] == expected[name]

@@ -12,26 +12,30 @@ TEN_VERBS = (*VERBS, "sort", "split")
 NOUNS = ("file", "folder", "tree", "disk", "path", "name", "text", "byte", "line", "word")
 
 
+def write_texts(path, texts):
+    """Write id -> (title, text) as a corpus or as queries."""
+    path.parent.mkdir(exist_ok=True)
+    rows = ({"_id": name, "title": title, "text": text} for name, (title, text) in texts.items())
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
 @pytest.fixture
 def collection(tmp_path):
     """598 documents, of which three shards hold 200, 200 and 198, and a query for each verb and noun."""
     texts = [f"{verb} a {noun} of {number}" for number in range(8) for verb in VERBS for noun in NOUNS][:598]
     queries = [f"how do i {verb} the {noun}" for verb in VERBS for noun in NOUNS]
-    folder = tmp_path / "collection"
-    folder.mkdir()
-    for name, letter, found in (("corpus", "d", texts), ("queries", "q", queries)):
-        rows = [
-            json.dumps({"_id": f"{letter}{number}", "title": "", "text": text}) for number, text in enumerate(found)
-        ]
-        (folder / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
-    return folder
+    for name, letter, rows in (("corpus", "d", texts), ("queries", "q", queries)):
+        write_texts(
+            tmp_path / "collection" / f"{name}.jsonl", {f"{letter}{n}": ("", text) for n, text in enumerate(rows)}
+        )
+    return tmp_path / "collection"
 
 
 @pytest.fixture
-def fail_twice():
-    """Make the shard of 198 documents fail in a monkeypatch, its first two times; gives the sizes that were tried."""
+def fail_twice(monkeypatch):
+    """Let the shard of 198 documents fail its first two times; return the list of the sizes that were tried."""
 
-    def patch(patched):
+    def patch():
         encode, tried = EmbeddingStore.encode, []
 
         def fail(store, texts, step=None):
@@ -40,7 +44,7 @@ def fail_twice():
                 raise RuntimeError("no more memory")
             return encode(store, texts, step)
 
-        patched.setattr(EmbeddingStore, "encode", fail)
+        monkeypatch.setattr(EmbeddingStore, "encode", fail)
         return tried
 
     return patch
@@ -48,7 +52,7 @@ def fail_twice():
 
 @pytest.fixture
 def documents():
-    """Document id -> (title, text): 100 of them, no two alike."""
+    """Document id -> (title, text): 100 different documents."""
     return {
         f"d{10 * i + j}": (f"{verb} {noun}", f"how do i {verb} a {noun} in the {NOUNS[i - j]}")
         for i, verb in enumerate(TEN_VERBS)
@@ -58,14 +62,11 @@ def documents():
 
 @pytest.fixture
 def write_corpus(tmp_path):
-    """Writes documents as the collection that it returns."""
+    """Write documents as a collection, and return its folder."""
 
-    def write(found):
-        rows = ({"_id": name, "title": title, "text": text} for name, (title, text) in found.items())
-        folder = tmp_path / "corpus"
-        folder.mkdir(exist_ok=True)
-        (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        return folder
+    def write(texts):
+        write_texts(tmp_path / "corpus" / "corpus.jsonl", texts)
+        return tmp_path / "corpus"
 
     return write
 

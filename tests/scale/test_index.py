@@ -1,4 +1,4 @@
-"""Making, opening and searching an index; unhappy paths first."""
+"""An index: damaged files, other models, searching, and replacing."""
 
 from __future__ import annotations
 
@@ -35,18 +35,14 @@ def folder(tiny_model, corpus, tmp_path):
 @pytest.fixture
 def encoded(monkeypatch):
     """The documents that were encoded."""
-    found, encode_here = [], encode.encode_here
+    texts_seen, encode_here = [], encode.encode_here
 
     def record(model, texts, kind, *rest):
-        found.extend(texts if kind == "document" else [])
+        texts_seen.extend(texts if kind == "document" else [])
         return encode_here(model, texts, kind, *rest)
 
     monkeypatch.setattr(encode, "encode_here", record)
-    return found
-
-
-def visible(folder):
-    return {path.name for path in folder.iterdir()}
+    return texts_seen
 
 
 def expected(model, documents, query, top):
@@ -55,19 +51,13 @@ def expected(model, documents, query, top):
     vectors = model.encode([query, *texts], normalize_embeddings=True).astype(np.float64)
     cosines = vectors[1:] @ vectors[0]
     order = np.argsort(-np.round(cosines, 7), kind="stable")[:top]
-    return [list(documents)[place] for place in order], cosines[order]
+    return [list(documents)[row] for row in order], cosines[order]
 
 
-# --- no index, or a damaged one
-
-
-def test_what_is_no_index(tiny_model, tmp_path, corpus):
-    for path, found in (("none", "no such folder"), ("corpus", "without an index")):
-        with pytest.raises(InputError, match=found):
-            open_index(tmp_path / path, tiny_model)
-
-
-def test_a_manifest_that_cannot_be_read(tiny_model, folder):
+def test_damaged_manifest_or_another_folder_is_refused(tiny_model, folder):
+    for name in ("none", "corpus"):
+        with pytest.raises(InputError):
+            open_index(folder.parent / name, tiny_model)
     changed = json.loads((folder / RUN_FILE).read_text())
     changed["results"]["rows"] = 0
     for content in ("", "[]", '{"results": {"documents": 2}}', "[" * 100_000, json.dumps(changed)):
@@ -76,31 +66,27 @@ def test_a_manifest_that_cannot_be_read(tiny_model, folder):
             open_index(folder, tiny_model)
 
 
-@pytest.mark.parametrize("kind", ["00001.safetensors", "documents.parquet"])
-@pytest.mark.parametrize("how", ["cut", "missing"])
-def test_a_file_that_is_not_whole(tiny_model, folder, kind, how):
-    path = next(folder.glob(f"*/{kind}"))
-    path.write_bytes(path.read_bytes()[:-1]) if how == "cut" else path.unlink()
-    with pytest.raises(InputError, match=path.name):
-        open_index(folder, tiny_model)
-
-
 @pytest.mark.parametrize(
-    ("kind", "place"),
-    [("00001.safetensors", place) for place in (0.001, 0.01, 0.02, 0.03, 0.5)]
-    + [("documents.parquet", place) for place in (0.02, 0.3)],
+    ("kind", "position"),
+    [
+        ("00001.safetensors", "cut"),
+        ("00001.safetensors", "missing"),
+        *(("00001.safetensors", position) for position in (0.001, 0.01, 0.02, 0.03, 0.5)),
+        *(("documents.parquet", position) for position in ("cut", "missing", 0.02, 0.3)),
+    ],
 )
-def test_a_byte_that_changed(tiny_model, folder, kind, place):
-    """It is found before its content is used."""
+def test_damaged_file_is_refused_before_use(tiny_model, folder, kind, position):
     path = next(folder.glob(f"*/{kind}"))
     content = bytearray(path.read_bytes())
-    content[int(len(content) * place)] ^= 1
-    path.write_bytes(content)
+    if position == "missing":
+        path.unlink()
+    elif position == "cut":
+        path.write_bytes(content[:-1])
+    else:
+        content[int(len(content) * position)] ^= 1
+        path.write_bytes(content)
     with pytest.raises(InputError, match=path.name), open_index(folder, tiny_model) as index:
         index.search(QUERIES[0], top=100)
-
-
-# --- another model
 
 
 def test_another_model_is_refused(tiny_model, folder, corpus):
@@ -119,26 +105,17 @@ def test_another_model_is_refused(tiny_model, folder, corpus):
         tiny_model.truncate_dim, tiny_model.prompts = before
 
 
-# --- what cannot be indexed
-
-
-def test_all_errors_of_a_corpus_together(tiny_model, corpus, tmp_path):
+def test_all_errors_of_a_corpus_are_reported_together(tiny_model, corpus, tmp_path):
     rows = ['{"_id": "a", "text": "x"}', '{"_id": "a", "text": "y"}', "{"]
     for content, kind in (("\n".join(rows), InvalidFileError), ('{"_id": 1, "text": " "}', InputError)):
         (corpus / "corpus.jsonl").write_text(content)
         with pytest.raises(kind) as caught:
             index_of(tiny_model, corpus, tmp_path / "index")
         assert kind is InputError or len(caught.value.errors) == 2
-        assert not (tmp_path / "index").exists(), "what is refused leaves nothing behind"
+        assert not (tmp_path / "index").exists()
 
 
-def test_unusable_settings(tiny_model, corpus, tmp_path):
-    with pytest.raises(InputError):
-        index_of(tiny_model, corpus, tmp_path / "index", task="none")
-    assert not (tmp_path / "index").exists()
-
-
-def test_a_folder_with_something_else(tiny_model, corpus, folder, tmp_path, encoded):
+def test_folder_with_other_content_is_refused(tiny_model, corpus, folder, tmp_path, encoded):
     before = sorted(folder.iterdir())
     (tmp_path / "file").write_text("a file")
     tiny_model.max_seq_length = 3
@@ -149,14 +126,14 @@ def test_a_folder_with_something_else(tiny_model, corpus, folder, tmp_path, enco
     assert sorted(folder.iterdir()) == before
 
 
-def test_a_second_writer_is_refused(tiny_model, folder, write_corpus, documents):
+def test_second_writer_is_refused(tiny_model, folder, write_corpus, documents):
     write_corpus({"d0": documents["d0"]})
     with FileLock(folder / LOCK_FILE), pytest.raises(OutputExistsError, match="another process"):
         index_of(tiny_model, folder.parent / "corpus", folder)
     assert read_manifest(folder).documents == 100
 
 
-def test_what_cannot_be_asked(tiny_model, folder):
+def test_unusable_queries_are_refused(tiny_model, folder):
     with open_index(folder, tiny_model) as index:
         for query in ("", "  ", "caf\udce9", ["of", ""]):
             with pytest.raises(InputError):
@@ -171,11 +148,8 @@ def test_what_cannot_be_asked(tiny_model, folder):
                 index.search("of", **wrong)
 
 
-# --- searching
-
-
 @pytest.mark.parametrize("top", [1, 7, 1000])
-def test_the_best_are_those_of_a_product_over_all(tiny_model, folder, documents, top):
+def test_hits_equal_those_of_a_float64_product(tiny_model, folder, documents, top):
     with open_index(folder, tiny_model) as index:
         for query, hits in zip(QUERIES, index.search(QUERIES, top=top), strict=True):
             names, cosines = expected(tiny_model, documents, query, top)
@@ -185,14 +159,14 @@ def test_the_best_are_those_of_a_product_over_all(tiny_model, folder, documents,
         assert index.search([]) == []
 
 
-def test_equal_texts_stand_in_the_order_of_the_corpus(tiny_model, write_corpus, tmp_path):
+def test_ties_have_the_order_of_the_corpus(tiny_model, write_corpus, tmp_path):
     corpus = write_corpus({f"d{n}": ("", "the same") for n in range(100, 0, -1)})
     index_of(tiny_model, corpus, tmp_path / "index")
     with open_index(tmp_path / "index", tiny_model) as index:
         assert [hit.document_id for hit in index.search("same", top=50)] == [f"d{n}" for n in range(100, 50, -1)]
 
 
-def test_a_threshold_keeps_the_probable(tiny_model, folder, monkeypatch):
+def test_threshold_keeps_the_probable_hits(tiny_model, folder, monkeypatch):
     tiny_model.head = RelevanceHead(10.0, -5.0)
     with open_index(folder, tiny_model) as index:
         every = index.search(QUERIES[0], top=50)
@@ -206,42 +180,39 @@ def test_a_threshold_keeps_the_probable(tiny_model, folder, monkeypatch):
         assert list(run) == ["q", "r"]
 
 
-def test_what_lies_on_the_disk(tiny_model, corpus, documents, folder):
+def test_files_hold_the_embeddings_in_shards(tiny_model, corpus, documents, folder):
     files = sorted(folder.glob("*/*.safetensors"))
     shards = [load_file(file)["documents"] for file in files]
     assert [len(shard) for shard in shards] == [32, 32, 32, 4]
     texts = [f"{title} {text}" for title, text in documents.values()]
     np.testing.assert_allclose(np.concatenate(shards), tiny_model.encode(texts, normalize_embeddings=True), atol=1e-6)
-    assert visible(folder) == {RUN_FILE, LOCK_FILE, read_manifest(folder).folder}
+    assert {path.name for path in folder.iterdir()} == {RUN_FILE, LOCK_FILE, read_manifest(folder).folder}
     assert [file.name for file in files] == [f"0000{shard}.safetensors" for shard in range(4)]
     shutil.rmtree(corpus)
     with open_index(folder, tiny_model) as index:
         assert index.search("move folder", top=1)[0].title in {title for title, _ in documents.values()}
 
 
-# --- again, and of a changed corpus
-
-
-def test_the_same_index_is_not_made_twice(tiny_model, corpus, folder, encoded):
+def test_index_of_the_same_corpus_is_reused(tiny_model, corpus, folder, encoded):
     before = (folder / RUN_FILE).read_bytes()
     assert index_of(tiny_model, corpus, folder).reused
     assert (encoded, (folder / RUN_FILE).read_bytes()) == ([], before)
 
 
-def test_of_a_changed_corpus_new_texts_alone_are_encoded(tiny_model, folder, write_corpus, documents, encoded):
-    changed = {name: found for name, found in documents.items() if name != "d3"}
+def test_new_texts_of_a_changed_corpus_are_encoded_alone(tiny_model, folder, write_corpus, documents, encoded):
+    changed = {name: text for name, text in documents.items() if name != "d3"}
     changed |= {"d5": ("", "wait in a thread"), "new": ("", "sleep")}
     with open_index(folder, tiny_model) as before:
         report = index_of(tiny_model, write_corpus(changed), folder)
         assert (report.encoded, sorted(encoded)) == (2, ["sleep", "wait in a thread"])
-        assert len(before.search("copy", top=1000)) == 100, "one that is open stays as it was"
+        assert len(before.search("copy", top=1000)) == 100
     with open_index(folder, tiny_model) as index:
         hits = index.search(QUERIES[0], top=1000)
     assert {hit.document_id: (hit.title, hit.text) for hit in hits} == changed
-    assert visible(folder) == {RUN_FILE, LOCK_FILE, report.manifest.folder}
+    assert {path.name for path in folder.iterdir()} == {RUN_FILE, LOCK_FILE, report.manifest.folder}
 
 
-def test_a_stopped_index_leaves_the_former_one(tiny_model, folder, write_corpus, documents, monkeypatch):
+def test_stopped_index_leaves_the_former_one(tiny_model, folder, write_corpus, documents, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 
@@ -253,12 +224,11 @@ def test_a_stopped_index_leaves_the_former_one(tiny_model, folder, write_corpus,
         assert len(index.search("copy", top=1000)) == len(index) == 100
     shutil.rmtree(cache_folder())
     report = index_of(tiny_model, one, folder)
-    assert (report.encoded, report.manifest.documents) == (0, 1), "what was complete is there"
-    assert visible(folder) == {RUN_FILE, LOCK_FILE, report.manifest.folder}
+    assert (report.encoded, report.manifest.documents) == (0, 1)
+    assert {path.name for path in folder.iterdir()} == {RUN_FILE, LOCK_FILE, report.manifest.folder}
 
 
-def test_an_index_that_is_replaced_while_it_is_opened(tiny_model, folder, write_corpus, documents, monkeypatch):
-    """Its manifest was read, its files are gone: the new one is opened."""
+def test_index_replaced_while_it_is_opened_is_read_new(tiny_model, folder, write_corpus, documents, monkeypatch):
     opened = index_files.IndexFiles.__init__
 
     def replace_first(self, where, manifest):

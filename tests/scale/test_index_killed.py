@@ -33,37 +33,29 @@ make_index(IndexSettings(model=sys.argv[1], collection=sys.argv[2]), sys.argv[3]
 """
 
 
-def start(*words):
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT, *map(str, words)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "ready\n"
-    return process
-
-
-def test_an_index_that_is_killed_again_and_again_is_made_in_the_end(
-    tiny_model_path, tiny_model, write_corpus, documents, tmp_path
-):
+def test_index_killed_again_and_again_is_completed(tiny_model_path, tiny_model, write_corpus, documents, tmp_path):
     words = (tiny_model_path, write_corpus(dict(list(documents.items())[:20])), tmp_path / "index")
     index_of(*words)
     write_corpus(documents)
     for seconds in (0.3, 0.6, 0.9):
-        process = start(*words)
+        process = subprocess.Popen([sys.executable, "-c", SCRIPT, *map(str, words)], stdout=subprocess.PIPE, text=True)
+        assert process.stdout.readline() == "ready\n"
         time.sleep(seconds)
         process.send_signal(signal.SIGKILL)
         process.communicate()
         if process.returncode != -signal.SIGKILL:
             break
         with open_index(words[-1], tiny_model) as index:
-            found = index.search("copy", top=1000)
-            assert len(found) == len(index) and len(index) in (20, len(documents)), "the old one or the new one, whole"
+            assert len(index.search("copy", top=1000)) == len(index)
+            assert len(index) in (20, len(documents))  # the old index or the new one
     report = index_of(*words)
-    assert report.encoded < 80, "what the killed processes encoded is stored"
+    assert report.encoded < 80
     with open_index(words[-1], tiny_model) as index:
         assert {hit.document_id for hit in index.search("copy", top=1000)} == set(documents)
     assert [path.name for path in words[-1].glob("files-*")] == [report.manifest.folder]
 
 
-def test_readers_see_whole_indexes_while_a_process_replaces_them(tiny_model, write_corpus, documents, tmp_path):
-    """Each state has texts of one version; a mixture would show two."""
+def test_readers_see_complete_indexes_while_a_process_replaces_them(tiny_model, write_corpus, documents, tmp_path):
     folder = tmp_path / "index"
     index_of(tiny_model, write_corpus(documents), folder)
     child = os.fork()

@@ -127,9 +127,6 @@ def same_hits(found, expected):
         assert (one.cosine, one.probability) == pytest.approx((other.cosine, other.probability), abs=1e-6)
 
 
-# --- unhappy
-
-
 @pytest.mark.parametrize("name", ["lancedb:", "lancedb:folder", "lancedb:folder/a b", "qdrant:host/name", "chroma:a/b"])
 def test_a_name_of_another_form_is_refused(name):
     with pytest.raises(InputError, match="vector database"):
@@ -222,9 +219,6 @@ def test_part_of_an_index_is_not_searched(store, index, model):
         open_index(store, model)
 
 
-# --- killed
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
 def test_an_export_that_is_killed_goes_on(store, preamble, tiny_model_path, collection, model, tmp_path):
@@ -248,9 +242,6 @@ def test_an_export_that_is_killed_goes_on(store, preamble, tiny_model_path, coll
         for query in QUERIES:
             same_hits(there.search(query, top=100), here.search(query, top=100))
     assert export_index(index, store) == 0
-
-
-# --- the same answers
 
 
 @pytest.mark.usefixtures("approximate")

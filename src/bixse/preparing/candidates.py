@@ -64,8 +64,8 @@ def fuse(answers: Mapping[str, Mapping[str, float]], depth: int) -> list[Candida
             ranks.setdefault(document_id, {})[label] = rank
     # Cormack et al. 2009: the sum of 1 / (60 + rank) over the retrievers that found the document.
     sums = {
-        document_id: math.fsum(1 / (RRF_CONSTANT + rank) for rank in found.values())
-        for document_id, found in ranks.items()
+        document_id: math.fsum(1 / (RRF_CONSTANT + rank) for rank in labels.values())
+        for document_id, labels in ranks.items()
     }
     # Equal sums are ordered by document id descending, as trec_eval orders ties.
     best = sorted(ranks, key=lambda document_id: (sums[document_id], document_id), reverse=True)[:depth]
@@ -78,20 +78,21 @@ def keep_new(
     """Leave out known documents, and texts (`corpus`: id -> `text_key`) that equal the query or a better candidate."""
     known_texts = {corpus[document_id] for document_id in known if document_id in corpus}
     seen = {text_key(query)}
-    kept = []
+    new = []
     count_known = 0
     for candidate in candidates:
         text = corpus[candidate.document_id]
         if candidate.document_id in known or text in known_texts:
             count_known += 1
         elif text not in seen:
-            kept.append(candidate)
+            new.append(candidate)
             seen.add(text)
-    return NewCandidates(kept, count_known, len(candidates) - len(kept) - count_known)
+    return NewCandidates(new, count_known, len(candidates) - len(new) - count_known)
 
 
 def text_key(text: str) -> bytes:
     """Return a key that texts share if and only if they differ in white space alone."""
+    # 128 bits: among 10^9 texts, two share a key with a probability of about 10^-21.
     return blake2b(" ".join(text.split()).encode("utf-8"), digest_size=16).digest()
 
 

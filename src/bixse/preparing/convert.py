@@ -114,7 +114,7 @@ def convert(settings: ConvertSettings, out: str | Path | None, progress: Progres
             Path(out), "convert", settings.model_dump(mode="json"), hashes, paths=settings.path_settings()
         )
         if record.status == "finished":
-            return record.result(ConvertResult, lambda found: found.files)
+            return record.result(ConvertResult, lambda result: result.files)
         with _work_folder(Path(out)) as folder:
             return _convert(source, settings, folder, progress, record)
 
@@ -122,19 +122,19 @@ def convert(settings: ConvertSettings, out: str | Path | None, progress: Progres
 def _convert(
     source: Source, settings: ConvertSettings, folder: Path, progress: ProgressBars | None, record: Run | None
 ) -> ConvertResult:
-    lap = _laps({} if record is None else record.timings)
+    times = [time.perf_counter()]
     files: dict[str, Any] = {}
-    with closing(ErrorsFile(folder / "all-errors", {file: name for name, file in source.inputs().items()})) as found:
+    with closing(ErrorsFile(folder / "all-errors", {file: name for name, file in source.inputs().items()})) as faults:
         bar = _Bar(progress, "read texts", (*source.corpus, *source.queries))
-        mapping = source.open(folder, found.of, bar.reached)
+        mapping = source.open(folder, faults.of, bar.reached)
         try:
             with storage_errors(folder):
-                pairs = GradedPairs.from_arrow(_read(source, settings, mapping, found, files, progress))
-            lap("read")
-            shown = _refuse(source, settings, found, len(pairs), look=record is None)
+                pairs = GradedPairs.from_arrow(_read(source, settings, mapping, faults, files, progress))
+            times.append(time.perf_counter())
+            shown = _refuse(source, settings, faults, len(pairs), look=record is None)
             parts, applied = select(pairs, settings)
             tasks = {name: _tasks(pairs, columns) for name, columns in parts.items()}
-            lap("transform")
+            times.append(time.perf_counter())
             written: dict[str, Path] = {}
             if record is not None:
                 step = progress("write", sum(map(len, parts.values()))) if progress is not None else None
@@ -143,9 +143,9 @@ def _convert(
                 written[TRAIN_FILE] = _write_train_file(folder / "settings-of-training", source, tasks)
         finally:
             mapping.database.close()
-    if record is not None and found.total:
-        written[ERRORS_FILE] = found.path
-    lap("write")
+    if record is not None and faults.total:
+        written[ERRORS_FILE] = faults.path
+    times.append(time.perf_counter())
     result = ConvertResult(
         source={
             "name": source.name,
@@ -156,7 +156,7 @@ def _convert(
         },
         judgements=sum(source.statuses.values()),
         statuses=dict(source.statuses),
-        errors=found.total,
+        errors=faults.total,
         parts={
             name: {
                 "rows": len(rows),
@@ -172,10 +172,12 @@ def _convert(
         errors_shown=shown,
     )
     if record is not None:
+        # From here on files appear in the output folder, which the record must claim first.
         record.save("running")
         with storage_errors(folder):
             for name, file in written.items():
                 put_in_place(file, record.folder / name)
+        record.timings = dict(zip(("read", "transform", "write"), np.diff(times).tolist(), strict=True))
         record.results = asdict(result)
         record.save("finished")
     return result
@@ -185,20 +187,20 @@ def _read(
     source: Source,
     settings: ConvertSettings,
     mapping: RowMapping,
-    found: ErrorsFile,
+    faults: ErrorsFile,
     files: dict[str, Any],
     progress: ProgressBars | None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the graded pairs of all files in order, and add the counts of each file to `files`."""
     bar = _Bar(progress, f"read {source.name}", source.files)
     for file in source.files:
-        errors, before = found.of(file), source.statuses.copy()
+        errors, before = faults.of(file), source.statuses.copy()
         for judgements in source.read(mapping, file, errors, bar.reached):
             table = judgements.filter(pc.equal(judgements["status"], "graded"))
             columns = {name: table[name] for name in table.column_names}
             columns["grade_probs"] = columns["probabilities"]
             columns["judge"] = pc.if_else(pc.equal(columns["judge"], ""), None, columns["judge"])
-            if "grade" in source.form.own:
+            if "grade" in source.form.fields:
                 columns["grade"] = columns["own_grade"]
             if settings.task is not None:
                 columns["task"] = pa.repeat(settings.task, len(table))
@@ -206,7 +208,7 @@ def _read(
             yield from chosen.combine_chunks().to_batches()
         bar.reached(file, file.stat().st_size)
         new = source.statuses - before
-        files[found.names[file]] = {"judgements": sum(new.values()), "graded": new["graded"], "errors": errors.total}
+        files[faults.names[file]] = {"judgements": sum(new.values()), "graded": new["graded"], "errors": errors.total}
 
 
 def select(pairs: GradedPairs, settings: ConvertSettings) -> tuple[dict[str, PairColumns], list[TransformReport]]:
@@ -222,14 +224,14 @@ def select(pairs: GradedPairs, settings: ConvertSettings) -> tuple[dict[str, Pai
             applied.append(TransformReport("repeats written once", {}, len(columns), len(once)))
         columns = once
     for transform in transforms:
-        found, notes = transform.apply(columns)
-        applied.append(reported(transform, columns, found, notes))
-        if not len(found):
+        after, notes = transform.apply(columns)
+        applied.append(reported(transform, columns, after, notes))
+        if not len(after):
             raise InputError(
                 f"{transform.name}: got no row of {len(columns)} that stays; expected at least one; fix: look at "
                 "the relevances first (--dry-run)"
             )
-        columns = found
+        columns = after
     if split is None:
         return {WHOLE: columns}, applied
     parts = split.parts(columns)
@@ -265,9 +267,9 @@ def _first_of_repeats(pairs: GradedPairs) -> NDArray[np.intp]:
     first, relevance = pairs.first_rows_of_pairs(), pairs.relevance
     differ = np.unique(first[relevance != relevance[first]])
     if len(differ):
-        own = relevance[first == differ[0]]
+        values = relevance[first == differ[0]]
         raise InputError(
-            f"pairs: got {len(differ)} with several relevances, first {own.min():g} and {own.max():g} for query "
+            f"pairs: got {len(differ)} with several relevances, first {values.min():g} and {values.max():g} for query "
             f"{shorten(pairs.queries[differ[0]])} and document {shorten(pairs.documents[differ[0]])}; expected one "
             "relevance per pair; fix: --dedup takes their mean, or correct the file"
         )
@@ -278,11 +280,11 @@ def _tasks(pairs: GradedPairs, columns: PairColumns) -> dict[str, tuple[int, int
     """Return task -> number of rows and of queries; rows without a task are under "-"."""
     names, tasks = pairs.tasks
     tasks, queries = tasks[columns.rows], pairs.id_numbers("query")[columns.rows]
-    found = {
+    by_task = {
         name or "-": (int((tasks == number).sum()), len(np.unique(queries[tasks == number])))
         for number, name in enumerate(names)
     }
-    return {task: counts for task, counts in sorted(found.items()) if counts[0]}
+    return {task: counts for task, counts in sorted(by_task.items()) if counts[0]}
 
 
 def _write_pairs(pairs: GradedPairs, columns: PairColumns, target: Path, step: Callable[[int], None] | None) -> Path:
@@ -294,23 +296,23 @@ def _write_pairs(pairs: GradedPairs, columns: PairColumns, target: Path, step: C
     return target
 
 
-def _refuse(source: Source, settings: ConvertSettings, found: ErrorsFile, rows: int, look: bool) -> str:
+def _refuse(source: Source, settings: ConvertSettings, faults: ErrorsFile, rows: int, look: bool) -> str:
     shown = ""
-    if found.total and (look or not settings.skip_invalid):
-        invalid = [one for one in found.lists if one.total]
-        told = [str(one) for one in invalid[:_FILES_SHOWN]]
+    if faults.total and (look or not settings.skip_invalid):
+        invalid = [errors for errors in faults.lists if errors.total]
+        messages = [str(errors) for errors in invalid[:_FILES_SHOWN]]
         if rest := invalid[_FILES_SHOWN:]:
-            told.append(f"... and {sum(one.total for one in rest)} errors in {len(rest)} more files")
+            messages.append(f"... and {sum(errors.total for errors in rest)} errors in {len(rest)} more files")
         other = [] if rows else [name for name in looks_like(source.files[0]) if name != source.name]
         hint = f"; the first file looks like the source {' or '.join(other)}" if other else ""
         fix = f"fix: correct these rows, or leave them out and keep a list of them: --skip-invalid{hint}"
-        shown = "\n".join([*told, fix])
+        shown = "\n".join([*messages, fix])
         if not look or not rows:
             raise InputError(shown)
     if not rows:
-        told = [f"{count} {status}" for status, count in source.statuses.most_common()]
+        messages = [f"{count} {status}" for status, count in source.statuses.most_common()]
         raise InputError(
-            f"{source.path}: got {', '.join(told) or 'no rows'} and no pair with a grade; expected "
+            f"{source.path}: got {', '.join(messages) or 'no rows'} and no pair with a grade; expected "
             f"{source.form.files}; fix: check the export, or the scale where the grades are off it"
         )
     return shown
@@ -361,18 +363,6 @@ class _Bar:
     def reached(self, file: Path, position: int) -> None:
         self.advance(position - self._reached.get(file, 0))
         self._reached[file] = max(position, self._reached.get(file, 0))
-
-
-def _laps(timings: dict[str, float]) -> Callable[[str], None]:
-    """Return a function that adds the seconds since its last call to the time of a stage."""
-    last = time.perf_counter()
-
-    def lap(stage: str) -> None:
-        nonlocal last
-        now = time.perf_counter()
-        timings[stage], last = timings.get(stage, 0.0) + now - last, now
-
-    return lap
 
 
 class ErrorsFile:

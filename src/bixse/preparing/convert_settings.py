@@ -42,23 +42,23 @@ class ConvertSettings(SourceSettings):
     """
 
     task: str | None = Field(default=None, pattern=r"\S")
-    """Task of every row, instead of what the source says."""
+    """Name of the task of every row. The default is the task that the source states."""
     skip_invalid: bool = False
-    """Leave out rows that cannot be read and list them in errors.jsonl, instead of refusing."""
+    """Leave out unreadable rows and list them in errors.jsonl. The default refuses a file with unreadable rows."""
     dedup: bool = False
-    """One row per pair of texts (NFKC, case folded), with the mean of their relevances."""
+    """Write one row per pair of texts (NFKC, case folded), with the mean of the relevances."""
     noise: float | None = None
-    """Probability that a query's best and worst document exchange their labels."""
+    """Probability, 0 to 1, that the best and the worst document of a query exchange their labels; null means none."""
     cutoff: float | None = None
-    """Keep pairs with at least this relevance."""
+    """Lowest relevance, 0 to 1, of the pairs that stay; null means all pairs."""
     size: int | None = None
-    """Keep exactly so many pairs, tasks and levels of relevance in proportion."""
+    """Number of pairs to keep, with tasks and levels of relevance in proportion; null means all pairs."""
     binarise: float | None = None
-    """Relevance becomes 1 from here up and 0 below."""
+    """Threshold, 0 to 1: relevance becomes 1 from it up and 0 below; null means no change."""
     split: Annotated[dict[PartName, float], BeforeValidator(named_words), Flag(metavar="PART=SHARE")] = Field(
         default={}
     )
-    """Parts that share no query text, as in train=0.8 dev=0.1 test=0.1."""
+    """Parts that share no query text, for example train=0.8 dev=0.1 test=0.1; the default is a single part."""
     seed: int = 0
     """Random seed of noise, sample and split."""
 

@@ -71,19 +71,19 @@ class Format:
     judge: str = "binary labels"
     ids: bool = False
     may_be_empty: str = ""
-    own: Mapping[str, str] = field(default_factory=dict)
+    fields: Mapping[str, str] = field(default_factory=dict)
     checks: tuple[Mapping[str, str], ...] = ()
     note: Mapping[str, str] = field(default_factory=dict)
 
     def with_columns(self, names: Mapping[str, str]) -> Format:
         """Return the format "table" with its columns under other names."""
-        own = {name: names.get(name, name) for name in TABLE_COLUMNS}
+        columns = {name: names.get(name, name) for name in TABLE_COLUMNS}
         return replace(
             self,
-            needed=(own["query"], own["document"], own["grade"]),
-            optional=(own["query_id"], own["document_id"], own["task"]),
-            query=(own["query"],),
-            query_id=(own["query_id"],),
+            needed=(columns["query"], columns["document"], columns["grade"]),
+            optional=(columns["query_id"], columns["document_id"], columns["task"]),
+            query=(columns["query"],),
+            query_id=(columns["query_id"],),
         )
 
 
@@ -106,32 +106,32 @@ def named_words(value: Any) -> Any:
     if not isinstance(value, (list, tuple)):
         return value
     words = [str(word).partition("=") for word in value]
-    if len({name for name, _, _ in words}) < len(words) or not all(own for _, _, own in words):
+    if len({name for name, _, _ in words}) < len(words) or not all(text for _, _, text in words):
         raise ValueError("expected PART=SHARE or COLUMN=NAME, each once; fix: as in train=0.8 test=0.2, query=search")
-    return {name: own for name, _, own in words}
+    return {name: text for name, _, text in words}
 
 
 class SourceSettings(Settings):
-    """Settings of the files to read, and what these do not say themselves."""
+    """Settings of the files to read, and facts that the files do not state."""
 
     source: Annotated[str, Flag(positional=True, metavar="SOURCE")]
     """Name of the format; "pairs" for files of bixse."""
     path: Annotated[Path, Flag(positional=True)]
     """File or folder."""
     scale: Annotated[tuple[float, float] | None, Flag(metavar="GRADE")] = None
-    """Lowest and highest grade, where the source does not say."""
+    """Lowest and highest grade, for a source that does not state them."""
     score_map: Annotated[str | None, Flag(metavar="MAP")] = None
-    """Kind of the scores of a teacher: prob, percent, logit, platt:SLOPE,INTERCEPT, or binary to take the labels."""
+    """Map from scores of a teacher to relevance: prob, percent, logit, platt:SLOPE,INTERCEPT, or binary (labels)."""
     corpus: Path | None = None
     """File or folder of the documents that rows name by id."""
     queries: Path | None = None
     """File of the queries that rows name by id."""
     qrels: Annotated[str | None, Flag(metavar="SPLIT")] = None
-    """Split of a collection folder."""
+    """Split of a collection folder; not needed for a folder with a single split."""
     columns: Annotated[dict[str, str], BeforeValidator(named_words), Flag(metavar="COLUMN=NAME")] = Field(default={})
-    """Columns of a table under other names, as in query=search grade=stars."""
+    """Names of the columns of a table, for example query=search grade=stars."""
     text_ids: bool = False
-    """Make ids from the texts instead of taking the source's."""
+    """Make ids from the texts. The default is the ids of the source."""
 
     @field_validator("source")
     @classmethod
@@ -160,16 +160,16 @@ class SourceSettings(Settings):
     @model_validator(mode="after")
     def _suits_the_source(self) -> Self:
         form, path = FORMATS[self.source], self.path
-        given = {"scale": self.grade_scale, "score_map": self.score_map, "corpus": self.corpus,
+        stated = {"scale": self.grade_scale, "score_map": self.score_map, "corpus": self.corpus,
                  "queries": self.queries, "qrels": self.qrels, "columns": self.columns or None}  # fmt: skip
-        for option, value in given.items():
+        for option, value in stated.items():
             if value is not None and option not in form.options:
-                owners = ", ".join(other for other, it in FORMATS.items() if option in it.options)
+                owners = ", ".join(other for other, entry in FORMATS.items() if option in entry.options)
                 raise InputError(
                     f"source {self.source}: got {_flag(option)}; expected none, the files say it; fix: leave it out "
                     f"(it is for {owners})"
                 )
-        missing = [option for option in ("queries", "corpus") if option in form.options and given[option] is None]
+        missing = [option for option in ("queries", "corpus") if option in form.options and stated[option] is None]
         if form.query_by_id and missing:
             flags = " and no ".join(map(_flag, missing))
             raise InputError(
@@ -194,8 +194,8 @@ def file_in_folder(folder: Path, names: Sequence[str], split: str | None = None)
     """Return the file with one of these names in a data set's folder; `split` selects among the files of a pattern."""
     available = {file.stem: file for name in names for file in sorted(folder.glob(name))}
     if not available:
-        found = "no such folder" if not folder.exists() else "a file" if folder.is_file() else "no such file in it"
-        raise InputError(f"{folder}: got {found}; expected a folder with {' or '.join(names)}; fix: check the path")
+        got = "no such folder" if not folder.exists() else "a file" if folder.is_file() else "no such file in it"
+        raise InputError(f"{folder}: got {got}; expected a folder with {' or '.join(names)}; fix: check the path")
     if "*" not in names[0] or (split is None and len(available) == 1):
         return next(iter(available.values()))
     if split not in available:
@@ -212,20 +212,20 @@ def known_files(form: Format, path: Path, files: list[Path]) -> tuple[list[Path]
     names = {stem_of(file) for file in files}
     # A data set may hold a file and its halves, whose rows would be read twice.
     halves = [file for file in files if task_name(file) != stem_of(file) and task_name(file) in names]
-    kept = [file for file in files if file not in halves]
-    other = [file.name for file in kept if task_name(file) not in form.tasks]
-    if len(other) == len(kept):
+    complete = [file for file in files if file not in halves]
+    other = [file.name for file in complete if task_name(file) not in form.tasks]
+    if len(other) == len(complete):
         raise InputError(
             f"{path}: got {', '.join(other[:3])}; expected files of the source {form.name} "
             f"({', '.join(f'{name}.jsonl' for name in form.tasks)}); fix: check the path, or give other triplets to "
             "the source sentence-transformers"
         )
-    told = []
+    warnings = []
     if halves:
-        told.append(f"{', '.join(file.name for file in halves)}: left aside, as the whole file lies beside its halves")
+        warnings.append(f"{', '.join(file.name for file in halves)}: left out, another file has the rows of both")
     if other:
-        told.append(f"{', '.join(other)}: not a file of {form.name}; its name is the task")
-    return kept, told
+        warnings.append(f"{', '.join(other)}: not a file of {form.name}; its name is the task")
+    return complete, warnings
 
 
 def task_name(file: Path) -> str:
@@ -238,6 +238,7 @@ def looks_like(path: Path) -> list[str]:
     """Return the formats whose `signs` the first row of a table has; nothing for a file that is no table."""
     try:
         _, row, _ = next(raw_rows(path, InvalidFileError(path)), (0, {}, 0))
+    # This only looks for a hint: an error here must not replace the first error.
     except (BixseError, OSError):
         return []
     return [name for name, form in FORMATS.items() if form.signs and {*form.signs} <= row.keys()]

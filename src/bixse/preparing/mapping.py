@@ -25,11 +25,15 @@ if TYPE_CHECKING:
 MEMORY_LIMIT = "256MB"
 """Memory limit of duckdb; larger data goes to files in its folder."""
 TEXTS_AT_ONCE = 20_000
-_OWN_TYPES = {
+_TEXT_COLUMNS = {
+    "ordinal": "BIGINT", "row": "BIGINT", "file": "INTEGER", "id": "VARCHAR", "title": "VARCHAR", "text": "VARCHAR",
+}  # fmt: skip
+"""Columns of texts that rows name by id."""
+_FIELD_TYPES = {
     "status": "VARCHAR", "detail": "VARCHAR", "judge": "VARCHAR", "text": "VARCHAR", "probabilities": "DOUBLE[]",
     "orders": "VARCHAR", "grade": "DOUBLE",
 }  # fmt: skip
-"""Columns that a format's `own` expressions may fill."""
+"""Columns that the `fields` of a format may fill."""
 _ROWS = """
 CREATE OR REPLACE TEMP TABLE rows AS
 SELECT row, j, keys{values} FROM (SELECT row, json::JSON AS j, json_keys(json) AS keys FROM json_rows)
@@ -39,8 +43,8 @@ CREATE OR REPLACE TEMP TABLE texts AS
 SELECT items.*, number(val) AS number, {by_id} AS by_id, {has_document} AS has_document, {looked_up} AS looked_up,
        {asked} AS asked
 FROM (SELECT * EXCLUDE (d), unnest(d, recursive := true)
-      FROM (SELECT * EXCLUDE (documents), unnest(documents) AS d, generate_subscripts(documents, 1) AS place
-            FROM (SELECT row, query_key, {query} AS query, id_key, {query_id} AS query_id, task, {own},
+      FROM (SELECT * EXCLUDE (documents), unnest(documents) AS d, generate_subscripts(documents, 1) AS ordinal
+            FROM (SELECT row, query_key, {query} AS query, id_key, {query_id} AS query_id, task, {fields},
                          CASE WHEN len(documents) = 0 THEN [document('{column}')] ELSE documents END AS documents
                   FROM (SELECT *, {query_key} AS query_key, {id_key} AS id_key, {task} AS task,
                                {documents} AS documents FROM rows)))) AS items {joins}
@@ -65,7 +69,7 @@ FROM (SELECT texts.*, {query_text} AS query_text, CASE WHEN by_id THEN looked_up
                   WHEN given IS NULL AND label IS NULL THEN $empty
                   WHEN NOT {mapped} AND given NOT BETWEEN $low AND $high THEN 'off-scale' ELSE 'graded' END AS state
       FROM texts WHERE row NOT IN (SELECT row FROM problems WHERE row IS NOT NULL))
-ORDER BY row, place
+ORDER BY row, ordinal
 """
 
 
@@ -88,9 +92,8 @@ class RowMapping:
             database.execute(f"SET VARIABLE {name} = {value}")
         database.execute(Path(__file__).with_name("mapping.sql").read_text(encoding="utf-8"))
         for name in ("documents", "queries"):
-            database.execute(
-                f"CREATE TABLE {name} (place BIGINT, row BIGINT, file INTEGER, id VARCHAR, title VARCHAR, text VARCHAR)"
-            )
+            columns = ", ".join(f"{column} {kind}" for column, kind in _TEXT_COLUMNS.items())
+            database.execute(f"CREATE TABLE {name} ({columns})")
         self._labels = self.score_map is not None and self.score_map.kind == "binary"
         self._mapped = self.score_map is not None and not self._labels
         self._stated = stated or form.scale is not None
@@ -100,8 +103,8 @@ class RowMapping:
             "id_key": _first_key(form.query_id),
             "query": form.query_value,
             "query_id": form.query_id_value,
-            "own": ", ".join(
-                f"({form.own.get(name, 'NULL')})::{kind} AS own_{name}" for name, kind in _OWN_TYPES.items()
+            "fields": ", ".join(
+                f"({form.fields.get(name, 'NULL')})::{kind} AS own_{name}" for name, kind in _FIELD_TYPES.items()
             ),
             "task": form.task,
             "documents": form.documents,
@@ -110,41 +113,41 @@ class RowMapping:
             "labels": self._labels,
             "text_ids": settings.text_ids,
             "scored": self.score_map is not None or form.needs_map,
-            "graded": self.score_map is None and "grade" not in form.own,
+            "graded": self.score_map is None and "grade" not in form.fields,
             "query_text": "asked" if form.query_by_id else "query->>'$'",
             **_look_up(form),
         }
+        # The SQL is built once: it is the same for every block of rows.
         self._checks = self._all_checks()
 
     def add_texts(self, table: str, file: int, texts: Iterator[tuple[int, str, str, str]]) -> None:
         """Add texts that rows name by id: number, id, title and text of each."""
-        ((place,),) = self.database.execute(f"SELECT coalesce(max(place), 0) FROM {table}").fetchall()
+        ((last,),) = self.database.execute(f"SELECT coalesce(max(ordinal), 0) FROM {table}").fetchall()
         while block := list(itertools.islice(texts, TEXTS_AT_ONCE)):
             rows, ids, titles, bodies = zip(*block, strict=True)
-            places = range(place + 1, place + 1 + len(block))
-            found = pa.table(
-                {"place": places, "row": rows, "file": [file] * len(block), "id": ids, "title": titles, "text": bodies}
-            )
-            self.database.register("block", found)
+            ordinals = range(last + 1, last + 1 + len(block))
+            columns = [ordinals, rows, [file] * len(block), ids, titles, bodies]
+            texts_table = pa.table(dict(zip(_TEXT_COLUMNS, columns, strict=True)))
+            self.database.register("block", texts_table)
             self.database.execute(f"INSERT INTO {table} SELECT * FROM block")
-            place += len(block)
+            last += len(block)
 
     def repeated_texts(self, table: str) -> list[tuple[int, int, str]]:
         """Keep the first text of each id; return file, row and id of repeats with another text."""
         self.database.execute(
-            f"CREATE OR REPLACE TEMP TABLE firsts AS SELECT id, min(place) AS place FROM {table} GROUP BY id "
+            f"CREATE OR REPLACE TEMP TABLE firsts AS SELECT id, min(ordinal) AS ordinal FROM {table} GROUP BY id "
             "HAVING count(*) > 1"
         )
-        found = self.database.execute(
+        repeats = self.database.execute(
             f"SELECT later.file, later.row, later.id FROM {table} AS later JOIN firsts ON firsts.id = later.id "
-            f"JOIN {table} AS first ON first.place = firsts.place "
-            "WHERE (later.title, later.text) IS DISTINCT FROM (first.title, first.text) ORDER BY later.place"
+            f"JOIN {table} AS first ON first.ordinal = firsts.ordinal "
+            "WHERE (later.title, later.text) IS DISTINCT FROM (first.title, first.text) ORDER BY later.ordinal"
         ).fetchall()
         self.database.execute(
             f"DELETE FROM {table} WHERE EXISTS "
-            f"(FROM firsts WHERE firsts.id = {table}.id AND firsts.place <> {table}.place)"
+            f"(FROM firsts WHERE firsts.id = {table}.id AND firsts.ordinal <> {table}.ordinal)"
         )
-        return [(file, row, identifier) for file, row, identifier in found]
+        return [(file, row, identifier) for file, row, identifier in repeats]
 
     def judgements(self, rows: pa.Table, task: str | None, judge: str) -> tuple[pa.Table, list[RowError], int]:
         """Return judgements of the rows without errors, the errors, and the number of rows that the note counts."""
@@ -153,10 +156,11 @@ class RowMapping:
         database.execute(_ROWS.format(**self._parts))
         database.execute(_TEXTS.format(**self._parts))
         database.execute(f"CREATE OR REPLACE TEMP TABLE problems AS {self._checks}")
-        found = database.execute("SELECT DISTINCT * FROM problems ORDER BY row, key").fetchall()
+        # DISTINCT: an error of a row would appear for each of its texts.
+        problems = database.execute("SELECT DISTINCT * FROM problems ORDER BY row, key").fetchall()
         errors = [
-            RowError(row, column, _shown(what), expected, number_hint(what.strip('"'), fix))
-            for row, column, what, expected, fix in found
+            RowError(row, column, _shown(got), expected, number_hint(got.strip('"'), fix))
+            for row, column, got, expected, fix in problems
         ]
         noted = 0
         if self.form.note:
@@ -177,7 +181,7 @@ class RowMapping:
         return pa.table(columns), errors, noted
 
     def _all_checks(self) -> str:
-        """Return SQL for everything that can be wrong with a row: row, column, found, expected, fix."""
+        """Return SQL for everything that can be wrong with a row: row, column, got, expected, fix."""
         form, text, fill = self.form, "a text", "fill it in or drop the row"
         identifier = ("a text or a whole number", "write ids as strings")
         checks: list[tuple[str, str, str, str, str]] = []
@@ -237,37 +241,36 @@ class RowMapping:
                  "coalesce(val::VARCHAR, 'nothing')", "a number", fill)
             )  # fmt: skip
         queries = [_check("texts", *check) for check in checks]
-        queries += [
-            _check("rows", f"'{own['column']}'", own["when"], f"get(j, '{own['column']}')::VARCHAR", own["expected"],
-                   own["fix"])
-            for own in form.checks
-        ]  # fmt: skip
+        for check in form.checks:
+            column = check["column"]
+            got = f"get(j, '{column}')::VARCHAR"
+            queries.append(_check("rows", f"'{column}'", check["when"], got, check["expected"], check["fix"]))
         return " UNION ALL ".join(queries)
 
 
 def _look_up(form: Format) -> dict[str, str]:
     """Return SQL for the texts that rows name by id."""
     by_id = "NOT is_absent(items.id) AND is_absent(items.text) AND is_absent(items.title)"
-    documents = f"LEFT JOIN documents AS found ON found.id = items.id->>'$' AND {by_id} "
+    documents = f"LEFT JOIN documents AS target ON target.id = items.id->>'$' AND {by_id} "
     return {
         "by_id": by_id if form.ids else "false",
-        "has_document": "found.id IS NOT NULL" if form.ids else "false",
-        "looked_up": "content(found.title, found.text)" if form.ids else "NULL::VARCHAR",
+        "has_document": "target.id IS NOT NULL" if form.ids else "false",
+        "looked_up": "content(target.title, target.text)" if form.ids else "NULL::VARCHAR",
         "asked": "asked.text" if form.query_by_id else "NULL::VARCHAR",
         "joins": (documents if form.ids else "")
         + ("LEFT JOIN queries AS asked ON asked.id = query_id->>'$'" if form.query_by_id else ""),
     }
 
 
-def _check(table: str, column: str, when: str, found: str, expected: str, fix: str) -> str:
+def _check(table: str, column: str, when: str, got: str, expected: str, fix: str) -> str:
     return (
-        f"SELECT row, {column} AS key, coalesce({found}, 'nothing') AS found, {_quoted(expected)}, {_quoted(fix)} "
+        f"SELECT row, {column} AS key, coalesce({got}, 'nothing') AS got, {_quoted(expected)}, {_quoted(fix)} "
         f"FROM {table} WHERE {when}"
     )
 
 
-def _shown(found: str) -> str:
-    return found if len(found) <= 60 else f"{found[:57]}..."
+def _shown(value: str) -> str:
+    return value if len(value) <= 60 else f"{value[:57]}..."
 
 
 def _first_key(names: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ from bixse.preparing.mine_settings import read_inputs
 from bixse.preparing.mined_pairs import MINED_FILE, MinedPair, save_mined_pairs
 from bixse.preparing.searching import (
     contents_of,
-    found_ids,
+    document_ids_of,
     index_of,
     inputs_of,
     open_dense,
@@ -173,6 +173,7 @@ def _open(config: MineConfig, labels: dict[str, str], out: Path, precision: str)
     """Open the record of this run; hashes of files count, their paths do not."""
     inputs = hash_files(config.files()) | inputs_of(labels)
     settings = config.identity() | settings_of(labels)
+    # BM25 computes without a model, so the dtype does not change its rankings.
     if any(name != BM25_NAME for name in labels.values()):
         settings["precision"] = precision
     return open_run(out, "mine", settings, inputs, paths=("collection", "corpus", "queries", "known", "models"))
@@ -182,23 +183,23 @@ def _choose(
     config: MineConfig, runs: dict[str, Path], inputs: MineInputs, corpus: Path
 ) -> tuple[list[MinedPair], Counter[str]]:
     """Select the pairs per query, in query order and by rank, and count the candidates left out."""
-    asked = found_ids(runs.values()).union(*(inputs.known.get(query_id, ()) for query_id in inputs.queries))
+    wanted = document_ids_of(runs.values()).union(*(inputs.known.get(query_id, ()) for query_id in inputs.queries))
     # First pass over the corpus: only hashes of texts are in memory, to tell copies apart.
-    keys = {name: text_key(content) for name, content in contents_of(corpus, asked)}
+    keys = {name: text_key(content) for name, content in contents_of(corpus, wanted)}
     chosen: list[tuple[str, Candidate]] = []
     counts: Counter[str] = Counter()
     for (query_id, query), answers in zip(inputs.queries.items(), read_answers(runs, inputs.queries), strict=True):
         new = keep_new(fuse(answers, config.depth), query, keys, inputs.known.get(query_id, ()))
         counts.update(known=new.known, copies=new.copies)
         ids = [candidate.document_id for candidate in new.candidates]
-        places = choose(config.strategy, ids, config.count, config.seed, query_id)
-        chosen += [(query_id, new.candidates[place]) for place in places]
+        positions = choose(config.strategy, ids, config.count, config.seed, query_id)
+        chosen += [(query_id, new.candidates[position]) for position in positions]
     # Second pass: texts of the selected documents alone.
-    contents = dict(contents_of(corpus, {one.document_id for _, one in chosen}))
+    contents = dict(contents_of(corpus, {candidate.document_id for _, candidate in chosen}))
     pairs = [
-        MinedPair(query_id, inputs.queries[query_id], one.document_id, contents[one.document_id], config.task,
-                  one.source, one.rank)
-        for query_id, one in chosen
+        MinedPair(query_id, inputs.queries[query_id], pick.document_id, contents[pick.document_id], config.task,
+                  pick.source, pick.rank)
+        for query_id, pick in chosen
     ]  # fmt: skip
     return pairs, counts
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PER_QUERY = 8
 """Default number of documents mined per query."""
 WHERE = {"cache", "precision"}
-"""Settings that say where texts are encoded; they do not decide the pairs."""
+"""Settings of how texts are encoded, which do not change the pairs."""
 
 
 class MineConfig(EncodingSettings):
@@ -37,39 +37,40 @@ class MineConfig(EncodingSettings):
     renamed: ClassVar = {"retriever": "write retrievers"}
 
     collection: Annotated[Path | None, Flag(metavar="DIR")] = None
-    """Folder with corpus.jsonl and queries.jsonl (and qrels); or give corpus and queries."""
+    """Folder with corpus.jsonl, queries.jsonl and perhaps qrels. The alternative is corpus and queries."""
     corpus: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """Documents, one JSON {_id, title, text} a line."""
+    """File of the documents, one JSON {_id, title, text} per line."""
     queries: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """Queries, one JSON {_id, text} a line."""
+    """File of the queries, one JSON {_id, text} per line."""
     split: str | None = None
-    """Only the queries that this split of the collection judges; null takes all queries."""
+    """Split of the collection whose judged queries are mined; null takes all queries."""
     max_queries: int | None = Field(default=None, ge=1)
-    """Only so many queries, drawn by the seed."""
+    """Maximum number of queries, drawn by the seed; null takes all queries."""
     known: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """Graded pairs to leave out, whatever their grade."""
+    """File of graded pairs, which are left out at any grade; null leaves out none."""
     retrievers: Annotated[tuple[str, ...], Flag(name="retriever")] = ("bm25",)
     """bm25 (the default), demo, a model folder, a hub name, or the folder of an index of the corpus; one or several.
     """
     strategy: Strategy = "spread"
-    """spread: from the top down to the depth; top: the best; one: a single document from any depth."""
+    """Way to select documents. spread: from the top down to the depth; top: the best; one: a single document of any
+    rank."""
     per_query: Annotated[int | None, Field(ge=1), Flag(metavar="K")] = None
-    """Documents per query; null means 8, and 1 for the strategy one."""
+    """Number of documents per query; null means 8, or 1 with the strategy one."""
     depth: int = Field(default=100, ge=1)
-    """Ranks that count, of each retriever and fused."""
+    """Number of ranks that are used, of each retriever and of the fused ranking."""
     seed: int = Field(default=0, ge=0, lt=SEEDS)
-    """Seed of the draws, and of the choice of queries."""
+    """Random seed of the selected documents and queries."""
     max_length: Annotated[int | None, Field(ge=1), Flag(metavar="TOKENS")] = None
-    """Tokens of a text that an encoder reads; null keeps its own limit."""
+    """Maximum number of tokens that an encoder reads per text; null is the limit of the encoder."""
     task: str | None = None
-    """Name of the task, written beside every pair; encoders with task instructions use those of this task."""
+    """Name of the task, a column of the pairs. Encoders with task instructions use the instructions of this task."""
 
     @model_validator(mode="after")
     def _usable(self) -> Self:
         if (self.collection is None) == (self.corpus is None) or (self.corpus is None) != (self.queries is None):
-            found = [name for name in ("collection", "corpus", "queries") if getattr(self, name) is not None]
+            texts = [name for name in ("collection", "corpus", "queries") if getattr(self, name) is not None]
             raise ValueError(
-                f"got {' and '.join(found) or 'no texts'}; expected collection, or corpus and queries; "
+                f"got {' and '.join(texts) or 'no texts'}; expected collection, or corpus and queries; "
                 "fix: give one of the two"
             )
         if self.collection is None and self.split:
@@ -96,13 +97,13 @@ class MineConfig(EncodingSettings):
 
     def files(self) -> dict[str, Path]:
         """Return name -> file of every text and judgement to read."""
-        found = {name: path for name in ("corpus", "queries", "known") if (path := getattr(self, name)) is not None}
+        files = {name: path for name in ("corpus", "queries", "known") if (path := getattr(self, name)) is not None}
         if self.collection is None:
-            return found
+            return files
         if self.split is not None:
             check_split(self.collection, self.split)
-            found[f"qrels/{self.split}"] = self.collection / "qrels" / f"{self.split}.tsv"
-        return {name: self.collection / f"{name}.jsonl" for name in ("corpus", "queries")} | found
+            files[f"qrels/{self.split}"] = self.collection / "qrels" / f"{self.split}.tsv"
+        return {name: self.collection / f"{name}.jsonl" for name in ("corpus", "queries")} | files
 
 
 @dataclass(frozen=True)
@@ -125,16 +126,17 @@ def read_inputs(config: MineConfig) -> MineInputs:
     files = config.files()
     queries = read_queries(files["queries"])
     graded = None if config.known is None else load_graded_pairs(config.known)
+    # One pass over the corpus checks it and finds the documents of known pairs.
     documents = _Documents(graded)
     corpus = check_corpus(files["corpus"], {}, documents.see)
     warnings = []
     known: dict[str, set[str]] = {}
     if config.known is not None and graded is not None:
-        pairs, said = _graded_pairs_by_id(config.known, graded, queries, documents)
-        warnings += [*said, *_add_known(known, config.known, pairs, queries, documents.there)]
+        pairs, mismatches = _graded_pairs_by_id(config.known, graded, queries, documents)
+        warnings += [*mismatches, *_add_known(known, config.known, pairs, queries, documents.in_corpus)]
     if config.split is not None:
-        asked = read_qrels(files[f"qrels/{config.split}"])
-        queries = {query_id: text for query_id, text in queries.items() if query_id in asked}
+        judged = read_qrels(files[f"qrels/{config.split}"])
+        queries = {query_id: text for query_id, text in queries.items() if query_id in judged}
         if not queries:
             raise InputError(
                 f"{files['queries']}: got no query of split {config.split!r}; expected queries that its qrels name; "
@@ -143,7 +145,7 @@ def read_inputs(config: MineConfig) -> MineInputs:
     elif config.collection is not None and len(splits := splits_of(config.collection)) > 1:
         warnings.append(
             f"all queries are mined, those of the splits {', '.join(splits)} alike: pairs for training should hold no "
-            "query of a test split; --split NAME takes the queries of one"
+            "query of a test split; --split NAME takes the queries of a single split"
         )
     queries = sample_queries(queries, config.max_queries, config.seed)
     return MineInputs(corpus.count, frozenset(corpus.empty), queries, known, tuple(warnings))
@@ -163,7 +165,7 @@ class _Documents:
     def __init__(self, graded: GradedPairs | None) -> None:
         self._graded = set() if graded is None else set(graded.document_ids)
         self._texts = set() if graded is None else {text.strip() for text in graded.documents}
-        self.there: set[str] = set()
+        self.in_corpus: set[str] = set()
         """Wanted ids that the corpus has."""
         self.texts: dict[str, str] = {}
         """Id in the graded pairs -> text in the corpus."""
@@ -177,7 +179,7 @@ class _Documents:
         if text in self._texts:
             self.with_text[text] = name
         if name in self._graded or text in self._texts:
-            self.there.add(name)
+            self.in_corpus.add(name)
 
 
 def _graded_pairs_by_id(
@@ -197,8 +199,8 @@ def _graded_pairs_by_id(
         pairs.append((own_query, own_document))
         if own_query in queries and text is not None:
             other_texts += document.strip() not in text
-    said = f"{path.name}: {other_texts} of {len(pairs)} pairs have another text than the corpus has under their id"
-    return pairs, [said] if other_texts else []
+    warning = f"{path.name}: {other_texts} of {len(pairs)} pairs have another text than the corpus has under their id"
+    return pairs, [warning] if other_texts else []
 
 
 def _add_known(

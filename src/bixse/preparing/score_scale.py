@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from scipy.special import expit
 
 from bixse.errors import InputError, did_you_mean, shorten
 
@@ -142,8 +143,8 @@ def check_scores(
 def map_scores(scores: NDArray[Any], score_map: ScoreMap) -> NDArray[np.float64]:
     """Return the relevance of scores in the range of the map."""
     if score_map.kind in ("logit", "platt"):
-        with np.errstate(over="ignore"):
-            return _sigmoid(score_map.slope * scores + score_map.intercept)
+        with np.errstate(over="ignore"):  # a score of 1e308 times the slope is infinite, which maps to 0 or 1
+            return np.asarray(expit(score_map.slope * scores + score_map.intercept), dtype=np.float64)
     shares = scores / 100.0 if score_map.kind == "percent" else scores
     return np.clip(shares, 0.0, 1.0)  # removes rounding errors alone: scores further out are refused
 
@@ -163,10 +164,11 @@ class FileScores:
         positive, negative = known & (label == 1), known & (label == 0)
         for side, chosen in zip(self._sides, (positive, negative), strict=True):
             side.append(score[chosen])
-        _, place = np.unique(row, return_inverse=True)
-        lowest, highest = np.full(place.max(initial=-1) + 1, np.inf), np.full(place.max(initial=-1) + 1, -np.inf)
-        np.minimum.at(lowest, place[positive], score[positive])
-        np.maximum.at(highest, place[negative], score[negative])
+        # Rows of a file may have gaps; these numbers have none.
+        _, number = np.unique(row, return_inverse=True)
+        lowest, highest = np.full(number.max(initial=-1) + 1, np.inf), np.full(number.max(initial=-1) + 1, -np.inf)
+        np.minimum.at(lowest, number[positive], score[positive])
+        np.maximum.at(highest, number[negative], score[negative])
         self.crossed += int((highest > lowest).sum())
 
     def sides(self) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -201,9 +203,3 @@ def _share_above(positive: NDArray[np.float64], negative: NDArray[np.float64]) -
     ordered = np.sort(negative)
     below, not_above = np.searchsorted(ordered, positive, "left"), np.searchsorted(ordered, positive, "right")
     return float((below + not_above).sum() / (2.0 * len(positive) * len(negative)))
-
-
-def _sigmoid(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Return 1 / (1 + exp(-x)) without overflow."""
-    part = np.exp(-np.abs(values))
-    return np.asarray(np.where(values >= 0, 1.0 / (1.0 + part), part / (1.0 + part)), dtype=np.float64)

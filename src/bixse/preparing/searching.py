@@ -108,9 +108,9 @@ def open_dense(name: str, config: MineConfig, corpus: str) -> SearchIndex | Sent
     manifest = read_manifest(path)
     length = manifest.encoder.max_length
     if manifest.corpus != corpus or config.max_length not in (None, length):
-        found = "another corpus" if manifest.corpus != corpus else f"the first {length or 'all'} tokens of a text"
+        got = "another corpus" if manifest.corpus != corpus else f"the first {length or 'all'} tokens of a text"
         raise InputError(
-            f"--retriever {path}: got an index of {found}; expected one of the corpus that is mined, and of max_length "
+            f"--retriever {path}: got an index of {got}; expected one of the corpus that is mined, and of max_length "
             "where it is given; fix: make it again with `bixse index`, or name the model"
         )
     opened = open_index(path)
@@ -145,13 +145,14 @@ def search_index(
     step: Callable[[int], None] | None,
 ) -> Iterator[Ranking]:
     """Answer all queries by an index in blocks of queries, without `empty` documents."""
+    # The index holds documents without text too; they are removed after the search.
     depth = config.depth + min(len(empty), MOST_EMPTY)
     for block in _blocks(queries):
-        found = index.search_run(block, depth)
-        for query_id, answer in found.items():
-            left = ((name, score) for name, score in answer.items() if name not in empty)
-            found[query_id] = dict(islice(left, config.depth))
-        yield found
+        answers = index.search_run(block, depth)
+        for query_id, answer in answers.items():
+            remaining = ((name, score) for name, score in answer.items() if name not in empty)
+            answers[query_id] = dict(islice(remaining, config.depth))
+        yield answers
         if step is not None:
             step(len(block))
 
@@ -163,7 +164,7 @@ def save_answers(answers: Iterable[Ranking], path: Path, tag: str) -> None:
             file.writelines(line.encode() for line in run_lines(run, tag))
 
 
-def found_ids(paths: Iterable[Path]) -> set[str]:
+def document_ids_of(paths: Iterable[Path]) -> set[str]:
     """Return the ids of all documents in TREC runs."""
     ids: set[str] = set()
     for path in paths:
@@ -177,16 +178,17 @@ def read_answers(paths: Mapping[str, Path], queries: Mapping[str, str]) -> Itera
     runs = {label: _run_of(path) for label, path in paths.items()}
     following = {label: next(run, None) for label, run in runs.items()}
     for query_id in queries:
-        found = {}
+        rankings = {}
         for label, answer in following.items():
             if answer is not None and answer[0] == query_id:  # files skip queries without an answer
-                found[label] = answer[1]
+                rankings[label] = answer[1]
                 following[label] = next(runs[label], None)
-        yield found
+        yield rankings
 
 
 def _run_of(path: Path) -> Iterator[tuple[str, dict[str, float]]]:
     with path.open(encoding="utf-8") as file:
+        # `save_answers` wrote the lines of a query one after the other.
         for query_id, rows in groupby(map(str.split, file), key=lambda row: row[0]):
             yield query_id, {row[2]: float(row[4]) for row in rows}
 

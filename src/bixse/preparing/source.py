@@ -91,8 +91,8 @@ def ungraded(name: str, statuses: Counter[str]) -> list[str]:
     unusable = {status: count for status, count in statuses.most_common() if status != "graded"}
     if not unusable:
         return []
-    told = ", ".join(f"{count} {status}" for status, count in unusable.items())
-    return [f"{name}: {sum(unusable.values())} of {sum(statuses.values())} judgements carry no grade ({told})"]
+    counts = ", ".join(f"{count} {status}" for status, count in unusable.items())
+    return [f"{name}: {sum(unusable.values())} of {sum(statuses.values())} judgements carry no grade ({counts})"]
 
 
 class Source:
@@ -120,7 +120,7 @@ class Source:
         self.statuses: Counter[str] = Counter()
         """Number of judgements per status in the current or last reading."""
         self._noted = self._scores_aside = 0
-        self._told: list[str] = []
+        self._warnings: list[str] = []
         self._find_files()
         self.scale = settings.grade_scale or GradeScale(*(self.form.scale or (0, 1)))
         self.score_map = parse_score_map(settings.score_map) if settings.score_map is not None else None
@@ -161,12 +161,13 @@ class Source:
         if self.form.folder:
             files = (*self.files, *self.corpus, *self.queries)
             return {str(file.relative_to(self.path)): file for file in files}
-        found = {file.name if file == self.path else str(file.relative_to(self.path)): file for file in self.files}
+        inputs = {file.name if file == self.path else str(file.relative_to(self.path)): file for file in self.files}
         for kind, texts in (("corpus", self.corpus), ("queries", self.queries)):
-            for place, file in enumerate(texts):
+            for number, file in enumerate(texts):
+                # Files of different folders may have the same name.
                 twice = sum(other.name == file.name for other in texts) > 1
-                found[f"{kind}/{place}/{file.name}" if twice else f"{kind}/{file.name}"] = file
-        return found
+                inputs[f"{kind}/{number}/{file.name}" if twice else f"{kind}/{file.name}"] = file
+        return inputs
 
     def content_hash(self) -> str:
         """Return the SHA-256 of the file, or of the names and contents of several files."""
@@ -179,17 +180,19 @@ class Source:
         self, folder: Path, errors_of: Callable[[Path], InvalidFileError], reached: Reached | None = None
     ) -> RowMapping:
         """Open a database in `folder`, which the caller closes, and read the texts that rows name by id."""
-        self.statuses, self._told = Counter(), list(self._file_notes)
+        self.statuses, self._warnings = Counter(), list(self._file_notes)
         self._noted = self._scores_aside = 0
         with storage_errors(folder):
             mapping = RowMapping(self.chosen, self.form, self.scale, self.score_map, folder)
             for table, files, columns in (("documents", self.corpus, DOCUMENT), ("queries", self.queries, QUERY)):
                 lists = [errors_of(file) for file in files]
-                for place, (file, errors) in enumerate(zip(files, lists, strict=True)):
-                    mapping.add_texts(table, place, texts_in(file, columns, errors, partial(reached or _unheard, file)))
-                for place, row, found in mapping.repeated_texts(table):
+                for number, (file, errors) in enumerate(zip(files, lists, strict=True)):
+                    mapping.add_texts(
+                        table, number, texts_in(file, columns, errors, partial(reached or _unheard, file))
+                    )
+                for number, row, name in mapping.repeated_texts(table):
                     fix = "give each text its own id, or drop the repeat"
-                    lists[place].add(row, "id", f"{shorten(found)} again with another text", "one text per id", fix)
+                    lists[number].add(row, "id", f"{shorten(name)} again with another text", "one text per id", fix)
         return mapping
 
     def read(
@@ -204,8 +207,8 @@ class Source:
         judge = form.judge.replace("{file}", file.stem)
         for rows, position in self._blocks(file, errors):
             (reached or _unheard)(file, position)
-            table, found, noted = mapping.judgements(rows, form.tasks.get(task or "", task), judge)
-            for error in found:
+            table, faults, noted = mapping.judgements(rows, form.tasks.get(task or "", task), judge)
+            for error in faults:
                 errors.add(*astuple(error))
             self.statuses.update(table["status"].to_pylist())
             self._noted += noted
@@ -220,7 +223,7 @@ class Source:
         form, numbers, lines = self.form, [], []
         rows: Iterator[tuple[int, dict[str, Any], int]]
         if form.query_by_id:
-            rows = ((row, dict(zip(QRELS_HEADER, found, strict=True)), 0) for row, *found in qrels_rows(file, errors))
+            rows = ((row, dict(zip(QRELS_HEADER, values, strict=True)), 0) for row, *values in qrels_rows(file, errors))
         else:
             rows = raw_rows(file, errors, form.needed, None if form.optional == ("*",) else form.optional)
         size = position = 0
@@ -242,16 +245,18 @@ class Source:
         if self.score_map is not None and self.score_map.kind != "binary":
             positive, negative = scores.sides()
             try:
-                told = check_scores(positive, negative, self.score_map, f"scores of {file.name}") if scores.any else []
+                warnings = (
+                    check_scores(positive, negative, self.score_map, f"scores of {file.name}") if scores.any else []
+                )
             except InputError as error:
                 if not invalid:
                     raise
-                told = [str(error)]  # rows with errors are missing: the scores that are left may be all equal
-            self._told += [f"{file.name}: {warning}" for warning in told]
+                warnings = [str(error)]  # rows with errors are missing, so the other scores may be all equal
+            self._warnings += [f"{file.name}: {warning}" for warning in warnings]
             if scores.crossed:
-                self._told.append(f"{file.name}: {scores.crossed} rows score a negative above a positive")
+                self._warnings.append(f"{file.name}: {scores.crossed} rows score a negative above a positive")
         if task_name(file) != stem_of(file):
-            self._told.append(
+            self._warnings.append(
                 f"{file.name}: marked as without in-batch negatives: rows of one file answer each other's queries; "
                 "train these tasks apart, with a loss of a query's own documents"
             )
@@ -268,6 +273,7 @@ class Source:
             lists: dict[Path, InvalidFileError] = {}
             mapping = self.open(Path(folder), lambda path: lists.setdefault(path, InvalidFileError(path)))
             try:
+                # Errors of texts come first: they would repeat as errors of the rows that name the texts.
                 for errors in lists.values():
                     errors.raise_any()
                 for file in self.files:
@@ -290,14 +296,12 @@ class Source:
 
     def warnings(self) -> list[str]:
         name = self.files[0].name if self.form.folder else self.path.name
-        told = ungraded(name, self.statuses)
+        warnings = ungraded(name, self.statuses)
         if self._noted:
-            told.append(f"{self.path.name}: {self.form.note['text'].format(count=self._noted)}")
+            warnings.append(f"{self.path.name}: {self.form.note['text'].format(count=self._noted)}")
         if self._scores_aside:
-            told.append(
-                f"{self.path.name}: {self._scores_aside} texts have scores, which the map 'binary' leaves aside"
-            )
-        return [*told, *self._told]
+            warnings.append(f"{self.path.name}: {self._scores_aside} texts have scores, which the map 'binary' ignores")
+        return [*warnings, *self._warnings]
 
 
 def _unheard(_file: Path, _position: int) -> None:

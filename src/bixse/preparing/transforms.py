@@ -45,6 +45,7 @@ BINS = 10
 """Number of relevance levels that a sample keeps in proportion."""
 
 
+# The rows of a query often follow each other, so that its text is hashed once.
 @lru_cache(maxsize=256)
 def key_value(key: Key, value: str | None) -> int:
     """Return 64 bits for a value, the start of its BLAKE2b; 0 if there is no value."""
@@ -54,6 +55,7 @@ def key_value(key: Key, value: str | None) -> int:
 
 
 def _hashed(text: str) -> int:
+    # Lone surrogates, which a table in memory may hold, cannot be encoded otherwise.
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 
 
@@ -82,24 +84,24 @@ class PairColumns:
             "query": pairs.queries,
             "document": pairs.documents,
         }
-        found = {
+        hashes = {
             key: np.fromiter((key_value(key, value) for value in columns[key]), np.uint64, len(pairs)) for key in keys
         }
         rows = np.arange(len(pairs), dtype=np.int64)
-        return cls(rows, rows, np.asarray(pairs.relevance, dtype=np.float64), found)
+        return cls(rows, rows, np.asarray(pairs.relevance, dtype=np.float64), hashes)
 
-    def take(self, places: NDArray[Any] | slice) -> PairColumns:
-        keys = {key: values[places] for key, values in self.keys.items()}
-        return PairColumns(self.rows[places], self.labels[places], self.relevance[places], keys)
+    def take(self, rows: NDArray[Any] | slice) -> PairColumns:
+        keys = {key: values[rows] for key, values in self.keys.items()}
+        return PairColumns(self.rows[rows], self.labels[rows], self.relevance[rows], keys)
 
     def groups(self, *keys: Key) -> NDArray[np.int64]:
         """Return (M,) numbers from 0 up, equal if all these keys are equal."""
-        found = np.zeros(len(self), dtype=np.int64)
+        numbers = np.zeros(len(self), dtype=np.int64)
         for key in keys:
             _, codes = np.unique(self.keys[key], return_inverse=True)
-            _, found = np.unique(found * (int(codes.max(initial=0)) + 1) + codes.reshape(-1), return_inverse=True)
-            found = found.reshape(-1).astype(np.int64)
-        return found
+            _, numbers = np.unique(numbers * (int(codes.max(initial=0)) + 1) + codes.reshape(-1), return_inverse=True)
+            numbers = numbers.reshape(-1).astype(np.int64)
+        return numbers
 
     def tables(self, pairs: GradedPairs) -> Iterator[pa.Table]:
         """Yield these rows of the source table in blocks, with all columns of `SCHEMA`."""
@@ -107,18 +109,18 @@ class PairColumns:
         moved = bool(names) and not np.array_equal(self.labels, self.rows)
         grades = pairs.table.select(names).combine_chunks() if moved else None
         for start in range(0, len(self), ROWS_AT_ONCE):
-            own = self.take(slice(start, start + ROWS_AT_ONCE))
-            taken = []
+            block = self.take(slice(start, start + ROWS_AT_ONCE))
+            windows = []
             # in windows of the table: `take` copies all chunks that it looks at, and mapped pages are given back
-            for rows in np.split(own.rows, np.flatnonzero(np.diff(own.rows // ROWS_AT_ONCE)) + 1):
+            for rows in np.split(block.rows, np.flatnonzero(np.diff(block.rows // ROWS_AT_ONCE)) + 1):
                 window = pairs.table.slice(rows[0], rows[-1] - rows[0] + 1)
-                taken.append(window.take(pa.array(rows - rows[0])))
+                windows.append(window.take(pa.array(rows - rows[0])))
                 pairs.release()
-            found = with_columns_of(pa.concat_tables(taken), SCHEMA.names)
-            columns = {name: found[name] for name in SCHEMA.names}
-            columns["relevance"] = pa.array(own.relevance)
+            table = with_columns_of(pa.concat_tables(windows), SCHEMA.names)
+            columns = {name: table[name] for name in SCHEMA.names}
+            columns["relevance"] = pa.array(block.relevance)
             if grades is not None:
-                labels = grades.take(pa.array(own.labels, mask=own.labels == NO_LABEL))
+                labels = grades.take(pa.array(block.labels, mask=block.labels == NO_LABEL))
                 columns |= {name: labels[name] for name in names}
             yield pa.table(columns, schema=SCHEMA)
 
@@ -171,10 +173,10 @@ def transformed(pairs: GradedPairs, transform: Transform, record: list[Transform
     if not len(pairs):
         return pairs
     columns = PairColumns.of(pairs, transform.needs)
-    found, notes = transform.apply(columns)
+    after, notes = transform.apply(columns)
     if record is not None:
-        record.append(reported(transform, columns, found, notes))
-    return found.selected(pairs)
+        record.append(reported(transform, columns, after, notes))
+    return after.selected(pairs)
 
 
 def reported(
@@ -192,6 +194,7 @@ class KeepFrom(Transform):
     name: ClassVar[str] = "cutoff"
 
     def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
+        # A grade at the cutoff may become a relevance that is smaller by a rounding error.
         return columns.take(columns.relevance >= self.cutoff - ROUNDING), {}
 
 
@@ -201,7 +204,6 @@ class Binarise(Transform):
 
     threshold: float
     name: ClassVar[str] = "binarise"
-    needs: ClassVar[tuple[Key, ...]] = ()
 
     def apply(self, columns: PairColumns) -> tuple[PairColumns, dict[str, int]]:
         relevance = (columns.relevance >= self.threshold - ROUNDING).astype(np.float64)
@@ -228,6 +230,7 @@ class LabelNoise(Transform):
         order = np.lexsort((_draws(self.seed, "noise among equals", queries, documents), columns.relevance, group))
         starts = _starts(group[order])
         worst, best = order[starts], order[np.r_[starts[1:], len(order)] - 1]  # (groups,) each
+        # The purpose is part of a draw, so ties and hits are independent under the same seed.
         hit = _shares(_draws(self.seed, "noise", queries[worst])) < self.probability
         swapped = hit & (columns.relevance[worst] < columns.relevance[best])
         here, there = np.r_[worst[swapped], best[swapped]], np.r_[best[swapped], worst[swapped]]
@@ -265,11 +268,12 @@ class Sample(Transform):
         order = np.lexsort((chance, strata))
         starts = _starts(strata[order])
         sizes = np.diff(np.r_[starts, len(order)])
-        place = np.arange(len(order)) - np.repeat(starts, sizes)  # (M,) place of a row within its stratum
-        rule = (place + 0.5) / np.repeat(sizes, sizes)  # Sainte-Lague: the place at which a stratum earns its next row
+        position = np.arange(len(order)) - np.repeat(starts, sizes)  # (M,) position of a row within its stratum
+        # Sainte-Lague: the position at which a stratum earns its next row
+        rule = (position + 0.5) / np.repeat(sizes, sizes)
         among_equals = _draws(self.seed, "sample among equals", keys["task"][order], bins[order])
-        taken = order[np.lexsort((among_equals, rule))[: self.size]]
-        return columns.take(np.sort(taken)), {"strata": len(starts)}
+        sampled = order[np.lexsort((among_equals, rule))[: self.size]]
+        return columns.take(np.sort(sampled)), {"strata": len(starts)}
 
 
 @dataclass(frozen=True)
@@ -292,10 +296,10 @@ class WithoutDuplicates(Transform):
         differ = low < high
         means = np.where(differ, np.clip(np.add.reduceat(values, starts) / sizes, low, high), low)
         _, first = np.unique(group, return_index=True)
-        kept = columns.take(first)
-        kept = replace(kept, relevance=means, labels=np.where(differ, NO_LABEL, kept.labels))
+        unique = columns.take(first)
+        unique = replace(unique, relevance=means, labels=np.where(differ, NO_LABEL, unique.labels))
         notes = {"repeated": int((sizes > 1).sum()), "disagreeing": int(differ.sum())}
-        return kept.take(np.argsort(kept.rows)), notes
+        return unique.take(np.argsort(unique.rows)), notes
 
 
 @dataclass(frozen=True)
@@ -315,9 +319,9 @@ class SplitByQuery:
     def __post_init__(self) -> None:
         total = math.fsum(self.shares.values())
         if not self.shares or not all(0 < share <= 1 for share in self.shares.values()) or abs(total - 1) > ROUNDING:
-            found = ", ".join(f"{name}={share:g}" for name, share in self.shares.items()) or "no part"
+            shares = ", ".join(f"{name}={share:g}" for name, share in self.shares.items()) or "no part"
             raise InputError(
-                f"shares of a split: got {found}; expected shares above 0 that add up to 1; "
+                f"shares of a split: got {shares}; expected shares above 0 that add up to 1; "
                 "fix: for example train=0.8 dev=0.1 test=0.1"
             )
         if not 0 <= self.seed < SEEDS:
@@ -337,10 +341,10 @@ def _starts(ordered: NDArray[np.int64]) -> NDArray[np.intp]:
 
 def _draws(seed: int, purpose: str, *keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return (M,) uniform 64-bit numbers that depend on seed, purpose and (M,) keys, not on the other rows."""
-    found = np.full(len(keys[0]), _hashed(f"{purpose}/{seed}"), dtype=np.uint64)
+    draws = np.full(len(keys[0]), _hashed(f"{purpose}/{seed}"), dtype=np.uint64)
     for key in keys:
-        found = _mixed(found ^ key)
-    return found
+        draws = _mixed(draws ^ key)
+    return draws
 
 
 def _shares(numbers: NDArray[np.uint64]) -> NDArray[np.float64]:

@@ -73,25 +73,17 @@ class Job(ABC, Generic[Shard, Result]):
     def is_complete(self, shard: Shard) -> bool:
         """Return True if the output exists, and has the completion marker of this job."""
         output, fingerprint = self.output(shard), self.fingerprint()
-        return output is not None and (is_marked(output, fingerprint) if fingerprint else output.exists())
+        if output is None or not output.exists():
+            return False
+        try:
+            return not fingerprint or _mark_of(output).read_bytes() == fingerprint.encode()
+        except OSError:
+            return False
 
     def mark(self, shard: Shard) -> None:
         output, fingerprint = self.output(shard), self.fingerprint()
         if output is not None and fingerprint:
-            mark(output, fingerprint)
-
-
-def is_marked(output: Path, fingerprint: str) -> bool:
-    """Return True if a file exists and has a completion marker with this fingerprint."""
-    try:
-        return output.exists() and _mark_of(output).read_bytes() == fingerprint.encode()
-    except OSError:
-        return False
-
-
-def mark(output: Path, fingerprint: str) -> None:
-    """Write the completion marker of a file, with the fingerprint of its job."""
-    write_atomically(_mark_of(output), fingerprint)
+            write_atomically(_mark_of(output), fingerprint)
 
 
 def _mark_of(output: Path) -> Path:
@@ -333,9 +325,9 @@ def rank_of(variables: Mapping[str, str]) -> tuple[int, int]:
     except (KeyError, ValueError):
         rank, ranks = -1, 0
     if not 0 <= rank < ranks:
-        given = [f"{name}={variables[name]}" for name in ("RANK", "WORLD_SIZE", *array) if name in variables]
+        named = [f"{name}={variables[name]}" for name in ("RANK", "WORLD_SIZE", *array) if name in variables]
         raise InputError(
-            f"engine ranks: got {', '.join(given) or 'no rank in the environment'}; expected RANK from 0 on below "
+            f"engine ranks: got {', '.join(named) or 'no rank in the environment'}; expected RANK from 0 on below "
             "WORLD_SIZE, or SLURM_ARRAY_TASK_ID of an array of consecutive tasks; fix: start it with torchrun or as a "
             "Slurm array such as --array=0-7, or set RANK and WORLD_SIZE yourself"
         )
@@ -346,8 +338,8 @@ class PlaceSettings(Settings):
     """The setting of verbs that may run as several processes of a launcher."""
 
     engine: Literal["local", "ranks"] = "local"
-    """local: all of the work on this machine; ranks: the share of this process, while others that a launcher started
-    (torchrun, a Slurm array) do theirs."""
+    """Engine. local: all work runs on this machine; ranks: this process does its share, and other processes of a
+    launcher (torchrun, a Slurm array) do theirs."""
 
     def engine_of(self, processes: int | None) -> Engine:
         """Return the engine for this number of concurrent processes; None means as many as fit."""
@@ -370,10 +362,10 @@ class EngineSettings(PlaceSettings):
     """
 
     shards: int | None = Field(default=None, ge=1)
-    """Cut the work into about N shards; null: as few as there may be."""
+    """Approximate number of shards; null means as few as possible."""
     processes: int = Field(default=1, ge=1)
-    """Processes on this machine, each with one shard at a time and in turn one of the GPUs that CUDA_VISIBLE_DEVICES
-    names."""
+    """Number of processes on this machine. Each does one shard at a time, and uses in turn one of the GPUs that
+    CUDA_VISIBLE_DEVICES names."""
 
     @property
     def in_shards(self) -> bool:

@@ -60,7 +60,7 @@ def check_can_be_sharded(model: SentenceTransformer, args: TrainingArguments) ->
             f"sharding: got a {kind}, in which no transformer blocks are found; expected an encoder of blocks, such as "
             "BERT, ModernBERT, XLM-RoBERTa, Llama or Qwen; fix: leave `sharding` out"
         )
-    quantised = [name for name, own in model.named_parameters() if not own.is_floating_point()]
+    quantised = [name for name, parameter in model.named_parameters() if not parameter.is_floating_point()]
     if quantised or any(getattr(part.auto_model, "is_quantized", False) for part in parts):
         raise ModelError(
             f"sharding: got a quantised encoder{f' ({quantised[0]})' if quantised else ''}; expected weights that are "
@@ -89,8 +89,8 @@ def shard_encoder(model: SentenceTransformer, args: TrainingArguments) -> Senten
         return None
     device = args.device
     without: dict[int, Any] = {
-        id(own): torch.nn.Parameter(torch.empty_like(own, device="meta"), requires_grad=own.requires_grad)
-        for own in model.parameters()
+        id(weight): torch.nn.Parameter(torch.empty_like(weight, device="meta"), requires_grad=weight.requires_grad)
+        for weight in model.parameters()
     }
     outline = copy.deepcopy(model, without)
     torch.set_autocast_cache_enabled(False)  # it would keep an unsharded copy of the weights in bf16
@@ -109,17 +109,17 @@ def shard_encoder(model: SentenceTransformer, args: TrainingArguments) -> Senten
 
 def whole_copy(model: SentenceTransformer, outline: SentenceTransformer) -> SentenceTransformer:
     """Gather the sharded model into CPU memory, by weight; every process calls this, and the first gets the weights."""
-    whole = copy.deepcopy(outline)
-    for own, empty in zip(list(model.parameters()), list(whole.parameters()), strict=True):
-        value = own.full_tensor() if isinstance(own, DTensor) else own
+    unsharded = copy.deepcopy(outline)
+    for parameter, empty in zip(list(model.parameters()), list(unsharded.parameters()), strict=True):
+        value = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
         if is_main_process():
-            kept = torch.nn.Parameter(value.detach().to("cpu", copy=True), requires_grad=own.requires_grad)
-            torch.utils.swap_tensors(empty, kept)
-    for mine, its in zip(model.buffers(), whole.buffers(), strict=True):
+            filled = torch.nn.Parameter(value.detach().to("cpu", copy=True), requires_grad=parameter.requires_grad)
+            torch.utils.swap_tensors(empty, filled)
+    for mine, its in zip(model.buffers(), unsharded.buffers(), strict=True):
         its.copy_(mine)
-    whole.model_card_data = model.model_card_data
-    whole.model_card_data.register_model(whole)
-    return whole
+    unsharded.model_card_data = model.model_card_data
+    unsharded.model_card_data.register_model(unsharded)
+    return unsharded
 
 
 def _blocks(encoder: nn.Module) -> list[GradientCheckpointingLayer]:
@@ -163,21 +163,21 @@ def load_optimizer(checkpoint: Path, loss: nn.Module, optimizer: Any, scheduler:
     trained = _trained(loss)
     reader = HuggingFaceStorageReader(str(checkpoint / SHARDS_FOLDER))
     tensors: dict[str, Tensor] = {}
-    for name, found in reader.read_metadata().state_dict_metadata.items():
-        if name.startswith(f"{STATE}.") and isinstance(found, TensorStorageMetadata):
+    for name, stored in reader.read_metadata().state_dict_metadata.items():
+        if name.startswith(f"{STATE}.") and isinstance(stored, TensorStorageMetadata):
             parameter = trained[name.split(".", 2)[2]].detach()
             # Adam's step count is a scalar, which is not sharded.
-            alike = isinstance(parameter, DTensor) and found.size == parameter.shape
-            tensors[name] = torch.zeros_like(parameter) if alike else torch.zeros(found.size)
+            alike = isinstance(parameter, DTensor) and stored.size == parameter.shape
+            tensors[name] = torch.zeros_like(parameter) if alike else torch.zeros(stored.size)
     _read(checkpoint, tensors)
-    given = optimizer.state_dict()
+    current = optimizer.state_dict()
     parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
     numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         _, key, parameter_name = name.split(".", 2)
         state.setdefault(numbers[id(trained[parameter_name])], {})[key] = value
-    optimizer.load_state_dict({**given, "state": state})
+    optimizer.load_state_dict({**current, "state": state})
     scheduler.load_state_dict(json.loads((checkpoint / SCHEDULE_FILE).read_bytes()))
     for group, rate in zip(optimizer.param_groups, scheduler.get_last_lr(), strict=True):
         group["lr"] = rate  # a scheduler's state does not set the optimizer's rates
@@ -245,9 +245,9 @@ class ShardedTrainer(GradedTrainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write an unsharded model in the first process; every process must call this."""
-        whole = None if _internal_call else self.whole_model()  # transformers saves a checkpoint, which holds parts
+        unsharded = None if _internal_call else self.whole_model()  # transformers saves a checkpoint, which holds parts
         if self.args.should_save:
-            self._save_files(whole, output_dir)
+            self._save_files(unsharded, output_dir)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         save_shards(Path(output_dir), self.loss, self.optimizer, self.lr_scheduler)

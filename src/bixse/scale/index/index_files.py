@@ -89,19 +89,19 @@ class Manifest(BaseModel):
 
     def differences(self, wanted: Manifest, fields: set[str]) -> list[str]:
         """Return the names of properties of the encoder and of other `fields` that differ from `wanted`."""
-        one, other = (
+        this, other = (
             {**manifest.model_dump(include=fields), **manifest.encoder.model_dump(exclude={"name"})}
             for manifest in (self, wanted)
         )
-        return [name for name in one if one[name] != other[name]]
+        return [name for name in this if this[name] != other[name]]
 
 
 def read_manifest(folder: Path) -> Manifest:
     """Read run.json in the folder of an index; raise InputError if it is missing or damaged."""
     if not is_index(folder):
-        found = "a folder without an index" if folder.is_dir() else "a file" if folder.exists() else "no such folder"
+        got = "a folder without an index" if folder.is_dir() else "a file" if folder.exists() else "no such folder"
         raise InputError(
-            f"{folder}: got {found}; expected a finished index; fix: check the path, or run "
+            f"{folder}: got {got}; expected a finished index; fix: check the path, or run "
             "`bixse index MODEL --collection DIR --out INDEX`"
         )
     path = folder / RUN_FILE
@@ -117,10 +117,10 @@ def is_index(folder: Path) -> bool:
     return (folder / RUN_FILE).is_file() and any(folder.glob(f"{FILES}*"))
 
 
-def damaged(path: Path, found: str, expected: str) -> InputError:
+def damaged(path: Path, got: str, expected: str) -> InputError:
     """Return the error for a file that differs from what was written."""
     return InputError(
-        f"{path}: got a damaged file of the index ({found}); expected {expected}; fix: copy the index from where "
+        f"{path}: got a damaged file of the index ({got}); expected {expected}; fix: copy the index from where "
         "it is complete, or delete its folder and run `bixse index` again"
     )
 
@@ -145,7 +145,7 @@ def read_texts(path: Path, start: int, number: int) -> list[str]:
         groups = range(start // size, min(file.num_row_groups, -(-(start + number) // size)))
         table = file.read_row_groups(list(groups), columns=["title", "text"])
     columns = table.slice(start % size, number).to_pydict()
-    return [Document(*found).content for found in zip(columns["title"], columns["text"], strict=True)]
+    return [Document(*row).content for row in zip(columns["title"], columns["text"], strict=True)]
 
 
 def embeddings_file(folder: Path, shard: int) -> Path:
@@ -192,23 +192,23 @@ class IndexFiles:
             best.add(self._shard(shard))
         scores, rows = best.result()
         wanted = rows.ravel().tolist()
-        found = iter(self.documents(wanted) if texts else [(name, NO_TEXT) for name in self._names(wanted)])
+        documents = iter(self.documents(wanted) if texts else [(name, NO_TEXT) for name in self._names(wanted)])
         return [
-            [(name, score, document) for score, (name, document) in zip(line, found, strict=False)]
+            [(name, score, document) for score, (name, document) in zip(line, documents, strict=False)]
             for line in scores.tolist()
         ]
 
     def documents(self, rows: Sequence[int]) -> list[tuple[str, Document]]:
         """Return ids and documents of the rows, in the order of `rows`."""
-        found: dict[int, tuple[str, Document]] = {}
+        documents: dict[int, tuple[str, Document]] = {}
         size = self._texts.metadata.row_group(0).num_rows
         for group in sorted({row // size for row in rows}):
             wanted = [row for row in set(rows) if row // size == group]
             with reading(self._path):
                 table = self._texts.read_row_group(group).take([row % size for row in wanted])
             for row, values in zip(wanted, table.to_pylist(), strict=True):
-                found[row] = values["id"], Document(values["title"], values["text"])
-        return [found[row] for row in rows]
+                documents[row] = values["id"], Document(values["title"], values["text"])
+        return [documents[row] for row in rows]
 
     def embeddings(self, start: int, stop: int) -> NDArray[np.float32]:
         """Return the embeddings of rows from `start` to `stop`."""
@@ -236,6 +236,7 @@ class IndexFiles:
 
     def _shard(self, shard: int) -> torch.Tensor:
         tensor, written = self._shards[shard]
+        # Hashed at the first use and not when opened, so that a large index opens at once.
         if shard in self._unchecked:
             if (digest := hashlib.sha256(tensor.numpy().data).hexdigest()) != written:
                 path = embeddings_file(self.folder, shard)

@@ -21,9 +21,9 @@ class IndexSettings(EncodingSettings, EngineSettings):
     model: Annotated[str, Flag(metavar="MODEL", positional=True)]
     """Model folder, Hugging Face name, or demo (the small model of bixse[demo])."""
     collection: Annotated[Path, Flag(metavar="DIR")]
-    """Folder with corpus.jsonl, or such a file."""
+    """Folder with corpus.jsonl, or the file itself."""
     max_length: Annotated[int | None, Flag(metavar="TOKENS")] = None
-    """Read only the first TOKENS of a text."""
+    """Maximum number of tokens read per text; null is the limit of the model."""
 
     @property
     def corpus(self) -> Path:

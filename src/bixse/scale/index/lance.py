@@ -36,12 +36,12 @@ class LanceStore(VectorStore):
 
     together = 16_384
 
-    def __init__(self, label: str, place: str, name: str) -> None:
-        self.label, self._place, self._name = label, place, name
+    def __init__(self, label: str, address: str, name: str) -> None:
+        self.label, self._address, self._name = label, address, name
         self._database: Any = import_module("lancedb")
-        if "://" in place or Path(place).is_dir():  # connecting makes the folder
+        if "://" in address or Path(address).is_dir():  # connecting makes the folder
             with suppress(ValueError):  # no such table
-                self._open(self._database.connect(place).open_table(name))
+                self._open(self._database.connect(address).open_table(name))
 
     def _open(self, table: Any) -> None:
         self._table, schema = table, table.schema
@@ -56,8 +56,8 @@ class LanceStore(VectorStore):
     def create(self, manifest: Manifest) -> None:
         numbers, metadata = pa.list_(pa.float32(), manifest.encoder.dimensions), {KEY: manifest.model_dump_json()}
         schema = pa.schema([pa.field("row", pa.int64()), *SCHEMA, pa.field("vector", numbers, metadata=metadata)])
-        with storage_errors(Path(self._place)):
-            self._open(self._database.connect(self._place).create_table(self._name, schema=schema))
+        with storage_errors(Path(self._address)):
+            self._open(self._database.connect(self._address).create_table(self._name, schema=schema))
 
     def count(self) -> int:
         return int(self._table.count_rows())
@@ -70,7 +70,7 @@ class LanceStore(VectorStore):
             "text": [document.text for _, document in documents],
             "vector": pa.FixedSizeListArray.from_arrays(pa.array(embeddings.ravel()), embeddings.shape[1]),
         }
-        with storage_errors(Path(self._place)):
+        with storage_errors(Path(self._address)):
             self._table.add(pa.table(columns, schema=self._table.schema))
 
     def build(self) -> None:
@@ -84,10 +84,10 @@ class LanceStore(VectorStore):
         search = search.bypass_vector_index() if exact else search.nprobes(self._searched).refine_factor(REFINED)
         columns = ["row", "id", *(["title", "text"] if texts else []), "_distance"]
         answers: Answers = [[] for _ in queries]
-        for own in search.select(columns).to_list():
-            document = Document(own.get("title", ""), own.get("text", ""))
-            line = answers[own.get("query_index", 0)]  # one query has no such column
-            line.append((1 - own["_distance"], own["row"], own["id"], document))
+        for row in search.select(columns).to_list():
+            document = Document(row.get("title", ""), row.get("text", ""))
+            line = answers[row.get("query_index", 0)]  # one query has no such column
+            line.append((1 - row["_distance"], row["row"], row["id"], document))
         return answers
 
     def close(self) -> None:

@@ -142,6 +142,7 @@ def make_index(
         name = identity.name if model is None else None
         job = EncodeShards((out / manifest.folder).absolute(), manifest, name, settings.cache)
         with storage_errors(out), nullcontext() if engine.shared else alone_in(out):
+            # The folder is named by a hash of the corpus, so an existing file is complete and right.
             if not (job.folder / TEXTS).exists():
                 write_texts(job.folder / TEXTS, stream_documents(path))
             encoded = _encode(job, engine, store, progress)
@@ -175,7 +176,7 @@ def _encode(job: EncodeShards, engine: Engine, store: EmbeddingStore, progress: 
     if failed:
         raise IncompleteError(
             f"{job.folder.parent}: got {len(failed)} of {len(shards)} shards that failed twice "
-            f"({'; '.join(failed[:3])}); expected all; fix: what is said there, then the same command again"
+            f"({'; '.join(failed[:3])}); expected all; fix: correct the cause, then run the same command again"
         )
     return encoded
 
@@ -184,13 +185,13 @@ def _present(out: Path, wanted: Manifest) -> Manifest | None:
     """Return the wanted index if the folder holds it; raise OutputExistsError for an index of another encoder."""
     fix = "choose another --out, or delete it"
     if is_index(out):
-        found = read_manifest(out)
-        if different := found.differences(wanted, {"precision"}):
+        manifest = read_manifest(out)
+        if different := manifest.differences(wanted, {"precision"}):
             raise OutputExistsError(
-                f"{out}: got an index of {found.encoder.name!r} with another {' and '.join(different)}; expected one "
-                f"of the same encoder and settings; fix: {fix}"
+                f"{out}: got an index of {manifest.encoder.name!r} with another {' and '.join(different)}; expected "
+                f"one of the same encoder and settings; fix: {fix}"
             )
-        return found if found.corpus == wanted.corpus else None
+        return manifest if manifest.corpus == wanted.corpus else None
     names = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
     visible = [name for name in names if not name.startswith((".", FILES))]
     if visible or out.is_file():

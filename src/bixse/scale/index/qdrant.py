@@ -41,8 +41,8 @@ class QdrantStore(VectorStore):
     together = 256
     approximate = f"HNSW m={BUILD.m} ef_construct={BUILD.ef_construct},ef={SEARCHED}"
 
-    def __init__(self, label: str, place: str, name: str) -> None:
-        self.label, self._place, self._name = label, place, name
+    def __init__(self, label: str, address: str, name: str) -> None:
+        self.label, self._address, self._name = label, address, name
         self._client: Any = None
         if self._ask("collection_exists"):
             self._recorded()
@@ -72,12 +72,14 @@ class QdrantStore(VectorStore):
 
     def best(self, queries: NDArray[np.float32], top: int, exact: bool, texts: bool) -> Answers:
         params = models.SearchParams(exact=True) if exact else models.SearchParams(hnsw_ef=max(SEARCHED, top))
-        given: dict[str, Any] = {"limit": top, "params": params, "with_payload": True if texts else ["id"]}
-        asked = [models.QueryRequest(query=query, **given) for query in queries.tolist()]
+        options: dict[str, Any] = {"limit": top, "params": params, "with_payload": True if texts else ["id"]}
+        requests = [models.QueryRequest(query=query, **options) for query in queries.tolist()]
         answers = []
-        for start in range(0, len(asked), ASKED_TOGETHER):
-            answers += self._ask("query_batch_points", requests=asked[start : start + ASKED_TOGETHER])
-        return [[(point.score, point.id, *_document(point.payload)) for point in own.points] for own in answers]
+        for start in range(0, len(requests), ASKED_TOGETHER):
+            answers += self._ask("query_batch_points", requests=requests[start : start + ASKED_TOGETHER])
+        return [
+            [(point.score, point.id, *_document(point.payload)) for point in response.points] for response in answers
+        ]
 
     def close(self) -> None:
         self._client.close()
@@ -87,12 +89,12 @@ class QdrantStore(VectorStore):
 
     def _ask(self, method: str, **arguments: Any) -> Any:
         try:
-            self._client = self._client or connected(self._place)
+            self._client = self._client or connected(self._address)
             return getattr(self._client, method)(collection_name=self._name, **arguments)
         except (ApiException, ValueError) as error:  # ValueError: no URL, or no JSON
             raise InputError(
                 f"{self.label}: got no answer to {method} ({' '.join(str(error).split())[:200]}); expected a Qdrant "
-                f"server at {self._place}; fix: start it, check the URL, and put its key, if it has one, into "
+                f"server at {self._address}; fix: start it, check the URL, and put its key, if it has one, into "
                 f"{API_KEY_VARIABLE}"
             ) from error
 

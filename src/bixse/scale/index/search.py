@@ -86,8 +86,8 @@ class SearchIndex:
         if not texts:
             return []
         answers = self._files.search(encode_texts(self.model, texts, "query"), top, self._exact)
-        found = [hits_of(line, self.head, least) for line in answers]
-        return found[0] if isinstance(queries, str) else found
+        hits = [hits_of(line, self.head, least) for line in answers]
+        return hits[0] if isinstance(queries, str) else hits
 
     def search_run(
         self,
@@ -153,15 +153,14 @@ def open_index(
     files = open_stored(path)
     try:
         recorded = files.manifest.encoder
-        encoder, found = load_encoder(recorded.name if model is None else model, recorded.task, recorded.max_length)
+        encoder, identity = load_encoder(recorded.name if model is None else model, recorded.task, recorded.max_length)
         for field, difference in COMPARED.items():
-            got, expected = getattr(found, field), getattr(recorded, field)
+            got, expected = getattr(identity, field), getattr(recorded, field)
             if got != expected:
                 raise ModelError(
-                    f"{path}: got model {found.name!r} with {difference} ({shorten(got)}); expected that of the index "
-                    f"({shorten(expected)}, then at {recorded.name!r}): scores between two models mean nothing; fix: "
-                    "name the model the index was made with (`bixse search` takes --model-at where it has moved), or "
-                    "make the index again with `bixse index`"
+                    f"{path}: got model {identity.name!r} with {difference} ({shorten(got)}); expected the model of "
+                    f"the index, then at {recorded.name!r} ({shorten(expected)}); fix: name that model (`bixse search` "
+                    "takes --model-at where it has moved), or make the index again with `bixse index`"
                 )
         if task is not None:
             use_task(encoder, task)
@@ -250,7 +249,7 @@ class IndexSystem(System):
     ) -> dict[str, Ranking]:
         """Search the index; raise InputError for a task of another corpus, or of a part of it."""
         manifest, corpus = self.opened.manifest, task.inputs.get("corpus.jsonl")
-        if corpus != manifest.corpus or any(own.left_out or own.candidates is not None for own in task.query_sets):
+        if corpus != manifest.corpus or any(part.left_out or part.candidates is not None for part in task.query_sets):
             raise InputError(
                 f"{self.label}: got the task {task.name}, of another corpus or a part of one; expected the collection "
                 "that the index was made of; fix: `bixse evaluate INDEX --collection DIR` with that collection, or "
@@ -258,9 +257,9 @@ class IndexSystem(System):
             )
         self.prompts_hash = prompts_hash(self.opened.model)
         runs: dict[str, Ranking] = {}
-        for own in task.query_sets:
-            run = self.opened.search_run(own.queries, depth + task.exclude_self)
-            runs[own.name] = without_self(run, depth) if task.exclude_self else run
+        for query_set in task.query_sets:
+            run = self.opened.search_run(query_set.queries, depth + task.exclude_self)
+            runs[query_set.name] = without_self(run, depth) if task.exclude_self else run
         if progress is not None:
             progress(task.count)
         return runs

@@ -78,11 +78,12 @@ class VectorStore(ABC):
         """Return most of the best documents of (Q, D) queries, highest first, and never fewer than exist."""
         top = min(top, self.manifest.documents)
         answers = self.best(queries, top, exact, texts)
+        # An approximate search visits a part of the index, and may find fewer documents.
         short = [number for number, line in enumerate(answers) if len(line) < top]
         if short and not exact:
             for number, line in zip(short, self.best(queries[short], top, True, texts), strict=True):
                 answers[number] = line
-        ordered = (sorted(line, key=lambda own: (-own[0], own[1])) for line in answers)
+        ordered = (sorted(line, key=lambda hit: (-hit[0], hit[1])) for line in answers)
         return [[(name, score, document) for score, _, name, document in line] for line in ordered]
 
     def check(self) -> None:
@@ -92,9 +93,9 @@ class VectorStore(ABC):
                 f"{self.label}: got no such table or collection; expected one that `bixse index` wrote; fix: check the "
                 f"name, or run `bixse index MODEL --collection DIR --to {self.label}`"
             )
-        if (found := self.count()) != (documents := self.manifest.documents):
+        if (count := self.count()) != (documents := self.manifest.documents):
             raise InputError(
-                f"{self.label}: got {found} documents; expected {documents}; fix: run the same `bixse index ... --to "
+                f"{self.label}: got {count} documents; expected {documents}; fix: run the same `bixse index ... --to "
                 f"{self.label}` again, which goes on where it stopped; if documents were deleted, delete it first"
             )
 
@@ -103,9 +104,9 @@ class VectorStore(ABC):
         try:
             self.manifest, self.exists = Manifest.model_validate_json(content or ""), True
         except ValidationError as error:
-            found = "no manifest" if content is None else f"one that is not valid ({first_fault(error)})"
+            got = "no manifest" if content is None else f"one that is not valid ({first_fault(error)})"
             raise InputError(
-                f"{self.label}: got {found}; expected what this version of `bixse index --to` writes; fix: another "
+                f"{self.label}: got {got}; expected what this version of `bixse index --to` writes; fix: another "
                 "name, or delete it (a Qdrant server keeps manifests from version 1.16 on)"
             ) from error
 
@@ -128,9 +129,9 @@ def connect(name: str) -> VectorStore:
             f"vector database: got {shorten(name)}; expected {' or '.join(FORMS.values())} (the last name of letters, "
             "digits, _, - and .); fix: lancedb:runs/lance/documents, or qdrant:http://localhost:6333/documents"
         )
-    database, place, own = (part for part in form.groups() if part is not None)
+    database, address, table = (part for part in form.groups() if part is not None)
     try:
-        store: VectorStore = resolve_name(CLASSES[database])(name, place, own)
+        store: VectorStore = resolve_name(CLASSES[database])(name, address, table)
     except ModuleNotFoundError as error:
         raise InputError(
             f"{name}: got no package {error.name}; expected it for {database}; fix: pip install 'bixse[{database}]'"
