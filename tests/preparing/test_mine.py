@@ -32,7 +32,7 @@ from bixse.relevance import GradeScale
 from bixse.scale.index.search import SearchIndex
 from bixse.search.bm25 import BM25
 from helpers.command import call, refused
-from helpers.indexes import index_of
+from helpers.toy import index_of
 
 AWKWARD = 'a "quoted", text\nof two lines\twith é, 漢 and , commas'
 PAIRS = [

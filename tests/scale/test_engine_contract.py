@@ -19,7 +19,7 @@ from bixse.scale.index.make_index import EncodeShards
 from bixse.scale.index.search import load_encoder
 from helpers.chat_server import chat_server, planted
 from helpers.command import call, ended, refused, start
-from helpers.indexes import index_of
+from helpers.toy import index_of
 
 OUTPUTS = {"grade": "pairs.parquet/*", "index": "files-*/*", "mine": "pairs.parquet"}
 COUNTS = {"grade": ("asked", [40, 0, 80]), "index": ("encoded", [200, 0, 398])}
