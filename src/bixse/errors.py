@@ -28,7 +28,7 @@ def did_you_mean(word: str, known: Iterable[str], otherwise: str = "choose one o
 SEEDS = 2**32  # exclusive upper bound: NumPy's
 ERRORS_SHOWN = 20
 """Number of errors per file that a message lists; the rest are counted."""
-_ERRORS_KEPT = 5_000  # beyond it, only the first errors are kept: a file may have millions
+_ERRORS_STORED = 5_000  # beyond it, only the first errors are kept: a file may have millions
 
 
 class BixseError(Exception):
@@ -175,7 +175,7 @@ class InvalidFileError(InputError):
     def add(self, row: int | None, column: str | None, got: str, expected: str, fix: str) -> None:
         self.total += 1
         self._errors.append(RowError(row, column, got, expected, fix))
-        if len(self._errors) > _ERRORS_KEPT:
+        if len(self._errors) > _ERRORS_STORED:
             self._errors = self.errors[:ERRORS_SHOWN]
 
     def raise_any(self) -> None:

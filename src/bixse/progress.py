@@ -48,13 +48,13 @@ class Progress:
         watched = sys.stderr.isatty() or "ipykernel" in sys.modules  # a notebook is no tty, and shows bars
         shown: dict[str, Any] = {"file": sys.stderr, "leave": False, "disable": False}
         if not watched:
-            shown |= {"file": io.StringIO(), "mininterval": threading.TIMEOUT_MAX}  # `_tell` writes, not tqdm
+            shown |= {"file": io.StringIO(), "mininterval": threading.TIMEOUT_MAX}  # `_report_regularly` writes, not tqdm
         self._total = total
         self._bar = tqdm(total=total, desc=printable(title), unit=unit, unit_scale=unit == "B", **shown)
-        self._stream, self._told, self._ended = sys.stderr, False, threading.Event()
+        self._stream, self._reported, self._ended = sys.stderr, False, threading.Event()
         if not watched:
             weakref.finalize(self, self._ended.set)  # work that ends in an error is no longer reported
-            threading.Thread(target=_tell, args=(weakref.ref(self), self._ended, _seconds()), daemon=True).start()
+            threading.Thread(target=_report_regularly, args=(weakref.ref(self), self._ended, _seconds()), daemon=True).start()
 
     def __call__(self, done: int, note: str = "", known: int = 0) -> None:
         self._bar.initial += known  # tqdm's rate is that of n - initial, smoothed over n - last_print_n
@@ -70,12 +70,12 @@ class Progress:
         """Remove the bar, or write the last line of a log that has lines. Safe to call twice."""
         if not self._ended.is_set():
             self._ended.set()
-            if self._told:
-                self.tell()
+            if self._reported:
+                self.report()
             self._bar.close()
 
-    def tell(self) -> None:
-        self._told = True
+    def report(self) -> None:
+        self._reported = True
         with suppress(ValueError, OSError):  # standard error is closed: nobody reads
             self._stream.write(self.line() + "\n")
             self._stream.flush()
@@ -126,11 +126,11 @@ def _seconds() -> float:
     return SECONDS
 
 
-def _tell(progress: weakref.ref[Progress], ended: threading.Event, seconds: float) -> None:
+def _report_regularly(progress: weakref.ref[Progress], ended: threading.Event, seconds: float) -> None:
     """Write a log line every `seconds` until the work has ended or its `Progress` was garbage-collected."""
     while not ended.wait(seconds):
-        found = progress()
-        if found is None:
+        alive = progress()
+        if alive is None:
             return
-        found.tell()
-        del found  # a reference would keep the object alive, and its finalizer from running
+        alive.report()
+        del alive  # a reference would keep the object alive, and its finalizer from running

@@ -107,9 +107,9 @@ class Settings(BaseModel):
 
     def at_most_one(self, *names: str) -> Self:
         """Refuse more than one of these settings; for a validator."""
-        given = [name for name in names if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(f"got {' and '.join(given)}; expected at most one of them; fix: leave one out")
+        present = [name for name in names if getattr(self, name) is not None]
+        if len(present) > 1:
+            raise ValueError(f"got {' and '.join(present)}; expected at most one of them; fix: leave one out")
         return self
 
     @classmethod
@@ -174,8 +174,8 @@ def _set(values: dict[str, Any], key: str, value: Any) -> None:
 def _explain(kind: type[Settings], error: ValidationError, values: Mapping[str, Any]) -> list[str]:
     """Write one line per key: pydantic reports each member of a union by itself."""
     errors: dict[str, list[Mapping[str, Any]]] = {}
-    for one in error.errors():
-        errors.setdefault(_key_of(one, values), []).append(one)
+    for entry in error.errors():
+        errors.setdefault(_key_of(entry, values), []).append(entry)
     # a setting takes one value or a list, and an entry is wrong: the list was meant, drop the error of the value
     keys = [key for key in errors if not any(other.startswith(f"{key}.") for other in errors)]
     return [_line(kind, key, errors[key]) for key in keys]

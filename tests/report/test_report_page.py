@@ -69,11 +69,11 @@ def test_page_loads_nothing_from_outside(full_html):
 
 def test_sections_are_in_order_and_none_is_empty(full_html, minimal_data):
     assert re.findall(r'<h2 id="(\w+)"', full_html) == [
-        "found", "results", "differences", "training", "calibration", "queries", "notes", "facts",
+        "findings", "results", "differences", "training", "calibration", "queries", "notes", "facts",
         "commands",
     ]  # fmt: skip
     html = render_report(minimal_data)
-    assert re.findall(r'<h2 id="(\w+)"', html) == ["found", "results"]
+    assert re.findall(r'<h2 id="(\w+)"', html) == ["findings", "results"]
     assert "claims no improvement" in html
     assert "<img" not in html
 

@@ -84,7 +84,7 @@ def load_collection(
     for split in splits if splits is not None else splits_of(folder):
         path = judgements_of(folder, split)
         judged = read_qrels(path)
-        absent = {document_id for own in judged.values() for document_id in own if document_id not in corpus}
+        absent = {document_id for row in judged.values() for document_id in row if document_id not in corpus}
         if missing_documents == "drop":
             judged, missing[split] = drop_missing(judged, absent)
             absent = set()
@@ -157,25 +157,25 @@ class CorpusCheck:
 
 def check_corpus(path: Path, qrels: Qrels, see: Callable[[str, Document], object] | None = None) -> CorpusCheck:
     """Read a corpus of any size once and find the judged documents; `see` is called for every document."""
-    found = CorpusCheck(missing={document_id for judged in qrels.values() for document_id in judged})
+    check = CorpusCheck(missing={document_id for judged in qrels.values() for document_id in judged})
     for name, document in stream_documents(path):
-        found.count += 1
-        found.missing.discard(name)
+        check.count += 1
+        check.missing.discard(name)
         if see is not None:
             see(name, document)
         if not document.content:
-            found.empty.append(name)
+            check.empty.append(name)
         if name in qrels:
-            found.named_as_queries[name] = document
-    _refuse_all_empty(path, found.count, len(found.empty))
-    return found
+            check.named_as_queries[name] = document
+    _refuse_all_empty(path, check.count, len(check.empty))
+    return check
 
 
 def drop_missing(qrels: Qrels, missing: Container[str]) -> tuple[dict[str, dict[str, float]], int]:
     """Return the judgements of existing documents, and the number left out; queries without judgements are dropped."""
-    kept = {query_id: {d: g for d, g in own.items() if d not in missing} for query_id, own in qrels.items()}
-    number = sum(map(len, qrels.values())) - sum(map(len, kept.values()))
-    return {query_id: own for query_id, own in kept.items() if own}, number
+    existing = {query_id: {d: g for d, g in judged.items() if d not in missing} for query_id, judged in qrels.items()}
+    number = sum(map(len, qrels.values())) - sum(map(len, existing.values()))
+    return {query_id: judged for query_id, judged in existing.items() if judged}, number
 
 
 def save_collection(collection: Collection, folder: str | Path) -> None:

@@ -54,8 +54,8 @@ def checked_batches(source: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch
 
 def checked(table: pa.Table, rows_before: int = 0) -> pa.Table:
     """Return the columns of `SCHEMA` that a table has, with the types of `SCHEMA`."""
-    given = {"relevance": "label"} if "relevance" not in table.column_names else {}
-    sources = {name: given.get(name, name) for name in SCHEMA.names if given.get(name, name) in table.column_names}
+    renamed = {"relevance": "label"} if "relevance" not in table.column_names else {}
+    sources = {name: renamed.get(name, name) for name in SCHEMA.names if renamed.get(name, name) in table.column_names}
     for name in REQUIRED_COLUMNS:
         if name not in sources:
             alternative = " (or label)" if name == "relevance" else ""
@@ -101,7 +101,7 @@ def with_ids(table: pa.Table) -> pa.Table:
     for kind in ("query", "document"):
         if f"{kind}_id" in table.column_names:
             at, texts = table.column_names.index(f"{kind}_id"), table[kind].to_pylist()
-            ids = [own or text_id(text) for own, text in zip(table[at].to_pylist(), texts, strict=True)]
+            ids = [known or text_id(text) for known, text in zip(table[at].to_pylist(), texts, strict=True)]
             table = table.set_column(at, table.field(at), pa.chunked_array([ids], table.field(at).type))
     return table
 

@@ -138,10 +138,10 @@ class GradedPairs:
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any]]) -> GradedPairs:
         """Make pairs from row dictionaries; missing ids are made from the texts."""
-        taken = list(rows)
-        names = [n for n in SCHEMA.names if n in REQUIRED_COLUMNS or any(row.get(n) is not None for row in taken)]
+        stored = list(rows)
+        names = [n for n in SCHEMA.names if n in REQUIRED_COLUMNS or any(row.get(n) is not None for row in stored)]
         schema = pa.schema([SCHEMA.field(name) for name in names])
-        blocks = (taken[start : start + ROWS_PER_BLOCK] for start in range(0, len(taken), ROWS_PER_BLOCK))
+        blocks = (stored[start : start + ROWS_PER_BLOCK] for start in range(0, len(stored), ROWS_PER_BLOCK))
         columns = ({name: [_value(name, row.get(name)) for row in block] for name in schema.names} for block in blocks)
         return cls.from_arrow(pa.RecordBatch.from_pydict(block, schema) for block in columns)
 
@@ -222,8 +222,8 @@ class GradedPairs:
         def batches() -> Iterator[pa.RecordBatch]:
             for prefix, pairs in tables.items():
                 for block in pairs.blocks():
-                    whole = with_columns_of(block, names)
-                    columns = {name: whole[name] for name in names}
+                    complete = with_columns_of(block, names)
+                    columns = {name: complete[name] for name in names}
                     for name in ("query_id", "document_id"):
                         start = pa.scalar(prefix, pa.large_string())
                         columns[name] = pc.binary_join_element_wise(start, columns[name], pa.scalar("/", start.type))
@@ -302,14 +302,14 @@ class GradedPairs:
 
     def texts(self, kind: Kind, rows: Iterable[int]) -> list[str]:
         """Return the query or document texts of some rows."""
-        column, found = self.table[kind], []
+        column, texts = self.table[kind], []
         for row in rows:
             if self._looked_up == TEXTS_HELD:
                 self._looked_up = 0
                 self.release()
-            found.append(column[int(row)].as_py())
+            texts.append(column[int(row)].as_py())
             self._looked_up += 1
-        return found
+        return texts
 
     def release(self) -> None:
         """Give memory-mapped pages that were read back to the operating system."""
@@ -339,12 +339,12 @@ class GradedPairs:
 
         Numbers of queries, documents and groups do not change.
         """
-        taken = {"query": query_rows, "query_id": query_rows, "task": query_rows}
-        taken |= {"document": document_rows, "document_id": document_rows}
+        rows_of = {"query": query_rows, "query_id": query_rows, "task": query_rows}
+        rows_of |= {"document": document_rows, "document_id": document_rows}
         columns = {
-            name: self.table[name].take(pa.array(taken[name], pa.int64()))
+            name: self.table[name].take(pa.array(rows_of[name], pa.int64()))
             for name in self.table.column_names
-            if name in taken
+            if name in rows_of
         }
         added = pa.table({**columns, "relevance": relevance})
         more = checked(with_columns_of(added, self.table.column_names))

@@ -73,8 +73,8 @@ def load_pairs(path: str | Path, rows: range | None = None) -> list[Pair]:
     The rules are those of `load_graded_pairs`; a column `relevance` is not read. `rows`, counted from 0, limits Parquet
     to these rows: only they are in memory, and only they are compared with each other.
     """
-    found = open_pairs(path, rows).rows()
-    return [Pair(row["query_id"], row["query"], row["document_id"], row["document"], row.get("task")) for row in found]
+    pairs = open_pairs(path, rows).rows()
+    return [Pair(row["query_id"], row["query"], row["document_id"], row["document"], row.get("task")) for row in pairs]
 
 
 def parquet_pairs(path: Path) -> tuple[str, int]:

@@ -96,10 +96,10 @@ class Instructions(BaseModel):
 
     def prompt(self, task: str | None, kind: Literal["query", "document"], choice: int = 0) -> str:
         """Return the prompt of a text with instruction number `choice`; empty for documents unless symmetric."""
-        found = self.of(task)
-        if kind == "document" and not found.symmetric:
+        entry = self.of(task)
+        if kind == "document" and not entry.symmetric:
             return ""
-        return (found.template or self.template).replace("{instruction}", found.instructions[choice])
+        return (entry.template or self.template).replace("{instruction}", entry.instructions[choice])
 
     def prompts(self) -> dict[str, str]:
         """Return prompts by the names of sentence-transformers: query, document and each task (its first instruction).
@@ -151,8 +151,8 @@ def parse_instructions(values: Mapping[str, Any], where: str) -> Instructions:
         return Instructions.model_validate(dict(values))
     except ValidationError as error:
         errors = [
-            f"  {'.'.join(map(str, found['loc']))}: got {shorten(found['input'])}; "
-            f"{found['msg'].removeprefix('Value error, ')}"
-            for found in error.errors()
+            f"  {'.'.join(map(str, fault['loc']))}: got {shorten(fault['input'])}; "
+            f"{fault['msg'].removeprefix('Value error, ')}"
+            for fault in error.errors()
         ]
         raise ConfigError("\n".join([f"{where}: got instructions that cannot be used", *errors])) from error

@@ -44,7 +44,7 @@ OS_ERROR = re.compile(r"\(os error (\d+)\)")
 CACHE_VARIABLE, NO_CACHE = "BIXSE_CACHE_DIR", "none"
 """Environment variable that holds the path of the cache folder, or that nothing is cached."""
 EMBEDDINGS_FOLDER = "embeddings"
-KEPT_SUFFIXES = (".sqlite", ".sqlite-journal", ".safetensors")
+CACHE_SUFFIXES = (".sqlite", ".sqlite-journal", ".safetensors")
 """Suffixes of the cached files; earlier versions wrote `.safetensors`."""
 HASHES_FILE = "SHA256SUMS"
 """Name of the hash file inside a folder; `sha256sum -c SHA256SUMS` reads it too."""
@@ -95,10 +95,10 @@ def parse_yaml(text: str) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)  # json alone would silently keep the last of two equal keys
-    if len(found) < len(pairs):
-        raise RepeatedKeyError(next(key for place, (key, _) in enumerate(pairs) if key in dict(pairs[:place])))
-    return found
+    unique = dict(pairs)  # json alone would silently keep the last of two equal keys
+    if len(unique) < len(pairs):
+        raise RepeatedKeyError(next(key for position, (key, _) in enumerate(pairs) if key in dict(pairs[:position])))
+    return unique
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique)
@@ -119,8 +119,8 @@ def read_text(path: Path) -> str:
     try:
         data = path.read_bytes()
     except OSError as error:
-        found = error.strerror or str(error)
-        raise InputError(f"{path}: got {found!r}; expected a readable file; fix: check the path") from error
+        reason = error.strerror or str(error)
+        raise InputError(f"{path}: got {reason!r}; expected a readable file; fix: check the path") from error
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -145,9 +145,9 @@ def read_settings(path: Path) -> dict[str, Any]:
             f"{path}: got no valid YAML ({where}); expected lines of the form `key: value`; fix: correct that place"
         ) from error
     if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
-        found = "an empty file" if loaded is None else shorten(loaded)
+        got = "an empty file" if loaded is None else shorten(loaded)
         raise ConfigError(
-            f"{path}: got {found}; expected lines of the form `key: value`; fix: name every setting by its key"
+            f"{path}: got {got}; expected lines of the form `key: value`; fix: name every setting by its key"
         )
     return loaded
 
@@ -177,12 +177,12 @@ def storage_errors(path: Path) -> Iterator[None]:
         full = number in (errno.ENOSPC, errno.EDQUOT) or any(sign in str(error) for sign in NO_SPACE)
         if not isinstance(error, OSError) and number is None and not full:
             raise
-        found, name = getattr(error, "strerror", None) or str(error), getattr(error, "filename", None)
-        place = "" if name is None or Path(str(name)) == path else f" ({name})"
+        reason, name = getattr(error, "strerror", None) or str(error), getattr(error, "filename", None)
+        where = "" if name is None or Path(str(name)) == path else f" ({name})"
         closed = number in (errno.EACCES, errno.EPERM, errno.EROFS)
         fix = "free disk space" if full else "make the folder writable" if closed else "check that the path is right"
         raise StorageError(
-            f"{path}: got {found}{place}; expected to write there; fix: {fix} or choose another --out folder"
+            f"{path}: got {reason}{where}; expected to write there; fix: {fix} or choose another --out folder"
         ) from error
 
 
@@ -379,11 +379,11 @@ def _load(folder: Path) -> dict[str, str] | None:
         return None
     hashes = {}
     for line in (folder / HASHES_FILE).read_text(encoding="utf-8").removesuffix("\n").split("\n"):
-        found = _LINE.fullmatch(line)
-        path = PurePosixPath(found[2] if found else "/")
-        if found is None or path.is_absolute() or ".." in path.parts:
+        match = _LINE.fullmatch(line)
+        path = PurePosixPath(match[2] if match else "/")
+        if match is None or path.is_absolute() or ".." in path.parts:
             raise ValueError(f"{HASHES_FILE}: no hash and path inside the folder in a line")
-        hashes[found[2]] = found[1]
+        hashes[match[2]] = match[1]
     return hashes
 
 
@@ -403,11 +403,11 @@ def cache_folder(choice: str | Path | None = None) -> Path | None:
 
     `choice` is a folder or "none". The default is BIXSE_CACHE_DIR, then the cache folder of the user.
     """
-    found = str(choice) if choice is not None else os.environ.get(CACHE_VARIABLE, "")
-    if found == NO_CACHE:
+    folder = str(choice) if choice is not None else os.environ.get(CACHE_VARIABLE, "")
+    if folder == NO_CACHE:
         return None
-    if found:
-        return Path(found).expanduser()
+    if folder:
+        return Path(folder).expanduser()
     import platformdirs
 
     return platformdirs.user_cache_path("bixse", appauthor=False)
@@ -415,8 +415,8 @@ def cache_folder(choice: str | Path | None = None) -> Path | None:
 
 def cached_files(folder: Path) -> list[Path]:
     """Return the files of bixse in a cache folder, and no other files."""
-    found = sorted((folder / EMBEDDINGS_FOLDER).glob("*"))
-    return [path for path in found if path.is_file() and path.suffix in KEPT_SUFFIXES]
+    paths = sorted((folder / EMBEDDINGS_FOLDER).glob("*"))
+    return [path for path in paths if path.is_file() and path.suffix in CACHE_SUFFIXES]
 
 
 def clear_cache(folder: Path) -> int:

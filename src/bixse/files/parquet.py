@@ -65,9 +65,9 @@ def reading(path: Path, fix: str = REPLACE) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, ValueError) as error:
-        found = " ".join(str(error).split()) or type(error).__name__
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
-            f"{path}: got unreadable Parquet ({found[:200]}); expected a whole Parquet file, every byte as it was "
+            f"{path}: got unreadable Parquet ({reason[:200]}); expected a whole Parquet file, every byte as it was "
             f"written; fix: {fix}"
         ) from error
 

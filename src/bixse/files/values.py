@@ -72,10 +72,10 @@ class FileColumn:
     def read_all(self, values: list[Any]) -> list[Any] | None:
         """Return all values at once; None if a value needs `read`."""
         present = values if self.needed else [value for value in values if value is not None]
-        found = self._read_present(present, set(map(type, present)))
-        if found is None or len(present) == len(values):
-            return found
-        rest = iter(found)
+        converted = self._read_present(present, set(map(type, present)))
+        if converted is None or len(present) == len(values):
+            return converted
+        rest = iter(converted)
         return [None if value is None else next(rest) for value in values]
 
     def _read_present(self, values: list[Any], types: set[type]) -> list[Any] | None:

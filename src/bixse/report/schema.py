@@ -168,10 +168,10 @@ def load_report_data(path: Path | str) -> ReportData:
     try:
         return ReportData.model_validate_json(read_text(Path(path)))
     except ValidationError as error:
-        for found in error.errors():
-            column = ".".join(map(str, found["loc"])) or None
+        for fault in error.errors():
+            column = ".".join(map(str, fault["loc"])) or None
             fix = "write the file again with the command that made it"
-            errors.add(None, column, shorten(found["input"]), found["msg"], fix)
+            errors.add(None, column, shorten(fault["input"]), fault["msg"], fix)
         raise errors from error
 
 
