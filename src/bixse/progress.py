@@ -48,13 +48,15 @@ class Progress:
         watched = sys.stderr.isatty() or "ipykernel" in sys.modules  # a notebook is no tty, and shows bars
         shown: dict[str, Any] = {"file": sys.stderr, "leave": False, "disable": False}
         if not watched:
-            shown |= {"file": io.StringIO(), "mininterval": threading.TIMEOUT_MAX}  # `_report_regularly` writes, not tqdm
+            shown |= {"file": io.StringIO(), "mininterval": threading.TIMEOUT_MAX}  # `_write_lines` writes, not tqdm
         self._total = total
         self._bar = tqdm(total=total, desc=printable(title), unit=unit, unit_scale=unit == "B", **shown)
         self._stream, self._reported, self._ended = sys.stderr, False, threading.Event()
         if not watched:
             weakref.finalize(self, self._ended.set)  # work that ends in an error is no longer reported
-            threading.Thread(target=_report_regularly, args=(weakref.ref(self), self._ended, _seconds()), daemon=True).start()
+            threading.Thread(
+                target=_write_lines, args=(weakref.ref(self), self._ended, _seconds()), daemon=True
+            ).start()
 
     def __call__(self, done: int, note: str = "", known: int = 0) -> None:
         self._bar.initial += known  # tqdm's rate is that of n - initial, smoothed over n - last_print_n
@@ -126,7 +128,7 @@ def _seconds() -> float:
     return SECONDS
 
 
-def _report_regularly(progress: weakref.ref[Progress], ended: threading.Event, seconds: float) -> None:
+def _write_lines(progress: weakref.ref[Progress], ended: threading.Event, seconds: float) -> None:
     """Write a log line every `seconds` until the work has ended or its `Progress` was garbage-collected."""
     while not ended.wait(seconds):
         alive = progress()

@@ -181,9 +181,11 @@ def drop_missing(qrels: Qrels, missing: Container[str]) -> tuple[dict[str, dict[
 def save_collection(collection: Collection, folder: str | Path) -> None:
     """Write a collection folder in the BEIR layout; each file appears completely or not at all."""
     folder = Path(folder)
-    documents = [(name, *document) for name, document in collection.corpus.items()]
-    write_rows(_table(("_id", "title", "text"), documents), folder / "corpus.jsonl")
-    write_rows(_table(("_id", "text"), list(collection.queries.items())), folder / "queries.jsonl")
+    ids, documents = list(collection.corpus), list(collection.corpus.values())
+    titles, texts = [document.title for document in documents], [document.text for document in documents]
+    queries = {"_id": list(collection.queries), "text": list(collection.queries.values())}
+    write_rows(pa.table({"_id": ids, "title": titles, "text": texts}), folder / "corpus.jsonl")
+    write_rows(pa.table(queries), folder / "queries.jsonl")
     for split, qrels in collection.qrels.items():
         write_qrels(folder / "qrels" / f"{split}.tsv", qrels)
 
@@ -226,11 +228,6 @@ def _refuse_all_empty(path: Path, count: int, empty: int) -> None:
         raise InputError(
             f"{path}: got {count} documents, none of them with a title or a text; expected texts; fix: check the export"
         )
-
-
-def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> pa.Table:
-    schema = pa.schema([(name, pa.string()) for name in names])
-    return pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in rows], schema)
 
 
 def warn_of_collection(

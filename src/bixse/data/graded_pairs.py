@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bixse.data.columns import OPTIONAL_COLUMNS as OPTIONAL_COLUMNS
 from bixse.data.columns import (
+    OPTIONAL_COLUMNS,
     REQUIRED_COLUMNS,
     SCHEMA,
     Column,
@@ -25,11 +25,11 @@ from bixse.data.columns import (
     needs_ids,
     numbered,
     numbered_texts,
+    text_id,
     with_columns_of,
     with_ids,
     without_empty_columns,
 )
-from bixse.data.columns import text_id as text_id
 from bixse.errors import InputError
 from bixse.files.parquet import ROWS_PER_BLOCK, Spool, spool
 
@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bixse.data.collection import Collection
-    from bixse.relevance import GradeScale
-    from bixse.relevance import Kind as Kind
+    from bixse.relevance import GradeScale, Kind
 
 TEXTS_HELD = 2**6
 """Number of texts that are read before their memory-mapped pages are released."""
