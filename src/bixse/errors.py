@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 
-def did_you_mean(word: str, known: Iterable[str], otherwise: str = "choose one of them") -> str:
+def did_you_mean(word: str, known: Iterable[str], otherwise: str = "choose a known word") -> str:
     """Return a hint for an unknown word: the closest known word, or `otherwise`."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f"did you mean {close[0]!r}?" if close else otherwise

@@ -32,7 +32,7 @@ class Step(Protocol):
 class Progress:
     """The progress of one piece of work, called with the number of items since the last call, see `Step`.
 
-    A terminal or notebook shows a bar. A log has one line per minute, also while nothing moves, and a last line at the
+    A terminal or notebook shows a bar. A log has one line per minute, even without progress, and a last line at the
     end. The `unit` "B" scales numbers to thousands, millions, ...
 
     Example:
@@ -78,7 +78,7 @@ class Progress:
 
     def report(self) -> None:
         self._reported = True
-        with suppress(ValueError, OSError):  # standard error is closed: nobody reads
+        with suppress(ValueError, OSError):  # standard error may be closed before the work ends
             self._stream.write(self.line() + "\n")
             self._stream.flush()
 
@@ -90,7 +90,7 @@ progress_bar = Progress
 
 
 def size(number: float) -> str:
-    """Write a number of bytes in the unit that suits it.
+    """Write a number of bytes with its unit.
 
     Example:
         >>> size(312), size(2_400_000), size(96e9)
@@ -103,7 +103,7 @@ def size(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Write seconds in the unit that suits them.
+    """Write a duration with its units.
 
     Example:
         >>> duration(0.04), duration(12.3), duration(75), duration(7384)

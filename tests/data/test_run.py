@@ -67,7 +67,7 @@ def test_unfinished_run_with_the_same_settings_continues(tmp_path, status):
         ),
         ("train", {**CONFIG, "new": {"rate": 1e-3}}, INPUTS, "(changed: new.rate (was not set, now 0.001))"),
         ("train", {"model": "demo", "seed": 0}, INPUTS, "(changed: pairs (was 'pairs.csv', now not set))"),
-        ("train", CONFIG, {**INPUTS, "dev/x": "abc"}, "(changed: dev/x (read by one of the two only))"),
+        ("train", CONFIG, {**INPUTS, "dev/x": "abc"}, "(changed: dev/x (read by only one of the two runs))"),
     ],
 )
 def test_folder_of_another_run_is_refused_with_the_differences(tmp_path, command, config, inputs, differences):

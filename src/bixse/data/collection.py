@@ -226,7 +226,7 @@ def splits_of(folder: Path) -> list[str]:
 def _refuse_all_empty(path: Path, count: int, empty: int) -> None:
     if count == empty:
         raise InputError(
-            f"{path}: got {count} documents, none of them with a title or a text; expected texts; fix: check the export"
+            f"{path}: got {count} documents, all without title and text; expected texts; fix: check the export"
         )
 
 
@@ -254,10 +254,10 @@ def warn_of_collection(
 def warn_of_empty(empty: Sequence[str], count: int) -> list[str]:
     """Return a warning that counts the documents without title and text, or no warning.
 
-    Published collections hold them, even judged (Cranfield two of 1,400). Without them the metrics would be those of
-    another collection, so they stay.
+    Published collections hold empty documents, even judged (Cranfield two of 1,400). Without empty documents the
+    metrics would be those of another collection.
     """
-    shown = f"neither title nor text ({empty[0]!r}): they are kept as they are" if empty else ""
+    shown = f"neither title nor text ({empty[0]!r}): they stay in the corpus" if empty else ""
     return [f"{len(empty)} of {count} documents have {shown}"] if empty else []
 
 
@@ -268,14 +268,14 @@ def warn_of_missing(missing: int, qrels: Qrels, split: str) -> list[str]:
     total = missing + sum(map(len, qrels.values()))
     return [
         f"{missing:,} of {total:,} judgements of split {split!r} name a document that the corpus lacks and are left "
-        "out: figures are not those of the whole collection"
+        "out: metrics differ from those of the complete collection"
     ]
 
 
 def _warn_of_grades(qrels: Qrels, lowest: float) -> list[str]:
     grades = [grade for judged in qrels.values() for grade in judged.values() if grade > 0]
     below = [grade for grade in grades if grade < lowest]
-    effect = "irrelevant for recall, MRR and MAP; nDCG takes every grade as it is"
+    effect = "irrelevant for recall, MRR and MAP; nDCG uses every grade"
     if below and len(below) == len(grades):
         return [
             f"no grade reaches the lowest relevant grade {lowest:g} (the highest is {max(grades):g}): all documents "
@@ -285,7 +285,7 @@ def _warn_of_grades(qrels: Qrels, lowest: float) -> list[str]:
     if fractional and lowest == MIN_RELEVANT_GRADE:
         return [
             f"{len(fractional):,} of {len(grades):,} grades above 0 are fractions below the lowest relevant grade "
-            f"{lowest:g}: these documents are {effect}; fix: --min-relevant-grade GRADE where they are relevant"
+            f"{lowest:g}: these documents are {effect}; fix: --min-relevant-grade GRADE if they are relevant"
         ]
     return []
 
@@ -300,7 +300,7 @@ def _warn_of_self_matches(
     if exclude_self and others:
         return [
             f"--exclude-self leaves a document out of the answers to {len(others):,} queries that has the query's id "
-            f"and another text ({others[0]!r}); fix: leave the flag out where ids are equal by accident"
+            f"and another text ({others[0]!r}); fix: leave the flag out if ids are equal by accident"
         ]
     if exclude_self or not same:
         return []

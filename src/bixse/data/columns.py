@@ -107,7 +107,7 @@ def with_ids(table: pa.Table) -> pa.Table:
 
 
 def with_columns_of(table: pa.Table, names: Iterable[str]) -> pa.Table:
-    """Return these columns of `SCHEMA`, null where a table lacks them."""
+    """Return columns of `SCHEMA` by name; a column that the table lacks is null."""
     schema = pa.schema([SCHEMA.field(name) for name in names])
     columns = [
         table[field.name] if field.name in table.column_names else pa.nulls(len(table), field.type) for field in schema
@@ -160,7 +160,7 @@ def numbered(keys: NDArray[np.int64]) -> NDArray[np.int32]:
     """
     parts = 1 + len(keys) // KEYS_AT_ONCE
     part_of = (keys % parts).astype(np.uint16)
-    first_of_row = np.empty(len(keys), dtype=np.int32)  # (M,) row at which each key first stands
+    first_of_row = np.empty(len(keys), dtype=np.int32)  # (M,) first row of each key
     for part in range(parts):
         rows = np.flatnonzero(part_of == part).astype(np.int32)
         encoded = pa.array(keys[rows]).dictionary_encode()

@@ -112,7 +112,7 @@ class GradedPairs:
         """Make pairs from a table, which is not copied, or from record batches of one schema, spooled to disk if large.
 
         Columns: query, document, relevance (or label, in [0, 1]), and optionally query_id, document_id, task, grade,
-        grade_probs, judge; others are ignored. Raise InputError for a missing column, text or relevance.
+        grade_probs, judge; other columns are ignored. Raise InputError for a missing column, text or relevance.
 
         Example:
             >>> table = pa.table({"query": ["copy"], "document": ["shutil.copy"], "label": [1.0]})
@@ -272,7 +272,7 @@ class GradedPairs:
             yield row, int(first[row])
 
     def first_rows_of_pairs(self) -> NDArray[np.intp]:
-        """Return the (M,) rows in which the pair of each row, by its ids and task, first stands."""
+        """Return (M,) the first row with the ids and the task of each row."""
         names, tasks = self.tasks
         numbers = numbered(self.id_numbers("query").astype(np.int64) << 32 | self.id_numbers("document"))
         if len(names) > 1:
@@ -366,7 +366,8 @@ class GradedPairs:
         for block in self.blocks():
             for name in ("query_id", "query", "document_id", "document"):
                 texts = [text.encode() for text in block[name].to_pylist()]
-                digest.update(np.array([len(text) for text in texts], dtype="<i8").tobytes())  # tells ab c from a bc
+                # without the lengths, "ab", "c" and "a", "bc" would have the same hash
+                digest.update(np.array([len(text) for text in texts], dtype="<i8").tobytes())
                 digest.update(b"".join(texts))
             digest.update(block["relevance"].to_numpy().astype("<f8").tobytes())
             self.release()
@@ -429,7 +430,7 @@ def with_random_negatives(pairs: GradedPairs, collection: Collection, number: in
 
     A document that is judged for the query is never drawn. It is judged by a pair (same id, or same text) or by a split
     of the collection (same query id, or same query text). The draw depends on seed, query id and corpus alone, not on
-    other queries. An unjudged document may still be relevant; few are in a large corpus.
+    other queries. An unjudged document may be relevant, which is rare in a large corpus.
     """
     if number < 1:
         raise InputError(f"--negatives: got {number}; expected 1 or more; fix: leave it out for none")

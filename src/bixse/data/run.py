@@ -61,7 +61,7 @@ class Run:
         if missing:
             raise InputError(
                 f"{self.folder}: got missing or damaged results, a finished run without {', '.join(missing)}; expected "
-                f"what it wrote; fix: delete the folder and run `bixse {self.command}` again"
+                f"the files that the run wrote; fix: delete the folder and run `bixse {self.command}` again"
             )
         return result
 
@@ -88,7 +88,7 @@ def open_run(
 ) -> Run:
     """Return the record of an output folder: new, to continue ("running") or "finished"; refuse that of another run.
 
-    Nothing is written: call `save` when the inputs are checked, so that a refused command leaves no folder behind. 1
+    Nothing is written: call `save` once the inputs are checked, so that a refused command leaves no folder. 1
     and 1.0 are the same setting. The settings in `paths` are not compared: `inputs` holds the hashes of their files.
     """
     record = Run(folder, command, config, inputs, paths=paths)
@@ -141,7 +141,7 @@ def _changes(earlier: Mapping[str, Any], record: Run) -> str:
         if old.get(name) != new.get(name)
     ]
     words += [
-        f"{name} ({'its content' if name in read_before and name in read_now else 'read by one of the two only'})"
+        f"{name} ({'its content' if name in read_before and name in read_now else 'read by only one of the two runs'})"
         for name in sorted({**read_before, **read_now})
         if read_before.get(name) != read_now.get(name)
     ]

@@ -86,7 +86,7 @@ class Instructions(BaseModel):
         if task is None and len(self.tasks) == 1:
             return next(iter(self.tasks.values()))
         known = ", ".join(self.tasks) or "none"
-        hint = did_you_mean(task or "", self.tasks, otherwise="name one of them, or give the table a `default`")
+        hint = did_you_mean(task or "", self.tasks, otherwise="name a known task, or give the table a `default`")
         raise InputError(
             f"instructions: got {f'task {task!r}' if task else 'no task'}; expected one of {known}; fix: {hint}"
         )
@@ -121,7 +121,7 @@ class Instructions(BaseModel):
                 missing.append("rows without a task" if task is None else repr(task))
         if missing:
             raise InputError(
-                f"{where}: got tasks without an instruction ({', '.join(missing)}); expected one for each, or a "
+                f"{where}: got tasks without an instruction ({', '.join(missing)}); expected one per task, or a "
                 f"`default`; known tasks: {', '.join(self.tasks) or 'none'}; fix: add them to the table"
             )
 
@@ -141,7 +141,7 @@ def load_instructions(source: str | Path) -> Instructions:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(
             f'{source}: got no valid TOML ({error}); expected [tasks.NAME] sections with instructions = ["..."]; '
-            "fix: correct that place"
+            "fix: correct that line"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Read and write small files: no file is ever half-written, and every failure says how to fix it."""
+"""Read and write small files: a file is written completely or not at all, and every error has a fix."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ CACHE_SUFFIXES = (".sqlite", ".sqlite-journal", ".safetensors")
 HASHES_FILE = "SHA256SUMS"
 """Name of the hash file inside a folder; `sha256sum -c SHA256SUMS` reads it too."""
 FOR_PEOPLE = (".md",)
-"""Suffixes of pages that people edit and no program reads. They have no hash."""
+"""Suffixes of pages for people, such as a model card. They may be edited, so they have no hash."""
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 
 
 class RepeatedKeyError(ValueError):
-    """The error for an object that has the same key twice."""
+    """The error for an object that has a key twice."""
 
     def __init__(self, key: str, line: int | None = None) -> None:
         self.key = key
@@ -124,9 +124,9 @@ def read_text(path: Path) -> str:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        rest, line = error.object[error.start], error.object[: error.start].count(b"\n") + 1
+        byte, line = error.object[error.start], error.object[: error.start].count(b"\n") + 1
         message = (
-            f"got byte {rest:#04x} in line {line}; expected UTF-8 text; "
+            f"got byte {byte:#04x} in line {line}; expected UTF-8 text; "
             "fix: convert it, for example with `iconv -f latin1 -t utf-8`"
         )
         raise InputError(f"{path}: {not_text(data) or message}") from error
@@ -142,7 +142,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # RecursionError: an alias in the value it names
         where = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(
-            f"{path}: got no valid YAML ({where}); expected lines of the form `key: value`; fix: correct that place"
+            f"{path}: got no valid YAML ({where}); expected lines of the form `key: value`; fix: correct that line"
         ) from error
     if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
         got = "an empty file" if loaded is None else shorten(loaded)
@@ -209,7 +209,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
                     part.chmod(stat.S_IMODE(old))
                 yield file
                 file.flush()
-                os.fsync(file.fileno())  # a crash after the rename could else leave an empty file
+                os.fsync(file.fileno())  # without it, a crash after the rename could leave an empty file
             part.replace(target)
         except BaseException:
             part.unlink(missing_ok=True)
@@ -238,7 +238,7 @@ def append_line(path: Path, line: str) -> None:
 
 @contextmanager
 def alone_in(
-    out: Path, lock: str = LOCK_FILE, wait: bool = False, fix: str = "wait until it has ended, or choose another --out"
+    out: Path, lock: str = LOCK_FILE, wait: bool = False, fix: str = "wait for it, or choose another --out"
 ) -> Iterator[None]:
     """Make a folder and hold a lock in it; the operating system releases the lock of a killed process.
 
@@ -253,7 +253,7 @@ def alone_in(
             held.acquire()
         except Timeout as error:
             raise OutputExistsError(
-                f"{out}: got a folder in which another process is at work; expected one that is free; fix: {fix}"
+                f"{out}: got a folder that another process writes to; expected a free folder; fix: {fix}"
             ) from error
     try:
         yield
@@ -271,7 +271,7 @@ def usual_modes(folder: Path) -> Iterator[None]:
     before = {path: path.stat().st_mode for path in folder.rglob("*.safetensors")}
     yield
     probe = folder / f".{secrets.token_hex(4)}"
-    probe.touch(exist_ok=False)  # os.umask tells the mask only by setting it, for all threads
+    probe.touch(exist_ok=False)  # os.umask returns the mask only by setting it, for all threads
     usual = probe.stat().st_mode
     probe.unlink()
     for path in folder.rglob("*.safetensors"):
@@ -328,7 +328,7 @@ def write_hashes(folder: Path) -> None:
 
 
 def damage(folder: Path) -> str | None:
-    """Return the damage of a folder with hashes, in words, or None.
+    """Return the first damage of a folder with hashes, in words, or None.
 
     Files that were added later are not checked. A folder without hashes has no damage.
     """
@@ -354,7 +354,7 @@ def write_with_hash(path: Path, content: str, folder: Path | None = None) -> Non
     try:
         hashes = _load(folder)
     except (OSError, ValueError):
-        hashes = None  # damaged: whoever reads the folder says so
+        hashes = None  # damaged: the next reader of the folder reports it
     if hashes is None:
         write_atomically(path, content)
         return
@@ -423,7 +423,7 @@ def clear_cache(folder: Path) -> int:
     """Delete the files of bixse in a cache folder; return the number of bytes freed."""
     freed = 0
     for path in cached_files(folder):
-        with suppress(FileNotFoundError):  # another process was faster
+        with suppress(FileNotFoundError):  # another process has deleted it
             size = path.stat().st_size
             path.unlink()
             freed += size

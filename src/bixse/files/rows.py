@@ -32,7 +32,6 @@ BLOCK_BYTES = 1 << 26
 """Maximum bytes of text per block of JSONL or CSV."""
 LONGEST_LINE = 1 << 26
 """Maximum bytes per line or field: a file without line ends must not fill the memory."""
-BATCH_ROWS = 1024
 Row: TypeAlias = tuple[int, dict[str, Any], int, int]
 """Number from 1, values by name, characters, and bytes of the file that have been read."""
 
@@ -93,7 +92,7 @@ def read_blocks(
 
 
 def _add_repeats(blocks: Iterator[Block], name: str, twice: set[int], errors: InvalidFileError) -> None:
-    """Add an error for each value of a column that stands in an earlier row; `twice` are the hashes that repeat."""
+    """Add an error for each value of a column that an earlier row has; `twice` holds the repeated hashes."""
     first: dict[Hashable, int] = {}
     for block in blocks:
         for row, value in zip(block.rows, block.columns[name], strict=True):
@@ -157,8 +156,8 @@ def files_of(path: Path, suffixes: Sequence[str] = FORMATS, what: str = "a file 
             other = next(file for file in rows if kind_of(file) not in suffixes).relative_to(path)
             got = f"{other} next to {files[0].relative_to(path)}" if files else f"{other}"
             raise InputError(
-                f"{path}: got a folder with {got}; expected one of {' or '.join(suffixes)} files alone; "
-                "fix: name the file that is meant"
+                f"{path}: got a folder with {got}; expected {' or '.join(suffixes)} files alone; "
+                "fix: name a file instead of the folder"
             )
         if files:
             return files
@@ -184,7 +183,7 @@ def text_lines(path: Path, errors: InvalidFileError) -> Iterator[tuple[int, str,
             number += 1
             if len(line) > LONGEST_LINE:
                 got = f"a line longer than {LONGEST_LINE >> 20} MiB"
-                errors.add(number, None, got, "lines of a row each", "end every row with a line end")
+                errors.add(number, None, got, "one row per line", "end every row with a line end")
                 while line and not line.endswith(b"\n"):
                     line = file.readline(LONGEST_LINE)
                 continue
@@ -236,7 +235,7 @@ def _in_blocks(rows: Iterator[Row], columns: Sequence[FileColumn]) -> Iterator[B
     numbers: list[int] = []
     values: list[dict[str, Any]] = []
     size = position = 0
-    for number, row, length, position in rows:  # noqa: B007 (the last one is the block's)
+    for number, row, length, position in rows:  # noqa: B007 (the last position is that of the block)
         numbers.append(number)
         values.append(row)
         size += length
@@ -269,7 +268,7 @@ def json_object(number: int, line: str, errors: InvalidFileError) -> dict[str, A
     try:
         row = parse_json(line)
     except RepeatedKeyError as error:
-        errors.add(number, error.key, "the key twice", "it once an object", "keep one of the two")
+        errors.add(number, error.key, "the key twice", "each key once per object", "keep one of the two values")
         return None
     except (ValueError, RecursionError) as error:
         errors.add(number, None, shorten(line), "one JSON object per line", f"correct the line ({error})")
@@ -407,7 +406,7 @@ def write_rows(table: pa.Table | pa.RecordBatchReader, path: str | Path) -> None
         write = csv.writer(text, delimiter="\t" if kind == ".tsv" else ",", lineterminator="\r\n").writerow
         if kind != ".jsonl":
             write(table.schema.names)
-        for batch in table.to_batches(BATCH_ROWS) if isinstance(table, pa.Table) else table:
+        for batch in table.to_batches(BLOCK_ROWS) if isinstance(table, pa.Table) else table:
             for row in batch.to_pylist():
                 if kind == ".jsonl":
                     text.write(json.dumps(row, ensure_ascii=False) + "\n")

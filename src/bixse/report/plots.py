@@ -74,7 +74,7 @@ class Plot:
 
 
 def training_plots(curves: Sequence[TrainingCurve], label: Callable[[str], str] = str) -> dict[str, Plot]:
-    """Title -> plot of each panel of the training log that has data; a dotted line marks the kept checkpoint."""
+    """Title -> plot of each panel of the training log that has data; a dotted line marks the best checkpoint."""
     panels: dict[str, list[tuple[str, TrainingCurve, str]]] = {}
     for curve in curves:  # losses differ in scale between systems, so loss and logits have a panel per system
         name = label(curve.system)
@@ -144,7 +144,7 @@ def merge_plot(curve: MergeCurve, label: Callable[[str], str] = str) -> Plot:
                 errors = [point.error for point in curve.points]
                 axes.errorbar(*zip(*points, strict=True), yerr=errors, fmt="none", capsize=3, color=style["color"])
         axes.set(
-            xlabel="weight of the tuned model (dotted: kept)\nbars: error of the difference from the best",
+            xlabel="weight of the tuned model (dotted: chosen)\nbars: error of the difference from the best",
             ylabel="change of nDCG@10",
             xlim=(-0.03, 1.03),
         )
