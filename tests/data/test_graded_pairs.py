@@ -44,18 +44,14 @@ def test_collection_becomes_pairs():
     assert pairs.documents == ["copy copies", "moves"]
     assert pairs.relevance.tolist() == [1.0, 0.0]
     assert pairs.extra == {"grade": [3, 0]}
-    assert len(from_judged({}, "empty")) == 0
+    empty = from_judged({}, "empty")
+    assert (len(empty), list(empty.groups()), list(empty.rows())) == (0, [], [])
 
 
 def test_groups_have_the_order_of_first_appearance():
     first, second = GradedPairs.from_rows(ROWS).groups()
     assert (first.query_id, first.document_ids, first.relevance, first.task) == ("q1", ["d1", "d3"], [1.0, 0.0], None)
     assert (second.query_id, second.document_ids, second.task) == ("q2", ["d2"], "t")
-
-
-def test_no_rows_are_no_groups():
-    pairs = GradedPairs.from_rows([])
-    assert (len(pairs), list(pairs.groups()), list(pairs.rows()), pairs.relevance.shape) == (0, [], [], (0,))
 
 
 def test_missing_ids_are_made_from_the_text():

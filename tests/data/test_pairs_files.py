@@ -43,11 +43,6 @@ def test_missing_column_is_named(tmp_path, column):
     assert places(load_graded_pairs, path) == [(1, column)]
 
 
-def test_every_error_of_a_row_is_reported(tmp_path):
-    path = jsonl(tmp_path, {"query": "", "document": None, "relevance": 9, "grade": "x"})
-    assert len(places(load_graded_pairs, path)) == 4
-
-
 def test_missing_ids_are_made_from_the_text(tmp_path):
     pairs = load_graded_pairs(jsonl(tmp_path, ROW, {**ROW, "query_id": 0, "document": "other", "document_id": ""}))
     assert list(pairs.query_ids) == [text_id("copy a folder"), "0"]

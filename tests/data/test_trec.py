@@ -93,8 +93,6 @@ def test_run_read_again_is_the_same(tmp_path_factory, run):
     [
         ({"q 1": {"d": 1.0}}, "t", "query id: got 'q 1'"),
         ({"q": {"d\u00a01": 1.0}}, "t", "document id: got"),
-        ({"q": {"": 1.0}}, "t", "document id: got ''"),
-        ({"q": {"d": 1.0}}, "my run", "tag: got 'my run'"),
         ({"q": {"d": 1.0}}, "", "tag: got ''"),
         ({"q": {"d": math.nan}}, "t", "score of document 'd'"),
         ({"q": {}}, "t", "without documents"),
@@ -151,9 +149,7 @@ def test_written_qrels_are_beir_tsv_and_read_back(tmp_path):
     ("qrels", "message"),
     [
         ({"q\t": {"d": 1}}, "query id: got"),
-        ({"q": {"d\n": 1}}, "document id: got"),
         ({"q": {"": 1}}, "document id: got ''"),
-        ({"q": {"d": math.nan}}, "got grade nan"),
         ({"q": {"d": math.inf}}, "got grade inf"),
         ({}, "got no judgements"),
         ({"q": {}}, "got no judgements"),
