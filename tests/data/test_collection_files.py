@@ -66,6 +66,7 @@ def test_judgements_of_unknown_ids_are_all_named(tmp_path):
 @pytest.mark.parametrize(
     ("part", "row", "where"),
     [
+        ("corpus", {"_id": "a b", "text": "x"}, (3, "_id")),
         ("corpus", {"_id": "d1", "text": "again"}, (3, "_id")),
         ("corpus", {"_id": "d3", "contents": "another name"}, (3, "text")),
         ("corpus", {"_id": "d3", "title": ["x"], "text": "x"}, (3, "title")),

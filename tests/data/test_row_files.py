@@ -221,6 +221,12 @@ def test_repeats_blocks_apart_are_reported_with_the_row_they_repeat(tmp_path, na
     assert repeats == [(4001, "4"), (4501, "4000"), (4502, "4")]
 
 
+def test_invalid_row_does_not_count_as_the_first_of_a_repeat(tmp_path):
+    rows = [{"value": "a"}, {"value": "a", "text": "b"}, {"value": "c", "text": 7}, {"value": "c", "text": "d"}]
+    path = put(tmp_path, "rows.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    assert places(path, UNIQUE, TEXT) == [(1, "text"), (3, "text")]
+
+
 def test_bytes_in_parquet_are_no_text(tmp_path):
     write_rows(pa.table({"text": [b"a"], "number": [b"1"]}), tmp_path / "rows.parquet")
     assert places(tmp_path / "rows.parquet", TEXT, NUMBER) == [(1, "text"), (1, "number")]
