@@ -1,7 +1,9 @@
 import os
 import signal
 import tempfile
+from functools import cache
 from pathlib import Path
+from string import ascii_lowercase
 
 import pytest
 import torch
@@ -15,6 +17,13 @@ os.environ.setdefault(PRECISION_VARIABLE, "float32")
 CACHES = tempfile.TemporaryDirectory(prefix="bixse-test-caches-")
 os.environ["BIXSE_CACHE_DIR"] = CACHES.name  # never the user's own
 
+BERT_SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
 WORDS = """
 copy move delete open read write list file folder tree disk path name text byte line word number sum mean sort
 find match search replace split join time date clock sleep wait thread process lock queue stack heap set map
@@ -24,7 +33,7 @@ a the of to in and or not how do i
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    """Run a test marked `precision` in that one, its fixtures and processes too; all others as the variable says."""
+    """Run a test marked `precision` in that dtype, its fixtures and processes too."""
     marker = item.get_closest_marker("precision")
     with use_precision(marker.args[0] if marker is not None else None):
         return (yield)
@@ -32,24 +41,18 @@ def pytest_runtest_protocol(item):
 
 @pytest.fixture(scope="session")
 def bf16_distance():
-    """How far a unit vector may be from the exact one where matrix products are computed in bf16.
+    """Return the allowed distance of a unit vector from the exact vector after matrix products in bf16.
 
-    bf16 has 8 bits of significand: rounding to the nearest changes a number by a share of u = 2^-8 at most. In a matrix
-    product (summed in float32) three numbers are rounded: both factors and the result. A share that is spread evenly
-    over [-u, u] has the standard deviation u / sqrt(3), so after n products in a row, whose roundings are independent
-    and whose scale the norms between them keep, the vector is off by about u / sqrt(3) * sqrt(3 n) = u sqrt(n) of its
-    length. Four standard deviations are allowed; the difference of two such computations has sqrt(2) times as much.
+    Rounding to bf16 changes a number by a share of u = 2^-8 at most, with the standard deviation u / sqrt(3). A product
+    (summed in float32) rounds both factors and the result, so n products in a row have u sqrt(n). Four standard
+    deviations are allowed; the difference of two computations has sqrt(2) times as much.
     """
-
-    def allowed(products, computations=1):
-        return 4 * 2**-8 * (products * computations) ** 0.5
-
-    return allowed
+    return lambda products, computations=1: 4 * 2**-8 * (products * computations) ** 0.5
 
 
 @pytest.fixture(autouse=True)
 def cache_path(request, monkeypatch):
-    """The cache folder of one test: what others keep does not change what it encodes."""
+    """The cache folder of this test alone."""
     folder = Path(CACHES.name) / str(abs(hash(request.node.nodeid)))
     monkeypatch.setenv("BIXSE_CACHE_DIR", str(folder))
     return folder
@@ -57,7 +60,7 @@ def cache_path(request, monkeypatch):
 
 @pytest.fixture(scope="session")
 def tiny_model_path(tmp_path_factory):
-    """Folder of a random two-layer BERT encoder with its own vocabulary; made once, loads in 50 ms."""
+    """Folder of a random two-layer BERT encoder with a vocabulary of `WORDS`; it loads in 50 ms."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
     from transformers import BertConfig, BertModel, BertTokenizerFast
@@ -65,32 +68,13 @@ def tiny_model_path(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny-model")
     backbone = folder / "backbone"
     backbone.mkdir()
-    letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
-    vocabulary = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        *WORDS,
-        *letters,
-        *(f"##{letter}" for letter in letters),
-    ]
-    vocabulary = list(dict.fromkeys(vocabulary))
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *ascii_lowercase]
+    vocabulary = list(dict.fromkeys([*words, *(f"##{letter}" for letter in ascii_lowercase)]))
     (backbone / "vocab.txt").write_text("\n".join(vocabulary), encoding="utf-8")
-    tokenizer = BertTokenizerFast(
-        vocab_file=str(backbone / "vocab.txt"), vocab={w: i for i, w in enumerate(vocabulary)}
-    )
-    tokenizer.save_pretrained(backbone)
+    numbers = {word: number for number, word in enumerate(vocabulary)}
+    BertTokenizerFast(vocab_file=str(backbone / "vocab.txt"), vocab=numbers).save_pretrained(backbone)
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        max_position_embeddings=64,
-    )
+    config = BertConfig(vocab_size=len(vocabulary), **BERT_SIZES)
     BertModel(config).save_pretrained(backbone)
     transformer = Transformer(str(backbone), max_seq_length=32)
     model = SentenceTransformer(modules=[transformer, Pooling(32, pooling_mode="mean")], device="cpu")
@@ -100,20 +84,12 @@ def tiny_model_path(tmp_path_factory):
 
 @pytest.fixture
 def tiny_model(tiny_model_path):
-    """A fresh copy of the tiny encoder, in evaluation mode, on the processor."""
+    """A fresh copy of the tiny encoder, in evaluation mode, on the CPU."""
     from bixse.encoders.relevance_model import RelevanceModel
 
     return RelevanceModel(str(tiny_model_path), device="cpu").eval()
 
 
-SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-}
 DECODERS = {
     "llama": ("LlamaConfig", {}),
     "mistral": ("MistralConfig", {"sliding_window": 16}),
@@ -132,30 +108,28 @@ def decoder_path(tiny_model_path, tmp_path_factory):
         folder = tmp_path_factory.mktemp(kind)
         tokenizer = transformers.BertTokenizerFast.from_pretrained(tiny_model_path)
         tokenizer.save_pretrained(folder)
-        name, own = DECODERS[kind]
+        name, options = DECODERS[kind]
+        options = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, **BERT_SIZES, **options}
         torch.manual_seed(0)
-        config = getattr(transformers, name)(
-            vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **SIZES, **own
-        )
+        config = getattr(transformers, name)(num_key_value_heads=2, **options)
         transformers.AutoModel.from_config(config).save_pretrained(folder)
         return folder
 
-    made = {}
-    return lambda kind: made[kind] if kind in made else made.setdefault(kind, make(kind))
+    return cache(make)
 
 
 @pytest.fixture(scope="session")
 def actions(tmp_path_factory):
-    """Folder of a collection of actions with the splits train, dev and test, and beside it its training pairs."""
+    """Folder of a collection of actions (splits train, dev, test); its parent holds the training pairs."""
     from bixse.data.collection import save_collection
     from bixse.data.graded_pairs import GradedPairs
     from bixse.data.pairs_files import save_graded_pairs
     from bixse.relevance import GradeScale
     from helpers.toy import action_collection
 
-    folder = tmp_path_factory.mktemp("actions") / "actions"
-    save_collection(action_collection(), folder)
-    pairs = GradedPairs.from_collection(action_collection(), "train", GradeScale(0, 3))
+    folder, collection = tmp_path_factory.mktemp("actions") / "actions", action_collection()
+    save_collection(collection, folder)
+    pairs = GradedPairs.from_collection(collection, "train", GradeScale(0, 3))
     save_graded_pairs(pairs, folder.parent / "pairs.jsonl")
     return folder
 

@@ -1,4 +1,4 @@
-"""Figures in the documentation are those of the tables beside it."""
+"""Figures of the documentation are those of the tables in docs/results."""
 
 import csv
 import importlib.util
@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from bixse.files.values import number_of
+
 ROOT = Path(__file__).parents[1]
 TABLES = ROOT / "docs" / "results"
 QUOTING = (
@@ -15,7 +17,7 @@ QUOTING = (
     *(f"docs/{task}.md" for task in ("start", "train", "evaluate", "scale")),
     *(f"docs/studies/{page}.md" for page in ("studies", "results", "study-results")),
 )
-"""Pages whose figures have to stand in a table."""
+"""Pages whose figures must be in a table."""
 FIGURE = re.compile(r"(?<![\w.])[+−-]?\d*\.\d{3,}(?![\w.]|e-)")
 """A decimal number of three places and more: a measured figure, not a setting."""
 
@@ -29,22 +31,13 @@ def results_module():
 
 
 def table_figures():
-    found = []
-    for path in TABLES.rglob("*.csv"):
-        with path.open(encoding="utf-8", newline="") as file:
-            for row in csv.reader(file):
-                for cell in row:
-                    try:
-                        value = float(cell)
-                    except ValueError:
-                        continue
-                    if math.isfinite(value):
-                        found.append(value)
-    return found
+    texts = [path.read_text(encoding="utf-8") for path in TABLES.rglob("*.csv")]
+    values = [number_of(cell) for text in texts for row in csv.reader(text.splitlines()) for cell in row]
+    return [value for value in values if math.isfinite(value)]
 
 
 def unfounded(text, figures):
-    """Figures of a text that no table holds, to the places that the text gives; a sign in the text counts."""
+    """Return the figures of a text that no table holds, rounded to their decimals; a sign in the text counts."""
     known = {}
     missing = []
     for match in FIGURE.finditer(re.sub(r"`[^`]*`|\]\([^)]*\)", " ", text)):
@@ -59,18 +52,18 @@ def unfounded(text, figures):
     return missing
 
 
-def test_the_page_of_studies_is_written_from_its_tables():
+def test_page_of_studies_is_written_from_its_tables():
     module = results_module()
     assert module.PAGE.read_text(encoding="utf-8") == module.page(), "run `python benchmarks/results.py`"
 
 
 @pytest.mark.parametrize("page", QUOTING)
-def test_every_figure_that_is_quoted_stands_in_a_table(page):
+def test_every_quoted_figure_is_in_a_table(page):
     missing = unfounded((ROOT / page).read_text(encoding="utf-8"), table_figures())
     assert not missing, f"{page}: {', '.join(missing)} in no table under docs/results"
 
 
-def test_a_figure_that_is_in_no_table_is_found():
+def test_figure_of_no_table_is_reported():
     assert unfounded("BiXSE reaches 0.123 and +.4567, see [here](0.999.md) and `0.888`", [0.1231]) == ["+.4567"]
     assert unfounded("a difference of −0.012", [0.012]) == ["−0.012"]
 

@@ -12,9 +12,9 @@ NOUNS = ["errors", "progress", "relevance", "results", "machine", "extensions", 
 CORE = [*NOUNS, "data", "report", "encoders", "losses", "search", "evaluation", "calibration", "training"]
 """What a user needs to train, merge, evaluate, calibrate, search and report."""
 SATELLITES = ["scale", "preparing", "judging", "lab", "ui"]
-"""They import the core; it never imports them, but asks for what they register (`bixse.extensions`)."""
+"""They import the core. The core never imports them; it asks `bixse.extensions` for their objects."""
 ORDER = [*CORE, *SATELLITES, "cli"]
-"""From the top down; each may import itself and what stands before it."""
+"""From the top down; each room may import itself and earlier rooms."""
 ALLOWED = {room: set(ORDER[: position + 1]) for position, room in enumerate(ORDER)}
 PACKAGE = "the package itself"  # from bixse import ...: the catalogue, which only the command may ask (for the version)
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -52,7 +52,7 @@ def room_of(path):
 
 
 def imported_rooms(path, text=None):
-    """Rooms a file imports anywhere: at its top, in functions, under TYPE_CHECKING, by import_module."""
+    """Return the rooms that a file imports: at its top, in functions, under TYPE_CHECKING, by import_module."""
     package = ["bixse", *path.relative_to(SOURCE).parts[:-1]]
     names = set()
     for node in ast.walk(ast.parse(text or path.read_text(encoding="utf-8"))):
@@ -69,13 +69,13 @@ def imported_rooms(path, text=None):
     return {name if name in ALLOWED else PACKAGE for name in ours}
 
 
-def test_every_room_has_a_place():
+def test_every_room_is_in_the_order():
     rooms = {room_of(path) for path in FILES} - {"__init__", "__main__"}
-    assert rooms == set(ALLOWED), "give the new room its place in ORDER"
+    assert rooms == set(ALLOWED), "add the new room to ORDER"
 
 
 @pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(SOURCE)) for path in FILES])
-def test_a_room_imports_only_rooms_above_it(path):
+def test_room_imports_only_rooms_above_it(path):
     if path == SOURCE / "__init__.py":
         return  # the catalogue names every public thing, lazily
     if path == SOURCE / "__main__.py":
@@ -102,19 +102,19 @@ def test_a_room_imports_only_rooms_above_it(path):
         ("import numpy, json", set()),
     ],
 )
-def test_the_reader_of_imports_sees_them_all(text, rooms):
+def test_imports_of_every_form_are_seen(text, rooms):
     assert imported_rooms(SOURCE / "data" / "probe.py", text) == rooms
 
 
 def imported_modules(path):
-    """Modules of ours that a file imports anywhere, type checking included."""
-    found = set()
+    """Return the modules that a file imports anywhere, type checking included."""
+    modules = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return found
+            modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return modules
 
 
 def test_no_import_circle():
@@ -131,7 +131,7 @@ def test_no_import_circle():
 
 
 def figures_of(room):
-    """Lines of a room, and how many modules of other rooms its modules import, counted for each module."""
+    """Return the lines of a room, and the number of modules of other rooms that its modules import."""
     paths = [path for path in FILES if room_of(path) == room]
     others = {".".join(path.relative_to(SOURCE.parent).with_suffix("").parts) for path in FILES if path not in paths}
     lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
@@ -139,14 +139,14 @@ def figures_of(room):
 
 
 @pytest.mark.parametrize("room", ORDER)
-def test_a_room_keeps_within_its_budget(room):
+def test_room_is_within_its_budget(room):
     for figure, budget, spare in zip(figures_of(room), BUDGET[room], (10, 2), strict=True):
         assert figure <= budget, "fix: make something in this room smaller; a budget is never raised"
         assert budget <= max(figure * SPARE, figure + spare), f"lower the budget: {room} has {figure}"
 
 
 @pytest.mark.parametrize("folder", sorted({path.parent for path in FILES}), ids=str)
-def test_a_folder_holds_a_dozen_modules(folder):
+def test_folder_has_at_most_12_modules(folder):
     modules = [path.name for path in folder.glob("*.py") if path.name != "__init__.py"]
     assert len(modules) <= 12, f"{folder}: {len(modules)} modules; fix: make a sub-package"
 

@@ -1,4 +1,4 @@
-"""The list of settings is frozen in `settings.txt`: one more is a decision, and then running this file writes it."""
+"""The list of settings is frozen in `settings.txt`; running this file writes it."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ def names_of(kind, seen, before=""):
 
 def below(kind):
     """Return all classes that are derived from a class."""
-    return {found for child in kind.__subclasses__() for found in {child, *below(child)}}
+    return {kind_below for child in kind.__subclasses__() for kind_below in {child, *below(child)}}
 
 
 def settings():
     """Return verb, or class that belongs to no verb -> names of its settings."""
-    found, seen = {}, set()
+    names, seen = {}, set()
     for name in VERBS:
         verb = parse(name.split())[1]
         without = {"words", *(flag for flag in ("out", "dry_run") if getattr(verb, flag) is None)}
-        found[name] = sorted({*names_of(verb.settings, seen), *names_of(verb.options, seen)} - without)
+        names[name] = sorted({*names_of(verb.settings, seen), *names_of(verb.options, seen)} - without)
     for path in sorted(SOURCE.rglob("*.py")):
         if any(f"({word}" in path.read_text(encoding="utf-8") for word in ("Settings", "LossOptions")):
             import_module(".".join(path.relative_to(SOURCE).with_suffix("").parts))
     bases = {base for kind in seen for base in kind.__mro__}  # their settings are those of the verbs
     others = {kind for kind in below(Settings) - seen - bases if kind.__module__.startswith("bixse.")}
-    return found | {kind.__name__: sorted(kind.model_fields) for kind in sorted(others, key=lambda one: one.__name__)}
+    return names | {kind.__name__: sorted(kind.model_fields) for kind in sorted(others, key=lambda kind: kind.__name__)}
 
 
 def test_no_setting_was_added_or_left_out():

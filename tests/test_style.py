@@ -44,8 +44,8 @@ def faults(text):
 
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
 def test_docstrings_begin_with_a_verb_or_a_noun_and_have_short_sentences(path):
-    found = [fault for text in docstrings(ast.parse(path.read_text(encoding="utf-8"))) for fault in faults(text)]
-    assert not found, "\n".join(found)
+    messages = [fault for text in docstrings(ast.parse(path.read_text(encoding="utf-8"))) for fault in faults(text)]
+    assert not messages, "\n".join(messages)
 
 
 def names(tree):

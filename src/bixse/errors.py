@@ -14,13 +14,8 @@ if TYPE_CHECKING:
     from typing import Self
 
 
-def did_you_mean(word: str, known: Iterable[str], otherwise: str = "choose one of them") -> str:
-    """Return a hint for an unknown word: the closest known word, or `otherwise`.
-
-    Example:
-        >>> did_you_mean("inforce", ["bixse", "infonce"])
-        "did you mean 'infonce'?"
-    """
+def did_you_mean(word: str, known: Iterable[str], otherwise: str = "choose a known word") -> str:
+    """Return a hint for an unknown word: the closest known word, or `otherwise`."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f"did you mean {close[0]!r}?" if close else otherwise
 
@@ -28,7 +23,7 @@ def did_you_mean(word: str, known: Iterable[str], otherwise: str = "choose one o
 SEEDS = 2**32  # exclusive upper bound: NumPy's
 ERRORS_SHOWN = 20
 """Number of errors per file that a message lists; the rest are counted."""
-_ERRORS_KEPT = 5_000  # beyond it, only the first errors are kept: a file may have millions
+_ERRORS_STORED = 5_000  # a file may have millions of errors: above this number, only the first stay in memory
 
 
 class BixseError(Exception):
@@ -42,6 +37,10 @@ class BixseError(Exception):
         """Mark this error as raised by every rank."""
         self.known_to_all = True
         return self
+
+
+def _fact(name: str) -> property:
+    return property(lambda error: (match[name] or "") if (match := _FACTS.search(str(error))) else "")
 
 
 _FACTS = re.compile(r"(?:(?P<where>.*?): )?got (?P<got>.*?); expected (?P<expected>.*?); fix: (?P<fix>.*)", re.DOTALL)
@@ -58,29 +57,14 @@ class InputError(BixseError):
 
     exit_code = 2
 
-    @property
-    def where(self) -> str:
-        """The setting, or the file with the row; "" if the message names none."""
-        return self._fact("where")
-
-    @property
-    def got(self) -> str:
-        """The refused value."""
-        return self._fact("got")
-
-    @property
-    def expected(self) -> str:
-        """The values that would be valid."""
-        return self._fact("expected")
-
-    @property
-    def fix(self) -> str:
-        """The advice to the user."""
-        return self._fact("fix")
-
-    def _fact(self, name: str) -> str:
-        match = _FACTS.search(str(self))
-        return (match[name] or "") if match else ""
+    where = _fact("where")
+    """The setting, or the file with the row; "" if the message names none."""
+    got = _fact("got")
+    """The refused value."""
+    expected = _fact("expected")
+    """The values that would be valid."""
+    fix = _fact("fix")
+    """The advice to the user."""
 
 
 class ConfigError(InputError):
@@ -126,12 +110,7 @@ class InterruptedRunError(BixseError):
 
 @dataclass(frozen=True)
 class RowError:
-    """An error at one position of an input file.
-
-    Example:
-        >>> print(RowError(3, "relevance", "1.7", "a number in [0, 1]", "divide by the largest grade"))
-        row 3, column 'relevance': got 1.7; expected a number in [0, 1]; fix: divide by the largest grade
-    """
+    """An error at one position of an input file."""
 
     row: int | None
     """1-based data row (the header does not count), or None for the whole file."""
@@ -153,11 +132,10 @@ class InvalidFileError(InputError):
     Example:
         >>> from pathlib import Path
         >>> errors = InvalidFileError(Path("pairs.csv"))
-        >>> errors.raise_any()  # nothing yet
-        >>> errors.add(None, "document", "no such column", "a text column", "rename yours")
+        >>> errors.add(3, "relevance", "1.7", "a number in [0, 1]", "divide by the largest grade")
         >>> print(errors)
         pairs.csv: 1 error
-          column 'document': got no such column; expected a text column; fix: rename yours
+          row 3, column 'relevance': got 1.7; expected a number in [0, 1]; fix: divide by the largest grade
     """
 
     def __init__(self, path: Path, errors: Iterable[RowError] = (), total: int | None = None) -> None:
@@ -175,7 +153,7 @@ class InvalidFileError(InputError):
     def add(self, row: int | None, column: str | None, got: str, expected: str, fix: str) -> None:
         self.total += 1
         self._errors.append(RowError(row, column, got, expected, fix))
-        if len(self._errors) > _ERRORS_KEPT:
+        if len(self._errors) > _ERRORS_STORED:
             self._errors = self.errors[:ERRORS_SHOWN]
 
     def raise_any(self) -> None:
@@ -207,12 +185,7 @@ def printable(text: str) -> str:
 
 
 def shorten(value: object, width: int = 60) -> str:
-    """Quote a value found in data for a message, cut to `width` characters.
-
-    Example:
-        >>> shorten("a" * 100, width=10)
-        "'aaaaaaa...'"
-    """
+    """Quote a value of the data for a message, cut to `width` characters."""
     text = repr(value)
     if len(text) <= width:
         return text

@@ -11,7 +11,7 @@ EXTENSIONS = {
     "regrade": "bixse.judging.regrade:Regrading",
     "sharding": "bixse.scale.sharding:ShardedTrainer",
 }
-"""Name -> module and object of a satellite; it is imported where it is asked for."""
+"""Name -> module and object of a satellite. The core must not import it at the top: `extension` does on first use."""
 
 
 def extension(name: str) -> Any:

@@ -18,7 +18,7 @@ def launched_number(name: str, least: int) -> int:
     text = os.environ.get(name, str(least))
     if not text.isdecimal() or int(text) < least:
         raise InputError(
-            f"{name}: got {text!r} in the environment; expected a whole number from {least} on, as torchrun sets it; "
+            f"{name}: got {text!r} in the environment; expected a whole number of at least {least}; "
             f"fix: unset {name}, or let a launcher set it"
         )
     return int(text)

@@ -32,7 +32,7 @@ class Step(Protocol):
 class Progress:
     """The progress of one piece of work, called with the number of items since the last call, see `Step`.
 
-    A terminal or notebook shows a bar. A log has one line per minute, also while nothing moves, and a last line at the
+    A terminal or notebook shows a bar. A log has one line per minute, even without progress, and a last line at the
     end. The `unit` "B" scales numbers to thousands, millions, ...
 
     Example:
@@ -48,13 +48,15 @@ class Progress:
         watched = sys.stderr.isatty() or "ipykernel" in sys.modules  # a notebook is no tty, and shows bars
         shown: dict[str, Any] = {"file": sys.stderr, "leave": False, "disable": False}
         if not watched:
-            shown |= {"file": io.StringIO(), "mininterval": threading.TIMEOUT_MAX}  # `_tell` writes, not tqdm
+            shown |= {"file": io.StringIO(), "mininterval": threading.TIMEOUT_MAX}  # `_write_lines` writes, not tqdm
         self._total = total
         self._bar = tqdm(total=total, desc=printable(title), unit=unit, unit_scale=unit == "B", **shown)
-        self._stream, self._told, self._ended = sys.stderr, False, threading.Event()
+        self._stream, self._reported, self._ended = sys.stderr, False, threading.Event()
         if not watched:
             weakref.finalize(self, self._ended.set)  # work that ends in an error is no longer reported
-            threading.Thread(target=_tell, args=(weakref.ref(self), self._ended, _seconds()), daemon=True).start()
+            threading.Thread(
+                target=_write_lines, args=(weakref.ref(self), self._ended, _seconds()), daemon=True
+            ).start()
 
     def __call__(self, done: int, note: str = "", known: int = 0) -> None:
         self._bar.initial += known  # tqdm's rate is that of n - initial, smoothed over n - last_print_n
@@ -70,13 +72,13 @@ class Progress:
         """Remove the bar, or write the last line of a log that has lines. Safe to call twice."""
         if not self._ended.is_set():
             self._ended.set()
-            if self._told:
-                self.tell()
+            if self._reported:
+                self.report()
             self._bar.close()
 
-    def tell(self) -> None:
-        self._told = True
-        with suppress(ValueError, OSError):  # standard error is closed: nobody reads
+    def report(self) -> None:
+        self._reported = True
+        with suppress(ValueError, OSError):  # standard error may be closed before the work ends
             self._stream.write(self.line() + "\n")
             self._stream.flush()
 
@@ -88,7 +90,7 @@ progress_bar = Progress
 
 
 def size(number: float) -> str:
-    """Write a number of bytes in the unit that suits it.
+    """Write a number of bytes with its unit.
 
     Example:
         >>> size(312), size(2_400_000), size(96e9)
@@ -101,7 +103,7 @@ def size(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Write seconds in the unit that suits them.
+    """Write a duration with its units.
 
     Example:
         >>> duration(0.04), duration(12.3), duration(75), duration(7384)
@@ -126,11 +128,11 @@ def _seconds() -> float:
     return SECONDS
 
 
-def _tell(progress: weakref.ref[Progress], ended: threading.Event, seconds: float) -> None:
+def _write_lines(progress: weakref.ref[Progress], ended: threading.Event, seconds: float) -> None:
     """Write a log line every `seconds` until the work has ended or its `Progress` was garbage-collected."""
     while not ended.wait(seconds):
-        found = progress()
-        if found is None:
+        alive = progress()
+        if alive is None:
             return
-        found.tell()
-        del found  # a reference would keep the object alive, and its finalizer from running
+        alive.report()
+        del alive  # a reference would keep the object alive, and its finalizer from running

@@ -44,12 +44,12 @@ class GradeScale:
         """Return z in [0, 1]; raises InputError for a grade outside the scale."""
         if not self.minimum <= grade <= self.maximum:
             raise InputError(
-                f"grade {grade}: expected {self.minimum} to {self.maximum}; fix: state the scale of your grades"
+                f"grade: got {grade}; expected {self.minimum} to {self.maximum}; fix: state the scale of your grades"
             )
         return (grade - self.minimum) / (self.maximum - self.minimum)
 
     def to_grade(self, relevance: float) -> float:
         """Return the grade, which may be fractional; raises InputError for a relevance outside [0, 1]."""
         if not 0.0 <= relevance <= 1.0:
-            raise InputError(f"relevance {relevance}: expected 0 to 1; fix: map grades with to_relevance first")
+            raise InputError(f"relevance: got {relevance}; expected 0 to 1; fix: map grades with to_relevance first")
         return self.minimum + relevance * (self.maximum - self.minimum)

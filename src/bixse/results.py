@@ -9,7 +9,7 @@ Verdict: TypeAlias = Literal["better", "no difference", "worse"]
 """Verdict of an interval on the first system; "no difference" means that none is shown."""
 Interval: TypeAlias = tuple[float, float]
 FEW_QUERIES = 30
-"""Below it, resampled intervals are too narrow; no usual interval is safe if few queries make the difference."""
+"""Below this number of queries, resampled intervals are too narrow."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Difference:
 
     def __post_init__(self) -> None:
         if self.low > self.high:
-            raise ValueError(f"difference: got the interval {self.low} to {self.high}; expected the low end first")
+            raise ValueError(f"difference: got {self.low} to {self.high}; expected the low end first; fix: swap them")
 
     @property
     def verdict(self) -> Verdict:
@@ -43,7 +43,7 @@ class Difference:
 
     @property
     def few(self) -> bool:
-        """Return True for fewer than 30 queries: the interval may miss the truth more often than 5 %."""
+        """Return True for fewer than 30 queries: the interval misses the true difference too often."""
         return self.queries < FEW_QUERIES
 
 
@@ -90,8 +90,8 @@ class ReliabilityBin:
 class CalibrationReport:
     """A report on predictions as probabilities; read `brier` against `base_rate_brier` before `ece`.
 
-    A constant prediction at the base rate has a small calibration error and knows nothing; only a Brier score below
-    the constant's shows that predictions carry information.
+    A constant prediction at the base rate has a small calibration error without any information. Only a Brier score
+    below `base_rate_brier` shows that predictions have information.
     """
 
     pairs: int
@@ -122,7 +122,7 @@ class MergePoint:
     scores: dict[str, float]
     """Name of a dev or guard collection -> mean nDCG@10."""
     below_best: float = 0.0
-    """Mean nDCG@10 on dev that this weight loses against the best weight that keeps guard."""
+    """Loss of mean nDCG@10 on dev against the best weight within the guard tolerance."""
     error: float = 0.0
     """Standard error of `below_best`, paired over queries."""
 
@@ -147,6 +147,6 @@ class RegradedEpoch:
     def line(self) -> str:
         mean = "" if self.mean_relevance is None else f", mean relevance {self.mean_relevance:.3f}"
         return (
-            f"regraded after epoch {self.epoch}: {self.graded} of {self.asked} suspicious zeros, "
+            f"regraded after epoch {self.epoch}: {self.graded} of {self.asked} likely false negatives, "
             f"{self.relevant} relevant{mean}{f', {self.usd:.4f} US dollars' if self.usd else ''}"
         )

@@ -26,8 +26,8 @@ EXPECTED = {
     "list_type": "a list",
     "dict_type": "lines of the form `key: value`",
     "model_type": "lines of the form `key: value`",
-    "too_short": "at least {min_length} of them",
-    "too_long": "at most {max_length} of them",
+    "too_short": "at least {min_length} entries",
+    "too_long": "at most {max_length} entries",
     "string_too_short": "a text that is not empty",
 }
 """Error type of pydantic -> expectation; pydantic's own messages name Python classes."""
@@ -48,7 +48,7 @@ class Flag(NamedTuple):
 
 
 class Settings(BaseModel):
-    """The base of all settings: unknown keys are refused, values are checked, the text below a field is its help.
+    """The base of all settings. Unknown keys are refused; the text below a field is the help of its option.
 
     Example:
         >>> class Search(Settings):
@@ -107,9 +107,9 @@ class Settings(BaseModel):
 
     def at_most_one(self, *names: str) -> Self:
         """Refuse more than one of these settings; for a validator."""
-        given = [name for name in names if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(f"got {' and '.join(given)}; expected at most one of them; fix: leave one out")
+        present = [name for name in names if getattr(self, name) is not None]
+        if len(present) > 1:
+            raise ValueError(f"got {' and '.join(present)}; expected at most one of these settings; fix: leave one out")
         return self
 
     @classmethod
@@ -174,9 +174,9 @@ def _set(values: dict[str, Any], key: str, value: Any) -> None:
 def _explain(kind: type[Settings], error: ValidationError, values: Mapping[str, Any]) -> list[str]:
     """Write one line per key: pydantic reports each member of a union by itself."""
     errors: dict[str, list[Mapping[str, Any]]] = {}
-    for one in error.errors():
-        errors.setdefault(_key_of(one, values), []).append(one)
-    # a setting takes one value or a list, and an entry is wrong: the list was meant, drop the error of the value
+    for entry in error.errors():
+        errors.setdefault(_key_of(entry, values), []).append(entry)
+    # pydantic reports a wrong list as a wrong single value too; the error of the entry is the useful one
     keys = [key for key in errors if not any(other.startswith(f"{key}.") for other in errors)]
     return [_line(kind, key, errors[key]) for key in keys]
 

@@ -66,7 +66,7 @@ def test_empty_documents_are_searched_and_warned_of(capsys, model, tmp_path):
     corpus |= {"empty": Document("", ""), "blank": Document(" ", "")}
     qrels = {"test": {f"q-{word}": {f"d-{word}": 3.0, "empty": 0.0} for word in words}}
     save_collection(Collection("toy", corpus, {f"q-{word}": word for word in words}, qrels), tmp_path / "toy")
-    warning = "2 of 7 documents have neither title nor text ('empty'): they are kept as they are"
+    warning = "2 of 7 documents have neither title nor text ('empty'): they stay in the corpus"
     options = ("--collection", tmp_path / "toy")
     for system in (model, "bm25"):
         code, envelope = call(capsys, "evaluate", system, *options)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -17,59 +15,52 @@ ROWS = [
     {"query_id": "q2", "query": "move", "document_id": "d2", "document": "shutil.move", "relevance": 0.5, "task": "t"},
     {"query_id": "q1", "query": "copy", "document_id": "d3", "document": "shutil.move", "relevance": 0.0},
 ]
-COLLECTION = Collection(
-    "toy",
-    {"d1": Document("copy", "copies"), "d2": Document("", "moves")},
-    {"q1": "copy a file"},
-    {"test": {"q1": {"d1": 3, "d2": 0}}, "empty": {}},
+TABLE = pa.table({"query": ["a", "b"], "document": ["x", "y"], "label": [1.0, 0.5]})
+
+
+def from_judged(judged, split="test"):
+    corpus = {"d1": Document("copy", "copies"), "d2": Document("", "moves")}
+    collection = Collection("toy", corpus, {"q1": "copy a file"}, {"test": judged, "empty": {}})
+    return GradedPairs.from_collection(collection, split, GradeScale(0, 3))
+
+
+@pytest.mark.parametrize(
+    ("judged", "split", "fact"),
+    [
+        ({}, "dev", "['empty', 'test']"),
+        ({"q9": {"d1": 1}}, "test", "'q9'"),
+        ({"q1": {"d9": 1}}, "test", "'d9'"),
+        *(({"q1": {"d1": grade}}, "test", f"{grade}") for grade in (-1, 4, float("nan"))),
+    ],
 )
+def test_unknown_split_or_id_and_grade_outside_the_scale_are_refused(judged, split, fact):
+    with pytest.raises(InputError) as caught:
+        from_judged(judged, split)
+    assert fact in str(caught.value)
 
 
-def test_a_split_the_collection_lacks():
-    with pytest.raises(InputError, match=r"got split 'dev'; expected one of \['empty', 'test'\]"):
-        GradedPairs.from_collection(COLLECTION, "dev", GradeScale())
-
-
-@pytest.mark.parametrize("judged", [{"q9": {"d1": 1}}, {"q1": {"d9": 1}}])
-def test_judgements_of_unknown_ids(judged):
-    collection = Collection("toy", COLLECTION.corpus, COLLECTION.queries, {"test": judged})
-    with pytest.raises(InputError, match="expected ids of the collection"):
-        GradedPairs.from_collection(collection, "test", GradeScale())
-
-
-@pytest.mark.parametrize("grade", [-1, 4, float("nan")])
-def test_a_grade_off_the_scale(grade):
-    collection = Collection("toy", COLLECTION.corpus, COLLECTION.queries, {"test": {"q1": {"d1": grade}}})
-    with pytest.raises(InputError, match="state the scale"):
-        GradedPairs.from_collection(collection, "test", GradeScale(0, 3))
-
-
-def test_from_a_collection():
-    pairs = GradedPairs.from_collection(COLLECTION, "test", GradeScale(0, 3))
+def test_collection_becomes_pairs():
+    pairs = from_judged({"q1": {"d1": 3, "d2": 0}})
     assert pairs.documents == ["copy copies", "moves"]
     assert pairs.relevance.tolist() == [1.0, 0.0]
     assert pairs.extra == {"grade": [3, 0]}
-    assert len(GradedPairs.from_collection(COLLECTION, "empty", GradeScale(0, 3))) == 0
+    empty = from_judged({}, "empty")
+    assert (len(empty), list(empty.groups()), list(empty.rows())) == (0, [], [])
 
 
-def test_groups_keep_first_appearance_and_order():
+def test_groups_have_the_order_of_first_appearance():
     first, second = GradedPairs.from_rows(ROWS).groups()
     assert (first.query_id, first.document_ids, first.relevance, first.task) == ("q1", ["d1", "d3"], [1.0, 0.0], None)
     assert (second.query_id, second.document_ids, second.task) == ("q2", ["d2"], "t")
 
 
-def test_no_rows():
-    pairs = GradedPairs.from_rows([])
-    assert (len(pairs), list(pairs.groups()), list(pairs.rows()), pairs.relevance.shape) == (0, [], [], (0,))
+def test_missing_ids_are_made_from_the_text():
+    rows = [{"query_id": "q1", "query": "a", "document": "a", "relevance": 1}, {**ROWS[1], "query_id": None}]
+    assert GradedPairs.from_rows(rows).query_ids == ["q1", text_id("move")]
+    assert GradedPairs.from_rows(rows).document_ids[0] == "ca978112ca1bbdca"  # sha256sum of "a"
 
 
-def test_ids_come_from_the_text_alone():
-    pairs = GradedPairs.from_rows([{"query": "a", "document": "a", "relevance": 1}])
-    assert pairs.query_ids == pairs.document_ids == ["ca978112ca1bbdca"]  # sha256sum of "a"
-    assert text_id("a ") != text_id("a")
-
-
-def test_hash_is_stable_and_sees_every_column():
+def test_hash_is_stable_and_depends_on_every_column():
     pairs = GradedPairs.from_rows(ROWS)
     assert pairs.content_hash() == "389c511a9bc6b91b1ce818d400226dad21461e7f31a310f2cf7532337e48564b"
     for change in ({"query_id": "x"}, {"query": "x"}, {"document_id": "x"}, {"document": "x"}, {"relevance": 0.99}):
@@ -77,48 +68,44 @@ def test_hash_is_stable_and_sees_every_column():
     assert GradedPairs.from_rows(ROWS[::-1]).content_hash() != pairs.content_hash()
 
 
-TABLE = pa.table({"query": ["a", "b"], "document": ["x", "y"], "label": [1.0, 0.5]})
+@pytest.mark.parametrize(
+    ("columns", "fact"),
+    [
+        ({"query": ["a"], "document": ["x"]}, "relevance"),
+        ({"query": ["a"], "text": ["x"], "label": [1.0]}, "document"),
+        ({"query": [["a"]], "document": ["x"], "label": [1.0]}, "query"),
+        ({"query": ["a"], "document": ["x"], "label": ["high"]}, "label"),
+        ({"query": ["a", None], "document": ["x", "y"], "label": [1.0, 1.0]}, "row 2"),
+        ({"query": ["a", "b"], "document": ["x", "y"], "label": [1.0, 1.5]}, "row 2"),
+        ({"query": ["a", "b"], "document": ["x", "y"], "label": [None, 1.0]}, "row 1"),
+    ],
+)
+def test_missing_column_or_invalid_value_is_refused(columns, fact):
+    with pytest.raises(InputError, match=fact):
+        GradedPairs.from_arrow(pa.table(columns))
 
 
-class TestRefused:
-    @pytest.mark.parametrize(
-        ("columns", "said"),
-        [
-            ({"query": ["a"], "document": ["x"]}, "relevance"),
-            ({"query": ["a"], "text": ["x"], "label": [1.0]}, "document"),
-            ({"query": [["a"]], "document": ["x"], "label": [1.0]}, "query"),
-            ({"query": ["a"], "document": ["x"], "label": ["high"]}, "label"),
-            ({"query": ["a", None], "document": ["x", "y"], "label": [1.0, 1.0]}, "row 2"),
-            ({"query": ["a", "b"], "document": ["x", "y"], "label": [1.0, 1.5]}, "row 2"),
-            ({"query": ["a", "b"], "document": ["x", "y"], "label": [None, 1.0]}, "row 1: got no relevance"),
-        ],
-    )
-    def test_columns_that_are_missing_or_hold_something_else(self, columns, said):
-        with pytest.raises(InputError, match=said):
-            GradedPairs.from_arrow(pa.table(columns))
+def test_row_of_a_later_batch_is_named():
+    wrong = pa.RecordBatch.from_pydict({"query": ["c"], "document": ["z"], "label": [-1.0]})
+    with pytest.raises(InputError, match="row 3"):
+        GradedPairs.from_arrow([*TABLE.to_batches(), wrong])
 
-    def test_the_row_of_a_later_batch_is_named(self):
-        wrong = pa.RecordBatch.from_pydict({"query": ["c"], "document": ["z"], "label": [-1.0]})
-        with pytest.raises(InputError, match="row 3"):
-            GradedPairs.from_arrow([*TABLE.to_batches(), wrong])
 
-    def test_a_stream_of_unknown_length(self):
-        with pytest.raises(InputError, match="IterableDataset"):
-            GradedPairs.from_dataset(Dataset(TABLE).to_iterable_dataset())
+def test_stream_of_unknown_length_is_refused():
+    with pytest.raises(InputError, match="IterableDataset"):
+        GradedPairs.from_dataset(Dataset(TABLE).to_iterable_dataset())
 
 
 def test_tables_frames_and_data_sets_give_the_same_pairs():
-    frame, dataset = TABLE.to_pandas(), Dataset(TABLE)
-    shuffled = Dataset(pa.concat_tables([TABLE, TABLE])).select([2, 1])
-    found = [
+    same = [
         GradedPairs.from_arrow(TABLE),
         GradedPairs.from_arrow(iter(TABLE.to_batches(max_chunksize=1))),
-        GradedPairs.from_pandas(frame),
-        GradedPairs.from_dataset(dataset),
-        GradedPairs.from_dataset(shuffled),
+        GradedPairs.from_pandas(TABLE.to_pandas()),
+        GradedPairs.from_dataset(Dataset(TABLE)),
+        GradedPairs.from_dataset(Dataset(pa.concat_tables([TABLE, TABLE])).select([2, 1])),
     ]
-    assert {pairs.content_hash() for pairs in found} == {found[0].content_hash()}
-    assert found[0].relevance.tolist() == [1.0, 0.5]
+    assert len({pairs.content_hash() for pairs in same}) == 1
+    assert same[0].relevance.tolist() == [1.0, 0.5]
 
 
 def test_each_key_of_a_dataset_dict_is_a_task():
@@ -129,20 +116,11 @@ def test_each_key_of_a_dataset_dict_is_a_task():
     assert len(set(pairs.query_ids)) == 4
 
 
-def test_ids_that_some_rows_lack_are_those_of_their_texts():
-    rows = [
-        {"query_id": "q1", "query": "a", "document": "x", "relevance": 1},
-        {"query": "a", "document": "y", "relevance": 0},
-    ]
-    assert GradedPairs.from_rows(rows).query_ids == ["q1", text_id("a")]
-
-
-def test_texts_on_disk_are_the_texts_that_were_given(monkeypatch, cache_path):
+def test_pairs_on_disk_equal_pairs_in_memory(monkeypatch, cache_path):
     rows = [{**row, "document": f"{row['document']} {number}"} for number in range(500) for row in ROWS]
     in_memory = GradedPairs.from_rows(rows)
     monkeypatch.setattr(parquet, "BYTES_IN_MEMORY", 1000)
-    table = in_memory.to_arrow()
-    on_disk = GradedPairs.from_arrow(table.to_batches(max_chunksize=7))
+    on_disk = GradedPairs.from_arrow(in_memory.to_arrow().to_batches(max_chunksize=7))
     assert on_disk.content_hash() == in_memory.content_hash()
     assert list(on_disk.groups()) == list(in_memory.groups())
     assert on_disk.document_numbers.tolist() == in_memory.document_numbers.tolist()

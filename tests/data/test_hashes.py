@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+import bixse.files.files as module
 from bixse.errors import StorageError
 from bixse.files.files import HASHES_FILE, damage, drop_hashes, write_hashes, write_with_hash
 
@@ -20,16 +21,15 @@ def folder(tmp_path):
     return folder
 
 
-def test_what_was_written_is_undamaged_and_sha256sum_says_so_too(folder):
+def test_sha256sum_finds_no_damage_either(folder):
     assert damage(folder) is None
-    assert "README.md" not in (folder / HASHES_FILE).read_text()
     program = shutil.which("sha256sum")
     if program is not None:
         assert subprocess.run([program, "-c", HASHES_FILE], cwd=folder, check=True, capture_output=True).returncode == 0
 
 
 @pytest.mark.parametrize("name", ["config.json", "1_Pooling/config.json", "weights.bin", HASHES_FILE])
-def test_every_flipped_bit_is_found(folder, name):
+def test_every_flipped_bit_is_damage(folder, name):
     path = folder / name
     content = path.read_bytes()
     for bit in random.Random(0).sample(range(8 * len(content)), 60):
@@ -41,24 +41,22 @@ def test_every_flipped_bit_is_found(folder, name):
     assert damage(folder) is None
 
 
-def test_a_file_that_is_gone_cut_or_unreadable_is_named(folder):
-    (folder / "weights.bin").write_bytes(b"")
-    assert "weights.bin" in str(damage(folder))
-    (folder / "weights.bin").unlink()
-    assert "weights.bin" in str(damage(folder))
-    (folder / "weights.bin").mkdir()
-    assert "weights.bin" in str(damage(folder))
+def test_missing_truncated_or_unreadable_file_is_named(folder):
+    path = folder / "weights.bin"
+    for change in (lambda: path.write_bytes(b""), path.unlink, path.mkdir):
+        change()
+        assert "weights.bin" in str(damage(folder))
 
 
-def test_pages_for_people_and_files_that_are_added_are_not_looked_at(folder):
+def test_pages_for_people_and_added_files_are_not_checked(folder):
     (folder / "README.md").write_text("edited")
     (folder / "notes.txt").write_text("mine")
     assert damage(folder) is None
 
 
-def test_a_folder_without_hashes_is_not_checked(folder):
-    drop_hashes(folder)
-    drop_hashes(folder)
+def test_folder_without_hashes_is_not_checked(folder):
+    for _ in range(2):
+        drop_hashes(folder)
     (folder / "weights.bin").write_bytes(b"other")
     assert damage(folder) is None
     write_with_hash(folder / "config.json", "{}")
@@ -69,9 +67,11 @@ def test_a_folder_without_hashes_is_not_checked(folder):
 def test_hashes_never_lead_out_of_the_folder(folder, line):
     (folder / HASHES_FILE).write_text(f"{'0' * 64}  {line}\n")
     assert HASHES_FILE in str(damage(folder))
+    write_with_hash(folder / "config.json", "new")
+    assert damage(folder) is not None, "damaged hashes are not written over"
 
 
-def test_a_file_is_replaced_with_its_hash(folder):
+def test_replaced_file_has_its_hash(folder):
     write_with_hash(folder / "config.json", "new")
     write_with_hash(folder / "head.json", "added")
     assert damage(folder) is None
@@ -80,26 +80,17 @@ def test_a_file_is_replaced_with_its_hash(folder):
     assert "head.json" in str(damage(folder))
 
 
-def test_a_stop_at_any_moment_of_a_replacement_leaves_a_folder_that_is_read(folder, monkeypatch):
-    import bixse.files.files as module
+@pytest.mark.parametrize("last", [1, 2, 3])
+def test_replacement_stopped_at_any_write_leaves_no_damage(folder, monkeypatch, last):
+    writes = []
 
-    for last in (1, 2, 3):
-        done = []
+    def write(path, content, real=module.write_atomically):
+        writes.append(path)
+        if len(writes) == last:
+            raise StorageError("stopped")
+        real(path, content)
 
-        def write(path, content, last=last, done=done, real=module.write_atomically):
-            done.append(path)
-            if len(done) == last:
-                raise StorageError("stopped")
-            real(path, content)
-
-        with monkeypatch.context() as patch, pytest.raises(StorageError):
-            patch.setattr(module, "write_atomically", write)
-            write_with_hash(folder / "config.json", f"content {last}")
-        assert damage(folder) is None
-        write_hashes(folder)
-
-
-def test_damaged_hashes_are_not_written_over(folder):
-    (folder / HASHES_FILE).write_text("no hash\n")
-    write_with_hash(folder / "config.json", "new")
-    assert damage(folder) is not None
+    monkeypatch.setattr(module, "write_atomically", write)
+    with pytest.raises(StorageError):
+        write_with_hash(folder / "config.json", f"content {last}")
+    assert damage(folder) is None

@@ -24,34 +24,32 @@ PAIRS = GradedPairs.from_rows(
 
 
 def drawn(pairs, number, seed=0):
-    table = with_random_negatives(pairs, COLLECTION, number, seed)
-    rows = list(table.rows())
-    assert rows[: len(pairs)] == list(pairs.rows()), "what was judged stays as it is"
-    found = {}
+    rows = list(with_random_negatives(pairs, COLLECTION, number, seed).rows())
+    assert rows[: len(pairs)] == list(pairs.rows()), "judged pairs stay as they are"
+    names = {}
     for row in rows[len(pairs) :]:
-        assert row["relevance"] == 0
-        assert row["document"] == CORPUS[row["document_id"]].content
-        found.setdefault(row["query_id"], []).append(row["document_id"])
-    return found
+        assert (row["relevance"], row["document"]) == (0, CORPUS[row["document_id"]].content)
+        names.setdefault(row["query_id"], []).append(row["document_id"])
+    return names
 
 
-def test_never_a_document_that_is_judged_for_the_query():
+def test_judged_document_is_never_drawn():
     for seed in range(20):
-        found = drawn(PAIRS, 120, seed)
-        assert {name: len(set(some)) for name, some in found.items()} == dict.fromkeys(("q0", "q1", "q2"), 120)
-        assert not {f"d{n}" for n in range(52)} & set(found["q0"]), "judged by a split, or by a pair of the file"
-        assert "d53" not in found["q1"], "judged under another id, by its text"
-        assert not {"d54", "d60"} & set(found["q2"]), "judged for the same query under another id"
-    assert set(drawn(PAIRS, 148)["q0"]) == set(CORPUS) - {f"d{n}" for n in range(52)}, "all that are left"
+        names = drawn(PAIRS, 120, seed)
+        assert {query: len(set(some)) for query, some in names.items()} == dict.fromkeys(("q0", "q1", "q2"), 120)
+        assert not {f"d{n}" for n in range(52)} & set(names["q0"]), "judged by a split, or by a pair of the file"
+        assert "d53" not in names["q1"], "judged under another id, by its text"
+        assert not {"d54", "d60"} & set(names["q2"]), "judged for the same query under another id"
+    assert set(drawn(PAIRS, 148)["q0"]) == set(CORPUS) - {f"d{n}" for n in range(52)}, "all remaining documents"
 
 
-def test_the_draw_depends_on_the_seed_and_not_on_other_queries():
+def test_draw_depends_on_the_seed_and_not_on_other_queries():
     assert drawn(PAIRS, 5) == drawn(PAIRS, 5)
     assert drawn(PAIRS, 5) != drawn(PAIRS, 5, seed=1)
     assert drawn(PAIRS.select(np.array([name == "q1" for name in PAIRS.query_ids])), 5)["q1"] == drawn(PAIRS, 5)["q1"]
 
 
 @pytest.mark.parametrize("number", [0, -1, 149])
-def test_too_many_or_too_few(number):
+def test_number_that_cannot_be_drawn_is_refused(number):
     with pytest.raises(InputError, match=str(number)):
         with_random_negatives(PAIRS, COLLECTION, number)

@@ -17,35 +17,40 @@ def write(tmp_path, content, name="file.txt"):
     return path
 
 
-@pytest.mark.parametrize("content", ["", "\n \n\t\n", "\ufeff"])
-@pytest.mark.parametrize("read", [read_run, read_qrels])
-def test_empty_file_is_refused(tmp_path, read, content):
-    with pytest.raises(InputError, match="got no"):
-        read(write(tmp_path, content))
+BEIR_HEADER = "query-id\tcorpus-id\tscore"
+INVALID_LINES = {
+    "run": (
+        read_run,
+        ["q1 Q0 d1 1 2.5 tag", "q1 Q0 d2 2 high tag", "q1 Q0 d3 3", "", "q1 Q0 d1 4 1 tag", "q1 Q0 d5 5 nan tag"],
+        {2: "score", 3: None, 5: "document id", 6: "score"},
+    ),
+    "TREC qrels": (
+        read_qrels,
+        ["q1 0 d1 3", "q1 0 d2 high", "q1 0 d3", "q1 0 d4 1 extra", "q1 0 d5 nan", "q1 0 d6 inf", "q1 0 d7 1_0"],
+        {2: "score", 3: None, 4: None, 5: "score", 6: "score", 7: "score"},
+    ),
+    "BEIR qrels": (
+        read_qrels,
+        [BEIR_HEADER, "q1\td1\t1", "q1 d2 1", "q1\td3\t", "\td4\t1", "q1\td5\tyes", "q1\td1\t2"],
+        {2: None, 3: "score", 4: "query-id", 5: "score", 6: "score"},
+    ),
+    "repeat with another grade": (read_qrels, ["q 0 d 1", "q 0 e 1", "q 0 d 2"], {3: "score"}),
+    "white space in ids": (
+        read_qrels,
+        [BEIR_HEADER, "a b\t#1\t1", "q\t#1 \u2028x\t1"],
+        {1: "query-id", 2: "corpus-id"},
+    ),
+    "two columns": (read_qrels, ["q1\td1\t1"], {1: None}),
+    "CSV": (read_qrels, ["a,b,c,d"], {1: None}),
+}
 
 
-@pytest.mark.parametrize("read", [read_run, read_qrels])
-def test_missing_file_and_folder_are_refused(tmp_path, read):
-    with pytest.raises(InputError, match="check the path"):
-        read(tmp_path / "absent")
-    with pytest.raises(InputError, match="check the path"):
-        read(tmp_path)
-
-
-@pytest.mark.parametrize("read", [read_run, read_qrels])
-@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
-def test_wrong_encoding_is_refused(tmp_path, read, encoding):
-    with pytest.raises(InputError, match="UTF-8"):
-        read(write(tmp_path, "q1 0 dé 1\n".encode(encoding)))
-
-
-def test_all_errors_of_a_run_are_reported_with_their_lines(tmp_path):
-    lines = ["q1 Q0 d1 1 2.5 tag", "q1 Q0 d2 2 high tag", "q1 Q0 d3 3", "", "q1 Q0 d1 4 1 tag", "q1 Q0 d5 5 nan tag"]
-    with pytest.raises(InvalidFileError) as error:
-        read_run(write(tmp_path, "\n".join(lines)))
-    assert [found.row for found in error.value.errors] == [2, 3, 5, 6]
-    assert [found.column for found in error.value.errors] == ["score", None, "document id", "score"]
-    assert all("fix:" in line for line in str(error.value).splitlines()[1:])
+@pytest.mark.parametrize("kind", INVALID_LINES)
+def test_all_invalid_lines_are_reported(tmp_path, kind):
+    read, lines, expected = INVALID_LINES[kind]
+    with pytest.raises(InvalidFileError) as caught:
+        read(write(tmp_path, "\n".join(lines)))
+    assert {error.row: error.column for error in caught.value.errors} == expected
 
 
 @pytest.mark.parametrize("separator", [" ", "\t", "   "])
@@ -88,8 +93,6 @@ def test_run_read_again_is_the_same(tmp_path_factory, run):
     [
         ({"q 1": {"d": 1.0}}, "t", "query id: got 'q 1'"),
         ({"q": {"d\u00a01": 1.0}}, "t", "document id: got"),
-        ({"q": {"": 1.0}}, "t", "document id: got ''"),
-        ({"q": {"d": 1.0}}, "my run", "tag: got 'my run'"),
         ({"q": {"d": 1.0}}, "", "tag: got ''"),
         ({"q": {"d": math.nan}}, "t", "score of document 'd'"),
         ({"q": {}}, "t", "without documents"),
@@ -106,7 +109,7 @@ def test_unwritable_run_is_refused_and_leaves_the_old_file(tmp_path, run, tag, m
 
 JUDGED = {"q1": {"d1": 3.0, "d2": 0.0}, "q2": {"d1": -1.0, "d3": 0.25}}
 TREC = ["q1 0 d1 3", "q1 0 d2 0", "q2 0 d1 -1", "q2 0 d3 0.25"]
-BEIR = ["query-id\tcorpus-id\tscore", "q1\td1\t3", "q1\td2\t0", "q2\td1\t-1", "q2\td3\t0.25"]
+BEIR = [BEIR_HEADER, "q1\td1\t3", "q1\td2\t0", "q2\td1\t-1", "q2\td3\t0.25"]
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
@@ -114,47 +117,25 @@ BEIR = ["query-id\tcorpus-id\tscore", "q1\td1\t3", "q1\td2\t0", "q2\td1\t-1", "q
 @pytest.mark.parametrize(
     "lines", [TREC, [line.replace(" ", "\t") for line in TREC], BEIR, ["Query_ID\tCorpus_ID\tScore", *BEIR[1:]]]
 )
-def test_both_formats_are_told_apart(tmp_path, lines, start, end):
+def test_format_follows_from_the_first_line(tmp_path, lines, start, end):
     assert read_qrels(write(tmp_path, start + end.join(lines) + end)) == JUDGED
 
 
-def test_ids_hold_no_white_space_and_may_else_be_odd(tmp_path):
-    with pytest.raises(InvalidFileError) as error:
-        read_qrels(write(tmp_path, BEIR[0] + "\na b\t#1 \u2028x\t1\n"))
-    assert [found.column for found in error.value.errors] == ["query-id", "corpus-id"]
-    assert read_qrels(write(tmp_path, BEIR[0] + '\n"a\t#1\t1\n')) == {'"a': {"#1": 1.0}}
-    assert read_qrels(write(tmp_path, "query-id 0 corpus-id 1\n")) == {"query-id": {"corpus-id": 1.0}}
-
-
-def test_a_repeated_judgement_is_kept_once_and_a_conflict_is_an_error(tmp_path):
-    assert read_qrels(write(tmp_path, "q 0 d 1\nq 0 d 1\n")) == {"q": {"d": 1.0}}
-    with pytest.raises(InvalidFileError, match="row 3, column 'score': got 2 where row 1 has 1"):
-        read_qrels(write(tmp_path, "q 0 d 1\nq 0 e 1\nq 0 d 2\n"))
-
-
-def test_all_errors_of_trec_qrels_are_reported_with_their_lines(tmp_path):
-    lines = ["q1 0 d1 3", "q1 0 d2 relevant", "q1 0 d3", "q1 0 d4 1 extra", "q1 0 d5 nan", "q1 0 d6 inf", "q1 0 d7 1_0"]
-    with pytest.raises(InvalidFileError) as error:
-        read_qrels(write(tmp_path, "\n".join(lines)))
-    assert [found.row for found in error.value.errors] == [2, 3, 4, 5, 6, 7]
-
-
-def test_all_errors_of_beir_qrels_are_reported_with_their_data_rows(tmp_path):
-    lines = [BEIR[0], "q1\td1\t1", "q1 d2 1", "q1\td3\t", "\td4\t1", "q1\td5\tyes", "q1\td1\t2"]
-    with pytest.raises(InvalidFileError) as error:
-        read_qrels(write(tmp_path, "\n".join(lines)))
-    assert [found.row for found in error.value.errors] == [2, 3, 4, 5, 6]
-
-
-@pytest.mark.parametrize("content", ["q1\td1\t1\n", "q1 d1 1\n", "a,b,c,d\n", '{"_id": 1, "x": 2, "y": 3, "z": 4}\n'])
-def test_other_formats_are_refused(tmp_path, content):
-    with pytest.raises(InvalidFileError):
-        read_qrels(write(tmp_path, content))
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (BEIR_HEADER + '\n"a\t#1\t1\n', {'"a': {"#1": 1.0}}),
+        ("query-id 0 corpus-id 1\n", {"query-id": {"corpus-id": 1.0}}),
+        ("q 0 d 1\nq 0 d 1\n", {"q": {"d": 1.0}}),
+    ],
+)
+def test_odd_ids_and_equal_repeats_are_read(tmp_path, text, expected):
+    assert read_qrels(write(tmp_path, text)) == expected
 
 
 def test_header_alone_is_refused(tmp_path):
     with pytest.raises(InputError, match="got no judgement"):
-        read_qrels(write(tmp_path, BEIR[0] + "\n"))
+        read_qrels(write(tmp_path, BEIR_HEADER + "\n"))
 
 
 def test_written_qrels_are_beir_tsv_and_read_back(tmp_path):
@@ -168,9 +149,7 @@ def test_written_qrels_are_beir_tsv_and_read_back(tmp_path):
     ("qrels", "message"),
     [
         ({"q\t": {"d": 1}}, "query id: got"),
-        ({"q": {"d\n": 1}}, "document id: got"),
         ({"q": {"": 1}}, "document id: got ''"),
-        ({"q": {"d": math.nan}}, "got grade nan"),
         ({"q": {"d": math.inf}}, "got grade inf"),
         ({}, "got no judgements"),
         ({"q": {}}, "got no judgements"),

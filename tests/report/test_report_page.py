@@ -1,12 +1,10 @@
-"""The page of a report: whole, escaped, and reaching for nothing outside."""
-
 import re
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
-from bixse.errors import InputError, InvalidFileError
+from bixse.errors import InvalidFileError
 from bixse.report.page import render_report, write_report
 from bixse.report.schema import QueryChange, ReportData, load_report_data, save_report_data
 from helpers.html_page import Page
@@ -27,12 +25,11 @@ HOSTILE = [
 
 @pytest.fixture(scope="module")
 def full_html(full_data):
-    """The full page, drawn once for the tests that only read it."""
     return render_report(full_data)
 
 
 def with_text(data, change):
-    """The same data with every text from outside changed; names change alike, so references hold."""
+    """Return the same data with every text changed; names change alike, so that references stay valid."""
 
     def walk(value, field):
         if isinstance(value, str):
@@ -57,7 +54,6 @@ def test_no_element_comes_from_data(full_data):
 
 
 def test_texts_are_shown(full_data, full_html):
-    assert Page(render_report(with_text(full_data, lambda text: "§" + text))).text.count("§") > 100
     plain, shown = Page(full_html).text, full_data.model_dump()
     texts = [shown["title"], shown["description"], *shown["verdicts"], *shown["notes"], *shown["commands"]]
     texts += [*shown["facts"], *shown["facts"].values(), *shown["timings"], *shown["calibrations"]]
@@ -65,27 +61,24 @@ def test_texts_are_shown(full_data, full_html):
         assert text in plain
 
 
-def test_the_page_reaches_for_nothing_outside(full_html):
-    html = full_html
-    assert "http" not in html.replace("http-equiv", "")
-    assert "@import" not in html and "@font-face" not in html
-    assert not re.search(r"url\((?!#)", html)
-    policy = next(a["content"] for tag, a in Page(html).elements if a.get("http-equiv") == "Content-Security-Policy")
-    assert policy is not None and policy.startswith("default-src 'none'; style-src 'unsafe-inline'; img-src data:")
+def test_page_loads_nothing_from_outside(full_html):
+    assert not re.search(r"http(?!-equiv)|@import|@font-face|url\((?!#)", full_html)
+    policies = [a["content"] for _, a in Page(full_html).elements if a.get("http-equiv") == "Content-Security-Policy"]
+    assert policies[0].startswith("default-src 'none'; style-src 'unsafe-inline'; img-src data:")
 
 
 def test_sections_are_in_order_and_none_is_empty(full_html, minimal_data):
     assert re.findall(r'<h2 id="(\w+)"', full_html) == [
-        "found", "results", "differences", "training", "calibration", "queries", "notes", "facts",
+        "findings", "results", "differences", "training", "calibration", "queries", "notes", "facts",
         "commands",
     ]  # fmt: skip
     html = render_report(minimal_data)
-    assert re.findall(r'<h2 id="(\w+)"', html) == ["found", "results"]
+    assert re.findall(r'<h2 id="(\w+)"', html) == ["findings", "results"]
     assert "claims no improvement" in html
     assert "<img" not in html
 
 
-def test_one_query_and_no_grades(minimal_data):
+def test_page_of_a_single_query_without_change_has_no_lists(minimal_data):
     change = QueryChange(query_id="q", query="copy", baseline_score=0.4, system_score=0.4)
     html = render_report(minimal_data.model_copy(update={"per_query": [change]}))
     assert "Largest" not in html
@@ -107,23 +100,22 @@ def test_headings_are_in_order_and_tables_have_scopes(full_html):
     assert labelled <= set(ids)
 
 
-def test_verdicts_are_worded_and_the_best_of_a_column_is_bold(full_html):
-    html = full_html
-    verdicts = html[html.index('<ul class="verdicts">') : html.index("</ul>")]
+def test_verdicts_have_words_and_the_best_of_a_column_is_bold(full_html):
+    verdicts = full_html[full_html.index('<ul class="verdicts">') : full_html.index("</ul>")]
     assert re.findall(r'<li class="([\w-]+)">', verdicts) == ["better", "no-difference", "worse", "better"]
     assert re.findall(r'class="verdict [\w-]+">(.*?)</span>', verdicts) == [
         "▲ better", "● no difference shown", "▼ worse", "▲ better",
     ]  # fmt: skip
     assert "95% interval [+0.012, +0.094], p\u00a0&lt;\u00a00.001, 113 queries" in verdicts
-    results = html[html.index('<h2 id="results"') : html.index('<h2 id="differences"')]
+    results = full_html[full_html.index('<h2 id="results"') : full_html.index('<h2 id="differences"')]
     assert re.findall(r"<strong>(.*?)</strong>", results) == ["0.526", "0.934", "0.600"]
 
 
 @pytest.mark.parametrize(("ends", "word"), [((0.1, 0.15), "▲ below"), ((0.1, 0.18), "● no"), ((0.17, 0.18), "▼ above")])
-def test_brier_against_the_constant(full_data, minimal_data, ends, word):
+def test_brier_score_is_compared_with_the_constant(full_data, minimal_data, ends, word):
     report = replace(next(iter(full_data.calibrations.values())), brier_interval=ends, curve=[])
     text = Page(render_report(minimal_data.model_copy(update={"calibrations": {"raw": report}}))).text
-    assert word in text and "0.163" in text, "the constant's Brier score stands beside"
+    assert word in text and "0.163" in text
 
 
 def luminance(colour):
@@ -147,19 +139,20 @@ def test_text_has_contrast_in_light_and_dark(minimal_data):
             assert (light + 0.05) / (dark + 0.05) >= 4.5, pair
 
 
-def test_files_hold_what_went_in_and_bad_ones_are_explained(tmp_path, full_data, full_html, minimal_data):
+def test_files_give_back_the_page_and_the_data(tmp_path, full_data, full_html):
     write_report(full_data, tmp_path / "new" / "report.html")
-    assert (tmp_path / "new" / "report.html").read_text(encoding="utf-8") == full_html, "the same page again"
+    assert (tmp_path / "new" / "report.html").read_text(encoding="utf-8") == full_html
     save_report_data(full_data, tmp_path / "report.json")
     assert load_report_data(tmp_path / "report.json") == full_data
-    with pytest.raises(InputError, match="No such file"):
-        load_report_data(tmp_path / "missing.json")
+
+
+def test_unusable_data_files_are_refused(tmp_path, minimal_data):
     path = tmp_path / "report.json"
     for content in ("", "{", "[]", '{"title": 1}'):
         path.write_text(content)
         with pytest.raises(InvalidFileError, match=r"report\.json: "):
             load_report_data(path)
     path.write_text(minimal_data.model_dump_json().replace('"metrics"', '"metric"'))
-    with pytest.raises(InvalidFileError, match=r"column 'systems\.0\.metric'") as caught:
+    with pytest.raises(InvalidFileError) as caught:
         load_report_data(path)
-    assert len(caught.value.errors) == 2
+    assert {error.column for error in caught.value.errors} == {"systems.0.metric", "systems.0.metrics"}

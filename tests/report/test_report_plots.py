@@ -1,5 +1,3 @@
-"""Plots: nothing from data becomes markup, the same data give the same bytes, and what they show is right."""
-
 import subprocess
 import sys
 from xml.etree import ElementTree
@@ -8,13 +6,7 @@ import matplotlib
 from markupsafe import escape
 
 from bixse.lab.studies.outcome import Point, line_plot, row_plot
-from bixse.report.plots import (
-    POINTS_SHOWN,
-    gains_and_losses_plot,
-    merge_plot,
-    reliability_diagram,
-    training_plots,
-)
+from bixse.report.plots import POINTS_SHOWN, gains_and_losses_plot, merge_plot, reliability_diagram, training_plots
 from bixse.report.schema import MergeCurve, QueryChange, TrainingCurve
 from bixse.results import CalibrationReport, MergePoint
 
@@ -43,22 +35,18 @@ def texts(plot):
     return [element.text or "" for element in ElementTree.fromstring(plot.svg).iter(f"{SVG}text")]
 
 
-def calibration():
-    return CalibrationReport(30, 3, 0.1, (0.0, 0.2), 0.0, (0.0, 0.1), 0.2, [])
-
-
 def changes(*after):
     return [
         QueryChange(query_id=str(i), query="q", baseline_score=0.5, system_score=score) for i, score in enumerate(after)
     ]
 
 
-def test_text_from_data_stays_text():
+def test_text_from_data_becomes_no_markup():
     logged = {"eval_dev_ndcg@10": [(1, 0.5), (2, 0.5)]}
     merged = [MergePoint(weight=weight, scores=dict.fromkeys(HOSTILE, weight / 2)) for weight in (0.0, 0.5, 1.0)]
     plots = [
         *training_plots([TrainingCurve(system=name, logged=logged) for name in HOSTILE]).values(),
-        reliability_diagram(calibration(), HOSTILE[0]),
+        reliability_diagram(CalibrationReport(30, 3, 0.1, (0.0, 0.2), 0.0, (0.0, 0.1), 0.2, []), HOSTILE[0]),
         gains_and_losses_plot(changes(1.0), HOSTILE[1]),
         merge_plot(MergeCurve(system=HOSTILE[0], weight=0.5, points=merged, guards=HOSTILE[:1])),
         row_plot("t", "l", [(name, Point(0.0, 0.5, 0.4, 0.6)) for name in HOSTILE]),
@@ -77,11 +65,11 @@ def test_text_from_data_stays_text():
     assert any(text.startswith("<script>aler") for text in texts(plots[-1])), "a script as label is shown as it is"
 
 
-def test_the_same_data_give_the_same_bytes_whatever_the_users_settings(full_data):
+def test_same_data_give_the_same_bytes_under_any_settings_of_matplotlib(full_data):
     expected = all_plots(full_data)
     with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "black", "svg.fonttype": "path"}):
         assert all_plots(full_data) == expected
-        assert matplotlib.rcParams["font.size"] == 30, "the user's settings are left alone"
+        assert matplotlib.rcParams["font.size"] == 30, "the user's settings do not change"
     for plot in expected:
         assert float(ElementTree.fromstring(plot.svg).attrib["viewBox"].split()[2]) < 320, "a phone's width"
         assert len(plot.alt) > 20
@@ -90,17 +78,16 @@ def test_the_same_data_give_the_same_bytes_whatever_the_users_settings(full_data
 def test_panels_without_values_are_left_out(full_data):
     assert list(training_plots([TrainingCurve(system="a", logged={"loss": [(1, 2.0)]})])) == ["Training loss: a"]
     assert training_plots([TrainingCurve(system="a", logged={})]) == training_plots([]) == {}
+    titles = list(training_plots(full_data.training, full_data.label))
+    assert titles[:3] == ["Training loss: BiXSE", "Mean logit: BiXSE", "Training loss: InfoNCE"]
+    assert titles[3:] == ["nDCG@10 on the development queries", "Logit bias beta"]
+
+
+def test_long_log_is_thinned():
     long = {"loss": [(s, float(s % 7)) for s in range(20_000)]}
     (plot,) = training_plots([TrainingCurve(system="a", logged=long, best_step=4)]).values()
     longest = max(path.attrib["d"].count("L") for path in ElementTree.fromstring(plot.svg).iter(f"{SVG}path"))
-    assert 100 < longest < POINTS_SHOWN, "a long log is thinned"
-    assert list(training_plots(full_data.training, full_data.label)) == [
-        "Training loss: BiXSE",
-        "Mean logit: BiXSE",
-        "Training loss: InfoNCE",
-        "nDCG@10 on the development queries",
-        "Logit bias beta",
-    ]
+    assert 100 < longest < POINTS_SHOWN
 
 
 def test_gains_and_losses_are_counted():

@@ -1,14 +1,13 @@
-"""The data of a report: what is refused, and that a file gives back what went in."""
+import math
 
 import pytest
 from pydantic import ValidationError
 
-from bixse.report.schema import ReportData
-from bixse.results import Comparison, Difference
+from bixse.report.schema import ReportData, training_curve
 
 
 def changed(data, path, value):
-    """The dumped data with one value replaced."""
+    """Return the dumped data with a value replaced."""
     at = dumped = data.model_dump()
     for key in path[:-1]:
         at = at[key]
@@ -17,7 +16,7 @@ def changed(data, path, value):
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "said"),
+    ("path", "value", "fact"),
     [
         (["colour"], "red", "colour"),
         (["systems"], [], "at least 1"),
@@ -27,29 +26,24 @@ def changed(data, path, value):
         (["comparisons", 0, "system"], "bixze", "expected one of"),
         (["primary_metric"], "ndcg@5", "which no system has"),
         (["created"], "yesterday", "isoformat"),
-        (["calibrations", "BiXSE, as trained", "brier"], float("nan"), "finite"),
         (["calibrations", "BiXSE, as trained", "brier_interval"], [0.1], "brier_interval"),
         (["calibrations", "BiXSE, as trained", "colour"], 1, "colour"),
         (["training", 0, "logged", "loss", 0], [0, float("nan")], "finite"),
     ],
 )
-def test_bad_data_is_refused(full_data, path, value, said):
-    with pytest.raises(ValidationError, match=said):
+def test_invalid_data_is_refused(full_data, path, value, fact):
+    with pytest.raises(ValidationError, match=fact):
         ReportData.model_validate(changed(full_data, path, value))
-
-
-def test_json_gives_back_what_went_in(full_data, minimal_data):
-    for data in (full_data, minimal_data):
-        assert ReportData.model_validate_json(data.model_dump_json()) == data
-
-
-def test_a_difference_that_is_not_finite_is_refused(full_data):
-    bad = Comparison("bixse", "base", "ndcg@10", Difference(float("nan"), 0.0, 1.0, 0.5, 3))
-    with pytest.raises(ValidationError, match="finite"):
-        ReportData(**{**dict(full_data), "comparisons": [bad]})
 
 
 def test_half_a_surrogate_pair_is_replaced(minimal_data):
     broken = ReportData.model_validate(changed(minimal_data, ["facts"], {"a\ud83d": "\udc00 fine 🦊"}))
     assert broken.facts == {"a\ufffd": "\ufffd fine 🦊"}
     assert ReportData.model_validate_json(broken.model_dump_json()) == broken
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf, None])
+def test_training_curve_leaves_out_values_that_are_not_finite(value):
+    history = [{"step": 1, "logit_bias": -3.0, "grad_norm": value}, {"step": 2, "logit_bias": -2, "grad_norm": 0.5}]
+    logged = training_curve("bixse", history, best_step=2).logged
+    assert logged == {"logit_bias": [(1, -3.0), (2, -2.0)], "grad_norm": [(2, 0.5)]}

@@ -118,7 +118,7 @@ class TestUnhappyPaths:
         other = subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         try:
             other.stdout.readline()
-            with pytest.raises(OutputExistsError, match="another process is at work"):
+            with pytest.raises(OutputExistsError, match="another process writes to"):
                 train_toy()
         finally:
             other.communicate("\n")

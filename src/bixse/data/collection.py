@@ -84,7 +84,7 @@ def load_collection(
     for split in splits if splits is not None else splits_of(folder):
         path = judgements_of(folder, split)
         judged = read_qrels(path)
-        absent = {document_id for own in judged.values() for document_id in own if document_id not in corpus}
+        absent = {document_id for row in judged.values() for document_id in row if document_id not in corpus}
         if missing_documents == "drop":
             judged, missing[split] = drop_missing(judged, absent)
             absent = set()
@@ -157,33 +157,35 @@ class CorpusCheck:
 
 def check_corpus(path: Path, qrels: Qrels, see: Callable[[str, Document], object] | None = None) -> CorpusCheck:
     """Read a corpus of any size once and find the judged documents; `see` is called for every document."""
-    found = CorpusCheck(missing={document_id for judged in qrels.values() for document_id in judged})
+    check = CorpusCheck(missing={document_id for judged in qrels.values() for document_id in judged})
     for name, document in stream_documents(path):
-        found.count += 1
-        found.missing.discard(name)
+        check.count += 1
+        check.missing.discard(name)
         if see is not None:
             see(name, document)
         if not document.content:
-            found.empty.append(name)
+            check.empty.append(name)
         if name in qrels:
-            found.named_as_queries[name] = document
-    _refuse_all_empty(path, found.count, len(found.empty))
-    return found
+            check.named_as_queries[name] = document
+    _refuse_all_empty(path, check.count, len(check.empty))
+    return check
 
 
 def drop_missing(qrels: Qrels, missing: Container[str]) -> tuple[dict[str, dict[str, float]], int]:
     """Return the judgements of existing documents, and the number left out; queries without judgements are dropped."""
-    kept = {query_id: {d: g for d, g in own.items() if d not in missing} for query_id, own in qrels.items()}
-    number = sum(map(len, qrels.values())) - sum(map(len, kept.values()))
-    return {query_id: own for query_id, own in kept.items() if own}, number
+    existing = {query_id: {d: g for d, g in judged.items() if d not in missing} for query_id, judged in qrels.items()}
+    number = sum(map(len, qrels.values())) - sum(map(len, existing.values()))
+    return {query_id: judged for query_id, judged in existing.items() if judged}, number
 
 
 def save_collection(collection: Collection, folder: str | Path) -> None:
     """Write a collection folder in the BEIR layout; each file appears completely or not at all."""
     folder = Path(folder)
-    documents = [(name, *document) for name, document in collection.corpus.items()]
-    write_rows(_table(("_id", "title", "text"), documents), folder / "corpus.jsonl")
-    write_rows(_table(("_id", "text"), list(collection.queries.items())), folder / "queries.jsonl")
+    ids, documents = list(collection.corpus), list(collection.corpus.values())
+    titles, texts = [document.title for document in documents], [document.text for document in documents]
+    queries = {"_id": list(collection.queries), "text": list(collection.queries.values())}
+    write_rows(pa.table({"_id": ids, "title": titles, "text": texts}), folder / "corpus.jsonl")
+    write_rows(pa.table(queries), folder / "queries.jsonl")
     for split, qrels in collection.qrels.items():
         write_qrels(folder / "qrels" / f"{split}.tsv", qrels)
 
@@ -224,13 +226,8 @@ def splits_of(folder: Path) -> list[str]:
 def _refuse_all_empty(path: Path, count: int, empty: int) -> None:
     if count == empty:
         raise InputError(
-            f"{path}: got {count} documents, none of them with a title or a text; expected texts; fix: check the export"
+            f"{path}: got {count} documents, all without title and text; expected texts; fix: check the export"
         )
-
-
-def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> pa.Table:
-    schema = pa.schema([(name, pa.string()) for name in names])
-    return pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in rows], schema)
 
 
 def warn_of_collection(
@@ -257,10 +254,10 @@ def warn_of_collection(
 def warn_of_empty(empty: Sequence[str], count: int) -> list[str]:
     """Return a warning that counts the documents without title and text, or no warning.
 
-    Published collections hold them, even judged (Cranfield two of 1,400). Without them the metrics would be those of
-    another collection, so they stay.
+    Published collections hold empty documents, even judged (Cranfield two of 1,400). Without empty documents the
+    metrics would be those of another collection.
     """
-    shown = f"neither title nor text ({empty[0]!r}): they are kept as they are" if empty else ""
+    shown = f"neither title nor text ({empty[0]!r}): they stay in the corpus" if empty else ""
     return [f"{len(empty)} of {count} documents have {shown}"] if empty else []
 
 
@@ -271,14 +268,14 @@ def warn_of_missing(missing: int, qrels: Qrels, split: str) -> list[str]:
     total = missing + sum(map(len, qrels.values()))
     return [
         f"{missing:,} of {total:,} judgements of split {split!r} name a document that the corpus lacks and are left "
-        "out: figures are not those of the whole collection"
+        "out: metrics differ from those of the complete collection"
     ]
 
 
 def _warn_of_grades(qrels: Qrels, lowest: float) -> list[str]:
     grades = [grade for judged in qrels.values() for grade in judged.values() if grade > 0]
     below = [grade for grade in grades if grade < lowest]
-    effect = "irrelevant for recall, MRR and MAP; nDCG takes every grade as it is"
+    effect = "irrelevant for recall, MRR and MAP; nDCG uses every grade"
     if below and len(below) == len(grades):
         return [
             f"no grade reaches the lowest relevant grade {lowest:g} (the highest is {max(grades):g}): all documents "
@@ -288,7 +285,7 @@ def _warn_of_grades(qrels: Qrels, lowest: float) -> list[str]:
     if fractional and lowest == MIN_RELEVANT_GRADE:
         return [
             f"{len(fractional):,} of {len(grades):,} grades above 0 are fractions below the lowest relevant grade "
-            f"{lowest:g}: these documents are {effect}; fix: --min-relevant-grade GRADE where they are relevant"
+            f"{lowest:g}: these documents are {effect}; fix: --min-relevant-grade GRADE if they are relevant"
         ]
     return []
 
@@ -303,7 +300,7 @@ def _warn_of_self_matches(
     if exclude_self and others:
         return [
             f"--exclude-self leaves a document out of the answers to {len(others):,} queries that has the query's id "
-            f"and another text ({others[0]!r}); fix: leave the flag out where ids are equal by accident"
+            f"and another text ({others[0]!r}); fix: leave the flag out if ids are equal by accident"
         ]
     if exclude_self or not same:
         return []

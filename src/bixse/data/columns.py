@@ -54,8 +54,8 @@ def checked_batches(source: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch
 
 def checked(table: pa.Table, rows_before: int = 0) -> pa.Table:
     """Return the columns of `SCHEMA` that a table has, with the types of `SCHEMA`."""
-    given = {"relevance": "label"} if "relevance" not in table.column_names else {}
-    sources = {name: given.get(name, name) for name in SCHEMA.names if given.get(name, name) in table.column_names}
+    renamed = {"relevance": "label"} if "relevance" not in table.column_names else {}
+    sources = {name: renamed.get(name, name) for name in SCHEMA.names if renamed.get(name, name) in table.column_names}
     for name in REQUIRED_COLUMNS:
         if name not in sources:
             alternative = " (or label)" if name == "relevance" else ""
@@ -101,13 +101,13 @@ def with_ids(table: pa.Table) -> pa.Table:
     for kind in ("query", "document"):
         if f"{kind}_id" in table.column_names:
             at, texts = table.column_names.index(f"{kind}_id"), table[kind].to_pylist()
-            ids = [own or text_id(text) for own, text in zip(table[at].to_pylist(), texts, strict=True)]
+            ids = [known or text_id(text) for known, text in zip(table[at].to_pylist(), texts, strict=True)]
             table = table.set_column(at, table.field(at), pa.chunked_array([ids], table.field(at).type))
     return table
 
 
 def with_columns_of(table: pa.Table, names: Iterable[str]) -> pa.Table:
-    """Return these columns of `SCHEMA`, null where a table lacks them."""
+    """Return columns of `SCHEMA` by name; a column that the table lacks is null."""
     schema = pa.schema([SCHEMA.field(name) for name in names])
     columns = [
         table[field.name] if field.name in table.column_names else pa.nulls(len(table), field.type) for field in schema
@@ -160,7 +160,7 @@ def numbered(keys: NDArray[np.int64]) -> NDArray[np.int32]:
     """
     parts = 1 + len(keys) // KEYS_AT_ONCE
     part_of = (keys % parts).astype(np.uint16)
-    first_of_row = np.empty(len(keys), dtype=np.int32)  # (M,) row at which each key first stands
+    first_of_row = np.empty(len(keys), dtype=np.int32)  # (M,) first row of each key
     for part in range(parts):
         rows = np.flatnonzero(part_of == part).astype(np.int32)
         encoded = pa.array(keys[rows]).dictionary_encode()

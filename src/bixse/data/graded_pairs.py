@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bixse.data.columns import OPTIONAL_COLUMNS as OPTIONAL_COLUMNS
 from bixse.data.columns import (
+    OPTIONAL_COLUMNS,
     REQUIRED_COLUMNS,
     SCHEMA,
     Column,
@@ -25,11 +25,11 @@ from bixse.data.columns import (
     needs_ids,
     numbered,
     numbered_texts,
+    text_id,
     with_columns_of,
     with_ids,
     without_empty_columns,
 )
-from bixse.data.columns import text_id as text_id
 from bixse.errors import InputError
 from bixse.files.parquet import ROWS_PER_BLOCK, Spool, spool
 
@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bixse.data.collection import Collection
-    from bixse.relevance import GradeScale
-    from bixse.relevance import Kind as Kind
+    from bixse.relevance import GradeScale, Kind
 
 TEXTS_HELD = 2**6
 """Number of texts that are read before their memory-mapped pages are released."""
@@ -113,7 +112,7 @@ class GradedPairs:
         """Make pairs from a table, which is not copied, or from record batches of one schema, spooled to disk if large.
 
         Columns: query, document, relevance (or label, in [0, 1]), and optionally query_id, document_id, task, grade,
-        grade_probs, judge; others are ignored. Raise InputError for a missing column, text or relevance.
+        grade_probs, judge; other columns are ignored. Raise InputError for a missing column, text or relevance.
 
         Example:
             >>> table = pa.table({"query": ["copy"], "document": ["shutil.copy"], "label": [1.0]})
@@ -138,10 +137,10 @@ class GradedPairs:
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any]]) -> GradedPairs:
         """Make pairs from row dictionaries; missing ids are made from the texts."""
-        taken = list(rows)
-        names = [n for n in SCHEMA.names if n in REQUIRED_COLUMNS or any(row.get(n) is not None for row in taken)]
+        stored = list(rows)
+        names = [n for n in SCHEMA.names if n in REQUIRED_COLUMNS or any(row.get(n) is not None for row in stored)]
         schema = pa.schema([SCHEMA.field(name) for name in names])
-        blocks = (taken[start : start + ROWS_PER_BLOCK] for start in range(0, len(taken), ROWS_PER_BLOCK))
+        blocks = (stored[start : start + ROWS_PER_BLOCK] for start in range(0, len(stored), ROWS_PER_BLOCK))
         columns = ({name: [_value(name, row.get(name)) for row in block] for name in schema.names} for block in blocks)
         return cls.from_arrow(pa.RecordBatch.from_pydict(block, schema) for block in columns)
 
@@ -222,8 +221,8 @@ class GradedPairs:
         def batches() -> Iterator[pa.RecordBatch]:
             for prefix, pairs in tables.items():
                 for block in pairs.blocks():
-                    whole = with_columns_of(block, names)
-                    columns = {name: whole[name] for name in names}
+                    complete = with_columns_of(block, names)
+                    columns = {name: complete[name] for name in names}
                     for name in ("query_id", "document_id"):
                         start = pa.scalar(prefix, pa.large_string())
                         columns[name] = pc.binary_join_element_wise(start, columns[name], pa.scalar("/", start.type))
@@ -273,7 +272,7 @@ class GradedPairs:
             yield row, int(first[row])
 
     def first_rows_of_pairs(self) -> NDArray[np.intp]:
-        """Return the (M,) rows in which the pair of each row, by its ids and task, first stands."""
+        """Return (M,) the first row with the ids and the task of each row."""
         names, tasks = self.tasks
         numbers = numbered(self.id_numbers("query").astype(np.int64) << 32 | self.id_numbers("document"))
         if len(names) > 1:
@@ -302,14 +301,14 @@ class GradedPairs:
 
     def texts(self, kind: Kind, rows: Iterable[int]) -> list[str]:
         """Return the query or document texts of some rows."""
-        column, found = self.table[kind], []
+        column, texts = self.table[kind], []
         for row in rows:
             if self._looked_up == TEXTS_HELD:
                 self._looked_up = 0
                 self.release()
-            found.append(column[int(row)].as_py())
+            texts.append(column[int(row)].as_py())
             self._looked_up += 1
-        return found
+        return texts
 
     def release(self) -> None:
         """Give memory-mapped pages that were read back to the operating system."""
@@ -339,12 +338,12 @@ class GradedPairs:
 
         Numbers of queries, documents and groups do not change.
         """
-        taken = {"query": query_rows, "query_id": query_rows, "task": query_rows}
-        taken |= {"document": document_rows, "document_id": document_rows}
+        rows_of = {"query": query_rows, "query_id": query_rows, "task": query_rows}
+        rows_of |= {"document": document_rows, "document_id": document_rows}
         columns = {
-            name: self.table[name].take(pa.array(taken[name], pa.int64()))
+            name: self.table[name].take(pa.array(rows_of[name], pa.int64()))
             for name in self.table.column_names
-            if name in taken
+            if name in rows_of
         }
         added = pa.table({**columns, "relevance": relevance})
         more = checked(with_columns_of(added, self.table.column_names))
@@ -367,7 +366,8 @@ class GradedPairs:
         for block in self.blocks():
             for name in ("query_id", "query", "document_id", "document"):
                 texts = [text.encode() for text in block[name].to_pylist()]
-                digest.update(np.array([len(text) for text in texts], dtype="<i8").tobytes())  # tells ab c from a bc
+                # without the lengths, "ab", "c" and "a", "bc" would have the same hash
+                digest.update(np.array([len(text) for text in texts], dtype="<i8").tobytes())
                 digest.update(b"".join(texts))
             digest.update(block["relevance"].to_numpy().astype("<f8").tobytes())
             self.release()
@@ -430,7 +430,7 @@ def with_random_negatives(pairs: GradedPairs, collection: Collection, number: in
 
     A document that is judged for the query is never drawn. It is judged by a pair (same id, or same text) or by a split
     of the collection (same query id, or same query text). The draw depends on seed, query id and corpus alone, not on
-    other queries. An unjudged document may still be relevant; few are in a large corpus.
+    other queries. An unjudged document may be relevant, which is rare in a large corpus.
     """
     if number < 1:
         raise InputError(f"--negatives: got {number}; expected 1 or more; fix: leave it out for none")

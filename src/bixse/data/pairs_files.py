@@ -32,7 +32,7 @@ TEXTS = (
 )
 TASK = FileColumn("task", needed=False)
 PAIR_COLUMNS = (*TEXTS, TASK)
-"""Columns of pairs without grades; others are ignored."""
+"""Columns of pairs without grades; other columns are ignored."""
 GRADED_COLUMNS = (
     *TEXTS,
     FileColumn("relevance", "number", low=0, high=1),
@@ -41,7 +41,7 @@ GRADED_COLUMNS = (
     FileColumn("grade_probs", "numbers", needed=False),
     FileColumn("judge", needed=False),
 )
-"""Columns of graded pairs; others are ignored."""
+"""Columns of graded pairs; other columns are ignored."""
 
 
 def load_graded_pairs(path: str | Path) -> GradedPairs:
@@ -51,7 +51,7 @@ def load_graded_pairs(path: str | Path) -> GradedPairs:
 
     Columns: `query`, `document` (text) and `relevance` (a number in [0, 1]); optional `query_id`, `document_id`
     (made from a hash of the text if absent), `task`, `grade`, `grade_probs` (a list, JSON in CSV), `judge`; other
-    columns are ignored. A pair that is repeated with the same relevance is kept once.
+    columns are ignored. A pair that is repeated with the same relevance is read once.
 
     Raises:
         InputError: the file is missing, empty or of another format.
@@ -73,19 +73,19 @@ def load_pairs(path: str | Path, rows: range | None = None) -> list[Pair]:
     The rules are those of `load_graded_pairs`; a column `relevance` is not read. `rows`, counted from 0, limits Parquet
     to these rows: only they are in memory, and only they are compared with each other.
     """
-    found = open_pairs(path, rows).rows()
-    return [Pair(row["query_id"], row["query"], row["document_id"], row["document"], row.get("task")) for row in found]
+    pairs = open_pairs(path, rows).rows()
+    return [Pair(row["query_id"], row["query"], row["document_id"], row["document"], row.get("task")) for row in pairs]
 
 
 def parquet_pairs(path: Path) -> tuple[str, int]:
-    """Return a hash and the number of rows of a Parquet file, or of a folder of some, from their footers alone."""
+    """Return a hash and the number of rows of a Parquet file, or of a folder of Parquet files, from the footers."""
     files = files_of(path, (".parquet",), "a file or folder of pairs")
     if other := [file for file in files if kind_of(file) != ".parquet"]:  # only Parquet can be read from any row on
         raise InputError(
-            f"{other[0]}: got pairs to grade in shards in a file that is no Parquet; expected Parquet; fix: "
+            f"{other[0]}: got a suffix other than .parquet; expected Parquet, which shards need; fix: "
             "pandas.read_csv(...).to_parquet(...), or leave --shards, --processes and --engine out"
         )
-    # A footer has the position, least and greatest value of each column, and is read at once from files of any size.
+    # the footer holds the position, minimum and maximum of each column: files of any size are hashed in one read
     known = [[file.name, file.stat().st_size, footer_hash(file)] for file in files]
     return hashlib.sha256(json.dumps(known).encode()).hexdigest(), sum(row_counts(files))
 
@@ -106,8 +106,8 @@ def load_several(paths: Sequence[str | Path]) -> GradedPairs:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice or not paths:
         raise InputError(
-            f"pairs: got {f'two files named {twice[0]!r}' if twice else 'no file'}; expected files with names of "
-            "their own: a name stands for the task of rows without one; fix: rename one"
+            f"pairs: got {f'two files named {twice[0]!r}' if twice else 'no file'}; expected files with different "
+            "names: the name is the task of rows without a task; fix: rename a file"
         )
     return GradedPairs.joined({name: load_graded_pairs(path) for name, path in sorted(zip(names, paths, strict=True))})
 

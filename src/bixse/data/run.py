@@ -54,16 +54,16 @@ class Run:
     def result(self, kind: Callable[..., T], needed: Callable[[T], Iterable[str]]) -> T:
         """Return the results of a finished run with `reused` set; refuse them if `needed` files are missing."""
         try:
-            found = kind(**{**self.results, "reused": True})
-            missing = [name for name in needed(found) if not (self.folder / name).is_file()]
+            result = kind(**{**self.results, "reused": True})
+            missing = [name for name in needed(result) if not (self.folder / name).is_file()]
         except TypeError:
             missing = ["its results in run.json"]
         if missing:
             raise InputError(
                 f"{self.folder}: got missing or damaged results, a finished run without {', '.join(missing)}; expected "
-                f"what it wrote; fix: delete the folder and run `bixse {self.command}` again"
+                f"the files that the run wrote; fix: delete the folder and run `bixse {self.command}` again"
             )
-        return found
+        return result
 
     def save(self, status: Status | None = None) -> None:
         """Write run.json, with a new status if given."""
@@ -88,7 +88,7 @@ def open_run(
 ) -> Run:
     """Return the record of an output folder: new, to continue ("running") or "finished"; refuse that of another run.
 
-    Nothing is written: call `save` when the inputs are checked, so that a refused command leaves no folder behind. 1
+    Nothing is written: call `save` once the inputs are checked, so that a refused command leaves no folder. 1
     and 1.0 are the same setting. The settings in `paths` are not compared: `inputs` holds the hashes of their files.
     """
     record = Run(folder, command, config, inputs, paths=paths)
@@ -97,8 +97,8 @@ def open_run(
         names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
     visible = sorted(name for name in names if not name.startswith("."))
     if is_file or (visible and RUN_FILE not in visible):
-        found = "a file" if is_file else f"files that are no run of bixse ({', '.join(visible[:3])})"
-        raise OutputExistsError(f"{folder}: got {found}; expected a new or empty folder; fix: choose another --out")
+        got = "a file" if is_file else f"files that are no run of bixse ({', '.join(visible[:3])})"
+        raise OutputExistsError(f"{folder}: got {got}; expected a new or empty folder; fix: choose another --out")
     if not visible:
         return record
     earlier = _read_record(folder / RUN_FILE)
@@ -118,12 +118,12 @@ def _read_record(path: Path) -> dict[str, Any]:
     kinds |= dict.fromkeys(("config", "inputs", "results", "timings"), dict)
     try:
         earlier = json.loads(read_text(path))
-        found = [key for key, kind in kinds.items() if not isinstance(earlier[key], kind)]
+        faults = [key for key, kind in kinds.items() if not isinstance(earlier[key], kind)]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        found = [f"{type(error).__name__}: {error}"]
-    if found:
+        faults = [f"{type(error).__name__}: {error}"]
+    if faults:
         raise InputError(
-            f"{path}: got a damaged record ({', '.join(found)}); expected the JSON that bixse wrote; "
+            f"{path}: got a damaged record ({', '.join(faults)}); expected the JSON that bixse wrote; "
             "fix: choose another --out, or delete the folder"
         )
     return dict(earlier)
@@ -141,7 +141,7 @@ def _changes(earlier: Mapping[str, Any], record: Run) -> str:
         if old.get(name) != new.get(name)
     ]
     words += [
-        f"{name} ({'its content' if name in read_before and name in read_now else 'read by one of the two only'})"
+        f"{name} ({'its content' if name in read_before and name in read_now else 'read by only one of the two runs'})"
         for name in sorted({**read_before, **read_now})
         if read_before.get(name) != read_now.get(name)
     ]
@@ -154,29 +154,29 @@ def _shown(settings: Mapping[str, Any], name: str) -> str:
 
 def _identity(config: Mapping[str, Any], inputs: Mapping[str, str], paths: Collection[str]) -> dict[str, Any]:
     counted = {name: value for name, value in config.items() if name not in paths}
-    return {"config": _flat(_plain(counted, whole=True)), "inputs": dict(inputs)}
+    return {"config": _flat(_plain(counted, integers=True)), "inputs": dict(inputs)}
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, dict) and value:
-            found |= {f"{name}.{inner}": entry for inner, entry in _flat(value).items()}
+            flat |= {f"{name}.{inner}": entry for inner, entry in _flat(value).items()}
         else:
-            found[name] = value
-    return found
+            flat[name] = value
+    return flat
 
 
-def _plain(value: Any, whole: bool = False) -> Any:
-    """Return a value as JSON can hold it: null for NaN and infinity, text for a path; `whole` writes 1.0 as 1."""
+def _plain(value: Any, integers: bool = False) -> Any:
+    """Return a value as JSON can hold it: null for NaN and infinity, text for a path; `integers` writes 1.0 as 1."""
     if isinstance(value, Mapping):
-        return {str(name): _plain(entry, whole) for name, entry in value.items()}
+        return {str(name): _plain(entry, integers) for name, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(entry, whole) for entry in value]
+        return [_plain(entry, integers) for entry in value]
     if isinstance(value, float):
         if not math.isfinite(value):
             return None
-        return int(value) if whole and value.is_integer() else float(value)
+        return int(value) if integers and value.is_integer() else float(value)
     return value if value is None or isinstance(value, (str, int)) else str(value)
 
 

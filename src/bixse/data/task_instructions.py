@@ -86,7 +86,7 @@ class Instructions(BaseModel):
         if task is None and len(self.tasks) == 1:
             return next(iter(self.tasks.values()))
         known = ", ".join(self.tasks) or "none"
-        hint = did_you_mean(task or "", self.tasks, otherwise="name one of them, or give the table a `default`")
+        hint = did_you_mean(task or "", self.tasks, otherwise="name a known task, or give the table a `default`")
         raise InputError(
             f"instructions: got {f'task {task!r}' if task else 'no task'}; expected one of {known}; fix: {hint}"
         )
@@ -96,10 +96,10 @@ class Instructions(BaseModel):
 
     def prompt(self, task: str | None, kind: Literal["query", "document"], choice: int = 0) -> str:
         """Return the prompt of a text with instruction number `choice`; empty for documents unless symmetric."""
-        found = self.of(task)
-        if kind == "document" and not found.symmetric:
+        entry = self.of(task)
+        if kind == "document" and not entry.symmetric:
             return ""
-        return (found.template or self.template).replace("{instruction}", found.instructions[choice])
+        return (entry.template or self.template).replace("{instruction}", entry.instructions[choice])
 
     def prompts(self) -> dict[str, str]:
         """Return prompts by the names of sentence-transformers: query, document and each task (its first instruction).
@@ -121,7 +121,7 @@ class Instructions(BaseModel):
                 missing.append("rows without a task" if task is None else repr(task))
         if missing:
             raise InputError(
-                f"{where}: got tasks without an instruction ({', '.join(missing)}); expected one for each, or a "
+                f"{where}: got tasks without an instruction ({', '.join(missing)}); expected one per task, or a "
                 f"`default`; known tasks: {', '.join(self.tasks) or 'none'}; fix: add them to the table"
             )
 
@@ -141,7 +141,7 @@ def load_instructions(source: str | Path) -> Instructions:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(
             f'{source}: got no valid TOML ({error}); expected [tasks.NAME] sections with instructions = ["..."]; '
-            "fix: correct that place"
+            "fix: correct that line"
         ) from error
 
 
@@ -151,8 +151,8 @@ def parse_instructions(values: Mapping[str, Any], where: str) -> Instructions:
         return Instructions.model_validate(dict(values))
     except ValidationError as error:
         errors = [
-            f"  {'.'.join(map(str, found['loc']))}: got {shorten(found['input'])}; "
-            f"{found['msg'].removeprefix('Value error, ')}"
-            for found in error.errors()
+            f"  {'.'.join(map(str, fault['loc']))}: got {shorten(fault['input'])}; "
+            f"{fault['msg'].removeprefix('Value error, ')}"
+            for fault in error.errors()
         ]
         raise ConfigError("\n".join([f"{where}: got instructions that cannot be used", *errors])) from error

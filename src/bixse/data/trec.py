@@ -91,9 +91,7 @@ def write_run(path: str | Path, run: Ranking, tag: str) -> None:
     path = Path(path)
     lines = list(run_lines(run, tag))
     if not lines:
-        raise InputError(
-            f"{path}: got a run without documents; expected at least one; fix: check the search that made it"
-        )
+        raise InputError(f"{path}: got a run without documents; expected at least one; fix: check the search")
     write_atomically(path, "".join(lines))
 
 
@@ -143,15 +141,15 @@ def qrels_rows(path: Path, errors: InvalidFileError) -> Iterator[tuple[int, str,
             expected = BEIR_HEADER if is_beir else ", ".join(_TREC_COLUMNS)
             errors.add(row, None, shorten(line), expected, "correct the line")
             continue
-        found = []
+        values = []
         for column, value in zip(_QRELS_COLUMNS, (fields[0], *fields[-2:]), strict=True):
             try:
-                found.append(column.read(value))
+                values.append(column.read(value))
             except InvalidValueError as error:
                 errors.add(row, column.name, error.got, error.expected, error.fix)
-        if len(found) < len(_QRELS_COLUMNS):
+        if len(values) < len(_QRELS_COLUMNS):
             continue
-        query_id, document_id, grade = found
+        query_id, document_id, grade = values
         before, known = first.setdefault((query_id, document_id), (row, grade))
         if known != grade:
             got = f"{grade:g} where row {before} has {known:g} for query {query_id!r}, document {document_id!r}"

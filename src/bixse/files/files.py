@@ -1,4 +1,4 @@
-"""Read and write small files: no file is ever half-written, and every failure says how to fix it."""
+"""Read and write small files: a file is written completely or not at all, and every error has a fix."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ OS_ERROR = re.compile(r"\(os error (\d+)\)")
 CACHE_VARIABLE, NO_CACHE = "BIXSE_CACHE_DIR", "none"
 """Environment variable that holds the path of the cache folder, or that nothing is cached."""
 EMBEDDINGS_FOLDER = "embeddings"
-KEPT_SUFFIXES = (".sqlite", ".sqlite-journal", ".safetensors")
+CACHE_SUFFIXES = (".sqlite", ".sqlite-journal", ".safetensors")
 """Suffixes of the cached files; earlier versions wrote `.safetensors`."""
 HASHES_FILE = "SHA256SUMS"
 """Name of the hash file inside a folder; `sha256sum -c SHA256SUMS` reads it too."""
 FOR_PEOPLE = (".md",)
-"""Suffixes of pages that people edit and no program reads. They have no hash."""
+"""Suffixes of pages for people, such as a model card. They may be edited, so they have no hash."""
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 
 
 class RepeatedKeyError(ValueError):
-    """The error for an object that has the same key twice."""
+    """The error for an object that has a key twice."""
 
     def __init__(self, key: str, line: int | None = None) -> None:
         self.key = key
@@ -95,10 +95,10 @@ def parse_yaml(text: str) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)  # json alone would silently keep the last of two equal keys
-    if len(found) < len(pairs):
-        raise RepeatedKeyError(next(key for place, (key, _) in enumerate(pairs) if key in dict(pairs[:place])))
-    return found
+    unique = dict(pairs)  # json alone would silently keep the last of two equal keys
+    if len(unique) < len(pairs):
+        raise RepeatedKeyError(next(key for position, (key, _) in enumerate(pairs) if key in dict(pairs[:position])))
+    return unique
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique)
@@ -119,14 +119,14 @@ def read_text(path: Path) -> str:
     try:
         data = path.read_bytes()
     except OSError as error:
-        found = error.strerror or str(error)
-        raise InputError(f"{path}: got {found!r}; expected a readable file; fix: check the path") from error
+        reason = error.strerror or str(error)
+        raise InputError(f"{path}: got {reason!r}; expected a readable file; fix: check the path") from error
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        rest, line = error.object[error.start], error.object[: error.start].count(b"\n") + 1
+        byte, line = error.object[error.start], error.object[: error.start].count(b"\n") + 1
         message = (
-            f"got byte {rest:#04x} in line {line}; expected UTF-8 text; "
+            f"got byte {byte:#04x} in line {line}; expected UTF-8 text; "
             "fix: convert it, for example with `iconv -f latin1 -t utf-8`"
         )
         raise InputError(f"{path}: {not_text(data) or message}") from error
@@ -142,12 +142,12 @@ def read_settings(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # RecursionError: an alias in the value it names
         where = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(
-            f"{path}: got no valid YAML ({where}); expected lines of the form `key: value`; fix: correct that place"
+            f"{path}: got no valid YAML ({where}); expected lines of the form `key: value`; fix: correct that line"
         ) from error
     if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
-        found = "an empty file" if loaded is None else shorten(loaded)
+        got = "an empty file" if loaded is None else shorten(loaded)
         raise ConfigError(
-            f"{path}: got {found}; expected lines of the form `key: value`; fix: name every setting by its key"
+            f"{path}: got {got}; expected lines of the form `key: value`; fix: name every setting by its key"
         )
     return loaded
 
@@ -177,12 +177,12 @@ def storage_errors(path: Path) -> Iterator[None]:
         full = number in (errno.ENOSPC, errno.EDQUOT) or any(sign in str(error) for sign in NO_SPACE)
         if not isinstance(error, OSError) and number is None and not full:
             raise
-        found, name = getattr(error, "strerror", None) or str(error), getattr(error, "filename", None)
-        place = "" if name is None or Path(str(name)) == path else f" ({name})"
+        reason, name = getattr(error, "strerror", None) or str(error), getattr(error, "filename", None)
+        where = "" if name is None or Path(str(name)) == path else f" ({name})"
         closed = number in (errno.EACCES, errno.EPERM, errno.EROFS)
         fix = "free disk space" if full else "make the folder writable" if closed else "check that the path is right"
         raise StorageError(
-            f"{path}: got {found}{place}; expected to write there; fix: {fix} or choose another --out folder"
+            f"{path}: got {reason}{where}; expected to write there; fix: {fix} or choose another --out folder"
         ) from error
 
 
@@ -209,7 +209,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
                     part.chmod(stat.S_IMODE(old))
                 yield file
                 file.flush()
-                os.fsync(file.fileno())  # a crash after the rename could else leave an empty file
+                os.fsync(file.fileno())  # without it, a crash after the rename could leave an empty file
             part.replace(target)
         except BaseException:
             part.unlink(missing_ok=True)
@@ -238,7 +238,7 @@ def append_line(path: Path, line: str) -> None:
 
 @contextmanager
 def alone_in(
-    out: Path, lock: str = LOCK_FILE, wait: bool = False, fix: str = "wait until it has ended, or choose another --out"
+    out: Path, lock: str = LOCK_FILE, wait: bool = False, fix: str = "wait for it, or choose another --out"
 ) -> Iterator[None]:
     """Make a folder and hold a lock in it; the operating system releases the lock of a killed process.
 
@@ -253,7 +253,7 @@ def alone_in(
             held.acquire()
         except Timeout as error:
             raise OutputExistsError(
-                f"{out}: got a folder in which another process is at work; expected one that is free; fix: {fix}"
+                f"{out}: got a folder that another process writes to; expected a free folder; fix: {fix}"
             ) from error
     try:
         yield
@@ -271,7 +271,7 @@ def usual_modes(folder: Path) -> Iterator[None]:
     before = {path: path.stat().st_mode for path in folder.rglob("*.safetensors")}
     yield
     probe = folder / f".{secrets.token_hex(4)}"
-    probe.touch(exist_ok=False)  # os.umask tells the mask only by setting it, for all threads
+    probe.touch(exist_ok=False)  # os.umask returns the mask only by setting it, for all threads
     usual = probe.stat().st_mode
     probe.unlink()
     for path in folder.rglob("*.safetensors"):
@@ -328,7 +328,7 @@ def write_hashes(folder: Path) -> None:
 
 
 def damage(folder: Path) -> str | None:
-    """Return the damage of a folder with hashes, in words, or None.
+    """Return the first damage of a folder with hashes, in words, or None.
 
     Files that were added later are not checked. A folder without hashes has no damage.
     """
@@ -354,7 +354,7 @@ def write_with_hash(path: Path, content: str, folder: Path | None = None) -> Non
     try:
         hashes = _load(folder)
     except (OSError, ValueError):
-        hashes = None  # damaged: whoever reads the folder says so
+        hashes = None  # damaged: the next reader of the folder reports it
     if hashes is None:
         write_atomically(path, content)
         return
@@ -379,11 +379,11 @@ def _load(folder: Path) -> dict[str, str] | None:
         return None
     hashes = {}
     for line in (folder / HASHES_FILE).read_text(encoding="utf-8").removesuffix("\n").split("\n"):
-        found = _LINE.fullmatch(line)
-        path = PurePosixPath(found[2] if found else "/")
-        if found is None or path.is_absolute() or ".." in path.parts:
+        match = _LINE.fullmatch(line)
+        path = PurePosixPath(match[2] if match else "/")
+        if match is None or path.is_absolute() or ".." in path.parts:
             raise ValueError(f"{HASHES_FILE}: no hash and path inside the folder in a line")
-        hashes[found[2]] = found[1]
+        hashes[match[2]] = match[1]
     return hashes
 
 
@@ -403,11 +403,11 @@ def cache_folder(choice: str | Path | None = None) -> Path | None:
 
     `choice` is a folder or "none". The default is BIXSE_CACHE_DIR, then the cache folder of the user.
     """
-    found = str(choice) if choice is not None else os.environ.get(CACHE_VARIABLE, "")
-    if found == NO_CACHE:
+    folder = str(choice) if choice is not None else os.environ.get(CACHE_VARIABLE, "")
+    if folder == NO_CACHE:
         return None
-    if found:
-        return Path(found).expanduser()
+    if folder:
+        return Path(folder).expanduser()
     import platformdirs
 
     return platformdirs.user_cache_path("bixse", appauthor=False)
@@ -415,15 +415,15 @@ def cache_folder(choice: str | Path | None = None) -> Path | None:
 
 def cached_files(folder: Path) -> list[Path]:
     """Return the files of bixse in a cache folder, and no other files."""
-    found = sorted((folder / EMBEDDINGS_FOLDER).glob("*"))
-    return [path for path in found if path.is_file() and path.suffix in KEPT_SUFFIXES]
+    paths = sorted((folder / EMBEDDINGS_FOLDER).glob("*"))
+    return [path for path in paths if path.is_file() and path.suffix in CACHE_SUFFIXES]
 
 
 def clear_cache(folder: Path) -> int:
     """Delete the files of bixse in a cache folder; return the number of bytes freed."""
     freed = 0
     for path in cached_files(folder):
-        with suppress(FileNotFoundError):  # another process was faster
+        with suppress(FileNotFoundError):  # another process has deleted it
             size = path.stat().st_size
             path.unlink()
             freed += size

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 REPLACE = "write or fetch it again, or name it by its real format"
-"""The fix for a Parquet file that cannot be read."""
+"""Fix for an unreadable Parquet file."""
 BYTES_IN_MEMORY = 2**26
 """Maximum size of a table in memory."""
 BYTES_PER_BATCH = 2**23
@@ -65,15 +65,15 @@ def reading(path: Path, fix: str = REPLACE) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, ValueError) as error:
-        found = " ".join(str(error).split()) or type(error).__name__
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
-            f"{path}: got unreadable Parquet ({found[:200]}); expected a whole Parquet file, every byte as it was "
-            f"written; fix: {fix}"
+            f"{path}: got unreadable Parquet ({reason[:200]}); expected a complete Parquet file, every byte as it "
+            f"was written; fix: {fix}"
         ) from error
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """Return a Parquet file with those of `columns` that it has, or with all columns if it has none of them."""
+    """Return a table with the columns of `columns` that the file has, or with all columns if it has none of these."""
     with open_table(path) as file:
         names = [name for name in file.schema_arrow.names if columns is None or name in columns]
         return file.read(columns=names or None)
@@ -82,8 +82,7 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
 def column_names(path: Path) -> list[str]:
     """Return the column names of a Parquet file."""
     with open_table(path) as file:
-        names: list[str] = file.schema_arrow.names
-        return names
+        return list(file.schema_arrow.names)
 
 
 def row_batches(
@@ -129,7 +128,7 @@ class Spool:
     mapping: mmap.mmap | None = None
 
     def release(self) -> None:
-        """Give pages that were read back to the operating system, which reads them again on demand."""
+        """Return pages to the operating system, which reads them again on demand."""
         if self.mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
             self.mapping.madvise(mmap.MADV_DONTNEED)
 

@@ -32,7 +32,6 @@ BLOCK_BYTES = 1 << 26
 """Maximum bytes of text per block of JSONL or CSV."""
 LONGEST_LINE = 1 << 26
 """Maximum bytes per line or field: a file without line ends must not fill the memory."""
-BATCH_ROWS = 1024
 Row: TypeAlias = tuple[int, dict[str, Any], int, int]
 """Number from 1, values by name, characters, and bytes of the file that have been read."""
 
@@ -73,27 +72,27 @@ def read_blocks(
     caller may add its own. `rows`, counted from 0, limits what is read from Parquet.
     """
     path = Path(path)
-    found = errors if errors is not None else InvalidFileError(path)
+    collected = errors if errors is not None else InvalidFileError(path)
     hashes: dict[str, list[NDArray[np.int64]]] = {column.name: [] for column in columns if column.unique}
     count = 0
-    for block in _checked_blocks(path, columns, found, rows):
+    for block in _checked_blocks(path, columns, collected, rows):
         count += len(block)
-        for name, own in hashes.items():
-            own.append(np.fromiter(map(hash, block.columns[name]), np.int64, len(block)))
+        for name, parts in hashes.items():
+            parts.append(np.fromiter(map(hash, block.columns[name]), np.int64, len(block)))
         if len(block):
             yield block
-    for name, own in hashes.items():
-        ordered = np.sort(np.concatenate([np.zeros(0, np.int64), *own]))
+    for name, parts in hashes.items():
+        ordered = np.sort(np.concatenate([np.zeros(0, np.int64), *parts]))
         if twice := set(ordered[1:][ordered[1:] == ordered[:-1]].tolist()):
-            _add_repeats(_checked_blocks(path, columns, InvalidFileError(path), rows), name, twice, found)
+            _add_repeats(_checked_blocks(path, columns, InvalidFileError(path), rows), name, twice, collected)
     if errors is None:
-        found.raise_any()
-    if not count and not found.total:
+        collected.raise_any()
+    if not count and not collected.total:
         raise InputError(f"{path}: got no rows; expected at least one; fix: check the export")
 
 
 def _add_repeats(blocks: Iterator[Block], name: str, twice: set[int], errors: InvalidFileError) -> None:
-    """Add an error for each value of a column that stands in an earlier row; `twice` are the hashes that repeat."""
+    """Add an error for each value of a column that an earlier row has; `twice` holds the repeated hashes."""
     first: dict[Hashable, int] = {}
     for block in blocks:
         for row, value in zip(block.rows, block.columns[name], strict=True):
@@ -152,16 +151,16 @@ def files_of(path: Path, suffixes: Sequence[str] = FORMATS, what: str = "a file 
     """Return the file itself, or the files of a folder with one of these suffixes, sorted by name."""
     if path.is_dir() and suffixes:
         rows = sorted(file for file in path.rglob("*") if file.is_file() and kind_of(file) in {*FORMATS, *suffixes})
-        found = [file for file in rows if kind_of(file) in suffixes]
-        if len(found) < len(rows):
+        files = [file for file in rows if kind_of(file) in suffixes]
+        if len(files) < len(rows):
             other = next(file for file in rows if kind_of(file) not in suffixes).relative_to(path)
-            got = f"{other} next to {found[0].relative_to(path)}" if found else f"{other}"
+            got = f"{other} next to {files[0].relative_to(path)}" if files else f"{other}"
             raise InputError(
-                f"{path}: got a folder with {got}; expected one of {' or '.join(suffixes)} files alone; "
-                "fix: name the file that is meant"
+                f"{path}: got a folder with {got}; expected {' or '.join(suffixes)} files alone; "
+                "fix: name a file instead of the folder"
             )
-        if found:
-            return found
+        if files:
+            return files
         raise InputError(
             f"{path}: got a folder without {' or '.join(suffixes)} files; expected {what}; fix: check the path"
         )
@@ -184,7 +183,7 @@ def text_lines(path: Path, errors: InvalidFileError) -> Iterator[tuple[int, str,
             number += 1
             if len(line) > LONGEST_LINE:
                 got = f"a line longer than {LONGEST_LINE >> 20} MiB"
-                errors.add(number, None, got, "lines of a row each", "end every row with a line end")
+                errors.add(number, None, got, "one row per line", "end every row with a line end")
                 while line and not line.endswith(b"\n"):
                     line = file.readline(LONGEST_LINE)
                 continue
@@ -231,18 +230,18 @@ def _checked_blocks(
 
 def _in_blocks(rows: Iterator[Row], columns: Sequence[FileColumn]) -> Iterator[Block]:
     def block() -> Block:
-        return Block(numbers, {column.name: [row.get(column.name) for row in taken] for column in columns}, position)
+        return Block(numbers, {column.name: [row.get(column.name) for row in values] for column in columns}, position)
 
     numbers: list[int] = []
-    taken: list[dict[str, Any]] = []
+    values: list[dict[str, Any]] = []
     size = position = 0
-    for number, row, length, position in rows:  # noqa: B007 (the last one is the block's)
+    for number, row, length, position in rows:  # noqa: B007 (the last position is that of the block)
         numbers.append(number)
-        taken.append(row)
+        values.append(row)
         size += length
-        if len(taken) == BLOCK_ROWS or size > BLOCK_BYTES:
+        if len(values) == BLOCK_ROWS or size > BLOCK_BYTES:
             yield block()
-            numbers, taken, size = [], [], 0
+            numbers, values, size = [], [], 0
     yield block()
 
 
@@ -269,7 +268,7 @@ def json_object(number: int, line: str, errors: InvalidFileError) -> dict[str, A
     try:
         row = parse_json(line)
     except RepeatedKeyError as error:
-        errors.add(number, error.key, "the key twice", "it once an object", "keep one of the two")
+        errors.add(number, error.key, "the key twice", "each key once per object", "keep one of the two values")
         return None
     except (ValueError, RecursionError) as error:
         errors.add(number, None, shorten(line), "one JSON object per line", f"correct the line ({error})")
@@ -294,7 +293,7 @@ def _csv_rows(path: Path, columns: Sequence[FileColumn] | None, errors: InvalidF
                 return
             columns = columns if columns is not None else _all_columns(names)
             empty = {column.name: "" if column.needed else None for column in columns}
-            places = {name: names.index(found) for name, found in _choose(path, names, columns, errors).items()}
+            positions = {name: names.index(title) for name, title in _choose(path, names, columns, errors).items()}
             for fields in reader:
                 if not fields:
                     continue
@@ -303,7 +302,7 @@ def _csv_rows(path: Path, columns: Sequence[FileColumn] | None, errors: InvalidF
                     fix = "put a text that holds the separator, a quote or a line end in double quotes; 0.5, not 0,5"
                     errors.add(number, None, f"{len(fields)} columns", f"{len(names)} as in the header", fix)
                     continue
-                row = {name: fields[place] or empty[name] for name, place in places.items()}
+                row = {name: fields[position] or empty[name] for name, position in positions.items()}
                 yield number, row, sum(map(len, fields)), raw.tell()
         except csv.Error as error:
             fix = 'close every double quote, and write a quote inside a text as ""'
@@ -330,9 +329,9 @@ def _parquet_blocks(
                 continue
             names = file.schema_arrow.names
             chosen = _choose(file_path, names, columns if columns is not None else _all_columns(names), errors)
-            own = None if rows is None else range(rows.start - start, rows.stop - start)
-            for first, batch in row_batches(file, list(chosen.values()), BLOCK_ROWS, own):
-                values = {name: batch.column(found).to_pylist() for name, found in chosen.items()}
+            chosen_rows = None if rows is None else range(rows.start - start, rows.stop - start)
+            for first, batch in row_batches(file, list(chosen.values()), BLOCK_ROWS, chosen_rows):
+                values = {name: batch.column(title).to_pylist() for name, title in chosen.items()}
                 numbers = range(start + first + 1, start + first + 1 + batch.num_rows)
                 yield Block(numbers, values, read + size * (first + batch.num_rows) // max(1, length))
         read += size
@@ -348,13 +347,13 @@ def _choose(
     """Map each column to its name in the header; raise for a missing needed column or a name used twice."""
     chosen: dict[str, str] = {}
     for column in columns:
-        found = _name_in(column, names)
-        if found is not None:
-            chosen[column.name] = found
-            if (times := list(names).count(found)) > 1:
-                errors.add(None, found, f"{times} columns of that name", "one", "rename the other")
+        title = _name_in(column, names)
+        if title is not None:
+            chosen[column.name] = title
+            if (times := list(names).count(title)) > 1:
+                errors.add(None, title, f"{times} columns of that name", "one", "rename the other")
         elif column.needed:
-            needed = tuple(sorted(one.name for one in columns if one.needed))
+            needed = tuple(sorted(other.name for other in columns if other.needed))
             fix = missing_column_hint(path, column.name, tuple(names), needed)
             got = f"columns {shorten(', '.join(names), 120)}"
             errors.add(None, column.name, got, f"a column {column.name!r}", fix)
@@ -369,28 +368,28 @@ def _name_in(column: FileColumn, names: Container[str]) -> str | None:
 def _checked(raw: Block, columns: Sequence[FileColumn], errors: InvalidFileError) -> Block:
     """Return the valid rows with their values converted; add the others to `errors`."""
     invalid: set[int] = set()
-    found: dict[str, list[Any]] = {}
+    converted: dict[str, list[Any]] = {}
     for column in columns:
         values = raw.columns.get(column.name)
         if values is None:
-            found[column.name] = [None] * len(raw)
+            converted[column.name] = [None] * len(raw)
             continue
         at_once = column.read_all(values)
         if at_once is None:
             at_once = []
-            for place, value in enumerate(values):
+            for position, value in enumerate(values):
                 try:
                     at_once.append(column.read(value))
                 except InvalidValueError as error:
-                    errors.add(raw.rows[place], column.name, error.got, error.expected, error.fix)
-                    invalid.add(place)
+                    errors.add(raw.rows[position], column.name, error.got, error.expected, error.fix)
+                    invalid.add(position)
                     at_once.append(None)
-        found[column.name] = at_once
+        converted[column.name] = at_once
     if not invalid:
-        return Block(raw.rows, found, raw.position)
-    kept = [place for place in range(len(raw)) if place not in invalid]
-    columns_kept = {name: [values[place] for place in kept] for name, values in found.items()}
-    return Block([raw.rows[place] for place in kept], columns_kept, raw.position)
+        return Block(raw.rows, converted, raw.position)
+    valid = [position for position in range(len(raw)) if position not in invalid]
+    valid_columns = {name: [values[position] for position in valid] for name, values in converted.items()}
+    return Block([raw.rows[position] for position in valid], valid_columns, raw.position)
 
 
 def write_rows(table: pa.Table | pa.RecordBatchReader, path: str | Path) -> None:
@@ -407,7 +406,7 @@ def write_rows(table: pa.Table | pa.RecordBatchReader, path: str | Path) -> None
         write = csv.writer(text, delimiter="\t" if kind == ".tsv" else ",", lineterminator="\r\n").writerow
         if kind != ".jsonl":
             write(table.schema.names)
-        for batch in table.to_batches(BATCH_ROWS) if isinstance(table, pa.Table) else table:
+        for batch in table.to_batches(BLOCK_ROWS) if isinstance(table, pa.Table) else table:
             for row in batch.to_pylist():
                 if kind == ".jsonl":
                     text.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -72,10 +72,10 @@ class FileColumn:
     def read_all(self, values: list[Any]) -> list[Any] | None:
         """Return all values at once; None if a value needs `read`."""
         present = values if self.needed else [value for value in values if value is not None]
-        found = self._read_present(present, set(map(type, present)))
-        if found is None or len(present) == len(values):
-            return found
-        rest = iter(found)
+        converted = self._read_present(present, set(map(type, present)))
+        if converted is None or len(present) == len(values):
+            return converted
+        rest = iter(converted)
         return [None if value is None else next(rest) for value in values]
 
     def _read_present(self, values: list[Any], types: set[type]) -> list[Any] | None:
@@ -117,7 +117,7 @@ class FileColumn:
             fix = "convert the file, for example with `iconv -t utf-8`; drop the half of a surrogate pair"
             raise InvalidValueError(shorten(value), "text that UTF-8 can write", fix)
         if self.kind == "id" and text.split() != [text]:
-            raise InvalidValueError(shorten(value), self.expected, "rename it, for example with _ for each blank")
+            raise InvalidValueError(shorten(value), self.expected, "rename it, for example with _ for each space")
         return text
 
     def _number(self, value: Any) -> float:
@@ -127,7 +127,7 @@ class FileColumn:
                 exact = int(value)
         number = number_of(exact)
         if not math.isfinite(number) or (self.kind == "integer" and number != int(number)):
-            fix = number_hint(value, "drop the row: what is no number is no 0")
+            fix = number_hint(value, "drop the row: an unknown number is not 0")
             raise InvalidValueError(shorten(value), self.expected, fix)
         if not self.low <= number <= self.high:
             fix = f"map it to [{self.low:g}, {self.high:g}]: (value - lowest) / (highest - lowest)"
@@ -179,7 +179,7 @@ def number_hint(value: object, otherwise: str) -> str:
 
 @lru_cache
 def missing_column_hint(path: Path, column: str, names: tuple[str, ...], needed: tuple[str, ...]) -> str:
-    """Return the fix for a missing column: other letters, another separator, or the command that maps names."""
+    """Return the fix for a missing column: another spelling, another separator, or the command that maps names."""
     for name in names:
         if "_".join(name.strip().casefold().replace("-", " ").split()) == column != name:
             return f"rename {name!r} to {column!r}: names are compared letter by letter"

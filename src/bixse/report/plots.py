@@ -74,7 +74,7 @@ class Plot:
 
 
 def training_plots(curves: Sequence[TrainingCurve], label: Callable[[str], str] = str) -> dict[str, Plot]:
-    """Title -> plot of each panel of the training log that has data; a dotted line marks the kept checkpoint."""
+    """Title -> plot of each panel of the training log that has data; a dotted line marks the best checkpoint."""
     panels: dict[str, list[tuple[str, TrainingCurve, str]]] = {}
     for curve in curves:  # losses differ in scale between systems, so loss and logits have a panel per system
         name = label(curve.system)
@@ -104,17 +104,17 @@ def _training_plot(title: str, series: Sequence[tuple[str, TrainingCurve, str]])
                 if curve.best_step in steps and series[0][2] == DEV_FIELD:
                     best = float(values[list(steps).index(curve.best_step)])
                     axes.plot(curve.best_step, best, marker="*", markersize=12, color=style["color"])
-        kept = any(curve.best_step is not None for _, curve, _, _ in drawn)
-        axes.set(xlabel="step (dotted: checkpoint kept)" if kept else "step")
+        has_best = any(curve.best_step is not None for _, curve, _, _ in drawn)
+        axes.set(xlabel="step (dotted: best checkpoint)" if has_best else "step")
         axes.xaxis.get_major_locator().set_params(integer=True)
         if len(drawn) > 1:
             names = [clean(name) for name, *_ in drawn]
             figure.legend(lines, names, loc="outside lower left", ncols=1 if max(map(len, names)) > 16 else 2)
-        said = "; ".join(
+        changes = "; ".join(
             f"{name} from {format_number(float(values[0]))} to {format_number(float(values[-1]))}"
             for name, _, _, values in drawn
         )
-        return finished(figure, f"{title} over training steps: {said}")
+        return finished(figure, f"{title} over training steps: {changes}")
 
 
 def _values(logged: Sequence[tuple[int, float]]) -> tuple[np.ndarray, np.ndarray]:
@@ -144,20 +144,20 @@ def merge_plot(curve: MergeCurve, label: Callable[[str], str] = str) -> Plot:
                 errors = [point.error for point in curve.points]
                 axes.errorbar(*zip(*points, strict=True), yerr=errors, fmt="none", capsize=3, color=style["color"])
         axes.set(
-            xlabel="weight of the tuned model (dotted: kept)\nbars: error of the difference from the best",
+            xlabel="weight of the tuned model (dotted: chosen)\nbars: error of the difference from the best",
             ylabel="change of nDCG@10",
             xlim=(-0.03, 1.03),
         )
         names = [f"{clean(name, 24)} ({'guard' if name in curve.guards else 'dev'})" for name in changes]
         figure.legend(lines, names, loc="outside lower left", ncols=1)
-        said = "; ".join(
+        summary = "; ".join(
             f"{name} {format_difference(change)}"
             for name, points in changes.items()
             for weight, change in points
             if weight == curve.weight
         )
         return finished(
-            figure, f"{label(curve.system)}, merged with weight {curve.weight:g} of the tuned model: {said}"
+            figure, f"{label(curve.system)}, merged with weight {curve.weight:g} of the tuned model: {summary}"
         )
 
 

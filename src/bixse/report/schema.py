@@ -50,7 +50,7 @@ class TrainingCurve(_Plain):
     logged: dict[Text, list[tuple[int, float]]]
     """Field of the log -> (step, value) of each finite value, by step."""
     best_step: int | None = None
-    """Step of the kept checkpoint."""
+    """Step of the best checkpoint."""
 
 
 class MergeCurve(_Plain):
@@ -58,11 +58,11 @@ class MergeCurve(_Plain):
 
     system: Text
     weight: float
-    """The kept weight."""
+    """The chosen weight."""
     points: list[MergePoint]
     """Points by weight, the base model first."""
     reason: Text = ""
-    """Reason for the kept weight, in one sentence."""
+    """Reason for the chosen weight, in one sentence."""
     guards: list[Text] = Field(default_factory=list)
     """Names of the collections that must not get worse; all other collections are dev."""
 
@@ -123,7 +123,7 @@ class ReportData(_Plain):
     def _check(self) -> Self:
         known = [system.name for system in self.systems]
         if twice := [name for name in known if known.count(name) > 1]:
-            raise ValueError(f"systems: got {twice[0]!r} twice; expected one of each; fix: rename one")
+            raise ValueError(f"systems: got {twice[0]!r} twice; expected different names; fix: rename one")
         for name in [name for c in (*self.comparisons, *self.guard) for name in (c.system, c.baseline)]:
             if name not in known:
                 raise ValueError(
@@ -132,7 +132,7 @@ class ReportData(_Plain):
         if not any(self.primary_metric in system.metrics for system in self.systems):
             raise ValueError(
                 f"primary_metric: got {self.primary_metric!r}, which no system has; expected one of "
-                f"{sorted({metric for system in self.systems for metric in system.metrics})}"
+                f"{sorted({metric for system in self.systems for metric in system.metrics})}; fix: choose one of these"
             )
         return self
 
@@ -168,10 +168,10 @@ def load_report_data(path: Path | str) -> ReportData:
     try:
         return ReportData.model_validate_json(read_text(Path(path)))
     except ValidationError as error:
-        for found in error.errors():
-            column = ".".join(map(str, found["loc"])) or None
+        for fault in error.errors():
+            column = ".".join(map(str, fault["loc"])) or None
             fix = "write the file again with the command that made it"
-            errors.add(None, column, shorten(found["input"]), found["msg"], fix)
+            errors.add(None, column, shorten(fault["input"]), fault["msg"], fix)
         raise errors from error
 
 

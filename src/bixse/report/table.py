@@ -95,8 +95,8 @@ def format_histogram(counts: Sequence[int], width: int = 40) -> list[str]:
     most, size = max([*counts, 1]), len(counts)
     bars = ["#" * -(-count * width // most) + " " * bool(count) for count in counts]
     return [
-        f"  relevance {place / size:.1f} to {(place + 1) / size:.1f} | {bar}{counts[place]}"
-        for place, bar in enumerate(bars)
+        f"  relevance {position / size:.1f} to {(position + 1) / size:.1f} | {bar}{counts[position]}"
+        for position, bar in enumerate(bars)
     ]
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
 from pathlib import Path
 
-from bixse.data.collection import Collection, Document
+from bixse.data.collection import Collection, read_corpus, read_queries
 from bixse.data.trec import read_qrels
-from bixse.errors import InputError
 from bixse.relevance import GradeScale
 
 PYDOCS_SCALE = GradeScale(0, 3)
@@ -34,23 +31,12 @@ def load_pydocs() -> Collection:
         >>> collection.corpus["bisect.insort"].text.split(", ")[0]
         'Insert item x in list a'
     """
-    corpus = {row["_id"]: Document(row["title"], row["text"]) for row in _rows("corpus.jsonl.gz")}
-    queries = {row["_id"]: row["text"] for row in _rows("queries.jsonl")}
+    corpus, queries = read_corpus(FOLDER / "corpus.jsonl.gz"), read_queries(FOLDER / "queries.jsonl")
     qrels = {split: read_qrels(FOLDER / "qrels" / f"{split}.tsv") for split in SPLITS}
     return Collection("pydocs", corpus, queries, qrels)
 
 
 def query_kinds() -> dict[str, str]:
     """Return query id -> kind of wording: howto, keyword, symptom, concept or task."""
-    return {row["_id"]: row["kind"] for row in _rows("queries.jsonl")}
-
-
-def _rows(name: str) -> list[dict[str, str]]:
-    try:
-        content = (FOLDER / name).read_bytes()
-        lines = (gzip.decompress(content) if name.endswith(".gz") else content).decode().strip().split("\n")
-        return [json.loads(line) for line in lines]
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise InputError(
-            f"{FOLDER / name}: got {error}; expected a file that comes with bixse; fix: reinstall bixse"
-        ) from error
+    rows = map(json.loads, (FOLDER / "queries.jsonl").read_text(encoding="utf-8").splitlines())
+    return {row["_id"]: row["kind"] for row in rows}
