@@ -134,7 +134,7 @@ def test_thresholds_of_probabilities_that_stay_as_they_were(capsys, model, tmp_p
     head.save(model)
     words = ("calibrate", model, "--pairs", make_pairs(tmp_path), "--at-precision", "0.5")
     code, envelope = call(capsys, *words)
-    assert (code, envelope["metrics"]["kept"]) == (0, False)
+    assert (code, envelope["metrics"]["saved"]) == (0, False)
     kept = RelevanceHead.load(model)
     assert kept is not None
     assert kept.as_trained() == head
@@ -157,13 +157,13 @@ def test_what_is_no_better_than_a_constant_is_saved_only_on_purpose(capsys, mode
         words = ["calibrate", model, "--pairs", tmp_path / "pairs.csv", *(["--out", out] if out else [])]
         code, envelope = call(capsys, *words, "--at-precision", "0.5")
         figures = envelope["metrics"]["calibrated"]
-        assert figures["brier"] >= figures["constant"] and envelope["metrics"]["kept"] is False
+        assert figures["brier"] >= figures["constant"] and envelope["metrics"]["saved"] is False
         assert code == 1 and "--anyway" in envelope["errors"][0] and not envelope["artifacts"]
         assert not (model / "relevance_head.json").exists() and not (tmp_path / "out").exists()
         share = np.mean([row["relevance"] for row in rows])
         assert "always answering 0.1" in envelope["errors"][0] and 0.1 < share < 0.2
         code, envelope = call(capsys, *words, "--anyway")
-        assert code == 0 and envelope["metrics"]["kept"] and "anyway" in envelope["warnings"][0]
+        assert code == 0 and envelope["metrics"]["saved"] and "anyway" in envelope["warnings"][0]
         saved = Path(envelope["artifacts"]["model"])
         assert RelevanceHead.load(saved).prior == pytest.approx(share)
         (saved / "relevance_head.json").unlink()

@@ -188,7 +188,7 @@ def test_calibrate_in_place(capsys, model, tmp_path):
     (model / "relevance_head.json").write_text(json.dumps({**HEAD, "logit_bias": 0.0}))  # says 1 to everything
     code, envelope = call(capsys, "calibrate", model, "--pairs", make_pairs(tmp_path, 10))
     metrics = envelope["metrics"]
-    assert (code, metrics["kept"]) == (0, True)
+    assert (code, metrics["saved"]) == (0, True)
     assert metrics["before"]["brier"] > 0.8
     assert metrics["calibrated"]["brier"] < 0.2
     head = json.loads((model / "relevance_head.json").read_text())
@@ -222,7 +222,7 @@ def test_a_calibration_that_does_not_help_changes_nothing(capsys, model, tmp_pat
 
     monkeypatch.setattr(calibrate_head.HeldOutCheck, "helps", property(lambda check: False))
     code, envelope = call(capsys, "calibrate", model, "--pairs", make_pairs(tmp_path, 10))
-    assert (code, envelope["metrics"]["kept"], envelope["artifacts"]) == (0, False, {})
+    assert (code, envelope["metrics"]["saved"], envelope["artifacts"]) == (0, False, {})
     assert not (model / "relevance_head.json").exists()
 
 

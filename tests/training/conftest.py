@@ -86,7 +86,7 @@ def train_interrupted(monkeypatch):
 
     def cut(settings, out, step=3):
         def interrupted(self, args, state, control, **named):
-            self.asked = self.asked or state.global_step == step
+            self.requested = self.requested or state.global_step == step
             return ended(self, args, state, control, **named)
 
         with monkeypatch.context() as patch, pytest.raises(InterruptedRunError):

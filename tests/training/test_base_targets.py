@@ -26,7 +26,7 @@ def trainer(graded_pairs, tiny_model_path, tmp_path):
 
 def test_a_batch_brings_the_base_models_probability_of_every_entry(trainer):
     cosines, relevance, batches = [], [], []
-    for batch, index in zip(trainer.whole_batches(), trainer.plan.of_epoch(0), strict=True):
+    for batch, index in zip(trainer.global_batches(), trainer.plan.of_epoch(0), strict=True):
         groups = [trainer.pairs.groups()[number] for _, number in index]
         documents = trainer.model.tokenizer.batch_decode(batch[0][1]["input_ids"], skip_special_tokens=True)
         texts = [[group.query for group in groups], documents]

@@ -13,7 +13,7 @@ from bixse.files.files import alone_in, damage, write_hashes
 from bixse.losses import LOSSES, BiXSELoss
 from bixse.training.config import MergeModelsConfig
 from bixse.training.dev_evaluation import dev_figures
-from bixse.training.loop.checkpoints import checkpoint_to_resume, whole_checkpoints
+from bixse.training.loop.checkpoints import checkpoint_to_resume, complete_checkpoints
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 from bixse.training.merge_models import merge_models
 from helpers.server_readers import text_embeddings_inference, vllm_before_september_2026
@@ -60,7 +60,7 @@ class TestUnhappyPaths:
         for step in (2, 10):
             write_hashes(tmp_path / f"checkpoint-{step}")
         (tmp_path / "checkpoint-16").mkdir()
-        assert whole_checkpoints(tmp_path) == [tmp_path / "checkpoint-10", tmp_path / "checkpoint-2"]
+        assert complete_checkpoints(tmp_path) == [tmp_path / "checkpoint-10", tmp_path / "checkpoint-2"]
         assert checkpoint_to_resume(tmp_path) == (str(tmp_path / "checkpoint-10"), [])
         assert checkpoint_to_resume(tmp_path / "none") == (None, [])
 

@@ -11,7 +11,7 @@ from bixse.errors import InputError, ModelError, OutputExistsError, TrainingErro
 from bixse.losses import BiXSELoss
 from bixse.scale.sharding import check_can_be_sharded, load_weights, save_shards
 from bixse.training.config import TrainConfig
-from bixse.training.loop.checkpoints import whole_checkpoints
+from bixse.training.loop.checkpoints import complete_checkpoints
 from bixse.training.loop.trainer import GradedTrainingArguments
 from bixse.training.recipe import train
 from helpers.modes import odd_modes
@@ -58,7 +58,7 @@ def test_a_killed_run_goes_on_by_another_number_of_processes(config, tmp_path, n
     *killed, last = numbers
     for step, processes in zip((3, 12), killed, strict=False):
         kill_after(step, processes, config, tmp_path / "killed")
-    assert whole_checkpoints(tmp_path / "killed" / "checkpoints")
+    assert complete_checkpoints(tmp_path / "killed" / "checkpoints")
     run_all(last, config, tmp_path / "killed")
     compare(tmp_path / "never stopped", tmp_path / "killed")
 
@@ -66,7 +66,7 @@ def test_a_killed_run_goes_on_by_another_number_of_processes(config, tmp_path, n
 @pytest.mark.slow
 def test_what_a_checkpoint_holds(config, tmp_path):
     kill_after(4, 2, config, tmp_path / "out")
-    checkpoint, *earlier = whole_checkpoints(tmp_path / "out" / "checkpoints")
+    checkpoint, *earlier = complete_checkpoints(tmp_path / "out" / "checkpoints")
     assert odd_modes(checkpoint.parent) == {}
     parts = sorted((checkpoint / "shards").iterdir())
     assert len(parts) == 2
