@@ -49,7 +49,7 @@ class QuerySet:
     candidates: Mapping[str, Sequence[str]] | None = None
     """Query id -> documents to rank; None: the complete corpus."""
     group: str | None = None
-    """The sets of a group count as one in the mean of a suite. None: a group of its own."""
+    """The query sets of a group count as one in the mean of a suite. None makes a separate group."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def _judged_corpus(folder: Path, qrels: Qrels, source: Path, drop: bool = False)
 
 
 class Cut(NamedTuple):
-    """The queries (in qrels order) and documents (in corpus order) that are kept of a task."""
+    """The selected queries (in qrels order) and documents (in corpus order) of a task."""
 
     queries: tuple[str, ...]
     documents: tuple[str, ...]

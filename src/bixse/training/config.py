@@ -242,8 +242,8 @@ class TrainConfig(Settings):
         splits = [] if isinstance(self.guard_split, str) else self.guard_split
         if splits and len(splits) != len(paths_in(self.guard)):
             raise ValueError(
-                f"got {len(splits)} guard splits for {len(paths_in(self.guard))} guard collections; expected one split, "
-                "or one per collection; fix: name as many splits as collections in guard_split"
+                f"got {len(splits)} guard splits for {len(paths_in(self.guard))} guard collections; expected one, or "
+                "one per collection; fix: name as many in guard_split"
             )
         unset = self.merge is None or self.merge == MergeConfig()
         if self.merge is not None and not unset and self.dev is None and len(self.merge.weights) > 1:
@@ -266,10 +266,6 @@ class TrainConfig(Settings):
                 first, *options = str(error).splitlines()
                 raise ValueError("\n  ".join(f"loss_options.{line.strip()}" for line in options) or first) from error
         return self
-
-    @property
-    def pair_files(self) -> tuple[Path, ...]:
-        return tuple(paths_in(self.pairs))
 
     def splits(self) -> list[tuple[Path, str, Literal["dev", "guard"]]]:
         """Return folder, split and role of each dev and guard collection."""

@@ -183,8 +183,8 @@ class GradedRetrievalEvaluator(BaseEvaluator):
     """Graded nDCG@10 and the other metrics on small collections, for choosing a checkpoint during training.
 
     `name` is the prefix of the metrics: the headline is `<name>_ndcg@10`. Of several collections the metrics are means,
-    in which collections count equally (BiXSE paper, appendix: BEIR(short)). sentence-transformers'
-    `SequentialEvaluator` gives the last score, not the mean.
+    in which collections count equally (BiXSE paper, appendix: BEIR(short)). The
+    `SequentialEvaluator` of sentence-transformers returns the last score, not the mean.
     """
 
     def __init__(self, tasks: Sequence[Task], name: str = "dev") -> None:

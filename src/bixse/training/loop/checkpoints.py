@@ -127,7 +127,7 @@ class ProgressBar(TrainerCallback):
 
 
 class StepLog(TrainerCallback):
-    """Write every entry of the log to a file as it comes: one JSON object per line."""
+    """Append each log entry to a file at once: one JSON object per line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

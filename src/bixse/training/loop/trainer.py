@@ -62,7 +62,7 @@ BASE_FOLDER = "base"
 
 @dataclass
 class GradedTrainingArguments(SentenceTransformerTrainingArguments):
-    """The training arguments of sentence-transformers with a few of our own.
+    """The training arguments of sentence-transformers, and four more.
 
     `per_device_train_batch_size` counts queries; each brings its graded documents. Each of W processes (torchrun) gets
     this number, so a batch has W times as many.
@@ -156,12 +156,13 @@ class GradedTrainer(SentenceTransformerTrainer):
         return super().train(*args, **kwargs)
 
     def add_base_targets(self) -> None:
-        """Use the present model as the base model of a loss with `unlabelled="base"`."""
+        """Take the untrained model as the base model of a loss with `unlabelled="base"`."""
         collator: Any = self.data_collator
         options: Any = self.loss.options
         if getattr(options, "unlabelled", "zero") == "zero" or collator.base is not None:
             return
         folder = Path(self.args.output_dir or ".") / BASE_FOLDER
+        # the first process writes the embeddings; the others map the same files
         with self.args.main_process_first(local=False, desc="embeddings by the base model"):
             embeddings = base_embeddings(self.model, self.pairs, folder, collator.first_prompt)
         base = BaseTargets(*embeddings, options.unlabelled_weight, {})
@@ -344,7 +345,7 @@ class _EpochLoader(DataLoader[Any]):
 
 
 def _own_rates(args: GradedTrainingArguments, loss: GradedLoss) -> dict[str, float]:
-    """Return learning rates, by exact name, of parameters in a group of their own."""
+    """Return learning rates, by exact name, of the parameters that need a separate optimizer group."""
     # exact names: "bias" alone would also match encoder layers
     names = [name for name, parameter in loss.named_parameters(recurse=False) if parameter.requires_grad]
     rates = {
