@@ -1,5 +1,3 @@
-"""Probabilities moved to another prior: exact Bayes where only the numbers of relevant and irrelevant pairs change."""
-
 import math
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Thresholds at a wanted precision: refusals, scikit-learn's curve, and intervals that cover the truth."""
-
 import math
 
 import numpy as np
@@ -18,32 +16,29 @@ def pairs(seed, count=600, queries=60):
     return scores, (generator.random(count) < scores).astype(float), [f"q{i % queries}" for i in range(count)]
 
 
-@pytest.mark.parametrize("precision", [0.0, -0.1, 1.01, math.nan])
-def test_a_precision_out_of_range(precision):
-    with pytest.raises(InputError, match="precision: got"):
-        threshold_at_precision(*pairs(0), precision)
+SCORES, RELEVANT, IDS = pairs(0)
 
 
-def test_unusable_pairs():
-    scores, relevant, ids = pairs(0)
-    for labels, said in (
-        (np.zeros(600), "600 pairs, all irrelevant"),
-        (np.ones(600), "600 pairs, all relevant"),
-        (np.full(600, 0.5), "expected 0 or 1"),
-    ):
-        with pytest.raises(InputError, match=said):
-            threshold_at_precision(scores, labels, ids, 0.9)
-    with pytest.raises(InputError, match="got 9 pairs; expected at least 10"):
-        threshold_at_precision(scores[:9], [1, 0] * 4 + [1], ids[:9], 0.9)
-    with pytest.raises(InputError, match="1 query"):
-        threshold_at_precision(scores, relevant, ["q"] * 600, 0.9)
+@pytest.mark.parametrize(
+    ("labels", "ids", "precision", "fact"),
+    [
+        *((RELEVANT, IDS, precision, "precision: got") for precision in (0.0, -0.1, 1.01, math.nan)),
+        (np.zeros(600), IDS, 0.9, "600 pairs, all irrelevant"),
+        (np.ones(600), IDS, 0.9, "600 pairs, all relevant"),
+        (np.full(600, 0.5), IDS, 0.9, "expected 0 or 1"),
+        ([1, 0] * 4 + [1], IDS[:9], 0.9, "got 9 pairs"),
+        (RELEVANT, ["q"] * 600, 0.9, "1 query"),
+    ],
+)
+def test_unusable_pairs_and_precisions_are_refused(labels, ids, precision, fact):
+    with pytest.raises(InputError, match=fact):
+        threshold_at_precision(SCORES[: len(labels)], labels, ids, precision)
 
 
 @pytest.mark.parametrize("precision", [0.99, 0.8, 0.5])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_threshold_is_that_of_sklearns_curve(precision, weighted):
-    scores, relevant, ids = pairs(0)
-    scores = scores.round(2)  # with ties
+    scores, relevant, ids = SCORES.round(2), RELEVANT, IDS  # with ties
     weights = np.random.default_rng(0).random(600) + 0.1 if weighted else None
     shares, recalls, thresholds = precision_recall_curve(relevant, scores, sample_weight=weights)
     found = threshold_at_precision(scores, relevant, ids, precision, weights, fewest=1)
@@ -100,21 +95,20 @@ def test_pairs_of_one_query_count_less_than_their_number():
     assert alike == pytest.approx(wilson_interval(5.5, 11)) and apart == pytest.approx(wilson_interval(59.5, 119))
 
 
-@pytest.mark.parametrize("clustered", [False, True])
-def test_the_interval_covers_the_true_precision(clustered):
-    """Of honest probabilities the true precision above a threshold is the mean probability above it."""
+def test_the_interval_covers_the_true_precision_of_clustered_queries():
+    # the true precision above a threshold is the mean of honest probabilities above it
     generator = np.random.default_rng(5)
     ids = np.repeat([f"q{i}" for i in range(80)], 10)
     covered = 0
     for _ in range(150):
-        level = np.repeat(generator.normal(0, 0.8, 80), 10) if clustered else 0.0
+        level = np.repeat(generator.normal(0, 0.8, 80), 10)
         logit = generator.normal(0, 1.5, 800)
         truth = 1 / (1 + np.exp(-(logit + level)))
         scores = 1 / (1 + np.exp(-logit))
         relevant = (generator.random(800) < truth).astype(float)
         found = threshold_at_precision(scores, relevant, list(ids), 0.8)
-        reference = 1 / (1 + np.exp(-(logit[:, None] + 0.8 * np.linspace(-2, 2, 9)))) if clustered else truth[:, None]
-        mass = np.exp(-0.5 * np.linspace(-2, 2, 9) ** 2) if clustered else np.ones(1)
+        reference = 1 / (1 + np.exp(-(logit[:, None] + 0.8 * np.linspace(-2, 2, 9))))
+        mass = np.exp(-0.5 * np.linspace(-2, 2, 9) ** 2)
         expected = (reference @ mass / mass.sum())[scores >= found.threshold].mean()
         covered += found.interval[0] <= expected <= found.interval[1]
     assert covered / 150 > 0.85

@@ -128,7 +128,7 @@ def test_calibration_in_place_and_into_a_new_folder(capsys, model, tmp_path):
     words = ("calibrate", model, "--pairs", make_pairs(tmp_path))
     code, first = call(capsys, *words, "--out", tmp_path / "out")
     made = {"model": str(tmp_path / "out" / "model"), "diagram": str(tmp_path / "out" / "reliability.svg")}
-    assert (code, first["artifacts"], first["metrics"]["kept"]) == (0, made, True)
+    assert (code, first["artifacts"], first["metrics"]["saved"]) == (0, made, True)
     assert first["metrics"]["before"]["brier"] > 0.7
     assert first["metrics"]["calibrated"]["brier"] < 0.2
     assert (model / "relevance_head.json").read_bytes() == before
@@ -169,7 +169,7 @@ def test_a_calibration_that_does_not_help_changes_no_probability(capsys, model, 
     head.save(model)
     words = ["calibrate", model, "--pairs", make_pairs(tmp_path), *(["--at-precision", "0.5"] * thresholds)]
     code, envelope = call(capsys, *words)
-    assert (code, envelope["metrics"]["kept"], bool(envelope["artifacts"])) == (0, False, bool(thresholds))
+    assert (code, envelope["metrics"]["saved"], bool(envelope["artifacts"])) == (0, False, bool(thresholds))
     saved = RelevanceHead.load(model)
     assert (saved.as_trained(), len(saved.thresholds)) == (head, thresholds)
     head.save(model)
@@ -190,11 +190,11 @@ def test_what_is_no_better_than_a_constant_is_saved_only_on_purpose(capsys, mode
         words = ["calibrate", model, "--pairs", tmp_path / "pairs.csv", *(["--out", out] if out else [])]
         code, envelope = call(capsys, *words, "--at-precision", "0.5")
         figures = envelope["metrics"]["calibrated"]
-        assert figures["brier"] >= figures["constant"] and envelope["metrics"]["kept"] is False
+        assert figures["brier"] >= figures["constant"] and envelope["metrics"]["saved"] is False
         assert code == 1 and "--anyway" in envelope["errors"][0] and not envelope["artifacts"]
         assert not (model / "relevance_head.json").exists() and not (tmp_path / "out").exists()
         code, envelope = call(capsys, *words, "--anyway")
-        assert code == 0 and envelope["metrics"]["kept"] and "anyway" in envelope["warnings"][0]
+        assert code == 0 and envelope["metrics"]["saved"] and "anyway" in envelope["warnings"][0]
         saved = Path(envelope["artifacts"]["model"])
         assert RelevanceHead.load(saved).prior == pytest.approx(share)
         (saved / "relevance_head.json").unlink()

@@ -1,7 +1,6 @@
-"""Searching block by block gives what searching at once gives, also after a kill."""
-
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -19,7 +18,7 @@ QUERIES = {"q1": "copy a file", "q2": "wait in a thread", "d3": "sort a list"}
 
 
 def texts(count):
-    """Documents of a few words; every third text stands twice, so that there are ties."""
+    """Return documents of a few words; every third text is repeated, so that there are ties."""
     draw = random.Random(0)
     made = [" ".join(draw.choices(WORDS, k=3)) for _ in range(count)]
     return {f"d{number}": made[number - 1] if number % 3 == 0 else made[number] for number in range(count)}
@@ -34,10 +33,10 @@ def search(model, wanted, depth, partial=None, cache="none"):
     return search_blocks(EmbeddingStore(model, cache), wanted, depth, partial)["test"]
 
 
-def same(found, expected):
-    assert found.keys() == expected.keys()
-    for query in found:
-        assert list(found[query].values()) == pytest.approx(list(expected[query].values()), abs=1e-6)
+def same(run, expected):
+    assert run.keys() == expected.keys()
+    for query in run:
+        assert list(run[query].values()) == pytest.approx(list(expected[query].values()), abs=1e-6)
 
 
 def at_once(model, documents, depth):
@@ -56,7 +55,7 @@ def test_blocks_make_no_difference(tiny_model, tmp_path):
     documents = texts(50)
     whole = search(tiny_model, task(documents), 10)
     same(whole, at_once(tiny_model, documents, 10))
-    for _ in range(2):  # embeddings are kept, then read
+    for _ in range(2):  # embeddings are stored, then read
         assert search(tiny_model, task(documents), 10, cache=tmp_path) == whole
     stored = EmbeddingStore(tiny_model, tmp_path)
     search_blocks(stored, task({**documents, "d49": "another text"}), 10)
@@ -66,43 +65,40 @@ def test_blocks_make_no_difference(tiny_model, tmp_path):
 def test_documents_that_are_left_out(tiny_model):
     documents = texts(40)
     left_out = frozenset(list(documents)[5:25])
-    kept = {name: text for name, text in documents.items() if name not in left_out}
-    found = search(tiny_model, task(documents, left_out=left_out), 15)
-    same(found, at_once(tiny_model, kept, 15))
-    assert not any(left_out & own.keys() for own in found.values())
+    others = {name: text for name, text in documents.items() if name not in left_out}
+    run = search(tiny_model, task(documents, left_out=left_out), 15)
+    same(run, at_once(tiny_model, others, 15))
+    assert not any(left_out & hits.keys() for hits in run.values())
 
 
 def test_a_query_that_is_a_document_keeps_the_depth(tiny_model):
     documents = {**texts(20), "d3": QUERIES["d3"]}
     assert "d3" in search(tiny_model, task(documents), 5)["d3"]
-    found = search(tiny_model, task(documents, exclude_self=True), 5)
-    assert "d3" not in found["d3"]
-    assert {len(run) for run in found.values()} == {5}
+    run = search(tiny_model, task(documents, exclude_self=True), 5)
+    assert "d3" not in run["d3"]
+    assert {len(hits) for hits in run.values()} == {5}
 
 
 def test_candidates_alone_are_scored(tiny_model):
     documents = texts(30)
     candidates = {"q1": ["d1", "d29", "d13"], "q2": ["d2", "elsewhere"]}
-    found = search(tiny_model, task(documents, candidates=candidates), 100)
+    run = search(tiny_model, task(documents, candidates=candidates), 100)
     expected = at_once(tiny_model, documents, 30)
-    assert found["q1"] == pytest.approx({name: expected["q1"][name] for name in candidates["q1"]}, abs=1e-6)
-    assert list(found["q2"]) == ["d2"]
-    assert found["d3"] == {}
+    assert run["q1"] == pytest.approx({name: expected["q1"][name] for name in candidates["q1"]}, abs=1e-6)
+    assert list(run["q2"]) == ["d2"]
+    assert run["d3"] == {}
 
 
-def test_a_killed_search_goes_on_with_the_same_result(tiny_model, tmp_path):
+def test_a_killed_search_goes_on_with_the_same_result(tiny_model, tmp_path, monkeypatch):
     documents = texts(50)
     whole = search(tiny_model, task(documents), 10)
     read = []
 
     def broken():
-        for number, item in enumerate(documents.items()):
-            if number == 30:
-                raise KeyboardInterrupt
-            yield item
+        yield from list(documents.items())[:30]
+        raise KeyboardInterrupt
 
-    killed = task(documents)
-    object.__setattr__(killed, "documents", broken)
+    killed = replace(task(documents), documents=broken)
     partial = tmp_path / "best.json"
     with pytest.raises(KeyboardInterrupt):
         search(tiny_model, killed, 10, partial)
@@ -113,9 +109,8 @@ def test_a_killed_search_goes_on_with_the_same_result(tiny_model, tmp_path):
         read.extend(given if kind == "document" else ())
         return encode(model, given, kind, **options)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store, "encode_texts", counted)
-        assert search(tiny_model, task(documents), 10, partial) == whole
+    monkeypatch.setattr(store, "encode_texts", counted)
+    assert search(tiny_model, task(documents), 10, partial) == whole
     assert set(read) == set(list(documents.values())[28:])
 
 

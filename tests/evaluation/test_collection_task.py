@@ -1,5 +1,3 @@
-"""A collection folder as a task, read document by document."""
-
 import json
 
 import pytest
@@ -39,29 +37,29 @@ def test_a_corpus_that_cannot_be_used(tmp_path, corpus):
         collection_task(write(tmp_path / "c", corpus))
 
 
+QUERY = {"_id": "q1", "text": "x"}
+
+
 @pytest.mark.parametrize(
-    ("queries", "qrels"),
+    ("text", "queries", "qrels", "options", "fact"),
     [
-        ([{"_id": "q2", "text": "x"}], "q1\td1\t1\n"),
-        ([{"_id": "q1", "text": " "}], "q1\td1\t1\n"),
-        ([{"_id": "q1", "text": "x"}], "q1\td1\t0\n"),
+        ("a", [{"_id": "q2", "text": "x"}], "q1\td1\t1\n", {}, "q1"),
+        ("a", [{"_id": "q1", "text": " "}], "q1\td1\t1\n", {}, "'text': got an empty"),
+        ("a", [QUERY], "q1\td1\t0\n", {}, "above 0"),
+        (" ", [QUERY], "q1\td1\t1\n", {}, "got 1 documents, none"),
+        ("a", [QUERY], "q1\td1\t1\n", {"split": "dev"}, "'dev'"),
+        ("a", [QUERY], "q1\td1\t1\n", {"min_relevant_grade": 0}, "min_relevant_grade"),
     ],
 )
-def test_queries_that_cannot_be_used(tmp_path, queries, qrels):
-    with pytest.raises(InputError):
-        collection_task(write(tmp_path / "c", [{"_id": "d1", "text": "a"}], queries, qrels))
+def test_queries_and_options_that_cannot_be_used(tmp_path, text, queries, qrels, options, fact):
+    folder = write(tmp_path / "c", [{"_id": "d1", "text": text}], queries, qrels)
+    with pytest.raises(InputError, match=fact):
+        collection_task(folder, **options)
 
 
-def test_folders_that_cannot_be_used(tmp_path):
-    folder = write(tmp_path / "c", [{"_id": "d1", "text": " "}])
-    with pytest.raises(InputError, match="got 1 documents"):
-        collection_task(folder)
-    with pytest.raises(InputError, match="'dev'"):
-        collection_task(folder, "dev")
-    with pytest.raises(InputError, match="no such folder"):
-        collection_task(tmp_path / "none")
-    with pytest.raises(InputError, match="min_relevant_grade"):
-        collection_task(folder, min_relevant_grade=0)
+@pytest.mark.parametrize("missing", ["", "corpus.jsonl"])
+def test_a_missing_folder_or_corpus(tmp_path, missing):
+    folder = write(tmp_path / "c", [{"_id": "d1", "text": "a"}])
     (folder / "corpus.jsonl").unlink()
-    with pytest.raises(InputError, match=r"corpus\.jsonl"):
-        collection_task(folder)
+    with pytest.raises(InputError, match=missing):
+        collection_task(folder if missing else tmp_path / "none")

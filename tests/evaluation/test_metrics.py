@@ -1,6 +1,10 @@
-import itertools
+import json
 import math
+import os
 import random
+import subprocess
+import sys
+from importlib.util import find_spec
 
 import pytest
 import pytrec_eval
@@ -21,19 +25,32 @@ NAMES = {
     "map@3": "map_cut_3",
     "mrr": "recip_rank",
 }
+BINARY = ("recall@3", "precision@3", "mrr", "map", "map@3")
+SCORES = [float(score) for score in range(1000)]
+WITH_RANX = """
+import json, sys, warnings
+warnings.filterwarnings("ignore")
+from ranx import Qrels, Run, evaluate
+answers = []
+for qrels, run in json.load(sys.stdin):
+    scored = Run(run)
+    evaluate(Qrels(qrels), scored, sys.argv[1:], make_comparable=True)
+    answers.append({name: {query: float(x) for query, x in scored.scores[name].items()} for name in sys.argv[1:]})
+json.dump(answers, sys.stdout)
+"""
 
 
-def random_case(seed):
-    """Graded judgements with zeros and negatives, a run with ties, near-ties and unjudged documents."""
+def random_case(seed, ties=True):
+    """Return graded judgements with zeros and negatives, a run with ties, near-ties and unjudged documents."""
     draw = random.Random(seed)
     documents = [f"d{number}" for number in range(draw.randint(1, 40))] + ["é", "Z", "\U0001f600", "\uffff"]
     qrels, run = {}, {}
     for query in range(8):
         judged = draw.sample(documents, draw.randint(1, len(documents)))
         qrels[f"q{query}"] = {document: draw.choice([-2, -1, 0, 0, 1, 2, 3, 7]) for document in judged}
-        found = draw.sample(documents, draw.randint(0, len(documents)))
-        scores = [draw.choice([0.1, 0.1 + 1e-12, 0.5, -3.0, draw.random(), 1e30, -0.0, 0.0]) for _ in found]
-        run[f"q{query}"] = dict(zip(found, scores, strict=True))
+        ranked = draw.sample(documents, draw.randint(0, len(documents)))
+        scores = [draw.choice([0.1, 0.1 + 1e-12, 0.5, -3.0, draw.random(), 1e30, -0.0, 0.0]) for _ in ranked]
+        run[f"q{query}"] = dict(zip(ranked, scores if ties else draw.sample(SCORES, len(ranked)), strict=True))
     return qrels, run
 
 
@@ -55,6 +72,42 @@ def test_equals_pytrec_eval_bit_for_bit(level):
     assert compared > 9000
 
 
+def positive(qrels):
+    """Return the queries with a grade above 0, their negative grades as 0."""
+    judged = {query: {d: max(grade, 0) for d, grade in grades.items()} for query, grades in qrels.items()}
+    return {query: grades for query, grades in judged.items() if any(grades.values())}
+
+
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_equals_ir_measures_bit_for_bit(level):
+    im = pytest.importorskip("ir_measures")
+    binary = (im.R(rel=level) @ 3, im.P(rel=level) @ 3, im.RR(rel=level), im.AP(rel=level), im.AP(rel=level) @ 3)
+    names = dict(zip((im.nDCG, im.nDCG @ 3, *binary), ("ndcg", "ndcg@3", *BINARY), strict=True))
+    for seed in range(30):
+        qrels, run = random_case(seed)
+        qrels = positive(qrels)
+        ours = evaluate_run(qrels, run, names.values(), min_relevant_grade=level)
+        for value in im.iter_calc(list(names), qrels, run):
+            assert ours[names[value.measure]][value.query_id] == value.value
+
+
+@pytest.mark.skipif(find_spec("ranx") is None, reason="ranx is not installed")
+def test_equals_ranx_up_to_rounding_where_no_scores_are_equal():
+    names = {(name, 1): name for name in ("ndcg", "ndcg@3", *BINARY)}
+    names |= {(name, level): f"{name}-l{level}" for name in BINARY for level in (2, 3)}
+    cases = [(positive(qrels), run) for qrels, run in (random_case(seed, ties=False) for seed in range(12))]
+    environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}  # compiling takes a minute
+    command = [sys.executable, "-c", WITH_RANX, *names.values()]
+    done = subprocess.run(
+        command, input=json.dumps(cases), stdout=subprocess.PIPE, text=True, check=True, env=environment
+    )
+    for (qrels, run), values in zip(cases, json.loads(done.stdout), strict=True):
+        for (name, level), their_name in names.items():
+            ours = evaluate_run(qrels, run, [name], min_relevant_grade=level)[name]
+            # ranx adds the at most 40 terms in another order
+            assert ours == pytest.approx(values[their_name], rel=40 * sys.float_info.epsilon)
+
+
 def test_a_query_that_is_not_answered_counts_as_zero():
     qrels = {"q1": {"d": 1}, "q2": {"d": 1}, "zeros": {"d": 0}, "negative": {"d": -1}, "none": {}}
     values = evaluate_run(qrels, {"zeros": {"d": 1.0}, "q1": {"d": 1.0}}, ["ndcg@10", "recall@100"])
@@ -72,33 +125,18 @@ def test_fractional_grades_and_a_level_between_them():
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("nDCG@10", "fix: write ndcg@10"),
-        ("recal@100", "did you mean 'recall'"),
-        ("precision", "fix: write precision@10"),
-        ("ndcg@0", "a cut-off such as @10"),
-        ("ndcg@-1", "a cut-off such as @10"),
-        ("", "write a known name"),
-    ],
-)
-def test_unknown_metric_is_refused_with_a_hint(name, hint):
-    with pytest.raises(InputError, match=hint):
-        evaluate_run({"q": {"d": 1}}, {"q": {"d": 1.0}}, [name])
-
-
-@pytest.mark.parametrize(
     ("qrels", "run", "options", "message"),
     [
-        ({}, {}, {}, "none with a grade above 0"),
         ({"q": {"d": 0}}, {"q": {"d": 1.0}}, {}, "none with a grade above 0"),
         ({"q": {"d": math.nan}}, {}, {}, "query 'q': grade of document 'd': got nan"),
         ({"q": {"c": 1, "d": "1"}}, {"q": {"d": 1.0}}, {}, "query 'q': grade of document 'd': got '1'"),
-        ({"q": {"d": None}}, {"q": {"d": 1.0}}, {}, "query 'q': grade of document 'd': got None"),
         ({"q": {"d": 1}}, {"q": {"c": 1.0, "d": "1"}}, {}, "score of document 'd': got '1'"),
-        ({"q": {"d": 1}}, {"q": {"d": math.nan}}, {}, "score of document 'd'"),
         ({"q": {"d": 1}}, {"other": {"d": 1.0}}, {}, "queries such as 'other'"),
         ({"q": {"d": 1}}, {}, {"metrics": []}, "got none"),
+        ({"q": {"d": 1}}, {}, {"metrics": ["nDCG@10"]}, "fix: write ndcg@10"),
+        ({"q": {"d": 1}}, {}, {"metrics": ["recal@100"]}, "did you mean 'recall'"),
+        ({"q": {"d": 1}}, {}, {"metrics": ["precision"]}, "fix: write precision@10"),
+        ({"q": {"d": 1}}, {}, {"metrics": ["ndcg@0"]}, "@10"),
         ({"q": {"d": 1}}, {}, {"min_relevant_grade": 0}, "expected above 0"),
         ({"q": {"d": 1}}, {}, {"min_relevant_grade": math.nan}, "expected above 0"),
     ],
@@ -126,15 +164,3 @@ def test_order_of_run_and_judgements_changes_nothing_and_values_stay_in_range(ju
     perfect = evaluate_run({"q": judged}, {"q": judged}, METRICS)
     for name in ("ndcg@5", "ndcg", "mrr@5", "recall", "map"):
         assert perfect[name]["q"] == pytest.approx(1.0, abs=1e-12)
-
-
-@settings(max_examples=100, deadline=None)
-@given(grades, scores)
-def test_promoting_a_better_document_never_lowers_ndcg(judged, run):
-    order = sorted(run, key=lambda d: (run[d], d), reverse=True)
-    spread = {document: float(-rank) for rank, document in enumerate(order)}
-    before = evaluate_run({"q": judged}, {"q": spread}, ["ndcg"])["ndcg"]["q"]
-    for upper, lower in itertools.pairwise(order):
-        if judged.get(lower, 0) > judged.get(upper, 0):
-            swapped = {**spread, upper: spread[lower], lower: spread[upper]}
-            assert evaluate_run({"q": judged}, {"q": swapped}, ["ndcg"])["ndcg"]["q"] >= before - 1e-12

@@ -1,12 +1,18 @@
-from __future__ import annotations
-
 import random
 
 import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense
 
 from bixse.data.collection import Collection, Document, save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
+from bixse.errors import InterruptedRunError
+from bixse.relevance import GradeScale
+from bixse.training.config import TrainConfig
+from bixse.training.loop.checkpoints import StopOnInterrupt
+from bixse.training.recipe import train
 
 ACTIONS = ["copy", "move", "delete", "open", "read", "write", "sort", "join", "split", "replace"]
 THINGS = ["file", "folder", "path", "name", "text", "line"]
@@ -31,8 +37,6 @@ def graded_collection():
 
 @pytest.fixture(scope="session")
 def graded_pairs(graded_collection):
-    from bixse.relevance import GradeScale
-
     return GradedPairs.from_collection(graded_collection, "train", GradeScale(0, 3))
 
 
@@ -46,50 +50,45 @@ def training_files(tmp_path_factory, graded_collection, graded_pairs):
 
 
 @pytest.fixture(scope="session")
-def run_config():
+def run_config(training_files, tiny_model_path):
     """Makes the configuration of a run on the toy collection; keywords replace its settings."""
-    from bixse.training.config import OptimizerConfig, TrainConfig
 
-    def make(training_files, model, **changes):
+    def make(model=tiny_model_path, **changes):
         optimizer = {"num_train_epochs": 2, "global_batch_size": 8, "learning_rate": 1e-3, "documents_per_query": 3}
-        settings = {
-            "pairs": training_files / "pairs.jsonl",
-            "dev": training_files / "collection",
-            "model": str(model),
-            "max_length": 16,
-            "optimizer": OptimizerConfig(**{**optimizer, **changes.pop("optimizer", {})}),
-            **changes,
-        }
-        return TrainConfig(**settings)
+        settings = {"dev": training_files / "collection", "max_length": 16, "pairs": training_files / "pairs.jsonl"}
+        optimizer |= changes.pop("optimizer", {})
+        return TrainConfig(**{**settings, "model": str(model), "optimizer": optimizer, **changes})
 
     return make
 
 
+@pytest.fixture(scope="session")
+def headed_path(tiny_model_path, tmp_path_factory):
+    """Folder of the tiny encoder with a linear layer after the pooling."""
+    model = SentenceTransformer(str(tiny_model_path), device="cpu")
+    torch.manual_seed(0)
+    model.append(Dense(32, 16))
+    folder = tmp_path_factory.mktemp("headed") / "model"
+    model.save_pretrained(str(folder), create_model_card=False)
+    return folder
+
+
 @pytest.fixture
-def train_toy(run_config, training_files, tiny_model_path, tmp_path):
+def train_toy(run_config, tmp_path):
     """Trains on the toy collection into a folder of the test; keywords replace settings."""
-    from bixse.training.recipe import train
-
-    def run(out="out", model=tiny_model_path, **changes):
-        return train(run_config(training_files, model, **changes), tmp_path / out, progress=False)
-
-    return run
+    return lambda out="out", **changes: train(run_config(**changes), tmp_path / out, progress=False)
 
 
 @pytest.fixture
 def train_interrupted(monkeypatch):
-    """Trains as `train` does, cut short after the third step as by Ctrl-C."""
-    from bixse.errors import InterruptedRunError
-    from bixse.training.loop.checkpoints import StopOnInterrupt
-    from bixse.training.recipe import train
-
+    """Trains as `train` does, cut short after a step as by Ctrl-C."""
     ended = StopOnInterrupt.on_step_end
 
-    def interrupted(self, args, state, control, **named):
-        self.asked = self.asked or state.global_step == 3
-        return ended(self, args, state, control, **named)
+    def cut(settings, out, step=3):
+        def interrupted(self, args, state, control, **named):
+            self.requested = self.requested or state.global_step == step
+            return ended(self, args, state, control, **named)
 
-    def cut(settings, out):
         with monkeypatch.context() as patch, pytest.raises(InterruptedRunError):
             patch.setattr(StopOnInterrupt, "on_step_end", interrupted)
             train(settings, out, progress=False)
@@ -97,17 +96,31 @@ def train_interrupted(monkeypatch):
     return cut
 
 
+@pytest.fixture
+def train_both_ways(train_interrupted, tmp_path):
+    """Trains without a stop and with one; the named files of both runs are equal to the last byte."""
+
+    def check(settings, *names):
+        result = train(settings, tmp_path / "whole", progress=False)
+        train_interrupted(settings, tmp_path / "cut")
+        assert train(settings, tmp_path / "cut", progress=False).history == result.history
+        for name in ("model/model.safetensors", *names):
+            assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+        return result
+
+    return check
+
+
 @pytest.fixture(scope="session")
 def tasks_file(tmp_path_factory):
     """Pairs of two tasks; documents are shared between queries, and the number a query has differs."""
-    things = ["file", "folder", "path", "name", "text", "line"]
     rows = []
     for number in range(SHARED_QUERIES):
         task = "short" if number < 19 else "long"
-        query = f"how do i {['copy', 'move', 'delete', 'open', 'read'][number % 5]} the {things[number % 6]} {number}"
+        query = f"how do i {ACTIONS[number % 5]} the {THINGS[number % 6]} {number}"
         for step in range(1 + number % 4):
             word = ["sort", "join", "split", "replace", "find", "match", "search", "map", "set"][(number + step) % 9]
-            document = f"{things[(number + step) % 6]} {'list of words ' * (number % 3)}{word}"
+            document = f"{THINGS[(number + step) % 6]} {'list of words ' * (number % 3)}{word}"
             rows.append({"query": query, "document": document, "relevance": (3 - step) / 3, "task": task})
     path = tmp_path_factory.mktemp("tasks") / "pairs.jsonl"
     save_graded_pairs(GradedPairs.from_rows(rows), path)

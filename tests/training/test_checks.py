@@ -1,15 +1,12 @@
-from __future__ import annotations
-
 import re
 
 import pytest
 
 from bixse.data.graded_pairs import GradedPairs
 from bixse.encoders.loading.build import build_encoder
-from bixse.errors import InputError, TrainingError
+from bixse.errors import InputError
 from bixse.losses import build_loss
 from bixse.training import checks
-from bixse.training.loop.trainer import check_finite
 
 
 def pairs_of(*queries):
@@ -27,10 +24,10 @@ class TestLengths:
 
     def test_texts_longer_than_the_encoder_reads_are_counted(self, tiny_model):
         (warning,) = checks.check_lengths(tiny_model, self.PAIRS)
-        assert warning.startswith("2 of 4 documents are longer than the 32 tokens the encoder reads: the rest")
+        assert warning.startswith("2 of 4 documents ") and " 32 " in warning
         tiny_model.max_seq_length = 16
         (warning,) = checks.check_lengths(tiny_model, self.PAIRS)
-        assert warning.startswith("2 of 4 queries and 2 of 4 documents are longer than the 16 tokens")
+        assert warning.startswith("2 of 4 queries and 2 of 4 documents ") and " 16 " in warning
         tiny_model.max_seq_length = 200
         assert checks.check_lengths(tiny_model, self.PAIRS) == []
 
@@ -38,54 +35,43 @@ class TestLengths:
         tiny_model.prompts = {"query": "find a path in the tree of ", "document": ""}
         tiny_model.max_seq_length = 8
         (warning,) = checks.check_lengths(tiny_model, self.PAIRS)
-        assert re.match(r"4 of 4 queries .*, the prompt before them included", warning)
+        assert warning.startswith("4 of 4 queries ") and "prompt" in warning
 
     def test_of_many_texts_a_sample_is_tokenised(self, tiny_model, monkeypatch):
         monkeypatch.setattr(checks, "TEXTS_COUNTED", 10)
         texts = [f"{'list ' * (40 if n % 2 else 12)}{'a' * n}" for n in range(57)]
         pairs = GradedPairs.from_rows({"query": "copy", "document": text, "relevance": 1.0} for text in texts)
         (warning,) = checks.check_lengths(tiny_model, pairs)
-        assert re.match(r"\d of 10 sampled documents are longer", warning)
+        assert re.match(r"\d of 10 sampled documents ", warning)
 
 
 def test_a_max_length_below_the_models_own_is_a_warning_with_both_numbers(tiny_model_path):
     for length in (None, 32):
         assert checks.check_max_length(build_encoder(tiny_model_path, length)) == []
     (warning,) = checks.check_max_length(build_encoder(tiny_model_path, 16))
-    assert all(said in warning for said in ("16", "32", "train_max_length: 16"))
+    assert all(fact in warning for fact in ("16", "32", "train_max_length: 16"))
 
 
 class TestPairs:
     @pytest.mark.parametrize(
-        ("word", "documents", "found"),
+        ("word", "documents", "lacking"),
         [
-            ("infonce", None, ["1 of 3 queries lack a document with relevance of at least 0.5: .* nothing from them"]),
-            ("margin-mse", None, ["1 of 3 queries lack two graded documents: .* nothing"]),
-            ("margin-mse", 2, ["1 of 3 queries lack two graded documents"]),
-            ("bixse", None, ["1 of 3 queries lack a document with relevance above 0: .* only what is irrelevant"]),
-            ("pairwise-bce", None, ["1 of 3 queries lack a document with relevance above 0"]),
+            ("infonce", None, "a document with relevance of at least 0.5"),
+            ("margin-mse", 2, "two graded documents"),
+            ("bixse", None, "a document with relevance above 0"),
+            ("pairwise-bce", None, "a document with relevance above 0"),
         ],
     )
-    def test_some_queries_teach_nothing(self, tiny_model, word, documents, found):
+    def test_some_queries_teach_nothing(self, tiny_model, word, documents, lacking):
         pairs = pairs_of([1.0, 0.3], [0.0, 0.0], [0.7])
-        warnings = checks.check_pairs("p.csv", word, build_loss(word, tiny_model), pairs, documents)
-        assert len(warnings) == len(found)
-        for warning, expected in zip(warnings, found, strict=True):
-            assert re.search(expected, warning), warning
+        (warning,) = checks.check_pairs("p.csv", word, build_loss(word, tiny_model), pairs, documents)
+        assert warning.startswith(f"1 of 3 queries lack {lacking}")
 
     @pytest.mark.parametrize(("word", "documents"), [("margin-mse", 1), ("infonce", None), ("bixse-binarised", None)])
     def test_no_query_teaches_anything(self, tiny_model, word, documents):
         pairs = pairs_of([0.4, 0.3], [0.0, 0.2])
-        with pytest.raises(InputError, match=r"p.csv: got 2 queries of which .* can use none; expected queries with"):
+        with pytest.raises(InputError, match="got 2 queries"):
             checks.check_pairs("p.csv", word, build_loss(word, tiny_model), pairs, documents)
 
     def test_all_can_be_used(self, tiny_model):
         assert not checks.check_pairs("p.csv", "bixse", build_loss("bixse", tiny_model), pairs_of([0.2], [1.0]), None)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite(tiny_model, value):
-    check_finite(tiny_model, 3)
-    dict(tiny_model.named_parameters())["0.model.encoder.layer.1.output.dense.bias"].data[3] = value
-    with pytest.raises(TrainingError, match=r"\(0\.model\.encoder\.layer\.1\.output\.dense\.bias\) after step 3"):
-        check_finite(tiny_model, 3)

@@ -1,6 +1,3 @@
-from __future__ import annotations
-
-import math
 from pathlib import Path
 
 import pytest
@@ -9,6 +6,8 @@ from bixse.errors import ConfigError, InputError
 from bixse.losses.catalogue import LOSSES
 from bixse.training.config import OptimizerConfig, TrainConfig
 from bixse.training.setup import training_arguments
+
+UNKNOWN = "got an unknown key; expected a known one"
 
 
 def yaml_file(folder, text):
@@ -26,66 +25,36 @@ def errors(path, overrides=None):
     return lines
 
 
-def test_no_file(tmp_path):
-    with pytest.raises(InputError, match=r"run\.yaml: got 'No such file or directory'"):
-        TrainConfig.load(tmp_path / "run.yaml")
-    with pytest.raises(InputError, match="Is a directory"):
-        TrainConfig.load(tmp_path)
-
-
-@pytest.mark.parametrize("text", ["", "pairs", "- pairs", "pairs: [", "pairs: a: b", "1: 2"])
-def test_no_yaml_mapping(tmp_path, text):
-    with pytest.raises(ConfigError, match="expected lines of the form `key: value`"):
-        TrainConfig.load(yaml_file(tmp_path, text), {})
-
-
-@pytest.mark.parametrize(
-    ("text", "key", "hint"),
-    [
-        ("pair: x", "pair", "did you mean 'pairs'?"),
-        ("learning_rate: 1e-4", "learning_rate", "did you mean 'optimizer.learning_rate'?"),
-        ("optimizer: {epoch: 3}", "optimizer.epoch", "did you mean 'optimizer.num_train_epochs'?"),
-        ("optimiser: {num_train_epochs: 3}", "optimiser", "did you mean 'optimizer'?"),
-        ("max-length: 64", "max-length", "did you mean 'max_length'?"),
-        ("zzzz: 1", "zzzz", "known keys: pairs, task_shares,"),
-        ("out: runs/mine", "out", "--out on the command line"),
-    ],
-)
-def test_an_unknown_key_says_the_closest(tmp_path, text, key, hint):
-    (line,) = errors(yaml_file(tmp_path, f"pairs: p.csv\n{text}\n"))
-    assert line.startswith(f"  {key}: got an unknown key")
-    assert hint in line
+@pytest.mark.parametrize("text", [None, "", "pairs", "- pairs", "pairs: [", "pairs: a: b", "1: 2"])
+def test_a_missing_file_and_a_file_that_is_no_mapping(tmp_path, text):
+    path = tmp_path / "run.yaml" if text is None else yaml_file(tmp_path, text)
+    with pytest.raises(InputError, match=r"run\.yaml: got "):
+        TrainConfig.load(path)
 
 
 @pytest.mark.parametrize(
     ("text", "start"),
     [
-        ("seed: many", "  seed: got 'many'; expected a valid integer"),
+        ("pair: x", f"  pair: {UNKNOWN}; fix: did you mean 'pairs'?"),
+        (
+            "optimizer: {num_epochs: 3}",
+            f"  optimizer.num_epochs: {UNKNOWN}; fix: did you mean 'optimizer.num_train_epochs'?",
+        ),
+        ("zzzz: 1", f"  zzzz: {UNKNOWN}; fix: known keys: pairs, task_shares,"),
+        ("out: runs/mine", f"  out: {UNKNOWN}; fix: give --out on the command line"),
         ("seed: -1", "  seed: got -1; expected greater than or equal to 0"),
         ("precision: half", "  precision: got 'half'; expected 'auto', 'float32' or 'bfloat16'"),
         ("min_relevant_grade: .nan", "  min_relevant_grade: got nan; expected"),
         ("optimizer: 5", "  optimizer: got 5; expected lines of the form"),
         ("merge: false", "  merge: got False; expected lines of the form `key: value`, or null"),
-        ("pairs: {a: 1}", "  pairs: got {'a': 1}; expected a path or a list"),
         ("pairs: []", "  pairs: got []; expected a path or at least 1"),
-        ("dev: [1, dev]", "  dev.0: got 1; expected a path"),
-        ("guard_split: 5", "  guard_split: got 5; expected a valid string or a list"),
-        ("merge: {weights: []}", "  merge.weights: got []; expected at least 1"),
         ("seed: true", "  seed: got True; expected a number"),
         ("optimizer: {learning_rate: false}", "  optimizer.learning_rate: got False; expected a number"),
-        ("merge: {weights: [true, 0.5]}", "  merge.weights: got [True, 0.5]; expected a number"),
-        ("task_shares: {a: true}", "  task_shares: got {'a': True}; expected a number"),
-        ("max_length: yes", "  max_length: got True; expected a number"),
         ("loss_options: {scale: 5}", "  loss_options: got {'scale': 5}; expected no scale"),
-        ("loss_options: {learn_scale: 3}", "  loss_options.learn_scale: got 3; expected a valid boolean"),
-        ("loss: bixse-without-bias\nloss_options: {bias: 1}", "  loss_options: got 'bias'; expected it left out"),
-        ("optimizer: {learning_rate: 0}", "  optimizer.learning_rate: got 0; expected greater than 0"),
-        ("optimizer: {num_train_epochs: null}", "  optimizer.num_train_epochs: got None; expected a valid integer"),
-        ("model: [a, b]", "  model: got ['a', 'b']; expected a valid string"),
         ("loss: bixes", f"  loss: got 'bixes'; expected one of {', '.join(LOSSES)}; fix: did you mean 'bix"),
     ],
 )
-def test_a_wrong_value(tmp_path, text, start):
+def test_an_unknown_key_or_a_wrong_value(tmp_path, text, start):
     (line,) = errors(yaml_file(tmp_path, text if text.startswith("pairs") else f"pairs: p.csv\n{text}\n"))
     assert line.startswith(start), line
 
@@ -95,12 +64,6 @@ def test_all_errors_together(tmp_path):
     keys = [line.split(":")[0].strip() for line in lines]
     assert keys == ["pairs", "max_length", "loss", "optimizer.num_train_epochs", "optimizer.warm", "sed"]
     assert "set 'pairs' in the file or with its flag" in lines[0]
-
-
-@pytest.mark.parametrize("section", ["5", "null", "[1]"])
-def test_a_flag_below_a_key_that_is_no_section(tmp_path, section):
-    (line,) = errors(yaml_file(tmp_path, f"pairs: p.csv\noptimizer: {section}\n"), {"optimizer.num_train_epochs": 2})
-    assert line.startswith("  optimizer: got ")
 
 
 def test_relative_paths_are_taken_from_the_folder_of_the_file(tmp_path):
@@ -115,30 +78,17 @@ def test_relative_paths_are_taken_from_the_folder_of_the_file(tmp_path):
 
 def test_flags_override_the_file_and_leave_the_rest(tmp_path):
     path = yaml_file(tmp_path, "pairs: p.csv\nseed: 7\noptimizer:\n  num_train_epochs: 9\n  global_batch_size: 4\n")
-    config = TrainConfig.load(path, {"optimizer.num_train_epochs": 1, "seed": 8})
+    config = TrainConfig.load(path, {"optimizer.num_train_epochs": 1, "seed": 8, "optimizer.learning_rate": "5e-5"})
     assert (config.seed, config.optimizer.num_train_epochs, config.optimizer.global_batch_size) == (8, 1, 4)
+    assert config.optimizer.learning_rate == 5e-5  # a text to YAML 1.1
     assert TrainConfig.load(None, {"pairs": "p.csv", "optimizer.num_train_epochs": 1}).optimizer.num_train_epochs == 1
 
 
-def test_a_rate_written_as_people_write_it(tmp_path):
-    path = yaml_file(tmp_path, "pairs: p.csv\noptimizer: {learning_rate: 5e-5}\n")  # a text to YAML 1.1
-    assert math.isclose(TrainConfig.load(path).optimizer.learning_rate, 5e-5)
-
-
-def test_a_configuration_is_frozen_and_survives_json():
-    config = TrainConfig(pairs=Path("p.csv"), loss_options={"bias": -8.0})
-    with pytest.raises(ValueError, match="frozen"):
-        config.seed = 3
-    assert TrainConfig.model_validate(config.model_dump(mode="json")) == config
-
-
 class TestLearningRate:
-    def test_grows_with_the_square_root_of_the_queries_of_a_step(self):
+    def test_the_rate_grows_with_the_square_root_of_the_queries_of_a_step_that_there_are(self):
         assert OptimizerConfig().scaled_learning_rate() == 1e-4
         assert OptimizerConfig(global_batch_size=256).scaled_learning_rate() == pytest.approx(4e-4)
-        assert OptimizerConfig(global_batch_size=16, gradient_accumulation_steps=4).scaled_learning_rate() == 2e-4
-
-    def test_counts_no_more_queries_than_there_are(self):
+        assert OptimizerConfig(gradient_accumulation_steps=4).scaled_learning_rate() == 2e-4
         optimizer = OptimizerConfig(global_batch_size=16, gradient_accumulation_steps=250)
         assert optimizer.queries_per_step(20) == 20
         assert optimizer.scaled_learning_rate(20) == pytest.approx(1e-4 * (20 / 16) ** 0.5)
@@ -153,11 +103,12 @@ class TestLearningRate:
 
 def test_a_batch_that_the_processes_cannot_share(tmp_path, monkeypatch):
     monkeypatch.setattr("bixse.training.setup.world_size", lambda: 3)
-    with pytest.raises(InputError, match=r"got 16 queries for 3 processes; .* fix: set it to 15"):
+    with pytest.raises(InputError) as caught:
         training_arguments(TrainConfig(pairs="p.csv"), tmp_path, None)
+    assert (caught.value.where, caught.value.fix) == ("global_batch_size", "set it to 15")
 
 
-def test_a_tracker_that_is_not_installed_is_said_before_training(tmp_path):
-    config = TrainConfig(pairs="p.csv", report_to=["mlflow"])
-    with pytest.raises(InputError, match=r"report_to: got mlflow; .* pip install mlflow"):
-        training_arguments(config, tmp_path, None)
+def test_a_tracker_that_is_not_installed_is_refused(tmp_path):
+    with pytest.raises(InputError) as caught:
+        training_arguments(TrainConfig(pairs="p.csv", report_to=["mlflow"]), tmp_path, None)
+    assert (caught.value.where, caught.value.got) == ("report_to", "mlflow")

@@ -1,7 +1,3 @@
-"""A flipped bit in a checkpoint or a model, on a disk or on the way to another one, is found before it is used."""
-
-from __future__ import annotations
-
 import json
 import shutil
 
@@ -10,8 +6,9 @@ import pytest
 from bixse.cli.main import main
 from bixse.encoders.loading.build import build_encoder, load_relevance_model
 from bixse.errors import ModelError, TrainingError
-from bixse.files.files import HASHES_FILE, damage, write_with_hash
+from bixse.files.files import damage, write_with_hash
 from bixse.training.loop.checkpoints import STATE_FILE
+from bixse.training.loop.trainer import GradedTrainer
 from bixse.training.recipe import train
 from helpers.command import odd_modes
 
@@ -19,7 +16,7 @@ PARTS = ["model.safetensors", "optimizer.pt", STATE_FILE]
 
 
 def flip(path):
-    """One bit in the middle; of safetensors it is one of the weights."""
+    """Change one bit; of safetensors, a bit of a weight."""
     content = bytearray(path.read_bytes())
     content[len(content) * 3 // 4] ^= 1
     path.write_bytes(content)
@@ -30,27 +27,24 @@ def checkpoints(out):
 
 
 @pytest.fixture(scope="module")
-def settings(run_config, training_files, tiny_model_path):
-    return run_config(training_files, tiny_model_path, max_length=None, evaluations_per_epoch=4, dev=None)
+def settings(run_config):
+    return run_config(max_length=None, evaluations_per_epoch=4, dev=None)
 
 
 @pytest.fixture
 def cut(settings, tmp_path, train_interrupted):
-    """A run that was interrupted after its third step, with the checkpoints of steps 2 and 3."""
     train_interrupted(settings, tmp_path / "cut")
     assert [path.name for path in checkpoints(tmp_path / "cut")] == ["checkpoint-2", "checkpoint-3"]
+    assert odd_modes(tmp_path / "cut") == {}
     return tmp_path / "cut"
 
 
 @pytest.fixture(scope="module")
 def whole(settings, tmp_path_factory):
-    """The model of the run that was never stopped."""
-    return train(settings, tmp_path_factory.mktemp("whole"), progress=False).model_path
-
-
-def test_files_of_checkpoints_and_models_have_the_mode_of_a_new_file(cut, whole):
-    assert odd_modes(cut) == {}
-    assert odd_modes(whole) == {}
+    """The model of an uninterrupted run."""
+    path = train(settings, tmp_path_factory.mktemp("whole"), progress=False).model_path
+    assert odd_modes(path) == {}
+    return path
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -67,7 +61,7 @@ def test_without_an_undamaged_checkpoint_the_run_is_refused_and_nothing_is_lost(
     flip(first / "model.safetensors")
     flip(last / "optimizer.pt")
     before = {path: path.read_bytes() for path in cut.rglob("*") if path.is_file() and path.name != "run.json"}
-    with pytest.raises(TrainingError, match=r"checkpoint-3: got optimizer\.pt .*fix: ") as caught:
+    with pytest.raises(TrainingError, match=r"checkpoint-3: got optimizer\.pt ") as caught:
         train(settings, cut, progress=False)
     assert str(cut / "checkpoints") in str(caught.value)
     assert {path: path.read_bytes() for path in before} == before
@@ -75,11 +69,8 @@ def test_without_an_undamaged_checkpoint_the_run_is_refused_and_nothing_is_lost(
     assert train(settings, cut, progress=False).warnings == []
 
 
-def test_a_damaged_best_checkpoint_is_refused_before_the_run_goes_on(
-    run_config, training_files, tiny_model_path, tmp_path, train_interrupted
-):
-    """sentence-transformers only logs that it could not load it, and ends with the last weights."""
-    settings = run_config(training_files, tiny_model_path, max_length=None, evaluations_per_epoch=4)
+def test_a_damaged_best_checkpoint_is_refused_before_the_run_goes_on(run_config, tmp_path, train_interrupted):
+    settings = run_config(max_length=None, evaluations_per_epoch=4)
     train_interrupted(settings, tmp_path)
     best, last = checkpoints(tmp_path)
     state = json.loads((last / STATE_FILE).read_bytes())
@@ -90,27 +81,22 @@ def test_a_damaged_best_checkpoint_is_refused_before_the_run_goes_on(
         train(settings, tmp_path, progress=False)
 
 
-def test_a_best_checkpoint_that_is_damaged_while_training_goes_on_is_no_model(
-    run_config, training_files, tiny_model_path, tmp_path, monkeypatch
-):
-    from bixse.training.loop.trainer import GradedTrainer
-
+def test_a_best_checkpoint_that_is_damaged_while_training_goes_on_is_no_model(run_config, tmp_path, monkeypatch):
     load = GradedTrainer._load_best_model
 
     def damaged(self):
-        flip(checkpoints(tmp_path)[0] / "model.safetensors")
-        flip(checkpoints(tmp_path)[-1] / "model.safetensors")
+        for checkpoint in checkpoints(tmp_path):
+            flip(checkpoint / "model.safetensors")
         load(self)
 
     monkeypatch.setattr(GradedTrainer, "_load_best_model", damaged)
     with pytest.raises(TrainingError, match=r"got model\.safetensors"):
-        train(run_config(training_files, tiny_model_path), tmp_path, progress=False)
+        train(run_config(), tmp_path, progress=False)
     assert not (tmp_path / "model").exists()
 
 
-def test_a_run_that_was_moved_goes_on(run_config, training_files, tiny_model_path, tmp_path, train_interrupted):
-    """Where the best checkpoint lies is written into the checkpoint, and its hash with it."""
-    settings = run_config(training_files, tiny_model_path, max_length=None, evaluations_per_epoch=4)
+def test_a_run_that_was_moved_goes_on(run_config, tmp_path, train_interrupted):
+    settings = run_config(max_length=None, evaluations_per_epoch=4)
     train_interrupted(settings, tmp_path / "there")
     (tmp_path / "there").rename(tmp_path / "here")
     assert train(settings, tmp_path / "here", progress=False).warnings == []
@@ -129,7 +115,7 @@ class TestModels:
         load_relevance_model(model, device="cpu")
         flip(model / name)
         for load in (load_relevance_model, build_encoder):
-            with pytest.raises(ModelError, match=r"got .*; expected .*; fix: ") as caught:
+            with pytest.raises(ModelError) as caught:
                 load(model, device="cpu")
             assert name in str(caught.value) and str(model) in str(caught.value)
 
@@ -139,16 +125,7 @@ class TestModels:
         assert main(words) == 0, capsys.readouterr()
         assert (model / "relevance_head.json").read_bytes() != head
         load_relevance_model(model, device="cpu")
-        assert main([*words, "--out", str(tmp_path / "out")]) == 0
-        for folder in (model, tmp_path / "out" / "model"):
-            if folder.exists():
-                assert (folder / HASHES_FILE).is_file()
-                flip(folder / "relevance_head.json")
-                with pytest.raises(ModelError, match=r"relevance_head\.json"):
-                    build_encoder(folder, device="cpu")
-
-    def test_adapters_have_hashes_too(self, tmp_path, train_toy):
-        train_toy(lora={"rank": 2}, dev=None)
-        for name in ("adapter", "model"):
-            assert (tmp_path / "out" / name / HASHES_FILE).is_file()
-            assert damage(tmp_path / "out" / name) is None
+        assert damage(model) is None
+        flip(model / "relevance_head.json")
+        with pytest.raises(ModelError, match=r"relevance_head\.json"):
+            build_encoder(model, device="cpu")

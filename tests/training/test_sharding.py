@@ -1,21 +1,17 @@
-"""Weights that lie in several real processes: types, checkpoints, runs that are killed, and what is refused."""
-
-from __future__ import annotations
-
 import random
 import signal
 import time
 
 import pytest
 import torch
-from launch import TRAIN_ALL, compare, finish, read, settings_file, start
+from launch import TRAIN_ALL, compare, finish, read, run_all, settings_file, start, wait_until
 from safetensors.torch import load_file, save_file
 
 from bixse.errors import InputError, ModelError, OutputExistsError, TrainingError
 from bixse.losses import BiXSELoss
 from bixse.scale.sharding import check_can_be_sharded, load_weights, save_shards
 from bixse.training.config import TrainConfig
-from bixse.training.loop.checkpoints import whole_checkpoints
+from bixse.training.loop.checkpoints import complete_checkpoints
 from bixse.training.loop.trainer import GradedTrainingArguments
 from bixse.training.recipe import train
 from helpers.command import odd_modes
@@ -24,37 +20,28 @@ pytestmark = pytest.mark.precision("float32")
 
 
 @pytest.mark.slow
-def test_frozen_weights_in_bf16_beside_adapters_in_float32(tiny_model, tasks_file, tmp_path):
-    """Numbers of two types in one block; the losses agree as far as bf16 does."""
+def test_frozen_weights_in_bf16_beside_adapters_in_float32(run_config, tiny_model, tasks_file, tmp_path):
     tiny_model.bfloat16().save_pretrained(str(tmp_path / "half"))
-    changes = {"lora": {"rank": 4}, "precision": "bfloat16", "merge": None}
-    paths = {}
-    for sharding in (None, "full"):
-        folder = tmp_path / str(sharding)
-        folder.mkdir()
-        paths[sharding] = settings_file(folder, tasks_file, tmp_path / "half", sharding=sharding, **changes)
-    train(TrainConfig.load(paths[None]), tmp_path / "whole", progress=False)
-    ended = finish(start(2, paths["full"], tmp_path / "by 2", script=TRAIN_ALL))
-    assert [code for code, *_ in ended] == [0, 0], ended
+    changes = {"dev": None, "dropout": 0.0, "lora": {"rank": 4}, "precision": "bfloat16", "merge": None}
+    config = run_config(tmp_path / "half", pairs=tasks_file, sharding="full", **changes)
+    path = settings_file(tmp_path, config)
+    train(TrainConfig.load(path, {"sharding": None}), tmp_path / "whole", progress=False)
+    run_all(2, path, tmp_path / "by 2")
     losses = [[entry["loss"] for entry in read(tmp_path / out)[1]] for out in ("whole", "by 2")]
-    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)  # as far as bf16 agrees
 
 
 @pytest.fixture
-def config(training_files, tiny_model_path, tmp_path):
+def config(run_config, tmp_path):
     """Twenty steps with a checkpoint after each; without dropout, which depends on the number of processes."""
-    settings = {"evaluations_per_epoch": 5, "sharding": "full", "merge": None}
-    learning = {"num_train_epochs": 4, "global_batch_size": 8, "learning_rate": 1e-3}
-    return settings_file(tmp_path, training_files / "pairs.jsonl", tiny_model_path, optimizer=learning, **settings)
+    settings = {"dev": None, "dropout": 0.0, "evaluations_per_epoch": 5, "sharding": "full", "merge": None}
+    return settings_file(tmp_path, run_config(optimizer={"num_train_epochs": 4}, **settings))
 
 
 def kill_after(step, processes, config, out):
-    """Start a run, and kill one process, then all, when the checkpoint of a step is begun."""
+    """Start a run; kill one process, then all, when the checkpoint of a step is begun."""
     started = start(processes, config, out, script=TRAIN_ALL)
-    ends = time.monotonic() + 120
-    while not (out / "checkpoints" / f"checkpoint-{step}").exists() and started[0].poll() is None:
-        assert time.monotonic() < ends, "waited in vain"
-        time.sleep(0.005)
+    wait_until((out / "checkpoints" / f"checkpoint-{step}").exists, started[0])
     time.sleep(random.random() * 0.2)
     started[-1].send_signal(signal.SIGKILL)
     time.sleep(0.2)
@@ -64,66 +51,34 @@ def kill_after(step, processes, config, out):
     assert not (out / "model").exists()
 
 
-def goes_on(processes, config, out):
-    assert whole_checkpoints(out / "checkpoints"), "something to go on from"
-    ended = finish(start(processes, config, out, script=TRAIN_ALL))
-    assert [code for code, *_ in ended] == [0] * processes, ended
-
-
 @pytest.mark.slow
-def test_a_run_whose_process_is_killed_goes_on_by_another_number_of_processes(config, tmp_path):
+@pytest.mark.parametrize("numbers", [(2, 1), (2, 2, 4), (4, 2, 1), (1, 2, 2)])
+def test_a_killed_run_goes_on_by_another_number_of_processes(config, tmp_path, numbers):
     train(TrainConfig.load(config), tmp_path / "never stopped", progress=False)
-    out = tmp_path / "killed"
-    kill_after(5, 2, config, out)
-    goes_on(1, config, out)
-    compare(tmp_path / "never stopped", out)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("numbers", [(2, 2, 4), (4, 2, 1), (1, 2, 2)])
-def test_killed_again_and_again(config, tmp_path, numbers):
-    train(TrainConfig.load(config), tmp_path / "never stopped", progress=False)
-    out = tmp_path / "killed"
-    kill_after(3, numbers[0], config, out)
-    kill_after(12, numbers[1], config, out)
-    goes_on(numbers[2], config, out)
-    compare(tmp_path / "never stopped", out)
-
-
-CHECKPOINT = """
-import pathlib, sys
-from bixse.training.config import TrainConfig
-from bixse.training.loop.checkpoints import StopOnInterrupt
-from bixse.training.recipe import train
-ended = StopOnInterrupt.on_step_end
-def stop(self, args, state, control, **named):
-    self.asked = self.asked or state.global_step == 3
-    return ended(self, args, state, control, **named)
-StopOnInterrupt.on_step_end = stop
-try:
-    train(TrainConfig.load(pathlib.Path(sys.argv[1])), pathlib.Path(sys.argv[2]), progress=False)
-except Exception as error:
-    print(type(error).__name__)
-"""
+    *killed, last = numbers
+    for step, processes in zip((3, 12), killed, strict=False):
+        kill_after(step, processes, config, tmp_path / "killed")
+    assert complete_checkpoints(tmp_path / "killed" / "checkpoints")
+    run_all(last, config, tmp_path / "killed")
+    compare(tmp_path / "never stopped", tmp_path / "killed")
 
 
 @pytest.mark.slow
 def test_what_a_checkpoint_holds(config, tmp_path):
-    """Each process its part, in safetensors; without the hashes, written last, it is none; damaged it is refused."""
-    ended = finish(start(2, config, tmp_path / "out", script=CHECKPOINT))
-    assert ["InterruptedRunError" in output for _, output, _ in ended] == [True, True], ended
-    checkpoint = tmp_path / "out" / "checkpoints" / "checkpoint-3"
+    kill_after(4, 2, config, tmp_path / "out")
+    checkpoint, *earlier = complete_checkpoints(tmp_path / "out" / "checkpoints")
     assert odd_modes(checkpoint.parent) == {}
     parts = sorted((checkpoint / "shards").iterdir())
     assert len(parts) == 2
-    sizes = [sum(own.numel() for own in load_file(part).values()) for part in parts]
+    sizes = [sum(tensor.numel() for tensor in load_file(part).values()) for part in parts]
     assert max(sizes) < 1.1 * min(sizes)
     names = {path.name for path in checkpoint.rglob("*") if path.is_file() and not path.name.startswith("rng_state")}
     assert not [name for name in names if not name.endswith((".safetensors", ".json", "SHA256SUMS"))]
     assert (checkpoint / "SHA256SUMS").read_text().count("shards/") == 2
     parts[1].write_bytes(parts[1].read_bytes()[:-4] + b"\0\1\2\3")
-    (checkpoint.parent / "checkpoint-2" / "SHA256SUMS").unlink()  # without its hashes it is no checkpoint
-    with pytest.raises(TrainingError, match=f"{parts[1].name} with other bytes than were written"):
+    for folder in earlier:
+        (folder / "SHA256SUMS").unlink()  # without its hashes it is no checkpoint
+    with pytest.raises(TrainingError, match=parts[1].name):
         train(TrainConfig.load(config), tmp_path / "out", progress=False)
 
 
@@ -141,42 +96,39 @@ init_distributed()
 model = build_encoder(sys.argv[1], device="cpu").train()
 shard_encoder(model, GradedTrainingArguments(sys.argv[2], use_cpu=True))
 last = model[0].auto_model.encoder.layer[-1]
-own = next(part for part in last.parameters() if isinstance(part, DTensor))
+weight = next(part for part in last.parameters() if isinstance(part, DTensor))
 reduced = []
-last.register_full_backward_pre_hook(lambda *given: reduced.append(own.grad is not None))
+last.register_full_backward_pre_hook(lambda *given: reduced.append(weight.grad is not None))
 features = model.preprocess(["a query", "another one that is longer", "and one more"])
 for gradient_cache in (False, True):
     model.zero_grad()
     embed_features(model, features, mini_batch_size=1, gradient_cache=gradient_cache).sum().backward()
 print(reduced)
 """
-"""Before each backward pass through the last block: whether the one before it was reduced to this process's part."""
 
 
 def test_no_process_holds_the_gradient_of_whole_weights_for_longer_than_a_pass(tiny_model_path, tmp_path):
-    """Of three passes, with activations kept and computed again."""
-    ended = finish(start(2, tiny_model_path, tmp_path, script=WHEN_REDUCED))
-    assert [output.strip() for _, output, _ in ended] == [str([False, True, True] * 2)] * 2, ended
+    outputs = run_all(2, tiny_model_path, tmp_path, script=WHEN_REDUCED)
+    assert [output.strip() for output in outputs] == [str([False, True, True] * 2)] * 2
 
 
 def test_parts_of_more_processes_that_were_killed_are_not_read(tiny_model, tmp_path):
     loss = BiXSELoss(tiny_model)
     optimizer = torch.optim.AdamW(loss.parameters())
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5)
-    before = tiny_model[0].auto_model.embeddings.word_embeddings.weight.detach().clone()
+    table = tiny_model[0].auto_model.embeddings.word_embeddings.weight
+    before = table.detach().clone()
     (tmp_path / "shards").mkdir()
     left = {"weight.model.0.auto_model.embeddings.word_embeddings.weight": torch.zeros_like(before)}
     save_file(left, tmp_path / "shards" / "shard-00003-model-00001-of-00001.safetensors")
     save_shards(tmp_path, loss, optimizer, scheduler)
     with torch.no_grad():
-        tiny_model[0].auto_model.embeddings.word_embeddings.weight += 1
+        table += 1
     load_weights(tmp_path, loss)
-    assert torch.equal(tiny_model[0].auto_model.embeddings.word_embeddings.weight, before)
+    assert torch.equal(table, before)
 
 
 class TestRefused:
-    """Before anything is trained."""
-
     def refused(self, config, tmp_path, error, **changes):
         settings = TrainConfig.load(config).model_copy(update=changes)
         with pytest.raises(error, match=r"sharding.*fix"):
@@ -201,7 +153,6 @@ class TestRefused:
         self.refused(config, tmp_path, InputError)
 
     def test_the_same_run_without_it(self, config, tmp_path):
-        """Its checkpoints are others."""
         settings = TrainConfig.load(config).model_copy(update={"evaluations_per_epoch": 1})
         train(settings, tmp_path / "out", progress=False)
         with pytest.raises(OutputExistsError):

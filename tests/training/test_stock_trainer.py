@@ -1,9 +1,6 @@
-"""sentence-transformers' own trainer with the losses of bixse: what it saves, and what it is refused."""
-
-from __future__ import annotations
-
 import re
 import textwrap
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,7 +21,6 @@ from bixse import (
     DistillKLLoss,
     InfoNCELoss,
     MarginMSELoss,
-    PairwiseBCELoss,
     SaveRelevanceHead,
     build_encoder,
     load_relevance_model,
@@ -35,23 +31,19 @@ from bixse.encoders.loading.build import set_dropout
 from bixse.encoders.relevance_model import RelevanceModel
 from bixse.errors import InputError, ModelError
 
+PLAIN = {"learning_rate_mapping": {}, "logging_steps": 1}
+"""Arguments of a loss without parameters."""
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def stock(model, dataset, folder, loss, *callbacks, **changes) -> SentenceTransformerTrainer:
-    settings = {
-        "per_device_train_batch_size": 8,
-        "max_steps": 4,
-        "learning_rate": 1e-3,
-        "learning_rate_mapping": {r"^logit_bias$": 0.1},
-        "save_steps": 2,
-        "report_to": "none",
-        "disable_tqdm": True,
-        "use_cpu": True,
-        **changes,
-    }
+def stock(model, dataset, folder, loss, *callbacks, evaluator=None, **changes) -> SentenceTransformerTrainer:
+    learning = {"learning_rate": 1e-3, "learning_rate_mapping": {r"^logit_bias$": 0.1}}
+    steps = {"per_device_train_batch_size": 8, "max_steps": 4, "save_steps": 2}
+    settings = {**learning, **steps, "report_to": "none", "disable_tqdm": True, "use_cpu": True, **changes}
     arguments = SentenceTransformerTrainingArguments(str(folder), **settings)
-    return SentenceTransformerTrainer(model, arguments, train_dataset=dataset, loss=loss, callbacks=list(callbacks))
+    return SentenceTransformerTrainer(
+        model, arguments, train_dataset=dataset, loss=loss, callbacks=list(callbacks), evaluator=evaluator
+    )
 
 
 @pytest.fixture(params=["SentenceTransformer", "RelevanceModel"])
@@ -89,8 +81,36 @@ class TestHead:
         documents = ["copy the file", "move the path"]
         probabilities = load_relevance_model(tmp_path, device="cpu").relevance("how do i copy the file", documents)
         vectors = trainer.model.encode(["how do i copy the file", *documents], normalize_embeddings=True)
-        assert probabilities == pytest.approx(1 / (1 + torch.exp(-torch.tensor(
-            own(loss)[0] * vectors[1:] @ vectors[0] + own(loss)[1]))).numpy(), abs=1e-5)  # fmt: skip
+        logits = torch.tensor(own(loss)[0] * vectors[1:] @ vectors[0] + own(loss)[1])
+        assert probabilities == pytest.approx(torch.sigmoid(logits).numpy(), abs=1e-5)
+
+    def test_the_best_checkpoints_head_comes_with_its_weights(self, model, graded_pairs, tmp_path):
+        class Scripted(BaseEvaluator):
+            scores = iter([0.9, 0.1])
+            primary_metric = "score"
+
+            def __call__(self, *args, **kwargs):
+                return {"score": next(self.scores)}
+
+        loss = BiXSELoss(model)
+        best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_score", "greater_is_better": True}
+        best |= {"eval_strategy": "steps", "eval_steps": 2, "evaluator": Scripted()}
+        trainer = stock(model, graded_pairs.to_dataset(), tmp_path, loss, SaveRelevanceHead(loss), **best)
+        trainer.train()
+        trainer.save_model()
+        assert trainer.state.best_global_step == 2
+        assert scale_and_bias(tmp_path) == scale_and_bias(tmp_path / "checkpoint-2") == own(loss)
+        assert scale_and_bias(tmp_path) != scale_and_bias(tmp_path / "checkpoint-4")
+
+    def test_a_loss_without_a_head_or_without_a_batch_is_refused(self, tiny_model, graded_pairs, tmp_path):
+        loss = InfoNCELoss(tiny_model)
+        trainer = stock(tiny_model, graded_pairs.to_dataset(), tmp_path, loss, SaveRelevanceHead(loss), **PLAIN)
+        for refuse in (lambda: save_relevance_head(loss, tmp_path), trainer.train):
+            with pytest.raises(InputError, match="InfoNCELoss"):
+                refuse()
+        with pytest.raises(InputError, match="no batch"):
+            save_relevance_head(BiXSELoss(tiny_model), tmp_path)
+        assert not (tmp_path / HEAD_FILE).exists()
 
     def test_the_call_after_training(self, model, graded_pairs, tmp_path):
         loss = BiXSELoss(model)
@@ -104,30 +124,6 @@ class TestHead:
         if isinstance(model, RelevanceModel):
             model.save_pretrained(str(tmp_path / "again"))
             assert scale_and_bias(tmp_path / "again") == own(loss)
-
-    def test_the_best_checkpoints_head_comes_with_its_weights(self, model, graded_pairs, tmp_path):
-        class Scripted(BaseEvaluator):
-            scores = iter([0.9, 0.1])
-            primary_metric = "score"
-
-            def __call__(self, *args, **kwargs):
-                return {"score": next(self.scores)}
-
-        loss = BiXSELoss(model)
-        arguments = SentenceTransformerTrainingArguments(
-            str(tmp_path), max_steps=4, save_steps=2, eval_steps=2, eval_strategy="steps", learning_rate=1e-3,
-            learning_rate_mapping={r"^logit_bias$": 0.1}, load_best_model_at_end=True, greater_is_better=True,
-            metric_for_best_model="eval_score", report_to="none", disable_tqdm=True, use_cpu=True,
-        )  # fmt: skip
-        trainer = SentenceTransformerTrainer(
-            model, arguments, train_dataset=graded_pairs.to_dataset(), loss=loss, evaluator=Scripted(),
-            callbacks=[SaveRelevanceHead(loss)],
-        )  # fmt: skip
-        trainer.train()
-        trainer.save_model()
-        assert trainer.state.best_global_step == 2
-        assert scale_and_bias(tmp_path) == scale_and_bias(tmp_path / "checkpoint-2") == own(loss)
-        assert scale_and_bias(tmp_path) != scale_and_bias(tmp_path / "checkpoint-4")
 
     def test_a_resumed_run_goes_on_with_the_checkpoints_bias(self, tiny_model_path, graded_pairs, tmp_path):
         def run(resume: bool) -> list[float]:
@@ -145,18 +141,6 @@ class TestHead:
         assert run(resume=True) == pytest.approx(whole[2:], abs=1e-6)
         assert RelevanceHead.load(tmp_path / "checkpoint-4").trained_prior == pytest.approx(prior, abs=1e-6)
 
-    def test_what_cannot_be_kept_is_refused(self, model, graded_pairs, tmp_path):
-        loss = InfoNCELoss(model)
-        with pytest.raises(InputError, match=r"InfoNCELoss.*fix:"):
-            save_relevance_head(loss, tmp_path)
-        with pytest.raises(InputError, match=r"InfoNCELoss.*fix:"):
-            stock(
-                model, graded_pairs.to_dataset(), tmp_path, loss, SaveRelevanceHead(loss), learning_rate_mapping={}
-            ).train()
-        with pytest.raises(InputError, match=r"seen no batch.*fix:"):
-            save_relevance_head(BiXSELoss(model), tmp_path)
-        assert not (tmp_path / HEAD_FILE).exists()
-
 
 def test_the_example_of_the_documentation(tiny_model_path, training_files, tmp_path, monkeypatch):
     (code,) = re.findall(r"```python\n(.*?SentenceTransformerTrainer.*?)```", (DOCS / "losses.md").read_text(), re.S)
@@ -171,25 +155,16 @@ def test_the_example_of_the_documentation(tiny_model_path, training_files, tmp_p
 
 
 class TestFlatRows:
-    """One document per row: nothing to compare, for losses that compare the documents of a query."""
-
     @pytest.mark.parametrize("kind", [MarginMSELoss, DistillKLLoss])
-    def test_are_refused_with_the_columns_that_teach(self, model, graded_pairs, tmp_path, kind):
+    def test_are_refused_unless_each_row_has_several_documents(self, model, graded_pairs, tmp_path, kind):
+        flat_rows = graded_pairs.to_dataset().select(range(0, 60, 5))
+        with pytest.raises(InputError, match=rf"{kind.__name__}.*a column for each document"):
+            stock(model, flat_rows, tmp_path, kind(model), **PLAIN).train()
         groups = [graded_pairs.groups()[number] for number in range(12)]
-        flat = Dataset.from_dict(
-            {
-                "query": [group.query for group in groups],
-                "document": [group.documents[0] for group in groups],
-                "label": [group.relevance[0] for group in groups],
-            }
-        )
-        with pytest.raises(InputError, match=r"a column for each document .* label a list") as caught:
-            stock(model, flat, tmp_path, kind(model), learning_rate_mapping={}).train()
-        assert kind.__name__ in str(caught.value)
         columns = {f"document_{number}": [group.documents[number] for group in groups] for number in range(3)}
         labels = [list(group.relevance[:3]) for group in groups]
-        wide = Dataset.from_dict({"query": flat["query"], **columns, "label": labels})
-        trainer = stock(model, wide, tmp_path, kind(model), learning_rate_mapping={}, logging_steps=1)
+        wide = Dataset.from_dict({"query": [group.query for group in groups], **columns, "label": labels})
+        trainer = stock(model, wide, tmp_path, kind(model), **PLAIN)
         trainer.train()
         assert all(entry["loss"] > 0 for entry in trainer.state.log_history if "loss" in entry)
 
@@ -202,30 +177,12 @@ class TestFlatRows:
         assert loss(two, torch.tensor([1.0, 0.0])) > 0
         assert loss(one, torch.tensor([1.0])) == 0
 
-    def test_a_loss_that_takes_the_other_documents_of_the_batch_learns_from_them(self, model, graded_pairs, tmp_path):
-        loss = PairwiseBCELoss(model)
-        trainer = stock(
-            model,
-            graded_pairs.to_dataset().select(range(0, 60, 5)),
-            tmp_path,
-            loss,
-            learning_rate_mapping={},
-            logging_steps=1,
-        )
-        trainer.train()
-        assert all(entry["loss"] > 0 for entry in trainer.state.log_history if "loss" in entry)
-
 
 class TestWrappers:
-    """Losses of sentence-transformers around one of ours, which replace the encoder's `forward` while they call it."""
+    """Losses of sentence-transformers around a loss of ours, which replace the encoder's `forward` in their calls."""
 
     QUERIES = ("copy a file", "sort a list", "open the name", "move in the tree")
     DOCUMENTS = ("copy the file", "sort the list or the tree", "open", "a path to move")
-
-    @pytest.fixture
-    def quiet_model(self, model):
-        set_dropout(model, 0.0)
-        return model
 
     def loss_at(self, states, mask, dimensions) -> torch.Tensor:
         """BiXSE with scale 10 and bias -3 of mean-pooled states (8, T, 32): 4 queries, then 4 documents."""
@@ -235,29 +192,26 @@ class TestWrappers:
         return torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.eye(4) * 0.75, reduction="sum") / 4
 
     @pytest.mark.parametrize("dimensions", [[32], [32, 16]], ids=["layers", "layers and dimensions"])
-    def test_every_layer_and_dimension_counts(self, quiet_model, dimensions):
-        loss = BiXSELoss(quiet_model, bias=-3.0, mini_batch_size=2)
+    def test_every_layer_and_dimension_counts(self, model, dimensions):
+        set_dropout(model, 0.0)
+        loss = BiXSELoss(model, bias=-3.0, mini_batch_size=2)
         options = {"n_layers_per_step": -1, "kl_temperature": 0.0}
         if len(dimensions) > 1:
-            wrapped = losses.Matryoshka2dLoss(quiet_model, loss, dimensions, n_dims_per_step=-1, **options)
+            wrapped = losses.Matryoshka2dLoss(model, loss, dimensions, n_dims_per_step=-1, **options)
         else:
-            wrapped = losses.AdaptiveLayerLoss(quiet_model, loss, **options)
-        found = wrapped(
-            [quiet_model.preprocess(list(texts)) for texts in (self.QUERIES, self.DOCUMENTS)], torch.full((4,), 0.75)
-        )
-        features = quiet_model.preprocess([*self.QUERIES, *self.DOCUMENTS])
-        mask = features["attention_mask"]
-        states = (
-            quiet_model[0]
-            .auto_model(input_ids=features["input_ids"], attention_mask=mask, output_hidden_states=True)
-            .hidden_states
-        )
+            wrapped = losses.AdaptiveLayerLoss(model, loss, **options)
+        columns = [model.preprocess(list(texts)) for texts in (self.QUERIES, self.DOCUMENTS)]
+        computed = wrapped(columns, torch.full((4,), 0.75))
+        features = model.preprocess([*self.QUERIES, *self.DOCUMENTS])
+        ids, mask = features["input_ids"], features["attention_mask"]
+        encoder = model[0].auto_model
+        states = encoder(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states
         *earlier, last = [sum(self.loss_at(state, mask, size) for size in dimensions) for state in states]
         expected = last + sum(earlier) / len(earlier)
-        assert found.item() == pytest.approx(expected.item(), rel=1e-5)
-        gradient, wanted = (torch.autograd.grad(value, quiet_model[0].auto_model.embeddings.word_embeddings.weight)
-                            for value in (found, expected))  # fmt: skip
-        assert torch.allclose(gradient[0], wanted[0], atol=1e-5)
+        assert computed.item() == pytest.approx(expected.item(), rel=1e-5)
+        table = encoder.embeddings.word_embeddings.weight
+        gradient, wanted = (torch.autograd.grad(value, table)[0] for value in (computed, expected))
+        assert torch.allclose(gradient, wanted, atol=1e-5)
 
     @pytest.mark.parametrize("wrapper", [losses.AdaptiveLayerLoss, losses.Matryoshka2dLoss, losses.MatryoshkaLoss])
     def test_the_stock_trainer_trains_with_them_and_gradient_cache_is_refused(
@@ -267,29 +221,22 @@ class TestWrappers:
             dimensions = [] if wrapper is losses.AdaptiveLayerLoss else [[32, 16]]
             return wrapper(model, BiXSELoss(model, **options), *dimensions)
 
-        rates = {"learning_rate_mapping": {}, "logging_steps": 1}
-        trainer = stock(model, graded_pairs.to_dataset(), tmp_path, wrapped(), **rates)
+        trainer = stock(model, graded_pairs.to_dataset(), tmp_path, wrapped(), **PLAIN)
         trainer.train()
         figures = [entry for entry in trainer.state.log_history if "loss" in entry]
         assert all(entry["loss"] > 0 and entry["grad_norm"] > 0 for entry in figures)
-        with pytest.raises(InputError, match=r"gradient_cache: .*fix:"):
-            stock(model, graded_pairs.to_dataset(), tmp_path, wrapped(gradient_cache=True), **rates).train()
+        with pytest.raises(InputError, match="gradient_cache: "):
+            stock(model, graded_pairs.to_dataset(), tmp_path, wrapped(gradient_cache=True), **PLAIN).train()
 
 
-class TestRefused:
-    @pytest.mark.parametrize("kind", ["CrossEncoder", "transformers", "name"])
-    def test_models_that_embed_no_texts(self, tiny_model_path, kind):
-        backbone = tiny_model_path.parent / "backbone"
-        models = {
-            "CrossEncoder": lambda: CrossEncoder(str(backbone), device="cpu"),
-            "transformers": lambda: AutoModel.from_pretrained(backbone),
-            "name": lambda: "demo",
-        }
-        with pytest.raises(ModelError, match=r"got .*; expected a SentenceTransformer.*; fix: "):
-            BiXSELoss(models[kind]())
+@pytest.mark.parametrize("load", [partial(CrossEncoder, device="cpu"), AutoModel.from_pretrained, str])
+def test_models_that_embed_no_texts_are_refused(tiny_model_path, load):
+    with pytest.raises(ModelError, match="expected a SentenceTransformer"):
+        BiXSELoss(load(str(tiny_model_path.parent / "backbone")))
 
-    def test_a_column_named_relevance(self, model, graded_pairs, tmp_path):
-        dataset = graded_pairs.to_dataset().rename_column("label", "relevance")
-        if isinstance(model, RelevanceModel):
-            with pytest.raises(InputError, match=r"as a text; .*fix: .*label"):
-                stock(model, dataset, tmp_path, BiXSELoss(model)).train()
+
+def test_a_column_named_relevance_is_refused(tiny_model, graded_pairs, tmp_path):
+    dataset = graded_pairs.to_dataset().rename_column("label", "relevance")
+    with pytest.raises(InputError, match="as a text") as caught:
+        stock(tiny_model, dataset, tmp_path, BiXSELoss(tiny_model)).train()
+    assert "label" in caught.value.fix

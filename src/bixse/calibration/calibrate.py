@@ -57,7 +57,7 @@ class CalibrateResult:
     negatives: int
     precision: str
     artifacts: dict[str, str]
-    kept: bool
+    saved: bool
     """True if the calibration is saved: it helps and beats a constant, or `anyway` is set."""
     cuts: tuple[CosineCut, ...] = ()
     """Cuts for vector stores, the highest cosine first."""
@@ -66,11 +66,11 @@ class CalibrateResult:
     @property
     def refused(self) -> bool:
         """Return True if nothing is written, since the calibration is no better than a constant."""
-        return not (self.kept or self.check.beats_constant)
+        return not (self.saved or self.check.beats_constant)
 
     def warnings(self) -> list[str]:
         """Warn of a calibration kept in spite of the check, and of thresholds whose interval is too low."""
-        anyway = self.kept and not (self.check.helps and self.check.beats_constant)
+        anyway = self.saved and not (self.check.helps and self.check.beats_constant)
         return ([f"kept anyway: {self.check.finding}"] if anyway else []) + [
             f"precision {point.wanted:g}: the interval reaches down to {point.interval[0]:.3f}; more graded queries "
             "narrow it, a higher --at-precision stays on the safe side"
@@ -111,15 +111,15 @@ def calibrate(
     )  # fmt: skip
     before: RelevanceHead | None = getattr(encoder, "head", None)
     check = held_out_check(before, pairs)
-    kept = settings.anyway or (check.helps and check.beats_constant)
+    saved = settings.anyway or (check.helps and check.beats_constant)
     precision = resolve_precision(device=encoder.device)
-    result = CalibrateResult(check, before, (), facts, negatives, precision, {}, kept)
+    result = CalibrateResult(check, before, (), facts, negatives, precision, {}, saved)
     if result.refused:
         return result
     if record is not None:
         record.save("running")
     head = before
-    if kept:
+    if saved:
         head = fit_head(before, pairs.cosines, pairs.relevance, facts)
         head = head if settings.prior is None else head.at_prior(settings.prior)
     points: list[OperatingPoint] = []
@@ -140,8 +140,8 @@ def calibrate(
     cuts: list[CosineCut] = []
     if settings.export and head is not None:
         cuts = cuts_of(head, settings.export)
-        saved = artifacts.get("model", model)
-        artifacts |= write_export(cuts, saved, (Path(model) if out is None else out) / EXPORT_FOLDER)
+        path = artifacts.get("model", model)
+        artifacts |= write_export(cuts, path, (Path(model) if out is None else out) / EXPORT_FOLDER)
     result = replace(result, head=head, points=tuple(points), artifacts=artifacts, cuts=tuple(cuts))
     if record is not None:
         record.results = TypeAdapter(CalibrateResult).dump_python(result, mode="json")
@@ -175,13 +175,13 @@ class CosineCut:
 
 def cuts_of(head: RelevanceHead, probabilities: Sequence[float]) -> list[CosineCut]:
     """Return cuts at probabilities between 0 and 1 and at the thresholds of a head, the highest cosine first."""
-    found = [CosineCut(probability, head.cosine_at(probability)) for probability in probabilities]
-    found += [
+    cuts = [CosineCut(probability, head.cosine_at(probability)) for probability in probabilities]
+    cuts += [
         CosineCut(threshold.probability, head.cosine_at(threshold.probability), threshold.precision)
         for threshold in head.thresholds
         if 0 < threshold.probability < 1
     ]
-    return sorted(found, key=lambda cut: -cut.cosine)
+    return sorted(cuts, key=lambda cut: -cut.cosine)
 
 
 def write_export(cuts: Sequence[CosineCut], model: str, folder: Path) -> dict[str, str]:

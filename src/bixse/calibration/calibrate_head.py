@@ -79,21 +79,21 @@ def threshold_at_precision(
     a threshold. Raises InputError for fewer pairs, for fewer than 2 queries, and for pairs of one kind.
 
     Example:
-        >>> found = threshold_at_precision([0.9, 0.8, 0.7, 0.2], [1, 1, 0, 0], ["a", "b", "a", "b"], 0.9, fewest=1)
-        >>> found.threshold, found.precision, found.recall
+        >>> point = threshold_at_precision([0.9, 0.8, 0.7, 0.2], [1, 1, 0, 0], ["a", "b", "a", "b"], 0.9, fewest=1)
+        >>> point.threshold, point.precision, point.recall
         (0.8, 1.0, 1.0)
     """
     values, labels, counted = checked(scores, relevant, weights)
     _check(labels, precision, fewest)
     numbered_queries(query_ids, len(values))
     order = np.argsort(-values, kind="stable")
-    taken, found = np.cumsum(counted[order]), np.cumsum((counted * labels)[order])
+    mass, hits = np.cumsum(counted[order]), np.cumsum((counted * labels)[order])
     ends = np.flatnonzero(np.append(np.diff(values[order]) < 0, True))  # the last pair of each score
-    ends = ends[(ends + 1 >= fewest) & (taken[ends] > 0)]
-    shares = found[ends] / taken[ends]
+    ends = ends[(ends + 1 >= fewest) & (mass[ends] > 0)]
+    shares = hits[ends] / mass[ends]
     reaching = np.flatnonzero(shares >= precision - 1e-12)  # the quotient may round below the precision
-    place = int(reaching[-1]) if len(reaching) else int(np.flatnonzero(shares == shares.max())[-1])
-    threshold = float(values[order][ends[place]])
+    lowest = int(reaching[-1]) if len(reaching) else int(np.flatnonzero(shares == shares.max())[-1])
+    threshold = float(values[order][ends[lowest]])
     point = operating_point(values, labels, query_ids, threshold, counted)
     return replace(point, wanted=precision, is_reached=bool(len(reaching)))
 
@@ -220,12 +220,12 @@ class HeldOutCheck:
     @property
     def finding(self) -> str:
         """The result of the check, in words."""
-        own, constant = self.calibrated.brier, self.calibrated.base_rate_brier
+        score, constant = self.calibrated.brier, self.calibrated.base_rate_brier
         if not self.beats_constant:
             digits = 3 if constant >= 0.01 else 6
             return (
                 f"no better than always answering {self.base_rate:.3g}: on held-out queries the Brier score is "
-                f"{own:.{digits}f}, and that of the constant {constant:.{digits}f}"
+                f"{score:.{digits}f}, and that of the constant {constant:.{digits}f}"
             )
         than = "than before" if "before" in self.reports else "than that of a constant"
         return f"its Brier score on held-out queries is {'lower' if self.helps else 'not lower'} {than}"
@@ -273,17 +273,17 @@ def held_out_check(head: RelevanceHead | None, pairs: ScoredPairs) -> HeldOutChe
         return calibration_report(candidate.probability(cosines[held]), observed, ids, seed=pairs.seed, weights=weights)
 
     fitted = fit_head(head, cosines[~held], relevance[~held], "held-out check")
-    found: dict[str, CalibrationReport] = {}
+    reports: dict[str, CalibrationReport] = {}
     if head is not None:
-        found["before"] = measured(head)
+        reports["before"] = measured(head)
         if head != head.as_trained():
-            found["as trained"] = measured(head.as_trained())
+            reports["as trained"] = measured(head.as_trained())
     if prior is not None:
         if head is not None and head.trained_prior is not None:
-            found[f"as trained, moved to prior {prior:g}"] = measured(head.as_trained().at_prior(prior))
-        found["refitted"] = measured(fitted)
+            reports[f"as trained, moved to prior {prior:g}"] = measured(head.as_trained().at_prior(prior))
+        reports["refitted"] = measured(fitted)
         fitted = fitted.at_prior(prior)
-    return HeldOutCheck(float(np.average(observed, weights=weights)), {**found, "calibrated": measured(fitted)})
+    return HeldOutCheck(float(np.average(observed, weights=weights)), {**reports, "calibrated": measured(fitted)})
 
 
 def choose_thresholds(

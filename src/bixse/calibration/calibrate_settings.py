@@ -27,27 +27,26 @@ class CalibrateSettings(Settings):
     pairs: Annotated[Path, Flag(metavar="FILE")]
     """Graded pairs that were not trained on (.parquet .jsonl .csv .tsv)."""
     task: str | None = None
-    """Task whose instructions stand before queries (and documents)."""
+    """Task whose instructions precede the texts. Null takes the model's default prompts."""
     negatives: int | None = Field(default=None, ge=1)
-    """Random documents of the collection that are added per query as irrelevant pairs, never one judged for it."""
+    """Number of random unjudged documents added per query as irrelevant pairs. Null adds none."""
     collection: Annotated[Path | None, Flag(metavar="DIR")] = None
-    """Folder with corpus.jsonl, queries.jsonl and qrels, that negatives are drawn from."""
+    """Collection folder from which `negatives` are drawn."""
     prior: Annotated[float | None, Flag(metavar="SHARE")] = Field(default=None, gt=0, lt=1)
-    """Mean relevance of all that will be scored: probabilities are moved from the pairs' own mean to it; null leaves
-    them as in the pairs."""
+    """Mean relevance of the documents that will be scored, in (0, 1). Probabilities are moved to it from the mean of
+    the pairs. Null does not move them."""
     at_precision: Annotated[tuple[Precision, ...], Flag(metavar="P")] = ()
-    """Find and save the lowest probability from which at least this share of the documents is relevant; one or
-    several."""
+    """Precisions in (0, 1]. For each, the lowest probability threshold that reaches it is saved with the model."""
     export: Annotated[tuple[Probability, ...], Flag(metavar="P")] = ()
-    """Write the cosines at which these probabilities, and the thresholds of at_precision, are reached, and how to cut
-    there in LangChain, LlamaIndex, Haystack, Qdrant, Elasticsearch, OpenSearch and pgvector; into export/ of the
-    output folder."""
+    """Probabilities whose cosines are written to export/ of the output folder, with the thresholds of at_precision.
+    Snippets there cut at the first one in LangChain, LlamaIndex, Haystack, Qdrant, Elasticsearch, OpenSearch and
+    pgvector."""
     positive_from: Annotated[float, Flag(metavar="Z")] = Field(default=POSITIVE_FROM, gt=0, le=1)
-    """Relevance from which a document counts as relevant for at_precision."""
+    """Lowest relevance, in (0, 1], that counts as relevant for at_precision."""
     anyway: bool = False
-    """Save the calibration even where, on held-out queries, it is no better than before or than a constant."""
+    """Save the calibration even if it is no better on held-out queries than before, or than a constant."""
     seed: int = Field(default=0, ge=0, lt=SEEDS)
-    """Random seed of the split of the queries into halves, and of negatives."""
+    """Random seed that splits the queries into halves and draws negatives."""
 
     @model_validator(mode="after")
     def _usable(self) -> Self:

@@ -82,7 +82,7 @@ def evaluate(
     """
     task = task if isinstance(task, Task) else collection_task(task)
     if len(task.query_sets) > 1:
-        names = ", ".join(own.name for own in task.query_sets)
+        names = ", ".join(query_set.name for query_set in task.query_sets)
         raise InputError(f"task {task.name}: got the query sets {names}; expected one; fix: call evaluate_query_sets")
     return evaluate_query_sets(open_system(system), task, None if out is None else Path(out), progress)[task.name]
 
@@ -94,24 +94,24 @@ def evaluate_query_sets(
     record = open_evaluation(system, task, out) if out is not None else None
     reused = record is not None and record.status == "finished"
     if record is not None and reused:
-        files = {own.name: _folder(record, task, own) / RUN_NAME for own in task.query_sets}
-        # the run of a search that found nothing is an empty file
+        files = {query_set.name: _folder(record, task, query_set) / RUN_NAME for query_set in task.query_sets}
+        # the run of a search without a hit is an empty file
         runs: Mapping[str, Ranking] = {
             name: {} if file.is_file() and not file.stat().st_size else read_run(file) for name, file in files.items()
         }
         seconds = float(record.results.get("seconds", 0.0))
     else:
         runs, seconds = _search(system, task, record, progress)
-    found = {}
-    for own in task.query_sets:
-        per_query = evaluate_run(own.qrels, runs[own.name], METRICS, task.min_relevant_grade)
-        found[own.name] = Evaluation(
-            own.name, mean(per_query), per_query, runs[own.name], seconds, reused, task.warnings, system.precision,
-            own.group or own.name,
+    results = {}
+    for query_set in task.query_sets:
+        per_query = evaluate_run(query_set.qrels, runs[query_set.name], METRICS, task.min_relevant_grade)
+        results[query_set.name] = Evaluation(
+            query_set.name, mean(per_query), per_query, runs[query_set.name], seconds, reused, task.warnings,
+            system.precision, query_set.group or query_set.name,
         )  # fmt: skip
     if record is not None and not reused:
-        _write(record, system, task, found, seconds)
-    return found
+        _write(record, system, task, results, seconds)
+    return results
 
 
 def open_evaluation(system: System, task: Task, out: Path) -> Run:
@@ -134,15 +134,15 @@ def _search(
     return system.search(task, DEPTH, partial, step), time.perf_counter() - started
 
 
-def _write(record: Run, system: System, task: Task, found: Mapping[str, Evaluation], seconds: float) -> None:
-    for own in task.query_sets:
-        folder, run = _folder(record, task, own), found[own.name].run
+def _write(record: Run, system: System, task: Task, results: Mapping[str, Evaluation], seconds: float) -> None:
+    for query_set in task.query_sets:
+        folder, run = _folder(record, task, query_set), results[query_set.name].run
         if any(run.values()):
             write_run(folder / RUN_NAME, run, tag="-".join(Path(system.label).name.split()) or "model")
         else:
             write_atomically(folder / RUN_NAME, "")  # write_run refuses a run without documents
-        write_atomically(folder / PER_QUERY_NAME, json.dumps(found[own.name].per_query, indent=1) + "\n")
-    metrics = {name: evaluation.metrics for name, evaluation in found.items()}
+        write_atomically(folder / PER_QUERY_NAME, json.dumps(results[query_set.name].per_query, indent=1) + "\n")
+    metrics = {name: evaluation.metrics for name, evaluation in results.items()}
     record.results = {"metrics": metrics if len(metrics) > 1 else next(iter(metrics.values())), "seconds": seconds}
     if system.prompts_hash is not None:
         record.results["prompts_hash"] = system.prompts_hash
@@ -151,5 +151,5 @@ def _write(record: Run, system: System, task: Task, found: Mapping[str, Evaluati
     (record.folder / PARTIAL_NAME).unlink(missing_ok=True)
 
 
-def _folder(record: Run, task: Task, own: QuerySet) -> Path:
-    return record.folder if len(task.query_sets) == 1 else record.folder / "-".join(own.name.split())
+def _folder(record: Run, task: Task, query_set: QuerySet) -> Path:
+    return record.folder if len(task.query_sets) == 1 else record.folder / "-".join(query_set.name.split())

@@ -40,9 +40,9 @@ def query_draws(queries: int, samples: int, seed: int) -> Iterator[Floats]:
 @lru_cache(maxsize=2)
 def _kept_draws(queries: int, samples: int, seed: int) -> Floats:
     """Return cached, read-only draws, since several figures of the same queries need the same resamples."""
-    (found,) = _draws(queries, samples, seed)
-    found.flags.writeable = False  # the cache hands out the same array again
-    return found
+    (draws,) = _draws(queries, samples, seed)
+    draws.flags.writeable = False  # the cache hands out the same array again
+    return draws
 
 
 def _draws(queries: int, samples: int, seed: int) -> Iterator[Floats]:
@@ -128,8 +128,8 @@ def check_samples(samples: int) -> None:
 def quotient(above: Floats, below: Floats) -> Floats:
     """Return the quotient; NaN if the divisor is not above 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        found: Floats = np.where(below > 0, above / below, np.nan)
-    return found
+        values: Floats = np.where(below > 0, above / below, np.nan)
+    return values
 
 
 def paired_bootstrap(
@@ -213,8 +213,8 @@ def sign_flip_test(differences: Floats, samples: int = SAMPLES, seed: int = 0) -
         return differences * (1.0 - 2.0 * generator.integers(0, 2, size, dtype=np.int8))
 
     batch = next(block_sizes(len(differences), samples))
-    found = monte_carlo_test(differences, flipped, np.sum, n_resamples=samples, batch=batch, vectorized=True)
-    return float(found.pvalue)
+    result = monte_carlo_test(differences, flipped, np.sum, n_resamples=samples, batch=batch, vectorized=True)
+    return float(result.pvalue)
 
 
 def paired_differences(a: Mapping[str, float], b: Mapping[str, float]) -> Floats:

@@ -58,14 +58,14 @@ class _Search:
         rows = [row for row, name in enumerate(ids) if name not in self.query_set.left_out]
         start = self.best.seen
         self.best.add(documents if len(rows) == len(ids) else documents[rows])
-        kept = np.unique(self.best.result()[1]).tolist()
-        self.names = {place: self.names[place] if place < start else ids[rows[place - start]] for place in kept}
+        positions = np.unique(self.best.result()[1]).tolist()
+        self.names = {n: self.names[n] if n < start else ids[rows[n - start]] for n in positions}
 
     def run(self) -> dict[str, dict[str, float]]:
-        scores, positions = (found.tolist() for found in self.best.result())
+        scores, positions = (part.tolist() for part in self.best.result())
         return {
-            query_id: {self.names[place]: score for place, score in zip(places, own, strict=True)}
-            for query_id, places, own in zip(self.query_set.queries, positions, scores, strict=True)
+            query_id: {self.names[n]: score for n, score in zip(hits, values, strict=True)}
+            for query_id, hits, values in zip(self.query_set.queries, positions, scores, strict=True)
         }
 
     def state(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class _Search:
     def restore(self, state: dict[str, Any]) -> None:
         self.best.keys = torch.tensor(state["keys"], dtype=torch.int64).reshape(len(self.query_set.queries), -1)
         self.best.seen = int(state["seen"])
-        self.names = {int(place): str(name) for place, name in state["names"].items()}
+        self.names = {int(n): str(name) for n, name in state["names"].items()}
 
 
 class _Reranking:
@@ -82,17 +82,17 @@ class _Reranking:
         self.query_set = query_set
         self.embeddings = embeddings
         self.candidates = [(query, (query_set.candidates or {}).get(query, ())) for query in query_set.queries]
-        self.found: dict[str, dict[str, float]] = {query_id: {} for query_id in query_set.queries}
+        self.scores: dict[str, dict[str, float]] = {query_id: {} for query_id in query_set.queries}
 
     def add(self, ids: list[str], documents: NDArray[np.float32]) -> None:
         row_of = {name: row for row, name in enumerate(ids)}
         for (query_id, candidates), query in zip(self.candidates, self.embeddings, strict=True):
             here = [name for name in candidates if name in row_of]
             scores = documents[[row_of[name] for name in here]] @ query
-            self.found[query_id].update(zip(here, scores.tolist(), strict=True))
+            self.scores[query_id].update(zip(here, scores.tolist(), strict=True))
 
     def run(self) -> dict[str, dict[str, float]]:
-        return self.found
+        return self.scores
 
 
 def search_blocks(
@@ -117,7 +117,9 @@ def search_blocks(
     searches = [state for state in states if isinstance(state, _Search)]
     documents: Iterator[tuple[str, str]] = task.documents()
     if not searches:
-        wanted = {name for own in task.query_sets for names in (own.candidates or {}).values() for name in names}
+        wanted = {
+            name for query_set in task.query_sets for names in (query_set.candidates or {}).values() for name in names
+        }
         documents = ((name, text) for name, text in documents if name in wanted)
     if len(searches) < len(states):
         partial = None  # reranking is short, and its state is not saved
@@ -141,8 +143,8 @@ def search_blocks(
 def without_self(run: dict[str, dict[str, float]], depth: int) -> dict[str, dict[str, float]]:
     """Return the `depth` best documents per query, without the document that has the query's id."""
     return {
-        query_id: dict(islice(((name, score) for name, score in found.items() if name != query_id), depth))
-        for query_id, found in run.items()
+        query_id: dict(islice(((name, score) for name, score in hits.items() if name != query_id), depth))
+        for query_id, hits in run.items()
     }
 
 
@@ -315,18 +317,18 @@ class Bm25System(System):
         corpus = dict(task.documents())
         indexes: dict[frozenset[str], BM25] = {}
         runs: dict[str, Ranking] = {}
-        for own in task.query_sets:
-            if own.left_out not in indexes:
-                kept = {name: text for name, text in corpus.items() if name not in own.left_out}
-                indexes[own.left_out] = BM25(list(kept), list(kept.values()))
-            index = indexes[own.left_out]
-            if own.candidates is None:
-                runs[own.name] = index.search(own.queries, depth, task.exclude_self)
+        for query_set in task.query_sets:
+            if query_set.left_out not in indexes:
+                searched = {name: text for name, text in corpus.items() if name not in query_set.left_out}
+                indexes[query_set.left_out] = BM25(list(searched), list(searched.values()))
+            index = indexes[query_set.left_out]
+            if query_set.candidates is None:
+                runs[query_set.name] = index.search(query_set.queries, depth, task.exclude_self)
                 continue
-            scores = index.search(own.queries, len(index.document_ids))
-            runs[own.name] = {
-                query: {name: scores[query].get(name, 0.0) for name in own.candidates.get(query, ())}
-                for query in own.queries
+            scores = index.search(query_set.queries, len(index.document_ids))
+            runs[query_set.name] = {
+                query: {name: scores[query].get(name, 0.0) for name in query_set.candidates.get(query, ())}
+                for query in query_set.queries
             }
         if progress is not None:
             progress(task.count)
@@ -353,16 +355,17 @@ class RunFileSystem(System):
     ) -> Mapping[str, Ranking]:
         run = read_run(self.path)
         runs: dict[str, dict[str, dict[str, float]]] = {}
-        for own in task.query_sets:
-            if run and not any(query in run for query in own.queries):
+        for query_set in task.query_sets:
+            if run and not any(query in run for query in query_set.queries):
                 raise InputError(
-                    f"{self.path}: got queries such as {next(iter(run))!r}; expected those of {own.name}, such as "
-                    f"{next(iter(own.queries))!r}; fix: use the run and the judgements of one collection and split"
+                    f"{self.path}: got queries such as {next(iter(run))!r}; expected queries of {query_set.name}, such "
+                    f"as {next(iter(query_set.queries))!r}; fix: use the run and the judgements of one collection and "
+                    "split"
                 )
-            runs[own.name] = {}
-            for query in (query for query in own.queries if query in run):
+            runs[query_set.name] = {}
+            for query in (query for query in query_set.queries if query in run):
                 best = (name for name in ranked(run[query]) if not (task.exclude_self and name == query))
-                runs[own.name][query] = {name: run[query][name] for name in islice(best, depth)}
+                runs[query_set.name][query] = {name: run[query][name] for name in islice(best, depth)}
         if progress is not None:
             progress(task.count)
         return runs
@@ -386,19 +389,19 @@ def open_system(model: str | Path | SentenceTransformer | System, exact: bool = 
 
 def run_file(path: Path) -> Path | None:
     """Return the TREC run at a path with one of `RUN_SUFFIXES` or in a folder of `bixse evaluate`; else None."""
-    found = path / RUN_NAME if path.is_dir() else path
-    return found if found.suffix in RUN_SUFFIXES and found.is_file() else None
+    file = path / RUN_NAME if path.is_dir() else path
+    return file if file.suffix in RUN_SUFFIXES and file.is_file() else None
 
 
 def read_ranking(path: str) -> Ranking:
     """Read a TREC run, or that of a folder of `bixse evaluate`; refuse other systems, which would have to search."""
-    found = run_file(Path(path))
-    if found is None:
+    file = run_file(Path(path))
+    if file is None:
         raise InputError(
             f"{path}: got a system; expected a run file (.trec, .run) or an output folder of `bixse evaluate`; fix: "
             "evaluate or search with --out first, and name what that wrote"
         )
-    return read_run(found)
+    return read_run(file)
 
 
 @contextmanager
@@ -421,7 +424,7 @@ def instructions_of(encoder: SentenceTransformer, names: Sequence[str], must: bo
 
 
 def check_distinct(systems: Sequence[System]) -> None:
-    """Raise InputError for a checkpoint that is given twice."""
+    """Raise InputError for a checkpoint that is named twice."""
     for first, second in combinations(systems, 2):
         if first.name == second.name:
             raise InputError(

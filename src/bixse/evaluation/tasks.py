@@ -49,7 +49,7 @@ class QuerySet:
     candidates: Mapping[str, Sequence[str]] | None = None
     """Query id -> documents to rank; None: the complete corpus."""
     group: str | None = None
-    """The sets of a group count as one in the mean of a suite. None: a group of its own."""
+    """The query sets of a group count as one in the mean of a suite. None makes a separate group."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,10 @@ def collection_task(
     check_min_relevant_grade(min_relevant_grade)
     judgements, drop = judgements_of(folder, split), missing_documents == "drop"
     task, corpus, missing = _judged_corpus(folder, read_qrels(judgements), judgements, drop)
-    (own,) = task.query_sets
-    notes = warn_of_collection(corpus, missing, split, own.queries, own.qrels, min_relevant_grade, exclude_self)
+    (query_set,) = task.query_sets
+    notes = warn_of_collection(
+        corpus, missing, split, query_set.queries, query_set.qrels, min_relevant_grade, exclude_self
+    )
     return replace(
         task,
         exclude_self=exclude_self,
@@ -117,13 +119,13 @@ def _judged_corpus(folder: Path, qrels: Qrels, source: Path, drop: bool = False)
         corpus.missing.clear()
     check_qrels(source, qrels, texts, corpus.missing)
     name = folder.resolve().name
-    own = QuerySet(name, {query_id: texts[query_id] for query_id in qrels}, qrels)
+    query_set = QuerySet(name, {query_id: texts[query_id] for query_id in qrels}, qrels)
     documents = lambda: ((name, document.content) for name, document in stream_documents(corpus_file))  # noqa: E731
-    return Task(name, documents, corpus.count, (own,)), corpus, missing
+    return Task(name, documents, corpus.count, (query_set,)), corpus, missing
 
 
 class Cut(NamedTuple):
-    """The queries (in qrels order) and documents (in corpus order) that are kept of a task."""
+    """The selected queries (in qrels order) and documents (in corpus order) of a task."""
 
     queries: tuple[str, ...]
     documents: tuple[str, ...]
@@ -137,11 +139,11 @@ def cut_collection(
     The smallest hashes of task name and id are selected: the result is the same on every machine.
     """
 
-    def place(identifier: str) -> bytes:
+    def rank(identifier: str) -> bytes:
         return hashlib.sha256(f"{SEED} {task} {identifier}".encode()).digest()
 
     answerable = [query_id for query_id, judged in qrels.items() if any(grade > 0 for grade in judged.values())]
-    chosen = set(nsmallest(queries, answerable, key=place))
+    chosen = set(nsmallest(queries, answerable, key=rank))
     judged = {document_id for query_id in chosen for document_id in qrels[query_id]}
     if len(judged) > passages:
         raise InputError(
@@ -149,5 +151,7 @@ def cut_collection(
             "fix: keep fewer queries or more passages"
         )
     corpus = list(document_ids)
-    kept = judged.union(nsmallest(passages - len(judged), (name for name in corpus if name not in judged), key=place))
-    return Cut(tuple(name for name in qrels if name in chosen), tuple(name for name in corpus if name in kept))
+    selected = judged.union(
+        nsmallest(passages - len(judged), (name for name in corpus if name not in judged), key=rank)
+    )
+    return Cut(tuple(name for name in qrels if name in chosen), tuple(name for name in corpus if name in selected))

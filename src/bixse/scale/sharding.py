@@ -230,7 +230,7 @@ class ShardedTrainer(GradedTrainer):
             raise InputError("sharding: got full with unlabelled: base; expected one of them; fix: leave one out")
         super().add_base_targets()
 
-    def whole_model(self) -> SentenceTransformer:
+    def unsharded_model(self) -> SentenceTransformer:
         """Return an unsharded copy in CPU memory to the first process; every process must call this."""
         return self.model if self.outline is None else whole_copy(self.model, self.outline)
 
@@ -245,7 +245,7 @@ class ShardedTrainer(GradedTrainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write an unsharded model in the first process; every process must call this."""
-        unsharded = None if _internal_call else self.whole_model()  # transformers saves a checkpoint, which holds parts
+        unsharded = None if _internal_call else self.unsharded_model()  # transformers saves a checkpoint, which holds parts
         if self.args.should_save:
             self._save_files(unsharded, output_dir)
 

@@ -44,7 +44,7 @@ def check_pairs(
     """Refuse pairs of a file `where` that teach the loss nothing; warn if only some queries can be used."""
     groups = pairs.groups()
     relevance = np.split(pairs.relevance[groups.order], groups.offsets[1:-1])
-    usable = sum(loss.is_informative(_best_batch(own.tolist(), documents_per_query)) for own in relevance)
+    usable = sum(loss.is_informative(_best_batch(grades.tolist(), documents_per_query)) for grades in relevance)
     if usable == 0:
         raise InputError(
             f"{where}: got {len(groups)} queries of which loss {word!r} can use none; expected queries with "
@@ -66,13 +66,13 @@ def _best_batch(relevance: Sequence[float], documents: int | None) -> list[float
 
 def check_max_length(model: RelevanceModel) -> list[str]:
     """Warn of a limit below the model's own: base and saved model then read less than they could."""
-    own, limit = model.own_max_length, model.max_seq_length
-    if own is None or limit is None or limit >= own:
+    native, limit = model.own_max_length, model.max_seq_length
+    if native is None or limit is None or limit >= native:
         return []
     return [
-        f"max_length: got {limit} tokens for a model that reads {own} as it comes; the saved model reads {limit} for "
-        f"ever, and the base model of the figures here is not the model as it comes; fix: set `train_max_length: "
-        f"{limit}` to train as fast, and leave max_length out"
+        f"max_length: got {limit}; expected {native}, the limit of the model itself, or the saved model and the base "
+        f"model of these figures read less text; fix: set `train_max_length: {limit}` to train as fast, and leave "
+        "max_length out"
     ]
 
 
@@ -88,14 +88,14 @@ def check_lengths(model: SentenceTransformer, pairs: GradedPairs) -> list[str]:
         room = limit - max(len(tokenizer(prompt, add_special_tokens=False)["input_ids"]) for prompt in prompts)
         distinct = pairs.distinct(kind)
         texts = pairs.texts(kind, distinct[:: -(-len(distinct) // TEXTS_COUNTED)])
-        too_long = sum(len(own) > room for own in tokenizer(texts, truncation=False, verbose=False)["input_ids"])
+        too_long = sum(len(tokens) > room for tokens in tokenizer(texts, truncation=False, verbose=False)["input_ids"])
         if too_long:
             sampled = " sampled" if len(texts) < len(distinct) else ""
             shares.append(f"{too_long} of {len(texts)}{sampled} {name}")
     if not shares:
         return []
-    found = f"{' and '.join(shares)} are longer than the {limit} tokens the encoder reads{with_prompt}"
-    return [f"{found}: the rest of them is not read"]
+    too_long_texts = f"{' and '.join(shares)} are longer than the {limit} tokens the encoder reads{with_prompt}"
+    return [f"{too_long_texts}: the rest of each is not read"]
 
 
 def _prompts_before(model: SentenceTransformer, pairs: GradedPairs, kind: Kind) -> list[str]:
@@ -108,25 +108,25 @@ def _prompts_before(model: SentenceTransformer, pairs: GradedPairs, kind: Kind) 
 
 def embedding_spreads(model: SentenceTransformer, pairs: GradedPairs) -> dict[Kind, float]:
     """Return 1 minus the smallest cosine between distinct texts of a kind, without prompts."""
-    found: dict[Kind, float] = {}
+    spreads: dict[Kind, float] = {}
     for kind in KINDS.values():
         rows = pairs.distinct(kind)
         texts = pairs.texts(kind, rows[:: -(-len(rows) // TEXTS_COMPARED)])
         with _forward_of_its_own(model):
             # rounding to bf16 makes equal embeddings differ by more than `SMALLEST_SPREAD`
             embeddings = encode_texts(model, texts, kind, "float32", prompt="")
-        found[kind] = 1 - float((embeddings @ embeddings.T).min())
-    return found
+        spreads[kind] = 1 - float((embeddings @ embeddings.T).min())
+    return spreads
 
 
 @contextmanager
 def _forward_of_its_own(model: SentenceTransformer) -> Iterator[None]:
     """Remove the autocast that accelerate puts into `forward` if training computes in bfloat16."""
-    own = model.__dict__.get("_original_forward")
-    if own is None:
+    original = model.__dict__.get("_original_forward")
+    if original is None:
         yield
         return
-    wrapped, model.__dict__["forward"] = model.__dict__["forward"], own
+    wrapped, model.__dict__["forward"] = model.__dict__["forward"], original
     try:
         yield
     finally:

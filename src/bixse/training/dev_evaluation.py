@@ -87,11 +87,11 @@ class Watched:
 
     def hits(self, model: SentenceTransformer) -> dict[str, Ranking]:
         """Search the corpus, or `HITS_FROM` documents of a larger one: name of a query set -> run."""
-        return {name: found.run for name, found in self._search(model, self._texts(self._searched_for_hits)).items()}
+        return {name: result.run for name, result in self._search(model, self._texts(self._searched_for_hits)).items()}
 
     def scores(self, model: SentenceTransformer, pool: Mapping[str, str], cache: str | None) -> Scores:
         """Return nDCG@10 of every judged query over a pool, whose documents are encoded once for all query sets."""
-        return {name: own.per_query[PRIMARY_METRIC] for name, own in self._search(model, pool, cache).items()}
+        return {name: result.per_query[PRIMARY_METRIC] for name, result in self._search(model, pool, cache).items()}
 
     def _search(
         self, model: SentenceTransformer, documents: Mapping[str, str], cache: str | None = "none"
@@ -101,14 +101,14 @@ class Watched:
 
     @cached_property
     def _judged(self) -> dict[str, None]:
-        return dict.fromkeys(name for own in self.sets for grades in own.qrels.values() for name in grades)
+        return dict.fromkeys(name for queries in self.sets for grades in queries.qrels.values() for name in grades)
 
     @property
     def _searched_for_hits(self) -> Iterable[str]:
         corpus = self.collection.corpus
         if len(corpus) <= HITS_FROM:
             return corpus
-        together = {f"{own.name}/{query}": grades for own in self.sets for query, grades in own.qrels.items()}
+        together = {f"{part.name}/{query}": grades for part in self.sets for query, grades in part.qrels.items()}
         size = max(HITS_FROM, len(self._judged))
         return cut_collection(self.collection.name, together, corpus, len(together), size).documents
 
@@ -124,22 +124,22 @@ def watched_splits(config: TrainConfig) -> list[Split]:
 def load_watched(splits: Sequence[Split], documents: int | None) -> list[Watched]:
     """Read collections; splits of one folder share a corpus, of which each weight searches `documents` documents."""
     names = _names(splits)
-    found = []
+    loaded = []
     for folder in dict.fromkeys(entry.folder.resolve() for entry in splits):
-        own = [(name, entry) for name, entry in zip(names, splits, strict=True) if entry.folder.resolve() == folder]
-        collection = load_collection(folder, list(dict.fromkeys(entry.split for _, entry in own)))
+        parts = [(name, entry) for name, entry in zip(names, splits, strict=True) if entry.folder.resolve() == folder]
+        collection = load_collection(folder, list(dict.fromkeys(entry.split for _, entry in parts)))
         sets = []
-        for name, entry in own:
+        for name, entry in parts:
             judged = {q: grades for q, grades in collection.qrels[entry.split].items() if max(grades.values()) > 0}
             queries = {query: collection.queries[query] for query in judged}
             sets.append(WatchedQueries(name, queries, judged, role=entry.role, split=entry.split))
-        found.append(Watched(collection, tuple(sets), documents))
-    return found
+        loaded.append(Watched(collection, tuple(sets), documents))
+    return loaded
 
 
 def sets_of(watched: Sequence[Watched], role: Role | None = None) -> list[tuple[Watched, WatchedQueries]]:
     """Return the query sets of a role, or all query sets, each with its collection."""
-    return [(corpus, own) for corpus in watched for own in corpus.sets if role in (None, own.role)]
+    return [(corpus, queries) for corpus in watched for queries in corpus.sets if role in (None, queries.role)]
 
 
 def split_hashes(splits: Sequence[Split]) -> dict[str, str]:
@@ -157,34 +157,34 @@ def split_hashes(splits: Sequence[Split]) -> dict[str, str]:
 
 def queries_of(watched: Sequence[Watched]) -> dict[str, Mapping[str, str]]:
     """Return role and name -> query id -> text."""
-    return {f"{own.role} {own.name}": own.queries for _, own in sets_of(watched)}
+    return {f"{part.role} {part.name}": part.queries for _, part in sets_of(watched)}
 
 
 def check_not_trained_on(held_out: Mapping[str, Mapping[str, str]], queries: Iterable[str], allowed: bool) -> list[str]:
     """Refuse held-out queries among the texts of the training queries, or return warnings where they are allowed."""
-    trained = {text for own in held_out.values() for text in own.values()}.intersection(queries)
-    said = []
-    for name, own in held_out.items():
-        shared = [query for query, text in own.items() if text in trained]
+    trained = {text for texts in held_out.values() for text in texts.values()}.intersection(queries)
+    leaks = []
+    for name, texts in held_out.items():
+        shared = [query for query, text in texts.items() if text in trained]
         if shared:
-            said.append(
-                f"{name}: got {len(shared)} of {len(own)} queries that stand in the training pairs too (such as "
+            leaks.append(
+                f"{name}: got {len(shared)} of {len(texts)} queries that are training queries too (such as "
                 f"{shared[0]!r})"
             )
-    if said and not allowed:
+    if leaks and not allowed:
         raise InputError(
-            f"{'; '.join(said)}; expected none, as a model looks better on queries it was trained on; fix: take them "
+            f"{'; '.join(leaks)}; expected none, as a model looks better on its training queries; fix: take them "
             "out of the pairs, or allow them (`allow_shared_queries: true`, --allow-shared-queries)"
         )
-    return said
+    return leaks
 
 
 class GradedRetrievalEvaluator(BaseEvaluator):
     """Graded nDCG@10 and the other metrics on small collections, for choosing a checkpoint during training.
 
     `name` is the prefix of the metrics: the headline is `<name>_ndcg@10`. Of several collections the metrics are means,
-    in which collections count equally (BiXSE paper, appendix: BEIR(short)). sentence-transformers'
-    `SequentialEvaluator` gives the last score, not the mean.
+    in which collections count equally (BiXSE paper, appendix: BEIR(short)). The
+    `SequentialEvaluator` of sentence-transformers returns the last score, not the mean.
     """
 
     def __init__(self, tasks: Sequence[Task], name: str = "dev") -> None:
@@ -195,10 +195,10 @@ class GradedRetrievalEvaluator(BaseEvaluator):
     def __call__(
         self, model: Any, output_path: str | Path | None = None, epoch: float = -1, steps: int = -1
     ) -> dict[str, float]:
-        found = {task.name: evaluate(EncoderSystem(model, cache="none"), task).metrics for task in self.tasks}
-        means = {metric: float(np.mean([own[metric] for own in found.values()])) for metric in METRICS}
-        by_task = {f"{task}_{metric}": value for task, own in found.items() for metric, value in own.items()}
-        every = means if len(found) == 1 else {**means, **by_task}
+        results = {task.name: evaluate(EncoderSystem(model, cache="none"), task).metrics for task in self.tasks}
+        means = {metric: float(np.mean([metrics[metric] for metrics in results.values()])) for metric in METRICS}
+        by_task = {f"{task}_{metric}": value for task, metrics in results.items() for metric, value in metrics.items()}
+        every = means if len(results) == 1 else {**means, **by_task}
         return {f"{self.name}_{metric}": value for metric, value in every.items()}
 
 
@@ -219,8 +219,8 @@ def dev_evaluator(
         return None
     prompt_for(model, "query")  # reports a missing prompt
     tasks = []
-    for corpus, own in dev:
-        collection, qrels = corpus.collection, corpus.collection.qrels[own.split]
+    for corpus, part in dev:
+        collection, qrels = corpus.collection, corpus.collection.qrels[part.split]
         queries = {query_id: collection.queries[query_id] for query_id in qrels}
         index = BM25(list(collection.corpus), [document.content for document in collection.corpus.values()])
         runs = [index.search(queries, config.dev_candidates)]
@@ -255,7 +255,7 @@ def _names(splits: Sequence[Split]) -> list[str]:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise InputError(
-            f"dev and guard: got two collections named {twice[0]!r}; expected names of their own, under which their "
+            f"dev and guard: got two collections named {twice[0]!r}; expected distinct names, under which the "
             "figures are shown; fix: rename a folder, or leave one out"
         )
     return names

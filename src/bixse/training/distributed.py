@@ -61,8 +61,8 @@ def init_distributed() -> None:
                 PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
             except ValueError as error:  # a launcher's variable is missing, such as MASTER_ADDR
                 raise InputError(
-                    f"WORLD_SIZE={world_size()}: got an environment in which processes cannot meet ({error}); expected "
-                    "that of a launcher; fix: start the command with torchrun or accelerate, or unset WORLD_SIZE"
+                    f"WORLD_SIZE={world_size()}: got no way for processes to meet ({error}); expected the variables of "
+                    "a launcher; fix: start the command with torchrun or accelerate, or unset WORLD_SIZE"
                 ) from error
             atexit.register(torch.distributed.destroy_process_group)
             # torch 2.13 has new names for both; older versions lack them
@@ -83,9 +83,9 @@ def raise_together() -> Iterator[None]:
         yield
     except BixseError as raised:
         error = raised
-    found = [other for other in gather_object([error]) if other is not None]
-    if found:
-        raise found[0].of_all_processes()
+    errors = [other for other in gather_object([error]) if other is not None]
+    if errors:
+        raise errors[0].of_all_processes()
 
 
 class RunGuard(ExitStack):

@@ -48,10 +48,10 @@ def merge_tuned(
     assert settings is not None
     device = model.device
     if settings.keep_tuned:
-        whole = trainer.whole_model()
+        unsharded = trainer.unsharded_model()
         with raise_together():
             if is_main_process():
-                save_model(copy.deepcopy(whole.cpu()), head, out / TUNED_FOLDER)  # a copy: saving merges adapters
+                save_model(copy.deepcopy(unsharded.cpu()), head, out / TUNED_FOLDER)  # a copy: saving merges adapters
         model.to(device)
     model.eval()
     # a saved model loads with sdpa: eager attention, which trains faster, rounds differently and is slow on long texts

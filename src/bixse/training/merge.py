@@ -118,11 +118,11 @@ class MergeResult:
             for point in self.points
         )
         lines = [f"dev by weight (difference from the best weight, its standard error): {curve}"]
-        taken = next(point for point in self.points if point.weight == self.weight)
+        chosen = next(point for point in self.points if point.weight == self.weight)
         if self.keeps_guard:
             best = "is the best candidate on dev, and no smaller one lies within one standard error of it"
             near = "is the smallest candidate within one standard error of the best: it changes the base model least"
-            lines.append(f"{self.weight:g} {near if taken.below_best > 0 else best}")
+            lines.append(f"{self.weight:g} {near if chosen.below_best > 0 else best}")
         return lines
 
     def card(self) -> str:
@@ -158,7 +158,7 @@ def merge(
     sharded = is_sharded(model)
     pools = _pools(at, watched, sharded)
     scores, stored = _score(at, weights, watched, pools, progress, sharded)
-    roles = {own.name: own.role for _, own in sets_of(watched)}
+    roles = {queries.name: queries.role for _, queries in sets_of(watched)}
     points, chosen = _choose(scores, roles, weights, tolerance)
     for weight, path in stored.items():  # the candidates of every run would fill the disk
         if weight not in (0.0, chosen, 1.0):
@@ -175,9 +175,9 @@ def merge(
         tolerance=tolerance,
         candidates=len(set(weights)) if watched else 1,
         documents={
-            own.name: (len(pools[number]), len(corpus.collection.corpus))
+            queries.name: (len(pools[number]), len(corpus.collection.corpus))
             for number, corpus in enumerate(watched)
-            for own in corpus.sets
+            for queries in corpus.sets
         },
     )
 
@@ -191,9 +191,9 @@ def _pools(
     with raise_together():
         for weight in _share([0.0, 1.0], sharded) if sampled else []:
             model = at(weight)
-            for corpus, own in zip(watched, runs, strict=True):
+            for corpus, hits in zip(watched, runs, strict=True):
                 if corpus.is_sampled:
-                    own.append(corpus.hits(model))
+                    hits.append(corpus.hits(model))
     parts = gather_object([runs]) if sampled else [runs]
     return [corpus.pool([run for part in parts for run in part[number]]) for number, corpus in enumerate(watched)]
 
@@ -254,7 +254,7 @@ def _choose(
     points = []
     for weight, values in scores.items():
         differences = [paired_differences(scores[best][name], values[name]) for name in dev]
-        means = {name: _mean(own) for name, own in values.items()}
+        means = {name: _mean(of_query) for name, of_query in values.items()}
         points.append(MergePoint(weight, means, figure(best) - figure(weight), _standard_error(differences)))
     if not keeping:
         return points, max(candidates, key=worst_guard)
@@ -270,8 +270,8 @@ def _standard_error(differences: Sequence[Floats]) -> float:
 def _change(name: str, role: Role, model: Any, scores: Mapping[str, float], base: Mapping[str, float]) -> Change:
     if len(base) < 2:
         return Change(name, role, model, _mean(scores) - _mean(base), None, None, len(base))
-    found = paired_bootstrap(scores, base)
-    return Change(name, role, model, found.mean, found.low, found.high, found.queries)
+    difference = paired_bootstrap(scores, base)
+    return Change(name, role, model, difference.mean, difference.low, difference.high, difference.queries)
 
 
 def _mean(scores: Mapping[str, float]) -> float:
@@ -289,7 +289,7 @@ def refitted_head(trainer: GradedTrainer, head: RelevanceHead) -> RelevanceHead:
     cosines: list[torch.Tensor] = []
     relevance: list[torch.Tensor] = []
     with torch.no_grad():
-        for features, targets in trainer.whole_batches():
+        for features, targets in trainer.global_batches():
             with autocast(model.device):
                 vectors = [embed_features(model, part).float() for part in features]
             queries, documents = (torch.nn.functional.normalize(part, dim=-1) for part in vectors)

@@ -97,22 +97,22 @@ def merge_models(config: MergeModelsConfig, out: str | Path, progress: bool = Fa
 
 def check_same_kind(first: SentenceTransformer, second: SentenceTransformer, names: tuple[str, str]) -> None:
     """Refuse, by a ModelError, two encoders that differ in parameters, modules or tokenizer."""
-    one, two = ({name: tuple(own.shape) for name, own in model.named_parameters()} for model in (first, second))
-    differing = [name for name in {**one, **two} if one.get(name) != two.get(name)]
+    states = [{name: tuple(part.shape) for name, part in model.named_parameters()} for model in (first, second)]
+    differing = [name for name in {**states[0], **states[1]} if states[0].get(name) != states[1].get(name)]
     kinds = [[type(module).__name__ for module in model] for model in (first, second)]
     vocabularies = [_vocabulary(model) for model in (first, second)]
     if differing:
-        shapes = [(name, *(own.get(name, "missing") for own in (one, two))) for name in differing[:3]]
-        shown = ", ".join(f"{name} ({mine} and {other})" for name, mine, other in shapes)
-        found = f"{len(differing)} tensors that differ: {shown}"
+        examples = [(name, *(shapes.get(name, "missing") for shapes in states)) for name in differing[:3]]
+        shown = ", ".join(f"{name} ({mine} and {other})" for name, mine, other in examples)
+        difference = f"{len(differing)} tensors that differ: {shown}"
     elif kinds[0] != kinds[1]:
-        found = f"other modules: {', '.join(kinds[0])} and {', '.join(kinds[1])}"
+        difference = f"other modules: {', '.join(kinds[0])} and {', '.join(kinds[1])}"
     elif vocabularies[0] != vocabularies[1]:
-        found = "other tokenizers: the same text gives other tokens"
+        difference = "other tokenizers: the same text gives other tokens"
     else:
         return
     raise ModelError(
-        f"merge: got {found}, in {names[0]} and {names[1]}; expected models of one architecture and tokenizer; "
+        f"merge: got {difference}, in {names[0]} and {names[1]}; expected models of one architecture and tokenizer; "
         "fix: merge a base model with models that were trained from it"
     )
 

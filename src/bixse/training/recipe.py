@@ -100,7 +100,7 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str = "t
             merge=merged,
             regrade=[] if regrading is None else regrading.epochs,
         )
-        guard.together(_save, result, trainer.whole_model(), head, guard, trainer, started)
+        guard.together(_save, result, trainer.unsharded_model(), head, guard, trainer, started)
     return result
 
 
@@ -121,7 +121,7 @@ def _run_trainer(trainer: GradedTrainer, out: Path, guard: RunGuard, then_merge:
             after = embedding_spreads(trainer.loss.model, trainer.pairs)
             check_learned(before, after, losses, trainer.evaluator is not None)
             # a Ctrl-C during the last step ends the run only if the merge is still to come
-            if not (then_merge and any_process(stop.asked, trainer.args.device)):
+            if not (then_merge and any_process(stop.requested, trainer.args.device)):
                 ended = None
     except TrainingError:
         ended = "failed"

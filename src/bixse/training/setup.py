@@ -17,7 +17,7 @@ from bixse.training.config import CHECKPOINT_FOLDER, LOG_FILE, TENSORBOARD_FOLDE
 from bixse.training.dev_evaluation import check_not_trained_on, dev_evaluator, queries_of
 from bixse.training.distributed import PATIENCE, is_main_process, world_size
 from bixse.training.inputs import make_loss
-from bixse.training.loop.checkpoints import ProgressBar, StepLog, whole_checkpoints
+from bixse.training.loop.checkpoints import ProgressBar, StepLog, complete_checkpoints
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def training_arguments(
         save_strategy="steps",
         save_total_limit=2,  # the best one on dev and the last one
         eval_strategy="steps" if evaluator is not None else "no",
-        eval_on_start=evaluator is not None and not whole_checkpoints(folder),  # a resumed run did this before
+        eval_on_start=evaluator is not None and not complete_checkpoints(folder),  # a resumed run did this before
         load_best_model_at_end=evaluator is not None,
         metric_for_best_model=f"eval_{evaluator.primary_metric}" if evaluator is not None else None,
         dataloader_pin_memory=default_device() == "cuda",

@@ -28,7 +28,7 @@ def run(settings: CalibrateSettings, options: ComputingOptions) -> CommandResult
     }  # fmt: skip
     metrics = {
         **figures,
-        "kept": result.kept,
+        "saved": result.saved,
         "prior": result.head.prior if result.head is not None else None,
         "reliability": [asdict(point) for point in result.check.calibrated.curve],
         "thresholds": [asdict(point) for point in result.points],
@@ -73,7 +73,7 @@ def _kept(result: CalibrateResult) -> str:
     saved, finding = result.artifacts.get("model"), result.check.finding
     if saved is None:
         return f"not kept, nothing is changed: {finding}"
-    if not result.kept:
+    if not result.saved:
         return f"not kept: {finding}; thresholds of the probabilities as they were are saved: {saved}"
     share = result.head.prior if result.head is not None else None
     meant = f"\nthe probabilities are for documents of which a share of {share:.4g} is relevant" if share else ""

@@ -76,10 +76,10 @@ class BatchPlan(Sampler[list[EpochIndex]]):
     def __iter__(self) -> Iterator[list[EpochIndex]]:
         generator = np.random.default_rng((self.seed, self.epoch))
         batches: list[NDArray[np.int64]] = []
-        for task, own in self.members.items():
-            drawn = own[generator.permutation(len(own))][: self.queries_per_epoch(task)]
+        for task, groups in self.members.items():
+            drawn = groups[generator.permutation(len(groups))][: self.queries_per_epoch(task)]
             batches += [drawn[start : start + self.batch_size] for start in range(0, len(drawn), self.batch_size)]
-        if len(self.members) > 1:  # else a task's batches would follow one another
+        if len(self.members) > 1:  # else the batches of a task would follow one another
             batches = [batches[index] for index in generator.permutation(len(batches))]
         for batch in batches:
             yield [(self.epoch, int(number)) for number in batch]
@@ -93,7 +93,9 @@ def _check_shares(shares: Mapping[str, float], known: Sequence[str]) -> None:
                 f"task_shares: got task {task!r}; expected one of {', '.join(known) or 'no task at all'}; fix: {hint}"
             )
         if not 0 < share <= 1:
-            raise InputError(f"task_shares: got {share} for task {task!r}; expected a share in (0, 1]")
+            raise InputError(
+                f"task_shares: got {share} for task {task!r}; expected a share in (0, 1]; fix: leave it out for 1"
+            )
 
 
 class DrawnGroup(NamedTuple):
@@ -212,15 +214,15 @@ class GradedCollator:
         rows = np.concatenate([group.rows for group in groups])
         numbers = self.pairs.document_numbers[rows]
         first = np.sort(np.unique(numbers, return_index=True)[1])
-        own = groups[self.rank :: self.world_size]
-        targets, own_entries = self._targets(own, numbers[first])
+        mine = groups[self.rank :: self.world_size]
+        targets, drawn_entries = self._targets(mine, numbers[first])
         if self.base is not None:
-            own_numbers = np.array([group.number for group in own], dtype=np.int64)
-            base = self.base.of(self.task_of(groups), own_numbers, numbers[first])
+            group_numbers = np.array([group.number for group in mine], dtype=np.int64)
+            base = self.base.of(self.task_of(groups), group_numbers, numbers[first])
             targets = replace(targets, unlabelled=base)
         shares = self._shares(rows[first])
         texts: dict[Kind, list[str]] = {
-            "query": self.pairs.texts("query", self._first_rows(own)),
+            "query": self.pairs.texts("query", self._first_rows(mine)),
             "document": self.pairs.texts("document", rows[first][shares[self.rank]]),
         }
         batch: dict[str, Any] = {}
@@ -230,15 +232,15 @@ class GradedCollator:
         if self.world_size > 1:
             batch["document_order"] = _order(shares)
         counts = (
-            len(own),
-            sum(len(group.rows) for group in own),
+            len(mine),
+            sum(len(group.rows) for group in mine),
             len(rows) - len(first) if self.rank == 0 else 0,
-            len(targets.relevance) - own_entries,
+            len(targets.relevance) - drawn_entries,
             int(targets.relevance.isnan().sum()),
             sum(int(mask.sum()) for name, mask in batch.items() if name.endswith("_attention_mask")),
         )
         entries = (
-            torch.tensor([group.number for group in own], dtype=torch.long),
+            torch.tensor([group.number for group in mine], dtype=torch.long),
             torch.from_numpy(numbers[first]).long(),
         )
         return {**batch, "label": targets.tensors(), "counts": torch.tensor(counts), "numbers": entries}
@@ -258,36 +260,36 @@ class GradedCollator:
             return self.prompts.get(kind)
         return self.prompts.prompt(self.pairs.tasks[0][task], kind) or None
 
-    def _targets(self, own: Sequence[DrawnGroup], columns: NDArray[np.int32]) -> tuple[GradedTargets, int]:
-        """Return the known entries of this process's queries against (N,) documents, and the number of own entries."""
-        if not own:
+    def _targets(self, groups: Sequence[DrawnGroup], columns: NDArray[np.int32]) -> tuple[GradedTargets, int]:
+        """Return the known entries of queries against (N,) documents, and the number of drawn entries."""
+        if not groups:
             return GradedTargets.from_entries([], [], [], (0, len(columns))), 0
         by_number = np.argsort(columns)
 
         def column_of(documents: NDArray[np.int32]) -> NDArray[np.intp]:
             return by_number[np.searchsorted(columns, documents, sorter=by_number)]
 
-        own_rows = np.repeat(np.arange(len(own)), [len(group.rows) for group in own])
-        own_columns = column_of(self.pairs.document_numbers[np.concatenate([group.rows for group in own])])
-        own_keys = own_rows * len(columns) + own_columns
-        own_keys = own_keys[np.sort(np.unique(own_keys, return_index=True)[1])]
+        drawn_rows = np.repeat(np.arange(len(groups)), [len(group.rows) for group in groups])
+        drawn_columns = column_of(self.pairs.document_numbers[np.concatenate([group.rows for group in groups])])
+        drawn_keys = drawn_rows * len(columns) + drawn_columns
+        drawn_keys = drawn_keys[np.sort(np.unique(drawn_keys, return_index=True)[1])]
 
-        rows, entries = self.known.of([group.number for group in own])
+        rows, entries = self.known.of([group.number for group in groups])
         inside = np.isin(self.known.documents[entries], columns)
         rows, entries = rows[inside], entries[inside]
         keys = rows * len(columns) + column_of(self.known.documents[entries])
         if self.in_batch_labels == "paper":
             by_key = np.argsort(keys)
-            entries = entries[by_key[np.searchsorted(keys, own_keys, sorter=by_key)]]
-            keys = own_keys
-        rows, places = np.divmod(keys, len(columns))
+            entries = entries[by_key[np.searchsorted(keys, drawn_keys, sorter=by_key)]]
+            keys = drawn_keys
+        rows, indices = np.divmod(keys, len(columns))
         known = self.known.relevance[entries]  # checked when the pairs were read
-        rows_of, columns_of, relevance = (torch.from_numpy(part) for part in (rows, places, known))
-        return GradedTargets(rows_of, columns_of, relevance, (len(own), len(columns))), len(own_keys)
+        rows_of, columns_of, relevance = (torch.from_numpy(part) for part in (rows, indices, known))
+        return GradedTargets(rows_of, columns_of, relevance, (len(groups), len(columns))), len(drawn_keys)
 
     def _first_rows(self, groups: Sequence[DrawnGroup]) -> list[int]:
-        own = self.pairs.groups()
-        return [int(own.rows(group.number)[0]) for group in groups]
+        table = self.pairs.groups()
+        return [int(table.rows(group.number)[0]) for group in groups]
 
     def _shares(self, rows: NDArray[np.intp]) -> list[list[int]]:
         """Return the columns of each process, dealt out from the longest text on to balance the encoding."""
@@ -325,25 +327,25 @@ def shortened_preprocess(model: SentenceTransformer, max_length: int | None) -> 
 
     def preprocess(texts: list[str], prompt: str | None = None, task: str | None = None) -> Mapping[str, Any]:
         parts: list[Any] = input_parts(model) if max_length is not None else []
-        own = [part.max_seq_length for part in parts]
+        limits = [part.max_seq_length for part in parts]
         try:
-            for part, length in zip(parts, own, strict=True):
+            for part, length in zip(parts, limits, strict=True):
                 part.max_seq_length = max_length if length is None else min(length, max_length)
             features: Mapping[str, Any] = model.preprocess(texts, prompt=prompt, task=task)
             return features
         finally:
-            for part, length in zip(parts, own, strict=True):
+            for part, length in zip(parts, limits, strict=True):
                 part.max_seq_length = length
 
     return preprocess
 
 
-def prompts_of(model: SentenceTransformer, given: object, pairs: GradedPairs) -> Mapping[str, str] | Instructions:
-    """Return the model's table of task instructions, or else its prompts updated with the given ones."""
+def prompts_of(model: SentenceTransformer, changes: object, pairs: GradedPairs) -> Mapping[str, str] | Instructions:
+    """Return the model's table of task instructions, or else its prompts updated with `changes`."""
     table: Instructions | None = getattr(model, "instructions", None)
     if table is not None:
         table.check_tasks("instructions", pairs.tasks[0])
         return table
-    own = {"query": prompt_for(model, "query"), "document": prompt_for(model, "document")}
-    prompts = {**own, **(given if isinstance(given, dict) else {})}
+    prompts = {"query": prompt_for(model, "query"), "document": prompt_for(model, "document")}
+    prompts |= changes if isinstance(changes, dict) else {}
     return {name: text for name, text in prompts.items() if isinstance(text, str)}

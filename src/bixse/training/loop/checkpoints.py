@@ -46,40 +46,40 @@ def save_loss_state(loss: nn.Module, folder: Path) -> None:
 
 def load_loss_state(loss: nn.Module, folder: Path) -> None:
     """Restore the loss's own state from a checkpoint folder."""
-    own = loss_state(loss)
-    if not own:
+    expected = loss_state(loss)
+    if not expected:
         return
     path = folder / LOSS_STATE_FILE
     state = load(path.read_bytes()) if path.is_file() else {}  # undamaged: its hash was checked
-    if set(state) != set(own):
+    if set(state) != set(expected):
         raise TrainingError(
-            f"{path}: got {sorted(state)}; expected {sorted(own)}; fix: resume with the loss the run began with"
+            f"{path}: got {sorted(state)}; expected {sorted(expected)}; fix: resume with the loss the run began with"
         )
     with torch.no_grad():
         for name, value in state.items():
             loss.state_dict()[name].copy_(value)
 
 
-def whole_checkpoints(folder: Path) -> list[Path]:
+def complete_checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints, newest first; a process killed while saving leaves an incomplete one."""
-    whole = [path for path in folder.glob("checkpoint-*") if (path / HASHES_FILE).is_file()]  # written last
-    return sorted(whole, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)  # as text, 10 is before 9
+    complete = [path for path in folder.glob("checkpoint-*") if (path / HASHES_FILE).is_file()]  # written last
+    return sorted(complete, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)  # as text, 10 is before 9
 
 
 def checkpoint_to_resume(folder: Path) -> tuple[str | None, list[str]]:
     """Return the newest undamaged complete checkpoint and a warning per skipped one; refuse if all are damaged."""
-    whole = whole_checkpoints(folder)
+    complete = complete_checkpoints(folder)
     passed_over: list[str] = []
-    for path in whole:
+    for path in complete:
         wrong = damage(path)
         if wrong is None:
             best = _best_of(path)
             if best is not None:  # the run would end with it
                 check_checkpoint(best)
-            return str(path), [f"{one}: passed over, training went on from {path.name}" for one in passed_over]
+            return str(path), [f"{skipped}: passed over, training went on from {path.name}" for skipped in passed_over]
         passed_over.append(f"{path}: got {wrong}")  # an older checkpoint leads to the same end
-    if whole:  # a new start would throw away checkpoints that a copy may restore
-        check_checkpoint(whole[0])
+    if complete:  # a new start would throw away checkpoints that a copy may restore
+        check_checkpoint(complete[0])
     return None, []
 
 
@@ -127,20 +127,20 @@ class ProgressBar(TrainerCallback):
 
 
 class StepLog(TrainerCallback):
-    """Write every entry of the log to a file as it comes: one JSON object per line."""
+    """Append each log entry to a file at once: one JSON object per line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Keep the log of earlier processes up to the resumed step; an incomplete line is dropped."""
-        kept = []
+        lines = []
         for line in self.path.read_text(encoding="utf-8").splitlines() if self.path.is_file() else []:
             with contextlib.suppress(ValueError):
                 entry = json.loads(line)
                 if 0 < state.global_step >= entry["step"] and "train_runtime" not in entry:
-                    kept.append(line + "\n")
-        write_atomically(self.path, "".join(kept))
+                    lines.append(line + "\n")
+        write_atomically(self.path, "".join(lines))
 
     def on_log(
         self, args: Any, state: TrainerState, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
@@ -156,23 +156,23 @@ class StopOnInterrupt(TrainerCallback):
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
         self._before: dict[signal.Signals, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.best_model_checkpoint is not None:  # a sibling of the resumed one: the run may have been moved since
             state.best_model_checkpoint = str(Path(args.output_dir) / Path(state.best_model_checkpoint).name)
         if threading.current_thread() is threading.main_thread():
-            self._before = {one: signal.signal(one, self._ask) for one in (signal.SIGINT, signal.SIGTERM)}
+            self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked and number == signal.SIGINT:
+        if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.asked = True
+        self.requested = True
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.asked = any_process(self.asked, args.device)
-        if self.asked and state.global_step < state.max_steps:
+        self.requested = any_process(self.requested, args.device)
+        if self.requested and state.global_step < state.max_steps:
             control.should_save = True
             control.should_training_stop = True
 
@@ -181,6 +181,6 @@ class StopOnInterrupt(TrainerCallback):
 
     def release(self) -> None:
         """Restore the earlier signal handlers; safe to call twice."""
-        for one, handler in self._before.items():
-            signal.signal(one, handler)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
         self._before = {}

@@ -62,7 +62,7 @@ BASE_FOLDER = "base"
 
 @dataclass
 class GradedTrainingArguments(SentenceTransformerTrainingArguments):
-    """The training arguments of sentence-transformers with a few of our own.
+    """The training arguments of sentence-transformers, and four more.
 
     `per_device_train_batch_size` counts queries; each brings its graded documents. Each of W processes (torchrun) gets
     this number, so a batch has W times as many.
@@ -118,8 +118,8 @@ class GradedTrainer(SentenceTransformerTrainer):
         args = copy.copy(args)  # the caller's arguments stay unchanged
         _ = args.device  # sets n_gpu, which the next line overrides: DataParallel would split batches
         args._n_gpu = min(1, args.n_gpu)
-        given = args.learning_rate_mapping if isinstance(args.learning_rate_mapping, dict) else {}
-        args.learning_rate_mapping = {**given, **_own_rates(args, loss)}
+        rates = args.learning_rate_mapping if isinstance(args.learning_rate_mapping, dict) else {}
+        args.learning_rate_mapping = {**rates, **_own_rates(args, loss)}
         if not isinstance(train_dataset, GradedPairs):
             train_dataset = GradedPairs.from_dataset(train_dataset)
         self.pairs = train_dataset
@@ -156,12 +156,13 @@ class GradedTrainer(SentenceTransformerTrainer):
         return super().train(*args, **kwargs)
 
     def add_base_targets(self) -> None:
-        """Use the present model as the base model of a loss with `unlabelled="base"`."""
+        """Take the untrained model as the base model of a loss with `unlabelled="base"`."""
         collator: Any = self.data_collator
         options: Any = self.loss.options
         if getattr(options, "unlabelled", "zero") == "zero" or collator.base is not None:
             return
         folder = Path(self.args.output_dir or ".") / BASE_FOLDER
+        # the first process writes the embeddings; the others map the same files
         with self.args.main_process_first(local=False, desc="embeddings by the base model"):
             embeddings = base_embeddings(self.model, self.pairs, folder, collator.first_prompt)
         base = BaseTargets(*embeddings, options.unlabelled_weight, {})
@@ -169,7 +170,7 @@ class GradedTrainer(SentenceTransformerTrainer):
         base.fit(collator.known_entries([draw[index] for index in batch]) for batch in self.plan.of_epoch(0))
         collator.base = base
 
-    def whole_model(self) -> SentenceTransformer:
+    def unsharded_model(self) -> SentenceTransformer:
         """Return the unsharded encoder; every process must call this."""
         return self.model
 
@@ -198,7 +199,7 @@ class GradedTrainer(SentenceTransformerTrainer):
             pin_memory=self.args.dataloader_pin_memory,
         )
 
-    def whole_batches(self) -> Iterator[tuple[list[dict[str, Any]], GradedTargets]]:
+    def global_batches(self) -> Iterator[tuple[list[dict[str, Any]], GradedTargets]]:
         """Yield features and targets of the global batches of the first epoch, in every process."""
         collator: Any = copy.copy(self.data_collator)
         collator.rank, collator.world_size = 0, 1
@@ -223,7 +224,7 @@ class GradedTrainer(SentenceTransformerTrainer):
             self.loss.observer = self.collector.look
         loss: torch.Tensor = super().training_step(model, inputs, *args, **kwargs)
         if self.accelerator.sync_gradients:
-            average_gradients(own for own in self.loss.parameters() if not isinstance(own, DTensor))
+            average_gradients(part for part in self.loss.parameters() if not isinstance(part, DTensor))
         self.loss.observer = None
         seconds = time.perf_counter() - start
         self.seconds_in_steps += seconds
@@ -344,14 +345,14 @@ class _EpochLoader(DataLoader[Any]):
 
 
 def _own_rates(args: GradedTrainingArguments, loss: GradedLoss) -> dict[str, float]:
-    """Return learning rates, by exact name, of parameters in a group of their own."""
+    """Return learning rates, by exact name, of the parameters that need a separate optimizer group."""
     # exact names: "bias" alone would also match encoder layers
-    own = [name for name, parameter in loss.named_parameters(recurse=False) if parameter.requires_grad]
+    names = [name for name, parameter in loss.named_parameters(recurse=False) if parameter.requires_grad]
     rates = {
-        rf"^{name}$": args.learning_rate * (args.bias_lr_multiplier if name == "logit_bias" else 1.0) for name in own
+        rf"^{name}$": args.learning_rate * (args.bias_lr_multiplier if name == "logit_bias" else 1.0) for name in names
     }
     if is_sharded(loss):  # an optimizer refuses unsharded and sharded weights in one group
         named = loss.model.named_parameters(prefix="model")
-        whole = [name for name, own in named if own.requires_grad and not isinstance(own, DTensor)]
-        rates |= {rf"^{re.escape(name)}$": args.learning_rate for name in whole}
+        unsharded = [name for name, part in named if part.requires_grad and not isinstance(part, DTensor)]
+        rates |= {rf"^{re.escape(name)}$": args.learning_rate for name in unsharded}
     return rates

@@ -108,8 +108,8 @@ def _write(
     table = np.lib.format.open_memmap(unfinished, mode="w+", dtype=np.float32, shape=shape)
     tasks = pairs.tasks[1][rows]  # a document of several tasks has the prompt of its first
     for task in np.unique(tasks).tolist():
-        own = np.flatnonzero(tasks == task)
-        for part in np.array_split(own, max(1, -(-len(own) // TEXTS_AT_ONCE))):
+        members = np.flatnonzero(tasks == task)
+        for part in np.array_split(members, max(1, -(-len(members) // TEXTS_AT_ONCE))):
             texts = pairs.texts(kind, rows[part])
             table[part] = encode_texts(model, texts, kind, prompt=prompt(task, kind) or "")  # at the model's own length
     table.flush()
