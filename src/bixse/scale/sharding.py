@@ -245,7 +245,8 @@ class ShardedTrainer(GradedTrainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write an unsharded model in the first process; every process must call this."""
-        unsharded = None if _internal_call else self.unsharded_model()  # transformers saves a checkpoint, which holds parts
+        # the internal call comes from transformers, which saves a checkpoint: it holds parts
+        unsharded = None if _internal_call else self.unsharded_model()
         if self.args.should_save:
             self._save_files(unsharded, output_dir)
 
