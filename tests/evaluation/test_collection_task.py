@@ -46,7 +46,7 @@ QUERY = {"_id": "q1", "text": "x"}
         ("a", [{"_id": "q2", "text": "x"}], "q1\td1\t1\n", {}, "q1"),
         ("a", [{"_id": "q1", "text": " "}], "q1\td1\t1\n", {}, "'text': got an empty"),
         ("a", [QUERY], "q1\td1\t0\n", {}, "above 0"),
-        (" ", [QUERY], "q1\td1\t1\n", {}, "got 1 documents, none"),
+        (" ", [QUERY], "q1\td1\t1\n", {}, "got 1 documents"),
         ("a", [QUERY], "q1\td1\t1\n", {"split": "dev"}, "'dev'"),
         ("a", [QUERY], "q1\td1\t1\n", {"min_relevant_grade": 0}, "min_relevant_grade"),
     ],
@@ -57,9 +57,9 @@ def test_queries_and_options_that_cannot_be_used(tmp_path, text, queries, qrels,
         collection_task(folder, **options)
 
 
-@pytest.mark.parametrize("missing", ["", "corpus.jsonl"])
+@pytest.mark.parametrize("missing", ["none", "corpus.jsonl"])
 def test_a_missing_folder_or_corpus(tmp_path, missing):
     folder = write(tmp_path / "c", [{"_id": "d1", "text": "a"}])
     (folder / "corpus.jsonl").unlink()
     with pytest.raises(InputError, match=missing):
-        collection_task(folder if missing else tmp_path / "none")
+        collection_task(folder if missing == "corpus.jsonl" else tmp_path / missing)

@@ -117,9 +117,7 @@ def search_blocks(
     searches = [state for state in states if isinstance(state, _Search)]
     documents: Iterator[tuple[str, str]] = task.documents()
     if not searches:
-        wanted = {
-            name for query_set in task.query_sets for names in (query_set.candidates or {}).values() for name in names
-        }
+        wanted = {name for part in task.query_sets for names in (part.candidates or {}).values() for name in names}
         documents = ((name, text) for name, text in documents if name in wanted)
     if len(searches) < len(states):
         partial = None  # reranking is short, and its state is not saved

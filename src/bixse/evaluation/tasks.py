@@ -95,10 +95,8 @@ def collection_task(
     check_min_relevant_grade(min_relevant_grade)
     judgements, drop = judgements_of(folder, split), missing_documents == "drop"
     task, corpus, missing = _judged_corpus(folder, read_qrels(judgements), judgements, drop)
-    (query_set,) = task.query_sets
-    notes = warn_of_collection(
-        corpus, missing, split, query_set.queries, query_set.qrels, min_relevant_grade, exclude_self
-    )
+    (judged,) = task.query_sets
+    notes = warn_of_collection(corpus, missing, split, judged.queries, judged.qrels, min_relevant_grade, exclude_self)
     return replace(
         task,
         exclude_self=exclude_self,
@@ -151,7 +149,6 @@ def cut_collection(
             "fix: keep fewer queries or more passages"
         )
     corpus = list(document_ids)
-    selected = judged.union(
-        nsmallest(passages - len(judged), (name for name in corpus if name not in judged), key=rank)
-    )
+    others = nsmallest(passages - len(judged), (name for name in corpus if name not in judged), key=rank)
+    selected = judged.union(others)
     return Cut(tuple(name for name in qrels if name in chosen), tuple(name for name in corpus if name in selected))

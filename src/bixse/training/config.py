@@ -198,8 +198,7 @@ class TrainConfig(Settings):
     """Maximum number of tokens per text, in training and in the saved model. Null keeps the limit of the model. To
     train faster, lower `train_max_length` instead."""
     train_max_length: int | None = Field(default=None, ge=4)
-    """Maximum number of tokens per text in training alone; the saved model reads up to max_length. Null takes
-    max_length."""
+    """Maximum number of tokens per text in training alone. Null takes max_length, as the saved model does."""
     dropout: float | None = Field(default=None, ge=0, lt=1)
     """Dropout rate of the encoder in training. Null keeps the rate of the model."""
     trust_remote_code: bool = False
@@ -266,6 +265,10 @@ class TrainConfig(Settings):
                 first, *options = str(error).splitlines()
                 raise ValueError("\n  ".join(f"loss_options.{line.strip()}" for line in options) or first) from error
         return self
+
+    @property
+    def pair_files(self) -> tuple[Path, ...]:
+        return tuple(paths_in(self.pairs))
 
     def splits(self) -> list[tuple[Path, str, Literal["dev", "guard"]]]:
         """Return folder, split and role of each dev and guard collection."""

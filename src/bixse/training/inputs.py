@@ -20,7 +20,6 @@ from bixse.encoders.relevance_model import set_instructions
 from bixse.encoders.weights import add_lora, upcast_trainable_to_float32
 from bixse.files.files import file_hash
 from bixse.losses import build_loss
-from bixse.settings import paths_in
 from bixse.training.dev_evaluation import load_watched, split_hashes, watched_splits
 from bixse.training.distributed import world_size
 
@@ -47,7 +46,7 @@ class Inputs(NamedTuple):
 
 def open_training(config: TrainConfig, out: Path) -> Inputs:
     """Read the files of a configuration and the record of its run; nothing is written."""
-    files, splits = paths_in(config.pairs), watched_splits(config)
+    files, splits = config.pair_files, watched_splits(config)
     pairs = load_several(files)
     names = ["pairs"] if len(files) == 1 else [f"pairs/{path.stem}" for path in files]
     hashes = {name: file_hash(path) for name, path in zip(names, files, strict=True)} | split_hashes(splits)

@@ -93,9 +93,7 @@ def _check_shares(shares: Mapping[str, float], known: Sequence[str]) -> None:
                 f"task_shares: got task {task!r}; expected one of {', '.join(known) or 'no task at all'}; fix: {hint}"
             )
         if not 0 < share <= 1:
-            raise InputError(
-                f"task_shares: got {share} for task {task!r}; expected a share in (0, 1]; fix: leave it out for 1"
-            )
+            raise InputError(f"task_shares: got {share} for {task!r}; expected one in (0, 1]; fix: leave it out for 1")
 
 
 class DrawnGroup(NamedTuple):

@@ -233,7 +233,6 @@ class TrainBatches:
     def _drawn(self, job: BackgroundJob, epoch: int, number: int) -> BatchMatrix:
         from bixse.data.pairs_files import load_several
         from bixse.encoders.loading.build import load_relevance_model
-        from bixse.settings import paths_in
         from bixse.training.config import TrainConfig
         from bixse.training.loop.batches import BatchPlan, GradedCollator, GroupDataset
 
@@ -247,7 +246,7 @@ class TrainBatches:
         optimizer = config.optimizer
         with self._encoding:  # pairs and model are loaded once, and one batch is encoded at a time
             if self._pairs is None:
-                self._pairs = load_several(paths_in(config.pairs))
+                self._pairs = load_several(config.pair_files)
             if self._model is None and (self.folder / MODEL_FOLDER).is_dir():
                 job.begin("loading the model")
                 self._model = load_relevance_model(self.folder / MODEL_FOLDER)
