@@ -182,7 +182,7 @@ def test_a_grade_is_the_last_number_and_stands_on_the_last_lines(text):
 )
 @pytest.mark.parametrize("finish", ["stop", "length"])
 def test_where_the_probabilities_are_the_grade_the_place_is_enough(text, finish):
-    answer = find_answer(text, DIGITS, finish, place=True)
+    answer = find_answer(text, DIGITS, finish, position_only=True)
     assert (answer.status, answer.label) == ("graded", "2")
 
 
@@ -195,7 +195,7 @@ def test_where_the_probabilities_are_the_grade_the_place_is_enough(text, finish)
 )  # fmt: skip
 @pytest.mark.parametrize("finish", ["stop", "length"])
 def test_the_place_of_a_number_that_is_no_answer_is_none(text, finish):
-    assert find_answer(text, DIGITS, finish, place=True).status != "graded"
+    assert find_answer(text, DIGITS, finish, position_only=True).status != "graded"
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_an_option_of_two_digits_is_not_one_of_one():
     ],
 )
 def test_the_token_of_the_answer(tokens, text, index):
-    answer = find_answer(text, DIGITS, place=True)
+    answer = find_answer(text, DIGITS, position_only=True)
     assert answer.label in ("2", "3")
     assert answer_token(tokens, text, answer) == index
 
@@ -254,7 +254,7 @@ def test_long_hostile_texts_take_no_time():
                  '{"a", ' * 5000 + '"score": 1', "score is " * 5000, "```" * 9000, "<|a|>" * 5000, "1\n" * 9000 + "x",
                  ">" + "\n" * 20000, "1 " * 9000 + "<", "> " * 9000):  # fmt: skip
         find_answer(text, DIGITS)
-        find_answer(text, DIGITS, place=True)
+        find_answer(text, DIGITS, position_only=True)
     assert time.perf_counter() - started < 5.0
 
 

@@ -53,7 +53,7 @@ AskedMode = Literal["auto", "sample", "verbal"]
 """The way to read a grade from a server; see `bixse.judging.judge.Mode`."""
 NamedRubric = Annotated[
     Rubric | None,
-    BeforeValidator(lambda given: load_rubric(given) if isinstance(given, (str, Path)) else given),
+    BeforeValidator(lambda rubric: load_rubric(rubric) if isinstance(rubric, (str, Path)) else rubric),
     Flag(metavar="NAME"),
 ]
 """A rubric, or the name by which `load_rubric` finds it."""

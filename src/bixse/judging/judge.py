@@ -206,8 +206,8 @@ def stored_identity(identity: Mapping[str, Any]) -> dict[str, Any]:
         >>> stored_identity({"kind": "server", "model": "m"})
         {'judge': 'server', 'model': 'm'}
     """
-    kept = {key: value for key, value in identity.items() if key != "kind"}
-    return {"judge": "server", **kept} if identity.get("kind") == "server" else dict(identity)
+    rest = {key: value for key, value in identity.items() if key != "kind"}
+    return {"judge": "server", **rest} if identity.get("kind") == "server" else dict(identity)
 
 
 def model_name(identifier: str) -> str:
@@ -222,17 +222,17 @@ def same_model(asked: str, answered: str) -> bool:
     if not answered or asked == answered:  # an answer without a name is believed
         return True
     # A release ("-0613", "-2024-08-06", "-latest") and a tag (":8b") count only if both names have one.
-    (name, *one), (other, *two) = _parts(asked), _parts(answered)
-    return name == other and all(a == b or not (a and b) for a, b in zip(one, two, strict=True))
+    (name, *parts), (other, *other_parts) = _parts(asked), _parts(answered)
+    return name == other and all(a == b or not (a and b) for a, b in zip(parts, other_parts, strict=True))
 
 
 def _parts(name: str) -> tuple[str, str, str]:
     """Return the lower-case name after the last "/", without ".gguf"; release and tag, "" if missing or "latest"."""
     bare = re.split(r"[/\\]", name.strip().rstrip("/\\").lower())[-1].removesuffix(".gguf")
     bare, _, tag = bare.partition(":")
-    found = _RELEASE.search(bare)
-    release = re.sub(r"\W|_|v", "", found[0]) if found else ""
-    return bare[: found.start()] if found else bare, release.replace("latest", ""), tag.replace("latest", "")
+    match = _RELEASE.search(bare)
+    release = re.sub(r"\W|_|v", "", match[0]) if match else ""
+    return bare[: match.start()] if match else bare, release.replace("latest", ""), tag.replace("latest", "")
 
 
 class Judge(Protocol):
