@@ -42,7 +42,7 @@ TRANSIENT_ERRORS = ["429", "429-date", "429-bare", "500", "502", "503", "529", "
 
 @pytest.mark.parametrize("error", TRANSIENT_ERRORS)
 def test_after_a_transient_error_it_tries_again(server, error):
-    with ServerJudge([server.scenario()], RUBRIC) as judge:
+    with ServerJudge(server.scenario(), RUBRIC) as judge:
         answer = ask_all(judge, [planted_question("a", [error, error])])["a"]
     assert (answer.status, answer.tries) == ("graded", 3)
     assert answer.grade == pytest.approx(GRADE)
@@ -50,7 +50,7 @@ def test_after_a_transient_error_it_tries_again(server, error):
 
 def test_a_stall_ends_with_the_time_out(server):
     address = server.scenario()
-    with ServerJudge([address], RUBRIC, JudgeOptions(timeout=0.4)) as judge:
+    with ServerJudge(address, RUBRIC, JudgeOptions(timeout=0.4)) as judge:
         answer = ask_all(judge, [planted_question("a", ["stall"])])["a"]
     assert (answer.status, answer.tries) == ("graded", 2)
     assert 0.4 < answer.seconds < 5
@@ -59,7 +59,7 @@ def test_a_stall_ends_with_the_time_out(server):
 def test_tries_are_bounded_and_the_last_failure_is_told(server, monkeypatch):
     monkeypatch.setattr(client_module, "FIRST_WAIT", 0.01)
     address = server.scenario()
-    with ServerJudge([address], RUBRIC) as judge:
+    with ServerJudge(address, RUBRIC) as judge:
         answer = ask_all(judge, [planted_question("a", ["garbage"] * 9)])["a"]
     assert (answer.status, answer.tries) == ("failed", 6)
     assert "{not json" in answer.detail
@@ -69,7 +69,7 @@ def test_tries_are_bounded_and_the_last_failure_is_told(server, monkeypatch):
 def test_a_pause_longer_than_a_downtime_is_waited_for(server, monkeypatch):
     address = server.scenario()
     monkeypatch.setattr(client_module, "MAX_DOWNTIME", 0.3)
-    with ServerJudge([address], RUBRIC) as judge:
+    with ServerJudge(address, RUBRIC) as judge:
         started = time.monotonic()
         found = ask_all(judge, [planted_question("a", ["429-after-1", "429-after-1"]), planted_question("b")])
     assert [found[name].status for name in "ab"] == ["graded", "graded"]
@@ -80,7 +80,7 @@ def test_a_pause_beyond_the_limit_costs_pairs_and_not_the_run(server, monkeypatc
     monkeypatch.setattr(client_module, "LONGEST_BUSY", 1.0)
     monkeypatch.setattr(client_module, "LONGEST_WAIT", 0.5)
     address = server.scenario()
-    with ServerJudge([address], RUBRIC, JudgeOptions(concurrency=1)) as judge:
+    with ServerJudge(address, RUBRIC, JudgeOptions(concurrency=1)) as judge:
         before = server.stats(address)["counts"]["chat"]
         questions = [planted_question("a", ["429-after-2.5"]), planted_question("b")]
         found = ask_all(judge, questions)
@@ -94,7 +94,7 @@ def test_a_server_that_is_always_busy_costs_a_pair_and_not_the_run(server, monke
     monkeypatch.setattr(client_module, "LONGEST_BUSY", 1.0)
     address = server.scenario()
     monkeypatch.setattr(client_module, "MAX_DOWNTIME", 0.2)
-    with ServerJudge([address], RUBRIC) as judge:
+    with ServerJudge(address, RUBRIC) as judge:
         found = ask_all(judge, [planted_question("a", ["429-bare"] * 99), planted_question("b")])
     assert [found[name].status for name in "ab"] == ["failed", "graded"]
 
@@ -102,7 +102,7 @@ def test_a_server_that_is_always_busy_costs_a_pair_and_not_the_run(server, monke
 @pytest.mark.parametrize("end", ["huge", "huge-error"])
 def test_a_reply_is_read_up_to_a_limit(server, end):
     address = server.scenario(huge=100 * 2**20)
-    with ServerJudge([address], RUBRIC) as judge:
+    with ServerJudge(address, RUBRIC) as judge:
         tracemalloc.start()
         found = ask_all(judge, [planted_question("a", end=end), planted_question("b")])
         _, most = tracemalloc.get_traced_memory()
@@ -120,7 +120,7 @@ def test_requests_and_questions_taken_ahead_stay_within_the_concurrency(server):
             drawn.append(number)
             yield planted_question(str(number))
 
-    with ServerJudge([address], RUBRIC, JudgeOptions(concurrency=24)) as judge:
+    with ServerJudge(address, RUBRIC, JudgeOptions(concurrency=24)) as judge:
         for answered, _ in enumerate(judge.answers(questions()), start=1):
             assert len(drawn) <= answered + 24
     assert len(drawn) == 200
@@ -129,7 +129,7 @@ def test_requests_and_questions_taken_ahead_stay_within_the_concurrency(server):
 
 def test_a_server_that_goes_and_comes_back(server, caplog):
     address = server.scenario(delay=0.01)
-    with ServerJudge([address], RUBRIC, JudgeOptions(concurrency=4)) as judge:
+    with ServerJudge(address, RUBRIC, JudgeOptions(concurrency=4)) as judge:
         found = {}
         for asked, answer in judge.answers(planted_question(str(number)) for number in range(300)):
             found[asked.query_id] = answer
@@ -144,7 +144,7 @@ def test_a_server_that_goes_and_comes_back(server, caplog):
 def test_when_nobody_answers_for_long_it_stops_and_keeps_what_came(server, monkeypatch):
     address = server.scenario()
     monkeypatch.setattr(client_module, "MAX_DOWNTIME", 1.5)
-    with ServerJudge([address], RUBRIC) as judge:
+    with ServerJudge(address, RUBRIC) as judge:
         found = []
         started = time.monotonic()
         with pytest.raises(ServerDownError, match=r"no answer for \d+ s.*answers so far are kept"):
@@ -161,16 +161,16 @@ def test_a_wrong_key_stops_at_once_and_names_the_variable(server, monkeypatch, c
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("MY_KEY", KEY)
     with pytest.raises(InputError, match="MY_KEY") as caught:
-        ServerJudge([server.scenario(key="another", echo_key=True)], RUBRIC, JudgeOptions(api_key_variable="MY_KEY"))
+        ServerJudge(server.scenario(key="another", echo_key=True), RUBRIC, JudgeOptions(api_key_variable="MY_KEY"))
     assert KEY not in str(caught.value) + caplog.text
     assert f"HTTP 401: {STAND_IN}" in str(caught.value)
     with pytest.raises(InputError) as caught:  # a model that repeats the key in its answers
         judge = server.scenario(key=KEY, prefix=f"{KEY} says nothing ", suffix="and more")
-        ServerJudge([judge], RUBRIC, JudgeOptions(api_key_variable="MY_KEY"))
+        ServerJudge(judge, RUBRIC, JudgeOptions(api_key_variable="MY_KEY"))
     assert KEY not in str(caught.value) and STAND_IN in str(caught.value)
     monkeypatch.delenv("MY_KEY")
     with pytest.raises(InputError, match="MY_KEY: got no key"):
-        ServerJudge([server.scenario(key="another")], RUBRIC, JudgeOptions(api_key_variable="MY_KEY"))
+        ServerJudge(server.scenario(key="another"), RUBRIC, JudgeOptions(api_key_variable="MY_KEY"))
 
 
 @pytest.mark.parametrize("status", [401, 403])
@@ -178,7 +178,7 @@ def test_a_key_that_ends_in_mid_run_stops_it(server, monkeypatch, status):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     address = server.scenario(key=KEY, delay=0.005, key_status=status)
     found = 0
-    with ServerJudge([address], RUBRIC) as judge, pytest.raises(InputError, match="OPENAI_API_KEY"):
+    with ServerJudge(address, RUBRIC) as judge, pytest.raises(InputError, match="OPENAI_API_KEY"):
         assert KEY not in repr(judge) + repr(vars(judge)) + repr(vars(judge._client)) + repr(dict(judge.identity))
         for _ in judge.answers(planted_question(str(number)) for number in range(5000)):
             found += 1
@@ -205,7 +205,7 @@ def tasks_of(client):
 
 def test_closing_the_generator_cancels_pending_requests(server):
     address = server.scenario(delay=0.05)
-    with ServerJudge([address], RUBRIC) as judge:
+    with ServerJudge(address, RUBRIC) as judge:
         answers = judge.answers(planted_question(str(number)) for number in range(1000))
         next(answers)
         answers.close()
@@ -221,7 +221,7 @@ def test_an_error_of_the_giver_of_questions_ends_it(server):
         yield planted_question("a")
         raise RuntimeError("no more")
 
-    with ServerJudge([server.scenario()], RUBRIC) as judge:
+    with ServerJudge(server.scenario(), RUBRIC) as judge:
         with pytest.raises(RuntimeError, match="no more"):
             list(judge.answers(questions()))
         assert tasks_of(judge._client) == []
@@ -252,14 +252,14 @@ def test_ctrl_c_leaves_no_task_and_no_thread(server):
 
 def test_a_judge_answers_inside_a_running_event_loop(server):
     async def notebook_cell():
-        with ServerJudge([server.scenario()], RUBRIC) as judge:
+        with ServerJudge(server.scenario(), RUBRIC) as judge:
             return ask_all(judge, [planted_question("a")])["a"].status
 
     assert asyncio.run(notebook_cell()) == "graded"
 
 
 def test_a_question_without_messages_is_refused(server):
-    with ServerJudge([server.scenario()], RUBRIC) as judge, pytest.raises(InputError, match="got no messages"):
+    with ServerJudge(server.scenario(), RUBRIC) as judge, pytest.raises(InputError, match="got no messages"):
         list(judge.answers([Question("q", "d", "query", "document")]))
 
 
@@ -270,7 +270,7 @@ def test_texts_are_completed(server):
         Question("", str(number), "", "", messages=({"role": "user", "content": text},))
         for number, text in enumerate(texts)
     ]
-    with ServerTextModel([server.scenario()], max_tokens=3) as model:
+    with ServerTextModel(server.scenario(), max_tokens=3) as model:
         found = {asked.document_id: completion for asked, completion in model.complete(questions)}
     assert [found[name].status for name in "0123"] == ["written", "written", "too-long", "truncated"]
     assert found["3"].text == "I have read"

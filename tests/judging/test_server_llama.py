@@ -43,7 +43,7 @@ def test_the_command_of_the_documentation_starts_a_server(tmp_path):
             assert process.stdout is not None
             address = process.stdout.readline().strip()
             wait_until_healthy(address)
-            with ServerJudge([f"{address}/v1"], load_rubric("binary-0-1"), JudgeOptions(timeout=300)) as judge:
+            with ServerJudge(f"{address}/v1", load_rubric("binary-0-1"), JudgeOptions(timeout=300)) as judge:
                 assert judge.identity["server"] == "llama.cpp"
                 assert judge.doubts, "a model of this size is no judge"
         finally:
@@ -57,7 +57,7 @@ def question(query, name, document, rubric):
 def test_a_real_server_grades_every_pair(address):
     rubric = load_rubric("trec-dl-0-3")
     questions = [question(query, name, text, rubric) for query in QUERIES for name, text in DOCUMENTS.items()]
-    with ServerJudge([address], rubric, JudgeOptions(timeout=300)) as judge:
+    with ServerJudge(address, rubric, JudgeOptions(timeout=300)) as judge:
         assert judge.name.startswith("SmolLM2-135M-Instruct")
         assert judge.identity["server"] == "llama.cpp"
         # Left alone this model writes a sentence, so the options are the only thing it may write; the probabilities

@@ -13,7 +13,7 @@ from helpers.server_questions import GRADE, RUBRIC, SHARES, ask_one
 
 @pytest.mark.parametrize("dialect", ["openai", "marks"])
 def test_every_dialect_gives_the_planted_grade(server, dialect):
-    with ServerJudge([server.scenario(dialect=dialect)], RUBRIC) as judge:
+    with ServerJudge(server.scenario(dialect=dialect), RUBRIC) as judge:
         assert judge.identity["mode"] == "top-logprobs"
         assert judge.identity["parameters"]["max_tokens"] == 1
         assert judge.warnings == []
@@ -32,12 +32,12 @@ def test_every_dialect_gives_the_planted_grade(server, dialect):
 )  # fmt: skip
 def test_without_probabilities_it_says_which_modes_remain(server, settings):
     with pytest.raises(InputError, match=r"no usable probabilities.*--mode sample.*--mode verbal"):
-        ServerJudge([server.scenario(**settings)], RUBRIC)
+        ServerJudge(server.scenario(**settings), RUBRIC)
 
 
 @pytest.mark.parametrize(("most", "found"), [(20, 20), (19, 10), (10, 10), (5, 5)])
 def test_the_most_alternatives_that_are_accepted(server, most, found):
-    with ServerJudge([server.scenario(most_top=most)], RUBRIC) as judge:
+    with ServerJudge(server.scenario(most_top=most), RUBRIC) as judge:
         assert judge.identity["parameters"]["top_logprobs"] == found
         answer = ask_one(judge, planted("a", [0.02, 0.3, 0.3, 0.3]))
     true = np.average([0, 1, 2, 3], weights=[0.02, 0.3, 0.3, 0.3])
@@ -66,7 +66,7 @@ def test_the_most_alternatives_that_are_accepted(server, most, found):
 )  # fmt: skip
 def test_the_form_of_requests_fits_the_server(server, settings, parameters):
     options = JudgeOptions(**settings.pop("options", {}))
-    with ServerJudge([server.scenario(**settings)], RUBRIC, options) as judge:
+    with ServerJudge(server.scenario(**settings), RUBRIC, options) as judge:
         assert parameters.items() <= judge.identity["parameters"].items()
         if "most_top" not in settings:
             answer = ask_one(judge, planted("a", SHARES))
@@ -76,7 +76,7 @@ def test_the_form_of_requests_fits_the_server(server, settings, parameters):
 
 @pytest.mark.parametrize("kind", ["structured_outputs", "grammar", "regex"])
 def test_constrained_where_only_that_answers(server, kind):
-    with ServerJudge([server.scenario(known_end="none", constraint=kind)], RUBRIC) as judge:
+    with ServerJudge(server.scenario(known_end="none", constraint=kind), RUBRIC) as judge:
         assert judge.identity["mode"] == "constrained"
         assert judge.identity["parameters"]["constraint"] == kind
         answer = ask_one(judge, planted("a", SHARES, end="none"))
@@ -85,16 +85,16 @@ def test_constrained_where_only_that_answers(server, kind):
 
 
 def test_constrained_is_believed_only_where_it_is_obeyed(server):
-    with ServerJudge([server.scenario(constraint="grammar")], RUBRIC) as judge:
+    with ServerJudge(server.scenario(constraint="grammar"), RUBRIC) as judge:
         assert judge.identity["mode"] == "top-logprobs", "nothing is constrained where the answer is found"
     with pytest.raises(InputError, match=r"no-option.*expected one of 0, 1, 2, 3"):
-        ServerJudge([server.scenario(known_end="none")], RUBRIC)
+        ServerJudge(server.scenario(known_end="none"), RUBRIC)
 
 
 @pytest.mark.parametrize("settings", [{}, {"ignores_n": True}, {"most_n": 2}, {"no_seed": True}])
 def test_samples(server, settings):
     address = server.scenario(no_logprobs=True, **settings)
-    with ServerJudge([address], RUBRIC, JudgeOptions(mode="sample", samples=40)) as judge:
+    with ServerJudge(address, RUBRIC, JudgeOptions(mode="sample", samples=40)) as judge:
         assert judge.identity["parameters"]["samples"] == 40
         answer = ask_one(judge, planted("a", [0.5, 0.0, 0.0, 0.3]))
         again = ask_one(judge, planted("a", [0.5, 0.0, 0.0, 0.3]), repeat=1)
@@ -109,7 +109,7 @@ def test_samples(server, settings):
 
 
 def test_verbal(server):
-    with ServerJudge([server.scenario(no_logprobs=True)], RUBRIC, JudgeOptions(mode="verbal")) as judge:
+    with ServerJudge(server.scenario(no_logprobs=True), RUBRIC, JudgeOptions(mode="verbal")) as judge:
         answer = ask_one(judge, planted("a", [0.1, 0.2, 0.4, 0.3]))
         assert judge.identity["mode"] == "verbal"
         assert "last line" in judge.identity["parameters"]["answer_line"]
@@ -122,12 +122,12 @@ def test_options_of_several_letters_must_be_single_tokens(server):
     rubric = Rubric(name="wide", labels=labels, values=(0.0, 1.0, 2.0), variants=(variant,))
     for scenario in ({"labels": labels, "split_labels": ["10"]}, {"labels": ["1", "5", "7"]}):
         with pytest.raises(InputError, match="label '10'"):
-            ServerJudge([server.scenario(**scenario)], rubric)
-    with ServerJudge([server.scenario(labels=labels)], rubric) as judge:  # seen whole among the alternatives
+            ServerJudge(server.scenario(**scenario), rubric)
+    with ServerJudge(server.scenario(labels=labels), rubric) as judge:  # seen whole among the alternatives
         answer = ask_one(judge, planted("a", [0.1, 0.2, 0.6]), rubric)
     assert answer.text == "10"
     assert answer.grade == pytest.approx(np.average([0, 1, 2], weights=[0.1, 0.2, 0.6]))
-    with ServerJudge([server.scenario(labels=labels, split_labels=["10"])], rubric, JudgeOptions(mode="verbal")):
+    with ServerJudge(server.scenario(labels=labels, split_labels=["10"]), rubric, JudgeOptions(mode="verbal")):
         pass  # needs no tokens
 
 
@@ -146,7 +146,7 @@ def test_options_of_several_letters_must_be_single_tokens(server):
     ],
 )
 def test_every_end_without_a_grade_has_its_status(server, end, status):
-    with ServerJudge([server.scenario()], RUBRIC) as judge:
+    with ServerJudge(server.scenario(), RUBRIC) as judge:
         answer = ask_one(judge, planted("a", SHARES, end=end))
     assert (answer.status, answer.grade, answer.probabilities) == (status, None, ())
     assert answer.detail
@@ -167,18 +167,18 @@ def test_every_end_without_a_grade_has_its_status(server, end, status):
 )
 def test_a_server_that_cannot_judge_is_refused(server, settings, options, fact):
     with pytest.raises(InputError) as caught:
-        ServerJudge([server.scenario(**settings)], RUBRIC, JudgeOptions(**options))
+        ServerJudge(server.scenario(**settings), RUBRIC, JudgeOptions(**options))
     assert fact in str(caught.value)
 
 
 def test_an_absent_server_is_named():
     with pytest.raises(BixseError, match=r"localhost:1/v1: got no answer"):
-        ServerJudge(["http://localhost:1"], RUBRIC)
+        ServerJudge("http://localhost:1", RUBRIC)
 
 
 @pytest.mark.parametrize(("known", "doubt"), [(0.03, "rest on little"), (0.02, "do not trust")])
 def test_a_judge_without_knowledge_has_doubts(server, known, doubt):
-    with ServerJudge([server.scenario(known=known)], RUBRIC) as judge:
+    with ServerJudge(server.scenario(known=known), RUBRIC) as judge:
         assert any(doubt in warning for warning in judge.warnings)
 
 
@@ -187,7 +187,7 @@ def test_the_identity_does_not_depend_on_address_concurrency_and_timeout(server)
     scenarios = [{}, {}, {"no_list": True}]
     identities = []
     for scenario, options in zip(scenarios, settings, strict=True):
-        with ServerJudge([server.scenario(**scenario)], RUBRIC, JudgeOptions(**options)) as judge:
+        with ServerJudge(server.scenario(**scenario), RUBRIC, JudgeOptions(**options)) as judge:
             identities.append(dict(judge.identity) | {"server": ""})
     assert identities[0] == identities[1] == identities[2]
     assert identities[0]["labels"] == list(RUBRIC.labels)

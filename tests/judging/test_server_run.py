@@ -67,7 +67,7 @@ def test_thousands_of_questions_in_a_storm(monkeypatch):
     plans = storm(random.Random(7))
     with chat_server() as server:
         address = server.scenario()
-        with ServerJudge([address], RUBRIC, JudgeOptions(max_tokens=32, timeout=3.0, concurrency=32)) as judge:
+        with ServerJudge(address, RUBRIC, JudgeOptions(max_tokens=32, timeout=3.0, concurrency=32)) as judge:
             answers = {int(identifier): answer for identifier, answer in ask_all(judge, questions(plans)).items()}
         stats = server.stats(address)
     wrong = []

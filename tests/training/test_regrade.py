@@ -196,7 +196,7 @@ def test_a_dry_run_estimates_the_cost_and_asks_nothing(settings, server, tmp_pat
     assert plan.regrade.usd > 0
     assert not (tmp_path / "out").exists()
     once = server.stats(address)["counts"]["chat"]
-    JudgeConfig(judge={"names": address}).open().close()
+    JudgeConfig(judge={"name": address}).open().close()
     assert server.stats(address)["counts"]["chat"] == 2 * once, "the probes of an opened judge alone"
 
 
@@ -276,7 +276,7 @@ def test_a_run_that_cannot_regrade_is_refused_before_training(settings, tmp_path
     [
         ({"optimizer": {"num_train_epochs": 1}, "regrade": {"judge": "http://x"}}, "regrade"),
         ({"regrade": {"budget": 7}}, "judge"),
-        ({"regrade": {"judge": ["http://x"], "options": {"concurency": 3}}}, "concurency"),
+        ({"regrade": {"judge": "http://x", "options": {"concurency": 3}}}, "concurency"),
     ],
 )
 def test_settings_that_cannot_regrade_are_refused(changes, fact):

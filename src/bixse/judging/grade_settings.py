@@ -65,7 +65,7 @@ class ServerSettings(Settings):
     model: str | None = None
     """Model to ask the server for (default: the one it serves)."""
     concurrency: int = Field(default=64, ge=1)
-    """Most requests in flight per address."""
+    """Maximum number of concurrent requests to the server."""
     timeout: Annotated[float, Field(gt=0), Flag(metavar="SECONDS")] = 120.0
     """Seconds for one request."""
     api_key_variable: str = "OPENAI_API_KEY"

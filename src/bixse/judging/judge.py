@@ -20,7 +20,6 @@ Status = Literal[
     "filtered",
     "truncated",
     "no-option",
-    "ambiguous",
     "off-scale",
     "no-probabilities",
     "too-long",
@@ -29,9 +28,9 @@ Status = Literal[
 """The end of an answer. Only "graded" carries relevance, since a text that no parser understands is no grade of 0.
 
 refused: the judge declined; filtered: a content filter stopped it; truncated: the length limit came before the end;
-no-option: no option was answered in the requested form; ambiguous: existing judgements of one pair differ; off-scale:
-an existing judgement or a score is outside the scale; no-probabilities: the server gave no probabilities, and they are
-needed; too-long: the pair does not fit the judge; failed: no answer after all tries.
+no-option: no option was answered in the requested form; off-scale: an existing judgement or a score is outside the
+scale; no-probabilities: the server gave no probabilities, and they are needed; too-long: the pair does not fit the
+judge; failed: no answer after all tries.
 """
 STATUSES: tuple[str, ...] = get_args(Status)
 CompletionStatus = Literal["written", "filtered", "truncated", "too-long", "failed"]

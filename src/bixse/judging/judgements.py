@@ -57,7 +57,7 @@ def judged(pair: Pair, answers: Sequence[Answer], scale: GradeScale, prices: Pri
     """Return the judgement that follows from the answers: grades, probabilities and bounds are means over them."""
     unusable = next((answer for answer in answers if not answer.usable), None)
     usage, last = sum((answer.usage for answer in answers), Usage()), answers[-1]
-    answer = unusable or last
+    shown = unusable or last
 
     def mean(values: Sequence[float | None]) -> float | None:
         known = [value for value in values if value is not None]
@@ -74,7 +74,7 @@ def judged(pair: Pair, answers: Sequence[Answer], scale: GradeScale, prices: Pri
     row = {
         "query_id": pair.query_id,
         "document_id": pair.document_id,
-        "status": answer.status,
+        "status": shown.status,
         "relevance": relevance(grade),
         "relevance_low": relevance(mean([answer.low for answer in answers])),
         "relevance_high": relevance(mean([answer.high for answer in answers])),
@@ -84,8 +84,8 @@ def judged(pair: Pair, answers: Sequence[Answer], scale: GradeScale, prices: Pri
         "order_grades": [answer.grade for answer in answers],
         "mode": last.mode,
         "judge": last.judge,
-        "text": answer.text,
-        "detail": answer.detail,
+        "text": shown.text,
+        "detail": shown.detail,
         "prompt_tokens": usage.prompt,
         "cached_tokens": usage.cached,
         "completion_tokens": usage.completion,

@@ -33,22 +33,21 @@ _BARE_ADDRESS = re.compile(r"localhost(?:/.*)?|(?:[\w.-]+|\[[\da-fA-F:]+\]):\d+(
 class JudgeSettings(JudgeOptions):
     """A judge, and how it is asked."""
 
-    names: Annotated[tuple[str, ...], Field(min_length=1), Flag("JUDGE", "judge")]
+    name: Annotated[str, Flag("JUDGE", "judge")]
     """Address of an OpenAI-compatible server, a local model, cross-encoder:NAME or replay:qrels:FILE."""
 
     @property
     def reads_rubric(self) -> bool:
-        return not any(name.startswith((CROSS_ENCODER, REPLAY)) for name in self.names)
+        return not self.name.startswith((CROSS_ENCODER, REPLAY))
 
     def open(self, rubric: Rubric) -> Judge:
-        """Open the judge; an InputError refuses several names, and names that are none."""
-        if len(self.names) != 1 or not self.names[0].strip():
+        """Open the judge; raise InputError for an empty name or an address without http:// or https://."""
+        name = self.name
+        if not name.strip():
             raise InputError(
-                f"--judge: got {shorten(', '.join(self.names))}; expected an address (http://...), a model's name or "
-                "folder, cross-encoder:NAME or replay:qrels:FILE; fix: name one judge, and put several servers of one "
-                "model behind one address (vLLM's --data-parallel-size, or any load balancer)"
+                f"--judge: got {shorten(name)}; expected an address (http://...), a model's name or folder, "
+                "cross-encoder:NAME or replay:qrels:FILE; fix: name a judge"
             )
-        name = self.names[0]
         if _BARE_ADDRESS.fullmatch(name) and not Path(name).exists():
             raise InputError(
                 f"--judge: got {shorten(name)}; expected the address of a server with http:// or https:// before it; "
@@ -57,7 +56,7 @@ class JudgeSettings(JudgeOptions):
         if name.startswith(("http://", "https://")):
             from bixse.judging.judges.server_judge import ServerJudge
 
-            return ServerJudge([name], rubric, self)
+            return ServerJudge(name, rubric, self)
         if name.startswith(REPLAY):
             from bixse.judging.judges.replay_judge import open_replay
 
@@ -75,7 +74,7 @@ class JudgeConfig(Settings):
     """Judge, question and price: the settings of every verb that grades.
 
     Example:
-        >>> JudgeConfig(judge={"names": "http://localhost:8000"}).asked_rubric.name
+        >>> JudgeConfig(judge={"name": "http://localhost:8000"}).asked_rubric.name
         'trec-dl-0-3'
     """
 

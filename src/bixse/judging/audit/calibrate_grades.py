@@ -151,9 +151,8 @@ def mapped_pairs(path: Path, fitted: GradeMap, scale: GradeScale) -> GradedPairs
         expected = scale.to_grade(relevance)
         if grade is not None and abs(grade - expected) > 1e-3 * (scale.maximum - scale.minimum):  # files round
             raise InputError(
-                f"{path}: row {row}: got grade {grade:g} with relevance {relevance:g}; expected {expected:g}, the value "
-                f"on the judge's scale {scale.minimum:g} to {scale.maximum:g}; fix: give pairs that were not "
-                "mapped before"
+                f"{path}: row {row}: got grade {grade:g} with relevance {relevance:g}; expected {expected:g} on "
+                f"the judge's scale {scale.minimum:g} to {scale.maximum:g}; fix: give pairs that were not mapped before"
             )
         unmapped.append(expected if grade is None else grade)
     return pairs.with_columns(relevance=fitted.apply(pairs.relevance), grade=unmapped)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class WriterSettings(ServerSettings):
     """The model that writes queries, and how it is asked."""
 
-    server: Annotated[tuple[str, ...], Field(min_length=1), Flag(metavar="URL")]
+    server: Annotated[str, Flag(metavar="URL")]
     """Address of an OpenAI-compatible server."""
     temperature: float = Field(default=0.7, ge=0, le=2)
     """0 to 2; 0 for the most probable text."""

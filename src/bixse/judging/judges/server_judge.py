@@ -226,24 +226,14 @@ LITTLE_MASS = 0.5
 """Total probability of the options on a clear question below which a warning appears."""
 
 
-def one_address(addresses: Sequence[str]) -> str:
-    """Return the only address; raise InputError for none or several."""
-    if len(addresses) != 1:
-        raise InputError(
-            f"address: got {len(addresses)}; expected one; fix: put several servers of one model behind one address "
-            "(vLLM's --data-parallel-size, or any load balancer)"
-        )
-    return addresses[0]
-
-
 class ServerModel:
     """A model behind a server with OpenAI's chat interface.
 
     Raise InputError for an unusable address, model or key, and ServerDownError if the server does not answer.
     """
 
-    def __init__(self, addresses: Sequence[str], settings: ServerSettings) -> None:
-        self._client = ChatClient(one_address(addresses), settings)
+    def __init__(self, address: str, settings: ServerSettings) -> None:
+        self._client = ChatClient(address, settings)
         try:
             self._client.run(self.connect(settings))
         except BaseException:
@@ -270,9 +260,9 @@ class ServerModel:
 class ServerJudge(ServerModel):
     """A judge behind a server, which is first probed with questions of known answers."""
 
-    def __init__(self, addresses: Sequence[str], rubric: Rubric, options: JudgeOptions | None = None) -> None:
+    def __init__(self, address: str, rubric: Rubric, options: JudgeOptions | None = None) -> None:
         self._rubric, self._options = rubric, options or JudgeOptions()
-        super().__init__(addresses, self._options)
+        super().__init__(address, self._options)
 
     async def connect(self, settings: ServerSettings) -> None:
         """Find the form of requests."""
@@ -374,13 +364,13 @@ class ServerTextModel(ServerModel):
 
     def __init__(
         self,
-        addresses: Sequence[str],
+        address: str,
         settings: ServerSettings | None = None,
         temperature: float = 0.7,
         max_tokens: int = 64,
     ) -> None:
         self._parameters = {"temperature": temperature, "max_tokens": max_tokens}
-        super().__init__(addresses, settings or ServerSettings())
+        super().__init__(address, settings or ServerSettings())
 
     @property
     def identity(self) -> dict[str, Any]:
