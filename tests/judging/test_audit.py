@@ -56,7 +56,7 @@ def test_judges_that_cannot_be_compared_are_refused():
     judge, people = labels("j", pairs([0, 3])), labels("h", pairs([0, 3]))
     with pytest.raises(InputError, match="got no pair of the human labels"):
         audit([labels("j", {("x", "y"): 1.0})], people)
-    with pytest.raises(InputError, match="names of their own"):
+    with pytest.raises(InputError, match="different names"):
         audit([judge, judge], people)
     one_query = labels("j", pairs([0, 3, 2], queries=1))
     with pytest.raises(InputError, match="of 1 query; expected at least 2"):

@@ -31,7 +31,7 @@ _BARE_ADDRESS = re.compile(r"localhost(?:/.*)?|(?:[\w.-]+|\[[\da-fA-F:]+\]):\d+(
 
 
 class JudgeSettings(JudgeOptions):
-    """A judge, and how it is asked."""
+    """A judge, and the settings of its requests."""
 
     name: Annotated[str, Flag("JUDGE", "judge")]
     """Address of an OpenAI-compatible server, a local model, cross-encoder:NAME or replay:qrels:FILE."""
@@ -79,11 +79,11 @@ class JudgeConfig(Settings):
     """
 
     judge: Annotated[JudgeSettings, Flag(flat=True)]
-    """The judge, and how it is asked."""
+    """The judge, and the settings of its requests."""
     rubric: NamedRubric = Field(default_factory=partial(load_rubric, DEFAULT_RUBRIC))
     """trec-dl-0-3 (default), binary-0-1, relatedness-1-5, umbrela-0-3 or a TOML file."""
     prices: Annotated[Prices, Flag(flat=True)] = Prices()
-    """Prices of tokens, and the most that may be spent."""
+    """Prices of tokens, and the maximum price of a run."""
 
     @property
     def asked_rubric(self) -> Rubric | None:
@@ -117,9 +117,9 @@ class GradeConfig(JudgeConfig):
     ledger: Annotated[Path | None, Flag(metavar="PATH")] = None
     """Folder of answers to share between runs and machines (default: ledger in the --out folder)."""
     retry_failed: bool = False
-    """Ask again those pairs, and only those, whose answer has no grade."""
+    """Ask only the pairs whose answer has no grade, and ask them again."""
     max_pairs: int | None = Field(default=None, ge=0)
-    """Stop when N pairs were asked."""
+    """Maximum number of pairs to ask in this run (default: all)."""
     engine: Annotated[EngineSettings, Flag(flat=True)] = EngineSettings()
     """The processes that grade, and the number of shards."""
 
@@ -139,6 +139,6 @@ class RankConfig(JudgeConfig):
     candidates: str = BM25
     """Documents to rank: bm25 (the ones that BM25 finds), judged (the judged documents), or a TREC run file."""
     depth: int = Field(default=100, ge=1)
-    """Candidates per query."""
+    """Number of candidates per query."""
     min_relevant_grade: Annotated[float, Flag(metavar="GRADE")] = MIN_RELEVANT_GRADE
     """Grade from which a document is relevant for recall and MRR."""

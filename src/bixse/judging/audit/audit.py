@@ -54,7 +54,7 @@ def audit(
     """
     names = [judge.name for judge in judges]
     if not names or len(set(names)) < len(names):
-        raise InputError(f"audit: got the judges {names}; expected names of their own; fix: name each file once")
+        raise InputError(f"audit: got the judges {names}; expected different names; fix: give each file once")
     levels = grade_levels(human)
     min_relevant_grade = first_relevant(levels, min_relevant_grade)
     common = {judge.name: common_pairs(judge, human, min_relevant_grade) for judge in judges}

@@ -221,7 +221,7 @@ class ChatClient:
             reply = parse_reply(content, self._secret.keep)
         except (ValueError, TypeError, OverflowError):
             start = shorten(self._secret.keep(json.dumps(content)[:80]))
-            raise RequestError("broken", f"no whole reply: {start}") from None
+            raise RequestError("broken", f"an incomplete reply: {start}") from None
         self._answered = self._answered or body
         self._refusals = 0
         return reply
