@@ -238,7 +238,7 @@ def test_the_documented_queries_read_a_ledger(tmp_path):
     with Ledger(folder) as ledger:
         ledger.write("key 2", Answer("graded", "verbal", grade=1.0, usage=usage, judge="two"), "q", "d2")
         ledger.write("key 3", Answer("graded", "verbal", grade=3.0, usage=usage, judge="two"), "q", "d3")
-    text = (Path(__file__).parents[2] / "docs" / "grading.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "ledger.md").read_text()
     text = text.replace("runs/grade/ledger/*", f"{folder}/*").replace("answers.csv", f"{tmp_path}/answers.csv")
     by_status, dollars, standing = re.findall(r"```sql\n(.*?)```", text, re.DOTALL)
     with duckdb.connect() as database:
