@@ -109,7 +109,7 @@ def measure(slots: int, milliseconds: float, count: int, rounds: int) -> dict[st
     questions = [
         Question(str(i), str(i), *both, messages=rubric.variants[0].messages(*both)) for i, both in enumerate(texts)
     ]
-    with server(slots, milliseconds) as address, ServerJudge([address], rubric, JUDGE) as judge:
+    with server(slots, milliseconds) as address, ServerJudge(address, rubric, JUDGE) as judge:
         bodies = [request_body(judge.form, question.messages) for question in questions]
 
         def ours() -> None:

@@ -212,7 +212,7 @@ def grade_pairs(folder: Path, out: str = "out") -> str:
 
     pairs = folder / "pairs.parquet"
     engine = {"shards": -(-row_counts([pairs])[0] // ROWS)}
-    config = GradeConfig(judge={"names": "instant"}, pairs=pairs, ledger=folder / "ledger", engine=engine)
+    config = GradeConfig(judge={"name": "instant"}, pairs=pairs, ledger=folder / "ledger", engine=engine)
     assert grade(config, InstantJudge(), folder / out).complete
     return bytes_of(folder / "ledger", *(folder / out / name for name in ("judgements.parquet", "pairs.parquet")))
 

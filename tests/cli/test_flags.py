@@ -93,7 +93,7 @@ def test_help_begins_with_the_first_settings_and_then_shows_groups(name, group):
     text = verb_parser(name, verb).format_help()
     flags = re.findall(r"^  (?:-h, )?(--[a-z][\w.-]*)", text, re.MULTILINE)
     assert len(flags) == len(set(flags))
-    renamed = {"judge.names": "judge"}
+    renamed = {"judge.name": "judge"}
     first = ["--" + renamed.get(key, key).rpartition(".")[2].replace("_", "-") for key in verb.first]
     assert flags[: len(first) + 1] == ["--help", *first]
     assert text.index(first[-1]) < text.index("--out") < text.index("further settings:") < text.index(f"{group}:")

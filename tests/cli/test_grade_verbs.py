@@ -57,13 +57,12 @@ def test_a_replayed_file_becomes_graded_pairs(judged, tmp_path, capsys):
         (["--pairs", "none.csv"], "no such file"),
         (["--judge", "replay:umbrela:x"], "expected replay:qrels:PATH"),
         (["--judge", "replay:qrels:none.txt"], "none.txt"),
-        (["--judge", "http://localhost:1", "some/model"], "name one judge"),
+        (["--judge", " "], "name a judge"),
         (["--judge", "http://user:secret@localhost:1"], "fix"),
         (["--judge", "http://127.0.0.1:9"], "expected a running server"),
         (["--judge", "no/such-model"], "no/such-model"),
         (["--judge", "localhost:8000"], "http://localhost:8000"),
         (["--judge", "10.0.0.7:8000/v1"], "http://10.0.0.7:8000/v1"),
-        (["--judge", "http://localhost:8000", "http://gpu-2:8000"], "behind one address"),
     ],
 )
 def test_a_judge_or_setting_that_cannot_be_used_leaves_nothing(judged, tmp_path, capsys, words, message):

@@ -73,7 +73,7 @@ def config_of(rubric=None, per_million=None, max_usd=None, **settings):
     """Settings for a judge that reads the two texts, or a rubric if there is one."""
     if rubric:
         settings["rubric"] = rubric
-    judge = {"names": "scripted" if rubric else "cross-encoder:scripted"}
+    judge = {"name": "scripted" if rubric else "cross-encoder:scripted"}
     return GradeConfig(judge=judge, prices={"per_million": per_million, "max_usd": max_usd}, **settings)
 
 

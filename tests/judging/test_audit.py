@@ -3,19 +3,27 @@
 from dataclasses import replace
 from pathlib import Path
 
+import krippendorff
 import numpy as np
 import pytest
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
 from sklearn.metrics import brier_score_loss, cohen_kappa_score, confusion_matrix
 
 from bixse.errors import InputError
+from bixse.evaluation.statistics import query_draws
+from bixse.judging.audit import agreement
+from bixse.judging.audit.agreement import counts_by_query, nearest_level
 from bixse.judging.audit.audit import audit, first_relevant, render_audit
+from bixse.judging.audit.calibrate_grades import GradeMap, fit_grade_map
 from bixse.judging.audit.labels import ImpossibleLabel, Labels, read_labels
 from bixse.relevance import GradeScale
 from bixse.results import IntervalEstimate
 from helpers.html_page import Page
 
 SMALL = Path(__file__).parent / "audit_labels"
-"""180 made-up pairs of 12 queries: human labels, a careful judge, a careless one with the labels 10 and 5, 3 runs."""
 PUBLISHED = Path(__file__).parents[2].parent / "shared" / "data" / "llmjudge"
 """The 4,423 test pairs of LLMJudge with published judges, where somebody has put them."""
 SCALE = GradeScale(0, 3)
@@ -48,7 +56,7 @@ def test_judges_that_cannot_be_compared_are_refused():
     judge, people = labels("j", pairs([0, 3])), labels("h", pairs([0, 3]))
     with pytest.raises(InputError, match="got no pair of the human labels"):
         audit([labels("j", {("x", "y"): 1.0})], people)
-    with pytest.raises(InputError, match="names of their own"):
+    with pytest.raises(InputError, match="different names"):
         audit([judge, judge], people)
     one_query = labels("j", pairs([0, 3, 2], queries=1))
     with pytest.raises(InputError, match="of 1 query; expected at least 2"):
@@ -56,14 +64,14 @@ def test_judges_that_cannot_be_compared_are_refused():
     values = pairs([i / 100 for i in range(100)])
     with pytest.raises(InputError, match="ordinal scale of at most 21"):
         audit([labels("j", values, GradeScale(0, 1))], labels("h", values, GradeScale(0, 1)))
-
-
-def test_min_relevant_grade_splits_the_scale():
-    scales = ([0, 1.0], [0, 1, 2.0], [1, 2, 3, 4, 5.0])
-    assert [first_relevant(np.array(levels), None) for levels in scales] == [1, 1, 3]
     for grade in (0.0, 4.0, float("nan")):
         with pytest.raises(InputError, match="min-relevant-grade"):
-            first_relevant(np.arange(4.0), grade)
+            audit([judge], people, grade)
+
+
+@pytest.mark.parametrize(("levels", "grade"), [([0, 1.0], 1), ([0, 1, 2.0], 1), ([1, 2, 3, 4, 5.0], 3)])
+def test_the_upper_half_of_the_scale_is_relevant(levels, grade):
+    assert first_relevant(np.array(levels), None) == grade
 
 
 def test_measures_are_over_pairs_with_a_grade_on_both_sides():
@@ -102,19 +110,15 @@ def test_impossible_labels_are_reported_and_left_out(report):
     assert "impossible labels off the scale: 2" in report.warnings()[0]
 
 
-def test_a_judge_on_another_scale_is_read_by_its_place():
+def test_a_judge_on_another_scale_is_mapped():
     people = pairs([0, 1, 2, 3] * 3, queries=4)
     five = labels("j", {pair: 1 + 4 / 3 * grade for pair, grade in people.items()}, GradeScale(1, 5))
     found = audit([five], labels("h", people), samples=20).judges[0]
-    assert found.measures["exact"].value == 1.0
+    assert found.measures["exact"].value == found.measures["spearman"].value == 1.0
+    near = labels("j", {pair: grade + 0.1 * (grade < 3) * (pair[0] == "q0") for pair, grade in people.items()})
+    measures = audit([near], labels("h", people), samples=20).judges[0].measures
+    assert measures["exact"].value == 1.0, "a grade counts as the nearest level"
     assert found.calibration.brier == pytest.approx(2 / 4 * (1 / 3) ** 2)  # grades 1 and 2 of 0 to 3: z = 1/3 and 2/3
-
-
-def test_expected_grades_count_as_the_nearest_but_keep_their_order():
-    people, judged = pairs([0, 1, 2, 3, 3, 0]), pairs([0.4, 1.2, 1.6, 2.6, 2.9, 0.1])
-    measures = audit([labels("j", judged)], labels("h", people), samples=20).judges[0].measures
-    assert measures["exact"].value == 1.0
-    assert measures["spearman"].value < 1.0  # the fractions order pairs that people hold equal
 
 
 def test_the_worst_pairs_come_first(report):
@@ -148,31 +152,17 @@ def test_published_kappas_are_reproduced():
     assert best.by_grade[3].relevant == pytest.approx(0.731, abs=5e-4)
 
 
-CREATED = "2026-01-31T12:00:00+00:00"
 EVIL = "<script>alert(1)</script>"
 
 
-def report_of(*judges):
-    return audit(judges, read_labels(SMALL / "human.qrels.txt", GradeScale(0, 3)), samples=20)
-
-
 def page_of(report, warnings=(), **texts):
-    return Page(render_audit(report, CREATED, warnings, **texts))
+    return Page(render_audit(report, "2026-01-31T12:00:00+00:00", warnings, **texts))
 
 
-@pytest.fixture(scope="module")
-def careful():
-    return read_labels(SMALL / "careful.txt", GradeScale(0, 3))
-
-
-@pytest.fixture(scope="module")
-def careless():
-    return read_labels(SMALL / "careless.txt", GradeScale(0, 3))
-
-
-def test_every_text_from_data_is_escaped(careful):
+def test_every_text_from_data_is_escaped(human, judges):
     bad = ImpossibleLabel(EVIL, 1, EVIL, EVIL, 10.0)
-    report = report_of(replace(careful, name=EVIL, path=EVIL, missing={("q0", "x"): EVIL}, impossible=(bad,)))
+    evil = replace(judges[0], name=EVIL, path=EVIL, missing={("q0", "x"): EVIL}, impossible=(bad,))
+    report = audit([evil], human, samples=20)
     first = report.judges[0].worst_pairs[0]
     texts = {"queries": {first.query_id: EVIL}, "documents": {first.document_id: f"`{EVIL}`"}}
     page = page_of(report, [f"see `{EVIL}`"], **texts)
@@ -180,22 +170,176 @@ def test_every_text_from_data_is_escaped(careful):
     assert page.text.count(EVIL) >= 10
 
 
-def test_sections_appear_with_their_data(careful, careless):
-    with_all = page_of(report_of(careful, careless))
-    without = page_of(report_of(careful)).text
-    with_all.check_harmless()
-    assert "careless.txt 78 q5 d77 10" in with_all.text and "careless.txt 131 q8 d130 5" in with_all.text
-    for heading in ("Impossible labels",):
-        assert heading in with_all.text and heading not in without
-
-
-def test_what_is_not_defined_is_a_dash(careful):
-    report = report_of(careful)
+def test_the_page_lists_impossible_labels_and_no_undefined_figure(human, judges, report):
+    page = page_of(report).text
+    assert "Impossible labels" in page
+    assert "careless.txt 78 q5 d77 10" in page and "careless.txt 131 q8 d130 5" in page
     judge = report.judges[0]
     never = replace(judge.by_grade[3], pairs=0, relevant=None, low=None, high=None)
-    unknown = replace(
-        judge,
-        measures={**judge.measures, "kappa": IntervalEstimate(None)},
-        by_grade=(*judge.by_grade[:3], never),
-    )
-    assert "None" not in page_of(replace(report, judges=(unknown,))).text
+    measures = {**judge.measures, "kappa": IntervalEstimate(None)}
+    page = page_of(replace(report, judges=(replace(judge, measures=measures, by_grade=(*judge.by_grade[:3], never)),)))
+    assert "None" not in page.text and "Impossible labels" not in page.text
+
+
+LEVELS = np.arange(4.0)
+
+
+def some_grades(seed, pairs=200):
+    """Human grades, a judge's that follow them loosely, and uneven queries."""
+    generator = np.random.default_rng(seed)
+    human = generator.integers(0, 4, pairs).astype(float)
+    judged = np.clip(human + generator.integers(-2, 3, pairs), 0, 3)
+    return human, judged, [f"q{i}" for i in (generator.random(pairs) ** 2 * 12).astype(int)]
+
+
+def value(measure, human, judged, query_ids, levels=LEVELS):
+    return float(measure(counts_by_query(np.array(human), np.array(judged), query_ids, levels).total))
+
+
+def test_resamples_without_a_value_are_left_out_of_the_interval():
+    counts = counts_by_query(np.ones(4), np.ones(4), ["a", "a", "b", "b"], LEVELS)
+    assert counts.estimates({"kappa": agreement.cohen_kappa()}, 50, 0)["kappa"] == IntervalEstimate(None)
+    human, judged, ids = np.array([0.0, 0, 3, 3]), np.array([0.0, 0, 3, 0]), ["a", "a", "b", "b"]
+    counts = counts_by_query(human, judged, ids, LEVELS)
+    found = counts.estimates({"kappa": agreement.cohen_kappa()}, 200, 0)["kappa"]
+    assert found.value == pytest.approx(0.5)
+    assert found.low is not None and found.low <= 0.5 <= found.high
+
+
+def test_weights_count_a_pair_as_if_it_were_there_so_often():
+    human, judged, ids = some_grades(0, pairs=50)
+    times = np.random.default_rng(1).integers(1, 4, 50)
+    weighted = counts_by_query(human, judged, ids, LEVELS, times.astype(float))
+    repeated = counts_by_query(np.repeat(human, times), np.repeat(judged, times), np.repeat(ids, times), LEVELS)
+    assert (weighted.counts != repeated.counts).nnz == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_measures_equal_scikit_learn_scipy_and_krippendorff(seed):
+    human, judged, ids = some_grades(seed)
+    human[human == 2] = 1  # a level that one side never uses
+    apart = np.abs(human - judged)
+    for steps, pairs in ((0, apart == 0), (1, apart == 1), (-1, apart > 1)):
+        assert value(agreement.agreement_within(steps), human, judged, ids) == pytest.approx(pairs.mean())
+    for power, weights in enumerate((None, "linear", "quadratic")):
+        oracle = cohen_kappa_score(human, judged, labels=LEVELS, weights=weights)
+        assert value(agreement.cohen_kappa(power), human, judged, ids) == pytest.approx(oracle, abs=1e-12)
+    oracle = cohen_kappa_score(human >= seed + 1, judged >= seed + 1)
+    assert value(agreement.binary_kappa(seed + 1), human, judged, ids) == pytest.approx(oracle, abs=1e-12)
+    oracle = krippendorff.alpha([human, judged], level_of_measurement="ordinal", value_domain=list(LEVELS))
+    assert value(agreement.krippendorff_alpha, human, judged, ids) == pytest.approx(oracle, abs=1e-12)
+    judged = judged + np.random.default_rng(seed).choice([0.0, 0.25, 0.3], len(judged))
+    rho = value(agreement.spearman, human, judged, ids, None)
+    tau = value(agreement.kendall_tau_b, human, judged, ids, None)
+    assert rho == pytest.approx(scipy.stats.spearmanr(human, judged).statistic, abs=1e-12)
+    assert tau == pytest.approx(scipy.stats.kendalltau(human, judged).statistic, abs=1e-12)
+
+
+def test_a_grade_between_two_levels_counts_as_the_nearest():
+    assert nearest_level(np.array([-0.0, 0.49, 0.5, 2.51, 3.0]), LEVELS).tolist() == [0, 0, 1, 3, 3]
+    assert nearest_level(np.array([0.0, 0.3, 0.9]), np.array([0.0, 0.5, 1.0])).tolist() == [0, 1, 2]
+
+
+def test_intervals_equal_plain_resampling_of_whole_queries():
+    human, judged, ids = some_grades(3, pairs=60)
+    found = counts_by_query(human, judged, ids, LEVELS).estimates({"k": agreement.cohen_kappa()}, 300, seed=5)["k"]
+    names = sorted(set(ids))
+    members = [np.flatnonzero(np.array(ids) == name) for name in names]
+    drawn = []
+    for block in query_draws(len(names), 300, 5):
+        for times in block.astype(int):
+            rows = np.concatenate([np.repeat(pairs, count) for pairs, count in zip(members, times, strict=True)])
+            drawn.append(cohen_kappa_score(human[rows], judged[rows], labels=LEVELS))
+    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(drawn, [0.025, 0.975])), abs=1e-12)
+
+
+def test_blocks_do_not_change_the_draws(monkeypatch):
+    human, judged, ids = some_grades(1)
+    counts = counts_by_query(human, judged, ids, None)
+    whole = counts.draws(agreement.OF_RANKS, 100, seed=2)["kendall"]
+    monkeypatch.setattr(agreement, "_BLOCK_SIZE", 50)
+    assert np.array_equal(counts.draws(agreement.OF_RANKS, 100, seed=2)["kendall"], whole)
+
+
+def overconfident(seed, pairs=600, queries=60):
+    """A judge whose z claims too much: people find a share z^2 * 0.8 relevant."""
+    generator = np.random.default_rng(seed)
+    z = generator.integers(0, 4, pairs) / 3
+    relevant = (generator.random(pairs) < 0.8 * z**2).astype(float)
+    return z, relevant, [f"q{i % queries}" for i in range(pairs)]
+
+
+def test_a_judge_that_knows_nothing_gets_no_map():
+    generator = np.random.default_rng(3)
+    z, relevant = generator.integers(0, 4, 400) / 3, (generator.random(400) < 0.3).astype(float)
+    fitted = fit_grade_map(z, relevant, [f"q{i % 40}" for i in range(400)], seed=1)
+    found = fitted.held_out
+    assert found.brier_after < found.brier_before, "it is better than the grades, by forgetting them"
+    assert fitted.helps is False
+    z, relevant, ids = overconfident(0)
+    fitted = fit_grade_map(1 - z, relevant, ids)  # grades the wrong way
+    assert fitted.slope == 0 and fitted.helps is False
+
+
+def test_a_judge_that_is_calibrated_is_left_alone():
+    generator = np.random.default_rng(5)
+    z = generator.random(4000)
+    relevant = (generator.random(4000) < z).astype(float)
+    fitted = fit_grade_map(z, relevant, [f"q{i % 20}" for i in range(4000)])
+    assert fitted.held_out.brier_after > fitted.held_out.brier_before and fitted.helps is False
+
+
+def test_a_judge_that_claims_too_much_is_helped():
+    z, relevant, ids = overconfident(0)
+    fitted = fit_grade_map(z, relevant, ids)
+    found = fitted.held_out
+    assert fitted.helps and found.change_high < 0
+    assert found.brier_after < found.brier_before and found.ece_after < found.ece_before
+    assert fitted.apply([0.0, 1 / 3, 2 / 3, 1.0]) == pytest.approx([0.0, 0.09, 0.36, 0.8], abs=0.1)
+    assert (fitted.labels, fitted.queries) == (600, 60)
+    assert GradeMap.model_validate_json(fitted.model_dump_json()) == fitted
+
+
+def test_held_out_queries_are_never_fitted_on():
+    """Only the last query is relevant, at a z of its own: a fit that saw it maps it towards 1, another to 0."""
+    ids = [f"q{i // 10}" for i in range(100)]
+    z = np.arange(100) // 10 / 9
+    fitted = fit_grade_map(z, (z == 1).astype(float), ids)
+    fitted_on = np.mean((fitted.apply(z) - (z == 1)) ** 2)
+    assert fitted.apply(1.0) > 0.6 and fitted.held_out.brier_after > 3 * fitted_on
+
+
+def test_wrong_input_is_refused():
+    with pytest.raises(InputError, match="of 3 queries; expected at least 4"):
+        fit_grade_map([0, 1, 0.5], [0, 1, 1], ["a", "b", "c"])
+    with pytest.raises(InputError, match="expected 0 to 1"):
+        fit_grade_map([0, 3, 1, 0], [0, 1, 1, 0], ["a", "b", "c", "d"])
+    with pytest.raises(InputError, match=r"got 1\.5; expected 0 to 1"):
+        GradeMap(slope=1.0, intercept=0.0).apply([0.5, 1.5])
+    with pytest.raises(InputError, match="got nan"):
+        GradeMap(slope=1.0, intercept=0.0).apply(float("nan"))
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"kind": "isotonic", "slope": 1.0, "intercept": 0.0},
+        {"slope": -1.0, "intercept": 0.0},
+        {"slope": float("nan"), "intercept": 0.0},
+        {"slope": 1.0},
+    ],
+)
+def test_maps_that_may_fall_or_are_incomplete_are_refused(broken):
+    with pytest.raises(ValidationError):
+        GradeMap.model_validate(broken)
+
+
+def test_a_logistic_map_of_an_earlier_version_is_read():
+    earlier = {"kind": "platt", "knots": [], "slope": 2.0, "intercept": -1.0, "judge": "j", "labels": 9}
+    assert GradeMap.model_validate(earlier) == GradeMap(slope=2.0, intercept=-1.0, judge="j", labels=9)
+
+
+@given(st.floats(0, 1e6), st.floats(-1e6, 1e6), st.lists(st.floats(0, 1), min_size=2, max_size=20))
+def test_a_map_never_falls_nor_leaves_the_range(slope, intercept, points):
+    mapped = GradeMap(slope=slope, intercept=intercept).apply(sorted(points))
+    assert (np.diff(mapped) >= 0).all() and mapped.min() >= 0 and mapped.max() <= 1

@@ -1,5 +1,7 @@
 """Writing queries, with a writer whose texts are known."""
 
+from __future__ import annotations
+
 import json
 
 import pyarrow.parquet as pq
@@ -11,6 +13,8 @@ from bixse.judging.generate import generate as module
 from bixse.judging.generate.generate import clean_query, generate, refusal, same_query
 from bixse.judging.generate.generate_settings import GenerateConfig
 from bixse.judging.judge import Completion, Usage
+from bixse.judging.ledgers.segments import answers_by_status
+from helpers.command import ended, kill_amid_answers, start
 from helpers.scripted_judge import ScriptedModel
 
 DOCUMENTS = {f"d{i}": f"page number {i} tells how to do thing {i} with tool {i}" for i in range(12)}
@@ -25,7 +29,6 @@ def corpus(tmp_path):
 
 
 def writer(texts):
-    """A writer that gives each document its text."""
     return ScriptedModel(rule=lambda question: Completion("written", texts[question.document_id]))
 
 
@@ -41,14 +44,12 @@ def names(out):
     ("text", "query"),
     [
         ("how to copy a folder", "how to copy a folder"),
-        ("Query: how to copy a folder", "how to copy a folder"),
         ('  "how to copy\ta  folder"\n\nThis asks for ...', "how to copy a folder"),
         ("1. Search query: 'how to copy a folder'", "how to copy a folder"),
         ("**how to copy a folder**", "how to copy a folder"),
         ("- how to copy a folder\n- how to move it", "how to copy a folder"),
         ("<think>the page is on\nfolders</think>\nhow to copy a folder", "how to copy a folder"),
         ("<think>the page is on folders, and", ""),
-        ("", ""),
         ("3.14 as a fraction", "3.14 as a fraction"),
         ("Q-learning convergence proof", "Q-learning convergence proof"),
         ("question-answering models", "question-answering models"),
@@ -56,17 +57,14 @@ def names(out):
         ('"affect" or "effect"', '"affect" or "effect"'),
         ("what does `foo` mean in `bar`", "what does `foo` mean in `bar`"),
         ("*args and **kwargs", "*args and **kwargs"),
-        ("wie kopiere ich Ordner?", "wie kopiere ich Ordner?"),
-        ("Here is a query:\n\nhow to copy a folder", "how to copy a folder"),
         ("Here is a query:", ""),
         ("Sure! Here's a search query for this page: how to copy a folder", "how to copy a folder"),
         ("Certainly.\n**Here are some queries:**\n1. how to copy a folder", "how to copy a folder"),
-        ("Query:\nhow to copy a folder", "how to copy a folder"),
         ("sure shot camera manual", "sure shot camera manual"),
         ("here comes the sun chords", "here comes the sun chords"),
     ],
 )
-def test_what_a_model_wrote_becomes_a_query(text, query):
+def test_a_written_text_becomes_a_query(text, query):
     assert clean_query(text) == query
 
 
@@ -80,20 +78,17 @@ def test_what_a_model_wrote_becomes_a_query(text, query):
         ("what is 日本語", None),
         ("I'm sorry, I can't help with that.", "declined"),
         ("I\u2019m sorry, but this text holds nothing to ask for.", "declined"),
-        ("Sorry, I cannot do that", "declined"),
-        ("I cannot generate a query for this text.", "declined"),
         ("As an AI language model, I have no query.", "declined"),
         ("Unfortunately, I am unable to write a query.", "declined"),
         ("i can't log in to my account", None),
         ("how to say I'm sorry, in French", None),
         ("sorry seems to be the hardest word", None),
-        ("null", "placeholder"),
         ("None.", "placeholder"),
         ("N/A", "placeholder"),
         ("null pointer exception", None),
     ],
 )
-def test_what_is_no_query_is_refused(query, reason):
+def test_a_text_without_a_query_is_refused(query, reason):
     assert refusal(query, "The quick brown fox jumps over the lazy dog near the river bank.") == reason
 
 
@@ -106,37 +101,24 @@ def test_each_query_is_kept_once_with_its_document(corpus, tmp_path):
     texts = {name: f"how does thing {i} work" for i, name in enumerate(DOCUMENTS)}
     texts["d3"] = "Things 2, how does it work"  # not the same words as another
     texts["d4"] = "How does thing 2 work?"  # that of d2
-    texts["d5"] = ""
-    result = generate(settings(corpus=corpus), writer(texts), tmp_path / "out")
-    assert result.refused == {"empty": 1, "repeated": 1}
-    assert result.queries == 10
-    assert len(names(tmp_path / "out")) == 10
+    texts |= {"d5": "", "d6": "I'm sorry, I can't help with that.", "d7": "N/A", "d8": "Here is a query:\nwhat is it"}
+    statuses = {"d9": "truncated", "d10": "filtered", "d11": "failed"}
+    model = ScriptedModel(
+        rule=lambda question: Completion(statuses.get(question.document_id, "written"), texts[question.document_id])
+    )
+    result = generate(settings(corpus=corpus), model, tmp_path / "out")
+    assert result.refused == dict.fromkeys(
+        ["declined", "empty", "failed", "filtered", "placeholder", "repeated", "truncated"], 1
+    )
+    assert (result.queries, len(names(tmp_path / "out"))) == (5, 5)
+    assert "what is it" in names(tmp_path / "out")
     pairs = load_pairs(tmp_path / "out" / "pairs.parquet")
-    assert {pair.document_id for pair in pairs} == set(DOCUMENTS) - {"d4", "d5"}
+    assert {pair.document_id for pair in pairs} == {"d0", "d1", "d2", "d3", "d8"}
     assert pairs[0].document == DOCUMENTS["d0"]
     table = pq.read_table(tmp_path / "out" / "pairs.parquet")
     assert "relevance" not in table.column_names, "that a query was written for a document is no grade"
-    assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "finished"
-
-
-def test_texts_without_an_end_and_refusals_are_counted(corpus, tmp_path):
-    statuses = {"d0": "truncated", "d1": "filtered", "d2": "failed"}
-
-    def rule(question):
-        return Completion(statuses.get(question.document_id, "written"), f"what is {question.document_id}")
-
-    result = generate(settings(corpus=corpus), ScriptedModel(rule=rule), tmp_path / "out")
-    assert result.refused == {"failed": 1, "filtered": 1, "truncated": 1}
-
-
-def test_what_a_chat_model_says_beside_queries_is_counted_and_not_kept(corpus, tmp_path):
-    texts = {name: f"how does thing {i} work" for i, name in enumerate(DOCUMENTS)}
-    texts |= {"d0": "I'm sorry, I can't help with that.", "d1": "null", "d2": "N/A", "d3": "Here is a query:"}
-    texts["d4"] = "Here is a query:\nwhat does tool 4 do"
-    result = generate(settings(corpus=corpus), writer(texts), tmp_path / "out")
-    assert result.refused == {"declined": 1, "empty": 1, "placeholder": 2}
-    assert names(tmp_path / "out")[0] == "what does tool 4 do"
-    assert len(names(tmp_path / "out")) == len(DOCUMENTS) - 4
+    record = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert record["status"] == "interrupted", "a failed text is asked for again"
 
 
 def test_a_rerun_writes_nothing_again_and_a_budget_stops(corpus, tmp_path):
@@ -151,6 +133,7 @@ def test_a_rerun_writes_nothing_again_and_a_budget_stops(corpus, tmp_path):
     generate(config, second, tmp_path / "out")
     result = generate(config, third, tmp_path / "out")
     assert (len(second.asked), len(third.asked), result.reused) == (7, 0, 12)
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "finished"
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, StorageError])
@@ -185,22 +168,19 @@ def test_several_queries_per_document_of_a_growing_draw(corpus, tmp_path):
     assert found[0] < found[1]
 
 
-def test_the_prompt_shows_examples_and_the_cut_document(corpus, tmp_path, monkeypatch):
+def test_the_prompt_has_examples_or_instructions_of_a_file_and_the_cut_document(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "DOCUMENT_CHARACTERS", 11)
     judge = writer(dict.fromkeys(DOCUMENTS, "a query"))
-    generate(settings(corpus=corpus), judge, tmp_path / "out")
+    generate(settings(corpus=corpus), judge, tmp_path / "examples")
     messages = judge.asked[0].messages
     assert [message["role"] for message in messages] == ["system", *["user", "assistant"] * 3, "user"]
     assert messages[-1]["content"] == "Text: page number"
-
-
-def test_instructions_of_a_file_take_the_place_of_the_examples(corpus, tmp_path):
     path = tmp_path / "prompt.txt"
     path.write_text("Write {one} question.\n")
     judge = writer(dict.fromkeys(DOCUMENTS, "a query"))
     generate(settings(corpus=corpus, prompt=path), judge, tmp_path / "out")
     assert [tuple(message.values()) for message in judge.asked[0].messages] == [
-        ("system", "Write {one} question."), ("user", f"Text: {DOCUMENTS['d0']}")
+        ("system", "Write {one} question."), ("user", "Text: page number")
     ]  # fmt: skip
     with pytest.raises(InputError, match="No such file"):
         generate(settings(corpus=corpus, prompt=tmp_path / "none"), judge, tmp_path / "other")
@@ -213,3 +193,43 @@ def test_a_corpus_that_is_not_there_or_empty(tmp_path):
     with pytest.raises(InputError, match="texts"):
         generate(settings(corpus=tmp_path / "c.jsonl"), writer({}), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def page(number):
+    """Return a document that tells the server its query; a third of the queries repeat that of another document."""
+    texts = [f"how does thing {number % 16} work", f"what is thing {number} for"]
+    plan = {"id": f"p{number}", "p": [0.5, 0.5], "labels": texts, "errors": [], "end": ""}
+    return f"page {number}. plan={json.dumps(plan)}"
+
+
+def write_corpus(path, count):
+    """Write documents; every ninth has no text."""
+    texts = [" " if number % 9 == 8 else page(number) for number in range(count)]
+    path.write_text("".join(json.dumps({"_id": f"d{n}", "text": text}) + "\n" for n, text in enumerate(texts)))
+    return path
+
+
+def files(folder):
+    assert json.loads((folder / "run.json").read_text())["status"] == "finished"
+    return [(folder / name).read_bytes() for name in ("queries.jsonl", "pairs.parquet")]
+
+
+@pytest.mark.slow
+def test_a_killed_process_that_shares_a_ledger_pays_twice_only_for_requests_in_flight(server, tmp_path):
+    count, flight = 216, 4
+    corpus = write_corpus(tmp_path / "corpus.jsonl", count)
+    address, other, ledger = server.scenario(delay=0.04), server.scenario(), tmp_path / "ledger"
+    ledger.mkdir()
+    flags = ("generate", "--corpus", corpus, "--concurrency", flight, "--server")
+    shared = (*flags, address, "--ledger", ledger, "--out")
+    both = [start(*shared, tmp_path / name) for name in ("one", "two")]
+    kill_amid_answers(both[1], ledger)
+    code, first = ended(both[0])
+    assert (code, first["not_asked"]) == (0, 0), first
+    code, last = ended(start(*shared, tmp_path / "two"))
+    assert (code, last["not_asked"], last["reused"] >= 10) == (0, 0, True)
+    texts = count - count // 9
+    assert texts <= sum(server.stats(address)["tries"].values()) <= texts + flight
+    assert sum(answers_by_status(ledger).values()) == texts
+    assert ended(start(*flags, other, "--out", tmp_path / "whole"))[0] == 0
+    assert files(tmp_path / "one") == files(tmp_path / "two") == files(tmp_path / "whole")

@@ -2,16 +2,13 @@
 
 import json
 import logging
-import os
-import signal
-import threading
 
 import pyarrow.parquet as pq
 import pytest
 
 from bixse.data.graded_pairs import Pair
 from bixse.data.pairs_files import load_graded_pairs
-from bixse.errors import InputError, InterruptedRunError, OutputExistsError, StorageError
+from bixse.errors import InterruptedRunError, StorageError
 from bixse.judging.grade import estimate
 from bixse.judging.judge import Answer, Usage
 from helpers.scripted_judge import ScriptedJudge, config_of, graded, some_pairs
@@ -38,63 +35,39 @@ def test_every_pair_gets_the_grade_the_judge_gave_it(tmp_path):
     assert record["results"]["summary"]["prompt_tokens"] == 3000
 
 
-def test_no_pairs_is_told(tmp_path):
-    with pytest.raises(InputError, match="expected at least one"):
-        graded([], ScriptedJudge(), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 def test_an_unusable_answer_has_a_status_and_no_relevance(tmp_path):
-    statuses = ["refused", "truncated", "off-scale", "no-probabilities", "ambiguous", "graded"]
+    statuses = ["refused", "truncated", "off-scale", "no-probabilities", "failed", "graded"]
 
     def rule(question):
         status = statuses[int(question.document_id[1:]) % len(statuses)]
-        return Answer(status, "verbal", grade=2.0 if status == "graded" else None, low=2.0, high=2.0, text="...")
+        text = "half a surrogate pair: \ud83d"
+        return Answer(status, "verbal", grade=2.0 if status == "graded" else None, low=2.0, high=2.0, text=text)
 
     result = graded(some_pairs(12), ScriptedJudge(rule=rule), tmp_path / "out")
     assert not result.complete
-    assert result.summary.statuses == dict.fromkeys(
-        ["graded", "refused", "truncated", "ambiguous", "off-scale", "no-probabilities"], 2
-    )
+    assert result.summary.statuses == dict.fromkeys(statuses, 2)
     for row in rows(tmp_path / "out"):
         assert (row["relevance"] is None) == (row["status"] != "graded")
         assert (row["grade"] is None) == (row["status"] != "graded")
+        assert row["text"].endswith("?")
     assert len(load_graded_pairs(tmp_path / "out" / "pairs.parquet")) == 2
 
 
-def test_retry_failed_asks_those_without_a_grade_and_only_those(tmp_path):
+def test_a_later_run_asks_failed_pairs_again_and_with_retry_failed_all_without_a_grade(tmp_path):
     def moody(question):
-        number = int(question.document_id[1:])
-        return Answer("refused", "verbal") if number % 3 == 0 else Answer("graded", "verbal", grade=1.0)
+        status = {0: "refused", 1: "failed"}.get(int(question.document_id[1:]) % 3, "graded")
+        return Answer(status, "verbal", grade=1.0 if status == "graded" else None)
+
+    def ids_asked(pairs, **settings):
+        judge = ScriptedJudge(rule=moody)
+        result = graded(pairs, judge, tmp_path / "out", ledger=tmp_path / "ledger", **settings)
+        return sorted(question.document_id for question in judge.asked), result.summary
 
     pairs = some_pairs(12)
-    graded(pairs[:9], ScriptedJudge(rule=moody), tmp_path / "out", ledger=tmp_path / "ledger")
-    again = ScriptedJudge()
-    graded(pairs[:9], again, tmp_path / "out", ledger=tmp_path / "ledger")
-    assert not again.asked, "a refusal is an answer"
-    retry = ScriptedJudge()
-    result = graded(pairs, retry, tmp_path / "out", ledger=tmp_path / "ledger", retry_failed=True)
-    assert sorted(question.document_id for question in retry.asked) == ["d0", "d3", "d6"]
-    assert result.summary.statuses == {"graded": 9}
-    assert result.summary.not_asked == 3
-
-
-def test_a_question_that_nothing_came_back_for_is_asked_again(tmp_path):
-    judge = ScriptedJudge(rule=lambda question: Answer("failed", "verbal"))
-    assert "pairs" not in graded(some_pairs(3), judge, tmp_path / "out").artifacts
-    assert not (tmp_path / "out" / "pairs.parquet").exists()
-    judge = ScriptedJudge()
-    assert graded(some_pairs(3), judge, tmp_path / "out").complete
-    assert len(judge.asked) == 3
-
-
-def test_a_folder_goes_on_with_the_ledger_it_had(tmp_path):
-    pairs = some_pairs(10)
-    graded(pairs, ScriptedJudge(), tmp_path / "out", ledger=tmp_path / "shared")
-    judge = ScriptedJudge()
-    result = graded(pairs, judge, tmp_path / "out", max_pairs=2)
-    assert not judge.asked
-    assert result.summary.statuses == {"graded": 10}
+    assert ids_asked(pairs[:9])[1].statuses == {"graded": 3, "refused": 3, "failed": 3}
+    assert ids_asked(pairs[:9])[0] == ["d1", "d4", "d7"], "a refusal is an answer"
+    ids, summary = ids_asked(pairs, retry_failed=True)
+    assert (ids, summary.not_asked) == (["d0", "d1", "d3", "d4", "d6", "d7"], 3)
 
 
 def test_both_orders_are_asked_and_averaged(tmp_path):
@@ -118,115 +91,63 @@ def test_both_orders_are_asked_and_averaged(tmp_path):
     assert first["mass"] == pytest.approx(0.4)
 
 
-def test_one_order_without_a_grade_leaves_the_pair_without_one(tmp_path):
-    def rule(question):
-        unusable = question.variant == "query-document" and question.document_id == "d1"
-        return Answer("off-scale", "verbal", text="7") if unusable else Answer("graded", "verbal", grade=3.0)
+@pytest.mark.parametrize("ahead", [4, 16])
+def test_a_budget_of_dollars_counts_requests_in_flight_and_stops_before_it_is_passed(tmp_path, ahead):
+    judge, calls = ScriptedJudge(ahead=ahead), []
 
-    graded(some_pairs(2), ScriptedJudge(rule=rule), tmp_path / "o", rubric="relatedness-1-5")
-    assert [row["status"] for row in rows(tmp_path / "o")] == ["graded", "off-scale"]
-    assert rows(tmp_path / "o")[1]["text"] == "7"
+    def bars(title, total):
+        calls.append((title, total))
+        return lambda done, note="", known=0: calls.append((done, note, known))
 
-
-def test_equal_questions_are_asked_once(tmp_path):
-    pairs = [Pair(f"q{i}", "the same", f"d{i}", "text") for i in range(5)]
-    judge = ScriptedJudge()
-    result = graded(pairs, judge, tmp_path / "out")
-    assert len(judge.asked) == 1
-    assert result.summary.pairs == 5
-    assert result.complete
-
-
-def test_a_budget_of_dollars_stops_before_it_is_passed(tmp_path):
-    judge = ScriptedJudge(ahead=4)
     result = graded(some_pairs(50), judge, tmp_path / "out", per_million=PRICES, max_usd=0.0205)
+    asked = len(judge.asked)
     assert "0.0205 US dollars" in result.summary.stopped
     assert result.summary.usd_of_this_run <= 0.0205
-    assert len(judge.asked) == 20
-    assert result.summary.not_asked == 30
+    assert (5 < asked <= 20, result.summary.not_asked) == (True, 50 - asked)
     assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "interrupted"
-    on = ScriptedJudge()
-    assert graded(some_pairs(50), on, tmp_path / "out", per_million=PRICES).complete
-    assert len(on.asked) == 30
+    second = ScriptedJudge()
+    assert graded(some_pairs(50), second, tmp_path / "out", bars, per_million=PRICES).complete
+    assert len(second.asked) == 50 - asked == sum(done for done, *_ in calls[1:])
+    assert (calls[0], sum(known for *_, known in calls[1:])) == (("grade", 50), asked)
+    assert calls[-1][1] == f"{50 - asked} graded, {(50 - asked) * 0.001:.4f} US dollars"
 
 
-def test_a_budget_counts_what_is_in_flight(tmp_path):
-    """Many questions taken ahead: those not yet answered are counted too."""
-    judge = ScriptedJudge(ahead=40)
-    result = graded(some_pairs(200), judge, tmp_path / "out", per_million=PRICES, max_usd=0.05)
+def test_samples_of_a_question_count_for_the_budget_before_they_are_asked(tmp_path):
+    class Sampling(ScriptedJudge):
+        identity = {"model": "m", "mode": "sample", "parameters": {"max_tokens": 1, "samples": 10}}  # noqa: RUF012
+
+    judge = Sampling(ahead=64, usage=Usage(prompt=100, completion=10))
+    pairs = [Pair(f"q{i}", "a query", f"d{i}", f"{i} " + "x" * 20) for i in range(200)]  # 100 tokens in 10 samples
+    result = graded(pairs, judge, tmp_path / "out", per_million=PRICES, max_usd=0.05)
     assert result.summary.usd_of_this_run <= 0.05 + 1e-9
-    assert len(judge.asked) >= 25
 
 
 def test_a_budget_of_0_asks_nothing_and_reads_the_ledger(tmp_path):
     graded(some_pairs(5), ScriptedJudge(), tmp_path / "out")
     judge = ScriptedJudge()
-    result = graded(some_pairs(9), judge, tmp_path / "out", per_million=PRICES, max_usd=0.0)
+    new_pairs_first = some_pairs(9)[::-1]
+    result = graded(new_pairs_first, judge, tmp_path / "out", per_million=PRICES, max_usd=0.0)
     assert not judge.asked
     assert result.summary.statuses == {"graded": 5}
     with pytest.raises(ValueError, match="max_usd"):
         config_of(per_million=PRICES, max_usd=-1.0)
 
 
-def test_several_samples_a_question_are_counted_before_they_are_asked(tmp_path):
-    class Sampling(ScriptedJudge):
-        identity = {"model": "m", "mode": "sample", "parameters": {"max_tokens": 1, "samples": 10}}  # noqa: RUF012
-
-    judge = Sampling(ahead=64, usage=Usage(prompt=100, completion=10))
-    pairs = [
-        Pair(f"q{i}", "a query", f"d{i}", f"{i} " + "x" * 20) for i in range(200)
-    ]  # about 100 tokens in 10 samples
-    result = graded(pairs, judge, tmp_path / "out", per_million=PRICES, max_usd=0.05)
-    assert result.summary.usd_of_this_run <= 0.05 + 1e-9
-
-
-def test_half_a_surrogate_pair_that_a_server_wrote_does_no_harm(tmp_path):
-    rule = lambda question: Answer("graded", "verbal", grade=1.0, low=1.0, high=1.0, text="\ud83d", judge="m\ud83d")  # noqa: E731
-    assert graded(some_pairs(2), ScriptedJudge(rule=rule), tmp_path / "out").complete
-    assert rows(tmp_path / "out")[0]["text"] == "?"
-
-
-def test_a_limit_loses_no_row_of_an_earlier_run(tmp_path):
-    """The first pairs are new, the last ones known: a run that stops early still writes the known ones."""
-    pairs = some_pairs(20)
-    graded(pairs[10:], ScriptedJudge(), tmp_path / "a", ledger=tmp_path / "ledger")
-    result = graded(pairs, ScriptedJudge(), tmp_path / "b", ledger=tmp_path / "ledger", max_pairs=3)
-    assert result.summary.statuses == {"graded": 13}
-    assert result.summary.not_asked == 7
-
-
-def test_other_settings_are_another_run(tmp_path):
-    graded(some_pairs(3), ScriptedJudge(), tmp_path / "out")
-    with pytest.raises(OutputExistsError, match="rubric"):
-        graded(some_pairs(3), ScriptedJudge(), tmp_path / "out", rubric="trec-dl-0-3")
-
-
-def test_ctrl_c_keeps_everything_and_the_same_call_goes_on(tmp_path):
-    def press():
-        os.kill(os.getpid(), signal.SIGINT)
-
-    timer = threading.Timer(0.4, press)
-    timer.start()
-    with pytest.raises(InterruptedRunError, match="goes on from there"):
-        graded(some_pairs(100), ScriptedJudge(pause=0.02), tmp_path / "out")
-    known = len(rows(tmp_path / "out"))
-    assert 0 < known < 100
-    assert len(rows(tmp_path / "out", "pairs")) == known
-    judge = ScriptedJudge()
-    assert graded(some_pairs(100), judge, tmp_path / "out").complete
-    assert len(judge.asked) == 100 - known
-
-
-def test_a_judge_that_breaks_off_leaves_what_it_answered(tmp_path):
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, StorageError])
+def test_a_stopped_run_keeps_its_answers_and_the_same_call_continues(tmp_path, stop):
     def rule(question):
         if question.document_id == "d7":
-            raise StorageError("the server is gone")
+            raise stop("now")
         return Answer("graded", "verbal", grade=1.0, low=1.0, high=1.0)
 
-    with pytest.raises(StorageError, match="gone"):
+    with pytest.raises(InterruptedRunError if stop is KeyboardInterrupt else stop):
         graded(some_pairs(20), ScriptedJudge(rule=rule, ahead=1), tmp_path / "out")
-    assert len(rows(tmp_path / "out")) == 7
-    assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "failed"
+    assert len(rows(tmp_path / "out")) == len(rows(tmp_path / "out", "pairs")) == 7
+    record = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert record["status"] == ("interrupted" if stop is KeyboardInterrupt else "failed")
+    judge = ScriptedJudge()
+    assert graded(some_pairs(20), judge, tmp_path / "out").complete
+    assert len(judge.asked) == 13
 
 
 def test_answers_without_a_number_of_tokens_count_for_the_budget_at_a_guess(tmp_path):
@@ -241,25 +162,6 @@ def test_usage_that_an_older_ledger_holds_makes_no_negative_dollars():
     usage = {"prompt": -3000, "cached": 40, "completion": 1, "reasoning": 5}
     line = json.dumps({"status": "graded", "mode": "verbal", "usage": usage, "probabilities": []})
     assert Answer.from_json(line).usage == Usage(0, 0, 1, 0)
-
-
-class TestAnotherModel:
-    """A judge called "scripted" whose answers for some pairs come from "cheap"."""
-
-    @staticmethod
-    def judge(*numbers):
-        def rule(question):
-            name = "cheap" if int(question.document_id[1:]) in numbers else "scripted-2024-08-06"
-            return Answer("graded", "verbal", (), 1.0, 1.0, 1.0, "1", Usage(100, 0, 1), judge=name)
-
-        return ScriptedJudge(ahead=1, rule=rule)
-
-    def test_its_answers_are_counted(self, tmp_path):
-        result = graded(some_pairs(20), self.judge(3, 5), tmp_path / "out")
-        assert result.complete
-        assert result.summary.other_models == {"cheap": 2}
-        again = graded(some_pairs(20), self.judge(), tmp_path / "out")
-        assert (again.summary.asked, again.summary.other_models) == (0, {"cheap": 2})
 
 
 def test_an_estimate_from_the_answers_of_an_earlier_run_asks_and_writes_nothing(tmp_path):
@@ -308,19 +210,3 @@ def test_doubts_are_told_before_the_first_question(tmp_path):
     finally:
         logging.getLogger("bixse").removeHandler(handler)
     assert seen == [(judge.doubts[0], 0)]
-
-
-def test_progress_counts_answers_of_the_ledger_apart_and_names_statuses_and_dollars(tmp_path):
-    calls = []
-
-    def bars(title, total):
-        calls.append((title, total))
-        return lambda done, note="", known=0: calls.append((done, note, known))
-
-    graded(some_pairs(2), ScriptedJudge(), tmp_path / "out", per_million=PRICES)
-    moody = ScriptedJudge(rule=lambda question: Answer("refused", "verbal", usage=Usage(prompt=100)))
-    graded(some_pairs(5), moody, tmp_path / "out", per_million=PRICES, progress=bars)
-    assert calls[0] == ("grade", 5)
-    assert sum(done for done, *_ in calls[1:]) == 3
-    assert sum(known for *_, known in calls[1:]) == 2
-    assert calls[-1][1] == "3 refused, 0.0030 US dollars"

@@ -1,18 +1,15 @@
 """Where the answer stands: real shapes of judges' texts, and the published parsers' mistakes."""
 
-import itertools
 import math
 import re
 import time
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bixse.errors import InputError
 from bixse.judging.judges.reading import (
-    OptionProbabilities,
     answer_token,
     expected_grade,
     find_answer,
@@ -28,19 +25,14 @@ DIGITS = ("0", "1", "2", "3")
         ("<think>0 or 3?</think>\n\n2", "graded", "2"),
         ("so it could be a 3</think>1", "graded", "1"),
         ("<think>it is a 3", "truncated", ""),
-        ("<think>a</think><think>3", "truncated", ""),
         ("[THINK]3[/THINK]2", "graded", "2"),
         ("<|channel|>analysis<|message|>3?<|end|><|start|>assistant<|channel|>final<|message|>2", "graded", "2"),
         ("<|channel|>analysis<|message|>it is 3", "truncated", ""),
-        ("<Think>\n3\n</Think>\n2", "graded", "2"),
-        ("<seed:think>3</seed:think>2", "graded", "2"),
         ("\u25c1think\u25b73?\u25c1/think\u25b72", "graded", "2"),
         ("\u25c1think\u25b7\n3\n", "truncated", ""),
         ("<|begin_of_thought|>\n3\n<|end_of_thought|>\n\n2", "graded", "2"),
         ("<|START_THINKING|>\n3\n", "truncated", ""),
-        ("<reflection>\nScore: 3\n", "truncated", ""),
         ("<scratchpad>\nScore: 3\n</scratchpad>\nScore: 2", "graded", "2"),
-        ("<thought>3</thought>\n<analysis>\n3\n", "truncated", ""),
         ("2<think>or 3", "truncated", ""),
     ],
 )
@@ -54,7 +46,6 @@ def test_reasoning_is_no_answer(text, status, label):
     [
         ("The passage is about", "length", "", "truncated"),
         ("", "length", "", "truncated"),
-        ("On a scale of 0", "length", "", "truncated"),
         ("2", "length", "", "truncated"),
         ("3", "content_filter", "", "filtered"),
         ("", "stop", "I will not judge this.", "refused"),
@@ -82,93 +73,44 @@ ANSWERED = [
 ]  # fmt: skip
 """Answers in the form that is asked for."""
 OTHER_FORMS = [
-    "- 2",
-    "\\boxed{2}",
-    "Rating - 2",
-    "The score is 2",
-    "The answer is **2**.",
-    "My rating is 2.",
-    "<answer>2</answer>",
-    "<score>\n2\n</score>",
-    "2,",
-    "3/3",
-    "Relevance score: 2/3",
-    "2 out of 3",
-    "3\nThe passage names 2 cities and 1 river.",
-    "The relevance of this passage to the query is 2.",
-    "I would rate it a 2.",
-    "I'd give this passage a score of 2.",
-    "I\u2019d rate the passage as 2.",
-    "I rate this passage a 2.",
-    "I would assign a relevance score of 2.",
-    "This passage deserves a 2.",
-    "It's a 2.",
-    "It gets a score of 2.",
-    "The passage should be rated 2.",
-    "I think it is a 2.",
-    "2 (highly relevant)",
-    "2 - Highly relevant",
-    "1 - Only tangentially relevant",
-    "2: highly relevant, but more than the answer is there",
-    "0 - Not relevant",
-    "0, because it is not about France.",
-    "2\nIt names 3 cities and no less than 1 river.",
-    "The passage does not name Paris. Score: 1",
-    "The passage does not answer the query, so I would rate it a 0.",
-    "I would rate it a 2, because it names the city.",
-    "It is not about the capital. Therefore, the score is 0.",
-    "It was written in 1998. I would give it a 3.",
-    "Based on the criteria, I would give this passage a 1.",
-    "Reasoning: it is not related.\nRelevance: 0 (not relevant)",
-    "Score: 2. The passage names 3 rivers.",
-]
-"""Ratings in prose, or with more behind them: whoever reads these reads others wrongly."""
+    "- 2", "\\boxed{2}", "The score is 2", "The answer is **2**.", "<answer>2</answer>", "<score>\n2\n</score>", "2,",
+    "3/3", "2 out of 3", "3\nThe passage names 2 cities and 1 river.", "I'd give this passage a score of 2.",
+    "2 (highly relevant)", "1 - Only tangentially relevant", "0, because it is not about France.",
+    "The passage does not name Paris. Score: 1", "I would rate it a 2, because it names the city.",
+    "Reasoning: it is not related.\nRelevance: 0 (not relevant)", "Score: 2. The passage names 3 rivers.",
+]  # fmt: skip
+"""Ratings in prose or with more text after them. A parser that reads these misreads others."""
 NOT_RATED = [
     # negations
-    "I would not give it a 3.", "I wouldn't rate this passage a 3.", "I would never give it a 3.", "It is not a 2.",
-    "It does not deserve a 3.", "I don't think it is a 2.", "I do not think the score is 2.", "The score is not 2.",
-    "It isn't a 2.", "It's not a 3.",
-    "This is not worth a 3.", "Score: not 3", "I can hardly give it a 3.", "Nobody would rate it a 3.", "not 2",
-    "It is far from a 3.", "The passage fails to earn a 3.", "I cannot rate it 3.",
+    "I would not give it a 3.", "It is not a 2.", "I don't think it is a 2.", "Score: not 3", "not 2",
+    "I can hardly give it a 3.", "It is far from a 3.", "I cannot rate it 3.",
     # comparisons
-    "It deserves less than a score of 2.", "less than 2", "Less than a 2.", "at most 2", "At least a 2.", "> 2", ">2",
-    "< 2", ">= 2", "~2", "Score: < 2", "Score: > 2", "Score: at most 2", "Score: 2+", "2 or higher", "2, or higher",
-    "2 or less", "2 (or lower)", "2, at most", "I would give it at most a 2.", "I would give it a 2, at best.",
-    "I would rate it above 2.", "It scores below 2.", "It deserves more than a 1.", "It is almost a 3.", "Nearly a 2.",
-    "between 2 and 3", "Between 2 and 3.", "2-3", "2 to 3", "2 or 3", "2/3 or 3/3", "somewhere around 2", "2 plus",
+    "less than 2", "at most 2", "> 2", ">= 2", "~2", "Score: < 2", "Score: at most 2", "Score: 2+", "2 or higher",
+    "2 (or lower)", "2, at most", "I would give it a 2, at best.", "Nearly a 2.", "between 2 and 3", "2-3", "2 to 3",
+    "2 or 3", "2/3 or 3/3", "somewhere around 2", "2 plus",
     # numbers of lists
-    "2. The passage is about another city.", "1. The passage names Paris.", "1) The passage names Paris.",
-    "1. The passage names Paris.\n2. The query asks for it.", "**2.** The passage is about another city.",
+    "2. The passage is about another city.", "1) The passage names Paris.", "**2.** The passage is about another city.",
+    "1. The passage names Paris.\n2. The query asks for it.",
     # several
-    "2, 3", "2; 3", "2. 3", "2\n3", "Score: 1\nScore: 2", "2, 7", "I would give it a 3. I would rate it a 7.",
-    "2\nActually, it should be a 3.", "2\nWait, that is too high.", "Score: 2\nOn reflection it deserves a 1.",
-    "Score: 3\nAdjusted score: 1", "3\n\nOn reflection: 1", "<score>1</score><score>2</score>", "Score: 3\n\n1",
-    "<score>1</score>\n<score>2</score>", '{"score": 3, "adjusted_score": 1}', '{"score": 3}\n{"score": 1}', "3\n1",
-    "Relevance: 3\nTrust: 1\nScore: 2", "I would give it a score of 3.\n\n1", "Rating: 3 of 3\n2", "**3**\n\n**1**",
-    "Final grade (of 3): 1\n\n2", "Score: 7\n\n2", "Score: 2.5\n\n2", "3 2", "It is a 1. No, it is a 2.",
+    "2, 3", "2. 3", "2\n3", "3 2", "Score: 1\nScore: 2", "2, 7", "2\nActually, it should be a 3.",
+    "Score: 2\nOn reflection it deserves a 1.", "Score: 3\nAdjusted score: 1", "<score>1</score>\n<score>2</score>",
+    '{"score": 3, "adjusted_score": 1}', '{"score": 3}\n{"score": 1}', "Relevance: 3\nTrust: 1\nScore: 2",
+    "I would give it a score of 3.\n\n1", "Rating: 3 of 3\n2", "**3**\n\n**1**", "Final grade (of 3): 1\n\n2",
+    "Score: 2.5\n\n2", "It is a 1. No, it is a 2.",
     # taken back, or with a reservation
-    "3\n\nToo high.", "2, and a half", "The score would be 3, had it named the capital.", "3\n\nNo, that is too much.",
-    "Score: 2\n(or perhaps less)", "2, I guess", "2 at a stretch", "A weak 2", "2-ish", "2 minus",
+    "3\n\nToo high.", "2, and a half", "Score: 2\n(or perhaps less)", "A weak 2", "2-ish", "2 minus",
     # the scale once more
-    "3: perfectly relevant\n2: highly relevant\n1: related\n0: irrelevant",
-    "0 - irrelevant\n1 - related\n2 - highly relevant\n3 - perfectly relevant", "0-3", "0, 1, 2 or 3", "1-5",
-    "0 - Irrelevant, 1 - Relevant topic, but does not contain the answer", "3\n2\n1\n0", "- 0\n- 1\n- 2\n- 3",
-    "irrelevant: 0\nrelated: 1\nhighly relevant: 2\nperfectly relevant: 3", "0 = irrelevant\n3 = perfect",
-    "On a scale of 0 to 3, I would rate this passage a 1.", "1, 2 or 3",
+    "3: perfectly relevant\n2: highly relevant\n1: related\n0: irrelevant", "0-3", "0, 1, 2 or 3", "3\n2\n1\n0",
+    "irrelevant: 0\nrelated: 1\nhighly relevant: 2\nperfectly relevant: 3",
+    "On a scale of 0 to 3, I would rate this passage a 1.",
     # outside the rubric
-    "7", " 10", "3.5", "3,5", "-1", "\u22121", "10/10", "2/5", "Rating: 7", "**5**", "100",
-    # conditions, questions, what the scale says
-    "If it named the capital, I would rate it a 3.", "I would rate it a 3 if it named the capital.",
-    "I would give it a 3, if it named the capital.", "Unless I am wrong, the score is 3.", "2?", "Is it a 2?",
-    "To earn a score of 3, the passage must answer.", "A score of 3 means that it answers.", "The maximum score is 3.",
-    "I would have given it a 3.", "I might give it a 2.", "Without the date my rating would be 3.",
-    "I was tempted to give it a 3.",
-    # other numbers
-    "", "   \n", "The passage is about Paris.", "The passage gives 3 reasons.", "GPT-4 wrote it", "the 3rd of May",
-    "3% of it", "3 because", "The answer is not in chapter 3.", "x3", "v2", "It has 3 parts.", "See chapter 2.",
-    "It came in 2nd.", "two", "2 %", "2.5", "about 2 of them",
+    "7", " 10", "3.5", "3,5", "-1", "\u22121", "10/10", "Rating: 7", "**5**", "100",
+    # conditions, questions, other numbers
+    "I would rate it a 3 if it named the capital.", "2?", "A score of 3 means that it answers.",
+    "I was tempted to give it a 3.", "", "   \n", "The passage gives 3 reasons.", "GPT-4 wrote it", "3% of it", "x3",
+    "the 3rd of May", "The answer is not in chapter 3.", "two", "2 %", "2.5", "about 2 of them",
 ]  # fmt: skip
-"""What a judge writes that is no rating, or none that can be known."""
+"""Texts without a rating, or with an uncertain rating."""
 
 
 @pytest.mark.parametrize(("text", "grade"), ANSWERED)
@@ -234,19 +176,13 @@ def test_a_grade_is_the_last_number_and_stands_on_the_last_lines(text):
         assert not re.search(r"\w", after)
 
 
-@settings(max_examples=300, deadline=None)
-@given(WORDS.filter(lambda words: not re.search("scor|rat|grad", words)), st.sampled_from(DIGITS))
-def test_words_before_an_answer_do_not_take_it_away(words, label):
-    assert find_answer(f"{words}\n{label}", DIGITS).label == label
-
-
 @pytest.mark.parametrize(
     "text",
     ["2. The passage is about another", "2. The passage is about another city.", "2 - the passage is", "Score: 2"],
 )
 @pytest.mark.parametrize("finish", ["stop", "length"])
 def test_where_the_probabilities_are_the_grade_the_place_is_enough(text, finish):
-    answer = find_answer(text, DIGITS, finish, place=True)
+    answer = find_answer(text, DIGITS, finish, position_only=True)
     assert (answer.status, answer.label) == ("graded", "2")
 
 
@@ -259,7 +195,7 @@ def test_where_the_probabilities_are_the_grade_the_place_is_enough(text, finish)
 )  # fmt: skip
 @pytest.mark.parametrize("finish", ["stop", "length"])
 def test_the_place_of_a_number_that_is_no_answer_is_none(text, finish):
-    assert find_answer(text, DIGITS, finish, place=True).status != "graded"
+    assert find_answer(text, DIGITS, finish, position_only=True).status != "graded"
 
 
 @pytest.mark.parametrize(
@@ -269,9 +205,7 @@ def test_the_place_of_a_number_that_is_no_answer_is_none(text, finish):
         ("No, it is about bread.", "no-option", ""),
         ("It is about bread.\nNo.", "graded", "No"),
         ("Answer: No\nYes", "no-option", ""),
-        ("Answer: Yes", "graded", "Yes"),
         ("Yes or No", "no-option", ""),
-        ("Yesterday", "no-option", ""),
         ("No-one knows", "no-option", ""),
         ("yes", "no-option", ""),
     ],
@@ -299,16 +233,14 @@ def test_an_option_of_two_digits_is_not_one_of_one():
         (["I", " see", " 3", " things", "2"], "2", 4),  # separate reasoning, its tokens included
         (["3", "\n", "It", " has", " 4"], "3\nIt has 4", 0),
         (['"3"'], '"3"', None),  # not a token of its own
-        (["3."], "3.", None),
         (["score", "=3"], "score=3", None),
         (["x"], "3", None),
         (["I", " see", " 3", " things"], "3", None),  # the answer's own tokens are missing
-        (["it", "'s", " 2", "</think>", "3", "<|im_end|>", "\n"], "3", 4),
         ([], "3", None),
     ],
 )
 def test_the_token_of_the_answer(tokens, text, index):
-    answer = find_answer(text, DIGITS, place=True)
+    answer = find_answer(text, DIGITS, position_only=True)
     assert answer.label in ("2", "3")
     assert answer_token(tokens, text, answer) == index
 
@@ -322,7 +254,7 @@ def test_long_hostile_texts_take_no_time():
                  '{"a", ' * 5000 + '"score": 1', "score is " * 5000, "```" * 9000, "<|a|>" * 5000, "1\n" * 9000 + "x",
                  ">" + "\n" * 20000, "1 " * 9000 + "<", "> " * 9000):  # fmt: skip
         find_answer(text, DIGITS)
-        find_answer(text, DIGITS, place=True)
+        find_answer(text, DIGITS, position_only=True)
     assert time.perf_counter() - started < 5.0
 
 
@@ -341,64 +273,8 @@ def test_tokens_that_only_begin_like_an_option_are_none():
     assert found.probabilities == pytest.approx((0, math.exp(-2.0), 0, 0))
 
 
-@pytest.mark.parametrize(
-    "alternatives",
-    [
-        [],
-        [("3", -9999.0), ("2", -9999.0)],
-        [("3", None)],
-        [("3", 0.0), ("2", 0.0)],  # accepted and ignored: every token certain
-        [("3", 0.7)],
-        [("3", math.nan)],
-    ],
-)
-def test_what_is_no_probability_is_none(alternatives):
-    assert option_probabilities(LABELS, alternatives) is None
-
-
-def test_an_entry_that_is_not_available_leaves_the_others():
-    assert option_probabilities(LABELS, [("3", math.log(0.5)), ("2", -9999.0)]).probabilities == (0, 0, 0, 0.5)
-
-
 def test_without_any_option_there_is_no_grade():
     found = option_probabilities(LABELS, [("The", -0.1)])
     assert found.mass == 0
     with pytest.raises(InputError, match="no probability on any option"):
         expected_grade(VALUES, found)
-
-
-def test_missing_options_are_bounded_by_the_least_probable_token_returned():
-    # 0 and 1 are missing; the least returned has 0.05, each missing spelling at most that, 0.1 is left in all
-    found = option_probabilities(LABELS, [("3", math.log(0.6)), ("2", math.log(0.25)), ("x", math.log(0.05))])
-    assert found.unseen == pytest.approx(0.1)
-    assert found.hidden == pytest.approx((0.1, 0.1, 0.05, 0.05))  # the spelling " 3" may be hidden too
-    grade, low, high = expected_grade(VALUES, found)
-    assert grade == pytest.approx((3 * 0.6 + 2 * 0.25) / 0.85)
-    assert low == pytest.approx((3 * 0.6 + 2 * 0.25 + 0 * 0.1) / 0.95)  # all that is left on the lowest option
-    assert high == pytest.approx((3 * 0.65 + 2 * 0.25) / 0.9)
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.lists(st.floats(0.0, 1.0), min_size=3, max_size=3), st.lists(st.floats(0.0, 0.3), min_size=3, max_size=3),
-       st.floats(0.0, 0.5))  # fmt: skip
-def test_bounds_equal_those_of_exhaustive_search(raw, hidden, unseen):
-    total = sum(raw)
-    if total < 1e-3:
-        return
-    raw = [p / total * (1 - unseen) for p in raw]
-    options = OptionProbabilities(tuple(raw), tuple(min(h, unseen) for h in hidden), unseen)
-    values = (1.0, 2.0, 5.0)
-    _, low, high = expected_grade(values, options)
-    # the mean is a ratio of linear functions, so its extremes lie at corners: each hidden share at 0, at its most, or
-    # at what the others leave of the total
-    means = []
-    for order in itertools.permutations(range(3)):
-        for taken in itertools.product((0, 1), repeat=3):
-            left, added = unseen, [0.0, 0.0, 0.0]
-            for option in order:
-                added[option] = taken[option] * min(options.hidden[option], left)
-                left -= added[option]
-            weights = np.array(raw) + added
-            means.append(float(weights @ values / weights.sum()))
-    assert low == pytest.approx(min(means), abs=1e-9)
-    assert high == pytest.approx(max(means), abs=1e-9)

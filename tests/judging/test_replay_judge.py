@@ -58,14 +58,6 @@ def test_every_pair_has_its_grade_or_a_status(qrels):
     assert ask(judge, "q1", "d1", repeat=1).status == "failed", "nobody can be asked a second time"
 
 
-@pytest.mark.parametrize(
-    ("grade", "status"), [("1", "graded"), ("5", "graded"), ("0.999", "off-scale"), ("5.001", "off-scale")]
-)
-def test_a_grade_at_the_ends_of_the_scale_is_on_it(qrels, grade, status):
-    qrels.write_text(f"q1 0 d1 {grade}\n")
-    assert ask(open_replay(f"replay:qrels:{qrels}", GradeScale(1, 5)), "q1", "d1").status == status
-
-
 def test_identity_changes_with_content_and_scale_and_holds_no_path(qrels, tmp_path):
     first = open_replay(f"replay:qrels:{qrels}", SCALE).identity
     assert str(tmp_path) not in json.dumps(dict(first))

@@ -196,7 +196,7 @@ def test_a_dry_run_estimates_the_cost_and_asks_nothing(settings, server, tmp_pat
     assert plan.regrade.usd > 0
     assert not (tmp_path / "out").exists()
     once = server.stats(address)["counts"]["chat"]
-    JudgeConfig(judge={"names": address}).open().close()
+    JudgeConfig(judge={"name": address}).open().close()
     assert server.stats(address)["counts"]["chat"] == 2 * once, "the probes of an opened judge alone"
 
 
@@ -221,7 +221,7 @@ def test_the_highest_scores_of_all_batches_are_collected():
         everything += [(round(float(logits[i, j]), 4), i + 10 * batch, j + 100 * batch) for i, j in unlabelled]
     highest = sorted(everything, reverse=True)[:20]
     assert len({group // 10 for _, group, _ in highest}) > 2
-    columns = collector.found.logits.tolist(), collector.found.groups, collector.found.documents
+    columns = collector.entries.logits.tolist(), collector.entries.groups, collector.entries.documents
     assert [(round(logit, 4), group, document) for logit, group, document in zip(*columns, strict=True)] == highest
 
 
@@ -232,10 +232,10 @@ def test_successive_large_batches_are_sampled_at_other_rows(monkeypatch):
     vectors, documents = unit_vectors(None, 4), unit_vectors(None, 5)
     targets = GradedTargets.from_entries([0, 1], [0, 1], [1.0, 1.0], (4, 5))
     for step, rows in ((0, {0, 2}), (1, {1, 3})):
-        collector.step, collector.found = step, Suspects.none()
+        collector.step, collector.entries = step, Suspects.none()
         collector.look(vectors, documents, targets)
-        assert set(collector.found.groups) == rows
-        assert len(collector.found.groups) == 9
+        assert set(collector.entries.groups) == rows
+        assert len(collector.entries.groups) == 9
 
 
 def test_a_limit_on_the_price_holds_over_the_epochs(settings, server, tmp_path):
@@ -276,7 +276,7 @@ def test_a_run_that_cannot_regrade_is_refused_before_training(settings, tmp_path
     [
         ({"optimizer": {"num_train_epochs": 1}, "regrade": {"judge": "http://x"}}, "regrade"),
         ({"regrade": {"budget": 7}}, "judge"),
-        ({"regrade": {"judge": ["http://x"], "options": {"concurency": 3}}}, "concurency"),
+        ({"regrade": {"judge": "http://x", "options": {"concurency": 3}}}, "concurency"),
     ],
 )
 def test_settings_that_cannot_regrade_are_refused(changes, fact):

@@ -135,7 +135,7 @@ def test_trial_grades_the_same_pairs_and_its_commands_give_the_same_figures(
     with chat_server() as server:
         judge = server.scenario()
         if named == "by a file":
-            (tmp_path / "judge.yaml").write_text(f"judge: {{names: {judge}}}\n")
+            (tmp_path / "judge.yaml").write_text(f"judge: {{name: {judge}}}\n")
             judge = str(tmp_path / "judge.yaml")
         browser = Browser(open_server(run, judge=judge), "ann")
         label_all(browser, lambda query_id, document_id: (int(document_id[-1]) + int(query_id[1:])) % 4)

@@ -176,8 +176,8 @@ class GradeShards(Job[int, GradeSummary]):
     def summary(self, shard: int) -> GradeSummary | None:
         """Return the summary of a shard from this run or an earlier run of the same job, or None."""
         try:
-            found = json.loads(read_text(self.summary_file(shard)))
-            summary, same_job = GradeSummary(**found["summary"]), found["of"] == self.fingerprint()
+            stored = json.loads(read_text(self.summary_file(shard)))
+            summary, same_job = GradeSummary(**stored["summary"]), stored["of"] == self.fingerprint()
         except (InputError, ValueError, KeyError, TypeError):
             return None
         names = [JUDGEMENTS_NAME, *([PAIRS_NAME] if summary.graded else [])]
@@ -207,7 +207,7 @@ class GradeShards(Job[int, GradeSummary]):
         prices = self.config.prices.limited(None if usd is None else usd * len(rows) / self.total)
         if most is None:
             return prices, None
-        first, end = (most * place // self.total for place in (rows.start, rows.stop))
+        first, end = (most * position // self.total for position in (rows.start, rows.stop))
         return prices, (end - first) * self.config.questions_per_pair
 
 
@@ -361,8 +361,8 @@ def _known(path: Path, keys: Iterable[str]) -> dict[str, Answer]:
         return {}
     with Ledger(path) as ledger:
         ledger.load(keys)
-        found = ((key, ledger.find(key)) for key in keys)
-        return {key: answer for key, answer in found if answer is not None and answer.status != "failed"}
+        answers = ((key, ledger.find(key)) for key in keys)
+        return {key: answer for key, answer in answers if answer is not None and answer.status != "failed"}
 
 
 def _prompt_tokens(

@@ -18,7 +18,7 @@ Price = Annotated[float, Field(ge=0)]
 
 
 class Prices(Settings):
-    """US dollars per token, and the most that a run may spend; nothing costs anything if no prices are given.
+    """US dollars per token, and the maximum price of a run; without prices, tokens cost 0.
 
     Example:
         >>> from bixse.judging.judge import Usage
@@ -28,10 +28,10 @@ class Prices(Settings):
     """
 
     per_million: Annotated[tuple[Price, ...] | None, Field(min_length=2, max_length=3), Flag("USD", "prices")] = None
-    """US dollars for a million tokens read, a million written, and, if that has another price, a million read from the
-    server's cache."""
+    """US dollars per million prompt tokens, per million completion tokens, and per million cached prompt tokens
+    (default: the price of prompt tokens)."""
     max_usd: float | None = Field(default=None, ge=0)
-    """Stop before more than X US dollars are spent."""
+    """Maximum price of a run in US dollars; the run stops before it (default: no limit)."""
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -53,7 +53,7 @@ AskedMode = Literal["auto", "sample", "verbal"]
 """The way to read a grade from a server; see `bixse.judging.judge.Mode`."""
 NamedRubric = Annotated[
     Rubric | None,
-    BeforeValidator(lambda given: load_rubric(given) if isinstance(given, (str, Path)) else given),
+    BeforeValidator(lambda rubric: load_rubric(rubric) if isinstance(rubric, (str, Path)) else rubric),
     Flag(metavar="NAME"),
 ]
 """A rubric, or the name by which `load_rubric` finds it."""
@@ -63,25 +63,25 @@ class ServerSettings(Settings):
     """Requests to a chat server, for every verb that sends them."""
 
     model: str | None = None
-    """Model to ask the server for (default: the one it serves)."""
+    """Name of the model on the server (default: its only model)."""
     concurrency: int = Field(default=64, ge=1)
-    """Most requests in flight per address."""
+    """Maximum number of concurrent requests to the server."""
     timeout: Annotated[float, Field(gt=0), Flag(metavar="SECONDS")] = 120.0
-    """Seconds for one request."""
+    """Maximum seconds per request."""
     api_key_variable: str = "OPENAI_API_KEY"
-    """Environment variable that holds the key."""
+    """Name of the environment variable with the API key."""
 
 
 class JudgeOptions(ServerSettings):
     """Settings of judges; each kind of judge reads the settings that apply to it."""
 
     mode: AskedMode = "auto"
-    """The way to read the grade: auto takes the options' probabilities and refuses a server without them; sample and
-    verbal need none."""
+    """Source of the grade: auto reads the probabilities of the options, and refuses a server without them; sample and
+    verbal read written answers."""
     samples: int = Field(default=10, ge=1)
-    """Answers drawn with --mode sample."""
+    """Number of answers per question with --mode sample."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """Most tokens of an answer (default: as probed)."""
+    """Maximum number of tokens per answer (default: found by known questions)."""
     score_map: Annotated[str | None, Flag(metavar="MAP")] = None
     """The map from scores of a cross-encoder to relevance: logit (default, a sigmoid), prob, percent or
     platt:SLOPE,INTERCEPT."""

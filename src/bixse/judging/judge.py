@@ -20,7 +20,6 @@ Status = Literal[
     "filtered",
     "truncated",
     "no-option",
-    "ambiguous",
     "off-scale",
     "no-probabilities",
     "too-long",
@@ -29,9 +28,9 @@ Status = Literal[
 """The end of an answer. Only "graded" carries relevance, since a text that no parser understands is no grade of 0.
 
 refused: the judge declined; filtered: a content filter stopped it; truncated: the length limit came before the end;
-no-option: no option was answered in the requested form; ambiguous: existing judgements of one pair differ; off-scale:
-an existing judgement or a score is outside the scale; no-probabilities: the server gave no probabilities, and they are
-needed; too-long: the pair does not fit the judge; failed: no answer after all tries.
+no-option: no option was answered in the requested form; off-scale: an existing judgement or a score is outside the
+scale; no-probabilities: the server gave no probabilities, and they are needed; too-long: the pair does not fit the
+judge; failed: no answer after all tries.
 """
 STATUSES: tuple[str, ...] = get_args(Status)
 CompletionStatus = Literal["written", "filtered", "truncated", "too-long", "failed"]
@@ -206,8 +205,8 @@ def stored_identity(identity: Mapping[str, Any]) -> dict[str, Any]:
         >>> stored_identity({"kind": "server", "model": "m"})
         {'judge': 'server', 'model': 'm'}
     """
-    kept = {key: value for key, value in identity.items() if key != "kind"}
-    return {"judge": "server", **kept} if identity.get("kind") == "server" else dict(identity)
+    rest = {key: value for key, value in identity.items() if key != "kind"}
+    return {"judge": "server", **rest} if identity.get("kind") == "server" else dict(identity)
 
 
 def model_name(identifier: str) -> str:
@@ -222,17 +221,17 @@ def same_model(asked: str, answered: str) -> bool:
     if not answered or asked == answered:  # an answer without a name is believed
         return True
     # A release ("-0613", "-2024-08-06", "-latest") and a tag (":8b") count only if both names have one.
-    (name, *one), (other, *two) = _parts(asked), _parts(answered)
-    return name == other and all(a == b or not (a and b) for a, b in zip(one, two, strict=True))
+    (name, *parts), (other, *other_parts) = _parts(asked), _parts(answered)
+    return name == other and all(a == b or not (a and b) for a, b in zip(parts, other_parts, strict=True))
 
 
 def _parts(name: str) -> tuple[str, str, str]:
     """Return the lower-case name after the last "/", without ".gguf"; release and tag, "" if missing or "latest"."""
     bare = re.split(r"[/\\]", name.strip().rstrip("/\\").lower())[-1].removesuffix(".gguf")
     bare, _, tag = bare.partition(":")
-    found = _RELEASE.search(bare)
-    release = re.sub(r"\W|_|v", "", found[0]) if found else ""
-    return bare[: found.start()] if found else bare, release.replace("latest", ""), tag.replace("latest", "")
+    match = _RELEASE.search(bare)
+    release = re.sub(r"\W|_|v", "", match[0]) if match else ""
+    return bare[: match.start()] if match else bare, release.replace("latest", ""), tag.replace("latest", "")
 
 
 class Judge(Protocol):

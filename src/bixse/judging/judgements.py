@@ -57,7 +57,7 @@ def judged(pair: Pair, answers: Sequence[Answer], scale: GradeScale, prices: Pri
     """Return the judgement that follows from the answers: grades, probabilities and bounds are means over them."""
     unusable = next((answer for answer in answers if not answer.usable), None)
     usage, last = sum((answer.usage for answer in answers), Usage()), answers[-1]
-    told = unusable or last
+    shown = unusable or last
 
     def mean(values: Sequence[float | None]) -> float | None:
         known = [value for value in values if value is not None]
@@ -74,7 +74,7 @@ def judged(pair: Pair, answers: Sequence[Answer], scale: GradeScale, prices: Pri
     row = {
         "query_id": pair.query_id,
         "document_id": pair.document_id,
-        "status": told.status,
+        "status": shown.status,
         "relevance": relevance(grade),
         "relevance_low": relevance(mean([answer.low for answer in answers])),
         "relevance_high": relevance(mean([answer.high for answer in answers])),
@@ -84,8 +84,8 @@ def judged(pair: Pair, answers: Sequence[Answer], scale: GradeScale, prices: Pri
         "order_grades": [answer.grade for answer in answers],
         "mode": last.mode,
         "judge": last.judge,
-        "text": told.text,
-        "detail": told.detail,
+        "text": shown.text,
+        "detail": shown.detail,
         "prompt_tokens": usage.prompt,
         "cached_tokens": usage.cached,
         "completion_tokens": usage.completion,
@@ -99,15 +99,15 @@ def judged(pair: Pair, answers: Sequence[Answer], scale: GradeScale, prices: Pri
 
 def save_judgements(judgements: Sequence[JudgedPair], path: Path, graded: Path) -> None:
     """Write every judgement to `path`, and the training table of pairs with a grade, if there are any, to `graded`."""
-    save_table(pa.Table.from_pylist([one.row for one in judgements], schema=COLUMNS), path)
+    save_table(pa.Table.from_pylist([judgement.row for judgement in judgements], schema=COLUMNS), path)
     rows = [
         {
-            **asdict(one.pair),
-            **{name: one.row[name] for name in ("relevance", "grade", "grade_probs")},
-            "judge": one.row["judge"] or None,
+            **asdict(judgement.pair),
+            **{name: judgement.row[name] for name in ("relevance", "grade", "grade_probs")},
+            "judge": judgement.row["judge"] or None,
         }
-        for one in judgements
-        if one.row["status"] == "graded"
+        for judgement in judgements
+        if judgement.row["status"] == "graded"
     ]
     if rows:
         save_graded_pairs(GradedPairs.from_rows(rows), graded)
@@ -147,20 +147,20 @@ class GradeSummary:
     @classmethod
     def of(cls, judgements: Sequence[JudgedPair], pairs: int, asking: Asking[Answer]) -> Self:
         """Summarise the judgements of so many pairs after their questions were asked."""
-        graded = [one for one in judgements if one.row["status"] == "graded"]
-        values = [one.row["relevance"] or 0.0 for one in graded]
-        bounds = [(one.row["relevance_low"], one.row["relevance_high"]) for one in graded]
-        answers = [answer for one in judgements for answer in one.answers]
-        statuses = Counter(one.row["status"] for one in judgements)
+        graded = [judgement for judgement in judgements if judgement.row["status"] == "graded"]
+        values = [judgement.row["relevance"] or 0.0 for judgement in graded]
+        bounds = [(judgement.row["relevance_low"], judgement.row["relevance_high"]) for judgement in graded]
+        answers = [answer for judgement in judgements for answer in judgement.answers]
+        statuses = Counter(judgement.row["status"] for judgement in judgements)
         tenths = Counter(min(9, int(value * 10)) for value in values)
         usage = sum((answer.usage for answer in answers), Usage())
         return cls(
             pairs=len(judgements),
             statuses={status: statuses[status] for status in STATUSES if statuses[status]},
-            modes=dict(Counter(answer.mode for one in graded for answer in one.answers)),
+            modes=dict(Counter(answer.mode for judgement in graded for answer in judgement.answers)),
             mean_relevance=fmean(values) if values else None,
             relevance_tenths=[tenths[tenth] for tenth in range(10)],
-            low_mass=sum(one.row["mass"] is not None and one.row["mass"] < LITTLE for one in graded),
+            low_mass=sum(judgement.row["mass"] is not None and judgement.row["mass"] < LITTLE for judgement in graded),
             wide_bounds=sum(high - low > WIDE for low, high in bounds if low is not None and high is not None),
             prompt_tokens=usage.prompt,
             cached_tokens=usage.cached,
@@ -243,10 +243,10 @@ class GradeSummary:
         return warnings
 
 
-_ADDED = [one.name for one in fields(GradeSummary) if one.name not in ("mean_relevance", "precision", "stopped")]
+_ADDED = [field.name for field in fields(GradeSummary) if field.name not in ("mean_relevance", "precision", "stopped")]
 
 
-def _sum(one: Any, two: Any) -> Any:
-    if isinstance(one, dict):
-        return dict(Counter(one) + Counter(two))
-    return [a + b for a, b in zip(one, two, strict=True)] if isinstance(one, list) else one + two
+def _sum(left: Any, right: Any) -> Any:
+    if isinstance(left, dict):
+        return dict(Counter(left) + Counter(right))
+    return [a + b for a, b in zip(left, right, strict=True)] if isinstance(left, list) else left + right

@@ -78,9 +78,9 @@ class Ledger(Generic[Kept]):
     def find(self, key: str) -> Kept | None:
         if key not in self._looked_for:
             self.load([key])
-        found = self._known.get(key)
-        kept: Kept | None = None if found is None else self._kind.from_json(found.answer)  # type: ignore[assignment]
-        return kept
+        row = self._known.get(key)
+        answer: Kept | None = None if row is None else self._kind.from_json(row.answer)  # type: ignore[assignment]
+        return answer
 
     def claim(self, key: str) -> bool:
         """Claim a question for this process; return False if another living process is asking it."""
@@ -130,8 +130,8 @@ class Ledger(Generic[Kept]):
         return self._own
 
     def _segments(self) -> list[Path]:
-        own = None if self._own is None else self._own.path
-        return [path for path in segments_of(self.path) if path != own]
+        mine = None if self._own is None else self._own.path
+        return [path for path in segments_of(self.path) if path != mine]
 
     def _look(self) -> None:
         """Read the claims and answers that other processes have added since the last look."""

@@ -31,24 +31,23 @@ _BARE_ADDRESS = re.compile(r"localhost(?:/.*)?|(?:[\w.-]+|\[[\da-fA-F:]+\]):\d+(
 
 
 class JudgeSettings(JudgeOptions):
-    """A judge, and how it is asked."""
+    """A judge, and the settings of its requests."""
 
-    names: Annotated[tuple[str, ...], Field(min_length=1), Flag("JUDGE", "judge")]
+    name: Annotated[str, Flag("JUDGE", "judge")]
     """Address of an OpenAI-compatible server, a local model, cross-encoder:NAME or replay:qrels:FILE."""
 
     @property
     def reads_rubric(self) -> bool:
-        return not any(name.startswith((CROSS_ENCODER, REPLAY)) for name in self.names)
+        return not self.name.startswith((CROSS_ENCODER, REPLAY))
 
     def open(self, rubric: Rubric) -> Judge:
-        """Open the judge; an InputError refuses several names, and names that are none."""
-        if len(self.names) != 1 or not self.names[0].strip():
+        """Open the judge; raise InputError for an empty name or an address without http:// or https://."""
+        name = self.name
+        if not name.strip():
             raise InputError(
-                f"--judge: got {shorten(', '.join(self.names))}; expected an address (http://...), a model's name or "
-                "folder, cross-encoder:NAME or replay:qrels:FILE; fix: name one judge, and put several servers of one "
-                "model behind one address (vLLM's --data-parallel-size, or any load balancer)"
+                f"--judge: got {shorten(name)}; expected an address (http://...), a model's name or folder, "
+                "cross-encoder:NAME or replay:qrels:FILE; fix: name a judge"
             )
-        name = self.names[0]
         if _BARE_ADDRESS.fullmatch(name) and not Path(name).exists():
             raise InputError(
                 f"--judge: got {shorten(name)}; expected the address of a server with http:// or https:// before it; "
@@ -57,7 +56,7 @@ class JudgeSettings(JudgeOptions):
         if name.startswith(("http://", "https://")):
             from bixse.judging.judges.server_judge import ServerJudge
 
-            return ServerJudge([name], rubric, self)
+            return ServerJudge(name, rubric, self)
         if name.startswith(REPLAY):
             from bixse.judging.judges.replay_judge import open_replay
 
@@ -75,16 +74,16 @@ class JudgeConfig(Settings):
     """Judge, question and price: the settings of every verb that grades.
 
     Example:
-        >>> JudgeConfig(judge={"names": "http://localhost:8000"}).asked_rubric.name
+        >>> JudgeConfig(judge={"name": "http://localhost:8000"}).asked_rubric.name
         'trec-dl-0-3'
     """
 
     judge: Annotated[JudgeSettings, Flag(flat=True)]
-    """The judge, and how it is asked."""
+    """The judge, and the settings of its requests."""
     rubric: NamedRubric = Field(default_factory=partial(load_rubric, DEFAULT_RUBRIC))
     """trec-dl-0-3 (default), binary-0-1, relatedness-1-5, umbrela-0-3 or a TOML file."""
     prices: Annotated[Prices, Flag(flat=True)] = Prices()
-    """Prices of tokens, and the most that may be spent."""
+    """Prices of tokens, and the maximum price of a run."""
 
     @property
     def asked_rubric(self) -> Rubric | None:
@@ -118,9 +117,9 @@ class GradeConfig(JudgeConfig):
     ledger: Annotated[Path | None, Flag(metavar="PATH")] = None
     """Folder of answers to share between runs and machines (default: ledger in the --out folder)."""
     retry_failed: bool = False
-    """Ask again those pairs, and only those, whose answer has no grade."""
+    """Ask only the pairs whose answer has no grade, and ask them again."""
     max_pairs: int | None = Field(default=None, ge=0)
-    """Stop when N pairs were asked."""
+    """Maximum number of pairs to ask in this run (default: all)."""
     engine: Annotated[EngineSettings, Flag(flat=True)] = EngineSettings()
     """The processes that grade, and the number of shards."""
 
@@ -140,6 +139,6 @@ class RankConfig(JudgeConfig):
     candidates: str = BM25
     """Documents to rank: bm25 (the ones that BM25 finds), judged (the judged documents), or a TREC run file."""
     depth: int = Field(default=100, ge=1)
-    """Candidates per query."""
+    """Number of candidates per query."""
     min_relevant_grade: Annotated[float, Flag(metavar="GRADE")] = MIN_RELEVANT_GRADE
     """Grade from which a document is relevant for recall and MRR."""

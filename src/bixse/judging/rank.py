@@ -71,11 +71,11 @@ class JudgeSystem(System):
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
     ) -> dict[str, Ranking]:
         (asked,) = task.query_sets
-        given = self._candidates(task, depth)
-        texts = self._texts(task, given)
+        candidates = self._candidates(task, depth)
+        texts = self._texts(task, candidates)
         pairs = [
             Pair(query_id, asked.queries[query_id], document_id, texts[document_id])
-            for query_id, answers in given.items()
+            for query_id, answers in candidates.items()
             for document_id in ranked(answers)[: self.config.depth]
         ]
         summary = grade(self._grading, self.judge, self.folder, pairs, self.progress).summary
@@ -85,7 +85,9 @@ class JudgeSystem(System):
                 "expected all; fix: the same command with a higher limit goes on"
             )
         relevance = {(row["query_id"], row["document_id"]): row["relevance"] for row in self._rows()}
-        return {asked.name: {query: self._reordered(query, answers, relevance) for query, answers in given.items()}}
+        return {
+            asked.name: {query: self._reordered(query, answers, relevance) for query, answers in candidates.items()}
+        }
 
     def warnings(self) -> list[str]:
         """Return doubts about the order: candidates without a grade, and queries whose grades are all the same."""
@@ -117,8 +119,8 @@ class JudgeSystem(System):
             return Bm25System().search(task, self.config.depth)[asked.name]
         return self._file.search(task, max(depth, self.config.depth))[asked.name]
 
-    def _texts(self, task: Task, given: Ranking) -> dict[str, str]:
-        wanted = {document for answers in given.values() for document in answers}
+    def _texts(self, task: Task, candidates: Ranking) -> dict[str, str]:
+        wanted = {document for answers in candidates.values() for document in answers}
         texts = {name: text for name, text in task.documents() if name in wanted}
         if unknown := sorted(wanted - set(texts)):
             raise InputError(

@@ -92,17 +92,17 @@ class Regrading(TrainerCallback):
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Add the grades of all earlier epochs, and ask for the missing ones."""
         for epoch in range(len(self.epochs) + 1, state.global_step // self.steps_per_epoch + 1):
-            found = self.suspects.of_all_processes()
+            suspects = self.suspects.of_all_processes()
             shared: list[Any] = [None]
             with raise_together():
                 if is_main_process():
                     done = self._done(epoch)
-                    shared = [(done is None, *(done or self._asked(found, epoch)))]
+                    shared = [(done is None, *(done or self._asked(suspects, epoch)))]
             if world_size() > 1:
                 broadcast_object_list(shared)
             asked_now, regraded, grades = shared[0]
             if asked_now:  # else the checkpoint's candidates belong to the epoch that goes on
-                self.suspects.found = Suspects.none()
+                self.suspects.entries = Suspects.none()
             if len(grades.groups):
                 self.trainer.add_grades(*grades)
             self.epochs.append(regraded)
@@ -115,12 +115,12 @@ class Regrading(TrainerCallback):
             return None
         return RegradedEpoch(**json.loads(read_text(file))), self._grades(read_table(self._pairs(epoch)), epoch)
 
-    def _asked(self, found: Suspects, epoch: int) -> tuple[RegradedEpoch, _Grades]:
+    def _asked(self, suspects: Suspects, epoch: int) -> tuple[RegradedEpoch, _Grades]:
         """Choose pairs and ask about them; unanswered pairs stay zeros."""
         if self._pairs(epoch).is_file():  # chosen before this run was killed
             asked = read_table(self._pairs(epoch))
         else:
-            asked = self._table(self._chosen(found, epoch))
+            asked = self._table(self._chosen(suspects, epoch))
             self.folder.mkdir(parents=True, exist_ok=True)
             save_table(asked, self._pairs(epoch))
         failure = self._ask(asked, epoch) if len(asked) else None
@@ -172,22 +172,22 @@ class Regrading(TrainerCallback):
         """Return the file that is written after the last question."""
         return self.folder / f"epoch-{epoch}.json"
 
-    def _chosen(self, found: Suspects, epoch: int) -> Suspects:
+    def _chosen(self, suspects: Suspects, epoch: int) -> Suspects:
         """Return the pairs with the highest logits that are neither graded nor asked before, each text once."""
         known: Any = self.trainer.data_collator
-        places, entries = known.known.of(found.groups)
-        free = np.ones(len(found.groups), dtype=bool)
-        free[places[known.known.documents[entries] == found.documents[places]]] = False
+        places, entries = known.known.of(suspects.groups)
+        free = np.ones(len(suspects.groups), dtype=bool)
+        free[places[known.known.documents[entries] == suspects.documents[places]]] = False
         query_of = known.known.query_of_group
         seen = {
             (query_of[group], document)
             for earlier in range(1, epoch)
             for group, document in zip(*_numbers(read_table(self._pairs(earlier))), strict=True)
         }
-        for place, (group, document) in enumerate(zip(found.groups, found.documents, strict=True)):
-            free[place] &= (query_of[group], document) not in seen
+        for position, (group, document) in enumerate(zip(suspects.groups, suspects.documents, strict=True)):
+            free[position] &= (query_of[group], document) not in seen
             seen.add((query_of[group], document))
-        return found.where(free).first(self.config.budget)
+        return suspects.where(free).first(self.config.budget)
 
     def _table(self, chosen: Suspects) -> pa.Table:
         pairs = self.trainer.pairs
@@ -237,12 +237,12 @@ def _stopped_by_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # only the main thread handles signals
         yield
         return
-    before = {one: signal.signal(one, signal.default_int_handler) for one in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _numbers(asked: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -293,8 +293,8 @@ class Suspects(NamedTuple):
     def first(self, number: int) -> Suspects:
         return Suspects(self.groups[:number], self.documents[:number], self.logits[:number])
 
-    def where(self, kept: NDArray[np.bool_]) -> Suspects:
-        return Suspects(self.groups[kept], self.documents[kept], self.logits[kept])
+    def where(self, chosen: NDArray[np.bool_]) -> Suspects:
+        return Suspects(self.groups[chosen], self.documents[chosen], self.logits[chosen])
 
 
 class SuspectCollector:
@@ -306,7 +306,7 @@ class SuspectCollector:
         """Training step, which selects the scored rows of a large batch."""
         self.groups = self.documents = np.empty(0, np.int64)
         """(B,) groups and (N,) documents of the next batch."""
-        self.found = Suspects.none()
+        self.entries = Suspects.none()
 
     def begin(self, groups: NDArray[np.int64], documents: NDArray[np.int64], step: int) -> None:
         """Note the numbers of the batch whose embeddings `look` gets next."""
@@ -321,28 +321,30 @@ class SuspectCollector:
         mine = targets.rows % stride == start
         logits[targets.rows[mine] // stride, targets.columns[mine]] = -torch.inf
         best, places = logits.flatten().topk(min(self.most, logits.numel()))
-        full = len(self.found.logits) == self.most
-        higher = best > (float(self.found.logits[-1]) if full else -torch.inf)
+        full = len(self.entries.logits) == self.most
+        higher = best > (float(self.entries.logits[-1]) if full else -torch.inf)
         best, places = best[higher].cpu(), places[higher].cpu()
         rows, columns = np.divmod(places.numpy(), max(1, len(documents)))
         new = Suspects(self.groups[start::stride][rows], self.documents[columns], best.numpy())
         if len(new.logits):
-            self.found = Suspects.joined([self.found, new], self.most)
+            self.entries = Suspects.joined([self.entries, new], self.most)
 
     def of_all_processes(self) -> Suspects:
-        return Suspects.joined(gather_object([self.found]), self.most)
+        return Suspects.joined(gather_object([self.entries]), self.most)
 
     def gather(self) -> None:
         """Leave the entries of all processes to the first one, which writes them into a checkpoint."""
         everyone = self.of_all_processes()
-        self.found = everyone if is_main_process() else Suspects.none()
+        self.entries = everyone if is_main_process() else Suspects.none()
 
     def save(self, folder: Path) -> None:
-        found = self.found
-        columns = {"groups": found.groups, "documents": found.documents, "logits": found.logits}
-        write_atomically(folder / SUSPECTS_FILE, save({name: torch.from_numpy(own) for name, own in columns.items()}))
+        entries = self.entries
+        columns = {"groups": entries.groups, "documents": entries.documents, "logits": entries.logits}
+        write_atomically(
+            folder / SUSPECTS_FILE, save({name: torch.from_numpy(column) for name, column in columns.items()})
+        )
 
     def load(self, folder: Path) -> None:
         path = folder / SUSPECTS_FILE
         if is_main_process() and path.is_file():
-            self.found = Suspects(**{name: tensor.numpy() for name, tensor in load(path.read_bytes()).items()})
+            self.entries = Suspects(**{name: tensor.numpy() for name, tensor in load(path.read_bytes()).items()})

@@ -35,9 +35,9 @@ class PromptVariant(BaseModel):
 
     @model_validator(mode="after")
     def _whole(self) -> PromptVariant:
-        found = sorted(_FIELDS.findall(self.user))
-        if found != ["document", "query"]:
-            raise ValueError(f"user: got the fields {found}; expected {{query}} and {{document}} once each")
+        fields = sorted(_FIELDS.findall(self.user))
+        if fields != ["document", "query"]:
+            raise ValueError(f"user: got the fields {fields}; expected {{query}} and {{document}} once each")
         return self
 
     def messages(self, query: str, document: str) -> tuple[dict[str, str], ...]:
@@ -72,13 +72,13 @@ class Rubric(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _values_from_labels(cls, given: Any) -> Any:
-        if isinstance(given, dict) and not given.get("values") and isinstance(given.get("labels"), (list, tuple)):
+    def _values_from_labels(cls, table: Any) -> Any:
+        if isinstance(table, dict) and not table.get("values") and isinstance(table.get("labels"), (list, tuple)):
             try:
-                return {**given, "values": [float(label) for label in given["labels"]]}
+                return {**table, "values": [float(label) for label in table["labels"]]}
             except (TypeError, ValueError):
                 raise ValueError("labels: got words; expected `values` too, a number for each label") from None
-        return given
+        return table
 
     @model_validator(mode="after")
     def _ordered(self) -> Rubric:
@@ -124,10 +124,12 @@ def load_rubric(name: str | Path) -> Rubric:
             f"rubric: got {shorten(text)}; expected {', '.join(shipped)} or a TOML file; "
             f"fix: {did_you_mean(text, shipped)}"
         )
-    found = _read(read_text(Path(text)), text)
-    if len(found) > 1:
-        raise InputError(f"{text}: got the rubrics {', '.join(found)}; expected one; fix: give each a file of its own")
-    return next(iter(found.values()))
+    rubrics = _read(read_text(Path(text)), text)
+    if len(rubrics) > 1:
+        raise InputError(
+            f"{text}: got the rubrics {', '.join(rubrics)}; expected one; fix: give each a file of its own"
+        )
+    return next(iter(rubrics.values()))
 
 
 def rubric_names() -> list[str]:
@@ -138,8 +140,8 @@ def rubric_names() -> list[str]:
 def rubric_toml(rubric: Rubric) -> str:
     """Return a rubric as the text of a TOML file; `load_rubric` reads an equal rubric from it."""
     name = _toml_text(rubric.name)
-    told = {"summary": rubric.summary, "source": rubric.source}
-    lines = [f"[{name}]", *(f"{key} = {_toml_text(text)}" for key, text in told.items() if text)]
+    notes = {"summary": rubric.summary, "source": rubric.source}
+    lines = [f"[{name}]", *(f"{key} = {_toml_text(text)}" for key, text in notes.items() if text)]
     lines += [f"labels = [{', '.join(map(_toml_text, rubric.labels))}]", f"values = {list(rubric.values)}"]
     for variant in rubric.variants:
         lines += ["", f"[[{name}.variants]]", f"name = {_toml_text(variant.name)}"]
@@ -171,15 +173,15 @@ def _read(text: str, where: str) -> dict[str, Rubric]:
         raise ConfigError(
             f"{where}: got {shorten(tables)}; expected one table per rubric; fix: begin with a line [my-rubric]"
         )
-    found = {}
+    rubrics = {}
     for name, table in tables.items():
         try:
-            found[name] = Rubric(name=name, **{key: value for key, value in table.items() if key != "name"})
+            rubrics[name] = Rubric(name=name, **{key: value for key, value in table.items() if key != "name"})
         except ValidationError as error:
             first = min(error.errors(), key=lambda entry: entry["type"] != "extra_forbidden")
-            place = ".".join(str(part) for part in (name, *first["loc"]))
+            key_path = ".".join(str(part) for part in (name, *first["loc"]))
             raise ConfigError(
-                f"{where}: {place}: {first['msg'].removeprefix('Value error, ')}; "
+                f"{where}: {key_path}: {first['msg'].removeprefix('Value error, ')}; "
                 "fix: see the rubrics in docs/reference/grading.md"
             ) from error
-    return found
+    return rubrics

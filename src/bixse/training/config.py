@@ -120,7 +120,7 @@ class MergeConfig(Settings):
 class RegradeConfig(Settings):
     """Grading between epochs: a judge grades the likely false negatives."""
 
-    judge: Annotated[tuple[str, ...], Field(min_length=1), Flag(name="regrade", metavar="JUDGE")]
+    judge: Annotated[str, Flag(name="regrade", metavar="JUDGE")]
     """Judge that grades likely false negatives after each epoch except the last. These are unlabelled documents of
     other queries with a high score. The form is that of `bixse grade --judge`."""
     budget: Annotated[int, Field(ge=1), Flag(name="regrade_budget")] = 100
@@ -146,15 +146,15 @@ class RegradeConfig(Settings):
     def judging(self) -> Any:
         """Return the judge's settings as `bixse grade` has them (`GradeConfig`); raises ConfigError."""
         rubric = {} if self.rubric is None else {"rubric": self.rubric}
-        judge = {"names": self.judge, **self.options}
+        judge = {"name": self.judge, **self.options}
         return extension("judge").load(None, {"judge": judge, "prices": self.prices, **rubric})
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that decide the grades, without a server's address, speed or prices."""
         speed = {"concurrency", "timeout", "api_key_variable"}
         values = self.model_dump(mode="json", exclude={"ledger": True, "prices": True, "options": speed})
-        servers = all(name.startswith(("http://", "https://")) for name in self.judge)
-        return {**values, "judge": "server" if servers else values["judge"]}
+        # a list, as earlier versions recorded it: their runs continue
+        return {**values, "judge": "server" if self.judge.startswith(("http://", "https://")) else [self.judge]}
 
 
 class TrainConfig(Settings):

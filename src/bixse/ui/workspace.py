@@ -127,7 +127,7 @@ class Workspace:
         if self.settings.judge is None:
             return None
         file = self.settings.judge_file
-        return GradeConfig.load(file, {} if file else {"judge.names": self.settings.judge})
+        return GradeConfig.load(file, {} if file else {"judge.name": self.settings.judge})
 
     def audit_command(self, *others: Path) -> str:
         """The command that measures the folder's judge, and the judges of other files, against people's labels."""

@@ -49,7 +49,7 @@ GRADE = Verb(
     run_grade,
     out=Output("Folder for pairs.parquet, judgements.parquet, the ledger and run.json.", "runs/grade"),
     dry_run="Print the number of questions, tokens, dollars and hours. Nothing of your data is asked.",
-    first=("pairs", "rubric", "judge.names", "judge.model", "prices.max_usd"),
+    first=("pairs", "rubric", "judge.name", "judge.model", "prices.max_usd"),
 )
 
 

@@ -59,7 +59,7 @@ def _plan(config: TrainConfig, out: Path) -> CommandResult:
     ]
     if config.regrade is not None and plan.regrade is not None:
         lines.append(f"likely false negatives, at most, after {plan.regrade.pairs // config.regrade.budget} epochs:")
-        lines += [f"  {line}" for line in plan.regrade.text(", ".join(config.regrade.judge)).splitlines()]
+        lines += [f"  {line}" for line in plan.regrade.text(config.regrade.judge).splitlines()]
     lines.append("nothing was trained or written")
     metrics = {name: value for name, value in asdict(plan).items() if name != "warnings"}
     return CommandResult("\n".join(lines), {**metrics, "seconds": plan.seconds}, {}, plan.warnings)

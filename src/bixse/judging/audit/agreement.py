@@ -45,13 +45,13 @@ class CountsByQuery:
     def draws(self, measures: Mapping[str, AgreementMeasure], samples: int, seed: int) -> dict[str, Floats]:
         """Return each measure of resampled queries, shape (samples,); equal seeds and queries give equal resamples."""
         block = max(1, _BLOCK_SIZE // (self.shape[0] * self.shape[1]))
-        found: dict[str, list[Floats]] = {name: [] for name in measures}
+        drawn: dict[str, list[Floats]] = {name: [] for name in measures}
         for times in query_draws(self.counts.shape[0], samples, seed):
             for start in range(0, len(times), block):
                 tables = np.asarray(times[start : start + block] @ self.counts).reshape(-1, *self.shape)
                 for name, measure in measures.items():
-                    found[name].append(measure(tables))
-        return {name: np.concatenate(values) for name, values in found.items()}
+                    drawn[name].append(measure(tables))
+        return {name: np.concatenate(values) for name, values in drawn.items()}
 
     def estimates(
         self, measures: Mapping[str, AgreementMeasure], samples: int, seed: int

@@ -54,7 +54,7 @@ def audit(
     """
     names = [judge.name for judge in judges]
     if not names or len(set(names)) < len(names):
-        raise InputError(f"audit: got the judges {names}; expected names of their own; fix: name each file once")
+        raise InputError(f"audit: got the judges {names}; expected different names; fix: give each file once")
     levels = grade_levels(human)
     min_relevant_grade = first_relevant(levels, min_relevant_grade)
     common = {judge.name: common_pairs(judge, human, min_relevant_grade) for judge in judges}
@@ -172,9 +172,11 @@ def _by_level(values: Any, grades: Any, levels: Floats) -> Iterator[tuple[float,
 
 
 def _worst_pairs(common: Any) -> tuple[Disagreement, ...]:
-    found = common.assign(apart=(common.judge - common.human).abs())
-    found = found[found.apart > 0].sort_values("apart", ascending=False, kind="stable")  # ties stay in order of ids
-    worst = found.groupby(level="query_id").head(WORST_OF_A_QUERY).head(WORST_PAIRS)
+    disagreements = common.assign(apart=(common.judge - common.human).abs())
+    disagreements = disagreements[disagreements.apart > 0]
+    # a stable sort leaves ties in the order of their ids
+    disagreements = disagreements.sort_values("apart", ascending=False, kind="stable")
+    worst = disagreements.groupby(level="query_id").head(WORST_OF_A_QUERY).head(WORST_PAIRS)
     return tuple(Disagreement(*row) for row in worst[["human", "judge"]].reset_index().itertuples(index=False))
 
 
@@ -343,18 +345,18 @@ class AuditReport:
         }
 
     def warnings(self) -> list[str]:
-        found = []
+        warnings = []
         if self.impossible:
-            found.append(
+            warnings.append(
                 f"impossible labels off the scale: {len(self.impossible)}; listed with file and row, left out of "
                 "every measure, never clipped"
             )
         if self.human_after_judge:
-            found.append(
+            warnings.append(
                 f"{self.human_after_judge} labels were given or changed after the judge's grade was shown: they are "
                 "left out, and the label before each of them counts"
             )
-        found += [
+        warnings += [
             f"{judge.name}: the relevance of {judge.mapped} pairs is not its grade's place on the judge's scale: a "
             "mapped file, or grades of another scale; kappa reads the grade, Brier the relevance"
             for judge in self.judges
@@ -362,8 +364,8 @@ class AuditReport:
         ]
         fewest = min(judge.queries for judge in self.judges)
         if fewest < FEW_QUERIES:
-            found.append(f"{fewest} queries only: the intervals are somewhat too narrow")
-        return found
+            warnings.append(f"{fewest} queries only: the intervals are somewhat too narrow")
+        return warnings
 
     def text(self) -> str:
         rows: list[list[str | int | float | None]] = []

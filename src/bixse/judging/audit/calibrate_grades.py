@@ -146,17 +146,16 @@ def mapped_pairs(path: Path, fitted: GradeMap, scale: GradeScale) -> GradedPairs
     """Return pairs with mapped relevance, their own grade in `grade`; raise InputError for pairs mapped before."""
     pairs = load_graded_pairs(path)
     grades = pairs.extra.get("grade", [None] * len(pairs))
-    kept = []
+    unmapped = []
     for row, (grade, relevance) in enumerate(zip(grades, pairs.relevance.tolist(), strict=True), start=1):
-        place = scale.to_grade(relevance)
-        if grade is not None and abs(grade - place) > 1e-3 * (scale.maximum - scale.minimum):  # files round
+        expected = scale.to_grade(relevance)
+        if grade is not None and abs(grade - expected) > 1e-3 * (scale.maximum - scale.minimum):  # files round
             raise InputError(
-                f"{path}: row {row}: got grade {grade:g} with relevance {relevance:g}; expected {place:g}, its place "
-                f"on the judge's scale {scale.minimum:g} to {scale.maximum:g}; fix: give pairs that were not "
-                "mapped before"
+                f"{path}: row {row}: got grade {grade:g} with relevance {relevance:g}; expected {expected:g} on "
+                f"the judge's scale {scale.minimum:g} to {scale.maximum:g}; fix: give pairs that were not mapped before"
             )
-        kept.append(place if grade is None else grade)
-    return pairs.with_columns(relevance=fitted.apply(pairs.relevance), grade=kept)
+        unmapped.append(expected if grade is None else grade)
+    return pairs.with_columns(relevance=fitted.apply(pairs.relevance), grade=unmapped)
 
 
 def _fit(human: Labels, judge: Labels, min_relevant_grade: float | None) -> GradeMap:
@@ -210,10 +209,10 @@ def fit_grade_map(
         change_low=change.low,
         change_high=change.high,
     )
-    whole = _fitted_map(z, observed)
-    helps = held_out.brier_after < min(before, held_out.brier_constant) and whole.slope > 0
-    found = {"labels": len(z), "queries": len(names), "held_out": held_out, "helps": helps}
-    return whole.model_copy(update=found)
+    fit_of_all = _fitted_map(z, observed)
+    helps = held_out.brier_after < min(before, held_out.brier_constant) and fit_of_all.slope > 0
+    figures = {"labels": len(z), "queries": len(names), "held_out": held_out, "helps": helps}
+    return fit_of_all.model_copy(update=figures)
 
 
 def _fitted_map(z: Floats, observed: Floats) -> GradeMap:

@@ -89,9 +89,9 @@ class FewLabels:
             f"{self.labelled} labels of {self.labelled_queries} queries ({self.drawn} were drawn); {self.pairs} graded "
             f"pairs of {self.pool_queries} queries",
             "",
-            format_table([_row(own) for own in self.estimates], HEADERS),
+            format_table([_row(estimate) for estimate in self.estimates], HEADERS),
             "",
-            *(_verdict(own) for own in self.estimates if own.baseline is not None),
+            *(_verdict(estimate) for estimate in self.estimates if estimate.baseline is not None),
         ]
         if self.drawn == "pairs":
             lines.append("nDCG is left out: it needs labels of every graded pair of some queries")
@@ -162,7 +162,7 @@ def evaluate_few_labels(
         pairs=len(pool.pairs),
         pool_queries=pool.sample.queries,
         outside=pool.outside,
-        ungraded={name: shown[name] - int(((own > 0) & (own <= deepest)).sum()) for name, own in ranks.items()},
+        ungraded={name: shown[name] - int(((rank > 0) & (rank <= deepest)).sum()) for name, rank in ranks.items()},
     )
 
 
@@ -177,7 +177,7 @@ def few_labels_of_files(
     """Return `evaluate_few_labels` of files, which `out` keeps, lines on impossible labels, and the labels' scale."""
     people = read_labels(human, scale)
     judge = read_labels(grades, otherwise=people.scale)
-    found = evaluate_few_labels(
+    result = evaluate_few_labels(
         runs,
         judge.relevance,
         people.relevance,
@@ -185,8 +185,8 @@ def few_labels_of_files(
         positive_from=people.scale.to_relevance(min_relevant_grade),
     )
     if out is not None:
-        write_atomically(out, json.dumps(asdict(found), indent=1) + "\n")
-    return found, impossible_lines([*people.impossible, *judge.impossible]), people.scale
+        write_atomically(out, json.dumps(asdict(result), indent=1) + "\n")
+    return result, impossible_lines([*people.impossible, *judge.impossible]), people.scale
 
 
 class _Metric(NamedTuple):
@@ -264,23 +264,23 @@ def _precision_from_pairs(pool: JudgedPool, metric: _Metric, weight: Floats, jud
     return SampledMean(sample, per_query, residual, weight)
 
 
-def _row(own: FewLabelsEstimate) -> list[Cell]:
-    signed = own.baseline is not None
+def _row(estimate: FewLabelsEstimate) -> list[Cell]:
+    signed = estimate.baseline is not None
     write = format_difference if signed else format_number
     return [
-        own.metric,
-        own.system if own.baseline is None else f"{own.system} - {own.baseline}",
-        write(own.judge),
-        write(own.queries.value or 0.0),
-        format_interval(own.labels.low, own.labels.high, signed) or "too few labels",
-        format_interval(own.queries.low, own.queries.high, signed),
-        own.labels_worth,
+        estimate.metric,
+        estimate.system if estimate.baseline is None else f"{estimate.system} - {estimate.baseline}",
+        write(estimate.judge),
+        write(estimate.queries.value or 0.0),
+        format_interval(estimate.labels.low, estimate.labels.high, signed) or "too few labels",
+        format_interval(estimate.queries.low, estimate.queries.high, signed),
+        estimate.labels_worth,
     ]
 
 
-def _verdict(own: FewLabelsEstimate) -> str:
-    verdict = VERDICT_WORDS[_WORDS[own.queries.side]]  # type: ignore[index]
-    return f"{own.metric}, {own.system} against {own.baseline}: {verdict}"
+def _verdict(estimate: FewLabelsEstimate) -> str:
+    verdict = VERDICT_WORDS[_WORDS[estimate.queries.side]]  # type: ignore[index]
+    return f"{estimate.metric}, {estimate.system} against {estimate.baseline}: {verdict}"
 
 
 _SMALLEST = 1e-12  # smaller variances of grades in [0, 1] are rounding
@@ -309,8 +309,8 @@ class LabelledSample:
         if grades is None:
             return mean[self.query]
         spread_x, spread, together = (
-            self._others(weights, one * other) - centre
-            for one, other, centre in ((x, x, mean_x**2), (values, values, mean**2), (x, values, mean_x * mean))
+            self._others(weights, left * right) - centre
+            for left, right, centre in ((x, x, mean_x**2), (values, values, mean**2), (x, values, mean_x * mean))
         )
         usable = (spread_x > _SMALLEST) & (spread > _SMALLEST)
         slope = np.divide(together, spread_x, out=np.zeros_like(mean), where=usable)
@@ -429,9 +429,9 @@ class JudgedPool:
     def whole_queries(self) -> bool:
         """True if whole queries were drawn: all pairs of each labelled query have a label and one probability."""
         sample = self.sample
-        own = sample.query[sample.labelled]
-        sizes, labelled = (np.bincount(which, minlength=sample.queries) for which in (sample.query, own))
-        alike = all(np.ptp(sample.probability[own == query]) == 0 for query in np.unique(own))
+        query_of_label = sample.query[sample.labelled]
+        sizes, labelled = (np.bincount(which, minlength=sample.queries) for which in (sample.query, query_of_label))
+        alike = all(np.ptp(sample.probability[query_of_label == query]) == 0 for query in np.unique(query_of_label))
         return alike and bool((labelled[labelled > 0] == sizes[labelled > 0]).all())
 
     @cached_property
@@ -443,16 +443,16 @@ class JudgedPool:
 
     def ranks(self, run: Ranking) -> npt.NDArray[np.int64]:
         """Return the (U,) ranks of the pairs' documents in the run, from 1; 0 for missing documents."""
-        found = {query: {name: rank for rank, name in enumerate(ranked(run[query]), 1)} for query in run}
-        return np.array([found.get(query, {}).get(name, 0) for query, name in self.pairs], dtype=np.int64)
+        ranks = {query: {name: rank for rank, name in enumerate(ranked(run[query]), 1)} for query in run}
+        return np.array([ranks.get(query, {}).get(name, 0) for query, name in self.pairs], dtype=np.int64)
 
     def ideal(self, relevance: Floats, depth: int) -> Floats:
         """Return the (Q,) ideal DCG@depth of (U,) relevances."""
         order = np.lexsort((-relevance, self.sample.query))
         query = self.sample.query[order]
-        place = np.arange(len(order)) - np.searchsorted(query, query)
+        position = np.arange(len(order)) - np.searchsorted(query, query)
         gains = np.zeros(len(order))
-        gains[order] = np.where(place < depth, relevance[order] / np.log2(place + 2), 0.0)
+        gains[order] = np.where(position < depth, relevance[order] / np.log2(position + 2), 0.0)
         return self.sample.sum_by_query(gains)
 
 
@@ -473,28 +473,28 @@ def judged_pool(grades: Pairs, labels: Pairs, probabilities: Pairs | None = None
         )
     if len(names) < 2:
         raise InputError(f"grades: got pairs of {len(names)} query; expected at least 2; fix: grade more queries")
-    number = {name: place for place, name in enumerate(names)}
+    number = {name: position for position, name in enumerate(names)}
     query = np.array([number[name] for name, _ in pairs], dtype=np.int64)
     labelled = np.array(common, dtype=np.int64)
-    known = np.array([labels[pairs[place]] for place in common], dtype=np.float64)
+    known = np.array([labels[pairs[position]] for position in common], dtype=np.float64)
     graded = np.array([grades[pair] for pair in pairs], dtype=np.float64)
-    given = [probabilities.get(pairs[place]) for place in common] if probabilities else []
+    chances = [probabilities.get(pairs[position]) for position in common] if probabilities else []
     sure = np.ones(len(labelled))
-    if not given:
+    if not chances:
         sample = LabelledSample(query, len(names), labelled, sure)
-        whole = JudgedPool(pairs, graded, sample, known, 0).whole_queries
-        share = len(set(query[labelled].tolist())) / len(names) if whole else len(labelled) / len(pairs)
+        whole_queries = JudgedPool(pairs, graded, sample, known, 0).whole_queries
+        share = len(set(query[labelled].tolist())) / len(names) if whole_queries else len(labelled) / len(pairs)
         sure = np.full(len(labelled), share)
     else:
-        without = given.count(None)
-        bad = [value for value in given if value is not None and not 0 < value <= 1]
+        without = chances.count(None)
+        bad = [value for value in chances if value is not None and not 0 < value <= 1]
         if without or bad:
-            got = f"{without} of {len(given)} labels without one" if without else f"{bad[0]}"
+            got = f"{without} of {len(chances)} labels without one" if without else f"{bad[0]}"
             raise InputError(
                 f"probability: got {got}; expected one in (0, 1] for each label; fix: write the probability with which "
                 "each pair was drawn, or leave the column out where all were drawn alike"
             )
-        sure = np.array(given, dtype=np.float64)
+        sure = np.array(chances, dtype=np.float64)
     return JudgedPool(
         pairs, graded, LabelledSample(query, len(names), labelled, sure), known, len(labels.keys() - grades.keys())
     )

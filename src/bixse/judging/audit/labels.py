@@ -133,8 +133,8 @@ class Labels:
     @property
     def mapped(self) -> int:
         """The number of pairs whose relevance does not follow from their grade: mapped, or graded on another scale."""
-        place = self.scale.to_relevance
-        return sum(abs(self.relevance[pair] - place(grade)) > _SAME for pair, grade in self.grades.items())
+        to_relevance = self.scale.to_relevance
+        return sum(abs(self.relevance[pair] - to_relevance(grade)) > _SAME for pair, grade in self.grades.items())
 
     @property
     def statuses(self) -> dict[str, int]:
@@ -249,13 +249,13 @@ def _table_rows(path: Path, errors: InvalidFileError) -> Iterator[_Row]:
 
 def _people_as_one(rows: Iterable[_Row]) -> Iterator[_Row]:
     """Yield rows without a person as they are, then one row per pair that people labelled."""
-    said = []
+    statuses = []
     for row in rows:
         if row.person is None:
             yield row
         else:
-            said.append(row)
-    for pair, words in standing_words(said).items():
+            statuses.append(row)
+    for pair, words in standing_words(statuses).items():
         last = list(words.values())[-1]
         grade = agreed_grade(words)
         status = last.status if grade is None else "graded"
@@ -271,21 +271,21 @@ def _identifier(number: int, row: Mapping[str, Any], kind: str, errors: InvalidF
 
 def _one_per_pair(rows: Iterable[_Row], errors: InvalidFileError) -> list[_Row]:
     """Return one row per pair; a label replaces a missing one, and two labels or probabilities are an error."""
-    kept: dict[PairIds, _Row] = {}
+    rows_by_pair: dict[PairIds, _Row] = {}
     for row in rows:
-        first = kept.setdefault(row.pair, row)
+        first = rows_by_pair.setdefault(row.pair, row)
         if first.probability != row.probability:
             got = f"{row.probability} after {first.probability} for the pair {row.pair}"
             errors.add(row.row, "probability", got, "one probability per pair", "repeat it in each of its rows")
         if row.label is None:
             continue
         if first.label is None:
-            kept[row.pair] = row
+            rows_by_pair[row.pair] = row
         elif (first.grade, first.relevance) != (row.grade, row.relevance):
             got = f"{row.label:g} where row {first.row} has {first.label:g} for the pair {row.pair}"
             errors.add(row.row, "grade", got, "one grade per pair", "keep one of the two rows")
     errors.raise_any()
-    return list(kept.values())
+    return list(rows_by_pair.values())
 
 
 def _scale_found(path: Path, rows: Sequence[_Row]) -> GradeScale:
@@ -294,8 +294,8 @@ def _scale_found(path: Path, rows: Sequence[_Row]) -> GradeScale:
     if values and all(row.grade is None for row in rows):
         return GradeScale(0, 1)
     if not values or min(values) == max(values) or not all(map(math.isfinite, values)):
-        found = f"only the label {values[0]:g}" if values else "no label"
-        raise InputError(f"{path}: got {found}; expected labels of two grades or more; fix: state the scale")
+        got = f"only the label {values[0]:g}" if values else "no label"
+        raise InputError(f"{path}: got {got}; expected labels of two grades or more; fix: state the scale")
     return GradeScale(min(values), max(values))
 
 
@@ -317,9 +317,9 @@ def labels_of(settings: LabelSettings, judges: Iterable[Path]) -> tuple[Labels, 
     """Read the labels of people and of each judge; judges of one name are named by their files."""
     scale = GradeScale(*settings.scale) if settings.scale else None
     labels = read_labels(settings.human, scale, independent=True)
-    found = [read_labels(path, otherwise=labels.scale) for path in judges]
-    names = [judge.name for judge in found]
+    labels_of_judges = [read_labels(path, otherwise=labels.scale) for path in judges]
+    names = [judge.name for judge in labels_of_judges]
     return labels, [
         replace(judge, name=str(Path(judge.path).with_suffix(""))) if names.count(judge.name) > 1 else judge
-        for judge in found
+        for judge in labels_of_judges
     ]

@@ -175,13 +175,13 @@ def generate(
         except (KeyboardInterrupt, BixseError) as error:
             failure = error
         texts = [(question, ledger.find(key)) for key, question in questions]
-    kept, refused = kept_queries(documents, texts, config.task)
-    rows: list[dict[str, Any]] = [{"_id": pair.query_id, "text": pair.query} for pair in kept]
+    pairs, refused = kept_queries(documents, texts, config.task)
+    rows: list[dict[str, Any]] = [{"_id": pair.query_id, "text": pair.query} for pair in pairs]
     write_atomically(out / QUERIES_NAME, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     # without relevance: a query does not make its document relevant, so the pairs need grades
-    save_mined_pairs(kept, out / MINED_FILE)
+    save_mined_pairs(pairs, out / MINED_FILE)
     result = GenerateResult(
-        queries=len(kept),
+        queries=len(pairs),
         documents=len(documents),
         refused=refused,
         not_asked=sum(text is None for _, text in texts),
@@ -214,8 +214,8 @@ def chosen_documents(config: GenerateConfig) -> dict[str, str]:
         return texts
     order = sorted(texts)
     random.Random(SEED).shuffle(order)
-    kept = set(order[: config.documents])
-    return {name: text for name, text in texts.items() if name in kept}
+    chosen = set(order[: config.documents])
+    return {name: text for name, text in texts.items() if name in chosen}
 
 
 def load_query_prompt(instructions: Path | None = None) -> dict[str, Any]:
@@ -245,18 +245,18 @@ def kept_queries(
 ) -> tuple[list[MinedPair], dict[str, int]]:
     """Clean the model's texts and keep each query once; return the pairs, and reason -> number of other texts."""
     refused: Counter[str] = Counter()
-    kept: dict[tuple[str, ...], MinedPair] = {}
+    pairs: dict[tuple[str, ...], MinedPair] = {}
     for question, answer in texts:
         if answer is None:
             continue
         document = documents[question.document_id]
         query = clean_query(answer.text)
         reason: str | None = answer.status if not answer.usable else refusal(query, document)
-        if reason is None and same_query(query) in kept:
+        if reason is None and same_query(query) in pairs:
             reason = "repeated"
         if reason is not None:
             refused[reason] += 1
             continue
         name = f"g-{hashlib.sha256(query.encode('utf-8')).hexdigest()[:16]}"
-        kept[same_query(query)] = MinedPair(name, query, question.document_id, document, task, SOURCE, 1)
-    return list(kept.values()), dict(sorted(refused.items()))
+        pairs[same_query(query)] = MinedPair(name, query, question.document_id, document, task, SOURCE, 1)
+    return list(pairs.values()), dict(sorted(refused.items()))

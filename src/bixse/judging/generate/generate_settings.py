@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 class WriterSettings(ServerSettings):
     """The model that writes queries, and how it is asked."""
 
-    server: Annotated[tuple[str, ...], Field(min_length=1), Flag(metavar="URL")]
+    server: Annotated[str, Flag(metavar="URL")]
     """Address of an OpenAI-compatible server."""
     temperature: float = Field(default=0.7, ge=0, le=2)
-    """0 to 2; 0 for the most probable text."""
+    """Sampling temperature, 0 to 2; 0 writes the most probable text."""
     max_tokens: int = Field(default=64, ge=1)
-    """Most tokens of a query."""
+    """Maximum number of tokens per query."""
 
     def open(self) -> ServerTextModel:
         from bixse.judging.judges.server_judge import ServerTextModel
@@ -38,14 +38,14 @@ class GenerateConfig(Settings):
     writer: Annotated[WriterSettings, Flag(flat=True)]
     """The model that writes queries, and how it is asked."""
     documents: int | None = Field(default=None, ge=1)
-    """Write for N documents drawn at random (default: all)."""
+    """Number of random documents that get queries (default: all)."""
     per_document: int = Field(default=1, ge=1)
-    """Queries per document."""
+    """Number of queries per document."""
     task: str | None = None
-    """Name of the task, written beside every pair."""
+    """Name of the task, written into each pair."""
     prompt: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """Text file with instructions in place of those of the package and its examples."""
+    """Text file with instructions for the model (default: instructions and examples of the package)."""
     prices: Annotated[Prices, Flag(flat=True)] = Prices()
-    """Prices of tokens, and the most that may be spent."""
+    """Prices of tokens, and the maximum price of a run."""
     ledger: Annotated[Path | None, Flag(metavar="PATH")] = None
     """Folder of texts to share between runs and machines (default: ledger in the --out folder)."""

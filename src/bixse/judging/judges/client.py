@@ -220,8 +220,8 @@ class ChatClient:
         try:
             reply = parse_reply(content, self._secret.keep)
         except (ValueError, TypeError, OverflowError):
-            said = shorten(self._secret.keep(json.dumps(content)[:80]))
-            raise RequestError("broken", f"no whole reply: {said}") from None
+            start = shorten(self._secret.keep(json.dumps(content)[:80]))
+            raise RequestError("broken", f"an incomplete reply: {start}") from None
         self._answered = self._answered or body
         self._refusals = 0
         return reply
@@ -309,14 +309,14 @@ class ChatClient:
     def _raise_if_shared(self, error: object, kinds: Sequence[str] = SHARED) -> None:
         if not isinstance(error, RequestError) or error.failure not in kinds:
             return
-        told = {
+        message = {
             "key": f"got {'an invalid key' if self._has_key else 'no key'} ({error.detail}); expected a key of this "
             "server in this environment variable; fix: set it, or name another one with --api-key-variable",
             "quota": f"got an account without quota ({error.detail}); expected one with some left; fix: see the "
             "provider's billing page, then give the same command again",
             "model": f"got {error.detail}; expected a model that is served; fix: correct its name or the address",
         }[error.failure]
-        raise InputError(f"{'endpoint' if error.failure == 'model' else self._key_variable}: {told}") from error
+        raise InputError(f"{'endpoint' if error.failure == 'model' else self._key_variable}: {message}") from error
 
 
 def _pause(error: RequestError, tries: int) -> float:

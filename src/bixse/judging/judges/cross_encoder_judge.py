@@ -51,9 +51,9 @@ class CrossEncoderJudge:
         self, model: str | Path, score_map: str = "logit", device: str | None = None, dtype: Dtype = "auto"
     ) -> None:
         self._map = score_map_of(score_map)  # before the model is loaded
-        place = judge_device(device)
-        weights = weights_dtype(dtype, place)
-        self._encoder: Any = _load(str(model), place, weights)
+        torch_device = judge_device(device)
+        weights = weights_dtype(dtype, torch_device)
+        self._encoder: Any = _load(str(model), torch_device, weights)
         config = self._encoder.config
         self._longest = longest_input(config, getattr(self._encoder, "max_length", None))
         local = Path(model).is_dir()
@@ -80,17 +80,17 @@ class CrossEncoderJudge:
 
     def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Answer]]:
         source = iter(questions)
-        while taken := list(islice(source, WINDOW)):
+        while window := list(islice(source, WINDOW)):
             started = time.perf_counter()
-            lengths = self.count_tokens(taken)
+            lengths = self.count_tokens(window)
             fits = [self._longest is None or length <= self._longest for length in lengths]
-            pairs = [(q.query, q.document) for q, fit in zip(taken, fits, strict=True) if fit]
+            pairs = [(q.query, q.document) for q, fit in zip(window, fits, strict=True) if fit]
             scores = self._scores(pairs) if pairs else np.zeros(0)
             if len({document for _, document in pairs}) >= _FEW:
                 self._check_scores(scores)
-            seconds = (time.perf_counter() - started) / len(taken)
+            seconds = (time.perf_counter() - started) / len(window)
             left = iter(scores.tolist())
-            for question, length, fit in zip(taken, lengths, fits, strict=True):
+            for question, length, fit in zip(window, lengths, fits, strict=True):
                 yield question, self._answer(next(left) if fit else None, length, seconds)
 
     def _scores(self, pairs: Sequence[tuple[str, str]]) -> NDArray[np.float64]:
@@ -131,11 +131,11 @@ class CrossEncoderJudge:
 
 def score_map_of(text: str) -> ScoreMap:
     """Return a map of scores by its name; raise InputError for "binary", which maps whole grades."""
-    found = parse_score_map("logit" if text == "sigmoid" else text)
-    if found.kind == "binary":
+    score_map = parse_score_map("logit" if text == "sigmoid" else text)
+    if score_map.kind == "binary":
         fix = "use logit, prob, percent or platt:SLOPE,INTERCEPT"
         raise InputError(f"score map: got 'binary'; expected a map of scores; fix: {fix}")
-    return found
+    return score_map
 
 
 def _load(name: str, device: torch.device, dtype: torch.dtype) -> Any:

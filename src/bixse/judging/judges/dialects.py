@@ -184,34 +184,34 @@ def read_choices(choices: Sequence[Choice], form: RequestForm, rubric: Rubric) -
     labels = rubric.labels
     text = " | ".join(choice.text for choice in choices)[:TEXT_WIDTH]
     by_place = form.mode not in WRITTEN
-    found = [find_answer(choice.text, labels, choice.finish_reason, choice.refusal, by_place) for choice in choices]
-    counts = Counter(answer.label for answer in found if answer.status == "graded")
+    readings = [find_answer(choice.text, labels, choice.finish_reason, choice.refusal, by_place) for choice in choices]
+    counts = Counter(answer.label for answer in readings if answer.status == "graded")
     if not counts:
-        status, _ = Counter(answer.status for answer in found).most_common(1)[0]
-        several = f"none of {len(found)} samples gives an option"
-        detail = several if form.mode == "sample" else found[0].detail
+        status, _ = Counter(answer.status for answer in readings).most_common(1)[0]
+        several = f"none of {len(readings)} samples gives an option"
+        detail = several if form.mode == "sample" else readings[0].detail
         return Answer(status, form.mode, text=text, detail=detail[:TEXT_WIDTH])
     if by_place:
-        place = _token_of(found[0], choices[0])
-        if place is None:
+        index = _token_of(readings[0], choices[0])
+        if index is None:
             why = "no token is the answer alone" if choices[0].positions else "no tokens came with the answer"
             return Answer("no-probabilities", form.mode, text=text, detail=why)
-        options = read_position(choices[0].positions[place], form, labels)
+        options = read_position(choices[0].positions[index], form, labels)
         if options is None:
             return Answer("no-probabilities", form.mode, text=text, detail="these are no probabilities")
     else:
-        options = OptionProbabilities(tuple(counts[label] / len(found) for label in labels))
+        options = OptionProbabilities(tuple(counts[label] / len(readings) for label in labels))
     return Answer("graded", form.mode, options.probabilities, *expected_grade(rubric.values, options), text)
 
 
 def answer_place(choice: Choice, labels: Sequence[str]) -> int | None:
     """Return the index of the token that is a choice's answer."""
-    found = find_answer(choice.text, labels, choice.finish_reason, choice.refusal, place=True)
-    return _token_of(found, choice) if found.status == "graded" else None
+    answer = find_answer(choice.text, labels, choice.finish_reason, choice.refusal, position_only=True)
+    return _token_of(answer, choice) if answer.status == "graded" else None
 
 
-def _token_of(found: TextAnswer, choice: Choice) -> int | None:
-    return answer_token([position.token for position in choice.positions], choice.text, found)
+def _token_of(answer: TextAnswer, choice: Choice) -> int | None:
+    return answer_token([position.token for position in choice.positions], choice.text, answer)
 
 
 def read_position(position: Position, form: RequestForm, labels: Sequence[str]) -> OptionProbabilities | None:

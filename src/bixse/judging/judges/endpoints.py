@@ -67,13 +67,13 @@ def models_in(content: Any) -> list[ServedModel]:
     listed = content.get("data") if isinstance(content, dict) else content
     if not isinstance(listed, list):
         raise ValueError("no list of models")
-    found = []
+    models = []
     for entry in listed:
         if isinstance(entry, dict) and isinstance(entry.get("id"), str):
             aliases = entry.get("aliases")
             kind = _KINDS.get(str(entry.get("owned_by")), UNKNOWN_KIND)
-            found.append(ServedModel(entry["id"], kind, tuple(map(str, aliases)) if isinstance(aliases, list) else ()))
-    return found
+            models.append(ServedModel(entry["id"], kind, tuple(map(str, aliases)) if isinstance(aliases, list) else ()))
+    return models
 
 
 def choose_model(listed: Sequence[ServedModel] | None, wanted: str | None, address: str) -> ServedModel:
@@ -83,8 +83,8 @@ def choose_model(listed: Sequence[ServedModel] | None, wanted: str | None, addre
         if len(models) == 1:
             return models[0]
         names = ", ".join(model.name for model in models[:20])
-        found = f"{len(models)} models ({names})" if models else "no list of models"
-        raise InputError(f"{address}: got {found}; expected the name of one; fix: say which with --model")
+        got = f"{len(models)} models ({names})" if models else "no list of models"
+        raise InputError(f"{address}: got {got}; expected the name of one; fix: say which with --model")
     for model in models:
         if wanted in (model.id, model.name, *model.aliases):
             return model

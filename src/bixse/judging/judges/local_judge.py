@@ -108,21 +108,24 @@ class LocalJudge:
     def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Answer]]:
         source = iter(questions)
         window = WINDOW if self._loaded.device.startswith("cpu") else WINDOW_ON_DEVICE
-        while taken := list(islice(source, window)):
+        while asked := list(islice(source, window)):
             started = time.perf_counter()
-            prompts = self._prompts(taken)
+            prompts = self._prompts(asked)
             usable: dict[str, list[int]] = {}
             for i, ids in enumerate(prompts):
                 if ids and (self.context is None or len(ids) <= self.context):
-                    usable.setdefault(taken[i].variant, []).append(i)
+                    usable.setdefault(asked[i].variant, []).append(i)
                 else:
-                    yield taken[i], self._without_grade(len(ids), f"the context has {self.context} tokens")
+                    yield (
+                        asked[i],
+                        self._without_grade(len(ids), f"the context has {self.context} tokens"),
+                    )
             for members in usable.values():
                 for batch, logits in self._reader.logits([prompts[i] for i in members]):
                     chosen = [members[i] for i in batch]
-                    found = self._answers(logits, [len(prompts[i]) for i in chosen], time.perf_counter() - started)
-                    for i, answer in zip(chosen, found, strict=True):
-                        yield taken[i], answer
+                    answers = self._answers(logits, [len(prompts[i]) for i in chosen], time.perf_counter() - started)
+                    for i, answer in zip(chosen, answers, strict=True):
+                        yield asked[i], answer
                     started = time.perf_counter()
 
     def close(self) -> None:
@@ -156,40 +159,40 @@ class LocalJudge:
 
     def _answer(self, options: tuple[float, ...], text: str, length: int, seconds: float) -> Answer:
         common: dict[str, Any] = {"usage": Usage(prompt=length), "seconds": seconds, "judge": self.name}
-        found = OptionProbabilities(options)
+        shares = OptionProbabilities(options)
         if not all(0 <= share <= 1.001 for share in options):  # float32 sums may pass 1; NaN fails
             return Answer("failed", MODE, detail="the model gave no numbers (NaN or infinity)", **common)
-        if found.mass < max(self.min_mass, 1e-30):
-            detail = f"the options have probability {found.mass:.2g} together"
+        if shares.mass < max(self.min_mass, 1e-30):
+            detail = f"the options have probability {shares.mass:.2g} together"
             return Answer("no-option", MODE, text=text[:200], detail=detail, **common)
-        return Answer("graded", MODE, options, *expected_grade(self.rubric.values, found), text=text[:200], **common)
+        return Answer("graded", MODE, options, *expected_grade(self.rubric.values, shares), text=text[:200], **common)
 
 
 def option_token_ids(
     tokenizer: Any, labels: Sequence[str], prompt: str = "", prompt_ids: Sequence[int] = ()
 ) -> tuple[tuple[int, ...], ...]:
     """Return per label the ids of the single tokens that spell it, with and without a leading space."""
-    found = tuple(_single_tokens(tokenizer, label, prompt, prompt_ids) for label in labels)
-    for label, ids in zip(labels, found, strict=True):
+    token_ids = tuple(_single_tokens(tokenizer, label, prompt, prompt_ids) for label in labels)
+    for label, ids in zip(labels, token_ids, strict=True):
         if not ids:
             tokens = tokenizer.convert_ids_to_tokens(tokenizer.encode(label, add_special_tokens=False))
             raise InputError(
                 f"label {label!r}: got the tokens {tokens} of the judge; expected a single token that spells it; "
                 "fix: use labels of one digit or letter, as 0, 1, 2, 3 or A, B, C"
             )
-    return found
+    return token_ids
 
 
 def _single_tokens(tokenizer: Any, label: str, prompt: str, prompt_ids: Sequence[int]) -> tuple[int, ...]:
     known = list(prompt_ids)
-    found = set()
+    candidates = set()
     for spelling in spellings(label):
         # alone and after the prompt: SentencePiece spells the start of a text differently
         alone = tokenizer.encode(spelling, add_special_tokens=False)
         following = tokenizer.encode(prompt + spelling, add_special_tokens=False) if prompt else []
         rest = following[len(known) :] if following[: len(known)] == known else []
-        found |= {ids[0] for ids in (alone, rest) if len(ids) == 1}
-    return tuple(sorted(token for token in found if tokenizer.decode([token]).strip() == label))
+        candidates |= {ids[0] for ids in (alone, rest) if len(ids) == 1}
+    return tuple(sorted(token for token in candidates if tokenizer.decode([token]).strip() == label))
 
 
 _PROBE = "bixse-probe"
@@ -272,14 +275,14 @@ class PromptRenderer:
         except (jinja2.TemplateError, TypeError, ValueError):
             shown = ""
         self._merges_system = _PROBE not in shown
-        text, found = "", "a prompt without the user message"
+        text, got = "", "a prompt without the user message"
         try:
             text = self._render([[user]])[0]
         except (jinja2.TemplateError, TypeError, ValueError) as error:
-            found = f"{type(error).__name__}: {error}"
+            got = f"{type(error).__name__}: {error}"
         if user["content"] not in text:
             raise ModelError(
-                f"chat template: got {found}; expected one that renders a user message; fix: choose another model, or "
+                f"chat template: got {got}; expected one that renders a user message; fix: choose another model, or "
                 "correct its chat_template"
             )
         if self._merges_system:

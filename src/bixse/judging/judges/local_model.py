@@ -40,7 +40,7 @@ class LocalModel:
     """
 
     def __init__(self, name_or_path: str | Path, device: str | None = None, dtype: Dtype = "auto") -> None:
-        self.given = name_or_path
+        self.requested = name_or_path
         self.source, file = _resolve(name_or_path)
         self._place = judge_device(device)
         self._dtype = weights_dtype(dtype, self._place)
@@ -70,11 +70,11 @@ class LocalModel:
                     self.source, dtype=self._dtype, output_loading_info=True, **self._settings
                 )
         except Exception as error:
-            raise unusable(self.given, error) from error
+            raise unusable(self.requested, error) from error
         model, loading = loaded
         if missing := sorted(loading["missing_keys"]):
             raise ModelError(
-                f"judge {str(self.given)!r}: got no weights for {len(missing)} of its parameters "
+                f"judge {str(self.requested)!r}: got no weights for {len(missing)} of its parameters "
                 f"({', '.join(missing[:3])}); expected all of a causal language model; "
                 "fix: name a model that writes text, not an encoder or a part of one"
             )
@@ -82,7 +82,7 @@ class LocalModel:
             return model.to(self._place).eval()
         except (RuntimeError, AssertionError) as error:  # out of memory is a RuntimeError too
             raise ModelError(
-                f"judge {str(self.given)!r}: got {type(error).__name__} on {self.device} ({_first_line(error)}); "
+                f"judge {str(self.requested)!r}: got {type(error).__name__} on {self.device} ({_first_line(error)}); "
                 "expected a device that this PyTorch has, with room for the weights; fix: choose a smaller model"
             ) from error
 
@@ -109,9 +109,9 @@ def _resolve(name_or_path: str | Path) -> tuple[str, str | None]:
         return str(path.parent), path.name
     text = str(name_or_path)
     if not path.is_dir() and text.isidentifier():
-        found = importlib.util.find_spec(text)
-        if found is not None and found.submodule_search_locations:
-            path = Path(next(iter(found.submodule_search_locations)))
+        spec = importlib.util.find_spec(text)
+        if spec is not None and spec.submodule_search_locations:
+            path = Path(next(iter(spec.submodule_search_locations)))
     if path.is_dir():
         files = sorted(file.name for file in path.glob("*.gguf"))
         if (path / "config.json").is_file():
@@ -197,8 +197,8 @@ class PromptReader:
         The logits of a single prompt that does not fit into memory are None.
         """
         start = shared_length(prompts) if self.shares and len(prompts) > 1 else 0
-        kept = self._read_if_it_fits([prompts[0][:start]], keep=True) if start >= LEAST_SHARED else None
-        yield from self._batches(prompts, *((kept[1], start) if kept is not None else (None, 0)))
+        head = self._read_if_it_fits([prompts[0][:start]], keep=True) if start >= LEAST_SHARED else None
+        yield from self._batches(prompts, *((head[1], start) if head is not None else (None, 0)))
 
     def _batches(
         self, prompts: Sequence[list[int]], prefix: Any, start: int
@@ -209,11 +209,11 @@ class PromptReader:
             width = len(prompts[left[0]]) - start
             rows = min(self.tokens_per_batch // max(width, (width + start) // KEPT_FACTOR), ROWS_PER_BATCH)
             batch = left[: max(1, rows) if self.shares else 1]
-            found = self._read_if_it_fits([prompts[i][start:] for i in batch], prefix, start)
-            if found is None and len(batch) > 1:
+            read = self._read_if_it_fits([prompts[i][start:] for i in batch], prefix, start)
+            if read is None and len(batch) > 1:
                 self.tokens_per_batch = max(1, min(self.tokens_per_batch, len(batch) * width) // 2)
                 continue
-            yield batch, None if found is None else found[0]
+            yield batch, None if read is None else read[0]
             left = left[len(batch) :]
 
     def _read_if_it_fits(self, *arguments: Any, **named: Any) -> tuple[Tensor, Any] | None:
@@ -267,11 +267,11 @@ class PromptReader:
         expected = torch.cat([self.read([head + tail])[0] for tail in tails])
         allowed = (_HALF_TOLERANCE if torch.finfo(self.model.dtype).bits < 32 else _TOLERANCE) * expected.std()
         try:
-            found = [self.read([head + tail for tail in tails])[0]]
-            found.append(self.read(tails, self.read([head], keep=True)[1], len(head))[0])
+            variants = [self.read([head + tail for tail in tails])[0]]
+            variants.append(self.read(tails, self.read([head], keep=True)[1], len(head))[0])
         except (AttributeError, IndexError, TypeError, ValueError, NotImplementedError, RuntimeError):
             return False  # a cache of another kind
-        return all(bool((logits - expected).abs().max() <= allowed) for logits in found)
+        return all(bool((logits - expected).abs().max() <= allowed) for logits in variants)
 
 
 def shared_length(sequences: Sequence[list[int]]) -> int:

@@ -66,9 +66,9 @@ def distinct_tokens(returned: Sequence[tuple[str, float]]) -> list[SeenToken]:
     Entries with equal texts are one token. So are "3" and "▁3", which differ in white space alone, if their values
     agree (`SAME`); `more` is for the case of two tokens.
     """
-    found: dict[str, list[SeenToken]] = {}
+    tokens: dict[str, list[SeenToken]] = {}
     for text, value in sorted(returned, key=lambda entry: -entry[1]):
-        alike, share = found.setdefault(text.strip(), []), math.exp(value)
+        alike, share = tokens.setdefault(text.strip(), []), math.exp(value)
         for token in alike:
             if token.top - value <= SAME:
                 token.least, token.more = share, token.more + share * (token.text != text)
@@ -78,7 +78,7 @@ def distinct_tokens(returned: Sequence[tuple[str, float]]) -> list[SeenToken]:
                 break
         else:
             alike.append(SeenToken(text, value, share))
-    return [token for alike in found.values() for token in alike]
+    return [token for alike in tokens.values() for token in alike]
 
 
 def option_probabilities(
@@ -112,10 +112,10 @@ def option_probabilities(
     named = {token for token, _ in alternatives}
     raw, hidden = [], []
     for label in labels:
-        own = [token for token in tokens if token.text.strip() == label]
+        spelled = [token for token in tokens if token.text.strip() == label]
         missing = [under if text == label else most for text in spellings(label) if text not in named]
-        raw.append(math.fsum(token.least for token in own))
-        more = math.fsum([*(token.hidden for token in own), *missing])
+        raw.append(math.fsum(token.least for token in spelled))
+        more = math.fsum([*(token.hidden for token in spelled), *missing])
         hidden.append(min(unseen, more) if label not in {text.strip() for text in unusable} else unseen)
     if unseen <= 1e-9 or not any(hidden):
         return OptionProbabilities(tuple(raw))
@@ -208,18 +208,19 @@ class _Patterns(NamedTuple):
     number: re.Pattern[str]  # every number, so that 10, 3.5 and -1 are not read as 1; or the options, if they are words
 
     def numbers_in(self, stretches: re.Pattern[str], text: str) -> set[str]:
-        return {number for found in stretches.finditer(text) for number in self.number.findall(found[0])}
+        return {number for match in stretches.finditer(text) for number in self.number.findall(match[0])}
 
 
 def find_answer(
-    text: str, labels: Sequence[str], finish_reason: str = "stop", refusal: str = "", place: bool = False
+    text: str, labels: Sequence[str], finish_reason: str = "stop", refusal: str = "", position_only: bool = False
 ) -> TextAnswer:
     r"""Read the option of a text in the requested form.
 
     The form is the option alone on the last line, possibly in quotes or marks of emphasis, after a name ("Score: 2"),
     or as the last key of a JSON object (`{"score": 2}`). No other number may be alone on a line, in a tag, right after
-    a colon, or after "score", "rating" or "grade" in a line. Reasoning is skipped. A truncated text has no answer. With
-    `place`, only the position counts, since its probabilities are the grade. Then an option at the beginning counts too
+    a colon, or after "score", "rating" or "grade" in a line. Reasoning is skipped. A truncated text has no answer.
+
+    With `position_only`, the probabilities at the position are the grade. Then an option at the beginning counts too
     ("2. The passage is"), unless its line names another option.
     `finish_reason` is "stop", "length" or "content_filter"; `refusal` is the server's own text.
 
@@ -236,7 +237,7 @@ def find_answer(
         return TextAnswer("truncated", detail="the reasoning has no end")
     visible = "\n" * begin + _MARKUP.sub(lambda match: "\n" * len(match[0]), text[begin:])  # keeps all indices
     patterns, cut = _patterns(tuple(labels)), finish_reason == "length"
-    match = patterns.first_line.match(visible, len(visible) - len(visible.lstrip())) if place else None
+    match = patterns.first_line.match(visible, len(visible) - len(visible.lstrip())) if position_only else None
     if match is not None:
         others = patterns.numbers_in(patterns.after_first, visible[match.end() :]) - {match["option"]}
         match = None if others & set(labels) else match
@@ -263,11 +264,11 @@ def answer_token(tokens: Sequence[str], text: str, answer: TextAnswer) -> int | 
     shift = joined.rfind(core)
     if shift < 0 or not _END_TOKENS.fullmatch(joined, shift + len(core)):
         return None
-    place = shift + answer.start - (len(text) - len(text.lstrip()))
+    position = shift + answer.start - (len(text) - len(text.lstrip()))
     end = 0
     for index, token in enumerate(tokens):
         end += len(token)
-        if end > place:
+        if end > position:
             return index if token.strip() == answer.label else None
     return None
 

@@ -98,7 +98,10 @@ class Probe:
         if not same_model(self._model.id, reply.model):
             self.other_models.add(model_name(reply.model))
         self._seen |= {
-            text.strip() for choice in reply.choices for place in choice.positions for text, _ in place.alternatives
+            text.strip()
+            for choice in reply.choices
+            for position in choice.positions
+            for text, _ in position.alternatives
         }
         return reply
 
@@ -153,10 +156,10 @@ class Probe:
         for kind in sorted(CONSTRAINTS.values(), key=lambda kind: kind != CONSTRAINTS.get(self._model.kind)):
             count = MANY_LOGPROBS if kind == CONSTRAINTS["llama.cpp"] else form.top_logprobs
             tokens = self._max_tokens or 1
-            found = replace(form, mode="constrained", constraint=kind, max_tokens=tokens, top_logprobs=count)
-            reply = await self._try(found)
-            if reply is not None and self._read(found, reply).status == "graded":
-                return found
+            constrained = replace(form, mode="constrained", constraint=kind, max_tokens=tokens, top_logprobs=count)
+            reply = await self._try(constrained)
+            if reply is not None and self._read(constrained, reply).status == "graded":
+                return constrained
         return None
 
     async def _written(self) -> RequestForm:
@@ -208,8 +211,8 @@ class Probe:
                     f"take single digits or letters as labels, or choose {OTHER_MODES}"
                 )
 
-    def _unusable(self, found: str, expected: str) -> InputError:
-        return InputError(f"{self._client.address}: got {found}; expected {expected}; fix: choose {OTHER_MODES}")
+    def _unusable(self, got: str, expected: str) -> InputError:
+        return InputError(f"{self._client.address}: got {got}; expected {expected}; fix: choose {OTHER_MODES}")
 
     def _unanswered(self, answer: Answer) -> InputError:
         return InputError(
@@ -223,24 +226,14 @@ LITTLE_MASS = 0.5
 """Total probability of the options on a clear question below which a warning appears."""
 
 
-def one_address(addresses: Sequence[str]) -> str:
-    """Return the only address; raise InputError for none or several."""
-    if len(addresses) != 1:
-        raise InputError(
-            f"address: got {len(addresses)}; expected one; fix: put several servers of one model behind one address "
-            "(vLLM's --data-parallel-size, or any load balancer)"
-        )
-    return addresses[0]
-
-
 class ServerModel:
     """A model behind a server with OpenAI's chat interface.
 
     Raise InputError for an unusable address, model or key, and ServerDownError if the server does not answer.
     """
 
-    def __init__(self, addresses: Sequence[str], settings: ServerSettings) -> None:
-        self._client = ChatClient(one_address(addresses), settings)
+    def __init__(self, address: str, settings: ServerSettings) -> None:
+        self._client = ChatClient(address, settings)
         try:
             self._client.run(self.connect(settings))
         except BaseException:
@@ -267,9 +260,9 @@ class ServerModel:
 class ServerJudge(ServerModel):
     """A judge behind a server, which is first probed with questions of known answers."""
 
-    def __init__(self, addresses: Sequence[str], rubric: Rubric, options: JudgeOptions | None = None) -> None:
+    def __init__(self, address: str, rubric: Rubric, options: JudgeOptions | None = None) -> None:
         self._rubric, self._options = rubric, options or JudgeOptions()
-        super().__init__(addresses, self._options)
+        super().__init__(address, self._options)
 
     async def connect(self, settings: ServerSettings) -> None:
         """Find the form of requests."""
@@ -310,26 +303,26 @@ class ServerJudge(ServerModel):
     @property
     def doubts(self) -> list[str]:
         known = self._finding.answers
-        found = [
+        doubts = [
             f"{self.name} gave no grade to a known question: {answer.status} ({answer.detail})"
             for answer in known
             if answer.status != "graded"
         ]
         relevant, irrelevant = (answer.grade for answer in known)
         if relevant is not None and irrelevant is not None and relevant <= irrelevant:
-            found.append(
+            doubts.append(
                 f"{self.name} grades a document that answers the query {relevant:.2f}, and one that has nothing to do "
                 f"with it {irrelevant:.2f}: do not trust its grades"
             )
         mass = min((answer.mass for answer in known if answer.status == "graded"), default=1.0)
         if mass < LITTLE_MASS:
-            found.append(
+            doubts.append(
                 f"{self.name} puts only {mass:.0%} of its probability on the options "
                 f"{', '.join(self._rubric.labels)} where the answer is clear: its grades rest on little"
             )
         if self._other_models:
-            found.append(f"known questions to {self.name} were answered by {', '.join(sorted(self._other_models))}")
-        return found
+            doubts.append(f"known questions to {self.name} were answered by {', '.join(sorted(self._other_models))}")
+        return doubts
 
     warnings = doubts
 
@@ -371,13 +364,13 @@ class ServerTextModel(ServerModel):
 
     def __init__(
         self,
-        addresses: Sequence[str],
+        address: str,
         settings: ServerSettings | None = None,
         temperature: float = 0.7,
         max_tokens: int = 64,
     ) -> None:
         self._parameters = {"temperature": temperature, "max_tokens": max_tokens}
-        super().__init__(addresses, settings or ServerSettings())
+        super().__init__(address, settings or ServerSettings())
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -99,8 +99,8 @@ def folder_id(path: Path) -> str:
             break
         time.sleep(0.1)
     try:
-        found = json.loads(text)
-        version, identifier = found["bixse_ledger"], str(found["id"])
+        content = json.loads(text)
+        version, identifier = content["bixse_ledger"], str(content["id"])
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{file}: got a damaged file; expected the id of a ledger; fix: delete it and the empty folder, or write "
@@ -224,9 +224,9 @@ def _parsed(line: bytes) -> StoredRow | Claim | None:
     return None
 
 
-def _check_version(path: Path, found: object) -> None:
-    if str(found) != str(FORMAT):
-        got = f"format {found}" if found else "a file that is no segment"
+def _check_version(path: Path, version: object) -> None:
+    if str(version) != str(FORMAT):
+        got = f"format {version}" if version else "a file that is no segment"
         raise InputError(f"{path}: got {got}; expected format {FORMAT}; fix: another --ledger, or a newer bixse")
 
 

@@ -339,7 +339,7 @@ def rank_by_judge(run: ArmRun, inputs: StudyInputs, run_folder: Path) -> Measure
             "fix: leave the judge out, or take a collection whose queries are no documents"
         )
     options = run.arm.options
-    settings = {"judge": {"names": options["judge"]}, "rubric": options["rubric"]}
+    settings = {"judge": {"name": options["judge"]}, "rubric": options["rubric"]}
     judge = JudgeConfig.model_validate(settings).open()
     evaluations = {}
     try:
