@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src"
-LIMITS = {"lines": 34_078, "lines of code": 23_892, "modules": 197, "modules with one importer": 35,
-          "imports per module, mean": 6.3, "imports per module, highest": 14, "lines reached from train": 10_601,
-          "lines reached from evaluate": 5_406, "classes of settings": 58, "settings": 275}  # fmt: skip
+LIMITS = {"lines": 33_933, "lines of code": 23_838, "modules": 196, "modules with one importer": 34,
+          "imports per module, mean": 6.27, "imports per module, highest": 14, "lines reached from train": 10_568,
+          "lines reached from evaluate": 5_380, "classes of settings": 44, "settings": 257}  # fmt: skip
 
 
 def imports_of(tree, modules):
