@@ -108,3 +108,26 @@ def test_a_task_has_a_page_at_the_top_and_the_index_names_every_page():
 @pytest.mark.parametrize("task", TASKS)
 def test_a_task_page_is_short(task):
     assert 40 <= len((DOCS / f"{task}.md").read_text(encoding="utf-8").splitlines()) <= 140
+
+
+def missing_tests(text):
+    """Yield the tests that a page names and that do not exist; `::name` alone is in the file named before it."""
+    path = None
+    for file, names in re.findall(r"`(tests/[\w/]+\.py)?((?:::\w+)*)`", text):
+        path = ROOT / file if file else path
+        if path is None or not (file or names):
+            continue
+        source = path.read_text(encoding="utf-8") if path.exists() else ""
+        defined = set(re.findall(r"^ *(?:class|def) (\w+)", source, re.MULTILINE))
+        if not source or not {*names.split("::")[1:]} <= defined:
+            yield f"{path.relative_to(ROOT)}{names}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=title)
+def test_the_tests_that_a_page_names_exist(page):
+    assert not list(missing_tests(page.read_text(encoding="utf-8")))
+
+
+def test_a_missing_test_is_seen():
+    text = "`tests/test_pages.py::missing_tests`, `::no_such_test`, `tests/no_such_file.py`"
+    assert list(missing_tests(text)) == ["tests/test_pages.py::no_such_test", "tests/no_such_file.py"]
