@@ -13,7 +13,7 @@ from bixse.judging.judges.endpoints import ServerDownError
 from bixse.judging.judges.replay_judge import open_replay
 from bixse.judging.ledgers.segments import answers_by_status
 from bixse.judging.open_judge import JudgeConfig
-from bixse.judging.regrade import SuspectCollector, Suspects
+from bixse.judging.regrade import UnlabelledCollector, UnlabelledEntries
 from bixse.losses import BiXSELoss, GradedTargets, InfoNCELoss
 from bixse.relevance import GradeScale
 from bixse.training.config import TrainConfig
@@ -208,7 +208,7 @@ def test_the_highest_scores_of_all_batches_are_collected():
     generator = torch.Generator().manual_seed(0)
     loss = BiXSELoss(torch.nn.Identity())
     loss._embed = lambda features: features["vectors"]
-    collector = SuspectCollector(loss, most=20)
+    collector = UnlabelledCollector(loss, most=20)
     loss.observer = collector.look
     label = {"rows": torch.arange(6), "columns": torch.arange(6), "relevance": torch.ones(6)}
     everything = []
@@ -227,12 +227,12 @@ def test_the_highest_scores_of_all_batches_are_collected():
 
 def test_successive_large_batches_are_sampled_at_other_rows(monkeypatch):
     monkeypatch.setattr("bixse.judging.regrade.ENTRIES_LOOKED_AT", 10)
-    collector = SuspectCollector(InfoNCELoss(torch.nn.Identity()), most=100)
+    collector = UnlabelledCollector(InfoNCELoss(torch.nn.Identity()), most=100)
     collector.groups, collector.documents = np.arange(4), np.arange(5)
     vectors, documents = unit_vectors(None, 4), unit_vectors(None, 5)
     targets = GradedTargets.from_entries([0, 1], [0, 1], [1.0, 1.0], (4, 5))
     for step, rows in ((0, {0, 2}), (1, {1, 3})):
-        collector.step, collector.entries = step, Suspects.none()
+        collector.step, collector.entries = step, UnlabelledEntries.none()
         collector.look(vectors, documents, targets)
         assert set(collector.entries.groups) == rows
         assert len(collector.entries.groups) == 9

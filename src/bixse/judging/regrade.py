@@ -60,7 +60,7 @@ class Regrading(TrainerCallback):
 
     All ranks agree on the pairs; the first rank asks, and broadcasts the answers. The grades then count like those of
     the data set. A resumed run reads the grades of earlier epochs from its folder. Raise InputError for a single epoch,
-    or a loss without assumed zeros; raise BixseError for a judge that cannot be opened.
+    or a loss without unlabelled entries; raise BixseError for a judge that cannot be opened.
     """
 
     def __init__(self, config: RegradeConfig, out: Path, trainer: GradedTrainer, steps: int, per_epoch: int) -> None:
@@ -77,7 +77,7 @@ class Regrading(TrainerCallback):
                 f"regrade: got {type(trainer.loss).__name__}, for which documents without a grade count neither way; "
                 "expected a loss that takes them for irrelevant; fix: choose another loss, or leave regrade out"
             )
-        self.suspects = trainer.collector = SuspectCollector(trainer.loss, KEPT_FOR_ONE * config.budget)
+        self.unlabelled = trainer.collector = UnlabelledCollector(trainer.loss, KEPT_FOR_ONE * config.budget)
         if is_main_process():
             self.judging.open().close()  # a wrong judge should fail here, not after the first epoch
 
@@ -92,21 +92,21 @@ class Regrading(TrainerCallback):
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Add the grades of all earlier epochs, and ask for the missing ones."""
         for epoch in range(len(self.epochs) + 1, state.global_step // self.steps_per_epoch + 1):
-            suspects = self.suspects.of_all_processes()
+            unlabelled = self.unlabelled.of_all_processes()
             shared: list[Any] = [None]
             with raise_together():
                 if is_main_process():
                     done = self._done(epoch)
-                    shared = [(done is None, *(done or self._asked(suspects, epoch)))]
+                    shared = [(done is None, *(done or self._asked(unlabelled, epoch)))]
             if world_size() > 1:
                 broadcast_object_list(shared)
             asked_now, regraded, grades = shared[0]
             if asked_now:  # else the checkpoint's candidates belong to the epoch that goes on
-                self.suspects.entries = Suspects.none()
+                self.unlabelled.entries = UnlabelledEntries.none()
             if len(grades.groups):
                 self.trainer.add_grades(*grades)
             self.epochs.append(regraded)
-            self.suspects.most += regraded.asked  # the asked pairs stay among the highest
+            self.unlabelled.most += regraded.asked  # the asked pairs stay among the highest
 
     def _done(self, epoch: int) -> tuple[RegradedEpoch, _Grades] | None:
         """Return the saved result of an epoch, or None."""
@@ -115,12 +115,12 @@ class Regrading(TrainerCallback):
             return None
         return RegradedEpoch(**json.loads(read_text(file))), self._grades(read_table(self._pairs(epoch)), epoch)
 
-    def _asked(self, suspects: Suspects, epoch: int) -> tuple[RegradedEpoch, _Grades]:
+    def _asked(self, unlabelled: UnlabelledEntries, epoch: int) -> tuple[RegradedEpoch, _Grades]:
         """Choose pairs and ask about them; unanswered pairs stay zeros."""
         if self._pairs(epoch).is_file():  # chosen before this run was killed
             asked = read_table(self._pairs(epoch))
         else:
-            asked = self._table(self._chosen(suspects, epoch))
+            asked = self._table(self._chosen(unlabelled, epoch))
             self.folder.mkdir(parents=True, exist_ok=True)
             save_table(asked, self._pairs(epoch))
         failure = self._ask(asked, epoch) if len(asked) else None
@@ -172,24 +172,24 @@ class Regrading(TrainerCallback):
         """Return the file that is written after the last question."""
         return self.folder / f"epoch-{epoch}.json"
 
-    def _chosen(self, suspects: Suspects, epoch: int) -> Suspects:
+    def _chosen(self, unlabelled: UnlabelledEntries, epoch: int) -> UnlabelledEntries:
         """Return the pairs with the highest logits that are neither graded nor asked before, each text once."""
         known: Any = self.trainer.data_collator
-        places, entries = known.known.of(suspects.groups)
-        free = np.ones(len(suspects.groups), dtype=bool)
-        free[places[known.known.documents[entries] == suspects.documents[places]]] = False
+        rows, entries = known.known.of(unlabelled.groups)
+        free = np.ones(len(unlabelled.groups), dtype=bool)
+        free[rows[known.known.documents[entries] == unlabelled.documents[rows]]] = False
         query_of = known.known.query_of_group
         seen = {
             (query_of[group], document)
             for earlier in range(1, epoch)
             for group, document in zip(*_numbers(read_table(self._pairs(earlier))), strict=True)
         }
-        for position, (group, document) in enumerate(zip(suspects.groups, suspects.documents, strict=True)):
+        for position, (group, document) in enumerate(zip(unlabelled.groups, unlabelled.documents, strict=True)):
             free[position] &= (query_of[group], document) not in seen
             seen.add((query_of[group], document))
-        return suspects.where(free).first(self.config.budget)
+        return unlabelled.where(free).first(self.config.budget)
 
-    def _table(self, chosen: Suspects) -> pa.Table:
+    def _table(self, chosen: UnlabelledEntries) -> pa.Table:
         pairs = self.trainer.pairs
         queries, documents = pairs.groups().first_rows[chosen.groups], pairs.distinct("document")[chosen.documents]
         return pa.table(
@@ -254,13 +254,13 @@ def _judging(config: RegradeConfig, folder: Path) -> GradeConfig:
     return judging.model_copy(update={"ledger": config.ledger or folder / LEDGER_NAME})
 
 
-SUSPECTS_FILE = "suspects.safetensors"
+UNLABELLED_FILE = "unlabelled.safetensors"
 """File of a checkpoint with the entries of the epoch so far."""
 ENTRIES_LOOKED_AT = 2**20
 """Maximum entries of a batch to score; a larger batch has some rows scored, the next batch other rows."""
 
 
-class Suspects(NamedTuple):
+class UnlabelledEntries(NamedTuple):
     """The M likely false negatives: unlabelled entries that score high, each listed once."""
 
     groups: NDArray[np.int64]
@@ -271,17 +271,17 @@ class Suspects(NamedTuple):
     """(M,) highest logit of the entry in any batch of the epoch."""
 
     @classmethod
-    def none(cls) -> Suspects:
+    def none(cls) -> UnlabelledEntries:
         return cls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
 
     @classmethod
-    def joined(cls, parts: Sequence[Suspects], most: int) -> Suspects:
+    def joined(cls, parts: Sequence[UnlabelledEntries], most: int) -> UnlabelledEntries:
         """Return the highest `most` entries of `parts`, each once with its highest logit, in descending order.
 
         Example:
-            >>> one = Suspects(np.array([0, 0]), np.array([5, 7]), np.array([1.0, 3.0]))
-            >>> two = Suspects(np.array([0]), np.array([5]), np.array([2.0]))
-            >>> Suspects.joined([one, two], most=2).logits.tolist()
+            >>> one = UnlabelledEntries(np.array([0, 0]), np.array([5, 7]), np.array([1.0, 3.0]))
+            >>> two = UnlabelledEntries(np.array([0]), np.array([5]), np.array([2.0]))
+            >>> UnlabelledEntries.joined([one, two], most=2).logits.tolist()
             [3.0, 2.0]
         """
         groups, documents, logits = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -290,14 +290,14 @@ class Suspects(NamedTuple):
         first = order[np.sort(np.unique(entries, return_index=True)[1])[:most]]
         return cls(groups[first], documents[first], logits[first])
 
-    def first(self, number: int) -> Suspects:
-        return Suspects(self.groups[:number], self.documents[:number], self.logits[:number])
+    def first(self, number: int) -> UnlabelledEntries:
+        return UnlabelledEntries(self.groups[:number], self.documents[:number], self.logits[:number])
 
-    def where(self, chosen: NDArray[np.bool_]) -> Suspects:
-        return Suspects(self.groups[chosen], self.documents[chosen], self.logits[chosen])
+    def where(self, chosen: NDArray[np.bool_]) -> UnlabelledEntries:
+        return UnlabelledEntries(self.groups[chosen], self.documents[chosen], self.logits[chosen])
 
 
-class SuspectCollector:
+class UnlabelledCollector:
     """Collect the `most` unlabelled entries with the highest logits over all batches."""
 
     def __init__(self, loss: GradedLoss, most: int) -> None:
@@ -306,7 +306,7 @@ class SuspectCollector:
         """Training step, which selects the scored rows of a large batch."""
         self.groups = self.documents = np.empty(0, np.int64)
         """(B,) groups and (N,) documents of the next batch."""
-        self.entries = Suspects.none()
+        self.entries = UnlabelledEntries.none()
 
     def begin(self, groups: NDArray[np.int64], documents: NDArray[np.int64], step: int) -> None:
         """Note the numbers of the batch whose embeddings `look` gets next."""
@@ -320,31 +320,29 @@ class SuspectCollector:
         logits = self.loss.logits(queries[start::stride].float() @ documents.float().T)
         mine = targets.rows % stride == start
         logits[targets.rows[mine] // stride, targets.columns[mine]] = -torch.inf
-        best, places = logits.flatten().topk(min(self.most, logits.numel()))
+        best, positions = logits.flatten().topk(min(self.most, logits.numel()))
         full = len(self.entries.logits) == self.most
         higher = best > (float(self.entries.logits[-1]) if full else -torch.inf)
-        best, places = best[higher].cpu(), places[higher].cpu()
-        rows, columns = np.divmod(places.numpy(), max(1, len(documents)))
-        new = Suspects(self.groups[start::stride][rows], self.documents[columns], best.numpy())
+        best, positions = best[higher].cpu(), positions[higher].cpu()
+        rows, columns = np.divmod(positions.numpy(), max(1, len(documents)))
+        new = UnlabelledEntries(self.groups[start::stride][rows], self.documents[columns], best.numpy())
         if len(new.logits):
-            self.entries = Suspects.joined([self.entries, new], self.most)
+            self.entries = UnlabelledEntries.joined([self.entries, new], self.most)
 
-    def of_all_processes(self) -> Suspects:
-        return Suspects.joined(gather_object([self.entries]), self.most)
+    def of_all_processes(self) -> UnlabelledEntries:
+        return UnlabelledEntries.joined(gather_object([self.entries]), self.most)
 
     def gather(self) -> None:
         """Leave the entries of all processes to the first one, which writes them into a checkpoint."""
         everyone = self.of_all_processes()
-        self.entries = everyone if is_main_process() else Suspects.none()
+        self.entries = everyone if is_main_process() else UnlabelledEntries.none()
 
     def save(self, folder: Path) -> None:
-        entries = self.entries
-        columns = {"groups": entries.groups, "documents": entries.documents, "logits": entries.logits}
-        write_atomically(
-            folder / SUSPECTS_FILE, save({name: torch.from_numpy(column) for name, column in columns.items()})
-        )
+        columns = {name: torch.from_numpy(column) for name, column in self.entries._asdict().items()}
+        write_atomically(folder / UNLABELLED_FILE, save(columns))
 
     def load(self, folder: Path) -> None:
-        path = folder / SUSPECTS_FILE
+        path = folder / UNLABELLED_FILE
         if is_main_process() and path.is_file():
-            self.entries = Suspects(**{name: tensor.numpy() for name, tensor in load(path.read_bytes()).items()})
+            columns = load(path.read_bytes())
+            self.entries = UnlabelledEntries(**{name: tensor.numpy() for name, tensor in columns.items()})
