@@ -22,7 +22,7 @@ from bixse.judging.ledger import Ledger
 from bixse.judging.ledgers.segments import check_folder, make_folder
 from bixse.judging.ledgers.writers import seal_left
 from bixse.progress import duration
-from bixse.scale.engine import Job
+from bixse.scale.engine import Engine, Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -237,7 +237,8 @@ def grade(
         IncompleteError: some shards failed twice, the others are kept.
         InterruptedRunError: stopped by Ctrl-C or SIGTERM. The answers so far are kept, and the tables are written.
     """
-    engine = config.engine.chosen_engine()
+    # whoever has pairs in memory decides which process grades: training does it in its first process
+    engine = config.engine.chosen_engine() if pairs is None else Engine()
     job, record = open_grading(config, judge, out, pairs)
     check_folder(job.ledger)
     record.save("running")  # before any other file, since other ranks look for the record
