@@ -76,8 +76,6 @@ def test_hash_is_stable_and_depends_on_every_column():
         ({"query": [["a"]], "document": ["x"], "label": [1.0]}, "query"),
         ({"query": ["a"], "document": ["x"], "label": ["high"]}, "label"),
         ({"query": ["a", None], "document": ["x", "y"], "label": [1.0, 1.0]}, "row 2"),
-        ({"query": ["a", "b"], "document": ["x", "\u00a0"], "label": [1.0, 1.0]}, "row 2: got no document"),
-        ({"query": ["", "b"], "document": ["x", "y"], "label": [1.0, 1.0]}, "row 1: got no query"),
         ({"query": ["a", "b"], "document": ["x", "y"], "label": [1.0, 1.5]}, "row 2"),
         ({"query": ["a", "b"], "document": ["x", "y"], "label": [None, 1.0]}, "row 1"),
     ],

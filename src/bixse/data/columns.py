@@ -58,9 +58,10 @@ def checked(table: pa.Table, rows_before: int = 0) -> pa.Table:
     sources = {name: renamed.get(name, name) for name in SCHEMA.names if renamed.get(name, name) in table.column_names}
     for name in REQUIRED_COLUMNS:
         if name not in sources:
+            alternative = " (or label)" if name == "relevance" else ""
             raise InputError(
                 f"graded pairs: got the columns {shorten(', '.join(table.column_names), 120)}; expected query, "
-                f"document and relevance (or label); fix: rename or add the column {name}"
+                f"document and relevance (or label); fix: rename or add the column {name}{alternative}"
             )
     columns: dict[str, pa.ChunkedArray] = {}
     for name, source in sources.items():
@@ -69,15 +70,14 @@ def checked(table: pa.Table, rows_before: int = 0) -> pa.Table:
             columns[name] = table[source].cast(kind)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise InputError(
-                f"graded pairs: got column {source!r} of type {table[source].type}; expected {kind}; fix: convert it"
+                f"graded pairs: got column {source!r} of type {table[source].type}; expected {kind}; "
+                "fix: convert the column"
             ) from error
-    for name in ("query", "document"):
-        texts = columns[name].fill_null("")
-        # readers of files refuse white space alone too, so that a saved table can be read again
-        empty = np.flatnonzero(pc.or_(pc.equal(texts, ""), pc.utf8_is_space(texts)))
-        if len(empty):
-            row = rows_before + int(empty[0]) + 1
-            raise InputError(f"graded pairs: row {row}: got no {name}; expected a text; fix: drop the row")
+    for name, wanted in {"query": "a text", "document": "a text", "relevance": "a number in [0, 1]"}.items():
+        values = columns[name]
+        if values.null_count:
+            row = rows_before + int(np.flatnonzero(values.is_null().to_numpy())[0]) + 1
+            raise InputError(f"graded pairs: row {row}: got no {name}; expected {wanted}; fix: drop the row")
     relevance = columns["relevance"].to_numpy()
     invalid = np.flatnonzero(~((relevance >= 0) & (relevance <= 1)))
     if len(invalid):
