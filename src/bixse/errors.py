@@ -40,10 +40,12 @@ class BixseError(Exception):
 
 
 def _fact(name: str) -> property:
-    return property(lambda error: (match[name] or "") if (match := _FACTS.search(str(error))) else "")
+    return property(lambda error: (match[name] or "").strip() if (match := _FACTS.search(str(error))) else "")
 
 
-_FACTS = re.compile(r"(?:(?P<where>.*?): )?got (?P<got>.*?); expected (?P<expected>.*?); fix: (?P<fix>.*)", re.DOTALL)
+_FACTS = re.compile(
+    r"(?:(?P<where>.*?): )?got (?P<got>.*?); expected (?P<expected>.*?); fix: (?P<fix>.*)"
+)  # the first line of several errors
 
 
 class InputError(BixseError):
@@ -58,7 +60,7 @@ class InputError(BixseError):
     exit_code = 2
 
     where = _fact("where")
-    """The setting, or the file with the row; "" if the message names none."""
+    """The setting, or the file or its row; "" if the message names none."""
     got = _fact("got")
     """The refused value."""
     expected = _fact("expected")
@@ -197,4 +199,4 @@ def first_fault(error: Exception) -> str:
     """Return pydantic's first fault with its location, or another library's error on one line."""
     faults = error.errors() if hasattr(error, "errors") else []
     text = f"{'.'.join(map(str, faults[0]['loc']))}: {faults[0]['msg']}" if faults else str(error)
-    return " ".join(text.split()).removeprefix(": ")[:200]
+    return " ".join(text.split()).removeprefix(": ")[:200] or "no message"

@@ -42,7 +42,7 @@ class Flag(NamedTuple):
     """Name of the flag without dashes; the default is the name of the field."""
     positional: bool = False
     hidden: bool = False
-    """The setting has no flag, only Python and YAML set it."""
+    """No flag is made from the setting. Python and YAML set it, or the command line in a way of its own."""
     flat: bool = False
     """Flags of this section leave out the name of the section."""
 

@@ -247,7 +247,7 @@ def test_a_map_that_does_not_help_is_refused(tmp_path, files):
     shuffled = np.random.default_rng(1).permutation(grades)
     files[0].write_text("".join(f"{name} {grade}\n" for name, grade in zip(names, shuffled, strict=True)))
     result = mapped(files)
-    assert result.exit_code == 1 and result.errors[0].startswith("refused") and result.metrics["kept"] is False
+    assert result.exit_code == 1 and result.errors[0].startswith("refused") and result.metrics["saved"] is False
     assert not (tmp_path / "out").exists()
 
 

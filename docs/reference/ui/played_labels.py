@@ -38,7 +38,7 @@ def main() -> None:
             keys.append(grades.get((query, document), "c"))
             with page.expect_navigation():
                 page.keyboard.press(keys[-1])
-        print(page.locator(".beside").inner_text())
+        print(page.locator(".notes").inner_text())
     counts = {key: keys.count(key) for key in sorted(set(keys))}
     print(f"{len(keys)} answers in {time.monotonic() - start:.0f} s: {counts}")
 

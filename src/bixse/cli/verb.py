@@ -92,7 +92,7 @@ class Output:
     text: str
     """Its help."""
     default: str | None = None
-    """None: without the flag, nothing is written."""
+    """None: without the flag, the verb decides whether and where to write."""
     metavar: str = "DIR"
 
 

@@ -60,7 +60,7 @@ class Regrading(TrainerCallback):
 
     All ranks agree on the pairs; the first rank asks, and broadcasts the answers. The grades then count like those of
     the data set. A resumed run reads the grades of earlier epochs from its folder. Raise InputError for a single epoch,
-    or a loss without unlabelled entries; raise BixseError for a judge that cannot be opened.
+    or a loss that ignores unlabelled entries; raise BixseError for a judge that cannot be opened.
     """
 
     def __init__(self, config: RegradeConfig, out: Path, trainer: GradedTrainer, steps: int, per_epoch: int) -> None:

@@ -116,7 +116,7 @@ class SourceSettings(Settings):
 
     source: Annotated[str, Flag(positional=True, metavar="SOURCE")]
     """Name of the format; "pairs" for files of bixse."""
-    path: Annotated[Path, Flag(positional=True)]
+    path: Annotated[Path, Flag(positional=True, metavar="PATH")]
     """File or folder."""
     scale: Annotated[tuple[float, float] | None, Flag(metavar="GRADE")] = None
     """Lowest and highest grade, for a source that does not state them."""

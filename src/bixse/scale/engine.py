@@ -73,9 +73,9 @@ class Job(ABC, Generic[Shard, Result]):
     def is_complete(self, shard: Shard) -> bool:
         """Return True if the output exists, and has the completion marker of this job."""
         output, fingerprint = self.output(shard), self.fingerprint()
-        if output is None or not output.exists():
-            return False
-        try:
+        try:  # a network disk may refuse any of this for a moment: then the shard is done again
+            if output is None or not output.exists():
+                return False
             return not fingerprint or _mark_of(output).read_bytes() == fingerprint.encode()
         except OSError:
             return False

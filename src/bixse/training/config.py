@@ -111,8 +111,8 @@ class MergeConfig(Settings):
     weights: Annotated[tuple[Weight, ...], Field(min_length=1)] = WEIGHTS
     """Weights w to score on dev and guard. A single weight needs no dev collection."""
     documents: int | None = Field(default=SEARCHED, ge=1)
-    """Maximum number of documents per collection that each weight searches. Of a larger corpus these are the judged
-    documents and the best hits of the base and the tuned model. Null searches the complete corpus."""
+    """Number of documents per collection that each weight searches. Of a larger corpus these are all judged documents
+    and the best hits of the base and the tuned model. Null searches the complete corpus."""
     keep_tuned: bool = False
     """Also save the tuned model before merging, in the folder `tuned` next to `model`."""
 
@@ -153,8 +153,7 @@ class RegradeConfig(Settings):
         """Return the settings that decide the grades, without a server's address, speed or prices."""
         speed = {"concurrency", "timeout", "api_key_variable"}
         values = self.model_dump(mode="json", exclude={"ledger": True, "prices": True, "options": speed})
-        # a list, as earlier versions recorded it: their runs continue
-        return {**values, "judge": "server" if self.judge.startswith(("http://", "https://")) else [self.judge]}
+        return {**values, "judge": "server" if self.judge.startswith(("http://", "https://")) else self.judge}
 
 
 class TrainConfig(Settings):
@@ -330,8 +329,8 @@ class MergeModelsConfig(Settings):
     candidates: Annotated[tuple[Weight, ...], Field(min_length=1)] = WEIGHTS
     """Values of w to score."""
     documents: int | None = Field(default=SEARCHED, ge=1)
-    """Maximum number of documents per collection that each weight searches: the judged documents and the best hits of
-    the base and the tuned model. Null searches the complete corpus."""
+    """Number of documents per collection that each weight searches: all judged documents and the best hits of the base
+    and the tuned model. Null searches the complete corpus."""
     pairs: Path | None = None
     """Graded pairs to fit scale and bias of the merged model. Null leaves it without a relevance head."""
     max_length: int | None = Field(default=None, ge=4)

@@ -79,7 +79,7 @@ class Server:
         session = self.sessions.enter(request.query_params.get("token", ""))
         if session is None:
             why = (
-                "This link was used, or belongs to an earlier start. Make a new link on the Overview page, or restart."
+                "This link was used, or belongs to an earlier start. Restart, or make a new link on the Overview page."
             )
             return self.page("message.html.j2", 403, None, title="This link is not valid", message=why)
         session.person = _name(request.query_params.get("person", ""))

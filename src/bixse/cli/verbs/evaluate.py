@@ -158,6 +158,6 @@ def _on_suite(settings: EvaluateSettings, systems: Sequence[System], out: Path |
     return CommandResult(result.text(), result.plain(), artifacts, list(result.notes), exit_code=code)
 
 
-OUT = "Folder for records, runs and figures per query. The same command continues there after a stop."
+OUT = "Folder for records, runs and figures per query, to go on after a stop. mteb suites: runs/evaluation/SUITE."
 FIRST = ("model", "collection", "split", "suite", "data")
 VERB = Verb(EvaluateSettings, Options, run, out=Output(OUT), first=FIRST)

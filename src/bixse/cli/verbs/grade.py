@@ -77,7 +77,7 @@ def run_calibrate(settings: GradeMapSettings, options: Options) -> CommandResult
     metrics: dict[str, Any] = {
         **result.map.model_dump()["held_out"],
         "labels": result.map.labels,
-        "kept": bool(result.artifacts),
+        "saved": bool(result.artifacts),
     }
     if not result.artifacts:
         why = (

@@ -38,5 +38,5 @@ def load_pydocs() -> Collection:
 
 def query_kinds() -> dict[str, str]:
     """Return query id -> kind of wording: howto, keyword, symptom, concept or task."""
-    rows = map(json.loads, (FOLDER / "queries.jsonl").read_text(encoding="utf-8").splitlines())
+    rows = map(json.loads, (FOLDER / "queries.jsonl").read_text(encoding="utf-8").strip("\n").split("\n"))
     return {row["_id"]: row["kind"] for row in rows}

@@ -121,7 +121,7 @@ def use_attention_to_train_with(model: SentenceTransformer, longest: int | None)
     from bixse.encoders.loading.backbones import switch_attention
 
     device = default_device()
-    # on CPUs, backward of sdpa is slow: in bf16, eager is faster up to 128 tokens (docs/studies/results.md)
+    # on CPUs, backward of sdpa is slow: in bf16 (not in float32), eager is faster up to 128 tokens
     short = longest is not None and longest <= LONGEST_FOR_EAGER
     if short and device == "cpu" and resolve_precision(device=device) == "bfloat16":
         switch_attention(model, "eager")
