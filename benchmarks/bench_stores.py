@@ -2,12 +2,9 @@
 
     python benchmarks/bench_stores.py [--documents 100000] [--dimensions 384] [--queries 100] [--qdrant URL]
 
-Documents and queries are random unit vectors, without any structure: the hardest case of approximate search. Those of
-texts lie near a space of fewer dimensions, where more is found. What is timed
-is what `bixse index --to` and `bixse search` do, without encoding. LanceDB is written to a temporary folder; Qdrant is
-left out unless a server is named, where a collection `bixse-bench` is made and deleted.
-
-Columns:
+Documents and queries are random unit vectors: the hardest case of approximate search. Timed is what `bixse index --to`
+and `bixse search` do, without encoding. LanceDB is written to a temporary folder; Qdrant takes part if a server is
+named, where a collection `bixse-bench` is made and deleted.
 
 - `store`, and `search`: `exact`, or the `approximate` one with its settings;
 - `write_seconds`: vectors, ids and texts; `build_seconds`: the approximate index; `megabytes`, on this disk;

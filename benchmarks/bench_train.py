@@ -26,8 +26,7 @@ every other round. With the default, one step per run, the trainer's start (abou
 - `ratio_to_stock`: how many times as fast as `stock`; `cpu_ratio_to_stock`: the same in processor time;
 - `ratio_to_tuned`: how many times as fast as the faster of `stock, tuned` and `stock, cached`;
 - `around_seconds`: the rest of the call: reading, loading, checks and saving the model; bixse does more of these;
-- `of_products`: the time of the bare matrix products of the same shapes and precision, forward and backward, as a share
-  of `seconds`: 1 is the limit;
+- `of_products`: the time of the bare matrix products, forward and backward, as a share of `seconds`: 1 is the limit;
 - `extra_mib`: peak of the resident memory in `train` beyond weights and gradients, of the first round in a process of
   its own; Adam's two moments (173 MiB) are in it.
 """
