@@ -3,9 +3,9 @@
     python benchmarks/cost.py [--pairs 100000000] [--documents 1000000000] [--queries 100000] [--rows 10000000]
     python benchmarks/cost.py scaling
 
-What bixse itself takes was measured, by `bench_jobs.py` and `bench_eval.py`. `scaling` has memory and step time of large
-encoders and batches on eight devices, a row per encoder and batch: one graded document per query, trained weights in
-float32 (frozen ones in bf16), bf16 autocast, gradient checkpointing, `gradient_cache: true` with mini-batches of 32
+What bixse itself takes was measured, by `bench_jobs.py` and `bench_eval.py`. `scaling` has memory and step time of
+large encoders and batches on eight devices, a row per encoder and batch: one graded document per query, trained weights
+in float32 (frozen ones in bf16), bf16 autocast, gradient checkpointing, `gradient_cache: true` with mini-batches of 32
 texts. Bytes are of one device; a step is the computation alone, without input or output.
 """
 

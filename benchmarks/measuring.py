@@ -44,7 +44,7 @@ class Option(NamedTuple):
 
 
 def options(doc: str | None, quick: Mapping[str, Any] | None = None, **table: Any) -> argparse.Namespace:
-    """Parse the command line: an option per entry of the table, and `--quick`, which sets some; refuse counts below 1."""
+    """Parse an option per entry of the table, and `--quick`, which sets some. Refuse counts below 1."""
     parser = argparse.ArgumentParser(description=(doc or "").split("\n")[0])
     known = {name: entry if isinstance(entry, Option) else Option(entry) for name, entry in table.items()}
     for name, (default, text, _, positional) in known.items():
