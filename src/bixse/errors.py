@@ -43,13 +43,11 @@ def _fact(name: str) -> property:
     return property(lambda error: (match[name] or "").strip() if (match := _FACTS.search(str(error))) else "")
 
 
-_FACTS = re.compile(
-    r"(?:(?P<where>.*?): )?got (?P<got>.*?); expected (?P<expected>.*?); fix: (?P<fix>.*)"
-)  # the first line of several errors
+_FACTS = re.compile(r"(?:(?P<where>.*?): )?got (?P<got>.*?); expected (?P<expected>.*?); fix: (?P<fix>.*)")
 
 
 class InputError(BixseError):
-    """An error of usage, or unusable input. Its message has the form "where: got X; expected Y; fix: Z".
+    """An error of usage, or unusable input. The first line with "where: got X; expected Y; fix: Z" has its facts.
 
     Example:
         >>> error = InputError("seed: got -1; expected 0 or more; fix: leave it out for 0")
