@@ -35,6 +35,11 @@ def test_every_pair_gets_the_grade_the_judge_gave_it(tmp_path):
     assert record["results"]["summary"]["prompt_tokens"] == 3000
 
 
+def test_the_first_process_of_a_launcher_grades_pairs_in_memory(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert graded(some_pairs(3), ScriptedJudge(), tmp_path / "out").summary.graded == 3
+
+
 def test_an_unusable_answer_has_a_status_and_no_relevance(tmp_path):
     statuses = ["refused", "truncated", "off-scale", "no-probabilities", "failed", "graded"]
 
