@@ -8,7 +8,7 @@ import pytest
 
 import bixse
 import bixse.cli.main as command
-from bixse.cli.verb import CommandResult, Options, Verb
+from bixse.cli.verb import CommandResult, Options, Output, Verb
 from bixse.errors import InputError, InterruptedRunError, StorageError
 from bixse.settings import Settings
 
@@ -31,6 +31,16 @@ def replace_doctor(monkeypatch, action):
     """Let `bixse doctor` call another function."""
     module = SimpleNamespace(VERB=Verb(Settings, Options, lambda settings, options: action()))
     monkeypatch.setattr(command, "import_module", lambda name: module)
+
+
+@pytest.mark.parametrize(("words", "folder"), [(["ui"], "runs/here"), (["ui", "--out", "there"], "there")])
+def test_results_go_to_the_folder_of_the_verb_unless_a_flag_names_one(monkeypatch, words, folder):
+    folders = []
+    verb = Verb(
+        Settings, Options, lambda _, options: folders.append(str(options.folder)), out=Output("it", "runs/here")
+    )
+    verb.call(command.verb_parser("ui", verb).parse_args(words[1:]), tuple(words))
+    assert folders == [folder]
 
 
 def raising(error):

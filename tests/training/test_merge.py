@@ -17,7 +17,7 @@ from bixse.errors import InputError, ModelError, OutputExistsError
 from bixse.training.config import MergeConfig, MergeModelsConfig, TrainConfig
 from bixse.training.dev_evaluation import Split, load_watched
 from bixse.training.loop.batches import BatchPlan, GroupDataset
-from bixse.training.merge import MergeResult, _choose, merge
+from bixse.training.merge import Change, MergeResult, _choose, merge
 from bixse.training.merge_models import merge_models
 from bixse.training.recipe import train
 from helpers.command import call
@@ -131,6 +131,13 @@ class TestChoice:
     def test_the_best_on_dev_that_keeps_guard(self, tolerance, chosen):
         # with .001 no weight keeps guard: the one that loses least is chosen
         assert _choose(self.scores, self.roles, [0.3, 0.5, 1.0], tolerance + 1e-9)[1] == chosen
+
+    @pytest.mark.parametrize(
+        ("drop", "model", "warned"), [(0.02, "merged", 1), (0.005, "merged", 0), (0.02, "tuned", 0)]
+    )
+    def test_a_merged_model_that_breaks_guard_is_warned_of(self, drop, model, warned):
+        result = MergeResult(0.3, [], [Change("other", "guard", model, -drop, None, None, 1)], tolerance=0.01)
+        assert len(result.warnings()) == warned
 
     @staticmethod
     def per_query(means, spreads):
