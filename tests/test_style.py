@@ -3,6 +3,7 @@
 import ast
 import re
 import tokenize
+from inspect import cleandoc
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,11 @@ COMMENTS = 2.5
 
 
 def docstrings(tree):
-    nodes = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    return [text for node in ast.walk(tree) if isinstance(node, nodes) and (text := ast.get_docstring(node))]
+    """Return the docstrings of a file: of modules, classes, functions, and of the names above a text."""
+    strings = (
+        node.value for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    )
+    return [cleandoc(text.value) for text in strings if isinstance(text.value, str)]
 
 
 def sentences(text):

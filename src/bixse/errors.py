@@ -56,7 +56,6 @@ class InputError(BixseError):
     """
 
     exit_code = 2
-
     where = _fact("where")
     """The setting, or the file or its row; "" if the message names none."""
     got = _fact("got")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from bixse.cli.verb import CommandResult, add_settings
-from bixse.errors import BixseError, InputError, InterruptedRunError, did_you_mean, printable
+from bixse.errors import BixseError, InputError, InterruptedRunError, did_you_mean, first_fault, printable
 from bixse.scale.engine import PlaceSettings
 from bixse.settings import Flag, section_of
 from bixse.training.distributed import is_main_process, rank, world_size
@@ -196,7 +196,7 @@ def _unexpected(error: Exception) -> str:
             "or a machine with more memory"
         )
     if world_size() > 1 and ("Connection" in str(error) or type(error).__name__.startswith("Dist")):
-        return f"another process ended ({str(error).splitlines()[0]}); its own message says why"
+        return f"another process ended ({first_fault(error)}); its own message says why"
     return (
         f"unexpected {type(error).__name__}: {error}; this is an error in bixse: please report it "
         "with the output of the same command and --debug"

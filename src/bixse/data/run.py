@@ -8,6 +8,7 @@ import json
 import math
 import platform
 import sys
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -40,8 +41,8 @@ class Run:
     paths: Collection[str] = ()
     """Settings left out of the comparison: `inputs` holds a hash of the file that each one names."""
     status: Status = "running"
-    timings: dict[str, float] = field(default_factory=dict)
-    """Stage -> seconds of wall time."""
+    timings: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Stage -> seconds of wall time, with the time of interrupted calls."""
     results: dict[str, Any] = field(default_factory=dict)
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
@@ -102,13 +103,13 @@ def open_run(
     if not visible:
         return record
     earlier = _read_record(folder / RUN_FILE)
-    changed = _changes(earlier, record)
-    if changed:
+    if changed := _changes(earlier, record):
         raise OutputExistsError(
             f"{folder}: got the folder of another run ({changed}); expected a new folder or the same settings; "
             "fix: choose another --out, or delete the folder"
         )
-    record.started, record.results, record.timings = earlier["started"], earlier["results"], earlier["timings"]
+    record.started, record.results = earlier["started"], earlier["results"]
+    record.timings.update(earlier["timings"])
     record.status = "finished" if earlier["status"] == "finished" else "running"
     return record
 

@@ -51,7 +51,7 @@ class Asking(Generic[Kept]):
     identity: Mapping[str, Any]
     ledger: Ledger[Kept]
     prices: Prices
-    """With the most US dollars of this run; requests in flight count at the highest price seen."""
+    """Prices and budget of this run; requests in flight count at the highest price seen."""
     max_questions: int | None = None
     retry_failed: bool = False
 

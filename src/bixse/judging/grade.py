@@ -270,7 +270,7 @@ def grade(
         artifacts["pairs"] = str(job.folder / PAIRS_NAME)
     record.results |= {"summary": asdict(total), "judge": judge.name, "artifacts": sorted(artifacts)}
     result = GradeResult(total, {**artifacts, "record": str(job.folder / RUN_FILE)}, len(others) - len(known))
-    record.timings["grade"] = record.timings.get("grade", 0.0) + time.perf_counter() - started
+    record.timings["grade"] += time.perf_counter() - started
     if isinstance(failure, BixseError):
         record.save("failed")
         raise failure

@@ -26,6 +26,7 @@ from bixse.training.config import TUNED_FOLDER, MergeConfig, OptimizerConfig, Tr
 from bixse.training.recipe import TrainResult, train
 
 if TYPE_CHECKING:
+    from collections import defaultdict
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
@@ -69,13 +70,13 @@ class QuickstartResult:
 
 
 @contextmanager
-def _stage(say: Callable[[str], None], timings: dict[str, float], name: str) -> Iterator[list[str]]:
+def _stage(say: Callable[[str], None], timings: defaultdict[str, float], name: str) -> Iterator[list[str]]:
     """Announce and time a block, then report the notes that the block added to the list."""
     started, notes = time.perf_counter(), list[str]()
     say(f"{name} ...")
     yield notes
     seconds = time.perf_counter() - started
-    timings[name] = timings.get(name, 0.0) + seconds
+    timings[name] += seconds
     say(f"  {'; '.join([*notes, f'{seconds:.1f} s'])}")
 
 

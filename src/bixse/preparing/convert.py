@@ -174,7 +174,7 @@ def _convert(
     if record is not None:
         # From here on files appear in the output folder, which the record must claim first.
         for name, seconds in zip(("read", "transform", "write"), np.diff(times).tolist(), strict=True):
-            record.timings[name] = record.timings.get(name, 0.0) + seconds  # with those of an interrupted call
+            record.timings[name] += seconds
         record.save("running")
         with storage_errors(folder):
             for name, file in written.items():

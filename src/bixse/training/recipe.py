@@ -169,6 +169,5 @@ def _save(result: TrainResult, model: Any, head: Any, guard: RunGuard, trainer: 
 
 def _add_timings(guard: RunGuard, started: float, trainer: GradedTrainer) -> None:
     """Add this process's seconds, in total and in training steps, to the seconds of earlier processes."""
-    timings = guard.record.timings
-    for name, seconds in (("train", time.perf_counter() - started), ("steps", trainer.seconds_in_steps)):
-        timings[name] = timings.get(name, 0.0) + seconds
+    guard.record.timings["train"] += time.perf_counter() - started
+    guard.record.timings["steps"] += trainer.seconds_in_steps

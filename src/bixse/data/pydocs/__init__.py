@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from bixse.data.collection import Collection, read_corpus, read_queries
@@ -34,9 +33,3 @@ def load_pydocs() -> Collection:
     corpus, queries = read_corpus(FOLDER / "corpus.jsonl.gz"), read_queries(FOLDER / "queries.jsonl")
     qrels = {split: read_qrels(FOLDER / "qrels" / f"{split}.tsv") for split in SPLITS}
     return Collection("pydocs", corpus, queries, qrels)
-
-
-def query_kinds() -> dict[str, str]:
-    """Return query id -> kind of wording: howto, keyword, symptom, concept or task."""
-    rows = map(json.loads, (FOLDER / "queries.jsonl").read_text(encoding="utf-8").strip("\n").split("\n"))
-    return {row["_id"]: row["kind"] for row in rows}

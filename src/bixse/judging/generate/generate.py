@@ -42,7 +42,7 @@ TITLE = "write queries"
 DOCUMENT_CHARACTERS = 4000
 """First characters of a document that the model is shown: about a page, enough for one question."""
 SEED = 0
-"""Of the choice of documents: a larger draw contains a smaller."""
+"""Random seed that selects documents; a larger draw contains a smaller one."""
 LONGEST = 40
 """Most words of a query."""
 COPIED = 8
@@ -127,9 +127,9 @@ class GenerateResult:
     queries: int
     documents: int
     refused: Mapping[str, int]
-    """Reason -> number of texts that were not kept. Reasons are a status of the model's answer, "empty", "declined"
-    (the model writes that it cannot help), "placeholder" ("null"), "too long", "copied" (from the document) or
-    "repeated" (another query is the same)."""
+    """Reason -> number of refused texts. A reason is the status of an answer, "empty", "placeholder" ("null") or "too
+    long"; "declined" if the model writes that it cannot help; "copied" if the text stands in the document; "repeated"
+    if it is an earlier query."""
     not_asked: int
     """Queries without a request, since a limit was reached."""
     asked: int
@@ -193,7 +193,7 @@ def generate(
         stopped=asking.stopped,
     )
     record.results = asdict(result)
-    record.timings[TITLE] = record.timings.get(TITLE, 0.0) + time.perf_counter() - started
+    record.timings[TITLE] += time.perf_counter() - started
     if isinstance(failure, BixseError):
         record.save("failed")
         raise failure

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from bixse.encoders.loading.build import model_hashes, quiet_loading
 from bixse.encoders.loading.precision import default_device, resolve_precision
-from bixse.errors import InputError, ModelError
+from bixse.errors import InputError, ModelError, first_fault
 from bixse.files.files import file_hash
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class LocalModel:
             return model.to(self._place).eval()
         except (RuntimeError, AssertionError) as error:  # out of memory is a RuntimeError too
             raise ModelError(
-                f"judge {str(self.requested)!r}: got {type(error).__name__} on {self.device} ({_first_line(error)}); "
+                f"judge {str(self.requested)!r}: got {type(error).__name__} on {self.device} ({first_fault(error)}); "
                 "expected a device that this PyTorch has, with room for the weights; fix: choose a smaller model"
             ) from error
 
@@ -96,7 +96,7 @@ def unusable(
 ) -> ModelError:
     """Return the error of a model that cannot be loaded."""
     return ModelError(
-        f"judge {str(name_or_path)!r}: got {type(error).__name__}: {_first_line(error)}; expected {expected}; "
+        f"judge {str(name_or_path)!r}: got {type(error).__name__}: {first_fault(error)}; expected {expected}; "
         "fix: check the name, that the folder holds config.json, the weights and the tokenizer, and that a hub name "
         "can be reached"
     )
@@ -162,10 +162,6 @@ def longest_input(config: Any, *limits: int | None) -> int | None:
     if rotary.get("rope_type") == "longrope":  # a longer prompt would change the positions of its whole batch
         limits = (*limits, rotary.get("original_max_position_embeddings"))
     return min((int(limit) for limit in limits if limit and 0 < limit < UNLIMITED), default=None)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or ["no message"])[0][:200]
 
 
 LEAST_SHARED = 8
