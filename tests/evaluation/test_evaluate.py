@@ -112,7 +112,7 @@ def test_unchanged_documents_are_not_encoded_twice(folder, tmp_path, tiny_model_
         result = evaluate(EncoderSystem(tiny_model_path, cache=cache), folder)
         assert len(encoded) == number
         assert result.run == evaluate(EncoderSystem(tiny_model_path, cache=tmp_path / "cache"), folder).run
-    monkeypatch.setattr("bixse.evaluation.systems.MOST_KEPT", 2)
+    monkeypatch.setattr("bixse.evaluation.systems.MOST_CACHED", 2)
     for _ in range(2):
         evaluate(tiny_model_path, folder)
     assert len(encoded) == 20  # a corpus that long is not kept where no folder is named

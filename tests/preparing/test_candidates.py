@@ -42,7 +42,7 @@ def test_fusion_equals_exact_fractions_in_any_order_of_retrievers(answers, depth
     for candidate in fused:
         ranks = {label: names.index(candidate.document_id) + 1 for label, names in answers.items()
                  if candidate.document_id in names[:depth]}  # fmt: skip
-        assert dict(candidate.found_by) == ranks
+        assert dict(candidate.ranks) == ranks
     assert [c.document_id for c in fuse(dict(reversed(scores.items())), depth)] == [c.document_id for c in fused]
 
 

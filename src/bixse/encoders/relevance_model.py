@@ -36,7 +36,7 @@ class RelevanceModel(SentenceTransformer):
 
     backbone_files: dict[str, Any] | None = None
     """Arguments of `from_pretrained` to read a bare backbone again, pooled by sentence-transformers; else None."""
-    own_max_length: int | None = None
+    native_max_length: int | None = None
     """Tokens per text that the model read before another limit was set; else None."""
 
     def __init__(self, model_name_or_path: str | None = None, **kwargs: Any) -> None:

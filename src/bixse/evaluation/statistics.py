@@ -32,13 +32,13 @@ def query_draws(queries: int, samples: int, seed: int) -> Iterator[Floats]:
     """Yield the counts of each query in bootstrap resamples: blocks of shape (S, queries), `samples` rows in all."""
     check_samples(samples)
     if queries * samples <= _BLOCK_SIZE:
-        yield _kept_draws(queries, samples, seed)
+        yield _remembered_draws(queries, samples, seed)
     else:
         yield from _draws(queries, samples, seed)
 
 
 @lru_cache(maxsize=2)
-def _kept_draws(queries: int, samples: int, seed: int) -> Floats:
+def _remembered_draws(queries: int, samples: int, seed: int) -> Floats:
     """Return cached, read-only draws, since several figures of the same queries need the same resamples."""
     (draws,) = _draws(queries, samples, seed)
     draws.flags.writeable = False  # the cache hands out the same array again

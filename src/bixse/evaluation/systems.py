@@ -42,7 +42,7 @@ SAVE_SECONDS = 60.0
 HASH_DIGITS = 8
 RUN_NAME = "run.trec"
 RUN_SUFFIXES = (".trec", ".run")
-MOST_KEPT = 1_000_000
+MOST_CACHED = 1_000_000
 """Maximum number of documents whose embeddings are cached in the default cache folder."""
 
 
@@ -291,7 +291,7 @@ class EncoderSystem(System):
     ) -> dict[str, Ranking]:
         with self._instructed(task.instructions):
             self.prompts_hash = prompts_hash(self.encoder)
-            cache = "none" if self.cache is None and task.count > MOST_KEPT else self.cache
+            cache = "none" if self.cache is None and task.count > MOST_CACHED else self.cache
             return search_blocks(EmbeddingStore(self.encoder, cache), task, depth, partial, progress)
 
     def release(self) -> None:

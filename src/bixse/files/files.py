@@ -278,7 +278,7 @@ def usual_modes(folder: Path) -> Iterator[None]:
         path.chmod(stat.S_IMODE(before.get(path, usual)))
 
 
-def put_in_place(part: Path, target: Path) -> None:
+def move_into(part: Path, target: Path) -> None:
     """Rename a finished file to its final name, once its content is on the disk."""
     with part.open("rb") as file:
         os.fsync(file.fileno())

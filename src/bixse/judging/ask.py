@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic
 
 from bixse.judging.judge import Answer, Completion, Question, Usage, same_model
-from bixse.judging.ledger import Kept, Ledger
+from bixse.judging.ledger import Ledger, Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ def of_another_model(answer: Answer | Completion, identity: Mapping[str, Any]) -
 
 
 @dataclass
-class Asking(Generic[Kept]):
+class Asking(Generic[Record]):
     """Questions to one judge or text model through a ledger, and the figures of this run.
 
     `asked` counts questions that were answered in this run, `reused` those with an answer in the ledger; `settled` has
@@ -46,10 +46,10 @@ class Asking(Generic[Kept]):
     A question with another status but no grade is asked again only with `retry_failed`, which asks nothing else.
     """
 
-    answers: Callable[[Iterable[Question]], Iterator[tuple[Question, Kept]]]
+    answers: Callable[[Iterable[Question]], Iterator[tuple[Question, Record]]]
     """`Judge.answers` or `ServerTextModel.complete`."""
     identity: Mapping[str, Any]
-    ledger: Ledger[Kept]
+    ledger: Ledger[Record]
     prices: Prices
     """Prices and budget of this run; requests in flight count at the highest price seen."""
     max_questions: int | None = None
@@ -114,7 +114,7 @@ class Asking(Generic[Kept]):
                 self._started += 1
                 yield question
 
-    def _take(self, question: Question, answer: Kept) -> None:
+    def _take(self, question: Question, answer: Record) -> None:
         key = question.key(self.identity)
         self.ledger.write(key, answer, question.query_id, question.document_id, question.variant, question.repeat)
         price, guess = self.prices.usd(answer.usage), self._in_flight.pop(key, 0.0)
@@ -127,7 +127,7 @@ class Asking(Generic[Kept]):
         self.usd += price
         self.statuses[answer.status] += 1
 
-    def _reuse(self, key: str, known: Kept | None) -> bool:
+    def _reuse(self, key: str, known: Record | None) -> bool:
         if known is None or (not known.usable and (self.retry_failed or known.status == "failed")):
             return False
         self.settled.add(key)

@@ -25,10 +25,10 @@ LOOK_PAUSE = 20.0
 LOOK_AFTER = 1.0
 """Longest pause between two looks, and between two listings of an unchanged folder, in seconds."""
 
-Kept = TypeVar("Kept", bound=Answer | Completion, default=Answer)
+Record = TypeVar("Record", bound=Answer | Completion, default=Answer)
 
 
-class Ledger(Generic[Kept]):
+class Ledger(Generic[Record]):
     """Answers of judges, or texts of a model, under the hash of their question (`Question.key`).
 
     A ledger is a folder, which processes may share, also over a network. Each process adds to its own segment, and
@@ -50,7 +50,7 @@ class Ledger(Generic[Kept]):
         (True, 2.0)
     """
 
-    def __init__(self, path: str | Path, kind: type[Kept] = Answer) -> None:  # type: ignore[assignment]
+    def __init__(self, path: str | Path, kind: type[Record] = Answer) -> None:  # type: ignore[assignment]
         self.path, self._kind = Path(path), kind
         make_folder(self.path)
         self._known: dict[str, StoredRow] = {}
@@ -75,11 +75,11 @@ class Ledger(Generic[Kept]):
                 self._read_lines(left, wanted, read)
             self._looked_for |= wanted
 
-    def find(self, key: str) -> Kept | None:
+    def find(self, key: str) -> Record | None:
         if key not in self._looked_for:
             self.load([key])
         row = self._known.get(key)
-        answer: Kept | None = None if row is None else self._kind.from_json(row.answer)  # type: ignore[assignment]
+        answer: Record | None = None if row is None else self._kind.from_json(row.answer)  # type: ignore[assignment]
         return answer
 
     def claim(self, key: str) -> bool:
@@ -93,7 +93,7 @@ class Ledger(Generic[Kept]):
         return True
 
     def write(
-        self, key: str, answer: Kept, query_id: str = "", document_id: str = "", variant: str = "", repeat: int = 0
+        self, key: str, answer: Record, query_id: str = "", document_id: str = "", variant: str = "", repeat: int = 0
     ) -> None:
         """Write an answer and release its claim."""
         names = (query_id, document_id, variant)  # half a surrogate pair, which JSON may bring, is no UTF-8
@@ -114,7 +114,7 @@ class Ledger(Generic[Kept]):
             seal_left(self.path)
         self._own, self._own_rows = None, []
 
-    def __enter__(self) -> Ledger[Kept]:
+    def __enter__(self) -> Ledger[Record]:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-KEPT_FOR_ONE = 8
+COLLECTED_PER_PAIR = 8
 """Candidates kept per pair of the budget, since some have a grade that the batch does not know."""
 
 
@@ -77,7 +77,7 @@ class Regrading(TrainerCallback):
                 f"regrade: got {type(trainer.loss).__name__}, for which documents without a grade count neither way; "
                 "expected a loss that takes them for irrelevant; fix: choose another loss, or leave regrade out"
             )
-        self.unlabelled = trainer.collector = UnlabelledCollector(trainer.loss, KEPT_FOR_ONE * config.budget)
+        self.unlabelled = trainer.collector = UnlabelledCollector(trainer.loss, COLLECTED_PER_PAIR * config.budget)
         if is_main_process():
             self.judging.open().close()  # a wrong judge should fail here, not after the first epoch
 

@@ -57,7 +57,7 @@ class InfoNCELoss(RowWiseLoss):
         logits[targets.rows[no_negative], targets.columns[no_negative]] = -torch.inf
         if self.options.false_negative_margin is not None:
             highest = chosen + self.options.scale * self.options.false_negative_margin
-            return _own_negatives(logits, rows, columns, chosen, highest)
+            return _separate_negatives(logits, rows, columns, chosen, highest)
         negatives = torch.logsumexp(logits, dim=1)
         gap = negatives[rows] - chosen
         share = gap.sigmoid()  # (P,): the pull on the positive, and the push on its negatives together
@@ -68,7 +68,7 @@ class InfoNCELoss(RowWiseLoss):
         return ChunkResult(softplus(gap).sum(dtype=torch.float64), len(rows), gradient)
 
 
-def _own_negatives(logits: Tensor, rows: Tensor, columns: Tensor, chosen: Tensor, highest: Tensor) -> ChunkResult:
+def _separate_negatives(logits: Tensor, rows: Tensor, columns: Tensor, chosen: Tensor, highest: Tensor) -> ChunkResult:
     """Return one term per positive against the negatives of its row that are at most `highest`."""
     # logits: (R, N), -inf for entries that are no negatives; the other arguments: (P,)
     gradient = torch.zeros_like(logits)

@@ -36,13 +36,13 @@ class Candidate:
     document_id: str
     rank: int
     """Rank in the fused ranking, from 1. Documents left out later leave a gap."""
-    found_by: Mapping[str, int]
+    ranks: Mapping[str, int]
     """Retriever -> rank in its own ranking, from 1."""
 
     @property
     def source(self) -> str:
         """Return the retrievers and their ranks in the form of the column `source`."""
-        return ",".join(f"{label}:{rank}" for label, rank in self.found_by.items())
+        return ",".join(f"{label}:{rank}" for label, rank in self.ranks.items())
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from bixse.data.columns import SCHEMA
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.run import open_run
 from bixse.errors import InputError, InvalidFileError, RowError, shorten
-from bixse.files.files import alone_in, hash_files, interruptible, put_in_place, storage_errors, write_atomically
+from bixse.files.files import alone_in, hash_files, interruptible, move_into, storage_errors, write_atomically
 from bixse.files.parquet import table_writer
 from bixse.preparing.formats import looks_like
 from bixse.preparing.source import Source
@@ -178,7 +178,7 @@ def _convert(
         record.save("running")
         with storage_errors(folder):
             for name, file in written.items():
-                put_in_place(file, record.folder / name)
+                move_into(file, record.folder / name)
         record.results = asdict(result)
         record.save("finished")
     return result

@@ -193,11 +193,11 @@ def _graded_pairs_by_id(
         graded.query_ids, graded.queries, graded.document_ids, graded.documents, strict=True
     ):
         # Files without ids have ids made of their texts: the text finds the id of the collection.
-        own_query = query_id if query_id in queries else query_of.get(query, query_id)
+        query_key = query_id if query_id in queries else query_of.get(query, query_id)
         text = documents.texts.get(document_id)
-        own_document = document_id if text is not None else documents.with_text.get(document.strip(), document_id)
-        pairs.append((own_query, own_document))
-        if own_query in queries and text is not None:
+        document_key = document_id if text is not None else documents.with_text.get(document.strip(), document_id)
+        pairs.append((query_key, document_key))
+        if query_key in queries and text is not None:
             other_texts += document.strip() not in text
     warning = f"{path.name}: {other_texts} of {len(pairs)} pairs have another text than the corpus has under their id"
     return pairs, [warning] if other_texts else []

@@ -149,7 +149,7 @@ def save_shards(checkpoint: Path, loss: nn.Module, optimizer: Any, scheduler: An
             folder.mkdir(parents=True)
             write_atomically(checkpoint / SCHEDULE_FILE, json.dumps(scheduler.state_dict()))
     writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=_files(tensors), save_distributed=True)
-    with _own_errors():
+    with _original_errors():
         save_parts(tensors, storage_writer=writer, no_dist=world_size() == 1)
 
 
@@ -197,7 +197,7 @@ def _files(tensors: dict[str, Tensor]) -> dict[str, int]:
 
 
 def _read(checkpoint: Path, tensors: dict[str, Tensor]) -> None:
-    with _own_errors():
+    with _original_errors():
         load_parts(
             tensors,
             storage_reader=HuggingFaceStorageReader(str(checkpoint / SHARDS_FOLDER)),
@@ -206,7 +206,7 @@ def _read(checkpoint: Path, tensors: dict[str, Tensor]) -> None:
 
 
 @contextmanager
-def _own_errors() -> Iterator[None]:
+def _original_errors() -> Iterator[None]:
     """Raise the original error (a full disk, ...), since torch's CheckpointException is no subclass of Exception."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch warns if there is one process alone

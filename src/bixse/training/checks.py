@@ -66,7 +66,7 @@ def _best_batch(relevance: Sequence[float], documents: int | None) -> list[float
 
 def check_max_length(model: RelevanceModel) -> list[str]:
     """Warn of a limit below the model's own: base and saved model then read less than they could."""
-    native, limit = model.own_max_length, model.max_seq_length
+    native, limit = model.native_max_length, model.max_seq_length
     if native is None or limit is None or limit >= native:
         return []
     return [
@@ -112,7 +112,7 @@ def embedding_spreads(model: SentenceTransformer, pairs: GradedPairs) -> dict[Ki
     for kind in KINDS.values():
         rows = pairs.distinct(kind)
         texts = pairs.texts(kind, rows[:: -(-len(rows) // TEXTS_COMPARED)])
-        with _forward_of_its_own(model):
+        with _without_autocast(model):
             # rounding to bf16 makes equal embeddings differ by more than `SMALLEST_SPREAD`
             embeddings = encode_texts(model, texts, kind, "float32", prompt="")
         spreads[kind] = 1 - float((embeddings @ embeddings.T).min())
@@ -120,7 +120,7 @@ def embedding_spreads(model: SentenceTransformer, pairs: GradedPairs) -> dict[Ki
 
 
 @contextmanager
-def _forward_of_its_own(model: SentenceTransformer) -> Iterator[None]:
+def _without_autocast(model: SentenceTransformer) -> Iterator[None]:
     """Remove the autocast that accelerate puts into `forward` if training computes in bfloat16."""
     original = model.__dict__.get("_original_forward")
     if original is None:
@@ -134,7 +134,7 @@ def _forward_of_its_own(model: SentenceTransformer) -> Iterator[None]:
 
 
 def check_learned(
-    before: Mapping[Kind, float], after: Mapping[Kind, float], losses: Sequence[float], kept_the_best: bool
+    before: Mapping[Kind, float], after: Mapping[Kind, float], losses: Sequence[float], chosen_on_dev: bool
 ) -> None:
     """Refuse a model that training has made useless."""
     # a loss says little by itself: for most objectives the loss of a collapsed encoder is near its start
@@ -144,7 +144,7 @@ def check_learned(
                 f"training: got nearly the same embedding for every {kind}; expected embeddings that differ, as before "
                 f"training; the run has diverged; fix: {FIX}"
             ).of_all_processes()
-    if not losses or kept_the_best:  # an exploded loss counts only if dev chose no checkpoint
+    if not losses or chosen_on_dev:  # an exploded loss counts only if dev chose no checkpoint
         return
     compared = min(max(FEWEST_LOSSES, len(losses) // 10), max(1, len(losses) // 2))
     first, last = median(losses[:compared]), median(losses[-compared:])

@@ -63,13 +63,13 @@ def _text(result: CalibrateResult, prior: float | None) -> str:
         format_table(curve, ["predicted", "observed", "95 % interval", "pairs"]),
         "\n".join(map(_point_line, result.points)),
         format_table(cuts, ["probability", "cut at cosine", "of precision"]) if cuts else "",
-        _kept(result),
+        _saved_line(result),
         f"precision: {result.precision}",
     ]
     return "\n\n".join(filter(None, parts))
 
 
-def _kept(result: CalibrateResult) -> str:
+def _saved_line(result: CalibrateResult) -> str:
     saved, finding = result.artifacts.get("model"), result.check.finding
     if saved is None:
         return f"not kept, nothing is changed: {finding}"

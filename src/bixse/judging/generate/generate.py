@@ -175,7 +175,7 @@ def generate(
         except (KeyboardInterrupt, BixseError) as error:
             failure = error
         texts = [(question, ledger.find(key)) for key, question in questions]
-    pairs, refused = kept_queries(documents, texts, config.task)
+    pairs, refused = accepted_queries(documents, texts, config.task)
     rows: list[dict[str, Any]] = [{"_id": pair.query_id, "text": pair.query} for pair in pairs]
     write_atomically(out / QUERIES_NAME, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     # without relevance: a query does not make its document relevant, so the pairs need grades
@@ -240,7 +240,7 @@ def questions_about(documents: Mapping[str, str], per_document: int, prompt: Map
             yield Question("", name, "", text, "", messages, repeat)
 
 
-def kept_queries(
+def accepted_queries(
     documents: Mapping[str, str], texts: Iterable[tuple[Question, Completion | None]], task: str | None
 ) -> tuple[list[MinedPair], dict[str, int]]:
     """Clean the model's texts and keep each query once; return the pairs, and reason -> number of other texts."""

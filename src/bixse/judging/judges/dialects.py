@@ -183,15 +183,17 @@ def read_choices(choices: Sequence[Choice], form: RequestForm, rubric: Rubric) -
     """Return the answer from one or several samples in the mode of the form, without tokens, time and model."""
     labels = rubric.labels
     text = " | ".join(choice.text for choice in choices)[:TEXT_WIDTH]
-    by_place = form.mode not in WRITTEN
-    readings = [find_answer(choice.text, labels, choice.finish_reason, choice.refusal, by_place) for choice in choices]
+    by_position = form.mode not in WRITTEN
+    readings = [
+        find_answer(choice.text, labels, choice.finish_reason, choice.refusal, by_position) for choice in choices
+    ]
     counts = Counter(answer.label for answer in readings if answer.status == "graded")
     if not counts:
         status, _ = Counter(answer.status for answer in readings).most_common(1)[0]
         several = f"none of {len(readings)} samples gives an option"
         detail = several if form.mode == "sample" else readings[0].detail
         return Answer(status, form.mode, text=text, detail=detail[:TEXT_WIDTH])
-    if by_place:
+    if by_position:
         index = _token_of(readings[0], choices[0])
         if index is None:
             why = "no token is the answer alone" if choices[0].positions else "no tokens came with the answer"
@@ -204,7 +206,7 @@ def read_choices(choices: Sequence[Choice], form: RequestForm, rubric: Rubric) -
     return Answer("graded", form.mode, options.probabilities, *expected_grade(rubric.values, options), text)
 
 
-def answer_place(choice: Choice, labels: Sequence[str]) -> int | None:
+def answer_position(choice: Choice, labels: Sequence[str]) -> int | None:
     """Return the index of the token that is a choice's answer."""
     answer = find_answer(choice.text, labels, choice.finish_reason, choice.refusal, position_only=True)
     return _token_of(answer, choice) if answer.status == "graded" else None

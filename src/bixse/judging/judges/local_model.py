@@ -42,8 +42,8 @@ class LocalModel:
     def __init__(self, name_or_path: str | Path, device: str | None = None, dtype: Dtype = "auto") -> None:
         self.requested = name_or_path
         self.source, file = _resolve(name_or_path)
-        self._place = judge_device(device)
-        self._dtype = weights_dtype(dtype, self._place)
+        self._device = judge_device(device)
+        self._dtype = weights_dtype(dtype, self._device)
         # with None, transformers asks in the terminal if it may run the model's code
         self._settings: dict[str, Any] = {"trust_remote_code": False}
         if file is not None:
@@ -55,7 +55,7 @@ class LocalModel:
                 config = None if local else AutoConfig.from_pretrained(self.source, **self._settings)
         except Exception as error:
             raise unusable(name_or_path, error) from error
-        self.device, self.dtype = str(self._place), str(self._dtype).removeprefix("torch.")
+        self.device, self.dtype = str(self._device), str(self._dtype).removeprefix("torch.")
         if config is None:
             self.name, self.revision = file or Path(self.source).name, content_hash(Path(self.source), file)
         else:
@@ -79,7 +79,7 @@ class LocalModel:
                 "fix: name a model that writes text, not an encoder or a part of one"
             )
         try:
-            return model.to(self._place).eval()
+            return model.to(self._device).eval()
         except (RuntimeError, AssertionError) as error:  # out of memory is a RuntimeError too
             raise ModelError(
                 f"judge {str(self.requested)!r}: got {type(error).__name__} on {self.device} ({first_fault(error)}); "
@@ -167,7 +167,7 @@ def longest_input(config: Any, *limits: int | None) -> int | None:
 LEAST_SHARED = 8
 """Minimum number of shared tokens that deserve a separate pass."""
 ROWS_PER_BATCH = 256
-KEPT_FACTOR = 8
+CACHE_FACTOR = 8
 """Maximum number of cached positions per batch, as a multiple of `tokens_per_batch`."""
 _TOLERANCE, _HALF_TOLERANCE = 1e-2, 0.25
 """Maximum difference of two ways to read, in standard deviations of the logits; 16-bit dtypes differ more."""
@@ -203,7 +203,7 @@ class PromptReader:
         left = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
         while left:
             width = len(prompts[left[0]]) - start
-            rows = min(self.tokens_per_batch // max(width, (width + start) // KEPT_FACTOR), ROWS_PER_BATCH)
+            rows = min(self.tokens_per_batch // max(width, (width + start) // CACHE_FACTOR), ROWS_PER_BATCH)
             batch = left[: max(1, rows) if self.shares else 1]
             read = self._read_if_it_fits([prompts[i][start:] for i in batch], prefix, start)
             if read is None and len(batch) > 1:

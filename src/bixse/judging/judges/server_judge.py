@@ -20,7 +20,7 @@ from bixse.judging.judges.dialects import (
     WRITTEN,
     Reply,
     RequestForm,
-    answer_place,
+    answer_position,
     read_choices,
     read_position,
     request_body,
@@ -81,7 +81,7 @@ class Probe:
             if constrained is None:
                 raise self._unanswered(answer)
             return await self._finish(constrained)
-        one_token = self._place(reply) == 0 and self._max_tokens is None
+        one_token = self._position(reply) == 0 and self._max_tokens is None
         return await self._finish(replace(form, max_tokens=1) if one_token else form)
 
     async def _reply(self, form: RequestForm, known: int) -> Reply | RequestError:
@@ -127,27 +127,27 @@ class Probe:
     def _read(self, form: RequestForm, reply: Reply) -> Answer:
         return read_choices(reply.choices, form, self._rubric)
 
-    def _place(self, reply: Reply) -> int | None:
-        return answer_place(reply.choices[0], self._rubric.labels)
+    def _position(self, reply: Reply) -> int | None:
+        return answer_position(reply.choices[0], self._rubric.labels)
 
     def _has_probabilities(self, form: RequestForm, reply: Reply) -> bool:
         """Return True if the token of the answer, or else the first token, has usable probabilities."""
         choice = reply.choices[0]
         if not choice.positions:
             return False
-        position = choice.positions[self._place(reply) or 0]
+        position = choice.positions[self._position(reply) or 0]
         return read_position(position, form, [text.strip() for text, _ in position.alternatives]) is not None
 
     async def _without_thinking(self, form: RequestForm, reply: Reply) -> tuple[RequestForm, Reply]:
         """Switch reasoning off if the answer is not the first token and comes earlier without reasoning."""
         graded = self._read(form, reply).status == "graded"
-        before = self._place(reply) if graded else None
+        before = self._position(reply) if graded else None
         if graded and before in (0, None):
             return form, reply
         quiet = replace(form, thinking_off=True)
         other = await self._try(quiet)
         helps = other is not None and self._read(quiet, other).status == "graded"
-        if other is not None and helps and (before is None or (self._place(other) or 0) < before):
+        if other is not None and helps and (before is None or (self._position(other) or 0) < before):
             return quiet, other
         return form, reply
 

@@ -31,7 +31,7 @@ TOUCH = 30.0
 """Seconds between two touches."""
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}  # errors of file systems without locks
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_OWN: WeakSet[OwnSegment] = WeakSet()
+_OPEN_SEGMENTS: WeakSet[OwnSegment] = WeakSet()
 
 
 class OwnSegment:
@@ -51,7 +51,7 @@ class OwnSegment:
             self._file = self.path.open("ab", buffering=0)
         self._closed = threading.Event()
         threading.Thread(target=_touch, args=(self._writer, self._closed), name="bixse-ledger", daemon=True).start()
-        _OWN.add(self)
+        _OPEN_SEGMENTS.add(self)
         self.add({"bixse_ledger": FORMAT})
 
     @property
@@ -182,7 +182,7 @@ def _touch(path: Path, closed: threading.Event) -> None:
 
 
 def _close_all() -> None:
-    for segment in list(_OWN):
+    for segment in list(_OPEN_SEGMENTS):
         segment.held.close()
 
 

@@ -89,8 +89,8 @@ def download_collection(name: str, folder: Path, splits: Sequence[str]) -> None:
         task.load_data()
     except Exception as error:  # the libraries of the hub and of data sets raise many kinds
         raise InputError(
-            f"{name}: got {_said(error)}; expected its data from the hub; fix: check the network (HF_HUB_OFFLINE must "
-            "not be set), or fetch the data by hand into a folder"
+            f"{name}: got {_one_line(error)}; expected its data from the hub; fix: check the network (HF_HUB_OFFLINE "
+            "must not be set), or fetch the data by hand into a folder"
         ) from error
     task.convert_v1_dataset_format_to_v2(None)
     for split in splits:
@@ -119,7 +119,7 @@ def run_mteb(
         except (BixseError, MemoryError):
             raise
         except Exception as error:  # mteb raises many kinds; the other tasks go on
-            failures[name] = _said(error)
+            failures[name] = _one_line(error)
         if step is not None:
             step(1)
     return scores, failures
@@ -293,7 +293,7 @@ def _prompt(encoder: Any, kind: str, prompt: str) -> Iterator[None]:
         encoder.prompts, encoder.task = prompts, task
 
 
-def _said(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 

@@ -272,7 +272,7 @@ def _missing_corpus(data: Path, version: int, wanted: Iterable[str] | None = Non
     if version == 1:
         command = f"curl -LO {MSMARCO}/collection.tar.gz && tar xzf collection.tar.gz"
         return [] if _find_file(data, CORPUS_V1) else [f"{CORPUS_V1}: {command}"]
-    shards = set(range(SHARDS_V2)) if wanted is None else {_place(name)[0] for name in wanted}
+    shards = set(range(SHARDS_V2)) if wanted is None else {_shard_and_offset(name)[0] for name in wanted}
     lacking = sorted(shard for shard in shards if _find_shard(data, shard) is None)
     if not lacking:
         return []
@@ -298,7 +298,7 @@ def look_up_passages(data: Path, wanted: dict[int, set[str]]) -> dict[str, str]:
         known.update((name, text) for name, text in corpus if name in lacking)
     by_shard: dict[int, dict[int, str]] = {}
     for name in wanted.get(2, set()) - known.keys():
-        shard, offset = _place(name)
+        shard, offset = _shard_and_offset(name)
         by_shard.setdefault(shard, {})[offset] = name
     for shard, by_offset in by_shard.items():
         if (path := _find_shard(data, shard)) is not None:
@@ -322,7 +322,7 @@ def _find_shard(data: Path, shard: int) -> Path | None:
     return _find_file(data / CORPUS_V2_FOLDER, name) or _find_file(data, name)
 
 
-def _place(name: str) -> tuple[int, int]:
+def _shard_and_offset(name: str) -> tuple[int, int]:
     """Return the file number and the byte offset in a passage id of the second corpus."""
     try:
         shard, offset = name.removeprefix("msmarco_passage_").split("_")

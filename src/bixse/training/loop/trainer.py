@@ -119,7 +119,7 @@ class GradedTrainer(SentenceTransformerTrainer):
         _ = args.device  # sets n_gpu, which the next line overrides: DataParallel would split batches
         args._n_gpu = min(1, args.n_gpu)
         rates = args.learning_rate_mapping if isinstance(args.learning_rate_mapping, dict) else {}
-        args.learning_rate_mapping = {**rates, **_own_rates(args, loss)}
+        args.learning_rate_mapping = {**rates, **_learning_rates(args, loss)}
         if not isinstance(train_dataset, GradedPairs):
             train_dataset = GradedPairs.from_dataset(train_dataset)
         self.pairs = train_dataset
@@ -344,7 +344,7 @@ class _EpochLoader(DataLoader[Any]):
         self.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
 
 
-def _own_rates(args: GradedTrainingArguments, loss: GradedLoss) -> dict[str, float]:
+def _learning_rates(args: GradedTrainingArguments, loss: GradedLoss) -> dict[str, float]:
     """Return learning rates, by exact name, of the parameters that need a separate optimizer group."""
     # exact names: "bias" alone would also match encoder layers
     names = [name for name, parameter in loss.named_parameters(recurse=False) if parameter.requires_grad]
