@@ -51,10 +51,10 @@ class Batch:
         table = torch.tensor(entries, dtype=torch.float64).reshape(-1, 3)
         return replace(self, targets=GradedTargets.from_entries(*table.T, self.targets.shape))
 
-    def with_base(self, weight=1.0):
-        """Return the batch with a base model of three dimensions."""
+    def with_base(self, weight=1.0, dim=3):
+        """Return the batch with a base model of `dim` dimensions."""
         generator = torch.Generator().manual_seed(5)
-        base = [unit_vectors(number, 3, generator) for number in self.targets.shape]
+        base = [unit_vectors(number, dim, generator) for number in self.targets.shape]
         curve = torch.tensor([*CURVE, weight], dtype=torch.float64)
         return replace(self, targets=replace(self.targets, unlabelled=BaseProbability(*base, curve)))
 

@@ -42,6 +42,7 @@ def test_an_unknown_loss_or_option_is_refused(loss, option, hint):
         ("margin-mse", "scale", [0.0, -20.0, math.nan, math.inf]),
         ("margin-mse", "margin", [0.0, -1.0, 2.1, math.nan]),
         ("lambdarank", "top_grade", [0.0, 33, math.nan]),
+        ("infonce", "hardness", [-1.0, math.nan]),
     ],
 )
 def test_an_option_of_the_wrong_kind_or_outside_its_range(loss, option, values):

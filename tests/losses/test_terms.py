@@ -24,14 +24,18 @@ def mean(terms):
     return sum(terms) / len(terms)
 
 
-def naive_infonce(batch, scale, positive_from=0.5, false_negative_margin=math.inf):
+def naive_infonce(batch, scale, positive_from=0.5, false_negative_margin=math.inf, hardness=0.0):
     terms = []
+
+    def weight(score):
+        return math.exp(hardness * score.item() / scale)
+
     for row, z, _ in slates(batch, scale):
         for s, x in zip(row, z, strict=True):
             if x >= positive_from:
                 highest = s + scale * false_negative_margin
                 negatives = [n for n, y in zip(row, z, strict=True) if y < positive_from and n <= highest]
-                terms.append(-torch.log(s.exp() / (s.exp() + sum(n.exp() for n in negatives))))
+                terms.append(-torch.log(s.exp() / (s.exp() + sum(weight(n) * n.exp() for n in negatives))))
     return mean(terms)
 
 
@@ -71,6 +75,46 @@ def naive_pairwise(batch, scale):
         for row, z, slate in slates(batch, scale)
         for j in slate for k in slate if z[j] > z[k]
     ])  # fmt: skip
+
+
+def naive_wasserstein(batch, scale, top_grade=3.0):
+    """Return the distance from covariance matrices: tr((C_x C_y)^1/2) by their eigenvalues."""
+    predicted, wanted = [], []
+    for row, z, slate in slates(batch, scale):
+        for scores, rows in ((row, predicted), ([torch.tensor(top_grade * x).double() for x in z], wanted)):
+            total = sum(scores[j].exp() for j in slate)
+            zero = torch.zeros((), dtype=torch.float64)
+            rows.append(torch.stack([scores[j].exp() / total if j in slate else zero for j in range(len(z))]))
+    x, y = torch.stack(predicted), torch.stack(wanted)
+    covariances = [torch.cov(part.T) for part in (x, y)]
+    roots = torch.linalg.eigvals(covariances[0] @ covariances[1]).real
+    root = roots[roots > 1e-12 * roots.max()].sqrt().sum()
+    gap = x.mean(dim=0) - y.mean(dim=0)
+    return (gap * gap).sum() + covariances[0].trace() + covariances[1].trace() - 2 * root
+
+
+def naive_anchor(batch, scale):
+    base = batch.targets.unlabelled
+    pairs = ((batch.queries, base.queries), (batch.documents, base.documents))
+    return mean([mean([1 - now @ before for now, before in zip(*pair, strict=True)]) for pair in pairs])
+
+
+def naive_spread_out(batch, scale, mean_weight=1.0):
+    terms = []
+    for texts in (batch.queries, batch.documents):
+        cosines = [a @ b for a, b in itertools.permutations(list(texts), 2)]
+        second = mean([cosine**2 for cosine in cosines]) - 1 / texts.shape[1]
+        terms.append(mean_weight * mean(cosines) ** 2 + torch.relu(second))
+    return mean(terms)
+
+
+def naive_sum(batch, scale):
+    first = replace(batch, targets=replace(batch.targets, unlabelled=None))
+    parts = naive_infonce(first, scale, positive_from=0.2), naive_distill_kl(first, scale), naive_anchor(batch, scale)
+    return sum(weight * part for weight, part in zip(SUM.values(), parts, strict=True))
+
+
+SUM = {"infonce": 1.0, "distill-kl": 0.3, "anchor": 2.0}
 
 
 def discount(rank):
@@ -113,20 +157,31 @@ CASES = [
         for low in (0.2, 0.8)
         for margin in (0.0, 0.1, 0.6, 2.0)
     ),
+    ("infonce", naive_infonce, {"hardness": 9.0}),
+    ("infonce", naive_infonce, {"hardness": 5.0, "false_negative_margin": 0.1}),
     ("soft-infonce", naive_soft_infonce, {}),
     *(("margin-mse", naive_margin_mse, {"margin": margin}) for margin in (1.0, 0.4)),
     *(("distill-kl", naive_distill_kl, {"temperature": temperature}) for temperature in (0.1, 1.0)),
     ("pairwise-bce", naive_pairwise, {}),
+    *(("wasserstein", naive_wasserstein, {"top_grade": grade}) for grade in (3.0, 1.0)),
+    ("anchor", naive_anchor, {}),
+    *(("spread-out", naive_spread_out, {"mean_weight": weight}) for weight in (1.0, 0.0)),
+    (SUM, naive_sum, {"infonce": {"positive_from": 0.2}}),
     *((word, naive_lambda(word), {"top_grade": grade}) for word in LAMBDA for grade in (3.0, 1.0)),
 ]
 
 
+ROOTS = {"wasserstein": 1e3}
+"""Loss -> factor of the tolerances: the naive form takes roots of eigenvalues near 0."""
+
+
 def check(batch, word, expected, scale, **options):
+    factor = ROOTS.get(str(word), 1.0)
     leaves = batch.leaves[:2]
     value = build_loss(word, Identity(), scale=scale, **options).compute_loss_from_embeddings(*leaves, batch.targets)
-    torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(value, expected, rtol=factor * 1e-9, atol=1e-12)
     gradients, others = (torch.autograd.grad(loss, leaves, materialize_grads=True) for loss in (value, expected))
-    assert_all_close(gradients, others, rtol=1e-8, atol=1e-12)
+    assert_all_close(gradients, others, rtol=factor * 1e-8, atol=factor * 1e-12)
     assert value > 0
 
 
@@ -134,7 +189,10 @@ def check(batch, word, expected, scale, **options):
 @pytest.mark.parametrize(("word", "naive", "options"), CASES)
 def test_value_and_gradients_equal_loops_over_the_formula(word, naive, options, seed):
     batch = random_batch(6, 10, known=0.45, seed=seed)
-    check(batch, word, naive(batch, 3.0, **options), 3.0, **options)
+    if "anchor" in word:
+        batch = batch.with_base(dim=5)
+    options_of_formula = {name: value for name, value in options.items() if not isinstance(value, dict)}
+    check(batch, word, naive(batch, 3.0, **options_of_formula), 3.0, **options)
 
 
 @pytest.mark.parametrize("word", ["infonce", "soft-infonce"])

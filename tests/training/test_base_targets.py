@@ -52,8 +52,9 @@ def test_a_weight_of_0_gives_the_weights_of_the_paper(train_toy):
     assert len({(run.model_path / "model.safetensors").read_bytes() for run in runs}) == 1
 
 
-def test_an_interrupted_run_is_bit_equal(run_config, tmp_path, train_both_ways):
-    train_both_ways(run_config(**BASE))
+@pytest.mark.parametrize("loss", [{}, {"loss": {"bixse": 1.0, "anchor": 0.5}, "loss_options": {}}], ids=["base", "sum"])
+def test_an_interrupted_run_is_bit_equal(run_config, tmp_path, train_both_ways, loss):
+    train_both_ways(run_config(**{**BASE, **loss}))
     assert not (tmp_path / "cut" / "checkpoints" / BASE_FOLDER).exists()
 
 
@@ -78,6 +79,14 @@ def test_a_dry_run_embeds_a_sample_alone(run_config, tmp_path):
     zero, base = (plan_training(run_config(**own), tmp_path / "out") for own in ({**BASE, "loss_options": {}}, BASE))
     assert base.texts > zero.texts
     assert not (tmp_path / "out").exists()
+
+
+def test_the_anchor_is_near_0_before_the_first_step(train_toy):
+    """The base model read as many tokens as training does."""
+    long = {"dev": None, "max_length": None, "train_max_length": 5, "dropout": 0.0, "merge": None}
+    result = train_toy(loss={"bixse": 1.0, "anchor": 1.0}, **long)
+    anchors = [entry["loss_anchor"] for entry in result.history if "loss_anchor" in entry]
+    assert abs(anchors[0]) < 1e-3 < anchors[-1]
 
 
 def test_the_other_losses_refuse_it(run_config):

@@ -118,12 +118,25 @@ def test_a_run_trains_records_and_is_reused(tmp_path, train_toy):
     assert again.history == result.history
 
 
-@pytest.mark.parametrize("loss", sorted(LOSSES))
+@pytest.mark.parametrize("loss", [word for word, entry in LOSSES.items() if entry.alone])
 def test_every_loss_trains(tiny_model_path, tmp_path, loss, train_toy):
     result = train_toy(loss=loss, dev=None)
     assert all(entry["loss"] > 0 for entry in result.history)
     assert weights(tmp_path / "out") != (tiny_model_path / "model.safetensors").read_bytes()
     assert (result.model_path / HEAD_FILE).is_file() == loss.startswith("bixse")
+
+
+def test_a_sum_trains_logs_its_terms_and_has_the_head_of_its_bixse(tmp_path, train_toy):
+    weights = {"bixse": 1.0, "infonce": 0.5, "anchor": 0.3, "spread-out": 0.1}
+    options = {"infonce": {"hardness": 9.0}, "mini_batch_size": 4}
+    result = train_toy(loss=weights, loss_options=options, dev=None, merge=None, optimizer={"warmup_ratio": 0.0})
+    entry = next(entry for entry in result.history if "loss" in entry)
+    terms = {name: entry[f"loss_{name}"] for name in weights}
+    assert entry["loss"] == pytest.approx(sum(weights[name] * terms[name] for name in weights), rel=1e-4)
+    assert all(value > 0 for name, value in terms.items() if name != "anchor")
+    last = [entry for entry in result.history if "loss" in entry][-1]
+    assert last["logit_bias"] != entry["logit_bias"]
+    assert RelevanceHead.load(result.model_path).logit_bias == pytest.approx(last["logit_bias"], abs=0.1)
 
 
 def test_the_head_of_the_base_model_is_not_kept(train_toy):

@@ -127,7 +127,7 @@ class Regrading(TrainerCallback):
         grades = self._grades(asked, epoch)
         record = self._answers(epoch) / RUN_FILE
         usd = json.loads(read_text(record))["results"]["summary"]["usd"] if record.is_file() else 0.0
-        learns_probability = hasattr(self.trainer.loss, "logit_bias")
+        learns_probability = hasattr(self.trainer.loss.with_head, "logit_bias")
         logits = asked["logit"].to_numpy()
         probability = float((1 / (1 + np.exp(-logits))).mean()) if len(asked) and learns_probability else None
         relevance = grades.relevance

@@ -11,4 +11,8 @@ from .infonce import InfoNCELoss as InfoNCELoss
 from .infonce import SoftInfoNCELoss as SoftInfoNCELoss
 from .pairwise import LambdaLoss as LambdaLoss
 from .pairwise import PairwiseBCELoss as PairwiseBCELoss
+from .sums import AnchorLoss as AnchorLoss
+from .sums import SpreadOutLoss as SpreadOutLoss
+from .sums import SumLoss as SumLoss
 from .targets import GradedTargets as GradedTargets
+from .wasserstein import WassersteinLoss as WassersteinLoss

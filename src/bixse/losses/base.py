@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from sentence_transformers import SentenceTransformer
+
+
+class BaseUse(NamedTuple):
+    """The part that the model before training has in a loss."""
+
+    weight: float
+    """Factor of its probabilities as targets of unlabelled entries, 0 to 1; 0 takes its embeddings alone."""
+    as_trained: bool = False
+    """It reads as many tokens as training does; False: as many as when it encodes."""
 
 
 class GradedLoss(nn.Module, ABC):
@@ -152,6 +161,16 @@ class GradedLoss(nn.Module, ABC):
     def logits(self, cosines: Tensor) -> Tensor:
         """Return the logits of cosines, without gradients."""
         return self.options.scale * cosines
+
+    @property
+    def base_use(self) -> BaseUse | None:
+        """The use of the model before training; None if the loss needs it not."""
+        return None
+
+    @property
+    def with_head(self) -> GradedLoss:
+        """The loss that learns scale and bias: this one, or a term of a sum."""
+        return self
 
     @property
     def positive_from(self) -> float | None:

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bixse.errors import InputError
-from bixse.losses.base import GradedLoss
+from bixse.losses.base import BaseUse, GradedLoss
 from bixse.losses.bce import Reduction, graded_bce
 from bixse.losses.catalogue import LossOptions
 from bixse.losses.products import mean_logits, mean_of_all, mean_target
@@ -86,6 +86,10 @@ class BiXSELoss(GradedLoss):
         self.bias_is_set: Tensor
         # a buffer, so that a resumed run does not fit the bias again
         self.register_buffer("bias_is_set", torch.tensor(not isinstance(bias, str)))
+
+    @property
+    def base_use(self) -> BaseUse | None:
+        return BaseUse(self.options.unlabelled_weight) if self.options.unlabelled == "base" else None
 
     @property
     def positive_from(self) -> float | None:

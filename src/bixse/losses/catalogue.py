@@ -49,6 +49,8 @@ class LossEntry(NamedTuple):
 
     name: str
     fixed: Mapping[str, Any] = {}
+    alone: bool = True
+    """It can train without another loss beside it."""
 
 
 LOSSES: dict[str, LossEntry] = {
@@ -65,17 +67,39 @@ LOSSES: dict[str, LossEntry] = {
     "lambdaloss-v2": LossEntry("LambdaLoss", {"weighting": "ndcg-loss2"}),
     "lambdarank": LossEntry("LambdaLoss", {"weighting": "lambdarank"}),
     "ndcg-loss2++": LossEntry("LambdaLoss", {"weighting": "ndcg-loss2++"}),
+    "wasserstein": LossEntry("WassersteinLoss"),
+    "anchor": LossEntry("AnchorLoss", alone=False),
+    "spread-out": LossEntry("SpreadOutLoss", alone=False),
 }
 
 
-def build_loss(word: str, model: SentenceTransformer, **options: Any) -> GradedLoss:
-    """Build the loss that `LOSSES` lists under `word`, on the encoder to train."""
+def build_loss(word: str | Mapping[str, float], model: SentenceTransformer, **options: Any) -> GradedLoss:
+    """Build a loss on the encoder to train: the name of `LOSSES`, or names with weights for a `SumLoss`.
+
+    The options of a sum are sections of its terms, such as `infonce={"hardness": 9.0}`, and options of all terms.
+    """
     check_loss_options(word, options)
-    return _class_of(word)(model, **LOSSES[word].fixed, **options)
+    if isinstance(word, str):
+        return _class_of(word)(model, **LOSSES[word].fixed, **options)
+    from bixse.losses.sums import SumLoss
+
+    terms = {term: build_loss(term, model, **section) for term, section in _sections(word, options).items()}
+    return SumLoss(model, terms, word, **{name: value for name, value in options.items() if name not in word})
 
 
-def check_loss_options(word: str, options: Mapping[str, Any]) -> None:
+def _sections(terms: Mapping[str, float], options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the options of each term of a sum: the options of all, and its section."""
+    shared = {name: value for name, value in options.items() if name not in terms}
+    return {term: {**shared, **options.get(term, {})} for term in terms}
+
+
+def check_loss_options(word: str | Mapping[str, float], options: Mapping[str, Any]) -> None:
     """Refuse an unknown loss or invalid options, before any model is loaded."""
+    if not isinstance(word, str):
+        LossOptions.load(None, {name: value for name, value in options.items() if name not in word})
+        for term, section in _sections(word, options).items():
+            check_loss_options(term, section)
+        return
     if word not in LOSSES:
         raise ConfigError(f"loss: got {word!r}; expected one of {', '.join(LOSSES)}; fix: {did_you_mean(word, LOSSES)}")
     fixed = LOSSES[word].fixed

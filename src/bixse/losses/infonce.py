@@ -25,6 +25,9 @@ class InfoNCEOptions(LossOptions):
     false_negative_margin: float | None = Field(default=None, ge=0, le=2)
     """Leave out a positive's likely false negatives: documents whose cosine exceeds its cosine by more than this
     number. null leaves out none. Qwen3 Embedding takes 0.1 (Zhang et al. 2025, arXiv:2506.05176, section 3.1)."""
+    hardness: float = Field(default=0.0, ge=0)
+    """Weigh negatives by exp(hardness * cosine), without a gradient through the weight. 0 weighs all alike; 9 is the
+    value of Lan et al. 2025 (arXiv:2503.04812)."""
 
 
 class InfoNCELoss(RowWiseLoss):
@@ -55,8 +58,11 @@ class InfoNCELoss(RowWiseLoss):
         chosen = logits[rows, columns]
         no_negative = positive | targets.relevance.isnan()
         logits[targets.rows[no_negative], targets.columns[no_negative]] = -torch.inf
+        harder = 1 + self.options.hardness / self.options.scale  # (scale + hardness) * cos
+        if self.options.hardness:
+            logits.mul_(harder)
         if self.options.false_negative_margin is not None:
-            highest = chosen + self.options.scale * self.options.false_negative_margin
+            highest = (chosen + self.options.scale * self.options.false_negative_margin) * harder
             return _separate_negatives(logits, rows, columns, chosen, highest)
         negatives = torch.logsumexp(logits, dim=1)
         gap = negatives[rows] - chosen

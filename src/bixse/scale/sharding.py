@@ -32,7 +32,6 @@ from bixse.encoders.loading.backbones import backbones
 from bixse.encoders.processes import unsharded_tensors
 from bixse.errors import InputError, ModelError
 from bixse.files.files import storage_errors, write_atomically
-from bixse.losses.bixse import BiXSEOptions
 from bixse.training.distributed import is_main_process, raise_together, world_size
 from bixse.training.loop.checkpoints import SHARDS_FOLDER
 from bixse.training.loop.trainer import GradedTrainer
@@ -225,9 +224,11 @@ class ShardedTrainer(GradedTrainer):
         super().__init__(model, args, *rest, **named)
 
     def add_base_targets(self) -> None:
-        options = self.loss.options
-        if self.outline is not None and isinstance(options, BiXSEOptions) and options.unlabelled != "zero":
-            raise InputError("sharding: got full with unlabelled: base; expected one of them; fix: leave one out")
+        if self.outline is not None and self.loss.base_use is not None:
+            raise InputError(
+                "sharding: got full with a loss that needs the base model (unlabelled: base, anchor); expected one of "
+                "them; fix: leave one out"
+            )
         super().add_base_targets()
 
     def unsharded_model(self) -> SentenceTransformer:

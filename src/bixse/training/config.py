@@ -209,12 +209,13 @@ class TrainConfig(Settings):
     takes cls-head if the checkpoint has the head, else mean. A sentence-transformers model keeps its pooling."""
     lora: LoraConfig | None = None
     """Train low-rank adapters instead of all weights. `lora: {}` takes the defaults; null trains all weights."""
-    loss: str = "bixse"
-    """Name of the loss, a key of `bixse.losses.LOSSES`."""
+    loss: Annotated[str | dict[str, float], Flag(metavar="LOSS")] = "bixse"
+    """Name of the loss, a key of `bixse.losses.LOSSES`; or a sum of losses, name -> weight, for example
+    `{bixse: 1.0, anchor: 0.1}`, on the command line `--loss bixse=1 anchor=0.1`."""
     scale: float = Field(default=LossOptions.model_fields["scale"].default, gt=0)
     """Logit scale alpha, 1 / temperature. The paper takes 20; 10 was better on dev for every loss."""
     loss_options: dict[str, Any] = Field(default_factory=dict)
-    """Other arguments of the loss, for example bias, positive_from, in_batch_labels."""
+    """Other arguments of the loss, for example bias, positive_from, in_batch_labels. A sum has a section per term."""
     sharding: Literal["full"] | None = None
     """Sharding over processes (FSDP2). "full" gives each process a part of weights, gradients, optimizer state and
     checkpoints. Null keeps everything in every process."""
@@ -293,11 +294,27 @@ class TrainConfig(Settings):
             raise ValueError("expected no scale, a setting next to `loss`; fix: set `scale` there")
         return value
 
+    @field_validator("loss", mode="before")
+    @classmethod
+    def _words_of_the_command_line(cls, value: Any) -> Any:
+        if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+            return value
+        return dict(word.partition("=")[::2] for word in value) if "=" in "".join(value) else " ".join(value)
+
     @field_validator("loss")
     @classmethod
-    def _known_loss(cls, value: str) -> str:
-        if value not in LOSSES:
-            raise ValueError(f"expected one of {', '.join(LOSSES)}; fix: {did_you_mean(value, LOSSES)}")
+    def _known_loss(cls, value: str | dict[str, float]) -> str | dict[str, float]:
+        terms = {value: 1.0} if isinstance(value, str) else value
+        for name, weight in terms.items():
+            if name not in LOSSES:
+                raise ValueError(f"expected one of {', '.join(LOSSES)}; fix: {did_you_mean(name, LOSSES)}")
+            if not 0 < weight < math.inf:
+                raise ValueError(f"got weight {weight} of {name}; expected a number above 0; fix: leave it out for 0")
+        if not any(LOSSES[name].alone for name in terms):
+            raise ValueError(
+                f"got {' and '.join(terms) or 'nothing'} alone; expected a loss that reads relevance "
+                "beside it; fix: add one, for example bixse: 1.0"
+            )
         return value
 
 

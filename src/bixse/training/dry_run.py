@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import psutil
 import torch
 from transformers.trainer_utils import SaveStrategy
@@ -20,6 +21,7 @@ from bixse.errors import InputError
 from bixse.extensions import extension
 from bixse.training.distributed import world_size
 from bixse.training.inputs import open_training
+from bixse.training.loop.unlabelled import BaseTargets
 from bixse.training.setup import make_parts, make_trainer, steps_of
 
 if TYPE_CHECKING:
@@ -93,10 +95,12 @@ def _plan(config: TrainConfig, out: Path) -> TrainPlan:
         if config.merge is not None:
             weights = len({0.0, 1.0, *config.merge.weights})
             texts += sum(corpus.encoded_for(weights) for corpus in inputs.watched)
-        if getattr(parts.loss.options, "unlabelled", "zero") != "zero":
+        if parts.loss.base_use is not None:
             texts += len(documents) + len(pairs.groups())
-            # the timed steps leave the base model out: it would embed all texts before the first one
-            parts.loss.options = parts.loss.options.model_copy(update={"unlabelled": "zero"})
+            # zeros cost a step what embeddings cost it; the timed steps would embed all texts before the first one
+            size = model.get_embedding_dimension() or 0
+            zeros = (np.broadcast_to(np.float32(0), (rows, size)) for rows in (len(pairs.groups()), len(documents)))
+            trainer.data_collator.base = BaseTargets(*zeros, 1.0, dict.fromkeys(range(len(pairs.tasks[0])), (1.0, 0.0)))
         sample = pairs.texts("document", documents[:: -(-len(documents) // TEXTS_TIMED)])
         started = time.perf_counter()
         encode_texts(model, sample, "document")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -51,6 +52,20 @@ def input_parts(model: SentenceTransformer) -> list[nn.Module]:
     """Return the modules that read the texts: the first module, or the first module per route of a router."""
     first = next(iter(model.children()))
     return [next(iter(route.children())) for route in _routes(first)] or [first]
+
+
+@contextmanager
+def reading_at_most(model: SentenceTransformer, max_length: int | None) -> Iterator[None]:
+    """Let the model read at most `max_length` tokens per text inside the block; None changes nothing."""
+    parts: list[Any] = input_parts(model) if max_length is not None else []
+    limits = [part.max_seq_length for part in parts]
+    try:
+        for part, length in zip(parts, limits, strict=True):
+            part.max_seq_length = max_length if length is None else min(length, max_length)
+        yield
+    finally:
+        for part, length in zip(parts, limits, strict=True):
+            part.max_seq_length = length
 
 
 def backbones(model: SentenceTransformer) -> list[Any]:

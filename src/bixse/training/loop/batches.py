@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, Sampler
 from bixse.data.columns import first_rows, numbered
 from bixse.data.task_instructions import Instructions
 from bixse.encoders.instructions import prompt_for
-from bixse.encoders.loading.backbones import input_parts
+from bixse.encoders.loading.backbones import reading_at_most
 from bixse.errors import InputError, did_you_mean
 from bixse.losses.targets import GradedTargets
 from bixse.training.loop.unlabelled import KnownEntries
@@ -324,16 +324,9 @@ def shortened_preprocess(model: SentenceTransformer, max_length: int | None) -> 
     """Return the model's tokenisation, reading at most `max_length` tokens per text."""
 
     def preprocess(texts: list[str], prompt: str | None = None, task: str | None = None) -> Mapping[str, Any]:
-        parts: list[Any] = input_parts(model) if max_length is not None else []
-        limits = [part.max_seq_length for part in parts]
-        try:
-            for part, length in zip(parts, limits, strict=True):
-                part.max_seq_length = max_length if length is None else min(length, max_length)
+        with reading_at_most(model, max_length):
             features: Mapping[str, Any] = model.preprocess(texts, prompt=prompt, task=task)
             return features
-        finally:
-            for part, length in zip(parts, limits, strict=True):
-                part.max_seq_length = length
 
     return preprocess
 

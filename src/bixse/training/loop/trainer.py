@@ -156,16 +156,17 @@ class GradedTrainer(SentenceTransformerTrainer):
         return super().train(*args, **kwargs)
 
     def add_base_targets(self) -> None:
-        """Take the untrained model as the base model of a loss with `unlabelled="base"`."""
+        """Take the untrained model as the base model of a loss that needs one."""
         collator: Any = self.data_collator
-        options: Any = self.loss.options
-        if getattr(options, "unlabelled", "zero") == "zero" or collator.base is not None:
+        use = self.loss.base_use
+        if use is None or collator.base is not None:
             return
+        length = self.args.train_max_length if use.as_trained else None
         folder = Path(self.args.output_dir or ".") / BASE_FOLDER
         # the first process writes the embeddings; the others map the same files
         with self.args.main_process_first(local=False, desc="embeddings by the base model"):
-            embeddings = base_embeddings(self.model, self.pairs, folder, collator.first_prompt)
-        base = BaseTargets(*embeddings, options.unlabelled_weight, {})
+            embeddings = base_embeddings(self.model, self.pairs, folder, collator.first_prompt, length)
+        base = BaseTargets(*embeddings, use.weight, {})
         draw = self._draws()
         base.fit(collator.known_entries([draw[index] for index in batch]) for batch in self.plan.of_epoch(0))
         collator.base = base
@@ -211,7 +212,7 @@ class GradedTrainer(SentenceTransformerTrainer):
     def get_decay_parameter_names(self, model: torch.nn.Module) -> list[str]:
         """Return the names without the loss's own parameters, which take no weight decay."""
         names: list[str] = super().get_decay_parameter_names(model)
-        return [name for name in names if name not in ("logit_scale", "logit_bias")]
+        return [name for name in names if name.rpartition(".")[2] not in ("logit_scale", "logit_bias")]
 
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         """Train on one batch, timed; a loss that is not finite stops the run and leaves the batch on disk."""
@@ -347,9 +348,11 @@ class _EpochLoader(DataLoader[Any]):
 def _learning_rates(args: GradedTrainingArguments, loss: GradedLoss) -> dict[str, float]:
     """Return learning rates, by exact name, of the parameters that need a separate optimizer group."""
     # exact names: "bias" alone would also match encoder layers
-    names = [name for name, parameter in loss.named_parameters(recurse=False) if parameter.requires_grad]
+    named = ((name, part) for name, part in loss.named_parameters() if not name.startswith("model."))
     rates = {
-        rf"^{name}$": args.learning_rate * (args.bias_lr_multiplier if name == "logit_bias" else 1.0) for name in names
+        rf"^{re.escape(name)}$": args.learning_rate * (args.bias_lr_multiplier if name.endswith("logit_bias") else 1.0)
+        for name, parameter in named
+        if parameter.requires_grad
     }
     if is_sharded(loss):  # an optimizer refuses unsharded and sharded weights in one group
         named = loss.model.named_parameters(prefix="model")

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from bixse.encoders.encode import embeddings_key, encode_texts
+from bixse.encoders.loading.backbones import reading_at_most
 from bixse.encoders.platt import fit_platt
 from bixse.losses.targets import BaseProbability, GradedTargets
 
@@ -78,9 +79,23 @@ class BaseTargets:
 
 
 def base_embeddings(
+    model: SentenceTransformer,
+    pairs: GradedPairs,
+    folder: Path,
+    prompt: Callable[[int, Kind], str | None],
+    max_length: int | None = None,
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return (G, D0) embeddings of each group's query and (N, D0) of each distinct document, mapped read-only.
+
+    `max_length` is the maximum number of tokens per text; None reads as many as the model does when it encodes.
+    """
+    with reading_at_most(model, max_length):
+        return _stored_embeddings(model, pairs, folder, prompt)
+
+
+def _stored_embeddings(
     model: SentenceTransformer, pairs: GradedPairs, folder: Path, prompt: Callable[[int, Kind], str | None]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return (G, D0) embeddings of each group's query and (N, D0) of each distinct document, mapped read-only."""
     key = f"{embeddings_key(model)}-{pairs.content_hash()[:16]}"
     groups = pairs.groups()
     rows: dict[Kind, NDArray[np.intp]] = {"query": groups.first_rows, "document": pairs.distinct("document")}

@@ -1,0 +1,180 @@
+"""Sums of losses, and the terms that are added to another loss: an anchor to the base model, and spread-out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from bixse.encoders.processes import all_reduce_sum, all_rows, global_mean_weight, world_size
+from bixse.errors import InputError
+from bixse.losses.base import BaseUse, GradedLoss
+from bixse.losses.catalogue import LossOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sentence_transformers import SentenceTransformer
+
+    from bixse.losses.targets import GradedTargets
+
+
+class SumLoss(GradedLoss):
+    """A weighted sum of losses on the same batch: L = sum_k w_k L_k.
+
+    Each term keeps its divisor, its targets and its parameters. The log holds each value, unweighted, as `loss_NAME`,
+    and the figures of the terms. Scale and bias of a `BiXSELoss` among the terms become the relevance head.
+
+    Example:
+        >>> from bixse.losses import build_loss
+        >>> loss = build_loss({"bixse": 1.0, "spread-out": 0.1}, nn.Identity())
+        >>> loss.weights
+        {'bixse': 1.0, 'spread-out': 0.1}
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        terms: Mapping[str, GradedLoss],
+        weights: Mapping[str, float],
+        **options: Any,
+    ) -> None:
+        super().__init__(model, **options)
+        self.weights = dict(weights)
+        for term in terms.values():
+            # no submodule of the term: the encoder would be listed and saved once per term
+            term.__dict__["model"] = term._modules.pop("model")
+        self.terms = nn.ModuleDict(terms)
+
+    def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
+        """Return the weighted sum, already divided over all processes."""
+        total = queries.new_zeros(())
+        figures: dict[str, Tensor] = {}
+        for name, term in self._named_terms():
+            known = targets if term.base_use is not None else replace(targets, unlabelled=None)
+            known = term.masked(queries.detach(), documents.detach(), known)
+            value = term.compute_loss_from_embeddings(queries, documents, known)
+            value = value * global_mean_weight(term.denominator).to(value)  # denominators differ between processes
+            figures = {**term.statistics, **figures, f"loss_{name}": all_reduce_sum(value) / world_size()}
+            total = total + self.weights[name] * value
+        self.statistics = figures
+        self.denominator = total.detach().new_ones(())  # equal in all processes: the terms are divided already
+        return total
+
+    def masked(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> GradedTargets:
+        """Return the targets unchanged: each term masks its own."""
+        return targets
+
+    def _named_terms(self) -> list[tuple[str, GradedLoss]]:
+        return list(self.terms.items())  # type: ignore[arg-type]
+
+    def _terms(self) -> list[GradedLoss]:
+        return [term for _, term in self._named_terms()]
+
+    def logits(self, cosines: Tensor) -> Tensor:
+        return self._terms()[0].logits(cosines)
+
+    @property
+    def with_head(self) -> GradedLoss:
+        return next((term for term in self._terms() if hasattr(term, "logit_bias")), self)
+
+    @property
+    def base_use(self) -> BaseUse | None:
+        uses = [term.base_use for term in self._terms() if term.base_use is not None]
+        return BaseUse(max(use.weight for use in uses), any(use.as_trained for use in uses)) if uses else None
+
+    @property
+    def positive_from(self) -> float | None:
+        return self._terms()[0].positive_from
+
+    @property
+    def assumes_zeros(self) -> bool:
+        return any(term.assumes_zeros for term in self._terms())
+
+    @property
+    def requires(self) -> str:
+        return " or ".join(dict.fromkeys(term.requires for term in self._terms()))
+
+    def is_informative(self, relevance: Sequence[float]) -> bool:
+        return any(term.is_informative(relevance) for term in self._terms())
+
+    def get_config_dict(self) -> dict[str, Any]:
+        return {"weights": self.weights, **{name: term.get_config_dict() for name, term in self._named_terms()}}
+
+
+class UngradedLoss(GradedLoss):
+    """The base of the terms that read no relevance; alone they teach nothing."""
+
+    @property
+    def assumes_zeros(self) -> bool:
+        return False
+
+    @property
+    def requires(self) -> str:
+        return "another loss beside it, since it reads no relevance"
+
+    def is_informative(self, relevance: Sequence[float]) -> bool:
+        return False
+
+
+class AnchorLoss(UngradedLoss):
+    """The distance of all embeddings of the batch from those of the model before training.
+
+    L = 1/2 [ mean over queries of (1 - cos(e, e0)) + mean over documents of (1 - cos(e, e0)) ], with e0 the embedding
+    by the base model of as many tokens as training reads. `bixse train` and `GradedTrainer` compute e0.
+    """
+
+    @property
+    def base_use(self) -> BaseUse:
+        return BaseUse(weight=0.0, as_trained=True)
+
+    def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
+        """Return the loss of (B, D) queries and (N, D) documents, all L2-normalised."""
+        base = targets.unlabelled
+        if base is None:
+            raise InputError(
+                "anchor: got a batch without embeddings by the base model; expected embeddings, which GradedTrainer "
+                "adds; fix: train with GradedTrainer or `bixse train`"
+            )
+        pairs = ((queries, base.queries), (documents, base.documents))
+        # a sum over at least 1: a process may have no query of a small batch
+        distances = [(1 - (now * before).sum(dim=1)).sum() / max(1, len(now)) for now, before in pairs]
+        self.denominator = queries.detach().new_tensor(float(len(queries)))
+        self.statistics = {}
+        return (distances[0] + distances[1]) / 2
+
+
+class SpreadOutOptions(LossOptions):
+    """Options of `SpreadOutLoss`."""
+
+    mean_weight: float = Field(default=1.0, ge=0)
+    """Factor of the squared mean cosine. EmbeddingGemma has 0 (arXiv:2509.20354)."""
+
+
+class SpreadOutLoss(UngradedLoss):
+    """Global orthogonal regularisation: unrelated texts get cosines near 0 (Zhang et al. 2017, arXiv:1708.06320).
+
+    L = mean over queries and documents of [ w M1^2 + max(0, M2 - 1/D) ], with M1 the mean cosine between different
+    queries (documents) of the batch, M2 their mean squared cosine, D the dimension, w = `mean_weight`. It equals
+    sentence-transformers' `GlobalOrthogonalRegularizationLoss`, whose N x N matrix is replaced by sums over D x D.
+    """
+
+    options_class = SpreadOutOptions
+    options: SpreadOutOptions
+
+    def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
+        """Return the loss of (B, D) queries and (N, D) documents, all L2-normalised."""
+        self.denominator = queries.detach().new_ones(())  # the loss is the same in all processes
+        self.statistics = {}
+        return (self._spread(all_rows(queries)) + self._spread(documents)) / 2
+
+    def _spread(self, embeddings: Tensor) -> Tensor:
+        number, dimension = embeddings.shape
+        pairs = max(number * (number - 1), 1)  # a batch of one text has no pair, and loss 0
+        itself = embeddings.square().sum(dim=1)  # the sums over all pairs hold each text with itself
+        mean = (embeddings.sum(dim=0).square().sum() - itself.sum()) / pairs
+        second = ((embeddings.T @ embeddings).square().sum() - itself.square().sum()) / pairs
+        return self.options.mean_weight * mean.square() + torch.relu(second - 1 / dimension)
