@@ -9,9 +9,12 @@ import torch
 from torch.nn.functional import normalize
 
 from bixse.losses.bce import graded_bce
+from bixse.losses.catalogue import LOSSES
 from bixse.losses.targets import BaseProbability, GradedTargets
 
 CURVE = (12.9, -6.2)
+SINGLE = [w for w, entry in LOSSES.items() if entry.alone and not {"weights", "unlabelled"} & entry.fixed.keys()]
+"""Losses of one term that need no base model."""
 
 
 @dataclass

@@ -8,9 +8,9 @@ from torch.nn.functional import normalize
 from bixse.encoders.embedding import embed_features
 from bixse.errors import ConfigError, InputError
 from bixse.losses.bixse import BiXSELoss, fit_bias, prior_bias
-from bixse.losses.catalogue import LOSSES, build_loss
+from bixse.losses.catalogue import build_loss
 from bixse.losses.targets import GradedTargets
-from helpers.batches import random_batch
+from helpers.batches import SINGLE, random_batch
 
 QUERIES = ["how do i copy a file", "how do i sort a list", "find the path"]
 DOCUMENTS = [["copy the file", "move the file"], ["sort the list", "copy the file"], ["the path name", "move the file"]]
@@ -199,7 +199,7 @@ def value(tiny_model):
     return value_of
 
 
-@pytest.mark.parametrize("word", [word for word, entry in LOSSES.items() if entry.alone])
+@pytest.mark.parametrize("word", SINGLE)
 @pytest.mark.parametrize("in_batch_labels", ["known", "paper"])
 def test_two_labels_of_a_pair_count_as_their_mean_in_any_order(value, word, in_batch_labels):
     if in_batch_labels == "paper" and word in ("margin-mse", "distill-kl"):

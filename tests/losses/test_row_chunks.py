@@ -10,12 +10,11 @@ from bixse.errors import InputError
 from bixse.losses.catalogue import LOSSES, build_loss
 from bixse.losses.row_chunks import RowWiseLoss, row_wise_loss
 from bixse.losses.targets import GradedTargets
-from helpers.batches import assert_all_close, random_batch
+from helpers.batches import SINGLE, assert_all_close, random_batch
 
-ALONE = [word for word, entry in LOSSES.items() if entry.alone]
 WHOLE_BATCH = {"wasserstein"}
 """Losses that compare distributions over all queries: no sum over them, and not 0 without grades."""
-ROW_WISE = [word for word in ALONE if issubclass(getattr(losses, LOSSES[word].name), RowWiseLoss)]
+ROW_WISE = [word for word in SINGLE if issubclass(getattr(losses, LOSSES[word].name), RowWiseLoss)]
 
 
 def options(word):
@@ -38,7 +37,7 @@ def loss(tiny_model, word):
     return build_loss(word, tiny_model, scale=4.0, **options(word))
 
 
-@pytest.mark.parametrize("word", ALONE)
+@pytest.mark.parametrize("word", SINGLE)
 class TestEveryLoss:
     def test_permuted_rows_and_columns_permute_the_gradients(self, loss, batch):
         rows, columns = torch.randperm(9), torch.randperm(14)
@@ -128,7 +127,7 @@ class TestEngine:
             )
 
 
-@pytest.mark.parametrize("word", ALONE)
+@pytest.mark.parametrize("word", SINGLE)
 def test_cached_equals_uncached(tiny_model, word):
     texts = [f"{a} {b}" for a in ("copy", "sort", "open") for b in ("a file", "a list", "a page of the web", "it")]
     features = [tiny_model.preprocess(column) for column in (texts[:6], texts)]

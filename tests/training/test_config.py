@@ -51,6 +51,11 @@ def test_a_missing_file_and_a_file_that_is_no_mapping(tmp_path, text):
         ("seed: true", "  seed: got True; expected a number"),
         ("optimizer: {learning_rate: false}", "  optimizer.learning_rate: got False; expected a number"),
         ("loss_options: {scale: 5}", "  loss_options: got {'scale': 5}; expected no scale"),
+        ("loss: {bixse: 1, anchr: 1}", "  loss: got {'bixse': 1, 'anchr': 1}; expected one of"),
+        ("loss: {bixse: 0.0}", "  loss: got {'bixse': 0.0}; expected a number above 0, not 0.0 for bixse"),
+        ("loss: anchor", "  loss: got 'anchor'; expected a loss that reads relevance"),
+        ("loss: {}", "  loss: got {}; expected a loss that reads relevance"),
+        ("loss: {bixse: 1, infonce: 1}\nloss_options: {infonce: {hardness: -1}}", "  loss_options.hardness: got -1"),
         ("loss: bixes", f"  loss: got 'bixes'; expected one of {', '.join(LOSSES)}; fix: did you mean 'bix"),
     ],
 )
@@ -64,6 +69,20 @@ def test_all_errors_together(tmp_path):
     keys = [line.split(":")[0].strip() for line in lines]
     assert keys == ["pairs", "max_length", "loss", "optimizer.num_train_epochs", "optimizer.warm", "sed"]
     assert "set 'pairs' in the file or with its flag" in lines[0]
+
+
+@pytest.mark.parametrize("setting", [{"frozen_layers": 1}, {"max_distance": 0.1}])
+@pytest.mark.parametrize("other", [{"lora": {}}, {"sharding": "full"}])
+def test_settings_that_exclude_each_other(setting, other):
+    with pytest.raises(ConfigError):
+        TrainConfig.load(None, {"pairs": "p.csv", **setting, **other})
+
+
+def test_words_of_the_command_line_are_a_loss_or_a_sum():
+    config = TrainConfig.load(None, {"pairs": "p.csv", "loss": ["infonce"]})
+    assert config.loss == "infonce"
+    config = TrainConfig.load(None, {"pairs": "p.csv", "loss": ["bixse=1", "anchor=0.1"]})
+    assert config.loss == {"bixse": 1.0, "anchor": 0.1}
 
 
 def test_relative_paths_are_taken_from_the_folder_of_the_file(tmp_path):

@@ -3,6 +3,7 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 
 from bixse.cli.main import main
@@ -137,6 +138,33 @@ def test_a_sum_trains_logs_its_terms_and_has_the_head_of_its_bixse(tmp_path, tra
     last = [entry for entry in result.history if "loss" in entry][-1]
     assert last["logit_bias"] != entry["logit_bias"]
     assert RelevanceHead.load(result.model_path).logit_bias == pytest.approx(last["logit_bias"], abs=0.1)
+
+
+def test_frozen_layers_and_embeddings_stay_as_they_are(tiny_model_path, train_toy):
+    result = train_toy(frozen_layers=1, merge=None, dev=None)
+    before, after = (load_file(folder / "model.safetensors") for folder in (tiny_model_path, result.model_path))
+    frozen = [name for name in before if name.startswith(("embeddings.", "encoder.layer.0."))]
+    moved = [name for name in before if name.startswith("encoder.layer.1.") and name.endswith("dense.weight")]
+    assert frozen and all(torch.equal(before[name], after[name]) for name in frozen)
+    assert moved and not any(torch.equal(before[name], after[name]) for name in moved)
+
+
+def test_more_frozen_layers_than_there_are(train_toy):
+    with pytest.raises(InputError) as caught:
+        train_toy(frozen_layers=2)
+    assert (caught.value.where, caught.value.got) == ("frozen_layers", "2")
+
+
+def test_weights_are_pulled_back_to_the_base_model_beyond_the_limit(tiny_model_path, train_toy):
+    free, near = (train_toy(f"out{limit}", merge=None, dev=None, max_distance=limit) for limit in (10.0, 1e-4))
+    distances = [[entry["distance"] for entry in run.history if "distance" in entry] for run in (free, near)]
+    assert distances[0] == sorted(distances[0]) and distances[0][-1] > 1e-3
+    assert max(distances[1]) < distances[0][-1] / 2
+    base, saved = (load_file(folder / "model.safetensors") for folder in (tiny_model_path, near.model_path))
+    moved, norm = (
+        sum(float(x.square().sum()) for x in xs) for xs in ((saved[n] - base[n] for n in base), base.values())
+    )
+    assert (moved / norm) ** 0.5 < distances[1][-1]  # the last step was averaged too
 
 
 def test_the_head_of_the_base_model_is_not_kept(train_toy):

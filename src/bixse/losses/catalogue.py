@@ -57,8 +57,10 @@ LOSSES: dict[str, LossEntry] = {
     "bixse": LossEntry("BiXSELoss"),
     "bixse-without-bias": LossEntry("BiXSELoss", {"bias": 0.0, "learn_bias": False}),
     "bixse-binarised": LossEntry("BiXSELoss", {"positive_from": 0.5}),
+    "bixse-base": LossEntry("BiXSELoss", {"unlabelled": "base"}),
     "infonce": LossEntry("InfoNCELoss"),
     "infonce-masked": LossEntry("InfoNCELoss", {"false_negative_margin": 0.1}),
+    "infonce-hard": LossEntry("InfoNCELoss", {"hardness": 9.0}),
     "soft-infonce": LossEntry("SoftInfoNCELoss"),
     "margin-mse": LossEntry("MarginMSELoss"),
     "distill-kl": LossEntry("DistillKLLoss"),
@@ -68,6 +70,8 @@ LOSSES: dict[str, LossEntry] = {
     "lambdarank": LossEntry("LambdaLoss", {"weighting": "lambdarank"}),
     "ndcg-loss2++": LossEntry("LambdaLoss", {"weighting": "ndcg-loss2++"}),
     "wasserstein": LossEntry("WassersteinLoss"),
+    "bixse-anchor": LossEntry("SumLoss", {"weights": {"bixse": 1.0, "anchor": 1.0}}),
+    "cadet": LossEntry("SumLoss", {"weights": {"distill-kl": 1.0, "infonce": 0.1}}),
     "anchor": LossEntry("AnchorLoss", alone=False),
     "spread-out": LossEntry("SpreadOutLoss", alone=False),
 }
@@ -79,12 +83,26 @@ def build_loss(word: str | Mapping[str, float], model: SentenceTransformer, **op
     The options of a sum are sections of its terms, such as `infonce={"hardness": 9.0}`, and options of all terms.
     """
     check_loss_options(word, options)
-    if isinstance(word, str):
-        return _class_of(word)(model, **LOSSES[word].fixed, **options)
+    weights = terms_of(word)
+    if weights is None:
+        return _class_of(str(word))(model, **LOSSES[str(word)].fixed, **options)
     from bixse.losses.sums import SumLoss
 
-    terms = {term: build_loss(term, model, **section) for term, section in _sections(word, options).items()}
-    return SumLoss(model, terms, word, **{name: value for name, value in options.items() if name not in word})
+    terms = {term: build_loss(term, model, **section) for term, section in _sections(weights, options).items()}
+    return SumLoss(model, terms, weights, **{name: value for name, value in options.items() if name not in weights})
+
+
+def terms_of(word: str | Mapping[str, float]) -> Mapping[str, float] | None:
+    """Return name -> weight of the terms of a sum, or None for a single loss.
+
+    Example:
+        >>> terms_of("cadet")
+        {'distill-kl': 1.0, 'infonce': 0.1}
+    """
+    if not isinstance(word, str):
+        return word
+    weights: Mapping[str, float] | None = LOSSES[word].fixed.get("weights") if word in LOSSES else None
+    return weights
 
 
 def _sections(terms: Mapping[str, float], options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -95,11 +113,12 @@ def _sections(terms: Mapping[str, float], options: Mapping[str, Any]) -> dict[st
 
 def check_loss_options(word: str | Mapping[str, float], options: Mapping[str, Any]) -> None:
     """Refuse an unknown loss or invalid options, before any model is loaded."""
-    if not isinstance(word, str):
-        LossOptions.load(None, {name: value for name, value in options.items() if name not in word})
-        for term, section in _sections(word, options).items():
+    if (weights := terms_of(word)) is not None:
+        LossOptions.load(None, {name: value for name, value in options.items() if name not in weights})
+        for term, section in _sections(weights, options).items():
             check_loss_options(term, section)
         return
+    word = str(word)
     if word not in LOSSES:
         raise ConfigError(f"loss: got {word!r}; expected one of {', '.join(LOSSES)}; fix: {did_you_mean(word, LOSSES)}")
     fixed = LOSSES[word].fixed

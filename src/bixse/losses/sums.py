@@ -102,7 +102,11 @@ class SumLoss(GradedLoss):
         return any(term.is_informative(relevance) for term in self._terms())
 
     def get_config_dict(self) -> dict[str, Any]:
-        return {"weights": self.weights, **{name: term.get_config_dict() for name, term in self._named_terms()}}
+        return {
+            **self.options.model_dump(),
+            "weights": self.weights,
+            **{name: term.get_config_dict() for name, term in self._named_terms()},
+        }
 
 
 class UngradedLoss(GradedLoss):

@@ -26,9 +26,8 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
-from transformers.modeling_layers import GradientCheckpointingLayer
 
-from bixse.encoders.loading.backbones import backbones
+from bixse.encoders.loading.backbones import backbones, transformer_blocks
 from bixse.encoders.processes import unsharded_tensors
 from bixse.errors import InputError, ModelError
 from bixse.files.files import storage_errors, write_atomically
@@ -53,7 +52,7 @@ OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
 def check_can_be_sharded(model: SentenceTransformer, args: TrainingArguments) -> None:
     """Refuse encoders, optimizers and launchers that cannot be sharded."""
     parts = backbones(model)
-    if not parts or not all(_blocks(part.auto_model) for part in parts):
+    if not parts or not all(transformer_blocks(part.auto_model) for part in parts):
         kind = type(parts[0].auto_model if parts else next(model.children())).__name__
         raise ModelError(
             f"sharding: got a {kind}, in which no transformer blocks are found; expected an encoder of blocks, such as "
@@ -96,8 +95,8 @@ def shard_encoder(model: SentenceTransformer, args: TrainingArguments) -> Senten
     mesh = init_device_mesh(device.type, (world_size(),))
     for part in backbones(model):
         encoder = part.auto_model
-        # block by block: the unsharded model never has to fit on the device
-        for unit in (*_blocks(encoder), encoder.get_input_embeddings(), encoder):
+        # block by block, inner blocks first: the unsharded model never has to fit on the device
+        for unit in (*transformer_blocks(encoder)[::-1], encoder.get_input_embeddings(), encoder):
             unit.to(device)
             broadcast(unsharded_tensors(unit))  # the parts are those of the first process's weights
             fully_shard(unit, mesh=mesh, reshard_after_forward=True)
@@ -119,11 +118,6 @@ def whole_copy(model: SentenceTransformer, outline: SentenceTransformer) -> Sent
     unsharded.model_card_data = model.model_card_data
     unsharded.model_card_data.register_model(unsharded)
     return unsharded
-
-
-def _blocks(encoder: nn.Module) -> list[GradientCheckpointingLayer]:
-    """Return the transformer blocks, inner blocks first; transformers derives all blocks from one class."""
-    return [module for module in encoder.modules() if isinstance(module, GradientCheckpointingLayer)][::-1]
 
 
 SCHEDULE_FILE = "schedule.json"

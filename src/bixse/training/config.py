@@ -207,6 +207,12 @@ class TrainConfig(Settings):
     pooling: PoolingMode | None = None
     """Pooling of a bare backbone: mean, cls (the first token) or cls-head (the first token and ModernBERT's head). Null
     takes cls-head if the checkpoint has the head, else mean. A sentence-transformers model keeps its pooling."""
+    frozen_layers: int | None = Field(default=None, ge=0)
+    """Number of lowest layers that stay as they are, with the embeddings of the tokens; 0 freezes the embeddings alone.
+    Null trains all."""
+    max_distance: float | None = Field(default=None, gt=0)
+    """Largest distance of the encoder's weights from the base model's, |w - w0| / |w0|. A step that exceeds it is
+    followed by w <- (w + w0) / 2 (ORBIT, arXiv:2605.12419). Null sets no limit."""
     lora: LoraConfig | None = None
     """Train low-rank adapters instead of all weights. `lora: {}` takes the defaults; null trains all weights."""
     loss: Annotated[str | dict[str, float], Flag(metavar="LOSS")] = "bixse"
@@ -249,6 +255,10 @@ class TrainConfig(Settings):
             raise ValueError(
                 "got merge weights without dev; expected dev, to choose one; fix: set dev, or a single weight"
             )
+        for name in ("frozen_layers", "max_distance"):
+            if getattr(self, name) is not None and (self.lora is not None or self.sharding is not None):
+                other = "lora" if self.lora is not None else "sharding"
+                raise ValueError(f"got {name} and {other}; expected one of them; fix: leave one out")
         if self.regrade is not None and self.optimizer.num_train_epochs < 2 and self.optimizer.max_steps is None:
             raise ValueError(
                 "got regrade with one epoch; expected 2 or more, as grades count from the next epoch on; fix: set "
@@ -309,12 +319,9 @@ class TrainConfig(Settings):
             if name not in LOSSES:
                 raise ValueError(f"expected one of {', '.join(LOSSES)}; fix: {did_you_mean(name, LOSSES)}")
             if not 0 < weight < math.inf:
-                raise ValueError(f"got weight {weight} of {name}; expected a number above 0; fix: leave it out for 0")
+                raise ValueError(f"expected a number above 0, not {weight} for {name}; fix: leave it out for 0")
         if not any(LOSSES[name].alone for name in terms):
-            raise ValueError(
-                f"got {' and '.join(terms) or 'nothing'} alone; expected a loss that reads relevance "
-                "beside it; fix: add one, for example bixse: 1.0"
-            )
+            raise ValueError("expected a loss that reads relevance; fix: add one, for example bixse with weight 1.0")
         return value
 
 

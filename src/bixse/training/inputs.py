@@ -17,7 +17,7 @@ from bixse.encoders.loading.build import (
     use_attention_to_train_with,
 )
 from bixse.encoders.relevance_model import set_instructions
-from bixse.encoders.weights import add_lora, upcast_trainable_to_float32
+from bixse.encoders.weights import add_lora, freeze_lowest, upcast_trainable_to_float32
 from bixse.files.files import file_hash
 from bixse.losses import build_loss
 from bixse.training.dev_evaluation import load_watched, split_hashes, watched_splits
@@ -76,6 +76,8 @@ def make_loss(config: TrainConfig, table: Instructions | None) -> GradedLoss:
         set_instructions(model, table)
     if config.lora is not None:
         add_lora(model, **config.lora.model_dump())
+    if config.frozen_layers is not None:
+        freeze_lowest(model, config.frozen_layers)
     upcast_trainable_to_float32(model)
     if config.dropout is not None:
         set_dropout(model, config.dropout)

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from transformers import PrinterCallback, ProgressCallback
+import torch
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.integrations.integration_utils import get_available_reporting_integrations
 
 from bixse.encoders.loading.precision import default_device
@@ -21,8 +22,10 @@ from bixse.training.loop.checkpoints import ProgressBar, StepLog, complete_check
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from torch import Tensor
 
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.losses.base import GradedLoss
@@ -71,6 +74,8 @@ def make_trainer(
     arguments.learning_rate = config.optimizer.scaled_learning_rate(len(inputs.pairs.groups()))
     kind: type[GradedTrainer] = GradedTrainer if config.sharding is None else extension("sharding")
     trainer = kind(parts.loss.model, arguments, inputs.pairs, loss=parts.loss, evaluator=parts.evaluator)
+    if config.max_distance is not None:
+        trainer.add_callback(_StayNear(trainer.loss, config.max_distance))
     trainer.args.save_steps = trainer.args.eval_steps = steps_of(config, len(trainer.plan))[2]
     if is_main_process():
         trainer.add_callback(StepLog(out / LOG_FILE))
@@ -82,6 +87,26 @@ def make_trainer(
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     return trainer
+
+
+class _StayNear(TrainerCallback):
+    """Average the weights with those before training whenever they are too far from them (ORBIT, arXiv:2605.12419)."""
+
+    def __init__(self, loss: GradedLoss, limit: float) -> None:
+        self.loss, self.limit = loss, limit
+        self.base = {name: value.detach().clone() for name, value in self._weights()}  # before a resume loads others
+
+    def _weights(self) -> Iterator[tuple[str, Tensor]]:
+        return ((name, value) for name, value in self.loss.model.named_parameters() if value.requires_grad)
+
+    @torch.no_grad()
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        moved = sum(float((value - self.base[name]).square().sum()) for name, value in self._weights())
+        distance = math.sqrt(moved / sum(float(value.square().sum()) for value in self.base.values()))
+        self.loss.statistics["distance"] = torch.tensor(distance)  # the log takes it
+        if distance > self.limit:
+            for name, value in self._weights():
+                value.lerp_(self.base[name].to(value), 0.5)
 
 
 def add_regrading(config: TrainConfig, out: Path, trainer: GradedTrainer) -> Any:

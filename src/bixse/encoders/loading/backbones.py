@@ -10,6 +10,7 @@ from sentence_transformers.base.modules import Router
 from sentence_transformers.sentence_transformer.modules import Dense, LayerNorm, Pooling, Transformer
 from sentence_transformers.util import batch_to_device
 from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from bixse.errors import ModelError
 
@@ -71,6 +72,11 @@ def reading_at_most(model: SentenceTransformer, max_length: int | None) -> Itera
 def backbones(model: SentenceTransformer) -> list[Any]:
     """Return the parts that read texts with a transformers model."""
     return [part for part in input_parts(model) if getattr(part, "auto_model", None) is not None]
+
+
+def transformer_blocks(backbone: nn.Module) -> list[nn.Module]:
+    """Return the transformer blocks from the lowest on; transformers derives all blocks from one class."""
+    return [module for module in backbone.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def switch_attention(model: SentenceTransformer, implementation: str | None) -> None:
