@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections import Counter
 from fractions import Fraction
 from typing import get_args

@@ -1,6 +1,7 @@
 """Transforms of graded pairs: exact, seeded, nested, and independent of the order of the rows."""
 
 import itertools
+import math
 from collections import Counter
 
 import numpy as np
@@ -38,20 +39,11 @@ def graded(queries, documents=3, seed=0):
     """Queries of two tasks with graded documents; grades and probabilities say which row they are from."""
     generator = np.random.default_rng(seed)
     return GradedPairs.from_rows(
-        {
-            "query_id": f"q{i}",
-            "query": f"query {i}",
-            "document_id": f"d{i}-{j}",
-            "document": f"document {i} {j}",
-            "relevance": float(generator.random()),
-            "task": "a" if i % 3 else "b",
-            "grade": float(i * 100 + j),
-            "grade_probs": [float(i), float(j)],
-            "judge": "somebody",
-        }
-        for i in range(queries)
-        for j in range(documents)
-    )
+        {"query_id": f"q{i}", "query": f"query {i}", "document_id": f"d{i}-{j}", "document": f"document {i} {j}",
+         "relevance": float(generator.random()), "task": "a" if i % 3 else "b", "grade": float(i * 100 + j),
+         "grade_probs": [float(i), float(j)], "judge": "somebody"}
+        for i in range(queries) for j in range(documents)
+    )  # fmt: skip
 
 
 def content(pairs):
@@ -67,27 +59,22 @@ def pairs_of(pairs):
     return set(zip(pairs.query_ids, pairs.document_ids, strict=True))
 
 
-class TestKeepFrom:
-    def test_rows_from_the_cutoff_up_stay_in_order(self):
-        pairs, record = graded(50), list[TransformReport]()
-        kept = transformed(pairs, KeepFrom(0.7), record)
-        assert list(kept.rows()) == [row for row in pairs.rows() if row["relevance"] >= 0.7]
-        assert record == [TransformReport("cutoff", {"cutoff": 0.7}, 150, len(kept))]
-
-    def test_a_grade_at_the_cutoff_counts_although_its_relevance_is_rounded(self):
-        relevance = GradeScale(1, 5).to_relevance(4.6)
-        assert relevance < 0.9
-        row = {"query": "q", "document": "d", "relevance": relevance}
-        assert len(transformed(GradedPairs.from_rows([row]), KeepFrom(0.9))) == 1
-        assert transformed(GradedPairs.from_rows([row]), Binarise(0.9)).relevance.tolist() == [1.0]
+def test_rows_from_the_cutoff_up_stay_in_order_or_become_1():
+    pairs, record = graded(50), list[TransformReport]()
+    rest = transformed(pairs, KeepFrom(0.7), record)
+    assert list(rest.rows()) == [row for row in pairs.rows() if row["relevance"] >= 0.7]
+    assert record == [TransformReport("cutoff", {"cutoff": 0.7}, 150, len(rest))]
+    binary = transformed(pairs, Binarise(0.4))
+    assert binary.relevance.tolist() == [float(value >= 0.4) for value in pairs.relevance]
+    assert binary.extra["grade"] == pairs.extra["grade"]
 
 
-class TestBinarised:
-    def test_relevance_is_0_or_1_and_the_grade_stays(self):
-        pairs = graded(20)
-        found = transformed(pairs, Binarise(0.4))
-        assert found.relevance.tolist() == [float(value >= 0.4) for value in pairs.relevance]
-        assert found.extra["grade"] == pairs.extra["grade"]
+def test_a_grade_at_the_cutoff_counts_although_its_relevance_is_rounded():
+    relevance = GradeScale(1, 5).to_relevance(4.6)
+    assert relevance < 0.9
+    pairs = GradedPairs.from_rows([{"query": "q", "document": "d", "relevance": relevance}])
+    assert len(transformed(pairs, KeepFrom(0.9))) == 1
+    assert transformed(pairs, Binarise(0.9)).relevance.tolist() == [1.0]
 
 
 class TestLabelNoise:
@@ -181,23 +168,19 @@ class TestSplitByQuery:
             assert pairs_of(part) == {pair for pair in pairs_of(large[name]) if int(pair[0][1:]) < 40}
 
 
-class TestWithoutDuplicates:
-    def test_one_row_with_the_mean_and_without_a_grade_nobody_gave(self):
-        rows = [
-            {"query": "Copy", "document": "a", "relevance": 1.0, "grade": 3.0, "task": "t"},
-            {"query": "copy ", "document": "A", "relevance": 0.5, "grade": 2.0, "task": "t"},
-            {"query": "copy", "document": "b", "relevance": 0.5, "grade": 2.0, "task": "t"},
-            {"query": "copy", "document": "b", "relevance": 0.5, "grade": 2.0, "task": "t"},
-            {"query": "copy", "document": "b", "relevance": 0.0, "grade": 0.0, "task": "other"},
-        ]
-        record = []
-        found = transformed(GradedPairs.from_rows(rows), WithoutDuplicates(), record)
-        assert [(row["query"], row["document"], row["relevance"], row["grade"]) for row in found.rows()] == [
-            ("Copy", "a", 0.75, None),
-            ("copy", "b", 0.5, 2.0),
-            ("copy", "b", 0.0, 0.0),
-        ]
-        assert record == [TransformReport("dedup", {}, 5, 3, {"repeated": 2, "disagreeing": 1})]
+def test_duplicates_have_one_row_with_the_mean_and_without_a_grade_nobody_gave():
+    rows = [
+        {"query": "Copy", "document": "a", "relevance": 1.0, "grade": 3.0, "task": "t"},
+        {"query": "copy ", "document": "A", "relevance": 0.5, "grade": 2.0, "task": "t"},
+        *[{"query": "copy", "document": "b", "relevance": 0.5, "grade": 2.0, "task": "t"}] * 2,
+        {"query": "copy", "document": "b", "relevance": 0.0, "grade": 0.0, "task": "other"},
+    ]
+    record = []
+    once = transformed(GradedPairs.from_rows(rows), WithoutDuplicates(), record)
+    assert [(row["query"], row["document"], row["relevance"], row["grade"]) for row in once.rows()] == [
+        ("Copy", "a", 0.75, None), ("copy", "b", 0.5, 2.0), ("copy", "b", 0.0, 0.0),
+    ]  # fmt: skip
+    assert record == [TransformReport("dedup", {}, 5, 3, {"repeated": 2, "disagreeing": 1})]
 
 
 ROWS = st.lists(
@@ -245,20 +228,18 @@ def test_empty_table_stays_empty():
     assert not len(split_by_query(empty, {"a": 1.0})["a"])
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        *(lambda cutoff=cutoff: KeepFrom(cutoff) for cutoff in (-0.1, 1.1, float("nan"), float("inf"))),
-        *(lambda cutoff=cutoff: Binarise(cutoff) for cutoff in (-0.1, float("nan"))),
-        *(lambda size=size: transformed(graded(3), Sample(size)) for size in (0, -1, 10)),
-        *(lambda seed=seed: LabelNoise(0.1, seed) for seed in (-1, 2**32)),
-        *(lambda seed=seed: Sample(1, seed) for seed in (-1, 2**32)),
-        *(lambda seed=seed: SplitByQuery({"a": 1.0}, seed) for seed in (-1, 2**32)),
-        *(lambda shares=shares: SplitByQuery(shares) for shares in (
-            {}, {"a": 0.5}, {"a": 1.5, "b": -0.5}, {"a": 0.5, "b": float("nan")}
-        )),
-    ],
-)  # fmt: skip
-def test_values_out_of_range_are_refused(make):
+OUT_OF_RANGE = [
+    (KeepFrom, -0.1, 1.1, math.nan, math.inf),
+    (Binarise, -0.1, math.nan),
+    (lambda size: transformed(graded(3), Sample(size)), 0, -1, 10),
+    (lambda seed: LabelNoise(0.1, seed), -1, 2**32),
+    (lambda seed: Sample(1, seed), -1, 2**32),
+    (lambda seed: SplitByQuery({"a": 1.0}, seed), -1, 2**32),
+    (SplitByQuery, {}, {"a": 0.5}, {"a": 1.5, "b": -0.5}, {"a": 0.5, "b": math.nan}),
+]
+
+
+@pytest.mark.parametrize(("make", "value"), [(make, value) for make, *values in OUT_OF_RANGE for value in values])
+def test_values_out_of_range_are_refused(make, value):
     with pytest.raises(InputError):
-        make()
+        make(value)

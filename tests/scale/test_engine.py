@@ -1,7 +1,5 @@
 """The engine: real processes and ranks, really killed. Ranks know of each other by the markers on disk alone."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Every verb with shards: processes and ranks write the bytes of one process, and do only the missing shards."""
 
-from __future__ import annotations
-
 import csv
 import json
 

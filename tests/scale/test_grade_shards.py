@@ -1,7 +1,5 @@
 """`bixse grade` in shards: the table of one run in parts, and no answered pair is asked again."""
 
-from __future__ import annotations
-
 import json
 
 import pyarrow as pa

@@ -4,8 +4,6 @@ Qdrant is the client's own local mode, which keeps what a server keeps. With a s
 against that too, in a collection that they make and delete.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

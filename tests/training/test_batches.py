@@ -1,9 +1,15 @@
+from itertools import chain, islice
+
 import numpy as np
 import pytest
 
 from bixse.data.graded_pairs import GradedPairs
+from bixse.data.pydocs import PYDOCS_SCALE, load_pydocs
+from bixse.data.task_instructions import Instructions
+from bixse.encoders.embedding import passes_by_length
+from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError
-from bixse.training.loop.batches import DrawnGroup, GradedCollator, GroupDataset
+from bixse.training.loop.batches import COUNTS, BatchPlan, DrawnGroup, GradedCollator, GroupDataset
 
 
 def test_documents_per_query_below_one_is_refused(graded_pairs):
@@ -111,3 +117,114 @@ def test_grades_of_the_same_texts_that_differ_are_averaged(tiny_model, in_batch_
     collate = GradedCollator(tiny_model.preprocess, pairs, in_batch_labels)
     assert entries(collate(drawn(pairs))) == [[0, 0, 0.5], [1, 0, 0.5]]
     assert entries(collate(drawn(pairs)[:1])) == [[0, 0, 0.5]]
+
+
+SIZES = {"a": 37, "b": 10, "c": 64}
+
+
+def pairs_of_tasks(sizes=SIZES):
+    return GradedPairs.from_rows(
+        {"query": f"{task} {number}", "document": f"the {'list ' * (number % 7)}{task} {number}",
+         "relevance": 1.0, "task": task}
+        for task, size in sizes.items() for number in range(size)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("size", "number"), [(1, 111), (8, 5 + 2 + 8), (64, 3)])
+def test_a_batch_holds_one_task_and_every_query_stands_in_one_batch_of_an_epoch(size, number):
+    pairs = pairs_of_tasks()
+    groups, plan = pairs.groups(), BatchPlan(pairs, size, seed=1)
+    epochs = []
+    for epoch in range(2):
+        plan.set_epoch(epoch)
+        batches = list(plan)
+        epochs.append([index for _, index in chain(*batches)])
+        assert len(batches) == len(plan) == number
+        assert {first for first, _ in chain(*batches)} == {epoch}
+        assert all(len({groups[number].task for _, number in batch}) == 1 for batch in batches)
+        assert sorted(epochs[-1]) == list(range(sum(SIZES.values())))
+    assert epochs[0] != epochs[1]
+
+
+def test_tasks_take_turns():
+    pairs = pairs_of_tasks()
+    order = [pairs.groups()[batch[0][1]].task for batch in BatchPlan(pairs, 8)]
+    assert order != sorted(order)
+
+
+def test_shares_of_tasks_are_drawn_anew_each_epoch():
+    pairs = pairs_of_tasks()
+    groups, plan = pairs.groups(), BatchPlan(pairs, 8, shares={"c": 0.25, "a": 0.5})
+    drawn = []
+    for epoch in range(8):
+        plan.set_epoch(epoch)
+        numbers = [number for _, number in chain(*plan)]
+        assert len(numbers) == len(set(numbers)) == round(37 * 0.5) + 10 + 16
+        drawn.append({number for number in numbers if groups[number].task == "c"})
+    assert len(plan) == 3 + 2 + 2
+    assert len(set().union(*drawn)) > 50
+
+
+@pytest.mark.parametrize(("shares", "got"), [({"d": 0.5}, "'d'"), ({"a": 0.0}, "0.0"), ({"a": 1.5}, "1.5")])
+def test_shares_that_cannot_be_used(shares, got):
+    with pytest.raises(InputError, match=f"task_shares: got .*{got}"):
+        BatchPlan(pairs_of_tasks(), 8, shares=shares)
+
+
+def test_less_than_a_tenth_of_what_the_encoder_computes_is_padding():
+    model = build_encoder("demo", device="cpu")
+    pairs = GradedPairs.from_collection(load_pydocs(), "train", PYDOCS_SCALE)
+    dataset, collate = GroupDataset(pairs, 4), GradedCollator(model.preprocess, pairs)
+    tokens = positions = padded = 0
+    for batch in islice(BatchPlan(pairs, 16), 6):
+        features = collate([dataset[index] for index in batch])
+        for mask in (features["query_attention_mask"], features["document_attention_mask"]):
+            tokens += int(mask.sum())
+            order, numbers = passes_by_length(mask)
+            positions += sum(len(part) * int(part.max()) for part in mask.sum(dim=1)[order].split(numbers))
+            padded += mask.numel()
+    assert 1 - tokens / positions < 0.1
+    assert 1 - tokens / padded > 0.3
+
+
+class TestInstructionsInBatches:
+    TABLE = Instructions(
+        template="{instruction} of\n",
+        tasks={
+            "a": {"instructions": ["find the file"]},
+            "b": {"instructions": ["match", "sort"], "symmetric": True},
+            "c": {"instructions": ["list"]},
+        },
+    )
+
+    def texts_of(self, model, pairs, batch):
+        dataset = GroupDataset(pairs)
+        features = GradedCollator(model.preprocess, pairs, prompts=self.TABLE)([dataset[0, n] for n in batch])
+        return [model.tokenizer.batch_decode(features[f"{kind}_input_ids"], skip_special_tokens=True)
+                for kind in ("query", "document")]  # fmt: skip
+
+    def test_queries_and_both_sides_of_symmetric_tasks_carry_them(self, tiny_model):
+        pairs = pairs_of_tasks({"a": 2, "b": 2})
+        queries, documents = self.texts_of(tiny_model, pairs, [0, 1])
+        assert all(text.startswith("find the file of a") for text in queries)
+        assert all(text.startswith("the") for text in documents)
+        queries, documents = self.texts_of(tiny_model, pairs, [2, 3])
+        assert len({text.split()[0] for text in [*queries, *documents]} | {"match", "sort"}) == 2
+
+    def test_one_of_several_is_chosen_by_the_queries_of_the_batch(self, tiny_model):
+        pairs = pairs_of_tasks({"b": 40})
+        chosen = [self.texts_of(tiny_model, pairs, [n, n + 1])[0] for n in range(0, 40, 2)]
+        assert chosen == [self.texts_of(tiny_model, pairs, [n, n + 1])[0] for n in range(0, 40, 2)]
+        assert {texts[0].split()[0] for texts in chosen} == {"match", "sort"}
+
+
+def test_a_batch_counts_its_duplicates_and_filled_entries(tiny_model):
+    rows = [("q1", "x", 1.0), ("q1", "y", 0.5), ("q2", "x", 0.25), ("q2", "z", 0.0)]
+    pairs = GradedPairs.from_rows({"query": q, "document": d, "relevance": z} for q, d, z in rows)
+    collate = GradedCollator(tiny_model.preprocess, pairs)
+    groups = [DrawnGroup(0, np.array([0, 1])), DrawnGroup(1, np.array([3]))]  # x is not drawn for q2
+    counts = dict(zip(COUNTS, collate(groups)["counts"].tolist(), strict=True))
+    assert counts.pop("tokens") > 0
+    assert counts == {"queries": 2, "pairs": 3, "duplicate_documents": 0, "filled_entries": 1, "masked_entries": 0}
+    counted = collate([GroupDataset(pairs)[0, number] for number in range(2)])["counts"].tolist()
+    assert dict(zip(COUNTS, counted, strict=True))["duplicate_documents"] == 1
