@@ -6,7 +6,8 @@ import pytest
 
 from bixse.data import pydocs
 from bixse.data.collection import Collection, Document, load_collection, load_corpus, save_collection, warn_of_empty
-from bixse.errors import InputError, InvalidFileError
+from bixse.errors import InputError
+from helpers.row_files import faults, jsonl
 
 CORPUS = [{"_id": "d1", "title": "copy", "text": "copies"}, {"_id": "d2", "title": "", "text": "moves"}]
 QUERIES = [{"_id": "q1", "text": "copy a file"}]
@@ -15,17 +16,11 @@ QRELS = HEADER + "q1\td1\t3\nq1\td2\t0\n"
 
 
 def make(folder, corpus=CORPUS, queries=QUERIES, qrels=QRELS):
-    for name, rows in (("corpus.jsonl", corpus), ("queries.jsonl", queries)):
-        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    jsonl(folder / "corpus.jsonl", *corpus)
+    jsonl(folder / "queries.jsonl", *queries)
     (folder / "qrels").mkdir()
     (folder / "qrels" / "test.tsv").write_text(qrels)
     return folder
-
-
-def errors(folder):
-    with pytest.raises(InvalidFileError) as caught:
-        load_collection(folder)
-    return [(error.row, error.column) for error in caught.value.errors]
 
 
 def test_missing_folder_and_file_are_refused(tmp_path):
@@ -63,7 +58,7 @@ def test_split_without_a_relevant_document_is_refused(tmp_path, qrels):
 
 def test_judgements_of_unknown_ids_are_all_named(tmp_path):
     folder = make(tmp_path, qrels=QRELS + "q1\td9\t1\nq9\td8\t1\n")
-    assert errors(folder) == [(None, "corpus-id"), (None, "query-id"), (None, "corpus-id")]
+    assert faults(load_collection, folder) == [(None, "corpus-id"), (None, "query-id"), (None, "corpus-id")]
 
 
 @pytest.mark.parametrize(
@@ -79,18 +74,13 @@ def test_judgements_of_unknown_ids_are_all_named(tmp_path):
 )
 def test_invalid_row_is_named(tmp_path, part, row, where):
     rows = {"corpus": CORPUS, "queries": QUERIES}[part]
-    assert errors(make(tmp_path, **{part: [*rows, row]})) == [where]
+    assert faults(load_collection, make(tmp_path, **{part: [*rows, row]})) == [where]
 
 
 def test_documents_without_title_and_text_stay_and_are_counted(tmp_path):
     empty = [{"_id": "d3", "title": " ", "text": ""}, {"_id": "d4", "text": None}]
     folder = make(tmp_path, corpus=[*CORPUS, *empty], qrels=QRELS + "q1\td3\t1\n")
-    assert [document.content for document in load_collection(folder).corpus.values()] == [
-        "copy copies",
-        "moves",
-        "",
-        "",
-    ]
+    assert [text.content for text in load_collection(folder).corpus.values()] == ["copy copies", "moves", "", ""]
     (warning,) = warn_of_empty(["d3", "d4"], 4)
     assert "2 of 4" in warning and "'d3'" in warning
     assert warn_of_empty([], 3) == []
@@ -142,10 +132,8 @@ def test_missing_or_damaged_file_is_named(tmp_path, monkeypatch, name, damage):
 def test_documents_are_those_that_were_graded(loaded):
     """The digest is of what Python 3.11.7 under Linux documented when the queries were graded."""
     content = json.dumps([[name, document.title, document.text] for name, document in loaded.corpus.items()])
-    assert (
-        hashlib.sha256(content.encode()).hexdigest()
-        == "ecbcd951e402ff1101605ef31e200ae77808d85c17ed35f88c67b253a8686c97"
-    )
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    assert digest == "ecbcd951e402ff1101605ef31e200ae77808d85c17ed35f88c67b253a8686c97"
 
 
 def test_judgements_name_documents_and_every_query_has_a_solution(loaded):

@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -37,9 +39,8 @@ def from_judged(judged, split="test"):
     ],
 )
 def test_unknown_split_or_id_and_grade_outside_the_scale_are_refused(judged, split, fact):
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=re.escape(fact)):
         from_judged(judged, split)
-    assert fact in str(caught.value)
 
 
 def test_collection_becomes_pairs():
@@ -88,13 +89,10 @@ def test_missing_column_or_invalid_value_is_refused(columns, fact):
         GradedPairs.from_arrow(pa.table(columns))
 
 
-def test_row_of_a_later_batch_is_named():
+def test_row_of_a_later_batch_is_named_and_a_stream_of_unknown_length_is_refused():
     wrong = pa.RecordBatch.from_pydict({"query": ["c"], "document": ["z"], "label": [-1.0]})
     with pytest.raises(InputError, match="row 3"):
         GradedPairs.from_arrow([*TABLE.to_batches(), wrong])
-
-
-def test_stream_of_unknown_length_is_refused():
     with pytest.raises(InputError, match="IterableDataset"):
         GradedPairs.from_dataset(Dataset(TABLE).to_iterable_dataset())
 
@@ -113,9 +111,8 @@ def test_tables_frames_and_data_sets_give_the_same_pairs():
 
 def test_each_key_of_a_dataset_dict_is_a_task():
     pairs = GradedPairs.from_dataset(DatasetDict({"nli": Dataset(TABLE), "qa": Dataset(TABLE)}))
-    assert [(group.task, group.query) for group in pairs.groups()] == [
-        ("nli", "a"), ("nli", "b"), ("qa", "a"), ("qa", "b")
-    ]  # fmt: skip
+    groups = [(group.task, group.query) for group in pairs.groups()]
+    assert groups == [("nli", "a"), ("nli", "b"), ("qa", "a"), ("qa", "b")]
     assert len(set(pairs.query_ids)) == 4
 
 
@@ -140,12 +137,8 @@ def test_columns_are_replaced_and_rows_selected():
 
 
 CORPUS = {f"d{n}": Document("title" if n % 2 else "", f"text {n}") for n in range(200)}
-COLLECTION = Collection(
-    "toy",
-    CORPUS,
-    {"q0": "query 0", "q1": "query 1", "other": "query 2"},
-    {"train": {"q0": {f"d{n}": 0 for n in range(50)}}, "test": {"q0": {"d50": 3}, "other": {"d60": 1}}},
-)
+QRELS = {"train": {"q0": {f"d{n}": 0 for n in range(50)}}, "test": {"q0": {"d50": 3}, "other": {"d60": 1}}}
+COLLECTION = Collection("toy", CORPUS, {"q0": "query 0", "q1": "query 1", "other": "query 2"}, QRELS)
 PAIRS = GradedPairs.from_rows(
     [
         {"query_id": "q0", "query": "query 0", "document_id": "d51", "document": "text 51", "relevance": 1.0},

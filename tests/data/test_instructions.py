@@ -63,13 +63,10 @@ def test_symmetric_tasks_have_the_instruction_before_documents_too(load):
     assert table.prompts() == {"claims": claims, "twins": "Find the same question:\n", "document": ""}
 
 
-def test_default_is_valid_for_other_tasks_and_for_none():
+def test_default_is_valid_for_other_tasks_and_for_none_and_a_single_task_is_the_default():
     table = Instructions(default="Find it")
     prompt = "Instruct: Find it\nQuery:\n"
     assert table.prompt(None, "query") == table.prompt("anything", "query") == table.prompts()["query"] == prompt
-
-
-def test_table_of_a_single_task_needs_no_default():
     table = Instructions(tasks={"twins": {"instructions": ["Same"], "symmetric": True}})
     assert table.prompts()["query"] == table.prompts()["document"] == "Instruct: Same\nQuery:\n"
 

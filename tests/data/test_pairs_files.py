@@ -1,6 +1,5 @@
 """Rules of pairs beyond those of rows (`tests/data/test_row_files.py`): ids from texts, rows compared to each other."""
 
-import json
 import shlex
 
 import pyarrow as pa
@@ -13,6 +12,7 @@ from bixse.data.pairs_files import load_graded_pairs, load_pairs, load_several, 
 from bixse.data.trec import read_qrels
 from bixse.errors import InputError, InvalidFileError
 from bixse.files.rows import write_rows
+from helpers.row_files import faults, jsonl
 
 ROW = {"query": "copy a folder", "document": "shutil.copytree", "relevance": 1.0}
 FULL = {
@@ -21,16 +21,10 @@ FULL = {
 }  # fmt: skip
 
 
-def jsonl(folder, *rows):
-    path = folder / "pairs.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
-def places(read, path):
-    with pytest.raises(InvalidFileError) as caught:
-        read(path)
-    return [(error.row, error.column) for error in caught.value.errors]
+@pytest.fixture
+def pairs_of(tmp_path):
+    """The path of a file of these rows."""
+    return lambda *rows: jsonl(tmp_path / "pairs.jsonl", *rows)
 
 
 @pytest.mark.parametrize(
@@ -38,25 +32,26 @@ def places(read, path):
     [("query", ""), ("document", None), ("relevance", 1.01), ("relevance", None), ("query_id", "a b"),
      ("document_id", 1.5), ("task", 5), ("grade", "good"), ("grade_probs", [0.5, None]), ("judge", ["x"])],
 )  # fmt: skip
-def test_invalid_value_is_named(tmp_path, column, value):
-    assert places(load_graded_pairs, jsonl(tmp_path, ROW, {**ROW, column: value})) == [(2, column)]
+def test_invalid_value_is_named(pairs_of, column, value):
+    assert faults(load_graded_pairs, pairs_of(ROW, {**ROW, column: value})) == [(2, column)]
 
 
 @pytest.mark.parametrize("column", ["query", "document", "relevance"])
-def test_missing_column_is_named(tmp_path, column):
-    path = jsonl(tmp_path, {name: value for name, value in ROW.items() if name != column})
-    assert places(load_graded_pairs, path) == [(1, column)]
+def test_missing_column_is_named(pairs_of, column):
+    row = {name: value for name, value in ROW.items() if name != column}
+    assert faults(load_graded_pairs, pairs_of(row)) == [(1, column)]
 
 
-def test_missing_ids_are_made_from_the_text(tmp_path):
-    pairs = load_graded_pairs(jsonl(tmp_path, ROW, {**ROW, "query_id": 0, "document": "other", "document_id": ""}))
+def test_missing_ids_are_made_from_the_text(pairs_of):
+    pairs = load_graded_pairs(pairs_of(ROW, {**ROW, "query_id": 0, "document": "other", "document_id": ""}))
     assert list(pairs.query_ids) == [text_id("copy a folder"), "0"]
     assert list(pairs.document_ids) == [text_id("shutil.copytree"), text_id("other")]
 
 
-def test_repeated_pair_is_read_once(tmp_path):
-    rows = [ROW, ROW, {**ROW, "relevance": "1.0"}, {**ROW, "task": "other", "relevance": 0.5}]
-    assert load_graded_pairs(jsonl(tmp_path, *rows)).relevance.tolist() == [1.0, 0.5]
+def test_repeated_pair_is_read_once(pairs_of):
+    same = {**ROW, "query_id": "1", "document_id": "1"}  # a query and a document may share an id
+    rows = [same, same, {**same, "relevance": "1.0"}, {**same, "task": "other", "relevance": 0.5}]
+    assert load_graded_pairs(pairs_of(*rows)).relevance.tolist() == [1.0, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -66,21 +61,17 @@ def test_repeated_pair_is_read_once(tmp_path):
         ([{**ROW, "document_id": "d1"}, {**ROW, "document_id": "d1", "document": "other"}], (2, "document_id")),
     ],
 )
-def test_rows_that_contradict_each_other_are_refused(tmp_path, rows, where):
-    assert places(load_graded_pairs, jsonl(tmp_path, *rows)) == [where]
+def test_rows_that_contradict_each_other_are_refused(pairs_of, rows, where):
+    assert faults(load_graded_pairs, pairs_of(*rows)) == [where]
 
 
-def test_query_and_document_may_share_an_id(tmp_path):
-    assert len(load_graded_pairs(jsonl(tmp_path, {**ROW, "query_id": "1", "document_id": "1"}))) == 1
-
-
-def test_pairs_to_grade_need_no_relevance(tmp_path):
+def test_pairs_to_grade_need_no_relevance(pairs_of):
     rows = [
         {"query": "q", "document": "d", "task": "t", "grade": "none yet"},
         {"query_id": "7", "query": "q2", "document_id": "x", "document": "d", "relevance": None},
         {"query_id": "7", "query": "q2", "document_id": "x", "document": "d"},
     ]
-    first, second = load_pairs(jsonl(tmp_path, *rows))  # the third repeats the second
+    first, second = load_pairs(pairs_of(*rows))  # the third repeats the second
     assert (first.query, first.task, first.document_id) == ("q", "t", text_id("d"))
     assert (second.query_id, second.document_id, second.task) == ("7", "x", None)
 
@@ -88,7 +79,7 @@ def test_pairs_to_grade_need_no_relevance(tmp_path):
 def test_errors_of_pairs_to_grade_are_reported_together(tmp_path):
     path = tmp_path / "pairs.csv"
     path.write_text("query_id,query,document\n1,a,b\n1,other,c\n2,,d\n")
-    assert places(load_pairs, path) == [(2, "query_id"), (3, "query")]
+    assert faults(load_pairs, path) == [(2, "query_id"), (3, "query")]
 
 
 def test_several_files_are_one_table_named_by_their_files(tmp_path):

@@ -20,6 +20,7 @@ from bixse.files import rows as reading
 from bixse.files.files import read_text
 from bixse.files.rows import FORMATS, read_blocks, read_rows, text_lines, write_rows
 from bixse.files.values import FileColumn
+from helpers.row_files import faults, jsonl
 
 TEXT, ID, NUMBER = FileColumn("text"), FileColumn("id", "id"), FileColumn("number", "number", low=0, high=1)
 TASK = FileColumn("task", needed=False)
@@ -35,16 +36,8 @@ def put(folder, name, content):
     return path
 
 
-def jsonl(folder, *values, column="value"):
-    return put(folder, "rows.jsonl", "".join(json.dumps({column: value}) + "\n" for value in values))
-
-
 def places(path, *columns):
-    with pytest.raises(InvalidFileError) as caught:
-        list(read_rows(path, columns))
-    assert caught.value.path == path
-    assert all(error.got and error.expected and error.fix for error in caught.value.errors)
-    return [(error.row, error.column) for error in caught.value.errors]
+    return faults(lambda: list(read_rows(path, columns)))
 
 
 def values_of(path, column):
@@ -163,16 +156,14 @@ def test_errors_before_a_bad_quote_are_reported(tmp_path, content):
 
 
 INVALID = {
-    FileColumn("value", "number", low=0, high=1): [
-        *(1.0000001, -0.1, math.nan, math.inf, 10**400, True, None, "high", "1_0", [0.5], {}),
-    ],
+    FileColumn("value", "number", low=0, high=1): (
+        1.0000001, -0.1, math.nan, math.inf, 10**400, True, None, "high", "1_0", [0.5], {}),
     FileColumn("value", "integer", low=0): [0.5, -1, "x", True, math.inf],
     FileColumn("value"): ["", " \t\n", None, 5, ["a"], True, "half \ud83d"],
-    FileColumn("value", "id"): [
-        *("", " ", None, 1.5, True, ["a"], {}, "\ud83d", "a b", "a\u00a0b", " a", "a\t", math.nan),
-    ],
+    FileColumn("value", "id"): (
+        "", " ", None, 1.5, True, ["a"], {}, "\ud83d", "a b", "a\u00a0b", " a", "a\t", math.nan),
     FileColumn("value", "numbers"): [0.5, "0.5", {"0": 1.0}, [0.5, None], ["x"], [math.inf], "[0.1"],
-}
+}  # fmt: skip
 VALID = {
     "number": ([0, 1.0, 5e-324, "0.5", " 1 "], [0.0, 1.0, 5e-324, 0.5, 1.0]),
     "integer": ([3, "4", 5.0, 2**70], [3, 4, 5, 2**70]),
@@ -184,13 +175,14 @@ VALID = {
     ("column", "value"), [(column, value) for column, values in INVALID.items() for value in values]
 )
 def test_invalid_value_is_named(tmp_path, column, value):
-    assert places(jsonl(tmp_path, value), column) == [(1, "value")]
+    assert places(jsonl(tmp_path / "rows.jsonl", {"value": value}), column) == [(1, "value")]
 
 
 @pytest.mark.parametrize("kind", VALID)
 def test_valid_values_are_converted(tmp_path, kind):
     values, expected = VALID[kind]
-    assert values_of(jsonl(tmp_path, *values), FileColumn("value", kind)) == expected
+    path = jsonl(tmp_path / "rows.jsonl", *({"value": value} for value in values))
+    assert values_of(path, FileColumn("value", kind)) == expected
 
 
 @pytest.mark.parametrize("kind", ["text", "id", "number", "integer", "numbers"])
@@ -201,16 +193,13 @@ def test_absent_optional_value_is_none(tmp_path, kind):
 
 def test_text_that_may_be_empty_needs_its_key(tmp_path):
     column = FileColumn("text", may_be_empty=True)
-    assert values_of(put(tmp_path, "rows.jsonl", '{"text": ""}\n{"text": null}\n{"text": "a"}\n'), column) == [
-        "",
-        "",
-        "a",
-    ]
-    assert places(put(tmp_path, "rows.jsonl", '{"contents": "a"}\n'), column) == [(1, "text")]
+    path = jsonl(tmp_path / "rows.jsonl", {"text": ""}, {"text": None}, {"text": "a"})
+    assert values_of(path, column) == ["", "", "a"]
+    assert places(jsonl(tmp_path / "rows.jsonl", {"contents": "a"}), column) == [(1, "text")]
 
 
 def test_repeat_of_a_unique_value_is_an_error_next_to_others(tmp_path):
-    path = jsonl(tmp_path, "a", 7, " ", "b", "7", None, "a")
+    path = jsonl(tmp_path / "rows.jsonl", *({"value": value} for value in ("a", 7, " ", "b", "7", None, "a")))
     assert places(path, UNIQUE) == [(row, "value") for row in (3, 5, 6, 7)]
 
 
@@ -227,8 +216,7 @@ def test_repeats_blocks_apart_are_reported_with_the_row_they_repeat(tmp_path, na
 
 def test_invalid_row_does_not_count_as_the_first_of_a_repeat(tmp_path):
     rows = [{"value": "a"}, {"value": "a", "text": "b"}, {"value": "c", "text": 7}, {"value": "c", "text": "d"}]
-    path = put(tmp_path, "rows.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    assert places(path, UNIQUE, TEXT) == [(1, "text"), (3, "text")]
+    assert places(jsonl(tmp_path / "rows.jsonl", *rows), UNIQUE, TEXT) == [(1, "text"), (3, "text")]
 
 
 def test_bytes_in_parquet_are_no_text(tmp_path):
@@ -305,27 +293,26 @@ def test_parquet_types_of_data_frames_are_read(tmp_path):
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20).filter(str.strip)
 finite = st.floats(allow_nan=False, allow_infinity=False)
-rows = st.fixed_dictionaries(
-    {
-        "text": texts,
-        "number": finite,
-        "integer": st.integers(-(2**63), 2**63 - 1),
-        "task": st.none() | texts,
-        "numbers": st.none() | st.lists(finite, min_size=1, max_size=3),
-    }
-)
-ALL = [TEXT, FileColumn("number", "number"), FileColumn("integer", "integer"), TASK,
-       FileColumn("numbers", "numbers", needed=False)]  # fmt: skip
+VALUES = {
+    FileColumn("text"): (texts, pa.string()),
+    FileColumn("number", "number"): (finite, pa.float64()),
+    FileColumn("integer", "integer"): (st.integers(-(2**63), 2**63 - 1), pa.int64()),
+    FileColumn("task", needed=False): (st.none() | texts, pa.string()),
+    FileColumn("numbers", "numbers", needed=False): (
+        st.none() | st.lists(finite, min_size=1, max_size=3), pa.list_(pa.float64())
+    ),
+}  # fmt: skip
+"""Column -> values of it, and their type in Parquet."""
+ANY_ROW = st.fixed_dictionaries({column.name: values for column, (values, _) in VALUES.items()})
 
 
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(rows=st.lists(rows, min_size=1, max_size=4))
+@given(rows=st.lists(ANY_ROW, min_size=1, max_size=4))
 def test_any_rows_survive_writing_and_reading(tmp_path, name, rows):
-    types = [pa.string(), pa.float64(), pa.int64(), pa.string(), pa.list_(pa.float64())]
-    schema = pa.schema(list(zip([column.name for column in ALL], types, strict=True)))
+    schema = pa.schema([(column.name, kind) for column, (_, kind) in VALUES.items()])
     write_rows(pa.Table.from_pylist(rows, schema), tmp_path / f"rows{name}")
-    assert [row for _, row in read_rows(tmp_path / f"rows{name}", ALL)] == rows
+    assert [row for _, row in read_rows(tmp_path / f"rows{name}", list(VALUES))] == rows
 
 
 NASTY = [*(bytes([byte]) for byte in b'\xff\x00\n\r"{}[,\t\\'), b"\xed\xa0\x80", b"NaN", b"\xef\xbb\xbf"]

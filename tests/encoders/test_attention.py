@@ -6,13 +6,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import BertTokenizerFast
 
 from bixse.encoders.encode import encode_texts
-from bixse.encoders.loading.backbones import (
-    check_attention,
-    check_padding,
-    input_parts,
-    parts_of,
-    sees_whole_text,
-)
+from bixse.encoders.loading.backbones import check_attention, check_padding, input_parts, parts_of, sees_whole_text
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import ModelError
 

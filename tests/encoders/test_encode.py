@@ -22,20 +22,20 @@ def check_as_sentence_transformers_encodes(model):
 
 
 @pytest.mark.parametrize(
-    ("prompts", "default"),
+    "prompts",
     [
-        ({}, None),
-        ({"query": "find ", "document": "text "}, None),
-        ({"query": "find ", "passage": "text "}, None),
-        ({"query": "find ", "passage": "text ", "corpus": "line "}, None),
-        ({"query": "", "document": "", "passage": "text "}, None),
-        ({"any": "sort "}, "any"),
-        ({"any": "sort ", "query": ""}, "any"),
-        ({"any": "sort ", "passage": "text "}, "any"),
+        {},
+        {"query": "find ", "document": "text "},
+        {"query": "find ", "passage": "text ", "corpus": "line "},
+        {"query": "", "document": "", "passage": "text "},
+        {"any": "sort "},
+        {"any": "sort ", "query": ""},
+        {"any": "sort ", "passage": "text "},
     ],
+    ids=str,
 )
-def test_prompts_are_those_of_sentence_transformers(tiny_model, prompts, default):
-    tiny_model.prompts, tiny_model.default_prompt_name = prompts, default
+def test_prompts_are_those_of_sentence_transformers(tiny_model, prompts):
+    tiny_model.prompts, tiny_model.default_prompt_name = prompts, "any" if "any" in prompts else None
     check_as_sentence_transformers_encodes(tiny_model)
 
 
@@ -70,9 +70,7 @@ def test_a_text_without_any_token_has_the_embedding_zero(tiny_model, texts):
 def test_a_repeated_text_is_encoded_once(tiny_model, monkeypatch):
     calls, steps = [], []
     here = encode.encode_here
-    monkeypatch.setattr(
-        encode, "encode_here", lambda model, texts, *rest: (calls.append(texts), here(model, texts, *rest))[1]
-    )
+    monkeypatch.setattr(encode, "encode_here", lambda *given: calls.append(given[1]) or here(*given))
     embeddings = encode_texts(tiny_model, [TEXTS[0], TEXTS[1], TEXTS[0]], "query", progress=steps.append)
     assert calls == [TEXTS[:2]]
     assert sum(steps) == 3
@@ -88,7 +86,9 @@ def test_files_of_a_folder_without_a_model_are_not_hashed(tiny_model_path, tmp_p
 
 def test_the_key_sees_everything_embeddings_depend_on(tiny_model):
     keys = [embeddings_key(tiny_model)]
-    assert embeddings_key(tiny_model) == keys[0]
+    tiny_model.preprocess(["copy a file"], max_length=7)
+    tiny_model.prompts = {**tiny_model.prompts, "query": "find "}
+    assert embeddings_key(tiny_model) == keys[0], "texts were read, and queries have another prompt"
     with use_precision("bfloat16" if resolve_precision(device="cpu") == "float32" else "float32"):
         keys.append(embeddings_key(tiny_model))
     for target, name, value in (
@@ -130,13 +130,6 @@ def test_the_key_sees_the_vocabulary_of_a_tokenizer_without_a_backend(tiny_model
         monkeypatch.setattr(type(tiny_model[0]), "tokenizer", tokenizer)
         keys.add(embeddings_key(tiny_model))
     assert len(keys) == 2
-
-
-def test_the_key_stays_when_the_model_has_read_texts_or_its_query_prompt_changes(tiny_model):
-    key = embeddings_key(tiny_model)
-    tiny_model.preprocess(["copy a file"], max_length=7)
-    tiny_model.prompts = {**tiny_model.prompts, "query": "find "}
-    assert embeddings_key(tiny_model) == key
 
 
 def test_the_key_sees_behind_a_router(router_model):

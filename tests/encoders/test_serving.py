@@ -30,20 +30,11 @@ TEXTS = ["copy", "copy a file in the tree", "move the folder " * 30]
 PROMPTS = {"query": "find ", "document": ""}
 
 
-@pytest.fixture(params=["mean", "cls", "lasttoken"])
-def pooling(request):
-    return request.param
-
-
-@pytest.fixture(params=[True, False], ids=["normalised", "not normalised"])
-def parts(request, tiny_model_path, pooling):
-    """The modules of an encoder of 32 dimensions that reads 20 of its 64 positions."""
-    first = next(iter(SentenceTransformer(str(tiny_model_path), device="cpu").children()))
-    first.max_seq_length = 20
-    return [first, Pooling(32, pooling), *([Normalize()] if request.param else [])]
-
-
-def test_servers_agree_with_sentence_transformers_and_it_loads_the_same_vectors(parts, pooling, tmp_path):
+@pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
+@pytest.mark.parametrize("last", [[Normalize()], []], ids=["normalised", "not normalised"])
+def test_servers_agree_with_sentence_transformers_and_it_loads_the_same_vectors(tiny_model, tmp_path, pooling, last):
+    tiny_model[0].max_seq_length = 20  # of its 64 positions
+    parts = [tiny_model[0], Pooling(32, pooling), *last]
     SentenceTransformer(modules=parts, prompts=PROMPTS, device="cpu").save_pretrained(str(tmp_path / "plain"))
     RelevanceModel(modules=parts, prompts=PROMPTS, device="cpu").save(str(tmp_path / "ours"))
     loaded, plain = (SentenceTransformer(str(tmp_path / name), device="cpu") for name in ("ours", "plain"))

@@ -43,9 +43,8 @@ class TestEveryLoss:
     def test_permuted_rows_and_columns_permute_the_gradients(self, loss, batch):
         rows, columns = torch.randperm(9), torch.randperm(14)
         known = batch.targets
-        moved = GradedTargets(
-            torch.argsort(rows)[known.rows], torch.argsort(columns)[known.columns], known.relevance, known.shape
-        )
+        positions = torch.argsort(rows)[known.rows], torch.argsort(columns)[known.columns]
+        moved = GradedTargets(*positions, known.relevance, known.shape)
         value, *gradients = value_and_gradients(loss, batch.queries, batch.documents, known)
         permuted = value_and_gradients(loss, batch.queries[rows], batch.documents[columns], moved)
         assert_all_close(permuted, [value, gradients[0][rows], gradients[1][columns]], rtol=1e-9, atol=1e-12)
@@ -86,9 +85,8 @@ class TestEveryLoss:
             parts.append(value_and_gradients(loss, batch.queries[block], batch.documents, known))
             counts.append(loss.denominator.item())
         shares = [count / sum(counts) for count in counts]
-        values, queries, documents = zip(
-            *([share * x for x in part] for share, part in zip(shares, parts, strict=True)), strict=True
-        )
+        weighed = ([share * x for x in part] for share, part in zip(shares, parts, strict=True))
+        values, queries, documents = zip(*weighed, strict=True)
         assert_all_close([sum(values), torch.cat(queries), sum(documents)], [value, *gradients], rtol=1e-7, atol=1e-9)
 
 
@@ -121,9 +119,8 @@ class TestEngine:
     @pytest.mark.parametrize("shape", [(3, 14), (9, 13)])
     def test_targets_of_another_batch_are_refused(self, loss: RowWiseLoss, batch, shape):
         with pytest.raises(InputError, match=r"expected \(9, 14\)"):
-            loss.compute_loss_from_embeddings(
-                batch.queries, batch.documents, GradedTargets.from_entries([], [], [], shape)
-            )
+            targets = GradedTargets.from_entries([], [], [], shape)
+            loss.compute_loss_from_embeddings(batch.queries, batch.documents, targets)
 
 
 @pytest.mark.parametrize("word", LOSSES)
@@ -139,9 +136,8 @@ def test_cached_equals_uncached(tiny_model, word):
     learned = {"learn_scale": True} if word.startswith("bixse") else {}
     results = []
     for cached in (False, True):
-        loss = build_loss(
-            word, tiny_model, scale=4.0, mini_batch_size=5, gradient_cache=cached, **options(word), **learned
-        )
+        cache = {"mini_batch_size": 5, "gradient_cache": cached}
+        loss = build_loss(word, tiny_model, scale=4.0, **cache, **options(word), **learned)
         loss.zero_grad()
         torch.manual_seed(1)
         for _ in range(4):  # accumulated and scaled, as a loss scaler does

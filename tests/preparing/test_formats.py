@@ -16,6 +16,7 @@ from bixse.errors import BixseError, InputError, InvalidFileError
 from bixse.files.files import is_unicode
 from bixse.preparing.formats import FORMATS, SourceSettings
 from bixse.preparing.source import Source
+from helpers.row_files import faults
 
 
 def opened(name, path, **options):
@@ -35,11 +36,7 @@ def written(folder, *content, name="rows.jsonl"):
 
 
 def errors(name, path, **options):
-    """Row and column of every error."""
-    with pytest.raises(InvalidFileError) as caught:
-        rows(name, path, **options)
-    assert all(error.got and error.expected and error.fix for error in caught.value.errors)
-    return [(error.row, error.column) for error in caught.value.errors]
+    return faults(rows, name, path, **options)
 
 
 BGE = {"query": "q", "pos": ["a"], "neg": ["b", "c"], "pos_scores": [0.9], "neg_scores": [0.1, 0.4]}

@@ -1,6 +1,7 @@
 """Mining end to end: files, reuse, continuing, and independence of a query from the others."""
 
 import json
+import re
 import shutil
 from collections import defaultdict
 from dataclasses import replace
@@ -70,13 +71,6 @@ def test_written_pairs_are_read_back_as_mined_and_as_pairs_to_grade(tmp_path):
     assert [pair.retrievers for pair in (*PAIRS, generated)] == [["bm25", "demo"], ["bm25"], ["run:1"], ["generated"]]
 
 
-@pytest.mark.parametrize(("name", "error"), [("bm-25", InputError), ("no/such/model", ModelError)])
-def test_unknown_retriever_leaves_no_folder(collection, tmp_path, name, error):
-    with pytest.raises(error):
-        mine(MineConfig(collection=collection, retrievers=("bm25", name)), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
     ("names", "labels"),
     [
@@ -96,13 +90,17 @@ def test_missing_or_repeated_retrievers_are_refused(names):
         searching.retriever_labels(names)
 
 
-def test_run_without_any_candidate_fails(collection, tmp_path):
+def test_run_without_any_candidate_fails_and_corpus_and_queries_are_separate_files(collection, tmp_path):
     queries = tmp_path / "q.jsonl"
     queries.write_text('{"_id": "a", "text": "weather tomorrow"}\n{"_id": "b", "text": "..."}\n')
+    config = MineConfig(corpus=collection / "corpus.jsonl", queries=queries, strategy="top")
     with pytest.raises(InputError, match="2 queries"):
-        mine(MineConfig(corpus=collection / "corpus.jsonl", queries=queries), tmp_path / "out")
+        mine(config, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "failed"
     assert not (tmp_path / "out" / "pairs.parquet").exists()
+    queries.write_text('{"_id": "copy-tree", "text": "copy tree"}\n')
+    assert not mine(config, tmp_path / "second").warnings
+    assert mined(tmp_path / "second")[0].document_id == "copy-tree"
 
 
 def test_dtype_counts_for_a_model_and_not_for_bm25(collection, tiny_model_path, tmp_path, monkeypatch):
@@ -202,14 +200,6 @@ def test_queries_without_candidates_are_listed_and_end_with_3(capsys, collection
         assert metrics["without_candidates"] == [f"strange-{number}" for number in range(12)]
         assert (metrics["queries"], metrics["with_fewer"], metrics["empty_documents"]) == (23, 11, 1)
         assert "strange-9 and 2 more" in envelope["warnings"][-1]
-
-
-def test_corpus_and_queries_are_separate_files(collection, tmp_path):
-    queries = tmp_path / "q.jsonl"
-    queries.write_text('{"_id": "copy-tree", "text": "copy tree"}\n')
-    config = MineConfig(corpus=collection / "corpus.jsonl", queries=queries, strategy="top")
-    assert not mine(config, tmp_path / "out").warnings
-    assert mined(tmp_path / "out")[0].document_id == "copy-tree"
 
 
 @pytest.mark.parametrize("strategy", ["spread", "one"])
@@ -350,14 +340,15 @@ def test_default_number_of_documents_depends_on_the_strategy(tmp_path):
         ({"collection": "toy", "split": "dev"}, "expected one of ['test', 'train']"),
         ({"collection": "toy", "known": "none.jsonl"}, "none.jsonl"),
         ({"collection": "toy", "known": "toy"}, "toy: got"),
+        ({"collection": "toy", "retrievers": ("bm25", "bm-25")}, "bm-25"),
+        ({"collection": "toy", "retrievers": ("bm25", "no/such/model")}, "no/such/model"),
         ({"corpus": "toy/corpus.jsonl", "queries": "none"}, "none: got"),
     ],
 )
 def test_missing_files_are_refused(collection, settings, message, tmp_path, monkeypatch):
     monkeypatch.chdir(collection.parent)
-    with pytest.raises(InputError) as error:
+    with pytest.raises((InputError, ModelError), match=re.escape(message)):
         mine(MineConfig(**settings), tmp_path / "out")
-    assert message in str(error.value)
     assert not (tmp_path / "out").exists()
 
 
@@ -382,19 +373,14 @@ def test_drawn_queries_do_not_depend_on_the_others():
     assert set(sample_queries(queries, 50, 1)) != set(fifty)
 
 
-def test_known_pairs_of_missing_documents_are_refused(collection):
+def test_known_pairs_of_missing_documents_or_other_queries_are_refused(collection):
     rows = [
         {"document_id": "copy-file", "document": "copy the file"},
         {"document_id": "lost", "document": "no such text"},
         {"query_id": "q-move", "query": "y", "document_id": "gone", "document": "nor this"},
     ]
-    with pytest.raises(InvalidFileError, match="2 errors") as error:
+    with pytest.raises(InvalidFileError, match=r"2 errors(.|\n)*'lost' \(of query 'q-copy'\)(.|\n)*'gone' \(of query"):
         read_known(collection, rows)
-    assert "'lost' (of query 'q-copy')" in str(error.value)
-    assert "'gone' (of query 'q-move')" in str(error.value)
-
-
-def test_known_pairs_of_other_queries_are_refused(collection):
     with pytest.raises(InputError, match="'z'"):
         read_known(collection, [{"query_id": "z", "query": "weather", "document": "copy the file"}])
 

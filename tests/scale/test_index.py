@@ -6,10 +6,9 @@ import subprocess
 import sys
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from filelock import FileLock
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from bixse.data.run import RUN_FILE
 from bixse.data.task_instructions import Instructions
@@ -19,13 +18,11 @@ from bixse.encoders.head import RelevanceHead
 from bixse.encoders.relevance_model import set_instructions
 from bixse.errors import InputError, InvalidFileError, ModelError, OutputExistsError
 from bixse.files.files import LOCK_FILE, cache_folder
-from bixse.files.rows import write_rows
 from bixse.scale.index import index_files
 from bixse.scale.index import make_index as index_module
 from bixse.scale.index import search as search_module
 from bixse.scale.index.index_files import read_manifest
 from bixse.scale.index.search import open_index
-from bixse.search.search_collection import read_queries
 from helpers.command import call, refused, result_of
 from helpers.toy import index_of
 
@@ -76,9 +73,7 @@ def test_damaged_manifest_or_another_folder_is_refused(tiny_model, folder):
 @pytest.mark.parametrize(
     ("kind", "position"),
     [
-        ("00001.safetensors", "cut"),
-        ("00001.safetensors", "missing"),
-        *(("00001.safetensors", position) for position in (0.001, 0.01, 0.02, 0.03, 0.5)),
+        *(("00001.safetensors", position) for position in ("cut", "missing", 0.001, 0.01, 0.02, 0.03, 0.5)),
         *(("documents.parquet", position) for position in ("cut", "missing", 0.02, 0.3)),
     ],
 )
@@ -298,16 +293,12 @@ def test_wrong_usage_is_refused(capsys, index, monkeypatch, words, message):
     assert set(index.parent.iterdir()) == before
 
 
-def test_moved_model_is_used_and_changed_model_is_refused(capsys, index, model, tmp_path):
-    found = call(capsys, "search", index, "copy")[1]["metrics"]["results"]
+def test_moved_model_is_used(capsys, index, model, tmp_path):
+    results = call(capsys, "search", index, "copy")[1]["metrics"]["results"]
     model.rename(tmp_path / "moved")
     refused(capsys, "search", index, "copy")
-    words = ("search", index, "copy", "--model-at", tmp_path / "moved")
-    assert call(capsys, *words)[1]["metrics"]["results"] == found
-    weights = load_file(tmp_path / "moved" / "model.safetensors")
-    name = next(name for name in weights if name.endswith("weight"))
-    save_file({**weights, name: weights[name] + 0.01}, tmp_path / "moved" / "model.safetensors", {"format": "pt"})
-    assert "other weights" in refused(capsys, *words)
+    moved = call(capsys, "search", index, "copy", "--model-at", tmp_path / "moved")[1]["metrics"]["results"]
+    assert moved == results
 
 
 def test_index_answers_as_its_collection(capsys, index, model, collection):
@@ -317,12 +308,6 @@ def test_index_answers_as_its_collection(capsys, index, model, collection):
         alone = result_of("search", model, query, "--collection", collection)
         indexed = result_of("search", index, query)
         assert (indexed.text, indexed.metrics) == (alone.text, alone.metrics)
-
-
-@pytest.mark.parametrize("name", ["queries.jsonl", "queries.jsonl.gz", "queries.csv", "queries.parquet"])
-def test_queries_are_read_from_any_table_format(tmp_path, name):
-    write_rows(pa.table({"_id": ["q1", "q2"], "text": ["copy a file", "sort"]}), tmp_path / name)
-    assert read_queries(tmp_path / name) == {"q1": "copy a file", "q2": "sort"}
 
 
 def test_run_of_many_queries_has_the_answers_of_each(capsys, index):

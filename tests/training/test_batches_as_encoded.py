@@ -6,7 +6,6 @@ from torch.nn.functional import normalize
 from bixse.data.graded_pairs import GradedPairs
 from bixse.encoders.embedding import embed_features
 from bixse.encoders.encode import encode_texts
-from bixse.encoders.relevance_model import RelevanceModel
 from bixse.losses import BiXSELoss
 from bixse.training.loop.batches import GroupDataset
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
@@ -21,10 +20,8 @@ PAIRS = GradedPairs.from_rows(
 
 
 def trainer_of(model, folder, **changes):
-    settings = {"per_device_train_batch_size": 2, "max_steps": 1, "report_to": "none", "disable_tqdm": True, **changes}
-    return GradedTrainer(
-        model, GradedTrainingArguments(str(folder), **settings), train_dataset=PAIRS, loss=BiXSELoss(model)
-    )
+    arguments = GradedTrainingArguments(str(folder), max_steps=1, report_to="none", **changes)
+    return GradedTrainer(model, arguments, train_dataset=PAIRS, loss=BiXSELoss(model))
 
 
 def whole_batch(trainer):
@@ -62,19 +59,13 @@ def test_prompts_under_every_name_sentence_transformers_knows(tiny_model, tmp_pa
     check_equal(trainer, tiny_model)
 
 
-def test_a_router_takes_the_route_of_each_column_and_every_route_is_shortened_and_restored(tiny_model_path, tmp_path):
-    from sentence_transformers.base.modules import Router
-
-    query, document = (list(RelevanceModel(str(tiny_model_path), device="cpu").children()) for _ in range(2))
-    with torch.no_grad():
-        for parameter in query[0].parameters():
-            parameter.mul_(1.5)
-    document[0].max_seq_length = 6
-    model = RelevanceModel(modules=[Router.for_query_document(query, document)], device="cpu")
-    check_equal(trainer_of(model, tmp_path), model)
-    batch = whole_batch(trainer_of(model, tmp_path, train_max_length=4))
+def test_a_router_takes_the_route_of_each_column_and_every_route_is_shortened_and_restored(router_model, tmp_path):
+    query, document = (router_model[0].sub_modules[route][0] for route in ("query", "document"))
+    document.max_seq_length = 6
+    check_equal(trainer_of(router_model, tmp_path), router_model)
+    batch = whole_batch(trainer_of(router_model, tmp_path, train_max_length=4))
     assert (batch["query_input_ids"].shape[1], batch["document_input_ids"].shape[1]) == (4, 4)
-    assert (query[0].max_seq_length, document[0].max_seq_length) == (32, 6)
+    assert (query.max_seq_length, document.max_seq_length) == (32, 6)
 
 
 def test_truncated_embeddings_are_truncated_in_training(tiny_model, tmp_path):

@@ -36,10 +36,6 @@ def test_a_missing_file_and_a_file_that_is_no_mapping(tmp_path, text):
     ("text", "start"),
     [
         ("pair: x", f"  pair: {UNKNOWN}; fix: did you mean 'pairs'?"),
-        (
-            "optimizer: {num_epochs: 3}",
-            f"  optimizer.num_epochs: {UNKNOWN}; fix: did you mean 'optimizer.num_train_epochs'?",
-        ),
         ("zzzz: 1", f"  zzzz: {UNKNOWN}; fix: known keys: pairs, task_shares,"),
         ("out: runs/mine", f"  out: {UNKNOWN}; fix: give --out on the command line"),
         ("seed: -1", "  seed: got -1; expected greater than or equal to 0"),
@@ -84,21 +80,16 @@ def test_flags_override_the_file_and_leave_the_rest(tmp_path):
     assert TrainConfig.load(None, {"pairs": "p.csv", "optimizer.num_train_epochs": 1}).optimizer.num_train_epochs == 1
 
 
-class TestLearningRate:
-    def test_the_rate_grows_with_the_square_root_of_the_queries_of_a_step_that_there_are(self):
-        assert OptimizerConfig().scaled_learning_rate() == 1e-4
-        assert OptimizerConfig(global_batch_size=256).scaled_learning_rate() == pytest.approx(4e-4)
-        assert OptimizerConfig(gradient_accumulation_steps=4).scaled_learning_rate() == 2e-4
-        optimizer = OptimizerConfig(global_batch_size=16, gradient_accumulation_steps=250)
-        assert optimizer.queries_per_step(20) == 20
-        assert optimizer.scaled_learning_rate(20) == pytest.approx(1e-4 * (20 / 16) ** 0.5)
-        assert optimizer.scaled_learning_rate(10**6) == optimizer.scaled_learning_rate()
-
-    def test_the_trainer_gets_the_scaled_rate_and_beta_a_multiple_of_it(self, tmp_path):
-        optimizer = OptimizerConfig(global_batch_size=64, bias_lr_multiplier=10)
-        arguments = training_arguments(TrainConfig(pairs="p.csv", optimizer=optimizer), tmp_path, None)
-        assert arguments.learning_rate == 2e-4
-        assert arguments.bias_lr_multiplier == 10
+def test_the_rate_grows_with_the_square_root_of_the_queries_of_a_step_that_there_are(tmp_path):
+    assert OptimizerConfig().scaled_learning_rate() == 1e-4
+    assert OptimizerConfig(gradient_accumulation_steps=4).scaled_learning_rate() == 2e-4
+    optimizer = OptimizerConfig(global_batch_size=16, gradient_accumulation_steps=250)
+    assert optimizer.queries_per_step(20) == 20
+    assert optimizer.scaled_learning_rate(20) == pytest.approx(1e-4 * (20 / 16) ** 0.5)
+    assert optimizer.scaled_learning_rate(10**6) == optimizer.scaled_learning_rate()
+    optimizer = OptimizerConfig(global_batch_size=64, bias_lr_multiplier=10)
+    arguments = training_arguments(TrainConfig(pairs="p.csv", optimizer=optimizer), tmp_path, None)
+    assert (arguments.learning_rate, arguments.bias_lr_multiplier) == (2e-4, 10)
 
 
 def test_a_batch_that_the_processes_cannot_share(tmp_path, monkeypatch):

@@ -150,13 +150,9 @@ def test_every_folder_that_is_saved_is_read_alike_by_older_servers(tiny_model_pa
     trainer.train()
     trainer.save_model()
     average = MergeModelsConfig(models=[str(trained), str(tiny_model_path)], weights=[0.5, 0.5])
-    folders = {
-        trained: 16,
-        trained.parent / "tuned": 16,
-        merge_models(average, tmp_path / "merged").model_path: 16,
-        tmp_path / "plain" / "checkpoint-1": 32,
-        tmp_path / "plain": 32,
-    }
+    merged = merge_models(average, tmp_path / "merged").model_path
+    folders = dict.fromkeys((trained, trained.parent / "tuned", merged), 16)
+    folders |= dict.fromkeys((tmp_path / "plain" / "checkpoint-1", tmp_path / "plain"), 32)
     for folder, length in folders.items():
         assert older_settings(folder) == {}
         assert damage(folder) is None
@@ -178,14 +174,11 @@ def test_a_head_after_the_pooling_is_trained_saved_and_resumed(run_config, heade
 def test_a_dry_run_tells_the_figures_of_the_run_and_leaves_no_file(
     run_config, training_files, tmp_path, monkeypatch, optimizer
 ):
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = sorted(training_files.rglob("*"))
     config = run_config(optimizer=optimizer)
     plan = plan_training(config, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-    assert list(scratch.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
     assert sorted(training_files.rglob("*")) == before
     result = train(config, tmp_path / "out", progress=False)
     assert plan.steps == max(entry["step"] for entry in result.history)

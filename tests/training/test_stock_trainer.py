@@ -6,44 +6,30 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
-from sentence_transformers import (
-    CrossEncoder,
-    SentenceTransformer,
-    SentenceTransformerTrainer,
-    SentenceTransformerTrainingArguments,
-    losses,
-)
+from sentence_transformers import CrossEncoder, SentenceTransformer, losses
+from sentence_transformers import SentenceTransformerTrainer as Trainer
+from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
 from sentence_transformers.base.evaluation import BaseEvaluator
 from transformers import AutoModel
 
-from bixse import (
-    BiXSELoss,
-    DistillKLLoss,
-    InfoNCELoss,
-    MarginMSELoss,
-    SaveRelevanceHead,
-    build_encoder,
-    load_relevance_model,
-    save_relevance_head,
-)
+from bixse import SaveRelevanceHead, save_relevance_head
 from bixse.encoders.head import HEAD_FILE, RelevanceHead
-from bixse.encoders.loading.build import set_dropout
+from bixse.encoders.loading.build import build_encoder, load_relevance_model, set_dropout
 from bixse.encoders.relevance_model import RelevanceModel
 from bixse.errors import InputError, ModelError
+from bixse.losses import BiXSELoss, DistillKLLoss, InfoNCELoss, MarginMSELoss
 
 PLAIN = {"learning_rate_mapping": {}, "logging_steps": 1}
 """Arguments of a loss without parameters."""
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def stock(model, dataset, folder, loss, *callbacks, evaluator=None, **changes) -> SentenceTransformerTrainer:
+def stock(model, dataset, folder, loss, *callbacks, evaluator=None, **changes):
     learning = {"learning_rate": 1e-3, "learning_rate_mapping": {r"^logit_bias$": 0.1}}
     steps = {"per_device_train_batch_size": 8, "max_steps": 4, "save_steps": 2}
     settings = {**learning, **steps, "report_to": "none", "disable_tqdm": True, "use_cpu": True, **changes}
-    arguments = SentenceTransformerTrainingArguments(str(folder), **settings)
-    return SentenceTransformerTrainer(
-        model, arguments, train_dataset=dataset, loss=loss, callbacks=list(callbacks), evaluator=evaluator
-    )
+    more = {"loss": loss, "callbacks": list(callbacks), "evaluator": evaluator}
+    return Trainer(model, Arguments(str(folder), **settings), train_dataset=dataset, **more)
 
 
 @pytest.fixture(params=["SentenceTransformer", "RelevanceModel"])
@@ -196,10 +182,9 @@ class TestWrappers:
         set_dropout(model, 0.0)
         loss = BiXSELoss(model, bias=-3.0, mini_batch_size=2)
         options = {"n_layers_per_step": -1, "kl_temperature": 0.0}
+        wrapped = losses.AdaptiveLayerLoss(model, loss, **options)
         if len(dimensions) > 1:
             wrapped = losses.Matryoshka2dLoss(model, loss, dimensions, n_dims_per_step=-1, **options)
-        else:
-            wrapped = losses.AdaptiveLayerLoss(model, loss, **options)
         columns = [model.preprocess(list(texts)) for texts in (self.QUERIES, self.DOCUMENTS)]
         computed = wrapped(columns, torch.full((4,), 0.75))
         features = model.preprocess([*self.QUERIES, *self.DOCUMENTS])
@@ -215,18 +200,18 @@ class TestWrappers:
 
     @pytest.mark.parametrize("wrapper", [losses.AdaptiveLayerLoss, losses.Matryoshka2dLoss, losses.MatryoshkaLoss])
     def test_the_stock_trainer_trains_with_them_and_gradient_cache_is_refused(
-        self, model, graded_pairs, tmp_path, wrapper
+        self, tiny_model, graded_pairs, tmp_path, wrapper
     ):
-        def wrapped(**options):
-            dimensions = [] if wrapper is losses.AdaptiveLayerLoss else [[32, 16]]
-            return wrapper(model, BiXSELoss(model, **options), *dimensions)
-
-        trainer = stock(model, graded_pairs.to_dataset(), tmp_path, wrapped(), **PLAIN)
-        trainer.train()
-        figures = [entry for entry in trainer.state.log_history if "loss" in entry]
+        dimensions = [] if wrapper is losses.AdaptiveLayerLoss else [[32, 16]]
+        plain, cached = (
+            stock(tiny_model, graded_pairs.to_dataset(), tmp_path, wrapper(tiny_model, loss, *dimensions), **PLAIN)
+            for loss in (BiXSELoss(tiny_model), BiXSELoss(tiny_model, gradient_cache=True))
+        )
+        plain.train()
+        figures = [entry for entry in plain.state.log_history if "loss" in entry]
         assert all(entry["loss"] > 0 and entry["grad_norm"] > 0 for entry in figures)
         with pytest.raises(InputError, match="gradient_cache: "):
-            stock(model, graded_pairs.to_dataset(), tmp_path, wrapped(gradient_cache=True), **PLAIN).train()
+            cached.train()
 
 
 @pytest.mark.parametrize("load", [partial(CrossEncoder, device="cpu"), AutoModel.from_pretrained, str])

@@ -231,29 +231,25 @@ def test_parts_of_more_processes_that_were_killed_are_not_read(tiny_model, tmp_p
     assert torch.equal(table, before)
 
 
-class TestRefused:
-    def refused(self, sharded, tmp_path, error, **changes):
-        settings = TrainConfig.load(sharded).model_copy(update=changes)
+class TestShardingRefused:
+    @pytest.mark.parametrize("reason", ["an encoder without blocks", "a launcher that shards too"])
+    def test_before_anything_is_written(self, sharded, tmp_path, student, monkeypatch, reason):
+        settings, error = TrainConfig.load(sharded), InputError
+        if reason == "an encoder without blocks":
+            settings, error = settings.model_copy(update={"model": str(student), "max_length": None}), ModelError
+        else:
+            monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
         with pytest.raises(error, match=r"sharding.*fix"):
             train(settings, tmp_path / "out", progress=False)
         assert not (tmp_path / "out").exists()
 
-    def test_an_encoder_without_blocks(self, sharded, tmp_path, student):
-        self.refused(sharded, tmp_path, ModelError, model=str(student), max_length=None)
-
-    def test_weights_that_are_no_floating_point_numbers(self, tiny_model, tmp_path):
+    def test_quantised_weights_and_an_optimizer_with_a_state_of_another_shape(self, tiny_model, tmp_path):
+        with pytest.raises(InputError, match="'adafactor'"):
+            check_can_be_sharded(tiny_model, GradedTrainingArguments(str(tmp_path), optim="adafactor"))
         layer = tiny_model[0].auto_model.encoder.layer[0].output.dense
         layer.weight = torch.nn.Parameter(layer.weight.detach().to(torch.int8), requires_grad=False)
         with pytest.raises(ModelError, match=r"quantised encoder.*dense"):
             check_can_be_sharded(tiny_model, GradedTrainingArguments(str(tmp_path)))
-
-    def test_an_optimizer_with_a_state_of_another_shape(self, tiny_model, tmp_path):
-        with pytest.raises(InputError, match="'adafactor'"):
-            check_can_be_sharded(tiny_model, GradedTrainingArguments(str(tmp_path), optim="adafactor"))
-
-    def test_a_launcher_that_shards_too(self, sharded, tmp_path, monkeypatch):
-        monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-        self.refused(sharded, tmp_path, InputError)
 
     def test_the_same_run_without_it(self, sharded, tmp_path):
         settings = TrainConfig.load(sharded).model_copy(update={"evaluations_per_epoch": 1})

@@ -26,11 +26,11 @@ symmetric = true
 def files(tmp_path, graded_pairs):
     """Two files with the same query ids for different texts: one of graded, one of binary data."""
     save_graded_pairs(graded_pairs, tmp_path / "toy.jsonl")
-    twins = [
+    twins = GradedPairs.from_rows(
         {"query_id": f"q{n}", "query": f"sort word {n}", "document": f"sort the word {n}", "relevance": float(n % 2)}
         for n in range(24)
-    ]
-    save_graded_pairs(GradedPairs.from_rows(twins), tmp_path / "twins.csv")
+    )
+    save_graded_pairs(twins, tmp_path / "twins.csv")
     (tmp_path / "table.toml").write_text(TABLE, encoding="utf-8")
     return tmp_path
 
@@ -71,18 +71,12 @@ def test_a_mixture_of_files_is_trained_by_task_and_the_instructions_are_saved_an
     model = build_encoder(result.model_path, device="cpu")
     assert model.instructions is not None
     assert model.prompts["query"] == "list of\n"
-    default, twins = (
-        evaluate(
-            EncoderSystem(result.model_path, task=task),
-            collection_task(training_files / "collection", "dev"),
-            files / f"eval-{task}",
-        )
-        for task in (None, "twins")
-    )
-    assert default.per_query != twins.per_query
-    hashes = [json.loads((files / f"eval-{t}" / "run.json").read_text())["results"]["prompts_hash"]
-              for t in (None, "twins")]  # fmt: skip
-    assert hashes[0] != hashes[1]
+    dev, results = collection_task(training_files / "collection", "dev"), []
+    for task in (None, "twins"):
+        evaluated = evaluate(EncoderSystem(result.model_path, task=task), dev, files / f"eval-{task}")
+        record = json.loads((files / f"eval-{task}" / "run.json").read_text())
+        results.append((evaluated.per_query, record["results"]["prompts_hash"]))
+    assert all(default != twins for default, twins in zip(*results, strict=True))
 
 
 def test_a_model_with_instructions_keeps_them_in_further_training(files, settings):

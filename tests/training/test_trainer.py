@@ -125,20 +125,15 @@ def test_a_checkpoint_holds_no_pickled_arguments_and_loads_in_plain_sentence_tra
     assert SentenceTransformer(str(tmp_path / "checkpoint-1"), device="cpu").encode("copy").shape == (32,)
 
 
-class TestDataSets:
-    def test_a_data_set_and_graded_pairs_train_alike(self, tiny_model_path, graded_pairs, tmp_path):
-        states = []
-        for data in (graded_pairs, Dataset(graded_pairs.to_arrow())):
-            trainer = make_trainer(fresh(tiny_model_path), data, tmp_path, max_steps=3)
-            trainer.train()
-            states.append(state_of(trainer))
-        first, second = states
-        assert all(torch.equal(first[name], second[name]) for name in first)
-
-    def test_wrong_columns_are_named(self, tiny_model, graded_pairs, tmp_path):
-        wrong = Dataset.from_dict({"anchor": ["a"], "positive": ["b"]})
-        with pytest.raises(InputError, match="anchor, positive"):
-            make_trainer(tiny_model, wrong, tmp_path)
+def test_a_data_set_and_graded_pairs_train_alike_and_wrong_columns_are_named(tiny_model_path, graded_pairs, tmp_path):
+    states = []
+    for data in (graded_pairs, Dataset(graded_pairs.to_arrow())):
+        trainer = make_trainer(fresh(tiny_model_path), data, tmp_path, max_steps=3)
+        trainer.train()
+        states.append(state_of(trainer))
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    with pytest.raises(InputError, match="anchor, positive"):
+        make_trainer(trainer.model, Dataset.from_dict({"anchor": ["a"], "positive": ["b"]}), tmp_path)
 
 
 def test_one_process_alone_writes_a_checkpoint(tiny_model_path, graded_pairs, tmp_path, monkeypatch):
