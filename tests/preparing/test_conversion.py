@@ -19,16 +19,7 @@ from bixse import ConvertSettings, convert, load_graded_pairs
 from bixse.cli.main import main
 from bixse.errors import InputError, OutputExistsError, StorageError
 from bixse.files.files import file_hash
-from bixse.preparing.transforms import (
-    Binarise,
-    KeepFrom,
-    LabelNoise,
-    PairColumns,
-    Sample,
-    SplitByQuery,
-    WithoutDuplicates,
-    transformed,
-)
+from bixse.preparing import transforms
 from helpers.command import call, refused
 
 
@@ -94,16 +85,12 @@ def test_shares_and_instructions_go_to_the_settings_of_training(run, tmp_path):
     }
 
 
-def test_task_replaces_the_tasks_of_the_source(lightblue, run):
-    _, table = run("lightblue", lightblue, task="mine")
-    assert set(table.extra["task"]) == {"mine"}
-
-
 def test_judgements_without_a_grade_are_counted_and_left_out(run):
     with pytest.raises(InputError) as error:
         run("umbrela", [files.UMBRELA[3]])
     assert "1 no-option" in error.value.got
-    result, table = run("umbrela", files.UMBRELA)
+    result, table = run("umbrela", files.UMBRELA, task="mine")
+    assert set(table.extra["task"]) == {"mine"}, "a task replaces those of the source"
     assert (result.statuses, len(table)) == ({"graded": 5, "no-option": 1}, 5)
     assert result.warnings == ["rows.jsonl: 1 of 6 judgements carry no grade (1 no-option)"]
 
@@ -122,10 +109,12 @@ def test_transforms_of_files_equal_those_of_tables_in_memory(pairs, run, tmp_pat
     result, _ = run("pairs", pairs, dedup=True, noise=0.6, cutoff=0.2, size=30, binarise=0.5, seed=5, split=shares)
     record = []
     table = load_graded_pairs(pairs)
-    for transform in (WithoutDuplicates(), LabelNoise(0.6, 5), KeepFrom(0.2), Sample(30, 5), Binarise(0.5)):
-        table = transformed(table, transform, record)
-    split = SplitByQuery(shares, 5)
-    parts = {name: part.selected(table) for name, part in split.parts(PairColumns.of(table, split.needs)).items()}
+    steps = [transforms.WithoutDuplicates(), transforms.LabelNoise(0.6, 5), transforms.KeepFrom(0.2)]
+    for step in (*steps, transforms.Sample(30, 5), transforms.Binarise(0.5)):
+        table = transforms.transformed(table, step, record)
+    split = transforms.SplitByQuery(shares, 5)
+    columns = transforms.PairColumns.of(table, split.needs)
+    parts = {name: part.selected(table) for name, part in split.parts(columns).items()}
     for name, part in parts.items():
         assert list(load_graded_pairs(tmp_path / "out" / f"{name}.parquet").rows()) == list(part.rows())
     sizes = {name: len(part) for name, part in parts.items()}

@@ -214,10 +214,8 @@ class TestTevatron:
         written(tmp_path, *files.CORPUS[:3], name="c.jsonl")
         assert errors("tevatron", path, corpus=corpus) == [(row, "negative_document_ids") for row in (1, 2, 3)]
         written(tmp_path, *files.CORPUS, name="c.jsonl")
-        assert short("tevatron", path, corpus=corpus)[:2] == [
-            ("query 0", "text 0", 1.0),
-            ("query 0", "T text 9", 0.0),
-        ]
+        texts = short("tevatron", path, corpus=corpus)[:2]
+        assert texts == [("query 0", "text 0", 1.0), ("query 0", "T text 9", 0.0)]
         with pytest.raises(InvalidFileError, match="--corpus"):
             rows("tevatron", path)
 
@@ -300,11 +298,8 @@ class TestCollections:
         options = {"scale": (0, 3), "queries": tmp_path / "t.tsv"}
         assert short("trec", tmp_path / "q.txt", corpus=docs, **options) == [("q", "Title Body", 2 / 3)]
         assert short("trec", tmp_path / "p.txt", corpus=tmp_path / "shards", **options) == [("q", "text 1", 2 / 3)]
-
-    def test_an_id_with_two_texts_is_an_error_of_the_corpus(self, tmp_path):
-        files.put(tmp_path, {"q.txt": "1 0 D1 2\n", "t.tsv": "1\tq\n", "docs.tsv": "D1\ta\nD1\ta\nD1\tb\n"})
-        options = {"scale": (0, 3), "queries": tmp_path / "t.tsv", "corpus": tmp_path / "docs.tsv"}
-        assert errors("trec", tmp_path / "q.txt", **options) == [(3, "id")]
+        files.put(tmp_path, {"docs.tsv": "D1\ta\nD1\ta\nD1\tb\n"})
+        assert errors("trec", tmp_path / "q.txt", corpus=docs, **options) == [(3, "id")], "an id with two texts"
 
 
 class TestTables:
@@ -331,10 +326,8 @@ class TestTables:
         assert [(row.grade, row.status) for row in found] == [(None, "no-grade"), (2.0, "graded"), (None, "off-scale")]
         files.put(tmp_path, {"t.csv": "query,document,grade\nq,a,good\nq,b,1_0\nq,c,nan\n"})
         assert errors("table", path, scale=(0, 3)) == [(1, "grade"), (2, "grade"), (3, "grade")]
-
-    def test_bytes_that_are_not_utf_8_are_an_error_of_their_row(self, tmp_path):
-        path = files.put(tmp_path, {"t.csv": b"query,document,grade\ncaf\xe9,a,1\nq,b,2\n"}) / "t.csv"
-        assert errors("table", path, scale=(0, 3)) == [(1, "query")]
+        files.put(tmp_path, {"t.csv": b"query,document,grade\ncaf\xe9,a,1\nq,b,2\n"})
+        assert errors("table", path, scale=(0, 3)) == [(1, "query")], "bytes that are not UTF-8"
 
 
 class TestLightBlue:
@@ -358,9 +351,8 @@ class TestLightBlue:
         found = list(source.rows())
         assert [(row.status, row.grade) for row in found[:4]] == [("no-probabilities", None)] * 4
         assert "4 of 12 judgements carry no grade (4 no-probabilities)" in source.warnings()[0]
-        assert errors("lightblue", written(tmp_path, {**content[0], "32B_score_probs": [1, 2]})) == [
-            (1, "32B_score_probs")
-        ]
+        path = written(tmp_path, {**content[0], "32B_score_probs": [1, 2]})
+        assert errors("lightblue", path) == [(1, "32B_score_probs")]
 
     def test_stated_grades_that_the_probabilities_do_not_give_are_counted(self, tmp_path):
         row = files.LIGHTBLUE[2]

@@ -64,7 +64,7 @@ def test_damaged_manifest_or_another_folder_is_refused(tiny_model, folder):
             open_index(folder.parent / name, tiny_model)
     changed = json.loads((folder / RUN_FILE).read_text())
     changed["results"]["rows"] = 0
-    for content in ("", "[]", '{"results": {"documents": 2}}', "[" * 100_000, json.dumps(changed)):
+    for content in ("", '{"results": {"documents": 2}}', "[" * 100_000, json.dumps(changed)):
         (folder / RUN_FILE).write_text(content)
         with pytest.raises(InputError, match="damaged"):
             open_index(folder, tiny_model)
@@ -137,11 +137,9 @@ def test_second_writer_is_refused(tiny_model, folder, write_corpus, documents):
 
 def test_unusable_queries_are_refused(tiny_model, folder):
     with open_index(folder, tiny_model) as index:
-        for query in ("", "  ", "caf\udce9", ["of", ""]):
+        for query, top in (("", 10), ("  ", 10), ("caf\udce9", 10), (["of", ""], 10), ("of", 0)):
             with pytest.raises(InputError):
-                index.search(query)
-        with pytest.raises(InputError):
-            index.search("of", top=0)
+                index.search(query, top=top)
         with pytest.raises(InputError, match="bixse calibrate"):
             index.search("of", threshold=0.5)
         tiny_model.head = RelevanceHead(10.0, -5.0)
@@ -270,7 +268,6 @@ def index(tmp_path, model, collection, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["index"], "model: got nothing"),
         (["index", "demo"], "collection: got nothing"),
         (["index", "demo", "--collection", "c", "--out", "o"], "corpus.jsonl"),
         (["search", "index", "copy", "--collection", "c"], "--collection"),
@@ -279,8 +276,6 @@ def index(tmp_path, model, collection, capsys):
         (["search", "index", "copy", "--out", "run"], "--out"),
         (["search", "index", "--queries", "-", "--out", "run"], "--out"),
         (["search", "index", "--queries", "none.txt"], "none.txt"),
-        (["search", "index", " "], "empty query"),
-        (["search", "index", "copy", "--task", "find"], "without task instructions"),
         (["search", "corpus", "copy"], "--collection"),
         (["search", "model", "--collection", "corpus", "--queries", "-"], "--queries"),
         (["search", "model", "--collection", "corpus", "--exact", "copy"], "--exact"),
