@@ -16,6 +16,7 @@ QRELS = HEADER + "q1\td1\t3\nq1\td2\t0\n"
 
 
 def make(folder, corpus=CORPUS, queries=QUERIES, qrels=QRELS):
+    folder.mkdir(exist_ok=True)
     jsonl(folder / "corpus.jsonl", *corpus)
     jsonl(folder / "queries.jsonl", *queries)
     (folder / "qrels").mkdir()
@@ -23,20 +24,16 @@ def make(folder, corpus=CORPUS, queries=QUERIES, qrels=QRELS):
     return folder
 
 
-def test_missing_folder_and_file_are_refused(tmp_path):
-    (tmp_path / "file").write_text("x")
-    for name, got in (("nothing", "no such folder"), ("file", "a file")):
-        with pytest.raises(InputError) as caught:
-            load_collection(tmp_path / name)
-        assert caught.value.got == got
-
-
 @pytest.mark.parametrize("name", ["corpus.jsonl", "queries.jsonl"])
-def test_missing_part_is_named(tmp_path, name):
+def test_missing_folder_or_part_is_named(tmp_path, name):
     (make(tmp_path) / name).unlink()
     with pytest.raises(InputError, match=name):
         load_collection(tmp_path)
     assert name == "corpus.jsonl" or load_corpus(tmp_path)["d1"].content == "copy copies"
+    for folder, got in (("nothing", "no such folder"), ("qrels/test.tsv", "a file")):
+        with pytest.raises(InputError) as caught:
+            load_collection(tmp_path / folder)
+        assert caught.value.got == got
 
 
 def test_missing_split_is_refused_with_the_splits_that_exist(tmp_path):
@@ -84,11 +81,8 @@ def test_documents_without_title_and_text_stay_and_are_counted(tmp_path):
     (warning,) = warn_of_empty(["d3", "d4"], 4)
     assert "2 of 4" in warning and "'d3'" in warning
     assert warn_of_empty([], 3) == []
-
-
-def test_corpus_of_empty_documents_is_refused(tmp_path):
     with pytest.raises(InputError, match="2 documents"):
-        load_corpus(make(tmp_path, corpus=[{"_id": "d1", "text": ""}, {"_id": "d2", "title": " ", "text": ""}]))
+        load_corpus(make(tmp_path / "all", corpus=empty))
 
 
 def test_odd_collection_survives_writing_and_reading(tmp_path):

@@ -52,13 +52,10 @@ def test_missing_truncated_or_unreadable_file_is_named(folder):
         assert "weights.bin" in str(damage(folder))
 
 
-def test_pages_for_people_and_added_files_are_not_checked(folder):
+def test_pages_for_people_added_files_and_folders_without_hashes_are_not_checked(folder):
     (folder / "README.md").write_text("edited")
     (folder / "notes.txt").write_text("mine")
     assert damage(folder) is None
-
-
-def test_folder_without_hashes_is_not_checked(folder):
     for _ in range(2):
         drop_hashes(folder)
     (folder / "weights.bin").write_bytes(b"other")

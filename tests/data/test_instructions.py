@@ -43,14 +43,11 @@ def test_unusable_table_is_refused(load, text, fact):
     assert "table.toml" in str(caught.value)
 
 
-def test_task_without_instruction_is_refused_with_the_closest_task(load):
+def test_tasks_without_instruction_are_named_together_with_the_closest_task(load):
     with pytest.raises(InputError) as caught:
         load().prompt("claim", "query")
     assert "'claim'" in caught.value.got
     assert caught.value.fix == "did you mean 'claims'?"
-
-
-def test_all_tasks_without_instruction_are_named_together(load):
     with pytest.raises(InputError, match=r"\('a', rows without a task\)"):
         load().check_tasks("pairs", ["claims", "a", None, "a"])
 

@@ -15,6 +15,7 @@ from bixse.files.rows import write_rows
 from helpers.row_files import faults, jsonl
 
 ROW = {"query": "copy a folder", "document": "shutil.copytree", "relevance": 1.0}
+ABSENT = object()
 FULL = {
     "query_id": "q1", "query": " é\n", "document_id": "日", "document": '"', "relevance": 1 / 3,
     "task": "t", "grade": 1e300, "grade_probs": [0.1, 5e-324], "judge": "a, b",
@@ -30,16 +31,12 @@ def pairs_of(tmp_path):
 @pytest.mark.parametrize(
     ("column", "value"),
     [("query", ""), ("document", None), ("relevance", 1.01), ("relevance", None), ("query_id", "a b"),
-     ("document_id", 1.5), ("task", 5), ("grade", "good"), ("grade_probs", [0.5, None]), ("judge", ["x"])],
+     ("document_id", 1.5), ("task", 5), ("grade", "good"), ("grade_probs", [0.5, None]), ("judge", ["x"]),
+     ("query", ABSENT), ("document", ABSENT), ("relevance", ABSENT)],
 )  # fmt: skip
-def test_invalid_value_is_named(pairs_of, column, value):
-    assert faults(load_graded_pairs, pairs_of(ROW, {**ROW, column: value})) == [(2, column)]
-
-
-@pytest.mark.parametrize("column", ["query", "document", "relevance"])
-def test_missing_column_is_named(pairs_of, column):
-    row = {name: value for name, value in ROW.items() if name != column}
-    assert faults(load_graded_pairs, pairs_of(row)) == [(1, column)]
+def test_invalid_or_missing_value_is_named(pairs_of, column, value):
+    row = {name: content for name, content in {**ROW, column: value}.items() if content is not ABSENT}
+    assert faults(load_graded_pairs, pairs_of(ROW, row)) == [(2, column)]
 
 
 def test_missing_ids_are_made_from_the_text(pairs_of):

@@ -145,14 +145,17 @@ def test_columns_have_other_names_and_unknown_columns_are_left_out(tmp_path, nam
     assert list(read_rows(tmp_path / f"rows{name}", columns)) == [(1, {"id": "7", "task": None})]
 
 
-def test_separator_outside_quotes_is_no_silent_shift(tmp_path):
-    assert places(put(tmp_path, "rows.csv", "text,id\na,0,5\na\nb,c\n"), TEXT, ID) == [(1, None), (2, None)]
-
-
-@pytest.mark.parametrize("content", ['a,1\n"never closed,0\nd,1\n', 'a,1\n"x"y,0\n'])
-def test_errors_before_a_bad_quote_are_reported(tmp_path, content):
-    path = put(tmp_path, "rows.csv", "text,number\nb,7\n" + content)
-    assert places(path, TEXT, NUMBER) == [(1, "number"), (3, None)]
+@pytest.mark.parametrize(
+    ("content", "where"),
+    [
+        ("a,0,5\na\nb,1\n", [(1, None), (2, None)]),
+        ('b,7\na,1\n"never closed,0\nd,1\n', [(1, "number"), (3, None)]),
+        ('b,7\na,1\n"x"y,0\n', [(1, "number"), (3, None)]),
+    ],
+    ids=["no silent shift", "open quote", "text after a quote"],
+)
+def test_separators_and_quotes_in_the_wrong_position_are_reported_with_errors_before_them(tmp_path, content, where):
+    assert places(put(tmp_path, "rows.csv", "text,number\n" + content), TEXT, NUMBER) == where
 
 
 INVALID = {
@@ -201,6 +204,8 @@ def test_text_that_may_be_empty_needs_its_key(tmp_path):
 def test_repeat_of_a_unique_value_is_an_error_next_to_others(tmp_path):
     path = jsonl(tmp_path / "rows.jsonl", *({"value": value} for value in ("a", 7, " ", "b", "7", None, "a")))
     assert places(path, UNIQUE) == [(row, "value") for row in (3, 5, 6, 7)]
+    rows = [{"value": "a"}, {"value": "a", "text": "b"}, {"value": "c", "text": 7}, {"value": "c", "text": "d"}]
+    assert places(jsonl(path, *rows), UNIQUE, TEXT) == [(1, "text"), (3, "text")], "an invalid row is no first one"
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.tsv", "rows.jsonl", "rows.jsonl.gz"])
@@ -212,16 +217,6 @@ def test_repeats_blocks_apart_are_reported_with_the_row_they_repeat(tmp_path, na
         list(read_blocks(tmp_path / name, [UNIQUE]))
     repeats = [(error.row, error.got.rpartition(" ")[2]) for error in caught.value.errors]
     assert repeats == [(4001, "4"), (4501, "4000"), (4502, "4")]
-
-
-def test_invalid_row_does_not_count_as_the_first_of_a_repeat(tmp_path):
-    rows = [{"value": "a"}, {"value": "a", "text": "b"}, {"value": "c", "text": 7}, {"value": "c", "text": "d"}]
-    assert places(jsonl(tmp_path / "rows.jsonl", *rows), UNIQUE, TEXT) == [(1, "text"), (3, "text")]
-
-
-def test_bytes_in_parquet_are_no_text(tmp_path):
-    write_rows(pa.table({"text": [b"a"], "number": [b"1"]}), tmp_path / "rows.parquet")
-    assert places(tmp_path / "rows.parquet", TEXT, NUMBER) == [(1, "text"), (1, "number")]
 
 
 def test_message_lists_twenty_errors_by_row_and_the_count(tmp_path):
@@ -289,6 +284,8 @@ def test_parquet_types_of_data_frames_are_read(tmp_path):
     assert [list(row.values()) for _, row in read_rows(tmp_path / "rows.parquet", [TEXT, ID, NUMBER, TASK])] == [
         ["a", "7", 0.0, "x"], ["b", "8", 1.0, None],
     ]  # fmt: skip
+    write_rows(pa.table({"text": [b"a"], "number": [b"1"]}), tmp_path / "rows.parquet")
+    assert places(tmp_path / "rows.parquet", TEXT, NUMBER) == [(1, "text"), (1, "number")], "bytes are no text"
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20).filter(str.strip)

@@ -35,6 +35,9 @@ def test_finished_run_with_the_same_settings_is_reused(tmp_path):
     finish(tmp_path, ndcg=0.5)
     record = open_run(tmp_path, "train", dict(reversed(CONFIG.items())), INPUTS)
     assert (record.status, record.results, record.timings) == ("finished", {"ndcg": 0.5}, {"train": 1.23})
+    content = json.loads((tmp_path / "run.json").read_text())
+    assert (content["config"], content["inputs"]) == ({"model": "demo", "seed": 0, "pairs": "pairs.csv"}, INPUTS)
+    assert {"python", "platform", "bixse", "torch", "sentence-transformers"} <= set(content["versions"])
 
 
 @pytest.mark.parametrize("status", ["running", "interrupted", "failed"])
@@ -118,11 +121,3 @@ def test_record_with_a_damaged_or_missing_part_is_refused(tmp_path, key):
         path.write_text(json.dumps(damaged))
         with pytest.raises(InputError, match=f"damaged record.*{key}"):
             open_run(tmp_path, "train", CONFIG, INPUTS)
-
-
-def test_record_holds_what_a_rerun_needs(tmp_path):
-    finish(tmp_path)
-    content = json.loads((tmp_path / "run.json").read_text())
-    assert content["config"] == {"model": "demo", "seed": 0, "pairs": "pairs.csv"}
-    assert content["inputs"] == INPUTS
-    assert {"python", "platform", "bixse", "torch", "sentence-transformers"} <= set(content["versions"])

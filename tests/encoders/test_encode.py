@@ -245,7 +245,5 @@ class TestIdenticalTexts:
         first, index = identical_texts(side(tiny_model.preprocess(texts)))
         assert first.tolist() == [0, 1, 3, 5]
         assert index.tolist() == [0, 1, 0, 2, 1, 3]
-
-    def test_no_texts(self):
         first, index = identical_texts({"input_ids": torch.zeros(0, 3, dtype=torch.long)})
         assert first.tolist() == index.tolist() == []

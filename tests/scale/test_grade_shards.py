@@ -82,12 +82,6 @@ def test_bad_row_is_named_by_its_number_and_finished_shards_stay(tmp_path):
     assert len(pairs_files(tmp_path / "out")) == 3
 
 
-def test_folder_of_another_number_of_shards_is_refused(capsys, words, tmp_path):
-    assert call(capsys, *words[2], "--out", tmp_path / "out")[0] == 0
-    refused(capsys, *words[2][:-1], "7", "--out", tmp_path / "out")
-    refused(capsys, *words[2][:-2], "--out", tmp_path / "out")
-
-
 def test_parts_of_shards_equal_the_table_of_one_run(capsys, words, tmp_path):
     server, address, flags = words
     assert call(capsys, *flags[:-2], "--out", tmp_path / "single")[0] == 0
@@ -173,8 +167,11 @@ def test_limit_is_shared_by_the_shards(capsys, words, tmp_path):
     assert 0.02 < found["metrics"]["usd"] <= 0.03
 
 
-def test_dry_run_looks_at_the_first_shard(capsys, words, tmp_path):
+def test_dry_run_looks_at_the_first_shard_and_a_folder_of_another_number_of_shards_is_refused(capsys, words, tmp_path):
     flags = (*words[2], "--out", tmp_path / "out")
-    code, found = call(capsys, *flags, "--dry-run")
-    assert (code, found["metrics"]["pairs"], found["metrics"]["times_as_many_rows"]) == (0, 20, 6)
+    code, dry = call(capsys, *flags, "--dry-run")
+    assert (code, dry["metrics"]["pairs"], dry["metrics"]["times_as_many_rows"]) == (0, 20, 6)
     assert not (tmp_path / "out").exists()
+    assert call(capsys, *flags)[0] == 0
+    refused(capsys, *flags, "--shards", "7")
+    refused(capsys, *words[2][:-2], "--out", tmp_path / "out")

@@ -148,12 +148,6 @@ def test_no_server_at_the_url(capsys):
                 assert url in message and "QDRANT_API_KEY" in message
 
 
-def test_what_does_not_exist(store, tmp_path, model):
-    with pytest.raises(InputError, match="no such table"):
-        open_index(store, model)
-    assert not (tmp_path / "lance").exists(), "asking makes nothing"
-
-
 def test_what_bixse_did_not_write_is_refused_and_kept(store, database, index, model):
     place, _, name = store.partition(":")[2].rpartition("/")
     if database == "lancedb":
@@ -187,12 +181,13 @@ def test_another_encoder_or_corpus_is_refused(store, index, model, collection, d
         export_index(tmp_path / "other", store)
 
 
-def test_part_of_an_index_is_not_searched(store, index, model):
-    with closing(open_files(index)) as files:
-        half = connect(store)
+def test_nothing_and_a_part_of_an_index_are_not_searched(store, index, model, tmp_path):
+    with pytest.raises(InputError, match="no such table"):
+        open_index(store, model)
+    assert not (tmp_path / "lance").exists(), "asking makes nothing"
+    with closing(open_files(index)) as files, closing(connect(store)) as half:
         half.create(files.manifest)
         half.write(0, files.documents(range(30)), files.embeddings(0, 30))
-        half.close()
     with pytest.raises(InputError, match="got 30 documents; expected 100"):
         open_index(store, model)
 

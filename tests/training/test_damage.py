@@ -23,7 +23,6 @@ from bixse.training.recipe import train
 from helpers.command import odd_modes
 
 pytestmark = pytest.mark.precision("float32")
-PARTS = ["model.safetensors", "optimizer.pt", STATE_FILE]
 
 
 def flip(path):
@@ -58,7 +57,7 @@ def whole(settings, tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", ["model.safetensors", "optimizer.pt", STATE_FILE])
 def test_a_damaged_checkpoint_is_passed_over_with_a_warning(settings, cut, whole, part):
     flip(checkpoints(cut)[-1] / part)
     result = train(settings, cut, progress=False)

@@ -22,6 +22,11 @@ from bixse.training.dev_evaluation import GradedRetrievalEvaluator
 from bixse.training.loop.checkpoints import LOSS_STATE_FILE, load_loss_state
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 
+PLAIN = {"learning_rate_mapping": {}, "logging_steps": 1}
+"""Arguments of a loss without parameters."""
+BEST = {"load_best_model_at_end": True, "greater_is_better": True, "eval_strategy": "steps"}
+DOCS = Path(__file__).parents[2] / "docs"
+
 
 class After(TrainerCallback):
     """Calls an action after a step."""
@@ -114,8 +119,7 @@ def test_the_best_checkpoints_bias_comes_back_with_its_weights(tiny_model_path, 
             return {"dev_ndcg@10": next(scores)}
 
     evaluator = Scripted([])
-    best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_dev_ndcg@10", "greater_is_better": True}
-    best |= {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 4}
+    best = {**BEST, "metric_for_best_model": "eval_dev_ndcg@10", "eval_steps": 1, "max_steps": 4}
     trainer = make_trainer(fresh(tiny_model_path), graded_pairs, tmp_path, evaluator=evaluator, **best)
     trainer.train()
     assert trainer.state.best_global_step == 2
@@ -130,6 +134,8 @@ def test_a_checkpoint_holds_no_pickled_arguments_and_loads_in_plain_sentence_tra
     tiny_model, graded_pairs, tmp_path
 ):
     make_trainer(tiny_model, graded_pairs, tmp_path, max_steps=1).train()
+    with pytest.raises(TrainingError, match="logit_bias"):
+        load_loss_state(BiXSELoss(tiny_model), tmp_path)  # where no checkpoint is
     names = {path.name for path in (tmp_path / "checkpoint-1").iterdir()}
     assert LOSS_STATE_FILE in names
     assert "training_args.bin" not in names
@@ -163,16 +169,6 @@ def test_the_batch_that_the_bias_was_fitted_to_does_not_move_it(tiny_model, grad
     first, second = (entry["logit_bias"] for entry in trainer.state.log_history if "logit_bias" in entry)
     assert first == second
     assert abs(trainer.loss.logit_bias.item() - second) > 1e-3
-
-
-def test_a_missing_loss_state_is_an_error(tiny_model, tmp_path):
-    with pytest.raises(TrainingError, match="logit_bias"):
-        load_loss_state(BiXSELoss(tiny_model), tmp_path)
-
-
-PLAIN = {"learning_rate_mapping": {}, "logging_steps": 1}
-"""Arguments of a loss without parameters."""
-DOCS = Path(__file__).parents[2] / "docs"
 
 
 def stock(model, dataset, folder, loss, *callbacks, evaluator=None, **changes):
@@ -230,8 +226,7 @@ class TestHead:
                 return {"score": next(self.scores)}
 
         loss = BiXSELoss(model)
-        best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_score", "greater_is_better": True}
-        best |= {"eval_strategy": "steps", "eval_steps": 2, "evaluator": Scripted()}
+        best = {**BEST, "metric_for_best_model": "eval_score", "eval_steps": 2, "evaluator": Scripted()}
         trainer = stock(model, graded_pairs.to_dataset(), tmp_path, loss, SaveRelevanceHead(loss), **best)
         trainer.train()
         trainer.save_model()
