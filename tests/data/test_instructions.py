@@ -68,17 +68,14 @@ def test_default_is_valid_for_other_tasks_and_for_none_and_a_single_task_is_the_
     assert table.prompts()["query"] == table.prompts()["document"] == "Instruct: Same\nQuery:\n"
 
 
-def test_table_of_the_paper_has_its_tasks():
+def test_the_word_paper_is_the_table_of_the_paper_unless_a_file_has_the_name(tmp_path):
     table = load_instructions("paper")
+    assert load_instructions(tmp_path / "paper") == table
     assert table.default == "Retrieve the most relevant passages to the given query"
     assert {task for task in table.tasks if table.of(task).symmetric} == {"nli", "quora_duplicates"}
     assert table.choices("nli") == table.choices("quora_duplicates") == 2
     assert table.of("nq") == table.of("miracl") == table.of("mrtydi")
     assert table.of("a task of lightblue's").instructions == (table.default,)
-
-
-def test_the_word_paper_is_the_table_of_the_paper_unless_a_file_has_the_name(tmp_path):
-    assert load_instructions(tmp_path / "paper") == load_instructions("paper")
     (tmp_path / "paper").write_text(TABLE, encoding="utf-8")
     assert set(load_instructions(tmp_path / "paper").tasks) == {"claims", "twins"}
 

@@ -282,7 +282,7 @@ def test_unusable_settings_are_refused_before_anything_is_read(name, value):
         ((), "source"),
         (("pairs",), "path"),
         (("pairs", "pairs.jsonl", "--scale", "0", "3"), "--scale"),
-        (("lightblue", "pairs.jsonl"), "looks like the source"),
+        (("lightblue", "pairs.jsonl", "--dry-run"), "looks like the source"),
         (("pairs", "empty.parquet"), "unreadable Parquet"),
         (("pairs", "empty.csv"), "empty.csv"),
     ],

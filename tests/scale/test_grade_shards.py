@@ -62,9 +62,10 @@ def words(server, pairs):
     return server, address, ("grade", "--pairs", pairs, "--judge", address, "--shards", "6")
 
 
-@pytest.mark.parametrize("name", ["none.parquet", "text.parquet", "empty", "pairs.csv"])
+@pytest.mark.parametrize("name", ["none.parquet", "text.parquet", "no-rows.parquet", "empty", "pairs.csv"])
 def test_unusable_pairs_are_refused(capsys, server, tmp_path, name):
     (tmp_path / "text.parquet").write_text("this is no Parquet at all")
+    pq.write_table(rows(1).slice(1), tmp_path / "no-rows.parquet")
     (tmp_path / "pairs.csv").write_text("query,document\na,b\n")
     (tmp_path / "empty").mkdir()
     flags = ("grade", "--judge", server.scenario(), "--shards", "2", "--out", tmp_path / "out")

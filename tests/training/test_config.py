@@ -47,6 +47,7 @@ def test_a_missing_file_and_a_file_that_is_no_mapping(tmp_path, text):
     ("text", "start"),
     [
         ("pair: x", f"  pair: {UNKNOWN}; fix: did you mean 'pairs'?"),
+        ("optimizer: {num_epochs: 3}", f"  optimizer.num_epochs: {UNKNOWN}; fix: did you mean 'optimizer.num_train"),
         ("zzzz: 1", f"  zzzz: {UNKNOWN}; fix: known keys: pairs, task_shares,"),
         ("out: runs/mine", f"  out: {UNKNOWN}; fix: give --out on the command line"),
         ("seed: -1", "  seed: got -1; expected greater than or equal to 0"),
@@ -103,16 +104,13 @@ def test_the_rate_grows_with_the_square_root_of_the_queries_of_a_step_that_there
     assert (arguments.learning_rate, arguments.bias_lr_multiplier) == (2e-4, 10)
 
 
-def test_a_batch_that_the_processes_cannot_share(tmp_path, monkeypatch):
+def test_a_batch_that_the_processes_cannot_share_and_a_tracker_that_is_not_installed(tmp_path, monkeypatch):
+    with pytest.raises(InputError, match="report_to: got mlflow; "):
+        training_arguments(TrainConfig(pairs="p.csv", report_to=["mlflow"]), tmp_path, None)
     monkeypatch.setattr("bixse.training.setup.world_size", lambda: 3)
     with pytest.raises(InputError) as caught:
         training_arguments(TrainConfig(pairs="p.csv"), tmp_path, None)
     assert (caught.value.where, caught.value.fix) == ("global_batch_size", "set it to 15")
-
-
-def test_a_tracker_that_is_not_installed_is_refused(tmp_path):
-    with pytest.raises(InputError, match="report_to: got mlflow; "):
-        training_arguments(TrainConfig(pairs="p.csv", report_to=["mlflow"]), tmp_path, None)
 
 
 def pairs_of(*queries):
