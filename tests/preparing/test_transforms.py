@@ -1,4 +1,4 @@
-"""Transforms of graded pairs: exact, seeded, nested, and independent of the order of the rows."""
+"""Transforms of graded pairs (exact, seeded, nested, independent of the order of the rows), and maps of scores."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""The engine: real processes and ranks, really killed. Ranks know of each other by the markers on disk alone."""
+"""The engine, and every verb with shards: real processes and ranks, really killed, write the bytes of one process."""
 
 import csv
 import json

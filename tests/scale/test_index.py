@@ -1,4 +1,4 @@
-"""An index: damaged files, other models, searching, and replacing."""
+"""An index and its verbs: damaged files, other models, searching, and replacing."""
 
 import json
 import shutil
