@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from bixse.encoders.loading.precision import PRECISION_VARIABLE, use_precision
+from helpers.toy import BERT_SIZES
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts its background jobs with SIGINT ignored
@@ -17,13 +18,6 @@ os.environ.setdefault(PRECISION_VARIABLE, "float32")
 CACHES = tempfile.TemporaryDirectory(prefix="bixse-test-caches-")
 os.environ["BIXSE_CACHE_DIR"] = CACHES.name  # never the user's own
 
-BERT_SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 64,
-}
 WORDS = """
 copy move delete open read write list file folder tree disk path name text byte line word number sum mean sort
 find match search replace split join time date clock sleep wait thread process lock queue stack heap set map
@@ -88,6 +82,20 @@ def tiny_model(tiny_model_path):
     from bixse.encoders.relevance_model import RelevanceModel
 
     return RelevanceModel(str(tiny_model_path), device="cpu").eval()
+
+
+@pytest.fixture
+def router_model(tiny_model_path):
+    """Two encoders that differ, one for queries and one for documents, behind one router."""
+    from sentence_transformers.base.modules import Router
+
+    from bixse.encoders.relevance_model import RelevanceModel
+
+    query, document = (list(RelevanceModel(str(tiny_model_path), device="cpu").children()) for _ in range(2))
+    with torch.no_grad():
+        for parameter in query[0].parameters():
+            parameter.mul_(1.5)
+    return RelevanceModel(modules=[Router.for_query_document(query, document)], device="cpu").eval()
 
 
 DECODERS = {

@@ -1,9 +1,13 @@
+import hashlib
 import json
+import shutil
 
 import pytest
 
+from bixse.data import pydocs
 from bixse.data.collection import Collection, Document, load_collection, load_corpus, save_collection, warn_of_empty
-from bixse.errors import InputError, InvalidFileError
+from bixse.errors import InputError
+from helpers.row_files import faults, jsonl
 
 CORPUS = [{"_id": "d1", "title": "copy", "text": "copies"}, {"_id": "d2", "title": "", "text": "moves"}]
 QUERIES = [{"_id": "q1", "text": "copy a file"}]
@@ -12,33 +16,24 @@ QRELS = HEADER + "q1\td1\t3\nq1\td2\t0\n"
 
 
 def make(folder, corpus=CORPUS, queries=QUERIES, qrels=QRELS):
-    for name, rows in (("corpus.jsonl", corpus), ("queries.jsonl", queries)):
-        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    folder.mkdir(exist_ok=True)
+    jsonl(folder / "corpus.jsonl", *corpus)
+    jsonl(folder / "queries.jsonl", *queries)
     (folder / "qrels").mkdir()
     (folder / "qrels" / "test.tsv").write_text(qrels)
     return folder
 
 
-def errors(folder):
-    with pytest.raises(InvalidFileError) as caught:
-        load_collection(folder)
-    return [(error.row, error.column) for error in caught.value.errors]
-
-
-def test_missing_folder_and_file_are_refused(tmp_path):
-    (tmp_path / "file").write_text("x")
-    for name, got in (("nothing", "no such folder"), ("file", "a file")):
-        with pytest.raises(InputError) as caught:
-            load_collection(tmp_path / name)
-        assert caught.value.got == got
-
-
 @pytest.mark.parametrize("name", ["corpus.jsonl", "queries.jsonl"])
-def test_missing_part_is_named(tmp_path, name):
+def test_missing_folder_or_part_is_named(tmp_path, name):
     (make(tmp_path) / name).unlink()
     with pytest.raises(InputError, match=name):
         load_collection(tmp_path)
     assert name == "corpus.jsonl" or load_corpus(tmp_path)["d1"].content == "copy copies"
+    for folder, got in (("nothing", "no such folder"), ("qrels/test.tsv", "a file")):
+        with pytest.raises(InputError) as caught:
+            load_collection(tmp_path / folder)
+        assert caught.value.got == got
 
 
 def test_missing_split_is_refused_with_the_splits_that_exist(tmp_path):
@@ -60,7 +55,7 @@ def test_split_without_a_relevant_document_is_refused(tmp_path, qrels):
 
 def test_judgements_of_unknown_ids_are_all_named(tmp_path):
     folder = make(tmp_path, qrels=QRELS + "q1\td9\t1\nq9\td8\t1\n")
-    assert errors(folder) == [(None, "corpus-id"), (None, "query-id"), (None, "corpus-id")]
+    assert faults(load_collection, folder) == [(None, "corpus-id"), (None, "query-id"), (None, "corpus-id")]
 
 
 @pytest.mark.parametrize(
@@ -76,26 +71,18 @@ def test_judgements_of_unknown_ids_are_all_named(tmp_path):
 )
 def test_invalid_row_is_named(tmp_path, part, row, where):
     rows = {"corpus": CORPUS, "queries": QUERIES}[part]
-    assert errors(make(tmp_path, **{part: [*rows, row]})) == [where]
+    assert faults(load_collection, make(tmp_path, **{part: [*rows, row]})) == [where]
 
 
 def test_documents_without_title_and_text_stay_and_are_counted(tmp_path):
     empty = [{"_id": "d3", "title": " ", "text": ""}, {"_id": "d4", "text": None}]
     folder = make(tmp_path, corpus=[*CORPUS, *empty], qrels=QRELS + "q1\td3\t1\n")
-    assert [document.content for document in load_collection(folder).corpus.values()] == [
-        "copy copies",
-        "moves",
-        "",
-        "",
-    ]
+    assert [text.content for text in load_collection(folder).corpus.values()] == ["copy copies", "moves", "", ""]
     (warning,) = warn_of_empty(["d3", "d4"], 4)
     assert "2 of 4" in warning and "'d3'" in warning
     assert warn_of_empty([], 3) == []
-
-
-def test_corpus_of_empty_documents_is_refused(tmp_path):
     with pytest.raises(InputError, match="2 documents"):
-        load_corpus(make(tmp_path, corpus=[{"_id": "d1", "text": ""}, {"_id": "d2", "title": " ", "text": ""}]))
+        load_corpus(make(tmp_path / "all", corpus=empty))
 
 
 def test_odd_collection_survives_writing_and_reading(tmp_path):
@@ -104,3 +91,49 @@ def test_odd_collection_survives_writing_and_reading(tmp_path):
     collection = Collection(tmp_path.name, corpus, {"q/1": " a\nb", "{}": "\\"}, qrels)
     save_collection(collection, tmp_path)
     assert load_collection(tmp_path) == collection
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return pydocs.load_pydocs()
+
+
+@pytest.mark.parametrize(
+    "name", ["corpus.jsonl.gz", "queries.jsonl", *(f"qrels/{split}.tsv" for split in pydocs.SPLITS)]
+)
+def test_missing_or_damaged_file_of_pydocs_is_named(tmp_path, monkeypatch, name):
+    shutil.copytree(pydocs.FOLDER, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setattr(pydocs, "FOLDER", tmp_path)
+    flipped = bytearray((tmp_path / name).read_bytes())
+    flipped[len(flipped) // 2] ^= 1
+    for content in (b"\xff\xfe\x00", *([flipped] if name.endswith(".gz") else []), None):
+        (tmp_path / name).unlink()
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(InputError, match=name):
+            pydocs.load_pydocs()
+
+
+def test_documents_are_those_that_were_graded(loaded):
+    """The digest is of what Python 3.11.7 under Linux documented when the queries were graded."""
+    content = json.dumps([[name, document.title, document.text] for name, document in loaded.corpus.items()])
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    assert digest == "ecbcd951e402ff1101605ef31e200ae77808d85c17ed35f88c67b253a8686c97"
+
+
+def test_judgements_name_documents_and_every_query_has_a_solution(loaded):
+    judged = [row for qrels in loaded.qrels.values() for row in qrels.values()]
+    graded = {document for row in judged for document in row}
+    assert (sum(map(len, judged)), len(graded), graded <= loaded.corpus.keys()) == (12_883, 3864, True)
+    assert all(max(row.values()) >= pydocs.PYDOCS_RELEVANT_GRADE for row in judged)
+
+
+def test_every_query_has_a_kind_and_one_split(loaded):
+    assert {name: len(qrels) for name, qrels in loaded.qrels.items()} == {
+        "train": 679, "dev": 109, "test": 266, "guard": 45,
+    }  # fmt: skip
+    assert sorted(query for qrels in loaded.qrels.values() for query in qrels) == sorted(loaded.queries)
+    rows = map(json.loads, (pydocs.FOLDER / "queries.jsonl").read_text(encoding="utf-8").splitlines())
+    kinds = {row["_id"]: row["kind"] for row in rows}
+    assert kinds.keys() == loaded.queries.keys()
+    assert set(kinds.values()) == {"howto", "keyword", "symptom", "concept", "task"}

@@ -1,11 +1,16 @@
+import re
+
 import numpy as np
 import pyarrow as pa
 import pytest
 from datasets import Dataset, DatasetDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from bixse.data import columns
 from bixse.data.collection import Collection, Document
-from bixse.data.columns import text_id
-from bixse.data.graded_pairs import GradedPairs
+from bixse.data.columns import numbered, text_id
+from bixse.data.graded_pairs import GradedPairs, with_random_negatives
 from bixse.errors import InputError
 from bixse.files import parquet
 from bixse.relevance import GradeScale
@@ -34,9 +39,8 @@ def from_judged(judged, split="test"):
     ],
 )
 def test_unknown_split_or_id_and_grade_outside_the_scale_are_refused(judged, split, fact):
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=re.escape(fact)):
         from_judged(judged, split)
-    assert fact in str(caught.value)
 
 
 def test_collection_becomes_pairs():
@@ -85,13 +89,10 @@ def test_missing_column_or_invalid_value_is_refused(columns, fact):
         GradedPairs.from_arrow(pa.table(columns))
 
 
-def test_row_of_a_later_batch_is_named():
+def test_row_of_a_later_batch_is_named_and_a_stream_of_unknown_length_is_refused():
     wrong = pa.RecordBatch.from_pydict({"query": ["c"], "document": ["z"], "label": [-1.0]})
     with pytest.raises(InputError, match="row 3"):
         GradedPairs.from_arrow([*TABLE.to_batches(), wrong])
-
-
-def test_stream_of_unknown_length_is_refused():
     with pytest.raises(InputError, match="IterableDataset"):
         GradedPairs.from_dataset(Dataset(TABLE).to_iterable_dataset())
 
@@ -110,9 +111,8 @@ def test_tables_frames_and_data_sets_give_the_same_pairs():
 
 def test_each_key_of_a_dataset_dict_is_a_task():
     pairs = GradedPairs.from_dataset(DatasetDict({"nli": Dataset(TABLE), "qa": Dataset(TABLE)}))
-    assert [(group.task, group.query) for group in pairs.groups()] == [
-        ("nli", "a"), ("nli", "b"), ("qa", "a"), ("qa", "b")
-    ]  # fmt: skip
+    groups = [(group.task, group.query) for group in pairs.groups()]
+    assert groups == [("nli", "a"), ("nli", "b"), ("qa", "a"), ("qa", "b")]
     assert len(set(pairs.query_ids)) == 4
 
 
@@ -134,3 +134,62 @@ def test_columns_are_replaced_and_rows_selected():
     assert changed.relevance.tolist() == [0.5, 0.0]
     assert changed.extra["grade"] == [2.0, 0.0]
     assert changed.document_ids == ["d3", "d1"]
+
+
+CORPUS = {f"d{n}": Document("title" if n % 2 else "", f"text {n}") for n in range(200)}
+QRELS = {"train": {"q0": {f"d{n}": 0 for n in range(50)}}, "test": {"q0": {"d50": 3}, "other": {"d60": 1}}}
+COLLECTION = Collection("toy", CORPUS, {"q0": "query 0", "q1": "query 1", "other": "query 2"}, QRELS)
+PAIRS = GradedPairs.from_rows(
+    [
+        {"query_id": "q0", "query": "query 0", "document_id": "d51", "document": "text 51", "relevance": 1.0},
+        {"query_id": "q1", "query": "query 1", "document_id": "own", "document": "title text 53", "relevance": 0.5},
+        {"query_id": "q2", "query": "query 2", "document_id": "own2", "document": "text 54", "relevance": 1.0},
+    ]
+)
+
+
+def drawn(pairs, number, seed=0):
+    rows = list(with_random_negatives(pairs, COLLECTION, number, seed).rows())
+    assert rows[: len(pairs)] == list(pairs.rows()), "judged pairs stay as they are"
+    names = {}
+    for row in rows[len(pairs) :]:
+        assert (row["relevance"], row["document"]) == (0, CORPUS[row["document_id"]].content)
+        names.setdefault(row["query_id"], []).append(row["document_id"])
+    return names
+
+
+def test_judged_document_is_never_drawn():
+    for seed in range(20):
+        names = drawn(PAIRS, 120, seed)
+        assert {query: len(set(some)) for query, some in names.items()} == dict.fromkeys(("q0", "q1", "q2"), 120)
+        assert not {f"d{n}" for n in range(52)} & set(names["q0"]), "judged by a split, or by a pair of the file"
+        assert "d53" not in names["q1"], "judged under another id, by its text"
+        assert not {"d54", "d60"} & set(names["q2"]), "judged for the same query under another id"
+    assert set(drawn(PAIRS, 148)["q0"]) == set(CORPUS) - {f"d{n}" for n in range(52)}, "all remaining documents"
+
+
+def test_draw_depends_on_the_seed_and_not_on_other_queries():
+    assert drawn(PAIRS, 5) == drawn(PAIRS, 5)
+    assert drawn(PAIRS, 5) != drawn(PAIRS, 5, seed=1)
+    assert drawn(PAIRS.select(np.array([name == "q1" for name in PAIRS.query_ids])), 5)["q1"] == drawn(PAIRS, 5)["q1"]
+
+
+@pytest.mark.parametrize("number", [0, -1, 149])
+def test_number_that_cannot_be_drawn_is_refused(number):
+    with pytest.raises(InputError, match=str(number)):
+        with_random_negatives(PAIRS, COLLECTION, number)
+
+
+SMALL = st.integers(-5, 5)
+LARGE = st.integers(-(2**63), 2**63 - 1)
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 2**20])
+@settings(deadline=None)
+@given(keys=st.lists(SMALL | LARGE, max_size=40))
+def test_numbers_go_up_in_order_of_first_appearance_however_many_keys_are_told_apart_at_once(at_once, keys):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(columns, "KEYS_AT_ONCE", at_once)
+        found = numbered(np.array(keys, dtype=np.int64)).tolist()
+    places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+    assert found == [places[key] for key in keys]

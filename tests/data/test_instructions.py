@@ -43,14 +43,11 @@ def test_unusable_table_is_refused(load, text, fact):
     assert "table.toml" in str(caught.value)
 
 
-def test_task_without_instruction_is_refused_with_the_closest_task(load):
+def test_tasks_without_instruction_are_named_together_with_the_closest_task(load):
     with pytest.raises(InputError) as caught:
         load().prompt("claim", "query")
     assert "'claim'" in caught.value.got
     assert caught.value.fix == "did you mean 'claims'?"
-
-
-def test_all_tasks_without_instruction_are_named_together(load):
     with pytest.raises(InputError, match=r"\('a', rows without a task\)"):
         load().check_tasks("pairs", ["claims", "a", None, "a"])
 
@@ -63,28 +60,22 @@ def test_symmetric_tasks_have_the_instruction_before_documents_too(load):
     assert table.prompts() == {"claims": claims, "twins": "Find the same question:\n", "document": ""}
 
 
-def test_default_is_valid_for_other_tasks_and_for_none():
+def test_default_is_valid_for_other_tasks_and_for_none_and_a_single_task_is_the_default():
     table = Instructions(default="Find it")
     prompt = "Instruct: Find it\nQuery:\n"
     assert table.prompt(None, "query") == table.prompt("anything", "query") == table.prompts()["query"] == prompt
-
-
-def test_table_of_a_single_task_needs_no_default():
     table = Instructions(tasks={"twins": {"instructions": ["Same"], "symmetric": True}})
     assert table.prompts()["query"] == table.prompts()["document"] == "Instruct: Same\nQuery:\n"
 
 
-def test_table_of_the_paper_has_its_tasks():
+def test_the_word_paper_is_the_table_of_the_paper_unless_a_file_has_the_name(tmp_path):
     table = load_instructions("paper")
+    assert load_instructions(tmp_path / "paper") == table
     assert table.default == "Retrieve the most relevant passages to the given query"
     assert {task for task in table.tasks if table.of(task).symmetric} == {"nli", "quora_duplicates"}
     assert table.choices("nli") == table.choices("quora_duplicates") == 2
     assert table.of("nq") == table.of("miracl") == table.of("mrtydi")
     assert table.of("a task of lightblue's").instructions == (table.default,)
-
-
-def test_the_word_paper_is_the_table_of_the_paper_unless_a_file_has_the_name(tmp_path):
-    assert load_instructions(tmp_path / "paper") == load_instructions("paper")
     (tmp_path / "paper").write_text(TABLE, encoding="utf-8")
     assert set(load_instructions(tmp_path / "paper").tasks) == {"claims", "twins"}
 

@@ -1,57 +1,54 @@
 """Rules of pairs beyond those of rows (`tests/data/test_row_files.py`): ids from texts, rows compared to each other."""
 
-import json
+import shlex
 
+import pyarrow as pa
 import pytest
 
+from bixse.cli.main import main
 from bixse.data.columns import text_id
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import load_graded_pairs, load_pairs, load_several, save_graded_pairs
+from bixse.data.trec import read_qrels
 from bixse.errors import InputError, InvalidFileError
+from bixse.files.rows import write_rows
+from helpers.row_files import faults, jsonl
 
 ROW = {"query": "copy a folder", "document": "shutil.copytree", "relevance": 1.0}
+ABSENT = object()
 FULL = {
     "query_id": "q1", "query": " é\n", "document_id": "日", "document": '"', "relevance": 1 / 3,
     "task": "t", "grade": 1e300, "grade_probs": [0.1, 5e-324], "judge": "a, b",
 }  # fmt: skip
 
 
-def jsonl(folder, *rows):
-    path = folder / "pairs.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
-def places(read, path):
-    with pytest.raises(InvalidFileError) as caught:
-        read(path)
-    return [(error.row, error.column) for error in caught.value.errors]
+@pytest.fixture
+def pairs_of(tmp_path):
+    """The path of a file of these rows."""
+    return lambda *rows: jsonl(tmp_path / "pairs.jsonl", *rows)
 
 
 @pytest.mark.parametrize(
     ("column", "value"),
     [("query", ""), ("document", None), ("relevance", 1.01), ("relevance", None), ("query_id", "a b"),
-     ("document_id", 1.5), ("task", 5), ("grade", "good"), ("grade_probs", [0.5, None]), ("judge", ["x"])],
+     ("document_id", 1.5), ("task", 5), ("grade", "good"), ("grade_probs", [0.5, None]), ("judge", ["x"]),
+     ("query", ABSENT), ("document", ABSENT), ("relevance", ABSENT)],
 )  # fmt: skip
-def test_invalid_value_is_named(tmp_path, column, value):
-    assert places(load_graded_pairs, jsonl(tmp_path, ROW, {**ROW, column: value})) == [(2, column)]
+def test_invalid_or_missing_value_is_named(pairs_of, column, value):
+    row = {name: content for name, content in {**ROW, column: value}.items() if content is not ABSENT}
+    assert faults(load_graded_pairs, pairs_of(ROW, row)) == [(2, column)]
 
 
-@pytest.mark.parametrize("column", ["query", "document", "relevance"])
-def test_missing_column_is_named(tmp_path, column):
-    path = jsonl(tmp_path, {name: value for name, value in ROW.items() if name != column})
-    assert places(load_graded_pairs, path) == [(1, column)]
-
-
-def test_missing_ids_are_made_from_the_text(tmp_path):
-    pairs = load_graded_pairs(jsonl(tmp_path, ROW, {**ROW, "query_id": 0, "document": "other", "document_id": ""}))
+def test_missing_ids_are_made_from_the_text(pairs_of):
+    pairs = load_graded_pairs(pairs_of(ROW, {**ROW, "query_id": 0, "document": "other", "document_id": ""}))
     assert list(pairs.query_ids) == [text_id("copy a folder"), "0"]
     assert list(pairs.document_ids) == [text_id("shutil.copytree"), text_id("other")]
 
 
-def test_repeated_pair_is_read_once(tmp_path):
-    rows = [ROW, ROW, {**ROW, "relevance": "1.0"}, {**ROW, "task": "other", "relevance": 0.5}]
-    assert load_graded_pairs(jsonl(tmp_path, *rows)).relevance.tolist() == [1.0, 0.5]
+def test_repeated_pair_is_read_once(pairs_of):
+    same = {**ROW, "query_id": "1", "document_id": "1"}  # a query and a document may share an id
+    rows = [same, same, {**same, "relevance": "1.0"}, {**same, "task": "other", "relevance": 0.5}]
+    assert load_graded_pairs(pairs_of(*rows)).relevance.tolist() == [1.0, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -61,21 +58,17 @@ def test_repeated_pair_is_read_once(tmp_path):
         ([{**ROW, "document_id": "d1"}, {**ROW, "document_id": "d1", "document": "other"}], (2, "document_id")),
     ],
 )
-def test_rows_that_contradict_each_other_are_refused(tmp_path, rows, where):
-    assert places(load_graded_pairs, jsonl(tmp_path, *rows)) == [where]
+def test_rows_that_contradict_each_other_are_refused(pairs_of, rows, where):
+    assert faults(load_graded_pairs, pairs_of(*rows)) == [where]
 
 
-def test_query_and_document_may_share_an_id(tmp_path):
-    assert len(load_graded_pairs(jsonl(tmp_path, {**ROW, "query_id": "1", "document_id": "1"}))) == 1
-
-
-def test_pairs_to_grade_need_no_relevance(tmp_path):
+def test_pairs_to_grade_need_no_relevance(pairs_of):
     rows = [
         {"query": "q", "document": "d", "task": "t", "grade": "none yet"},
         {"query_id": "7", "query": "q2", "document_id": "x", "document": "d", "relevance": None},
         {"query_id": "7", "query": "q2", "document_id": "x", "document": "d"},
     ]
-    first, second = load_pairs(jsonl(tmp_path, *rows))  # the third repeats the second
+    first, second = load_pairs(pairs_of(*rows))  # the third repeats the second
     assert (first.query, first.task, first.document_id) == ("q", "t", text_id("d"))
     assert (second.query_id, second.document_id, second.task) == ("7", "x", None)
 
@@ -83,7 +76,7 @@ def test_pairs_to_grade_need_no_relevance(tmp_path):
 def test_errors_of_pairs_to_grade_are_reported_together(tmp_path):
     path = tmp_path / "pairs.csv"
     path.write_text("query_id,query,document\n1,a,b\n1,other,c\n2,,d\n")
-    assert places(load_pairs, path) == [(2, "query_id"), (3, "query")]
+    assert faults(load_pairs, path) == [(2, "query_id"), (3, "query")]
 
 
 def test_several_files_are_one_table_named_by_their_files(tmp_path):
@@ -104,3 +97,42 @@ def test_pairs_survive_writing_and_reading(tmp_path, suffix):
     pairs = GradedPairs.from_rows([ROW, FULL])
     save_graded_pairs(pairs, path)
     assert list(load_graded_pairs(path).rows()) == list(pairs.rows())
+
+
+NEARLY_RIGHT = [
+    ("pairs.csv", 'query,document,relevance\ncopy,shutil,"0,5"\n', " 0.5"),
+    ("pairs.tsv", "query\tdocument\trelevance\ncopy\tshutil\t0,5\n", " 0.5"),
+    ("pairs.jsonl", '{"query": "copy", "document": "shutil", "relevance": "0,5"}\n', " 0.5"),
+    ("qrels.tsv", "query-id\tcorpus-id\tscore\nq1\td1\t0,5\n", " 0.5"),
+    ("pairs.csv", "query;document;relevance\ncopy;shutil;1\n", "semicolons"),
+    ("pairs.csv", "query\tdocument\trelevance\ncopy\tshutil\t1\n", "tabs"),
+    ("pairs.tsv", "query,document,relevance\ncopy,shutil,1\n", "commas"),
+    ("pairs.csv", "query,document,Relevance\ncopy,shutil,1\n", "'Relevance'"),
+    ("pairs.jsonl", '{"Query": "copy", "document": "shutil", "relevance": 1}\n', "'Query'"),
+    ("pairs.parquet", {"query": ["a"], "DOCUMENT": ["b"], "relevance": [1.0]}, "'DOCUMENT'"),
+]
+
+
+def fixes(path):
+    with pytest.raises(InvalidFileError) as caught:
+        (read_qrels if path.name == "qrels.tsv" else load_graded_pairs)(path)
+    return [error.fix for error in caught.value.errors]
+
+
+@pytest.mark.parametrize(("name", "content", "fix"), NEARLY_RIGHT)
+def test_fix_names_the_value_separator_or_column(tmp_path, name, content, fix):
+    if isinstance(content, dict):
+        write_rows(pa.table(content), tmp_path / name)
+    else:
+        (tmp_path / name).write_text(content)
+    assert all(fix in advice for advice in fixes(tmp_path / name))
+
+
+def test_the_command_that_is_named_maps_the_columns(tmp_path):
+    (tmp_path / "my clicks.csv").write_text("search,title,stars\ncopy a folder,copytree,4\nmove,walk,1\n")
+    fix = fixes(tmp_path / "my clicks.csv")[0]
+    command = fix[fix.index("bixse convert") :].replace("LOW HIGH", "1 5")
+    for name in ("search", "title", "stars"):
+        command = command.replace("NAME", name, 1)
+    assert main([*shlex.split(command)[1:], "--out", str(tmp_path / "out")]) == 0
+    assert load_graded_pairs(tmp_path / "out" / "pairs.parquet").relevance.tolist() == [0.75, 0.0]

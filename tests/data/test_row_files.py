@@ -1,7 +1,9 @@
 """The rules for files of rows: each is tested here once, for every format that it concerns."""
 
+import bz2
 import gzip
 import json
+import lzma
 import math
 import os
 import tracemalloc
@@ -12,10 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bixse.data.trec import read_qrels, read_run
 from bixse.errors import InputError, InvalidFileError
 from bixse.files import rows as reading
+from bixse.files.files import read_text
 from bixse.files.rows import FORMATS, read_blocks, read_rows, text_lines, write_rows
 from bixse.files.values import FileColumn
+from helpers.row_files import faults, jsonl
 
 TEXT, ID, NUMBER = FileColumn("text"), FileColumn("id", "id"), FileColumn("number", "number", low=0, high=1)
 TASK = FileColumn("task", needed=False)
@@ -31,16 +36,8 @@ def put(folder, name, content):
     return path
 
 
-def jsonl(folder, *values, column="value"):
-    return put(folder, "rows.jsonl", "".join(json.dumps({column: value}) + "\n" for value in values))
-
-
 def places(path, *columns):
-    with pytest.raises(InvalidFileError) as caught:
-        list(read_rows(path, columns))
-    assert caught.value.path == path
-    assert all(error.got and error.expected and error.fix for error in caught.value.errors)
-    return [(error.row, error.column) for error in caught.value.errors]
+    return faults(lambda: list(read_rows(path, columns)))
 
 
 def values_of(path, column):
@@ -148,27 +145,28 @@ def test_columns_have_other_names_and_unknown_columns_are_left_out(tmp_path, nam
     assert list(read_rows(tmp_path / f"rows{name}", columns)) == [(1, {"id": "7", "task": None})]
 
 
-def test_separator_outside_quotes_is_no_silent_shift(tmp_path):
-    assert places(put(tmp_path, "rows.csv", "text,id\na,0,5\na\nb,c\n"), TEXT, ID) == [(1, None), (2, None)]
-
-
-@pytest.mark.parametrize("content", ['a,1\n"never closed,0\nd,1\n', 'a,1\n"x"y,0\n'])
-def test_errors_before_a_bad_quote_are_reported(tmp_path, content):
-    path = put(tmp_path, "rows.csv", "text,number\nb,7\n" + content)
-    assert places(path, TEXT, NUMBER) == [(1, "number"), (3, None)]
+@pytest.mark.parametrize(
+    ("content", "where"),
+    [
+        ("a,0,5\na\nb,1\n", [(1, None), (2, None)]),
+        ('b,7\na,1\n"never closed,0\nd,1\n', [(1, "number"), (3, None)]),
+        ('b,7\na,1\n"x"y,0\n', [(1, "number"), (3, None)]),
+    ],
+    ids=["no silent shift", "open quote", "text after a quote"],
+)
+def test_separators_and_quotes_in_the_wrong_position_are_reported_with_errors_before_them(tmp_path, content, where):
+    assert places(put(tmp_path, "rows.csv", "text,number\n" + content), TEXT, NUMBER) == where
 
 
 INVALID = {
-    FileColumn("value", "number", low=0, high=1): [
-        *(1.0000001, -0.1, math.nan, math.inf, 10**400, True, None, "high", "1_0", [0.5], {}),
-    ],
+    FileColumn("value", "number", low=0, high=1): (
+        1.0000001, -0.1, math.nan, math.inf, 10**400, True, None, "high", "1_0", [0.5], {}),
     FileColumn("value", "integer", low=0): [0.5, -1, "x", True, math.inf],
     FileColumn("value"): ["", " \t\n", None, 5, ["a"], True, "half \ud83d"],
-    FileColumn("value", "id"): [
-        *("", " ", None, 1.5, True, ["a"], {}, "\ud83d", "a b", "a\u00a0b", " a", "a\t", math.nan),
-    ],
+    FileColumn("value", "id"): (
+        "", " ", None, 1.5, True, ["a"], {}, "\ud83d", "a b", "a\u00a0b", " a", "a\t", math.nan),
     FileColumn("value", "numbers"): [0.5, "0.5", {"0": 1.0}, [0.5, None], ["x"], [math.inf], "[0.1"],
-}
+}  # fmt: skip
 VALID = {
     "number": ([0, 1.0, 5e-324, "0.5", " 1 "], [0.0, 1.0, 5e-324, 0.5, 1.0]),
     "integer": ([3, "4", 5.0, 2**70], [3, 4, 5, 2**70]),
@@ -180,13 +178,14 @@ VALID = {
     ("column", "value"), [(column, value) for column, values in INVALID.items() for value in values]
 )
 def test_invalid_value_is_named(tmp_path, column, value):
-    assert places(jsonl(tmp_path, value), column) == [(1, "value")]
+    assert places(jsonl(tmp_path / "rows.jsonl", {"value": value}), column) == [(1, "value")]
 
 
 @pytest.mark.parametrize("kind", VALID)
 def test_valid_values_are_converted(tmp_path, kind):
     values, expected = VALID[kind]
-    assert values_of(jsonl(tmp_path, *values), FileColumn("value", kind)) == expected
+    path = jsonl(tmp_path / "rows.jsonl", *({"value": value} for value in values))
+    assert values_of(path, FileColumn("value", kind)) == expected
 
 
 @pytest.mark.parametrize("kind", ["text", "id", "number", "integer", "numbers"])
@@ -197,17 +196,16 @@ def test_absent_optional_value_is_none(tmp_path, kind):
 
 def test_text_that_may_be_empty_needs_its_key(tmp_path):
     column = FileColumn("text", may_be_empty=True)
-    assert values_of(put(tmp_path, "rows.jsonl", '{"text": ""}\n{"text": null}\n{"text": "a"}\n'), column) == [
-        "",
-        "",
-        "a",
-    ]
-    assert places(put(tmp_path, "rows.jsonl", '{"contents": "a"}\n'), column) == [(1, "text")]
+    path = jsonl(tmp_path / "rows.jsonl", {"text": ""}, {"text": None}, {"text": "a"})
+    assert values_of(path, column) == ["", "", "a"]
+    assert places(jsonl(tmp_path / "rows.jsonl", {"contents": "a"}), column) == [(1, "text")]
 
 
 def test_repeat_of_a_unique_value_is_an_error_next_to_others(tmp_path):
-    path = jsonl(tmp_path, "a", 7, " ", "b", "7", None, "a")
+    path = jsonl(tmp_path / "rows.jsonl", *({"value": value} for value in ("a", 7, " ", "b", "7", None, "a")))
     assert places(path, UNIQUE) == [(row, "value") for row in (3, 5, 6, 7)]
+    rows = [{"value": "a"}, {"value": "a", "text": "b"}, {"value": "c", "text": 7}, {"value": "c", "text": "d"}]
+    assert places(jsonl(path, *rows), UNIQUE, TEXT) == [(1, "text"), (3, "text")], "an invalid row is no first one"
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.tsv", "rows.jsonl", "rows.jsonl.gz"])
@@ -219,17 +217,6 @@ def test_repeats_blocks_apart_are_reported_with_the_row_they_repeat(tmp_path, na
         list(read_blocks(tmp_path / name, [UNIQUE]))
     repeats = [(error.row, error.got.rpartition(" ")[2]) for error in caught.value.errors]
     assert repeats == [(4001, "4"), (4501, "4000"), (4502, "4")]
-
-
-def test_invalid_row_does_not_count_as_the_first_of_a_repeat(tmp_path):
-    rows = [{"value": "a"}, {"value": "a", "text": "b"}, {"value": "c", "text": 7}, {"value": "c", "text": "d"}]
-    path = put(tmp_path, "rows.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    assert places(path, UNIQUE, TEXT) == [(1, "text"), (3, "text")]
-
-
-def test_bytes_in_parquet_are_no_text(tmp_path):
-    write_rows(pa.table({"text": [b"a"], "number": [b"1"]}), tmp_path / "rows.parquet")
-    assert places(tmp_path / "rows.parquet", TEXT, NUMBER) == [(1, "text"), (1, "number")]
 
 
 def test_message_lists_twenty_errors_by_row_and_the_count(tmp_path):
@@ -297,31 +284,32 @@ def test_parquet_types_of_data_frames_are_read(tmp_path):
     assert [list(row.values()) for _, row in read_rows(tmp_path / "rows.parquet", [TEXT, ID, NUMBER, TASK])] == [
         ["a", "7", 0.0, "x"], ["b", "8", 1.0, None],
     ]  # fmt: skip
+    write_rows(pa.table({"text": [b"a"], "number": [b"1"]}), tmp_path / "rows.parquet")
+    assert places(tmp_path / "rows.parquet", TEXT, NUMBER) == [(1, "text"), (1, "number")], "bytes are no text"
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20).filter(str.strip)
 finite = st.floats(allow_nan=False, allow_infinity=False)
-rows = st.fixed_dictionaries(
-    {
-        "text": texts,
-        "number": finite,
-        "integer": st.integers(-(2**63), 2**63 - 1),
-        "task": st.none() | texts,
-        "numbers": st.none() | st.lists(finite, min_size=1, max_size=3),
-    }
-)
-ALL = [TEXT, FileColumn("number", "number"), FileColumn("integer", "integer"), TASK,
-       FileColumn("numbers", "numbers", needed=False)]  # fmt: skip
+VALUES = {
+    FileColumn("text"): (texts, pa.string()),
+    FileColumn("number", "number"): (finite, pa.float64()),
+    FileColumn("integer", "integer"): (st.integers(-(2**63), 2**63 - 1), pa.int64()),
+    FileColumn("task", needed=False): (st.none() | texts, pa.string()),
+    FileColumn("numbers", "numbers", needed=False): (
+        st.none() | st.lists(finite, min_size=1, max_size=3), pa.list_(pa.float64())
+    ),
+}  # fmt: skip
+"""Column -> values of it, and their type in Parquet."""
+ANY_ROW = st.fixed_dictionaries({column.name: values for column, (values, _) in VALUES.items()})
 
 
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(rows=st.lists(rows, min_size=1, max_size=4))
+@given(rows=st.lists(ANY_ROW, min_size=1, max_size=4))
 def test_any_rows_survive_writing_and_reading(tmp_path, name, rows):
-    types = [pa.string(), pa.float64(), pa.int64(), pa.string(), pa.list_(pa.float64())]
-    schema = pa.schema(list(zip([column.name for column in ALL], types, strict=True)))
+    schema = pa.schema([(column.name, kind) for column, (_, kind) in VALUES.items()])
     write_rows(pa.Table.from_pylist(rows, schema), tmp_path / f"rows{name}")
-    assert [row for _, row in read_rows(tmp_path / f"rows{name}", ALL)] == rows
+    assert [row for _, row in read_rows(tmp_path / f"rows{name}", list(VALUES))] == rows
 
 
 NASTY = [*(bytes([byte]) for byte in b'\xff\x00\n\r"{}[,\t\\'), b"\xed\xa0\x80", b"NaN", b"\xef\xbb\xbf"]
@@ -342,3 +330,62 @@ def test_any_file_gives_valid_rows_or_an_error_that_names_it(tmp_path, name, pos
             assert row["text"].strip() and row["id"].split() == [row["id"]] and 0 <= row["number"] <= 1
     except InputError as error:
         assert str(path) in str(error)
+
+
+READERS = {
+    "file.txt": read_text,
+    "file.run": read_run,
+    "file.tsv": read_qrels,
+    **{f"rows{name}": lambda path: values_of(path, TEXT) for name in NAMES},
+}
+OF_TEXT = [name for name in READERS if name != "rows.parquet"]
+OF_ROWS = [name for name in READERS if name != "file.txt"]
+NOT_TEXT = {
+    "utf-16": ("é text".encode("utf-16"), "iconv -f utf-16 "),
+    "utf-16 without its mark": ("é text".encode("utf-16-le"), "iconv -f utf-16le "),
+    "gzip": (gzip.compress(b"text"), "gunzip"),
+    "bzip2": (bz2.compress(b"text"), "bunzip2"),
+    "xz": (lzma.compress(b"text"), "unxz"),
+}
+
+
+def refused(name, path):
+    with pytest.raises(InputError) as caught:
+        READERS[name](path)
+    assert str(path) in str(caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_missing_file_and_folder_are_refused(tmp_path, name):
+    path = tmp_path / name
+    assert refused(name, path).fix == "check the path"
+    path.mkdir()
+    assert refused(name, path).fix == "check the path"
+
+
+@pytest.mark.parametrize("name", OF_TEXT)
+@pytest.mark.parametrize("kind", NOT_TEXT)
+def test_bytes_that_are_no_utf8_text_get_the_command_that_converts_them(tmp_path, name, kind):
+    content, command = NOT_TEXT[kind]
+    assert command in refused(name, put(tmp_path, name, content)).fix
+
+
+@pytest.mark.parametrize("name", ["file.txt", "file.run", "file.tsv", "rows.jsonl", "rows.jsonl.gz"])
+@pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf"], ids=["no-bom", "bom"])
+def test_latin1_names_the_byte(tmp_path, name, start):
+    error = refused(name, put(tmp_path, name, start + "café".encode("latin-1")))
+    assert "byte 0xe9" in str(error) and "iconv -f latin1 " in str(error)
+
+
+@pytest.mark.parametrize("name", OF_ROWS)
+@pytest.mark.parametrize("content", [b"", b"\n\n", b"\xef\xbb\xbf", b"\n \t\n"])
+def test_empty_file_is_refused(tmp_path, name, content):
+    refused(name, put(tmp_path, name, content))
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"text\n", b"PAR1" + b"\0" * 200 + b"PAR1"])
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl.gz"])
+def test_what_is_no_parquet_and_no_gzip_is_refused(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    refused(name, tmp_path / name)

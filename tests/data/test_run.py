@@ -19,12 +19,11 @@ def finish(folder, config=CONFIG, **results):
     return record
 
 
-def test_opening_a_new_folder_writes_nothing(tmp_path):
+def test_only_a_new_folder_or_one_of_hidden_files_is_opened(tmp_path):
     assert open_run(tmp_path / "new", "train", CONFIG, INPUTS).status == "running"
     assert not (tmp_path / "new").exists()
-
-
-def test_file_and_folder_with_other_files_are_refused(tmp_path):
+    (tmp_path / ".gitkeep").write_text("")
+    assert open_run(tmp_path, "train", CONFIG, INPUTS).status == "running"
     (tmp_path / "thesis.tex").write_text("x")
     for path in (tmp_path / "thesis.tex", tmp_path):
         with pytest.raises(OutputExistsError) as caught:
@@ -32,16 +31,13 @@ def test_file_and_folder_with_other_files_are_refused(tmp_path):
         assert caught.value.where == str(path)
 
 
-def test_hidden_files_do_not_count(tmp_path):
-    (tmp_path / ".gitkeep").write_text("")
-    open_run(tmp_path, "train", CONFIG, INPUTS).save("running")
-    assert open_run(tmp_path, "train", CONFIG, INPUTS).status == "running"
-
-
 def test_finished_run_with_the_same_settings_is_reused(tmp_path):
     finish(tmp_path, ndcg=0.5)
     record = open_run(tmp_path, "train", dict(reversed(CONFIG.items())), INPUTS)
     assert (record.status, record.results, record.timings) == ("finished", {"ndcg": 0.5}, {"train": 1.23})
+    content = json.loads((tmp_path / "run.json").read_text())
+    assert (content["config"], content["inputs"]) == ({"model": "demo", "seed": 0, "pairs": "pairs.csv"}, INPUTS)
+    assert {"python", "platform", "bixse", "torch", "sentence-transformers"} <= set(content["versions"])
 
 
 @pytest.mark.parametrize("status", ["running", "interrupted", "failed"])
@@ -58,18 +54,13 @@ def test_unfinished_run_with_the_same_settings_continues(tmp_path, status):
     ("command", "config", "inputs", "differences"),
     [
         ("evaluate", CONFIG, INPUTS, "`bixse train`, now `bixse evaluate`"),
-        ("train", {**CONFIG, "seed": 1}, INPUTS, "(changed: seed (was 0, now 1))"),
-        (
-            "train",
-            {**CONFIG, "seed": 1, "model": "x"},
-            {"pairs": "xyz"},
-            "(changed: model (was 'demo', now 'x'), seed (was 0, now 1), pairs (its content))",
-        ),
+        ("train", {**CONFIG, "seed": 1, "model": "x"}, {"pairs": "xyz"},
+         "(changed: model (was 'demo', now 'x'), seed (was 0, now 1), pairs (its content))"),
         ("train", {**CONFIG, "new": {"rate": 1e-3}}, INPUTS, "(changed: new.rate (was not set, now 0.001))"),
         ("train", {"model": "demo", "seed": 0}, INPUTS, "(changed: pairs (was 'pairs.csv', now not set))"),
         ("train", CONFIG, {**INPUTS, "dev/x": "abc"}, "(changed: dev/x (read by only one of the two runs))"),
     ],
-)
+)  # fmt: skip
 def test_folder_of_another_run_is_refused_with_the_differences(tmp_path, command, config, inputs, differences):
     finish(tmp_path)
     before = (tmp_path / "run.json").read_bytes()
@@ -130,11 +121,3 @@ def test_record_with_a_damaged_or_missing_part_is_refused(tmp_path, key):
         path.write_text(json.dumps(damaged))
         with pytest.raises(InputError, match=f"damaged record.*{key}"):
             open_run(tmp_path, "train", CONFIG, INPUTS)
-
-
-def test_record_holds_what_a_rerun_needs(tmp_path):
-    finish(tmp_path)
-    content = json.loads((tmp_path / "run.json").read_text())
-    assert content["config"] == {"model": "demo", "seed": 0, "pairs": "pairs.csv"}
-    assert content["inputs"] == INPUTS
-    assert {"python", "platform", "bixse", "torch", "sentence-transformers"} <= set(content["versions"])

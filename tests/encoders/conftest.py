@@ -1,29 +1,8 @@
 import pytest
 import torch
 import transformers
-from sentence_transformers.base.modules import Router
 
-from bixse.encoders.relevance_model import RelevanceModel
-
-
-@pytest.fixture
-def router_model(tiny_model_path):
-    """Two encoders that differ, one for queries and one for documents, behind one router."""
-    query, document = (list(RelevanceModel(str(tiny_model_path), device="cpu").children()) for _ in range(2))
-    with torch.no_grad():
-        for parameter in query[0].parameters():
-            parameter.mul_(1.5)
-    router = Router.for_query_document(query, document)
-    return RelevanceModel(modules=[router], device="cpu").eval()
-
-
-SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 64,
-}
+from helpers.toy import BERT_SIZES
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +21,8 @@ def modernbert_path(tokenizer, tmp_path):
         torch.manual_seed(0)
         special = dict.fromkeys(("bos_token_id", "cls_token_id"), tokenizer.cls_token_id)
         special |= dict.fromkeys(("eos_token_id", "sep_token_id"), tokenizer.sep_token_id)
-        config = transformers.ModernBertConfig(vocab_size=len(tokenizer), pad_token_id=0, **special, **SIZES, **changes)
+        sizes = {"vocab_size": len(tokenizer), **BERT_SIZES}
+        config = transformers.ModernBertConfig(pad_token_id=0, **sizes, **special, **changes)
         model = getattr(transformers, kind)(config)
         spread_norms(model)
         return save(model, tokenizer, tmp_path / "modernbert")
@@ -56,7 +36,7 @@ def bert_path(tokenizer, tmp_path):
 
     def make(kind="BertModel", **changes):
         torch.manual_seed(0)
-        config = transformers.BertConfig(vocab_size=len(tokenizer), pad_token_id=0, **SIZES, **changes)
+        config = transformers.BertConfig(vocab_size=len(tokenizer), pad_token_id=0, **BERT_SIZES, **changes)
         return save(getattr(transformers, kind)(config), tokenizer, tmp_path / "bert")
 
     return make

@@ -1,9 +1,17 @@
+import itertools
+import json
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import torch
 from tokenizers.processors import TemplateProcessing
 
 from bixse.encoders import encode
-from bixse.encoders.encode import encode_texts
+from bixse.encoders.embedding import PASS_COST, embed_features, identical_texts, passes_by_length
+from bixse.encoders.encode import embeddings_key, encode_texts
+from bixse.encoders.loading.build import build_encoder, model_hashes
+from bixse.encoders.loading.precision import resolve_precision, use_precision
 from bixse.encoders.relevance_model import RelevanceModel
 
 TEXTS = ["copy a file", "sleep in a thread", "move"]
@@ -16,20 +24,20 @@ def check_as_sentence_transformers_encodes(model):
 
 
 @pytest.mark.parametrize(
-    ("prompts", "default"),
+    "prompts",
     [
-        ({}, None),
-        ({"query": "find ", "document": "text "}, None),
-        ({"query": "find ", "passage": "text "}, None),
-        ({"query": "find ", "passage": "text ", "corpus": "line "}, None),
-        ({"query": "", "document": "", "passage": "text "}, None),
-        ({"any": "sort "}, "any"),
-        ({"any": "sort ", "query": ""}, "any"),
-        ({"any": "sort ", "passage": "text "}, "any"),
+        {},
+        {"query": "find ", "document": "text "},
+        {"query": "find ", "passage": "text ", "corpus": "line "},
+        {"query": "", "document": "", "passage": "text "},
+        {"any": "sort "},
+        {"any": "sort ", "query": ""},
+        {"any": "sort ", "passage": "text "},
     ],
+    ids=str,
 )
-def test_prompts_are_those_of_sentence_transformers(tiny_model, prompts, default):
-    tiny_model.prompts, tiny_model.default_prompt_name = prompts, default
+def test_prompts_are_those_of_sentence_transformers(tiny_model, prompts):
+    tiny_model.prompts, tiny_model.default_prompt_name = prompts, "any" if "any" in prompts else None
     check_as_sentence_transformers_encodes(tiny_model)
 
 
@@ -64,11 +72,178 @@ def test_a_text_without_any_token_has_the_embedding_zero(tiny_model, texts):
 def test_a_repeated_text_is_encoded_once(tiny_model, monkeypatch):
     calls, steps = [], []
     here = encode.encode_here
-    monkeypatch.setattr(
-        encode, "encode_here", lambda model, texts, *rest: (calls.append(texts), here(model, texts, *rest))[1]
-    )
+    monkeypatch.setattr(encode, "encode_here", lambda *given: calls.append(given[1]) or here(*given))
     embeddings = encode_texts(tiny_model, [TEXTS[0], TEXTS[1], TEXTS[0]], "query", progress=steps.append)
     assert calls == [TEXTS[:2]]
     assert sum(steps) == 3
     np.testing.assert_array_equal(embeddings[0], embeddings[2])
     assert encode_texts(tiny_model, [], "query").shape == (0, 32)
+
+
+def test_files_of_a_folder_without_a_model_are_not_hashed(tiny_model_path, tmp_path):
+    assert "model/model.safetensors" in model_hashes(tiny_model_path)
+    (tmp_path / "large.txt").write_text("of no model")
+    assert model_hashes(tmp_path) == {}
+
+
+def test_the_key_sees_everything_embeddings_depend_on(tiny_model):
+    keys = [embeddings_key(tiny_model)]
+    tiny_model.preprocess(["copy a file"], max_length=7)
+    tiny_model.prompts = {**tiny_model.prompts, "query": "find "}
+    assert embeddings_key(tiny_model) == keys[0], "texts were read, and queries have another prompt"
+    with use_precision("bfloat16" if resolve_precision(device="cpu") == "float32" else "float32"):
+        keys.append(embeddings_key(tiny_model))
+    for target, name, value in (
+        (tiny_model, "max_seq_length", 16),
+        (tiny_model, "default_prompt_name", "any"),
+        (tiny_model, "prompts", {"document": "passage: "}),
+        (tiny_model, "prompts", {"passage": "text: "}),
+        (tiny_model, "prompts", {"any": "line: "}),
+        (tiny_model, "truncate_dim", 8),
+        (tiny_model[1], "include_prompt", False),
+        (tiny_model.tokenizer, "truncation_side", "left"),
+        (tiny_model[1], "pooling_mode", "cls"),
+        (tiny_model[0].auto_model.config, "is_decoder", True),
+    ):
+        setattr(target, name, value)
+        if name != "default_prompt_name":
+            keys.append(embeddings_key(tiny_model))
+    next(tiny_model.parameters()).data[0, 0] += 1e-3
+    keys.append(embeddings_key(tiny_model))
+    keys.append(embeddings_key(tiny_model.bfloat16()))
+    assert len(set(keys)) == len(keys)
+
+
+def test_the_key_sees_the_tokenizer(tiny_model, tmp_path):
+    tiny_model.save_pretrained(str(tmp_path))
+    assert embeddings_key(RelevanceModel(str(tmp_path), device="cpu")) == embeddings_key(tiny_model)
+    path = tmp_path / "tokenizer.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    words = content["model"]["vocab"]
+    words["copy"], words["move"] = words["move"], words["copy"]
+    path.write_text(json.dumps(content), encoding="utf-8")
+    assert embeddings_key(RelevanceModel(str(tmp_path), device="cpu")) != embeddings_key(tiny_model)
+
+
+def test_the_key_sees_the_vocabulary_of_a_tokenizer_without_a_backend(tiny_model, monkeypatch):
+    keys = set()
+    for words in ({"copy": 0, "move": 1}, {"move": 0, "copy": 1}):
+        tokenizer = SimpleNamespace(get_vocab=lambda words=words: words, model_max_length=32)
+        monkeypatch.setattr(type(tiny_model[0]), "tokenizer", tokenizer)
+        keys.add(embeddings_key(tiny_model))
+    assert len(keys) == 2
+
+
+def test_the_key_sees_behind_a_router(router_model):
+    router, document = router_model[0], router_model[0].sub_modules["document"]
+    keys = [embeddings_key(router_model)]
+    for target, name, value in (
+        (document[1], "pooling_mode", "cls"),
+        (document[0], "max_seq_length", 16),
+        (router, "route_mappings", {("query", "text"): "query", ("document", None): "query"}),
+    ):
+        setattr(target, name, value)
+        keys.append(embeddings_key(router_model))
+    assert len(set(keys)) == 4
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_quantised_model_has_a_key_of_its_own(tiny_model):
+    plain = embeddings_key(tiny_model)
+    quantised = [torch.ao.quantization.quantize_dynamic(tiny_model, {torch.nn.Linear}) for _ in range(2)]
+    keys = [embeddings_key(model) for model in quantised]
+    assert keys[0] == keys[1] != plain
+    assert encode_texts(quantised[0], ["copy the file"], "document", "float32").shape == (1, 32)
+
+
+OF_ALL_LENGTHS = [
+    "copy a file",
+    "move",
+    "read the text in the folder of a file and write it in a line",
+    "find a path in the tree",
+    "sort the list of words",
+    "open",
+    "delete the folder or not",
+]
+
+
+def padded_left(features):
+    """The same tokens with the padding moved to the left."""
+    mask = features["attention_mask"]
+    order = torch.argsort(mask, dim=1, stable=True)
+    return {
+        name: value.gather(1, order) if isinstance(value, torch.Tensor) and value.shape == mask.shape else value
+        for name, value in features.items()
+    }
+
+
+class TestEmbedFeatures:
+    @pytest.mark.parametrize("mini_batch_size", [1, 3, 100])
+    @pytest.mark.parametrize("side", [padded_left, dict])
+    def test_passes_equal_one_pass_in_a_decoder_padded_on_either_side(self, decoder_path, mini_batch_size, side):
+        model = build_encoder(decoder_path("qwen3"), device="cpu")
+        features = side(model.preprocess(OF_ALL_LENGTHS, prompt="find the list of "))  # not pooled
+        with torch.no_grad():
+            complete = model(dict(features))["sentence_embedding"]
+            parts = embed_features(model, features, mini_batch_size)
+        torch.testing.assert_close(parts, complete, rtol=1e-5, atol=1e-6)
+
+    @pytest.mark.parametrize("cached", [True, False])
+    def test_embeddings_are_cut_to_the_dimensions_of_the_model_wrapped_or_not(self, tiny_model, cached):
+        features = tiny_model.preprocess(OF_ALL_LENGTHS)
+        complete = embed_features(tiny_model, features, 3, cached)
+        tiny_model.truncate_dim = 5
+        for model in (tiny_model, torch.nn.DataParallel(tiny_model)):
+            torch.testing.assert_close(embed_features(model, features, 3, cached), complete[:, :5])
+
+    def test_gradients_equal_those_of_one_pass(self, tiny_model):
+        features = tiny_model.preprocess(OF_ALL_LENGTHS)
+        target = torch.linspace(-1, 1, len(OF_ALL_LENGTHS) * 32).view(len(OF_ALL_LENGTHS), 32)
+        gradients = []
+        for size in (100, 2):
+            tiny_model.zero_grad()
+            (embed_features(tiny_model, features, size) * target).sum().backward()
+            gradients.append([p.grad.clone() for p in tiny_model.parameters() if p.grad is not None])
+        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+
+    def test_a_pass_reads_no_padding_and_every_row_once(self):
+        mask = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 0]])
+        features = {"input_ids": torch.arange(20).view(5, 4), "attention_mask": mask, "row": torch.arange(5), "x": "y"}
+        seen = []
+
+        def encoder(part):
+            seen.append((part["input_ids"].shape, part["row"].tolist(), part["x"]))
+            return {"sentence_embedding": part["row"][:, None].float()}
+
+        embeddings = embed_features(encoder, features, 2)
+        assert seen == [((2, 1), [1, 3], "y"), ((1, 2), [2], "y"), ((2, 4), [4, 0], "y")]
+        assert embeddings[:, 0].tolist() == [0, 1, 2, 3, 4]
+
+    @pytest.mark.parametrize("mini_batch_size", [1, 2, 5, 9])
+    @pytest.mark.parametrize("seed", range(4))
+    def test_no_other_cut_of_the_sorted_texts_costs_less(self, mini_batch_size, seed):
+        lengths = torch.randint(1, 200, (9,), generator=torch.Generator().manual_seed(seed))
+        mask = (torch.arange(200) < lengths[:, None]).long()
+        order, numbers = passes_by_length(mask, mini_batch_size)
+        assert sorted(order.tolist()) == list(range(9))
+        ordered = sorted(lengths.tolist())
+
+        def cost(numbers):
+            ends = list(itertools.accumulate(numbers))
+            return sum(n * ordered[end - 1] + PASS_COST["cpu"] for n, end in zip(numbers, ends, strict=True))
+
+        inner = [combination for k in range(9) for combination in itertools.combinations(range(1, 9), k)]
+        cuts = [[b - a for a, b in itertools.pairwise((0, *ends, 9))] for ends in inner]
+        assert max(numbers) <= mini_batch_size
+        assert cost(numbers) == min(cost(cut) for cut in cuts if max(cut) <= mini_batch_size)
+
+
+class TestIdenticalTexts:
+    @pytest.mark.parametrize("side", [padded_left, dict])
+    def test_first_rows_are_in_order_of_appearance_whatever_the_padding(self, tiny_model, side):
+        texts = ["sort a list", "copy", "sort a list", "delete", "copy", "copy copy"]
+        first, index = identical_texts(side(tiny_model.preprocess(texts)))
+        assert first.tolist() == [0, 1, 3, 5]
+        assert index.tolist() == [0, 1, 0, 2, 1, 3]
+        first, index = identical_texts({"input_ids": torch.zeros(0, 3, dtype=torch.long)})
+        assert first.tolist() == index.tolist() == []

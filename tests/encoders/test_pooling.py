@@ -51,18 +51,17 @@ def modules_of(model):
     return [type(module) for module in model.children()]
 
 
-NO_HEADS = [
-    ("ModernBertModel", {}, (), r"head\.dense\.weight, head\.norm\.weight"),
-    ("ModernBertForMaskedLM", {}, ("head.norm.weight",), r"head\.norm\.weight"),
-    ("ModernBertForMaskedLM", {"norm_eps": 1e-3}, (), "norm_eps 0.001"),
-    ("ModernBertForMaskedLM", {"classifier_activation": "gelu_10"}, (), "activation 'gelu_10'"),
-    ("BertModel", {}, (), "type bert"),
-]
-"""Class of a backbone, changes of its configuration, missing weights, and a part of the error."""
-
-
 class TestRefused:
-    @pytest.mark.parametrize(("kind", "changes", "missing", "got"), NO_HEADS)
+    @pytest.mark.parametrize(
+        ("kind", "changes", "missing", "got"),
+        [
+            ("ModernBertModel", {}, (), r"head\.dense\.weight, head\.norm\.weight"),
+            ("ModernBertForMaskedLM", {}, ("head.norm.weight",), r"head\.norm\.weight"),
+            ("ModernBertForMaskedLM", {"norm_eps": 1e-3}, (), "norm_eps 0.001"),
+            ("ModernBertForMaskedLM", {"classifier_activation": "gelu_10"}, (), "activation 'gelu_10'"),
+            ("BertModel", {}, (), "type bert"),
+        ],
+    )
     def test_a_head_that_is_missing_or_cannot_be_saved(self, modernbert_path, bert_path, kind, changes, missing, got):
         folder = (modernbert_path if kind.startswith("Modern") else bert_path)(kind, **changes)
         drop_weights(folder, *missing)

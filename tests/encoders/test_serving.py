@@ -16,49 +16,33 @@ from bixse.encoders.relevance_model import RelevanceModel
 from bixse.encoders.serving import NEW_TYPE, POOLING_KEYS, older_settings
 from bixse.errors import ModelError
 from bixse.files.files import damage, write_hashes
+from helpers import server_readers as servers
 from helpers.command import call, refused
-from helpers.server_readers import (
-    RefusedError,
-    Served,
-    llama_cpp_before_april_2026,
-    text_embeddings_inference,
-    vllm_before_september_2026,
-    vllm_of_2024,
-)
 
 TEXTS = ["copy", "copy a file in the tree", "move the folder " * 30]
 PROMPTS = {"query": "find ", "document": ""}
 
 
-@pytest.fixture(params=["mean", "cls", "lasttoken"])
-def pooling(request):
-    return request.param
-
-
-@pytest.fixture(params=[True, False], ids=["normalised", "not normalised"])
-def parts(request, tiny_model_path, pooling):
-    """The modules of an encoder of 32 dimensions that reads 20 of its 64 positions."""
-    first = next(iter(SentenceTransformer(str(tiny_model_path), device="cpu").children()))
-    first.max_seq_length = 20
-    return [first, Pooling(32, pooling), *([Normalize()] if request.param else [])]
-
-
-def test_servers_agree_with_sentence_transformers_and_it_loads_the_same_vectors(parts, pooling, tmp_path):
+@pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
+@pytest.mark.parametrize("last", [[Normalize()], []], ids=["normalised", "not normalised"])
+def test_servers_agree_with_sentence_transformers_and_it_loads_the_same_vectors(tiny_model, tmp_path, pooling, last):
+    tiny_model[0].max_seq_length = 20  # of its 64 positions
+    parts = [tiny_model[0], Pooling(32, pooling), *last]
     SentenceTransformer(modules=parts, prompts=PROMPTS, device="cpu").save_pretrained(str(tmp_path / "plain"))
     RelevanceModel(modules=parts, prompts=PROMPTS, device="cpu").save(str(tmp_path / "ours"))
     loaded, plain = (SentenceTransformer(str(tmp_path / name), device="cpu") for name in ("ours", "plain"))
     np.testing.assert_array_equal(loaded.encode(TEXTS), plain.encode(TEXTS))
     np.testing.assert_array_equal(loaded.encode_query(TEXTS), plain.encode_query(TEXTS))
     assert (loaded[1].pooling_mode, loaded.max_seq_length, loaded.prompts) == (pooling, 20, PROMPTS)
-    right = Served(pooling, 20, len(parts) == 3, PROMPTS)
-    assert text_embeddings_inference(tmp_path / "ours") == right._replace(normalised=True)  # a request decides
-    assert vllm_before_september_2026(tmp_path / "ours") == right._replace(prompts={})  # the client writes them
-    assert llama_cpp_before_april_2026(tmp_path / "ours") == Served(pooling, 64, True, {})
-    assert vllm_of_2024(tmp_path / "ours") == pooling
-    with pytest.raises(RefusedError):
-        text_embeddings_inference(tmp_path / "plain")
-    assert vllm_before_september_2026(tmp_path / "plain").pooling is None
-    assert llama_cpp_before_april_2026(tmp_path / "plain").pooling is None
+    right = servers.Served(pooling, 20, len(parts) == 3, PROMPTS)
+    assert servers.text_embeddings_inference(tmp_path / "ours") == right._replace(normalised=True)  # a request decides
+    assert servers.vllm_before_september_2026(tmp_path / "ours") == right._replace(prompts={})  # the client writes them
+    assert servers.llama_cpp_before_april_2026(tmp_path / "ours") == servers.Served(pooling, 64, True, {})
+    assert servers.vllm_of_2024(tmp_path / "ours") == pooling
+    with pytest.raises(servers.RefusedError):
+        servers.text_embeddings_inference(tmp_path / "plain")
+    assert servers.vllm_before_september_2026(tmp_path / "plain").pooling is None
+    assert servers.llama_cpp_before_april_2026(tmp_path / "plain").pooling is None
 
 
 @pytest.mark.parametrize("pooling", ["max", "weightedmean", ["cls", "mean"]], ids=str)
@@ -112,7 +96,8 @@ class TestDoctor:
         for old, new in zip(modules, json.loads((folder / "modules.json").read_bytes()), strict=True):
             assert {**old, "type": new["type"]} == new
         np.testing.assert_array_equal(build_encoder(folder, device="cpu").encode(TEXTS), vectors)
-        assert text_embeddings_inference(folder)[:2] == vllm_before_september_2026(folder)[:2] == ("mean", 32)
+        readers = servers.text_embeddings_inference, servers.vllm_before_september_2026
+        assert [read(folder)[:2] for read in readers] == [("mean", 32)] * 2
         assert call(capsys, "doctor", folder, "--fix")[1]["artifacts"] == {}
 
     def test_the_demo_model_and_a_bare_backbone_lack_nothing(self, capsys, tiny_model_path):

@@ -4,6 +4,14 @@ from pathlib import Path
 
 from bixse.data.collection import Collection, Document, save_collection
 
+BERT_SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+"""Of the tiny encoders."""
 ACTIONS = """
 copy move delete rename open close read write list sort search replace split join parse format encode decode compress
 send receive connect listen wait start stop pause resume log test

@@ -1,14 +1,19 @@
+import inspect
 import math
+import re
+import textwrap
 
 import pytest
 import torch
 from scipy.optimize import brentq
+from torch import nn
 from torch.nn.functional import normalize
 
+import bixse.losses
 from bixse.encoders.embedding import embed_features
 from bixse.errors import ConfigError, InputError
 from bixse.losses.bixse import BiXSELoss, fit_bias, prior_bias
-from bixse.losses.catalogue import build_loss
+from bixse.losses.catalogue import LOSSES, build_loss, check_loss_options
 from bixse.losses.targets import GradedTargets
 from helpers.batches import SINGLE, random_batch
 
@@ -52,12 +57,6 @@ def test_columns_and_labels_that_do_not_fit_are_refused(tiny_model, columns, lab
     with pytest.raises(InputError) as caught:
         loss_of(tiny_model, [QUERIES, *[COLUMNS[:3]] * columns], labels)
     assert caught.value.got.startswith(got)
-
-
-@pytest.mark.parametrize("options", [{"unlabelled_weight": 1.5}, {"unlabelled": "own"}])
-def test_options_of_unlabelled_entries_out_of_range_are_refused(tiny_model, options):
-    with pytest.raises(ConfigError, match="unlabelled"):
-        BiXSELoss(tiny_model, **{"unlabelled": "base", **options})
 
 
 def test_a_training_batch_without_the_base_model_is_refused(tiny_model):
@@ -172,7 +171,7 @@ def test_fit_equals_an_independent_root_finder_and_ignores_masked_entries(scale)
     s, z = (scale * cosines.double())[counted].numpy(), relevance.double()[counted].numpy()
     expected = brentq(lambda b: (1 / (1 + 2.718281828459045 ** -(s + b))).mean() - z.mean(), -90, 90, xtol=1e-12)
     assert fit_bias(cosines, relevance, weight, scale) == pytest.approx(expected, abs=1e-5)
-    changed = torch.where(weight.bool(), cosines, 1.0)
+    changed = torch.where(counted, cosines, 1.0)
     assert fit_bias(changed, relevance, weight, scale) == fit_bias(cosines, relevance, weight, scale)
 
 
@@ -204,22 +203,98 @@ def value(tiny_model):
 def test_two_labels_of_a_pair_count_as_their_mean_in_any_order(value, word, in_batch_labels):
     if in_batch_labels == "paper" and word in ("margin-mse", "distill-kl"):
         pytest.skip("a row's document alone, which is all that paper knows of flat rows, has no order")
-    values = [
-        value(word, TWICE, [*twice, 0.75, 1.0], in_batch_labels=in_batch_labels)
-        for twice in ([1.0, 0.0], [0.0, 1.0], [0.5, 0.5])
-    ]
-    assert values[0] == values[1] == values[2]
-    assert math.isfinite(values[0])
+    orders = [1.0, 0.0], [0.0, 1.0], [0.5, 0.5]
+    (mean,) = {value(word, TWICE, [*twice, 0.75, 1.0], in_batch_labels=in_batch_labels) for twice in orders}
+    assert math.isfinite(mean)
 
 
 def test_documents_that_are_equal_after_truncation_are_one(tiny_model, value):
     tiny_model.max_seq_length = 6
     texts = [["copy a file"] * 2, ["copy the file in the folder", "copy the file in the path"]]
-    values = [value("bixse", texts, labels) for labels in ([1.0, 0.0], [0.0, 1.0], [0.5, 0.5])]
-    assert values[0] == values[1] == values[2]
+    assert len({value("bixse", texts, labels) for labels in ([1.0, 0.0], [0.0, 1.0], [0.5, 0.5])}) == 1
 
 
 def test_a_masked_label_masks_the_pair(value):
     texts = [column[:3] for column in TWICE]
-    values = [value("bixse", texts, [*labels, 1.0]) for labels in ([math.nan] * 2, [math.nan, 1.0], [0.0, math.nan])]
-    assert values[0] == values[1] == values[2]
+    masked = [math.nan] * 2, [math.nan, 1.0], [0.0, math.nan]
+    assert len({value("bixse", texts, [*labels, 1.0]) for labels in masked}) == 1
+
+
+@pytest.mark.parametrize(
+    ("loss", "option", "hint"),
+    [
+        ("infonce", "positive_fro", "did you mean 'positive_from'?"),
+        ("infonce", "bias", "known keys: scale, in_batch_labels"),
+        ("bixse", "model", "an unknown key"),
+        ("bixse-without-bias", "bias", "loss 'bixse-without-bias' sets it to 0.0"),
+        ("lambdarank", "weighting", "choose another loss"),
+        ("lamdarank", "scale", "did you mean 'lambdarank'"),
+    ],
+)
+def test_an_unknown_loss_or_option_is_refused(loss, option, hint):
+    with pytest.raises(ConfigError, match=re.escape(hint)):
+        check_loss_options(loss, {option: 1})
+
+
+@pytest.mark.parametrize(
+    ("loss", "option", "values"),
+    [
+        ("infonce", "positive_from", ["high", True, 0.0, -0.1, 1.01, math.nan]),
+        ("bixse", "learn_scale", ["no", 1]),
+        ("bixse", "positive_from", ["x", 0.0, 1.5]),
+        ("bixse", "bias", [[1.0], "middle", "", None, True, math.nan, math.inf]),
+        ("bixse", "reduction", ["sum"]),
+        ("bixse", "products", ["float16"]),
+        ("bixse", "in_batch_labels", ["all"]),
+        ("bixse", "unlabelled", ["own"]),
+        ("bixse", "unlabelled_weight", [1.5]),
+        ("soft-infonce", "mini_batch_size", [0, -1, True, 1.5]),
+        ("margin-mse", "scale", [0.0, -20.0, math.nan, math.inf]),
+        ("margin-mse", "margin", [0.0, -1.0, 2.1, math.nan]),
+        ("lambdarank", "top_grade", [0.0, 33, math.nan]),
+        ("infonce", "hardness", [-1.0, math.nan]),
+    ],
+)
+def test_an_option_of_the_wrong_kind_or_outside_its_range(loss, option, values):
+    for value in values:
+        with pytest.raises(ConfigError, match=rf"{option}.*: got .*; expected .*; fix: "):
+            build_loss(loss, nn.Identity(), **{option: value})
+
+
+@pytest.mark.parametrize("word", LOSSES)
+def test_every_word_builds_what_it_names_and_the_model_card_says_how(word):
+    options = {"scale": 7.0, "gradient_cache": True, "mini_batch_size": 5}
+    loss = build_loss(word, nn.Identity(), **options)
+    assert type(loss) is getattr(bixse.losses, LOSSES[word].name)
+    assert loss.get_config_dict().items() >= {**LOSSES[word].fixed, **options}.items()
+
+
+@pytest.mark.parametrize(
+    ("word", "options", "requires", "informative", "not_informative"),
+    [
+        ("bixse", {}, "relevance above 0", [[0.2]], [[0.0, 0.0]]),
+        ("infonce", {"positive_from": 0.6}, "relevance of at least 0.6", [[0.0, 0.6]], [[0.59, 0.0], []]),
+        ("margin-mse", {}, "two graded documents", [[0.0, 0.0]], [[1.0]]),
+        ("distill-kl", {}, "two graded documents", [[0.0, 0.0]], [[1.0]]),
+        ("pairwise-bce", {}, "relevance above 0", [[0.2]], [[0.0, 0.0]]),
+    ],
+)
+def test_what_a_query_must_bring(word, options, requires, informative, not_informative):
+    loss = build_loss(word, nn.Identity(), **options)
+    assert loss.requires.endswith(requires)
+    assert all(loss.is_informative(group) for group in informative)
+    assert not any(loss.is_informative(group) for group in not_informative)
+
+
+@pytest.mark.parametrize("word", ["BiXSELoss", "LambdaLoss"])
+def test_the_example_in_the_docstring_trains(word, tmp_path, monkeypatch):
+    """sentence-transformers' own trainer, the real encoder, the text a user reads; another loss in its place."""
+    text = (inspect.getdoc(bixse.losses.BiXSELoss) or "").partition("trainer::\n\n")[2]
+    code = textwrap.dedent(text[: text.index("trainer.train()") + len("trainer.train()")])
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(code.replace("BiXSELoss", word), names)
+    assert names["trainer"].state.global_step > 0
+    untrained = names["build_encoder"]("demo")
+    pairs = zip(untrained.parameters(), names["model"].parameters(), strict=True)
+    assert any(not torch.equal(before, after.cpu()) for before, after in pairs)

@@ -13,10 +13,7 @@ from bixse.losses.row_chunks import row_wise_loss
 from bixse.losses.targets import GradedTargets
 from helpers.batches import random_batch, relative_errors, value_and_gradients
 
-
-@pytest.fixture(autouse=True)
-def form(monkeypatch):
-    monkeypatch.setattr("bixse.losses.bce._on_host", lambda embeddings, rounded: False)
+pytestmark = [pytest.mark.usefixtures("form"), pytest.mark.parametrize("form", ["gpu"], indirect=True)]
 
 
 @pytest.mark.parametrize("shape", [(70, 45), (33, 100), (1, 65), (64, 64)])

@@ -1,6 +1,10 @@
 """What holds for every loss: blocks, permutations, duplicates, masks and the cached form change no gradient."""
 
+import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -42,9 +46,8 @@ class TestEveryLoss:
     def test_permuted_rows_and_columns_permute_the_gradients(self, loss, batch):
         rows, columns = torch.randperm(9), torch.randperm(14)
         known = batch.targets
-        moved = GradedTargets(
-            torch.argsort(rows)[known.rows], torch.argsort(columns)[known.columns], known.relevance, known.shape
-        )
+        positions = torch.argsort(rows)[known.rows], torch.argsort(columns)[known.columns]
+        moved = GradedTargets(*positions, known.relevance, known.shape)
         value, *gradients = value_and_gradients(loss, batch.queries, batch.documents, known)
         permuted = value_and_gradients(loss, batch.queries[rows], batch.documents[columns], moved)
         assert_all_close(permuted, [value, gradients[0][rows], gradients[1][columns]], rtol=1e-9, atol=1e-12)
@@ -87,9 +90,8 @@ class TestEveryLoss:
             parts.append(value_and_gradients(loss, batch.queries[block], batch.documents, known))
             counts.append(loss.denominator.item())
         shares = [count / sum(counts) for count in counts]
-        values, queries, documents = zip(
-            *([share * x for x in part] for share, part in zip(shares, parts, strict=True)), strict=True
-        )
+        weighed = ([share * x for x in part] for share, part in zip(shares, parts, strict=True))
+        values, queries, documents = zip(*weighed, strict=True)
         assert_all_close([sum(values), torch.cat(queries), sum(documents)], [value, *gradients], rtol=1e-7, atol=1e-9)
 
 
@@ -122,9 +124,8 @@ class TestEngine:
     @pytest.mark.parametrize("shape", [(3, 14), (9, 13)])
     def test_targets_of_another_batch_are_refused(self, loss: RowWiseLoss, batch, shape):
         with pytest.raises(InputError, match=r"expected \(9, 14\)"):
-            loss.compute_loss_from_embeddings(
-                batch.queries, batch.documents, GradedTargets.from_entries([], [], [], shape)
-            )
+            targets = GradedTargets.from_entries([], [], [], shape)
+            loss.compute_loss_from_embeddings(batch.queries, batch.documents, targets)
 
 
 @pytest.mark.parametrize("word", SINGLE)
@@ -140,9 +141,8 @@ def test_cached_equals_uncached(tiny_model, word):
     learned = {"learn_scale": True} if word.startswith("bixse") else {}
     results = []
     for cached in (False, True):
-        loss = build_loss(
-            word, tiny_model, scale=4.0, mini_batch_size=5, gradient_cache=cached, **options(word), **learned
-        )
+        cache = {"mini_batch_size": 5, "gradient_cache": cached}
+        loss = build_loss(word, tiny_model, scale=4.0, **cache, **options(word), **learned)
         loss.zero_grad()
         torch.manual_seed(1)
         for _ in range(4):  # accumulated and scaled, as a loss scaler does
@@ -154,3 +154,56 @@ def test_cached_equals_uncached(tiny_model, word):
         torch.testing.assert_close(
             results[1][name], gradient, rtol=1e-4, atol=1e-7, msg=lambda text, n=name: f"{n}: {text}"
         )
+
+
+CHILD = """
+import json, sys
+from pathlib import Path
+import torch
+from bixse.encoders.relevance_model import RelevanceModel
+from bixse.losses import build_loss
+
+folder, word, cached = sys.argv[1], sys.argv[2], sys.argv[3] == "cached"
+
+
+def resident(field):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
+
+
+def batch(size):
+    generator = torch.Generator().manual_seed(0)
+    texts = [torch.randint(5, 100, (size, 12), generator=generator) for _ in range(2)]
+    features = [{"input_ids": text, "attention_mask": torch.ones_like(text)} for text in texts]
+    rows = torch.arange(size).repeat_interleave(2)
+    columns = (rows + torch.arange(2).repeat(size)) % size
+    return features, {"rows": rows, "columns": columns, "relevance": torch.tensor([1.0, 0.3]).repeat(size)}
+
+
+torch.manual_seed(0)
+model = RelevanceModel(folder, device="cpu").train()
+options = {"bias": -3.0, "learn_scale": True} if word == "bixse" else {}
+loss = build_loss(word, model, scale=10.0, mini_batch_size=64, gradient_cache=cached, **options)
+loss(*batch(64)).backward()  # load the kernels
+loss.zero_grad()
+features, targets = batch(16384)
+level = resident("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")
+torch.manual_seed(0)
+value = loss(features, targets)
+value.backward()
+print(json.dumps({"loss": value.item(), "extra_mib": resident("VmHWM") - level}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of the memory is read from /proc")
+@pytest.mark.parametrize("word", ["bixse", "infonce"])
+def test_a_cached_batch_of_16384_queries_takes_a_fraction_of_the_memory(tiny_model_path, word):
+    results = []
+    for form in ("cached", "uncached"):
+        command = [sys.executable, "-c", CHILD, str(tiny_model_path), word, form]
+        results.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+    cached, uncached = results
+    assert cached["loss"] == pytest.approx(uncached["loss"], rel=1e-6)
+    assert cached["extra_mib"] < uncached["extra_mib"] / 4

@@ -1,4 +1,4 @@
-"""The losses over rows against Python loops over their formulas, in float64; autograd gives the loops' gradients."""
+"""The losses over rows against Python loops over their formulas in float64, and against published implementations."""
 
 import itertools
 import math
@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.nn import Identity
-from torch.nn.functional import cross_entropy
+from torch import nn
+from torch.nn.functional import normalize
 
 from bixse.losses import build_loss
 from helpers.batches import assert_all_close, random_batch
@@ -150,13 +150,10 @@ def naive_lambda(weighting):
 
 
 LAMBDA = ["lambdaloss-v1", "lambdaloss-v2", "lambdarank", "ndcg-loss2++"]
+MARGINS = itertools.product((0.2, 0.8), (0.0, 0.1, 0.6, 2.0))
 CASES = [
     *(("infonce", naive_infonce, {"positive_from": low}) for low in (0.2, 0.5, 0.9)),
-    *(
-        ("infonce", naive_infonce, {"positive_from": low, "false_negative_margin": margin})
-        for low in (0.2, 0.8)
-        for margin in (0.0, 0.1, 0.6, 2.0)
-    ),
+    *(("infonce", naive_infonce, {"positive_from": low, "false_negative_margin": most}) for low, most in MARGINS),
     ("infonce", naive_infonce, {"hardness": 9.0}),
     ("infonce", naive_infonce, {"hardness": 5.0, "false_negative_margin": 0.1}),
     ("soft-infonce", naive_soft_infonce, {}),
@@ -171,17 +168,16 @@ CASES = [
 ]
 
 
-ROOTS = {"wasserstein": 1e3}
-"""Loss -> factor of the tolerances: the naive form takes roots of eigenvalues near 0."""
-
-
-def check(batch, word, expected, scale, **options):
-    factor = ROOTS.get(str(word), 1.0)
-    leaves = batch.leaves[:2]
-    value = build_loss(word, Identity(), scale=scale, **options).compute_loss_from_embeddings(*leaves, batch.targets)
-    torch.testing.assert_close(value, expected, rtol=factor * 1e-9, atol=1e-12)
-    gradients, others = (torch.autograd.grad(loss, leaves, materialize_grads=True) for loss in (value, expected))
-    assert_all_close(gradients, others, rtol=factor * 1e-8, atol=factor * 1e-12)
+def check(batch, word, expected, leaves=None, rtol=1e-9, atol=1e-12, **options):
+    """Compare the value, and the gradients at `leaves`, by default the embeddings of the batch."""
+    embeddings = batch.queries, batch.documents
+    value = build_loss(word, nn.Identity(), **options).compute_loss_from_embeddings(*embeddings, batch.targets)
+    torch.testing.assert_close(value, expected.to(value.dtype), rtol=rtol, atol=atol)
+    gradients, others = (
+        torch.autograd.grad(loss, leaves or embeddings, retain_graph=True, materialize_grads=True)
+        for loss in (value, expected)
+    )
+    assert_all_close(gradients, others, rtol=10 * rtol, atol=atol)
     assert value > 0
 
 
@@ -191,30 +187,26 @@ def test_value_and_gradients_equal_loops_over_the_formula(word, naive, options, 
     batch = random_batch(6, 10, known=0.45, seed=seed)
     if "anchor" in word:
         batch = batch.with_base(dim=5)
-    options_of_formula = {name: value for name, value in options.items() if not isinstance(value, dict)}
-    check(batch, word, naive(batch, 3.0, **options_of_formula), 3.0, **options)
-
-
-@pytest.mark.parametrize("word", ["infonce", "soft-infonce"])
-def test_the_softmax_losses_are_cross_entropy_with_one_positive_per_query(word):
-    batch = random_batch(5, 8, known=0.0).with_entries([(i, i, 1.0) for i in range(5)])
-    check(batch, word, cross_entropy(20.0 * batch.queries @ batch.documents.T, torch.arange(5)), 20.0)
+    # the naive form of the distance takes roots of eigenvalues near 0
+    tolerances = {"rtol": 1e-6, "atol": 1e-9} if word == "wasserstein" else {}
+    of_formula = {name: value for name, value in options.items() if not isinstance(value, dict)}
+    check(batch, word, naive(batch, 3.0, **of_formula), scale=3.0, **tolerances, **options)
 
 
 def test_soft_infonce_leaves_out_a_row_without_a_relevant_document():
     batch = random_batch(4, 5, known=0.0).with_entries([(0, 1, 0.5), (1, 2, 0.0), (3, 0, 0.2), (3, 4, 0.9)])
-    check(batch, "soft-infonce", naive_soft_infonce(batch, 7.0), 7.0)
+    check(batch, "soft-infonce", naive_soft_infonce(batch, 7.0), scale=7.0)
 
 
 def test_equal_scores_rank_in_the_order_of_the_columns():
     batch = random_batch(3, 6, known=0.6)
     batch = replace(batch, documents=batch.documents.detach()[:1].expand(6, -1).clone().requires_grad_())
-    check(batch, "lambdaloss-v2", naive_lambda("lambdaloss-v2")(batch, 3.0), 3.0)
+    check(batch, "lambdaloss-v2", naive_lambda("lambdaloss-v2")(batch, 3.0), scale=3.0)
 
 
 def test_equal_relevance_makes_no_pair():
     batch = random_batch(1, 2, known=0.0).with_entries([(0, 0, 0.5), (0, 1, 0.5)])
-    loss = build_loss("pairwise-bce", Identity())
+    loss = build_loss("pairwise-bce", nn.Identity())
     assert loss.compute_loss_from_embeddings(batch.queries, batch.documents, batch.targets) == 0
 
 
@@ -224,5 +216,108 @@ def test_equal_relevance_makes_no_pair():
 def test_rows_without_a_negative_or_a_positive_give_finite_gradients(entries):
     batch = random_batch(2, 2, known=0.0).with_entries(entries)
     leaves = batch.leaves[:2]
-    value = build_loss("infonce", Identity()).compute_loss_from_embeddings(*leaves, batch.targets)
+    value = build_loss("infonce", nn.Identity()).compute_loss_from_embeddings(*leaves, batch.targets)
     assert all(bool(x.isfinite().all()) for x in (value, *torch.autograd.grad(value, leaves)))
+
+
+SINGLE = {"rtol": 2e-6, "atol": 1e-7}
+"""Tolerances of what others compute in float32."""
+
+
+class Scorer(nn.Module):
+    """A cross-encoder that gives the next scores it was made with."""
+
+    num_labels = 1
+    device = torch.device("cpu")
+
+    def __init__(self, scores):
+        super().__init__()
+        self.scores = scores
+        self.position = 0
+
+    def preprocess(self, pairs, **_):
+        return {"rows": torch.arange(self.position, self.position + len(pairs))}
+
+    def forward(self, features):
+        self.position += len(features["rows"])
+        return {"scores": self.scores[features["rows"]]}
+
+
+@pytest.fixture
+def graded():
+    """Two to six graded documents per query over distinct columns, without ties; all other documents are masked."""
+    sizes = [2, 6, 3, 4]
+    generator = torch.Generator().manual_seed(3)
+    entries = []
+    for row, size in enumerate(sizes):
+        first = sum(sizes[:row])
+        relevance = [*torch.rand(size - 1, generator=generator).tolist(), 0.0]
+        known = dict(enumerate(relevance, start=first))
+        entries += [(row, column, known.get(column, math.nan)) for column in range(sum(sizes))]
+    return random_batch(4, sum(sizes), known=0.0).with_entries(entries)
+
+
+def cross_encoder_loss(kind, batch, scale, **options):
+    """Return sentence-transformers' listwise loss of the same scores."""
+    graded = ~batch.targets.relevance.isnan()
+    rows, columns, relevance = (part[graded] for part in list(vars(batch.targets).values())[:3])
+    scores = scale * (batch.queries @ batch.documents.T)[rows, columns]
+    counts = torch.bincount(rows).tolist()
+    loss = kind(Scorer(scores.float()), **options)
+    return loss((["q"] * len(counts), [["d"] * count for count in counts]), list(relevance.split(counts)))
+
+
+@pytest.mark.parametrize(
+    ("word", "scheme"),
+    [("lambdaloss-v2", "NDCGLoss2Scheme"), ("lambdarank", "LambdaRankScheme"), ("ndcg-loss2++", "NDCGLoss2PPScheme")],
+)
+def test_lambda_losses_equal_sentence_transformers(graded, word, scheme):
+    from sentence_transformers.cross_encoder import losses
+
+    theirs = cross_encoder_loss(losses.LambdaLoss, graded, 3.0, weighting_scheme=getattr(losses, scheme)(), k=None)
+    # theirs is a mean over pairs, ours over the 4 queries; NaN is above nothing
+    pairs = sum(high > low for z in graded.relevance() for high in z for low in z)
+    check(graded, word, theirs * pairs / 4, scale=3.0, top_grade=1.0, **SINGLE)
+
+
+def test_pairwise_bce_equals_sentence_transformers_ranknet(graded):
+    from sentence_transformers.cross_encoder.losses import RankNetLoss
+
+    theirs = cross_encoder_loss(RankNetLoss, graded, 3.0) * math.log(2)
+    check(graded, "pairwise-bce", theirs, scale=3.0, **SINGLE)
+
+
+@pytest.mark.parametrize(
+    ("word", "options", "name"),
+    [
+        ("margin-mse", {"scale": 1.0}, "MarginMSELoss"),
+        ("distill-kl", {"scale": 1.0, "temperature": 1.0}, "DistillKLDivLoss"),
+        ("infonce", {"scale": 20.0}, "MultipleNegativesRankingLoss"),
+    ],
+)
+def test_losses_on_two_documents_per_query_equal_sentence_transformers(tiny_model, word, options, name):
+    from sentence_transformers.sentence_transformer import losses
+
+    batch = random_batch(5, 10, known=0.0)
+    z = torch.rand(5, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    z = torch.tensor([1.0, 0.0]).expand(5, 2) if word == "infonce" else z
+    batch = batch.with_entries([(i, i + 5 * k, z[i, k].item()) for i in range(5) for k in range(2)])
+    labels = {"margin-mse": z[:, 0] - z[:, 1], "distill-kl": z}.get(word)
+    leaves = batch.leaves[:2]
+    batch.queries, batch.documents = (normalize(leaf, dim=1) for leaf in leaves)
+    loss = getattr(losses, name)(tiny_model, **({"scale": 20.0} if word == "infonce" else {}))
+    theirs = loss.compute_loss_from_embeddings([batch.queries, *batch.documents.split(5)], labels)
+    check(batch, word, theirs, leaves, **SINGLE, **options)
+
+
+def test_infonce_with_several_positives_equals_pytorch_metric_learning():
+    from pytorch_metric_learning.losses import NTXentLoss
+
+    label = [0, 1, 2, 3, 0, 1, 0, 7, 8]
+    entries = [(i, j, 1.0) for i in range(4) for j in range(9) if label[j] == i]
+    batch = random_batch(4, 9, known=0.0).with_entries(entries)
+    reference = {"ref_emb": batch.documents, "ref_labels": torch.tensor(label)}
+    theirs = NTXentLoss(temperature=0.2)(batch.queries, torch.arange(4), **reference)
+    leaves = batch.leaves[:2]
+    batch.queries, batch.documents = (normalize(leaf, dim=1) for leaf in leaves)
+    check(batch, "infonce", theirs, leaves, **SINGLE, scale=5.0)

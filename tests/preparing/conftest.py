@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from source_files import lines, put
 

@@ -14,8 +14,7 @@ def lines(rows):
 def parquet(rows):
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(rows), sink, compression="none")
-    content = sink.getvalue().to_pybytes()
-    return content
+    return sink.getvalue().to_pybytes()
 
 
 def put(folder, files):

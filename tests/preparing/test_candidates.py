@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections import Counter
 from fractions import Fraction
 from typing import get_args
@@ -96,15 +94,12 @@ def test_strategy_one_draws_each_band_evenly():
     assert len(drawn) == 100
 
 
-def test_draw_follows_the_document_and_not_its_position():
+def test_draw_is_the_same_on_every_machine_and_follows_the_document_and_not_its_position():
+    assert [choose("one", IDS, 1, seed=0, query_id=name)[0] + 1 for name in ("a", "b", "ü")] == [3, 2, 87]
+    assert choose("one", IDS, 1, seed=1, query_id="a") != choose("one", IDS, 1, seed=0, query_id="a")
     turned = IDS[:9] + IDS[9:16][::-1] + IDS[16:]
     before, after = (choose("spread", ids, 8, 0, "q") for ids in (IDS, turned))
     assert [IDS[p] for p in before] == [turned[p] for p in after]
-
-
-def test_choice_is_the_same_on_every_machine():
-    assert [choose("one", IDS, 1, seed=0, query_id=name)[0] + 1 for name in ("a", "b", "ü")] == [3, 2, 87]
-    assert choose("one", IDS, 1, seed=1, query_id="a") != choose("one", IDS, 1, seed=0, query_id="a")
 
 
 @given(st.integers(0, 20), st.integers(1, 200), st.data())

@@ -19,16 +19,7 @@ from bixse import ConvertSettings, convert, load_graded_pairs
 from bixse.cli.main import main
 from bixse.errors import InputError, OutputExistsError, StorageError
 from bixse.files.files import file_hash
-from bixse.preparing.transforms import (
-    Binarise,
-    KeepFrom,
-    LabelNoise,
-    PairColumns,
-    Sample,
-    SplitByQuery,
-    WithoutDuplicates,
-    transformed,
-)
+from bixse.preparing import transforms
 from helpers.command import call, refused
 
 
@@ -94,16 +85,12 @@ def test_shares_and_instructions_go_to_the_settings_of_training(run, tmp_path):
     }
 
 
-def test_task_replaces_the_tasks_of_the_source(lightblue, run):
-    _, table = run("lightblue", lightblue, task="mine")
-    assert set(table.extra["task"]) == {"mine"}
-
-
 def test_judgements_without_a_grade_are_counted_and_left_out(run):
     with pytest.raises(InputError) as error:
         run("umbrela", [files.UMBRELA[3]])
     assert "1 no-option" in error.value.got
-    result, table = run("umbrela", files.UMBRELA)
+    result, table = run("umbrela", files.UMBRELA, task="mine")
+    assert set(table.extra["task"]) == {"mine"}, "a task replaces those of the source"
     assert (result.statuses, len(table)) == ({"graded": 5, "no-option": 1}, 5)
     assert result.warnings == ["rows.jsonl: 1 of 6 judgements carry no grade (1 no-option)"]
 
@@ -122,10 +109,12 @@ def test_transforms_of_files_equal_those_of_tables_in_memory(pairs, run, tmp_pat
     result, _ = run("pairs", pairs, dedup=True, noise=0.6, cutoff=0.2, size=30, binarise=0.5, seed=5, split=shares)
     record = []
     table = load_graded_pairs(pairs)
-    for transform in (WithoutDuplicates(), LabelNoise(0.6, 5), KeepFrom(0.2), Sample(30, 5), Binarise(0.5)):
-        table = transformed(table, transform, record)
-    split = SplitByQuery(shares, 5)
-    parts = {name: part.selected(table) for name, part in split.parts(PairColumns.of(table, split.needs)).items()}
+    steps = [transforms.WithoutDuplicates(), transforms.LabelNoise(0.6, 5), transforms.KeepFrom(0.2)]
+    for step in (*steps, transforms.Sample(30, 5), transforms.Binarise(0.5)):
+        table = transforms.transformed(table, step, record)
+    split = transforms.SplitByQuery(shares, 5)
+    columns = transforms.PairColumns.of(table, split.needs)
+    parts = {name: part.selected(table) for name, part in split.parts(columns).items()}
     for name, part in parts.items():
         assert list(load_graded_pairs(tmp_path / "out" / f"{name}.parquet").rows()) == list(part.rows())
     sizes = {name: len(part) for name, part in parts.items()}
@@ -148,12 +137,8 @@ def test_repeated_pair_is_written_once(run):
     rows = [{"anchor": "q", "positive": "p", "negative": f"n{i}"} for i in range(3)]
     result, table = run("sentence-transformers", rows)
     (report,) = result.transforms
-    assert (report["name"], report["rows_before"], report["rows_after"], len(table)) == (
-        "repeats written once",
-        6,
-        4,
-        4,
-    )
+    assert (report["name"], report["rows_before"], report["rows_after"]) == ("repeats written once", 6, len(table))
+    assert len(table) == 4
 
 
 @pytest.mark.parametrize(
@@ -212,9 +197,8 @@ def test_readable_rows_are_written_and_damaged_rows_are_listed(tmp_path, bad):
 
 
 def test_invalid_documents_of_a_corpus_are_counted(run, tmp_path):
-    folder = files.put(tmp_path / "toy", dict(files.BEIR))
-    corpus = folder / "corpus.jsonl"
-    corpus.write_bytes(corpus.read_bytes() + b'{"_id": 3.5, "text": "x"}\n')
+    corpus = files.BEIR["corpus.jsonl"] + b'{"_id": 3.5, "text": "x"}\n'
+    folder = files.put(tmp_path / "toy", {**files.BEIR, "corpus.jsonl": corpus})
     with pytest.raises(InputError, match=r"corpus\.jsonl: 1 error"):
         run("beir", folder, scale=(0, 2))
     result, table = run("beir", folder, scale=(0, 2), skip_invalid=True)
@@ -226,11 +210,9 @@ def test_finished_run_is_reused_and_another_is_refused(pairs, run, tmp_path):
     before = file_hash(tmp_path / "out" / "pairs.parquet")
     again, _ = run("pairs", pairs)
     assert again.reused and again.parts == first.parts
-    with pytest.raises(OutputExistsError, match="cutoff"):
-        run("pairs", pairs, cutoff=0.5)
     pairs.write_bytes(pairs.read_bytes() + files.lines([files.PAIRS[0] | {"query": "new"}]))
-    with pytest.raises(OutputExistsError, match="its content"):
-        run("pairs", pairs)
+    with pytest.raises(OutputExistsError, match=r"cutoff.*its content"):
+        run("pairs", pairs, cutoff=0.5)
     assert file_hash(tmp_path / "out" / "pairs.parquet") == before
     (tmp_path / "out" / "pairs.parquet").unlink()
     pairs.write_bytes(files.lines(files.PAIRS))
@@ -272,30 +254,26 @@ def test_dry_run_reports_the_same_and_writes_nothing(pairs, tmp_path):
     assert (dry.transforms, dry.parts) == (result.transforms, result.parts)
 
 
-@pytest.mark.parametrize(
-    ("changes", "name"),
-    [
-        ({"source": "lightblu"}, "source"),
-        ({"scale": (0, float("inf"))}, "scale"),
-        ({"scale": (3, 0)}, "scale"),
-        ({"cutoff": 1.5}, "cutoff"),
-        ({"noise": -0.1}, "noise"),
-        ({"size": 0}, "size"),
-        ({"seed": -1, "noise": 0.1}, "seed"),
-        ({"split": {"a": 0.5}}, "split"),
-        ({"split": {"a/b": 1.0}}, "split"),
-        ({"split": ["a=0.5", "a=0.5"]}, "split"),
-        ({"split": ["train"]}, "split"),
-        ({"columns": {"qery": "x"}}, "columns"),
-        ({"columns": {"query": "grade"}}, "columns"),
-        ({"task": " "}, "task"),
-        ({"binarise": float("nan")}, "binarise"),
-        ({"out": "folder"}, "--out"),
-    ],
-)
-def test_unusable_settings_are_refused_before_anything_is_read(changes, name):
+UNUSABLE = {
+    "source": ["lightblu"],
+    "scale": [(0, float("inf")), (3, 0)],
+    "cutoff": [1.5],
+    "noise": [-0.1],
+    "size": [0],
+    "split": [{"a": 0.5}, {"a/b": 1.0}, ["a=0.5", "a=0.5"], ["train"]],
+    "columns": [{"qery": "x"}, {"query": "grade"}],
+    "task": [" "],
+    "binarise": [float("nan")],
+    "seed": [-1],
+    "--out": ["folder"],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in UNUSABLE for value in UNUSABLE[name]])
+def test_unusable_settings_are_refused_before_anything_is_read(name, value):
     with pytest.raises(InputError, match=name):
-        ConvertSettings.load(None, {"source": "pairs", "path": "nowhere", **changes})
+        settings = {"source": "pairs", "path": "nowhere", "noise": 0.1, name.strip("-"): value}
+        ConvertSettings.load(None, settings)
 
 
 @pytest.mark.parametrize(
@@ -303,19 +281,15 @@ def test_unusable_settings_are_refused_before_anything_is_read(changes, name):
     [
         ((), "source"),
         (("pairs",), "path"),
-        (("pairs", "gone.jsonl"), "gone.jsonl"),
-        (("table", "pairs.jsonl"), "--scale"),
         (("pairs", "pairs.jsonl", "--scale", "0", "3"), "--scale"),
-        (("lightblue", "pairs.jsonl"), "looks like the source"),
-        (("e5", "pairs.jsonl"), "pairs.jsonl"),
-        (("pairs", "empty.jsonl"), "empty.jsonl"),
+        (("lightblue", "pairs.jsonl", "--dry-run"), "looks like the source"),
         (("pairs", "empty.parquet"), "unreadable Parquet"),
         (("pairs", "empty.csv"), "empty.csv"),
     ],
 )
 def test_wrong_usage_of_the_verb_is_refused(capsys, pairs, monkeypatch, words, message):
     monkeypatch.chdir(pairs.parent)
-    files.put(pairs.parent, {f"empty.{kind}": "" for kind in ("jsonl", "parquet", "csv")})
+    files.put(pairs.parent, {"empty.parquet": "", "empty.csv": ""})
     assert message in refused(capsys, "convert", *words)
 
 
@@ -324,7 +298,6 @@ def test_verb_with_invalid_rows_ends_with_3(capsys, tmp_path):
     path = files.put(tmp_path, {"nq.jsonl": files.E5["hotpot_qa"] + b"{broken\n"}) / "nq.jsonl"
     assert main(["convert", "e5", str(path), "--dry-run", "--out", str(out)]) == 3
     assert "row 4: got '{broken" in capsys.readouterr().out
-    assert "row 1, column 'relevance'" in refused(capsys, "convert", "pairs", path, "--dry-run")
     assert not out.exists()
     code, envelope = call(capsys, "convert", "e5", path, "--out", out, "--skip-invalid")
     assert (code, envelope["metrics"]["errors"]) == (3, 1)

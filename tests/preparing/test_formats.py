@@ -16,6 +16,7 @@ from bixse.errors import BixseError, InputError, InvalidFileError
 from bixse.files.files import is_unicode
 from bixse.preparing.formats import FORMATS, SourceSettings
 from bixse.preparing.source import Source
+from helpers.row_files import faults
 
 
 def opened(name, path, **options):
@@ -35,11 +36,7 @@ def written(folder, *content, name="rows.jsonl"):
 
 
 def errors(name, path, **options):
-    """Row and column of every error."""
-    with pytest.raises(InvalidFileError) as caught:
-        rows(name, path, **options)
-    assert all(error.got and error.expected and error.fix for error in caught.value.errors)
-    return [(error.row, error.column) for error in caught.value.errors]
+    return faults(rows, name, path, **options)
 
 
 BGE = {"query": "q", "pos": ["a"], "neg": ["b", "c"], "pos_scores": [0.9], "neg_scores": [0.1, 0.4]}
@@ -51,13 +48,11 @@ BROKEN_ROWS = {
     "e5": ({}, [
         ('{"query": "q"}', {"negative", "positive"}),
         ("", set()),
-        ("{broken", {None}),
         ('{"query": " ", "positive": 3, "negative": ["n"]}', {"negative", "positive", "query"}),
         ("[]", {None}),
         ('{"query": "q", "positive": "p", "negative": "n"}', set()),
         ('{"query": "\\ud800", "positive": "p", "negative": "n"}', {"query"}),
         ('{"query": "a", "query": "b"}', {"query"}),
-        ("\udcff", {None}),
     ]),
     "flagembedding": ({"score_map": "prob"}, [
         ('{"query": "q", "pos": ["p"], "pos_scores": [0.9], ' + SCORES + ",}", {None}),
@@ -147,18 +142,16 @@ class TestE5:
         source = opened("e5", files.put(tmp_path, dict.fromkeys(names, files.E5["allnli_split1"])))
         assert len(list(source.rows())) == 6
         assert "allnli_split1.jsonl, allnli_split2.jsonl: left out" in source.warnings()[0]
+        unknown = dict.fromkeys(("mine.jsonl", "nq.jsonl"), files.E5["quora_duplicates"])
+        source = opened("e5", files.put(tmp_path / "unknown", unknown))
+        assert {judgement.task for judgement in source.rows()} == {"mine", "nq"}
+        assert "mine.jsonl" in source.warnings()[0]
 
     def test_every_task_has_the_papers_instruction(self):
         form, table = FORMATS["e5"], load_instructions("paper")
         assert set(form.tasks.values()) <= set(table.tasks)
         assert set(form.task_shares) <= set(form.tasks.values())
         assert [name for name in form.tasks.values() if table.tasks[name].symmetric] == ["nli", "quora_duplicates"]
-
-    def test_files_of_unknown_tasks_are_named(self, tmp_path):
-        row = files.lines([{"query": "q", "positive": "p", "negative": "n"}])
-        source = opened("e5", files.put(tmp_path, {"mine.jsonl": row, "nq.jsonl": row}))
-        assert {judgement.task for judgement in source.rows()} == {"mine", "nq"}
-        assert "mine.jsonl" in source.warnings()[0]
 
 
 class TestFlagEmbedding:
@@ -192,11 +185,10 @@ class TestFlagEmbedding:
         found = rows("flagembedding", written(tmp_path, {"query": "q", "pos": ["a"], "neg": ["b"]}), score_map="binary")
         assert [(row.relevance, row.judge) for row in found] == [(1.0, "binary labels"), (0.0, "binary labels")]
 
-    def test_scores_that_carry_no_grades_are_refused_and_strange_ones_told(self, tmp_path):
-        for scores in ([1, 1, 1], [1, 0, 0]):
-            path = written(tmp_path, {**BGE, "pos_scores": scores[:1], "neg_scores": scores[1:]})
-            with pytest.raises(InputError, match=r"scores of rows\.jsonl"):
-                rows("flagembedding", path, score_map="prob")
+    def test_scores_that_carry_no_grades_are_refused_and_strange_ones_warned_of(self, tmp_path):
+        path = written(tmp_path, {**BGE, "pos_scores": [1], "neg_scores": [1, 1]})
+        with pytest.raises(InputError, match=r"scores of rows\.jsonl"):
+            rows("flagembedding", path, score_map="prob")
         crossed = [{**BGE, "neg_scores": [0.95, 0.1]}, BGE, {**BGE, "neg_scores": [0.2, 0.91]}]
         source = opened("flagembedding", written(tmp_path, *crossed), score_map="prob")
         assert len(list(source.rows())) == 9
@@ -220,10 +212,8 @@ class TestTevatron:
         written(tmp_path, *files.CORPUS[:3], name="c.jsonl")
         assert errors("tevatron", path, corpus=corpus) == [(row, "negative_document_ids") for row in (1, 2, 3)]
         written(tmp_path, *files.CORPUS, name="c.jsonl")
-        assert short("tevatron", path, corpus=corpus)[:2] == [
-            ("query 0", "text 0", 1.0),
-            ("query 0", "T text 9", 0.0),
-        ]
+        texts = short("tevatron", path, corpus=corpus)[:2]
+        assert texts == [("query 0", "text 0", 1.0), ("query 0", "T text 9", 0.0)]
         with pytest.raises(InvalidFileError, match="--corpus"):
             rows("tevatron", path)
 
@@ -306,11 +296,8 @@ class TestCollections:
         options = {"scale": (0, 3), "queries": tmp_path / "t.tsv"}
         assert short("trec", tmp_path / "q.txt", corpus=docs, **options) == [("q", "Title Body", 2 / 3)]
         assert short("trec", tmp_path / "p.txt", corpus=tmp_path / "shards", **options) == [("q", "text 1", 2 / 3)]
-
-    def test_an_id_with_two_texts_is_an_error_of_the_corpus(self, tmp_path):
-        files.put(tmp_path, {"q.txt": "1 0 D1 2\n", "t.tsv": "1\tq\n", "docs.tsv": "D1\ta\nD1\ta\nD1\tb\n"})
-        options = {"scale": (0, 3), "queries": tmp_path / "t.tsv", "corpus": tmp_path / "docs.tsv"}
-        assert errors("trec", tmp_path / "q.txt", **options) == [(3, "id")]
+        files.put(tmp_path, {"docs.tsv": "D1\ta\nD1\ta\nD1\tb\n"})
+        assert errors("trec", tmp_path / "q.txt", corpus=docs, **options) == [(3, "id")], "an id with two texts"
 
 
 class TestTables:
@@ -337,10 +324,8 @@ class TestTables:
         assert [(row.grade, row.status) for row in found] == [(None, "no-grade"), (2.0, "graded"), (None, "off-scale")]
         files.put(tmp_path, {"t.csv": "query,document,grade\nq,a,good\nq,b,1_0\nq,c,nan\n"})
         assert errors("table", path, scale=(0, 3)) == [(1, "grade"), (2, "grade"), (3, "grade")]
-
-    def test_bytes_that_are_not_utf_8_are_an_error_of_their_row(self, tmp_path):
-        path = files.put(tmp_path, {"t.csv": b"query,document,grade\ncaf\xe9,a,1\nq,b,2\n"}) / "t.csv"
-        assert errors("table", path, scale=(0, 3)) == [(1, "query")]
+        files.put(tmp_path, {"t.csv": b"query,document,grade\ncaf\xe9,a,1\nq,b,2\n"})
+        assert errors("table", path, scale=(0, 3)) == [(1, "query")], "bytes that are not UTF-8"
 
 
 class TestLightBlue:
@@ -364,9 +349,8 @@ class TestLightBlue:
         found = list(source.rows())
         assert [(row.status, row.grade) for row in found[:4]] == [("no-probabilities", None)] * 4
         assert "4 of 12 judgements carry no grade (4 no-probabilities)" in source.warnings()[0]
-        assert errors("lightblue", written(tmp_path, {**content[0], "32B_score_probs": [1, 2]})) == [
-            (1, "32B_score_probs")
-        ]
+        path = written(tmp_path, {**content[0], "32B_score_probs": [1, 2]})
+        assert errors("lightblue", path) == [(1, "32B_score_probs")]
 
     def test_stated_grades_that_the_probabilities_do_not_give_are_counted(self, tmp_path):
         row = files.LIGHTBLUE[2]
@@ -387,31 +371,25 @@ class TestLightBlue:
 
 
 class TestUmbrela:
-    def test_a_failed_parse_is_not_a_zero(self, tmp_path):
-        content = [{**row, "result_status": 1} for row in (UMBRELA, {**UMBRELA, "judgment": 0, "prediction": "0"})]
-        content.append({**UMBRELA, "judgment": 0, "result_status": 0})
-        assert [(row.grade, row.status) for row in rows("umbrela", written(tmp_path, *content))] == [
-            (3.0, "graded"), (0.0, "graded"), (None, "no-option"),
-        ]  # fmt: skip
-
     @pytest.mark.parametrize(
-        ("said", "status"),
+        ("changes", "grade", "status"),
         [
-            ("I cannot say.", "no-option"),
-            ("A score on a scale of 0 to 3 is hard to give", "no-option"),
-            ("## Final Score: 0/3", "graded"),
-            ("M: 1\nT: 0\nO: 0", "graded"),
-            (" 0\n", "graded"),
+            ({"result_status": 1}, 3.0, "graded"),
+            ({"result_status": 1, "judgment": 0, "prediction": "0"}, 0.0, "graded"),
+            ({"result_status": 0, "judgment": 0}, None, "no-option"),
+            *(({"judgment": 0, "prediction": text}, None, "no-option")
+              for text in ("I cannot say.", "A score on a scale of 0 to 3 is hard to give")),
+            *(({"judgment": 0, "prediction": text}, 0.0, "graded")
+              for text in ("## Final Score: 0/3", "M: 1\nT: 0\nO: 0", " 0\n")),
+            *(({"judgment": grade}, None, "off-scale") for grade in (4, 10, -1, 1.5)),
         ],
-    )
-    def test_a_zero_of_the_early_format_needs_a_score_in_its_text(self, tmp_path, said, status):
-        (found,) = rows("umbrela", written(tmp_path, {**UMBRELA, "judgment": 0, "prediction": said}))
-        assert (found.status, found.text, found.judge) == (status, said, "m")
-
-    @pytest.mark.parametrize("stated", [4, 10, -1, 1.5])
-    def test_impossible_grades_are_off_the_scale_and_never_clipped(self, tmp_path, stated):
-        (found,) = rows("umbrela", written(tmp_path, {**UMBRELA, "judgment": stated}))
-        assert (found.grade, found.status) == (None, "off-scale") and f"{stated:g}" in found.detail
+    )  # fmt: skip
+    def test_a_failed_parse_and_an_impossible_grade_are_no_zero(self, tmp_path, changes, grade, status):
+        row = UMBRELA | changes
+        (judgement,) = rows("umbrela", written(tmp_path, row))
+        assert (judgement.grade, judgement.status, judgement.text) == (grade, status, row["prediction"])
+        assert judgement.judge == "m"
+        assert status != "off-scale" or f"{row['judgment']:g}" in judgement.detail
 
     def test_ids_and_texts_of_the_request_form(self, tmp_path):
         source = opened("umbrela", written(tmp_path, *files.UMBRELA, {**UMBRELA, "judgment": 1, "result_status": 1}))
@@ -429,35 +407,18 @@ FUZZED = {
     "tevatron": ("rows.jsonl", files.lines(files.TEVATRON), {}),
     "table": ("rows.parquet", files.parquet([{"query": "q", "document": "d", "grade": 1}] * 3), {"scale": (0, 3)}),
 }
-NASTY = [b"\x00", b"\xff", b'"', b"{", b"}", b"[", b"\n", b"null", b"NaN", b"-Infinity", b"1e999", b"\\ud800", b"\t"]
-
-
-@st.composite
-def damaged(draw, content):
-    """The content with some bytes changed, cut out, put in or doubled."""
-    found = bytearray(content)
-    for _ in range(draw(st.integers(1, 4))):
-        at, length = draw(st.integers(0, max(0, len(found) - 1))), draw(st.integers(0, 30))
-        kind = draw(st.sampled_from(["flip", "cut", "put", "double", "end"]))
-        if kind == "flip" and found:
-            found[at] = draw(st.integers(0, 255))
-        elif kind == "cut":
-            del found[at : at + length]
-        elif kind == "put":
-            found[at:at] = draw(st.sampled_from(NASTY))
-        elif kind == "double":
-            found[at:at] = found[at : at + length]
-        elif kind == "end":
-            del found[at:]
-    return bytes(found)
+NASTY = [b"", b"\x00", b"\xff", b'"', b"{", b"}", b"[", b"\n", b"null", b"NaN", b"-Infinity", b"1e999", b"\\ud800"]
 
 
 @pytest.mark.parametrize("name", FUZZED)
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_damaged_files_give_rows_or_a_clear_error(tmp_path, name, data):
+@given(damages=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 30), st.sampled_from(NASTY)), min_size=1, max_size=4))
+def test_damaged_files_give_rows_or_a_clear_error(tmp_path, name, damages):
     file, content, options = FUZZED[name]
-    path = files.put(tmp_path, {file: data.draw(damaged(content))}) / file
+    for position, cut, inserted in damages:
+        start = int(position * len(content))
+        content = content[:start] + inserted + content[start + cut :]
+    path = files.put(tmp_path, {file: content}) / file
     try:
         source = opened(name, path, **options)
         for row in source.rows():
@@ -465,10 +426,7 @@ def test_damaged_files_give_rows_or_a_clear_error(tmp_path, name, data):
                 assert text and is_unicode(text)
             assert row.query.strip() and row.document.strip()
             assert (row.grade is not None) == (row.status == "graded")
-            if row.grade is None:
-                assert row.detail
-            else:
-                assert source.scale.minimum <= row.grade <= source.scale.maximum
+            assert row.detail if row.grade is None else source.scale.minimum <= row.grade <= source.scale.maximum
             assert all(math.isfinite(share) for share in row.probabilities)
     except BixseError as error:
         assert "; expected " in str(error) and "; fix: " in str(error)

@@ -1,14 +1,14 @@
 """Mining end to end: files, reuse, continuing, and independence of a query from the others."""
 
-from __future__ import annotations
-
 import json
+import re
 import shutil
 from collections import defaultdict
 from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
+from source_files import lines, put
 
 from bixse.cli.main import main
 from bixse.data.collection import load_collection
@@ -19,14 +19,14 @@ from bixse.data.trec import read_run
 from bixse.encoders import encode
 from bixse.encoders.loading.precision import PRECISION_VARIABLE
 from bixse.encoders.relevance_model import set_instructions
-from bixse.errors import InputError, ModelError, OutputExistsError
+from bixse.errors import ConfigError, InputError, InvalidFileError, ModelError, OutputExistsError
 from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import collection_task
 from bixse.preparing import searching
 from bixse.preparing.candidates import fuse
 from bixse.preparing.mine import WORK, mine
-from bixse.preparing.mine_settings import MineConfig
+from bixse.preparing.mine_settings import MineConfig, read_inputs, sample_queries
 from bixse.preparing.mined_pairs import MINED_FILE, MinedPair, save_mined_pairs
 from bixse.relevance import GradeScale
 from bixse.scale.index.search import SearchIndex
@@ -71,13 +71,6 @@ def test_written_pairs_are_read_back_as_mined_and_as_pairs_to_grade(tmp_path):
     assert [pair.retrievers for pair in (*PAIRS, generated)] == [["bm25", "demo"], ["bm25"], ["run:1"], ["generated"]]
 
 
-@pytest.mark.parametrize(("name", "error"), [("bm-25", InputError), ("no/such/model", ModelError)])
-def test_unknown_retriever_leaves_no_folder(collection, tmp_path, name, error):
-    with pytest.raises(error):
-        mine(MineConfig(collection=collection, retrievers=("bm25", name)), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
     ("names", "labels"),
     [
@@ -97,13 +90,17 @@ def test_missing_or_repeated_retrievers_are_refused(names):
         searching.retriever_labels(names)
 
 
-def test_run_without_any_candidate_fails(collection, tmp_path):
+def test_run_without_any_candidate_fails_and_corpus_and_queries_are_separate_files(collection, tmp_path):
     queries = tmp_path / "q.jsonl"
     queries.write_text('{"_id": "a", "text": "weather tomorrow"}\n{"_id": "b", "text": "..."}\n')
+    config = MineConfig(corpus=collection / "corpus.jsonl", queries=queries, strategy="top")
     with pytest.raises(InputError, match="2 queries"):
-        mine(MineConfig(corpus=collection / "corpus.jsonl", queries=queries), tmp_path / "out")
+        mine(config, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "failed"
     assert not (tmp_path / "out" / "pairs.parquet").exists()
+    queries.write_text('{"_id": "copy-tree", "text": "copy tree"}\n')
+    assert not mine(config, tmp_path / "second").warnings
+    assert mined(tmp_path / "second")[0].document_id == "copy-tree"
 
 
 def test_dtype_counts_for_a_model_and_not_for_bm25(collection, tiny_model_path, tmp_path, monkeypatch):
@@ -122,11 +119,9 @@ def test_another_run_is_never_overwritten(collection, tmp_path):
     config, out = MineConfig(collection=collection, split="train"), tmp_path / "out"
     mine(config, out)
     before = files_of(out)
-    for other in (changed(config, seed=1), changed(config, strategy="top"), changed(config, per_query=3)):
+    for other, folder in ((changed(config, seed=1), out), (changed(config, strategy="top"), out), (config, collection)):
         with pytest.raises(OutputExistsError):
-            mine(other, out)
-    with pytest.raises(OutputExistsError):
-        mine(config, collection)
+            mine(other, folder)
     assert files_of(out) == before
     (out / "pairs.parquet").unlink()
     with pytest.raises(InputError):
@@ -203,14 +198,6 @@ def test_queries_without_candidates_are_listed_and_end_with_3(capsys, collection
         assert metrics["without_candidates"] == [f"strange-{number}" for number in range(12)]
         assert (metrics["queries"], metrics["with_fewer"], metrics["empty_documents"]) == (23, 11, 1)
         assert "strange-9 and 2 more" in envelope["warnings"][-1]
-
-
-def test_corpus_and_queries_are_separate_files(collection, tmp_path):
-    queries = tmp_path / "q.jsonl"
-    queries.write_text('{"_id": "copy-tree", "text": "copy tree"}\n')
-    config = MineConfig(corpus=collection / "corpus.jsonl", queries=queries, strategy="top")
-    assert not mine(config, tmp_path / "out").warnings
-    assert mined(tmp_path / "out")[0].document_id == "copy-tree"
 
 
 @pytest.mark.parametrize("strategy", ["spread", "one"])
@@ -312,3 +299,100 @@ def test_interrupted_run_continues_with_the_next_retriever(collection, tmp_path,
     expected, resumed = (files_of(tmp_path / name) for name in ("expected", "out"))
     for name in expected.keys() - {"run.json"}:
         assert resumed[name] == expected[name]
+
+
+def read_known(collection, rows, **settings):
+    """Read the inputs with these known pairs."""
+    content = lines({"query_id": "q-copy", "query": "x", "relevance": 1.0, **row} for row in rows)
+    path = put(collection.parent, {"known.jsonl": content}) / "known.jsonl"
+    return read_inputs(MineConfig(collection=collection, known=path, **settings))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"corpus": "c"},
+        {"queries": "q"},
+        {"collection": "d", "corpus": "c", "queries": "q"},
+        {"corpus": "c", "queries": "q", "split": "train"},
+        {"collection": "d", "per_query": 11, "depth": 10},
+        {"collection": "d", "depth": 7},
+        {"collection": "d", "strategy": "one", "per_query": 2},
+    ],
+)
+def test_contradicting_settings_are_refused(settings):
+    with pytest.raises(ConfigError, match="1 error"):
+        MineConfig.load(None, settings)
+
+
+def test_default_number_of_documents_depends_on_the_strategy(tmp_path):
+    assert MineConfig(collection=tmp_path, strategy="one", depth=1, per_query=1).count == 1
+    assert [MineConfig(collection=tmp_path, strategy=name).count for name in ("one", "top", "spread")] == [1, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"collection": "none"}, "none/corpus.jsonl"),
+        ({"collection": "toy", "split": "dev"}, "expected one of ['test', 'train']"),
+        ({"collection": "toy", "known": "none.jsonl"}, "none.jsonl"),
+        ({"collection": "toy", "known": "toy"}, "toy: got"),
+        ({"collection": "toy", "retrievers": ("bm25", "bm-25")}, "bm-25"),
+        ({"collection": "toy", "retrievers": ("bm25", "no/such/model")}, "no/such/model"),
+        ({"corpus": "toy/corpus.jsonl", "queries": "none"}, "none: got"),
+    ],
+)
+def test_missing_files_are_refused(collection, settings, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(collection.parent)
+    with pytest.raises((InputError, ModelError), match=re.escape(message)):
+        mine(MineConfig(**settings), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_queries_of_a_split_or_of_all_with_a_warning(collection):
+    inputs = read_inputs(MineConfig(collection=collection, split="test"))
+    assert (inputs.documents, len(inputs.empty)) == (52, 1)
+    assert (list(inputs.queries), inputs.warnings) == (["q-list", "q-find"], ())
+    (warning,) = read_inputs(MineConfig(collection=collection)).warnings
+    assert "test, train" in warning
+    (collection / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\nelsewhere\tcopy-file\t1\n")
+    with pytest.raises(InputError, match="dev"):
+        read_inputs(MineConfig(collection=collection, split="dev"))
+
+
+def test_drawn_queries_do_not_depend_on_the_others():
+    queries = {f"q{number}": "text" for number in range(200)}
+    fifty, hundred = sample_queries(queries, 50, 0), sample_queries(queries, 100, 0)
+    assert len(fifty) == 50
+    assert set(fifty) < set(hundred)
+    assert list(fifty) == [name for name in queries if name in fifty]
+    assert set(sample_queries(dict(reversed(queries.items())), 50, 0)) == set(fifty)
+    assert set(sample_queries(queries, 50, 1)) != set(fifty)
+
+
+def test_known_pairs_of_missing_documents_or_other_queries_are_refused(collection):
+    rows = [
+        {"document_id": "copy-file", "document": "copy the file"},
+        {"document_id": "lost", "document": "no such text"},
+        {"query_id": "q-move", "query": "y", "document_id": "gone", "document": "nor this"},
+    ]
+    with pytest.raises(InvalidFileError, match=r"2 errors(.|\n)*'lost' \(of query 'q-copy'\)(.|\n)*'gone' \(of query"):
+        read_known(collection, rows)
+    with pytest.raises(InputError, match="'z'"):
+        read_known(collection, [{"query_id": "z", "query": "weather", "document": "copy the file"}])
+
+
+def test_known_pairs_are_matched_by_their_texts_or_ids(collection, tmp_path):
+    path = tmp_path / "known.csv"
+    path.write_text("query,document,relevance\nhow do i move a file,move the file,1\nweather,move the file,1\n")
+    inputs = read_inputs(MineConfig(collection=collection, split="train", known=path))
+    assert inputs.known == {"q-move": {"move-file"}}
+    assert "known.csv: 1 queries are not among those to mine for" in inputs.warnings
+    rows = [
+        {"document_id": "copy-file", "document": "of another corpus"},
+        {"document_id": "copy-disk", "document": "copy the disk"},
+    ]
+    inputs = read_known(collection, rows, split="train")
+    assert inputs.known == {"q-copy": {"copy-file", "copy-disk"}}
+    assert inputs.warnings == ("known.jsonl: 1 of 2 pairs have another text than the corpus has under their id",)

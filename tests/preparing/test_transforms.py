@@ -1,15 +1,19 @@
-"""Transforms of graded pairs: exact, seeded, nested, and independent of the order of the rows."""
+"""Transforms of graded pairs (exact, seeded, nested, independent of the order of the rows), and maps of scores."""
 
 import itertools
+import math
 from collections import Counter
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import expit
+from sklearn.metrics import roc_auc_score
 
 from bixse.data.graded_pairs import GradedPairs
 from bixse.errors import InputError
+from bixse.preparing.score_scale import ScoreMap, check_scores, map_scores, parse_score_map, summarise_scores
 from bixse.preparing.transforms import (
     Binarise,
     KeepFrom,
@@ -38,20 +42,11 @@ def graded(queries, documents=3, seed=0):
     """Queries of two tasks with graded documents; grades and probabilities say which row they are from."""
     generator = np.random.default_rng(seed)
     return GradedPairs.from_rows(
-        {
-            "query_id": f"q{i}",
-            "query": f"query {i}",
-            "document_id": f"d{i}-{j}",
-            "document": f"document {i} {j}",
-            "relevance": float(generator.random()),
-            "task": "a" if i % 3 else "b",
-            "grade": float(i * 100 + j),
-            "grade_probs": [float(i), float(j)],
-            "judge": "somebody",
-        }
-        for i in range(queries)
-        for j in range(documents)
-    )
+        {"query_id": f"q{i}", "query": f"query {i}", "document_id": f"d{i}-{j}", "document": f"document {i} {j}",
+         "relevance": float(generator.random()), "task": "a" if i % 3 else "b", "grade": float(i * 100 + j),
+         "grade_probs": [float(i), float(j)], "judge": "somebody"}
+        for i in range(queries) for j in range(documents)
+    )  # fmt: skip
 
 
 def content(pairs):
@@ -67,27 +62,22 @@ def pairs_of(pairs):
     return set(zip(pairs.query_ids, pairs.document_ids, strict=True))
 
 
-class TestKeepFrom:
-    def test_rows_from_the_cutoff_up_stay_in_order(self):
-        pairs, record = graded(50), list[TransformReport]()
-        kept = transformed(pairs, KeepFrom(0.7), record)
-        assert list(kept.rows()) == [row for row in pairs.rows() if row["relevance"] >= 0.7]
-        assert record == [TransformReport("cutoff", {"cutoff": 0.7}, 150, len(kept))]
-
-    def test_a_grade_at_the_cutoff_counts_although_its_relevance_is_rounded(self):
-        relevance = GradeScale(1, 5).to_relevance(4.6)
-        assert relevance < 0.9
-        row = {"query": "q", "document": "d", "relevance": relevance}
-        assert len(transformed(GradedPairs.from_rows([row]), KeepFrom(0.9))) == 1
-        assert transformed(GradedPairs.from_rows([row]), Binarise(0.9)).relevance.tolist() == [1.0]
+def test_rows_from_the_cutoff_up_stay_in_order_or_become_1():
+    pairs, record = graded(50), list[TransformReport]()
+    rest = transformed(pairs, KeepFrom(0.7), record)
+    assert list(rest.rows()) == [row for row in pairs.rows() if row["relevance"] >= 0.7]
+    assert record == [TransformReport("cutoff", {"cutoff": 0.7}, 150, len(rest))]
+    binary = transformed(pairs, Binarise(0.4))
+    assert binary.relevance.tolist() == [float(value >= 0.4) for value in pairs.relevance]
+    assert binary.extra["grade"] == pairs.extra["grade"]
 
 
-class TestBinarised:
-    def test_relevance_is_0_or_1_and_the_grade_stays(self):
-        pairs = graded(20)
-        found = transformed(pairs, Binarise(0.4))
-        assert found.relevance.tolist() == [float(value >= 0.4) for value in pairs.relevance]
-        assert found.extra["grade"] == pairs.extra["grade"]
+def test_a_grade_at_the_cutoff_counts_although_its_relevance_is_rounded():
+    relevance = GradeScale(1, 5).to_relevance(4.6)
+    assert relevance < 0.9
+    pairs = GradedPairs.from_rows([{"query": "q", "document": "d", "relevance": relevance}])
+    assert len(transformed(pairs, KeepFrom(0.9))) == 1
+    assert transformed(pairs, Binarise(0.9)).relevance.tolist() == [1.0]
 
 
 class TestLabelNoise:
@@ -181,23 +171,23 @@ class TestSplitByQuery:
             assert pairs_of(part) == {pair for pair in pairs_of(large[name]) if int(pair[0][1:]) < 40}
 
 
-class TestWithoutDuplicates:
-    def test_one_row_with_the_mean_and_without_a_grade_nobody_gave(self):
-        rows = [
-            {"query": "Copy", "document": "a", "relevance": 1.0, "grade": 3.0, "task": "t"},
-            {"query": "copy ", "document": "A", "relevance": 0.5, "grade": 2.0, "task": "t"},
-            {"query": "copy", "document": "b", "relevance": 0.5, "grade": 2.0, "task": "t"},
-            {"query": "copy", "document": "b", "relevance": 0.5, "grade": 2.0, "task": "t"},
-            {"query": "copy", "document": "b", "relevance": 0.0, "grade": 0.0, "task": "other"},
-        ]
-        record = []
-        found = transformed(GradedPairs.from_rows(rows), WithoutDuplicates(), record)
-        assert [(row["query"], row["document"], row["relevance"], row["grade"]) for row in found.rows()] == [
-            ("Copy", "a", 0.75, None),
-            ("copy", "b", 0.5, 2.0),
-            ("copy", "b", 0.0, 0.0),
-        ]
-        assert record == [TransformReport("dedup", {}, 5, 3, {"repeated": 2, "disagreeing": 1})]
+def test_duplicates_have_one_row_with_the_mean_and_without_a_grade_nobody_gave():
+    rows = [
+        {"query": "Copy", "document": "a", "relevance": 1.0, "grade": 3.0, "task": "t"},
+        {"query": "copy ", "document": "A", "relevance": 0.5, "grade": 2.0, "task": "t"},
+        *[{"query": "copy", "document": "b", "relevance": 0.5, "grade": 2.0, "task": "t"}] * 2,
+        {"query": "copy", "document": "b", "relevance": 0.0, "grade": 0.0, "task": "other"},
+    ]
+    record = []
+    once = transformed(GradedPairs.from_rows(rows), WithoutDuplicates(), record)
+    assert [(row["query"], row["document"], row["relevance"], row["grade"]) for row in once.rows()] == [
+        ("Copy", "a", 0.75, None), ("copy", "b", 0.5, 2.0), ("copy", "b", 0.0, 0.0),
+    ]  # fmt: skip
+    assert record == [TransformReport("dedup", {}, 5, 3, {"repeated": 2, "disagreeing": 1})]
+    values = np.random.default_rng(0).random(50).tolist()
+    pairs = GradedPairs.from_rows({"query": "q", "document": "d", "relevance": value} for value in values)
+    (mean,) = {float(transformed(shuffled(pairs, seed), WithoutDuplicates()).relevance[0]) for seed in range(5)}
+    assert mean == pytest.approx(np.mean(values)), "in any order of the rows"
 
 
 ROWS = st.lists(
@@ -231,13 +221,6 @@ def test_order_of_rows_does_not_matter(transform):
     assert content(transformed(shuffled(pairs), transform)) == content(transformed(pairs, transform))
 
 
-def test_mean_of_duplicates_does_not_depend_on_the_order():
-    values = np.random.default_rng(0).random(50).tolist()
-    pairs = GradedPairs.from_rows({"query": "q", "document": "d", "relevance": value} for value in values)
-    (mean,) = {float(transformed(shuffled(pairs, seed), WithoutDuplicates()).relevance[0]) for seed in range(5)}
-    assert mean == pytest.approx(np.mean(values))
-
-
 def test_empty_table_stays_empty():
     empty = GradedPairs.from_rows([])
     for transform in (KeepFrom(0.5), LabelNoise(0.5), WithoutDuplicates()):
@@ -245,20 +228,102 @@ def test_empty_table_stays_empty():
     assert not len(split_by_query(empty, {"a": 1.0})["a"])
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        *(lambda cutoff=cutoff: KeepFrom(cutoff) for cutoff in (-0.1, 1.1, float("nan"), float("inf"))),
-        *(lambda cutoff=cutoff: Binarise(cutoff) for cutoff in (-0.1, float("nan"))),
-        *(lambda size=size: transformed(graded(3), Sample(size)) for size in (0, -1, 10)),
-        *(lambda seed=seed: LabelNoise(0.1, seed) for seed in (-1, 2**32)),
-        *(lambda seed=seed: Sample(1, seed) for seed in (-1, 2**32)),
-        *(lambda seed=seed: SplitByQuery({"a": 1.0}, seed) for seed in (-1, 2**32)),
-        *(lambda shares=shares: SplitByQuery(shares) for shares in (
-            {}, {"a": 0.5}, {"a": 1.5, "b": -0.5}, {"a": 0.5, "b": float("nan")}
-        )),
-    ],
-)  # fmt: skip
-def test_values_out_of_range_are_refused(make):
+OUT_OF_RANGE = [
+    (KeepFrom, -0.1, 1.1, math.nan, math.inf),
+    (Binarise, -0.1, math.nan),
+    (lambda size: transformed(graded(3), Sample(size)), 0, -1, 10),
+    (lambda seed: LabelNoise(0.1, seed), -1, 2**32),
+    (lambda seed: Sample(1, seed), -1, 2**32),
+    (lambda seed: SplitByQuery({"a": 1.0}, seed), -1, 2**32),
+    (SplitByQuery, {}, {"a": 0.5}, {"a": 1.5, "b": -0.5}, {"a": 0.5, "b": math.nan}),
+]
+
+
+@pytest.mark.parametrize(("make", "value"), [(make, value) for make, *values in OUT_OF_RANGE for value in values])
+def test_values_out_of_range_are_refused(make, value):
     with pytest.raises(InputError):
-        make()
+        make(value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["minmax", "min-max", "MinMax", "auto", "", "sigmoid", "precent", "percent:2", "platt", "platt:", "platt:1",
+     "platt:1,2,3", "platt:a,b", "platt:0,1", "platt:-1,0", "platt:nan,0", "platt:inf,0", "platt:1,inf"],
+)  # fmt: skip
+def test_unknown_maps_are_refused(text):
+    with pytest.raises(InputError):
+        parse_score_map(text)
+
+
+@pytest.mark.parametrize("text", ["prob", "percent", "logit", "platt:0.25,-3.5", "binary"])
+def test_written_map_is_read_back(text):
+    assert str(parse_score_map(text)) == text
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats(-1e308, 1e308), st.floats(0.01, 50), st.floats(-50, 50))
+def test_sigmoids_agree_with_scipy_at_every_size(score, slope, intercept):
+    scores = np.array([score])
+    with np.errstate(over="ignore"):
+        expected = expit(slope * scores + intercept)
+    assert map_scores(scores, ScoreMap("platt", slope, intercept)) == pytest.approx(expected, rel=1e-12)
+    assert map_scores(scores, ScoreMap("logit")) == pytest.approx(expit(score), rel=1e-12)
+
+
+def test_rounding_errors_beyond_the_range_are_clipped():
+    low, high = ScoreMap("prob").range
+    assert -0.01 < low < 0 and 1.0000001 < high < 1.01
+    assert map_scores(np.array([1.0000001, 0.5]), ScoreMap("prob")).tolist() == [1.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("positive", "negative", "looks"),
+    [
+        ([0.99, 0.7], [0.0, 0.3], "prob"),
+        ([1.0, 1.0], [0.0, 0.0], "binary"),
+        ([0.8, 0.6], [-0.1, 0.2], "unknown"),  # cosines
+        ([98.0, 77.5], [3.0, 41.0], "percent"),
+        ([96.6875, 103.5], [83.1875, 90.5], "unknown"),  # of FlagEmbedding's own examples: not 0 to 100
+        ([17.25, 9.0], [-0.59, 4.0], "logit"),
+        ([500.0], [-500.0], "unknown"),
+        ([3.0], [3.0], "unknown"),
+    ],
+)
+def test_scale_of_scores_is_recognised(positive, negative, looks):
+    assert summarise_scores(positive, negative).looks_like == looks
+
+
+REFUSED = object()
+
+
+@pytest.mark.parametrize(
+    ("positive", "negative", "score_map", "warned"),
+    [
+        ([0.5, 0.5], [0.5], ScoreMap("prob"), REFUSED),
+        ([1.0], [0.0], ScoreMap("prob"), REFUSED),
+        ([103.5, 96.0], [83.2], ScoreMap("logit"), REFUSED),
+        ([103.5, 96.0], [83.2], ScoreMap("platt", 0.5, -46.0), []),
+        ([0.9, 0.8], [0.1, 0.2], ScoreMap("logit"), ["look like prob"]),
+        ([0.1, 0.3], [0.9, 0.2], ScoreMap("prob"), ["in only 25% of the pairs"]),
+    ],
+)
+def test_scores_without_grades_are_refused_and_strange_scores_warned_of(positive, negative, score_map, warned):
+    scores = np.array(positive), np.array(negative)
+    if warned is REFUSED:
+        with pytest.raises(InputError):
+            check_scores(*scores, score_map)
+        return
+    assert all(part in text for part, text in zip(warned, check_scores(*scores, score_map), strict=True))
+
+
+def test_summary_agrees_with_numpy_and_scikit_learn():
+    generator = np.random.default_rng(3)
+    positive, negative = generator.normal(2, 2, 300).round(1), generator.normal(0, 2, 700).round(1)  # with ties
+    scores = np.concatenate([positive, negative])
+    summary = summarise_scores(positive, negative)
+    assert (summary.count, summary.lowest, summary.highest) == (1000, scores.min(), scores.max())
+    assert summary.distinct == len(set(scores.tolist()))
+    assert summary.above == pytest.approx(roc_auc_score([1] * 300 + [0] * 700, scores))
+    assert summarise_scores([1.0], []).above is None
+    with pytest.raises(InputError):
+        summarise_scores([], [])

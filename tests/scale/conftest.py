@@ -1,11 +1,8 @@
-from __future__ import annotations
-
 import json
 
 import pytest
 
 from bixse.scale.index import index_files
-from bixse.search.store import EmbeddingStore
 
 VERBS = ("copy", "move", "delete", "open", "read", "write", "list", "find")
 TEN_VERBS = (*VERBS, "sort", "split")
@@ -29,25 +26,6 @@ def collection(tmp_path):
             tmp_path / "collection" / f"{name}.jsonl", {f"{letter}{n}": ("", text) for n, text in enumerate(rows)}
         )
     return tmp_path / "collection"
-
-
-@pytest.fixture
-def fail_twice(monkeypatch):
-    """Let the shard of 198 documents fail its first two times; return the list of the sizes that were tried."""
-
-    def patch():
-        encode, tried = EmbeddingStore.encode, []
-
-        def fail(store, texts, step=None):
-            tried.append(len(texts))
-            if len(texts) == 198 and tried.count(198) < 3:
-                raise RuntimeError("no more memory")
-            return encode(store, texts, step)
-
-        monkeypatch.setattr(EmbeddingStore, "encode", fail)
-        return tried
-
-    return patch
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """`bixse grade` in shards: the table of one run in parts, and no answered pair is asked again."""
 
-from __future__ import annotations
-
 import json
 
 import pyarrow as pa
@@ -28,15 +26,11 @@ def server():
 
 def rows(count, errors=lambda number: [], end=lambda number: ""):
     """Pairs whose answers are planted, four documents a query."""
-    numbers = range(count)
-    return pa.table(
-        {
-            "query_id": [f"q{number // 4}" for number in numbers],
-            "query": [f"query {number // 4}" for number in numbers],
-            "document_id": [f"d{number}" for number in numbers],
-            "document": [planted(f"p{n}", SHARES[n % 3], errors(n), end(n)) for n in numbers],
-        }
-    )
+    return pa.Table.from_pylist([
+        {"query_id": f"q{n // 4}", "query": f"query {n // 4}", "document_id": f"d{n}",
+         "document": planted(f"p{n}", SHARES[n % 3], errors(n), end(n))}
+        for n in range(count)
+    ])  # fmt: skip
 
 
 def files(folder):
@@ -68,26 +62,14 @@ def words(server, pairs):
     return server, address, ("grade", "--pairs", pairs, "--judge", address, "--shards", "6")
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("none.parquet", None),
-        ("empty.parquet", pa.table({"query": [""][:0], "document": [""][:0]})),
-        ("text.parquet", "this is no Parquet at all"),
-        ("empty/nothing", ""),
-        ("pairs.csv", "query,document\na,b\n"),
-    ],
-)
-def test_unusable_pairs_are_refused(capsys, server, tmp_path, name, content):
-    path = tmp_path / "input" / name
-    path.parent.mkdir(parents=True)
-    if isinstance(content, pa.Table):
-        pq.write_table(content, path)
-    elif content:
-        path.write_text(content)
-    pairs = path if path.suffix else path.parent
+@pytest.mark.parametrize("name", ["none.parquet", "text.parquet", "no-rows.parquet", "empty", "pairs.csv"])
+def test_unusable_pairs_are_refused(capsys, server, tmp_path, name):
+    (tmp_path / "text.parquet").write_text("this is no Parquet at all")
+    pq.write_table(rows(1).slice(1), tmp_path / "no-rows.parquet")
+    (tmp_path / "pairs.csv").write_text("query,document\na,b\n")
+    (tmp_path / "empty").mkdir()
     flags = ("grade", "--judge", server.scenario(), "--shards", "2", "--out", tmp_path / "out")
-    refused(capsys, *flags, "--pairs", pairs)
+    refused(capsys, *flags, "--pairs", tmp_path / name)
     assert not (tmp_path / "out").exists()
 
 
@@ -99,12 +81,6 @@ def test_bad_row_is_named_by_its_number_and_finished_shards_stay(tmp_path):
         grade(config, ScriptedJudge(), tmp_path / "out")
     assert [fault.row for fault in error.value.errors] == [31]
     assert len(pairs_files(tmp_path / "out")) == 3
-
-
-def test_folder_of_another_number_of_shards_is_refused(capsys, words, tmp_path):
-    assert call(capsys, *words[2], "--out", tmp_path / "out")[0] == 0
-    refused(capsys, *words[2][:-1], "7", "--out", tmp_path / "out")
-    refused(capsys, *words[2][:-2], "--out", tmp_path / "out")
 
 
 def test_parts_of_shards_equal_the_table_of_one_run(capsys, words, tmp_path):
@@ -192,8 +168,11 @@ def test_limit_is_shared_by_the_shards(capsys, words, tmp_path):
     assert 0.02 < found["metrics"]["usd"] <= 0.03
 
 
-def test_dry_run_looks_at_the_first_shard(capsys, words, tmp_path):
+def test_dry_run_looks_at_the_first_shard_and_a_folder_of_another_number_of_shards_is_refused(capsys, words, tmp_path):
     flags = (*words[2], "--out", tmp_path / "out")
-    code, found = call(capsys, *flags, "--dry-run")
-    assert (code, found["metrics"]["pairs"], found["metrics"]["times_as_many_rows"]) == (0, 20, 6)
+    code, dry = call(capsys, *flags, "--dry-run")
+    assert (code, dry["metrics"]["pairs"], dry["metrics"]["times_as_many_rows"]) == (0, 20, 6)
     assert not (tmp_path / "out").exists()
+    assert call(capsys, *flags)[0] == 0
+    refused(capsys, *flags, "--shards", "7")
+    refused(capsys, *words[2][:-2], "--out", tmp_path / "out")

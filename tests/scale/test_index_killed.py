@@ -1,7 +1,5 @@
 """Processes that are killed while they make an index: what was encoded stays, and so does the former index."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

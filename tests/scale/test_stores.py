@@ -4,21 +4,17 @@ Qdrant is the client's own local mode, which keeps what a server keeps. With a s
 against that too, in a collection that they make and delete.
 """
 
-from __future__ import annotations
-
 import importlib.util
-import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from contextlib import closing
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from bixse.data.collection import Collection, Document, save_collection
 from bixse.encoders.head import RelevanceHead
 from bixse.errors import InputError, ModelError, OutputExistsError
 from bixse.evaluation.evaluate import evaluate
@@ -26,6 +22,7 @@ from bixse.scale.index.index_files import open_files
 from bixse.scale.index.search import IndexSystem, open_index
 from bixse.scale.index.vector_store import connect, export_index
 from helpers.command import call, refused
+from helpers.one_answer import one_answer
 from helpers.toy import index_of
 
 pytestmark = pytest.mark.precision("float32")
@@ -96,11 +93,10 @@ def model(tiny_model):
 
 @pytest.fixture
 def collection(corpus, documents):
-    (corpus / "qrels").mkdir()
-    rows = [{"_id": f"q{number}", "text": text} for number, text in enumerate(QUERIES)]
-    (corpus / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    judged = [f"q{n}\t{name}\t{(n + place) % 3}" for n in range(4) for place, name in enumerate(documents)]
-    (corpus / "qrels" / "test.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *judged]), encoding="utf-8")
+    queries = {f"q{n}": text for n, text in enumerate(QUERIES)}
+    judged = {f"q{n}": {name: (n + rank) % 3 for rank, name in enumerate(documents)} for n in range(4)}
+    texts = {name: Document(*text) for name, text in documents.items()}
+    save_collection(Collection("corpus", texts, queries, {"test": judged}), corpus)
     return corpus
 
 
@@ -138,42 +134,18 @@ def test_a_package_that_is_missing_is_named(monkeypatch, capsys, name):
     package = PACKAGES[name.partition(":")[0]]
     monkeypatch.delitem(sys.modules, "bixse.scale.index.qdrant", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
-    said = refused(capsys, "index", "demo", "--collection", "c", "--to", name)
-    assert f"bixse[{name.partition(':')[0]}]" in said
+    message = refused(capsys, "index", "demo", "--collection", "c", "--to", name)
+    assert f"bixse[{name.partition(':')[0]}]" in message
 
 
-@pytest.fixture
-def web_page():
-    """The URL of a server that is no Qdrant."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b"<html>")
-
-        def log_message(self, *words):
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-
-
-def test_no_server_at_the_url(capsys, web_page):
+def test_no_server_at_the_url(capsys):
     pytest.importorskip("qdrant_client", reason="needs bixse[qdrant]")
-    for url in ("http://127.0.0.1:9", "http://127.0.0.1:port", web_page):
-        name = f"qdrant:{url}/documents"
-        for words in (("index", "demo", "--collection", "c", "--to", name), ("search", name, "copy")):
-            said = refused(capsys, *words)
-            assert url in said and "QDRANT_API_KEY" in said
-
-
-def test_what_does_not_exist(store, tmp_path, model):
-    with pytest.raises(InputError, match="no such table"):
-        open_index(store, model)
-    assert not (tmp_path / "lance").exists(), "asking makes nothing"
+    with one_answer(200) as (web_page, _):
+        for url in ("http://127.0.0.1:9", "http://127.0.0.1:port", web_page):
+            name = f"qdrant:{url}/documents"
+            for words in (("index", "demo", "--collection", "c", "--to", name), ("search", name, "copy")):
+                message = refused(capsys, *words)
+                assert url in message and "QDRANT_API_KEY" in message
 
 
 def test_what_bixse_did_not_write_is_refused_and_kept(store, database, index, model):
@@ -209,12 +181,13 @@ def test_another_encoder_or_corpus_is_refused(store, index, model, collection, d
         export_index(tmp_path / "other", store)
 
 
-def test_part_of_an_index_is_not_searched(store, index, model):
-    with closing(open_files(index)) as files:
-        half = connect(store)
+def test_nothing_and_a_part_of_an_index_are_not_searched(store, index, model, tmp_path):
+    with pytest.raises(InputError, match="no such table"):
+        open_index(store, model)
+    assert not (tmp_path / "lance").exists(), "asking makes nothing"
+    with closing(open_files(index)) as files, closing(connect(store)) as half:
         half.create(files.manifest)
         half.write(0, files.documents(range(30)), files.embeddings(0, 30))
-        half.close()
     with pytest.raises(InputError, match="got 30 documents; expected 100"):
         open_index(store, model)
 
@@ -295,13 +268,12 @@ def test_the_verbs(store, capsys, tmp_path, tiny_model_path, collection):
     assert (code, envelope["metrics"]["written"], envelope["artifacts"]["store"]) == (0, 100, store)
     code, envelope = call(capsys, *words)
     assert (code, envelope["metrics"]["reused"], envelope["metrics"]["written"]) == (0, True, 0)
-    ways = (store, tmp_path / "index")
-    found = [call(capsys, "search", way, "copy a file", "--exact")[1]["metrics"]["results"] for way in ways]
-    assert found[0] == found[1]
-    figures = [
-        call(capsys, "evaluate", way, "--collection", collection, "--exact")[1]["metrics"]["ndcg@10"] for way in ways
-    ]
-    assert figures[0] == figures[1]
+    for verb, *more, figure in (
+        ("search", "copy a file", "results"),
+        ("evaluate", "--collection", collection, "ndcg@10"),
+    ):
+        ways = [call(capsys, verb, way, *more, "--exact")[1]["metrics"] for way in (store, tmp_path / "index")]
+        assert ways[0][figure] == ways[1][figure]
     queries = collection / "queries.jsonl"
     code, envelope = call(capsys, "search", store, "--queries", queries, "--out", tmp_path / "run.trec")
     assert (code, envelope["metrics"]) == (0, {"queries": 4, "documents": 40})

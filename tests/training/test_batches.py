@@ -1,9 +1,22 @@
+from itertools import chain, islice
+
 import numpy as np
 import pytest
+import torch
+from torch.nn.functional import normalize
 
 from bixse.data.graded_pairs import GradedPairs
+from bixse.data.pydocs import PYDOCS_SCALE, load_pydocs
+from bixse.data.task_instructions import Instructions
+from bixse.encoders.embedding import embed_features, passes_by_length
+from bixse.encoders.encode import encode_texts
+from bixse.encoders.loading.build import build_encoder
+from bixse.encoders.platt import fit_platt
 from bixse.errors import InputError
-from bixse.training.loop.batches import DrawnGroup, GradedCollator, GroupDataset
+from bixse.losses import BiXSELoss
+from bixse.training.dry_run import plan_training
+from bixse.training.loop.batches import COUNTS, BatchPlan, DrawnGroup, GradedCollator, GroupDataset
+from bixse.training.loop.trainer import BASE_FOLDER, GradedTrainer, GradedTrainingArguments
 
 
 def test_documents_per_query_below_one_is_refused(graded_pairs):
@@ -21,15 +34,14 @@ def test_the_most_relevant_document_is_always_drawn_and_the_others_change_with_t
     assert len({ids[1] for ids in drawn}) > 1
 
 
-def rows_of(dataset, indices):
-    return [dataset[index].rows.tolist() for index in indices]
-
-
 def test_a_draw_depends_on_seed_epoch_and_group_alone(graded_pairs):
     first, second = (GroupDataset(graded_pairs, 3, seed=7) for _ in range(2))
     second[5, 4], second[0, 1]
-    indices = [(epoch, number) for epoch in range(3) for number in range(len(first))]
-    assert rows_of(first, indices) == rows_of(second, indices) != rows_of(GroupDataset(graded_pairs, 3, 8), indices)
+    rows = [
+        [dataset[epoch, number].rows.tolist() for epoch in range(3) for number in range(len(first))]
+        for dataset in (first, second, GroupDataset(graded_pairs, 3, seed=8))
+    ]
+    assert rows[0] == rows[1] != rows[2]
 
 
 def drawn(pairs, *chosen):
@@ -111,3 +123,239 @@ def test_grades_of_the_same_texts_that_differ_are_averaged(tiny_model, in_batch_
     collate = GradedCollator(tiny_model.preprocess, pairs, in_batch_labels)
     assert entries(collate(drawn(pairs))) == [[0, 0, 0.5], [1, 0, 0.5]]
     assert entries(collate(drawn(pairs)[:1])) == [[0, 0, 0.5]]
+
+
+SIZES = {"a": 37, "b": 10, "c": 64}
+
+
+def pairs_of_tasks(sizes=SIZES):
+    return GradedPairs.from_rows(
+        {"query": f"{task} {n}", "document": f"the {'list ' * (n % 7)}{task} {n}", "relevance": 1.0, "task": task}
+        for task, size in sizes.items()
+        for n in range(size)
+    )
+
+
+@pytest.mark.parametrize(("size", "number"), [(1, 111), (8, 5 + 2 + 8), (64, 3)])
+def test_a_batch_holds_one_task_and_every_query_stands_in_one_batch_of_an_epoch(size, number):
+    pairs = pairs_of_tasks()
+    groups, plan = pairs.groups(), BatchPlan(pairs, size, seed=1)
+    epochs = []
+    for epoch in range(2):
+        plan.set_epoch(epoch)
+        batches = list(plan)
+        epochs.append([index for _, index in chain(*batches)])
+        assert len(batches) == len(plan) == number
+        assert {first for first, _ in chain(*batches)} == {epoch}
+        assert all(len({groups[number].task for _, number in batch}) == 1 for batch in batches)
+        turns = [groups[batch[0][1]].task for batch in batches]
+        assert turns != sorted(turns)
+        assert sorted(epochs[-1]) == list(range(sum(SIZES.values())))
+    assert epochs[0] != epochs[1]
+
+
+def test_shares_of_tasks_are_drawn_anew_each_epoch():
+    pairs = pairs_of_tasks()
+    groups, plan = pairs.groups(), BatchPlan(pairs, 8, shares={"c": 0.25, "a": 0.5})
+    drawn = []
+    for epoch in range(8):
+        plan.set_epoch(epoch)
+        numbers = [number for _, number in chain(*plan)]
+        assert len(numbers) == len(set(numbers)) == round(37 * 0.5) + 10 + 16
+        drawn.append({number for number in numbers if groups[number].task == "c"})
+    assert len(plan) == 3 + 2 + 2
+    assert len(set().union(*drawn)) > 50
+
+
+@pytest.mark.parametrize(("shares", "got"), [({"d": 0.5}, "'d'"), ({"a": 0.0}, "0.0"), ({"a": 1.5}, "1.5")])
+def test_shares_that_cannot_be_used(shares, got):
+    with pytest.raises(InputError, match=f"task_shares: got .*{got}"):
+        BatchPlan(pairs_of_tasks(), 8, shares=shares)
+
+
+def test_less_than_a_tenth_of_what_the_encoder_computes_is_padding():
+    model = build_encoder("demo", device="cpu")
+    pairs = GradedPairs.from_collection(load_pydocs(), "train", PYDOCS_SCALE)
+    dataset, collate = GroupDataset(pairs, 4), GradedCollator(model.preprocess, pairs)
+    tokens = positions = padded = 0
+    for batch in islice(BatchPlan(pairs, 16), 6):
+        features = collate([dataset[index] for index in batch])
+        for mask in (features["query_attention_mask"], features["document_attention_mask"]):
+            tokens += int(mask.sum())
+            order, numbers = passes_by_length(mask)
+            positions += sum(len(part) * int(part.max()) for part in mask.sum(dim=1)[order].split(numbers))
+            padded += mask.numel()
+    assert 1 - tokens / positions < 0.1
+    assert 1 - tokens / padded > 0.3
+
+
+class TestInstructionsInBatches:
+    TABLE = Instructions(
+        template="{instruction} of\n",
+        tasks={"a": {"instructions": ["find the file"]}, "b": {"instructions": ["match", "sort"], "symmetric": True}},
+    )
+
+    def texts_of(self, model, pairs, batch):
+        groups = [GroupDataset(pairs)[0, number] for number in batch]
+        features = GradedCollator(model.preprocess, pairs, prompts=self.TABLE)(groups)
+        ids = features["query_input_ids"], features["document_input_ids"]
+        return [model.tokenizer.batch_decode(texts, skip_special_tokens=True) for texts in ids]
+
+    def test_queries_and_both_sides_of_symmetric_tasks_carry_them(self, tiny_model):
+        pairs = pairs_of_tasks({"a": 2, "b": 2})
+        queries, documents = self.texts_of(tiny_model, pairs, [0, 1])
+        assert all(text.startswith("find the file of a") for text in queries)
+        assert all(text.startswith("the") for text in documents)
+        queries, documents = self.texts_of(tiny_model, pairs, [2, 3])
+        assert len({text.split()[0] for text in [*queries, *documents]} | {"match", "sort"}) == 2
+
+    def test_one_of_several_is_chosen_by_the_queries_of_the_batch(self, tiny_model):
+        pairs = pairs_of_tasks({"b": 40})
+        chosen = [self.texts_of(tiny_model, pairs, [n, n + 1])[0] for n in range(0, 40, 2)]
+        assert chosen == [self.texts_of(tiny_model, pairs, [n, n + 1])[0] for n in range(0, 40, 2)]
+        assert {texts[0].split()[0] for texts in chosen} == {"match", "sort"}
+
+
+def test_a_batch_counts_its_duplicates_and_filled_entries(tiny_model):
+    rows = [("a", "x", 1.0), ("a", "y", 0.5), ("b", "x", 0.25), ("b", "z", 0.0)]
+    pairs = pairs_of(*((query, query, document, document, z) for query, document, z in rows))
+    collate = GradedCollator(tiny_model.preprocess, pairs)
+    groups = drawn(pairs, (0, [0, 1]), (1, [3]))  # x is not drawn for q2
+    counts = dict(zip(COUNTS, collate(groups)["counts"].tolist(), strict=True))
+    assert counts.pop("tokens") > 0
+    assert counts == {"queries": 2, "pairs": 3, "duplicate_documents": 0, "filled_entries": 1, "masked_entries": 0}
+    counted = collate(drawn(pairs))["counts"].tolist()
+    assert dict(zip(COUNTS, counted, strict=True))["duplicate_documents"] == 1
+
+
+QUERIES = ["how do i copy", "sort"]
+DOCUMENTS = ["copy", "move a file", "sort the list of words in a file", "time", "read the text and sort it"]
+PAIRS = GradedPairs.from_rows(
+    {"query": query, "document": document, "relevance": number / 10}
+    for query in QUERIES
+    for number, document in enumerate(DOCUMENTS)
+)
+
+
+def trainer_of(model, folder, **changes):
+    arguments = GradedTrainingArguments(str(folder), max_steps=1, report_to="none", **changes)
+    return GradedTrainer(model, arguments, train_dataset=PAIRS, loss=BiXSELoss(model))
+
+
+def whole_batch(trainer):
+    return trainer.data_collator([GroupDataset(PAIRS)[0, number] for number in range(len(PAIRS.groups()))])
+
+
+def check_equal(trainer, model, passes=2):
+    features, _ = trainer.collect_features(whole_batch(trainer))
+    model.eval()
+    with torch.no_grad():
+        queries, documents = (normalize(embed_features(model, part, passes), dim=-1).numpy() for part in features)
+    for vectors, texts, kind in ((queries, QUERIES, "query"), (documents, DOCUMENTS, "document")):
+        np.testing.assert_allclose(vectors, encode_texts(model, texts, kind, precision="float32"), atol=1e-6)
+
+
+@pytest.mark.parametrize("passes", [2, 32])
+@pytest.mark.parametrize("include_prompt", [True, False])
+def test_a_prompt_is_pooled_or_left_out_alike(tiny_model, tmp_path, include_prompt, passes: int):
+    tiny_model.prompts = {"query": "find the list of ", "document": "text of a disk "}
+    tiny_model[1].include_prompt = include_prompt
+    trainer = trainer_of(tiny_model, tmp_path)
+    check_equal(trainer, tiny_model, passes)
+    features, _ = trainer.collect_features(whole_batch(trainer))
+    assert [part["prompt_length"] for part in features] == [5, 5]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "default"), [({"query": "find ", "passage": "text "}, None), ({"any": "sort ", "query": ""}, "any")]
+)
+def test_prompts_under_every_name_sentence_transformers_knows(tiny_model, tmp_path, prompts, default: str | None):
+    tiny_model.prompts, tiny_model.default_prompt_name = prompts, default
+    trainer = trainer_of(tiny_model, tmp_path)
+    expected = {"passage": "text ", "any": "sort "}["any" if default else "passage"]
+    assert trainer.data_collator.prompts["document"] == expected
+    check_equal(trainer, tiny_model)
+
+
+def test_a_router_takes_the_route_of_each_column_and_every_route_is_shortened_and_restored(router_model, tmp_path):
+    query, document = (router_model[0].sub_modules[route][0] for route in ("query", "document"))
+    document.max_seq_length = 6
+    check_equal(trainer_of(router_model, tmp_path), router_model)
+    batch = whole_batch(trainer_of(router_model, tmp_path, train_max_length=4))
+    assert (batch["query_input_ids"].shape[1], batch["document_input_ids"].shape[1]) == (4, 4)
+    assert (query.max_seq_length, document.max_seq_length) == (32, 6)
+
+
+def test_truncated_embeddings_are_truncated_in_training(tiny_model, tmp_path):
+    tiny_model.truncate_dim = 8
+    check_equal(trainer_of(tiny_model, tmp_path), tiny_model)
+
+
+BASE = {"loss_options": {"unlabelled": "base"}, "max_length": None, "dev": None}
+
+
+@pytest.fixture
+def trainer(graded_pairs, tiny_model_path, tmp_path):
+    model = build_encoder(tiny_model_path)
+    args = GradedTrainingArguments(
+        output_dir=str(tmp_path), per_device_train_batch_size=8, documents_per_query=3, max_steps=2, report_to="none"
+    )
+    made = GradedTrainer(model, args, graded_pairs, loss=BiXSELoss(model, unlabelled="base", unlabelled_weight=0.5))
+    made.add_base_targets()
+    return made
+
+
+def test_a_batch_brings_the_base_models_probability_of_every_entry(trainer):
+    cosines, relevance, batches = [], [], []
+    for batch, index in zip(trainer.global_batches(), trainer.plan.of_epoch(0), strict=True):
+        groups = [trainer.pairs.groups()[number] for _, number in index]
+        documents = trainer.model.tokenizer.batch_decode(batch[0][1]["input_ids"], skip_special_tokens=True)
+        texts = [[group.query for group in groups], documents]
+        q, d = (encode_texts(trainer.model, own, kind) for own, kind in zip(texts, ("query", "document"), strict=True))
+        targets = batch[1]
+        known = torch.zeros(targets.shape)
+        known[targets.rows, targets.columns] = targets.relevance
+        cosines.append((q @ d.T).ravel())
+        relevance.append(known.numpy().ravel())
+        batches.append((q @ d.T, targets))
+    scale, bias = fit_platt(np.concatenate(cosines), np.concatenate(relevance))
+    for cosine, targets in batches:
+        expected = 0.5 / (1 + np.exp(-(scale * cosine + bias)))
+        np.testing.assert_allclose(targets.unlabelled.curve.numpy(), [scale, bias, 0.5], rtol=1e-3)
+        probabilities = targets.unlabelled.block(slice(None), slice(None)).numpy()
+        np.testing.assert_allclose(probabilities, expected, rtol=2e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("loss", [{}, {"loss": {"bixse": 1.0, "anchor": 0.5}, "loss_options": {}}], ids=["base", "sum"])
+def test_an_interrupted_run_is_bit_equal(run_config, tmp_path, train_both_ways, loss):
+    train_both_ways(run_config(**{**BASE, **loss}))
+    assert not (tmp_path / "cut" / "checkpoints" / BASE_FOLDER).exists()
+
+
+def test_each_task_has_a_curve_of_its_own(train_toy, tasks_file):
+    optimizer = {"global_batch_size": 4, "num_train_epochs": 1}
+    result = train_toy(pairs=tasks_file, **BASE, optimizer=optimizer)
+    assert len({entry["base_scale"] for entry in result.history if "base_scale" in entry}) == 2
+
+
+def test_gradient_cache_changes_nothing_but_rounding(train_toy):
+    losses = []
+    for options in ({}, {"gradient_cache": True, "mini_batch_size": 4}):
+        settings = {**BASE, "loss_options": {"unlabelled": "base", **options}, "dropout": 0.0}
+        run = train_toy(out=f"run{len(options)}", **settings)
+        losses.append([entry["loss"] for entry in run.history if "loss" in entry])
+    np.testing.assert_allclose(*losses, rtol=2e-2)
+
+
+def test_the_anchor_is_near_0_before_the_first_step(train_toy):
+    """The base model read as many tokens as training does."""
+    settings = {"dev": None, "max_length": None, "train_max_length": 5, "dropout": 0.0, "merge": None}
+    result = train_toy(loss={"bixse": 1.0, "anchor": 1.0}, **settings)
+    anchors = [entry["loss_anchor"] for entry in result.history if "loss_anchor" in entry]
+    assert abs(anchors[0]) < 1e-3 < anchors[-1]
+
+
+def test_a_dry_run_embeds_a_sample_alone(run_config, tmp_path):
+    zero, base = (plan_training(run_config(**own), tmp_path / "out") for own in ({**BASE, "loss_options": {}}, BASE))
+    assert base.texts > zero.texts
+    assert not (tmp_path / "out").exists()

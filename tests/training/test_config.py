@@ -1,10 +1,21 @@
+import json
+import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from bixse.errors import ConfigError, InputError
+from bixse.data.graded_pairs import GradedPairs
+from bixse.encoders.loading.backbones import switch_attention
+from bixse.encoders.loading.build import build_encoder
+from bixse.encoders.loading.precision import make_weights_float32
+from bixse.errors import ConfigError, InputError, TrainingError
+from bixse.losses import build_loss
 from bixse.losses.catalogue import LOSSES
+from bixse.training import checks
+from bixse.training.checks import check_learned, embedding_spreads
 from bixse.training.config import OptimizerConfig, TrainConfig
+from bixse.training.loop.trainer import GradedTrainer
 from bixse.training.setup import training_arguments
 
 UNKNOWN = "got an unknown key; expected a known one"
@@ -36,10 +47,7 @@ def test_a_missing_file_and_a_file_that_is_no_mapping(tmp_path, text):
     ("text", "start"),
     [
         ("pair: x", f"  pair: {UNKNOWN}; fix: did you mean 'pairs'?"),
-        (
-            "optimizer: {num_epochs: 3}",
-            f"  optimizer.num_epochs: {UNKNOWN}; fix: did you mean 'optimizer.num_train_epochs'?",
-        ),
+        ("optimizer: {num_epochs: 3}", f"  optimizer.num_epochs: {UNKNOWN}; fix: did you mean 'optimizer.num_train"),
         ("zzzz: 1", f"  zzzz: {UNKNOWN}; fix: known keys: pairs, task_shares,"),
         ("out: runs/mine", f"  out: {UNKNOWN}; fix: give --out on the command line"),
         ("seed: -1", "  seed: got -1; expected greater than or equal to 0"),
@@ -103,31 +111,143 @@ def test_flags_override_the_file_and_leave_the_rest(tmp_path):
     assert TrainConfig.load(None, {"pairs": "p.csv", "optimizer.num_train_epochs": 1}).optimizer.num_train_epochs == 1
 
 
-class TestLearningRate:
-    def test_the_rate_grows_with_the_square_root_of_the_queries_of_a_step_that_there_are(self):
-        assert OptimizerConfig().scaled_learning_rate() == 1e-4
-        assert OptimizerConfig(global_batch_size=256).scaled_learning_rate() == pytest.approx(4e-4)
-        assert OptimizerConfig(gradient_accumulation_steps=4).scaled_learning_rate() == 2e-4
-        optimizer = OptimizerConfig(global_batch_size=16, gradient_accumulation_steps=250)
-        assert optimizer.queries_per_step(20) == 20
-        assert optimizer.scaled_learning_rate(20) == pytest.approx(1e-4 * (20 / 16) ** 0.5)
-        assert optimizer.scaled_learning_rate(10**6) == optimizer.scaled_learning_rate()
-
-    def test_the_trainer_gets_the_scaled_rate_and_beta_a_multiple_of_it(self, tmp_path):
-        optimizer = OptimizerConfig(global_batch_size=64, bias_lr_multiplier=10)
-        arguments = training_arguments(TrainConfig(pairs="p.csv", optimizer=optimizer), tmp_path, None)
-        assert arguments.learning_rate == 2e-4
-        assert arguments.bias_lr_multiplier == 10
+def test_the_rate_grows_with_the_square_root_of_the_queries_of_a_step_that_there_are(tmp_path):
+    assert OptimizerConfig().scaled_learning_rate() == 1e-4
+    assert OptimizerConfig(gradient_accumulation_steps=4).scaled_learning_rate() == 2e-4
+    optimizer = OptimizerConfig(global_batch_size=16, gradient_accumulation_steps=250)
+    assert optimizer.queries_per_step(20) == 20
+    assert optimizer.scaled_learning_rate(20) == pytest.approx(1e-4 * (20 / 16) ** 0.5)
+    assert optimizer.scaled_learning_rate(10**6) == optimizer.scaled_learning_rate()
+    optimizer = OptimizerConfig(global_batch_size=64, bias_lr_multiplier=10)
+    arguments = training_arguments(TrainConfig(pairs="p.csv", optimizer=optimizer), tmp_path, None)
+    assert (arguments.learning_rate, arguments.bias_lr_multiplier) == (2e-4, 10)
 
 
-def test_a_batch_that_the_processes_cannot_share(tmp_path, monkeypatch):
+def test_a_batch_that_the_processes_cannot_share_and_a_tracker_that_is_not_installed(tmp_path, monkeypatch):
+    with pytest.raises(InputError, match="report_to: got mlflow; "):
+        training_arguments(TrainConfig(pairs="p.csv", report_to=["mlflow"]), tmp_path, None)
     monkeypatch.setattr("bixse.training.setup.world_size", lambda: 3)
     with pytest.raises(InputError) as caught:
         training_arguments(TrainConfig(pairs="p.csv"), tmp_path, None)
     assert (caught.value.where, caught.value.fix) == ("global_batch_size", "set it to 15")
 
 
-def test_a_tracker_that_is_not_installed_is_refused(tmp_path):
-    with pytest.raises(InputError) as caught:
-        training_arguments(TrainConfig(pairs="p.csv", report_to=["mlflow"]), tmp_path, None)
-    assert (caught.value.where, caught.value.got) == ("report_to", "mlflow")
+def pairs_of(*queries):
+    return GradedPairs.from_rows(
+        {"query": f"q{i}", "document": f"d{i}{k}", "relevance": z}
+        for i, group in enumerate(queries)
+        for k, z in enumerate(group)
+    )
+
+
+class TestLengths:
+    PAIRS = GradedPairs.from_rows(
+        {"query": "copy " * n, "document": "list of words " * n, "relevance": 1.0} for n in (1, 2, 20, 30)
+    )
+
+    def test_texts_longer_than_the_encoder_reads_are_counted(self, tiny_model):
+        (warning,) = checks.check_lengths(tiny_model, self.PAIRS)
+        assert warning.startswith("2 of 4 documents ") and " 32 " in warning
+        tiny_model.max_seq_length = 16
+        (warning,) = checks.check_lengths(tiny_model, self.PAIRS)
+        assert warning.startswith("2 of 4 queries and 2 of 4 documents ") and " 16 " in warning
+        tiny_model.max_seq_length = 200
+        assert checks.check_lengths(tiny_model, self.PAIRS) == []
+
+    def test_the_prompt_before_a_text_counts(self, tiny_model):
+        tiny_model.prompts = {"query": "find a path in the tree of ", "document": ""}
+        tiny_model.max_seq_length = 8
+        (warning,) = checks.check_lengths(tiny_model, self.PAIRS)
+        assert warning.startswith("4 of 4 queries ") and "prompt" in warning
+
+    def test_of_many_texts_a_sample_is_tokenised(self, tiny_model, monkeypatch):
+        monkeypatch.setattr(checks, "TEXTS_COUNTED", 10)
+        texts = [f"{'list ' * (40 if n % 2 else 12)}{'a' * n}" for n in range(57)]
+        pairs = GradedPairs.from_rows({"query": "copy", "document": text, "relevance": 1.0} for text in texts)
+        (warning,) = checks.check_lengths(tiny_model, pairs)
+        assert re.match(r"\d of 10 sampled documents ", warning)
+
+
+def test_a_max_length_below_the_models_own_is_a_warning_with_both_numbers(tiny_model_path):
+    for length in (None, 32):
+        assert checks.check_max_length(build_encoder(tiny_model_path, length)) == []
+    (warning,) = checks.check_max_length(build_encoder(tiny_model_path, 16))
+    assert all(fact in warning for fact in ("16", "32", "train_max_length: 16"))
+
+
+class TestPairs:
+    @pytest.mark.parametrize(
+        ("word", "documents", "lacking"),
+        [
+            ("infonce", None, "a document with relevance of at least 0.5"),
+            ("margin-mse", 2, "two graded documents"),
+            ("bixse", None, "a document with relevance above 0"),
+        ],
+    )
+    def test_some_queries_teach_nothing(self, tiny_model, word, documents, lacking):
+        pairs = pairs_of([1.0, 0.3], [0.0, 0.0], [0.7])
+        (warning,) = checks.check_pairs("p.csv", word, build_loss(word, tiny_model), pairs, documents)
+        assert warning.startswith(f"1 of 3 queries lack {lacking}")
+        pairs = pairs_of([0.9, 0.2], [1.0, 0.5])
+        assert not checks.check_pairs("p.csv", word, build_loss(word, tiny_model), pairs, documents)
+
+    @pytest.mark.parametrize(("word", "documents"), [("margin-mse", 1), ("infonce", None), ("bixse-binarised", None)])
+    def test_no_query_teaches_anything(self, tiny_model, word, documents):
+        pairs = pairs_of([0.4, 0.3], [0.0, 0.2])
+        with pytest.raises(InputError, match="got 2 queries"):
+            checks.check_pairs("p.csv", word, build_loss(word, tiny_model), pairs, documents)
+
+
+def at_rate(rate):
+    return {"dev": None, "optimizer": {"learning_rate": rate, "max_steps": 20}}
+
+
+@pytest.mark.parametrize(("loss", "rate"), [("bixse", 100.0), ("infonce", 0.3), ("lambdaloss-v2", 0.3)])
+def test_a_collapsed_encoder_is_not_saved(tmp_path, loss, rate, train_toy):
+    for _ in range(2):  # the same command fails again
+        with pytest.raises(TrainingError, match="diverged"):
+            train_toy(**at_rate(rate), loss=loss)
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "failed"
+    assert not (tmp_path / "out" / "model").exists()
+
+
+FINE = {"query": 0.4, "document": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "losses", "best", "diverged"),
+    [
+        (FINE, {"query": 0.0, "document": 0.5}, [1.0], True, True),
+        (FINE, {"query": 0.5, "document": 9e-4}, [1.0], False, True),
+        (FINE, FINE, [1.0, 2.0, 30.0], False, True),
+        (FINE, FINE, [1.0, 9.0], False, False),
+        (FINE, FINE, [1.0, 30.0], True, False),
+        (FINE, FINE, [1.0, *[900.0] * 4, *[0.5] * 30, 900.0, 0.5], False, False),
+        (FINE, FINE, [0.0, 5.0], False, False),
+        (FINE, FINE, [0.002, *[0.05] * 30], False, False),
+        (FINE, FINE, [], False, False),
+        ({"query": 0.0, "document": 5e-4}, {"query": 0.0, "document": 1e-4}, [1.0], False, False),
+    ],
+)
+def test_a_collapse_or_an_exploded_loss_has_diverged(before, after, losses, best, diverged):
+    with pytest.raises(TrainingError, match="diverged") if diverged else nullcontext():
+        check_learned(before, after, losses, best)
+
+
+@pytest.mark.precision("bfloat16")
+def test_spreads_are_float32_after_training_in_bfloat16(tiny_model_path, graded_pairs, monkeypatch, train_toy):
+    ended = []
+    ours = GradedTrainer.train
+    monkeypatch.setattr(
+        GradedTrainer, "train", lambda self, **named: (ours(self, **named), ended.append(self.loss.model))
+    )
+    train_toy(**at_rate(1e-3))
+    (model,) = ended
+    forward = model.forward
+    spreads = embedding_spreads(model, graded_pairs)
+    assert model.forward is forward
+    fresh = build_encoder(str(tiny_model_path))
+    switch_attention(fresh, model[0].auto_model.config._attn_implementation)
+    make_weights_float32(fresh)
+    fresh.load_state_dict(model.state_dict())
+    assert spreads == embedding_spreads(fresh, graded_pairs)

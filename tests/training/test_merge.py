@@ -1,11 +1,10 @@
 import json
 import shutil
-from typing import ClassVar
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from pydantic import TypeAdapter
 from safetensors.torch import load_file
 
 from bixse.data.collection import Collection, Document, save_collection
@@ -27,11 +26,6 @@ HALF = MergeConfig(weights=(0.5,))
 
 def merged(models, out, **settings):
     return merge_models(MergeModelsConfig.load(None, {"models": [str(model) for model in models], **settings}), out)
-
-
-def result_in(out):
-    record = json.loads((out / "run.json").read_text())
-    return TypeAdapter(MergeResult).validate_python(record["results"]["merge"])
 
 
 def weights(folder):
@@ -61,8 +55,7 @@ def guarded_files(tmp_path_factory, training_files, graded_collection):
 @pytest.fixture
 def guarded(run_config, guarded_files):
     collection = guarded_files / "collection"
-    settings = {"dev": collection, "guard": collection, "guard_split": "guard"}
-    return lambda **changes: run_config(**{**settings, **changes})
+    return partial(run_config, dev=collection, guard=collection, guard_split="guard")
 
 
 @pytest.fixture
@@ -71,14 +64,6 @@ def train_guarded(guarded, tmp_path):
 
 
 class TestRefused:
-    def test_a_guard_without_a_relevant_document(self, graded_collection, tmp_path, train_guarded):
-        judged = {"q0": dict.fromkeys(list(graded_collection.corpus)[:3], 0.0)}
-        toy = Collection("empty", graded_collection.corpus, graded_collection.queries, {"test": judged})
-        save_collection(toy, tmp_path / "empty")
-        with pytest.raises(InputError, match="empty"):
-            train_guarded(guard=tmp_path / "empty", guard_split="test")
-        assert not (tmp_path / "out").exists()
-
     def test_dev_queries_of_the_training_pairs_are_counted_and_refused_unless_allowed(
         self, graded_collection, tmp_path, train_toy
     ):
@@ -118,19 +103,24 @@ class TestRefused:
         assert not (tmp_path / "out").exists()
 
 
-class TestChoice:
-    scores: ClassVar = {
-        0.0: {"dev": {"q": 0.4}, "guard": {"q": 0.5}},
-        0.3: {"dev": {"q": 0.5}, "guard": {"q": 0.495}},
-        0.5: {"dev": {"q": 0.6}, "guard": {"q": 0.48}},
-        1.0: {"dev": {"q": 0.55}, "guard": {"q": 0.4}},
-    }
-    roles: ClassVar = {"dev": "dev", "guard": "guard"}
+def around(mean, spread=0.0):
+    """Scores of four queries around a mean."""
+    return {f"q{number}": mean + sign * spread for number, sign in enumerate((1, -1, 1, -1))}
 
-    @pytest.mark.parametrize(("tolerance", "chosen"), [(0.01, 0.3), (0.02, 0.5), (0.2, 0.5), (0.001, 0.3)])
-    def test_the_best_on_dev_that_keeps_guard(self, tolerance, chosen):
+
+def chosen(scores, tolerance=0.01):
+    """The points of weight -> collection -> scores, and the chosen weight; 0 is the base model."""
+    roles = {name: "guard" if name == "guard" else "dev" for name in scores[0.0]}
+    return _choose(scores, roles, [weight for weight in scores if weight > 0], tolerance)
+
+
+class TestChoice:
+    @pytest.mark.parametrize(("tolerance", "weight"), [(0.01, 0.3), (0.02, 0.5), (0.2, 0.5), (0.001, 0.3)])
+    def test_the_best_on_dev_that_keeps_guard(self, tolerance, weight):
         # with .001 no weight keeps guard: the one that loses least is chosen
-        assert _choose(self.scores, self.roles, [0.3, 0.5, 1.0], tolerance + 1e-9)[1] == chosen
+        figures = {0.0: (0.4, 0.5), 0.3: (0.5, 0.495), 0.5: (0.6, 0.48), 1.0: (0.55, 0.4)}
+        scores = {weight: {"dev": {"q": dev}, "guard": {"q": guard}} for weight, (dev, guard) in figures.items()}
+        assert chosen(scores, tolerance + 1e-9)[1] == weight
 
     @pytest.mark.parametrize(
         ("drop", "model", "warned"), [(0.02, "merged", 1), (0.005, "merged", 0), (0.02, "tuned", 0)]
@@ -139,45 +129,33 @@ class TestChoice:
         result = MergeResult(0.3, [], [Change("other", "guard", model, -drop, None, None, 1)], tolerance=0.01)
         assert len(result.warnings()) == warned
 
-    @staticmethod
-    def per_query(means, spreads):
-        """Return scores of four queries per weight around the mean of the weight."""
-        return {
-            weight: {"dev": {f"q{n}": means[weight] + sign * spreads.get(weight, 0.0) for n, sign in enumerate(signs)}}
-            for weight in means
-            for signs in [(1, -1, 1, -1)]
-        }
-
-    def test_the_smallest_weight_within_one_standard_error_of_the_best(self):
+    # errors of .01005 and .00993, and a difference of .01
+    @pytest.mark.parametrize(("spread", "weight"), [(0.0174, 0.5), (0.0172, 0.7)])
+    def test_the_smallest_weight_within_one_standard_error_of_the_best(self, spread, weight):
         means = {0.0: 0.3, 0.3: 0.48, 0.5: 0.49, 0.7: 0.5, 1.0: 0.495}
-        for spread, chosen in ((0.0174, 0.5), (0.0172, 0.7)):  # errors of .01005 and .00993, a difference of .01
-            points, weight = _choose(self.per_query(means, {0.5: spread}), {"dev": "dev"}, [0.3, 0.5, 0.7, 1.0], 0.01)
-            assert weight == chosen
-            point = next(point for point in points if point.weight == 0.5)
-            assert point.error == pytest.approx(spread * (4 / 3) ** 0.5 / 2)
-            assert point.below_best == pytest.approx(0.01)
-        assert next(point for point in points if point.weight == 0.7).error == 0.0
+        points, taken_weight = chosen({w: {"dev": around(m, spread if w == 0.5 else 0)} for w, m in means.items()})
+        assert taken_weight == weight
+        of = {point.weight: point for point in points}
+        assert (of[0.5].error, of[0.5].below_best) == pytest.approx((spread * (4 / 3) ** 0.5 / 2, 0.01))
+        assert of[0.7].error == 0.0
 
     def test_the_error_is_paired_over_queries(self):
-        levels = {"a": 0.1, "b": 0.9, "c": 0.5}
-        gains = {0.0: 0.0, 0.5: 0.01, 1.0: 0.03}
+        levels, gains = {"a": 0.1, "b": 0.9, "c": 0.5}, {0.0: 0.0, 0.5: 0.01, 1.0: 0.03}
         scores = {w: {"dev": {q: s + gain for q, s in levels.items()}} for w, gain in gains.items()}
-        assert _choose(scores, {"dev": "dev"}, [0.5, 1.0], 0.01)[1] == 1.0
+        assert chosen(scores)[1] == 1.0
 
     def test_collections_count_the_same_in_the_error(self):
         one, two = np.array([0.02, -0.01, 0.05]), np.array([0.0, 0.04])
         flat = {"x": dict.fromkeys("abc", 0.5), "y": dict.fromkeys("de", 0.5)}
         less = {"x": dict(zip("abc", 0.5 - one, strict=True)), "y": dict(zip("de", 0.5 - two, strict=True))}
-        points, _ = _choose({0.0: less, 0.5: less, 1.0: flat}, {"x": "dev", "y": "dev"}, [0.5, 1.0], 0.01)
+        points, _ = chosen({0.0: less, 0.5: less, 1.0: flat})
         expected = ((one.var(ddof=1) / 3 + two.var(ddof=1) / 2) / 4) ** 0.5
         assert [point.error for point in points] == pytest.approx([expected, expected, 0.0])
 
     def test_the_best_weight_that_breaks_guard_is_not_what_others_are_compared_with(self):
         means = {0.0: 0.3, 0.3: 0.45, 0.5: 0.49, 1.0: 0.6}
-        scores = self.per_query(means, {})
-        for weight, values in scores.items():
-            values["guard"] = {"g": 0.5 - (0.2 if weight == 1.0 else 0.0)}
-        points, weight = _choose(scores, {"dev": "dev", "guard": "guard"}, [0.3, 0.5, 1.0], 0.01)
+        scores = {w: {"dev": around(mean), "guard": {"g": 0.3 if w == 1.0 else 0.5}} for w, mean in means.items()}
+        points, weight = chosen(scores)
         assert weight == 0.5
         assert [point.below_best for point in points] == pytest.approx([0.19, 0.04, 0.0, -0.11])
 
@@ -299,13 +277,9 @@ class TestModelsThatExist:
     @pytest.fixture(scope="class")
     def tuned(self, run_config, tmp_path_factory):
         """Two models trained from the tiny one with other seeds."""
-        folder = tmp_path_factory.mktemp("tuned")
-        paths = []
-        for seed in (0, 1):
-            changes = {"dev": None, "merge": None, "seed": seed, "optimizer": {"num_train_epochs": 1}}
-            config = run_config(**changes)
-            paths.append(train(config, folder / str(seed), progress=False).model_path)
-        return paths
+        folder, short = tmp_path_factory.mktemp("tuned"), {"num_train_epochs": 1}
+        configs = [run_config(dev=None, merge=None, seed=seed, optimizer=short) for seed in (0, 1)]
+        return [train(config, folder / str(config.seed), progress=False).model_path for config in configs]
 
     def test_given_weights(self, tiny_model_path, tuned, tmp_path):
         first = merged([tiny_model_path, tuned[0]], tmp_path / "out", weights=[0.25, 0.75])
@@ -324,7 +298,8 @@ class TestModelsThatExist:
         words = ["merge", tiny_model_path, *tuned, "--dev", collection, "--guard", collection, "--guard-split", "guard"]
         words += ["--pairs", guarded_files / "pairs.jsonl", "--candidates", 0.4, 0.8, "--out", tmp_path / "out"]
         assert [point["weight"] for point in call(capsys, *words)[1]["metrics"]["points"]] == [0.0, 0.4, 0.8, 1.0]
-        model, weight = tmp_path / "out" / "model", result_in(tmp_path / "out").weight
+        record = json.loads((tmp_path / "out" / "run.json").read_text())
+        model, weight = tmp_path / "out" / "model", record["results"]["merge"]["weight"]
         first, second = (weights(path) for path in tuned)
         mean = {name: (value + second[name]) / 2 for name, value in first.items()}
         assert_between(weights(model), weights(tiny_model_path), mean, weight)

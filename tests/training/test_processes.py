@@ -119,29 +119,22 @@ def launched(launcher, configs, *flags):
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+TORCHRUN = "torch.distributed.run --nproc-per-node"
+LAUNCHERS = {
+    "torchrun": f"{TORCHRUN} 2 --standalone",
+    "accelerate launch": f"accelerate.commands.launch {ACCELERATE}",
+    "two nodes": f"{TORCHRUN} 1 --nnodes 2 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:",
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "launcher",
-    [
-        ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
-        ["accelerate.commands.launch", *ACCELERATE.split()],
-    ],
-    ids=["torchrun", "accelerate launch"],
-)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("sharding", [[], ["--sharding", "full"]], ids=["whole", "sharded"])
 def test_the_launchers_of_torch_and_accelerate(alone, configs, tmp_path, launcher, sharding):
-    (output,) = finish([launched(launcher, configs, *sharding, "--out", tmp_path / "out")])
-    assert output[0] == 0, output
-    assert output[1].count("trained: ") == 1
-    compare(alone("bixse"), tmp_path / "out")
-
-
-@pytest.mark.slow
-def test_two_nodes(alone, configs, tmp_path):
-    launcher = ["torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d"]
-    launcher += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
-    ended = finish([launched(launcher, configs, "--out", tmp_path / "out") for _ in range(2)])
-    assert [code for code, *_ in ended] == [0, 0], ended
+    words = LAUNCHERS[launcher] + (str(free_port()) if launcher == "two nodes" else "")
+    flags = (*sharding, "--out", tmp_path / "out")
+    ended = finish([launched(words.split(), configs, *flags) for _ in range(2 if launcher == "two nodes" else 1)])
+    assert {code for code, *_ in ended} == {0}, ended
     assert sum(output.count("trained: ") for _, output, _ in ended) == 1
     compare(alone("bixse"), tmp_path / "out")
 

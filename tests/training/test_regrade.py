@@ -4,9 +4,10 @@ import signal
 import numpy as np
 import pytest
 import torch
-from launch import TRAIN_ALL, compare, finish, run_all, settings_file, start, wait_until
+from launch import TRAIN_ALL, compare, finish, read, run_all, settings_file, start, wait_until
 
 from bixse.data.pairs_files import load_graded_pairs, load_pairs
+from bixse.data.trec import read_qrels, write_qrels
 from bixse.errors import ConfigError, InputError
 from bixse.files.parquet import read_table
 from bixse.judging.judges.endpoints import ServerDownError
@@ -19,6 +20,7 @@ from bixse.relevance import GradeScale
 from bixse.training.config import TrainConfig
 from bixse.training.dry_run import plan_training
 from bixse.training.recipe import train
+from helpers.batches import unit_vectors
 from helpers.chat_server import chat_server
 from helpers.scripted_judge import graded
 
@@ -35,15 +37,12 @@ def server():
 @pytest.fixture(scope="module")
 def held_back(tmp_path_factory, graded_collection):
     """Qrels with the grade of every query and document: 3 for the right one, 1 for the same action."""
-    path = tmp_path_factory.mktemp("held-back") / "all.tsv"
-    lines = ["query-id\tcorpus-id\tscore"]
+    path, grades = tmp_path_factory.mktemp("held-back") / "all.tsv", {}
     for query_id, judged in graded_collection.qrels["train"].items():
-        right = next(document for document, grade in judged.items() if grade == 3)
+        right = max(judged, key=judged.get)
         action = right.partition("-")[0]
-        for document in graded_collection.corpus:
-            level = 3 if document == right else int(document.startswith(action))
-            lines.append(f"{query_id}\t{document}\t{level}")
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        grades[query_id] = {d: 3 if d == right else int(d.startswith(action)) for d in graded_collection.corpus}
+    write_qrels(path, grades)
     return path
 
 
@@ -98,8 +97,8 @@ def test_likely_false_negatives_are_relevant_more_often_than_other_zeros(setting
     run(settings(optimizer=learning, regrade={"budget": 20}), tmp_path / "out")
     known = load_graded_pairs(training_files / "pairs.jsonl")
     graded_pairs, documents = set(zip(known.query_ids, known.document_ids, strict=True)), set(known.document_ids)
-    rows = [line.split("\t") for line in held_back.read_text().splitlines()[1:]]
-    zeros = {(q, d): level != "0" for q, d, level in rows if d in documents and (q, d) not in graded_pairs}
+    grades = {(q, d): level > 0 for q, judged in read_qrels(held_back).items() for d, level in judged.items()}
+    zeros = {pair: grades[pair] for pair in grades if pair[1] in documents and pair not in graded_pairs}
     relevant = [zeros[pair] for epoch in range(1, 6) for pair in entries(tmp_path / "out", epoch)]
     assert len(relevant) == 100
     assert np.mean(relevant) > 2 * np.mean(list(zeros.values()))
@@ -108,11 +107,7 @@ def test_likely_false_negatives_are_relevant_more_often_than_other_zeros(setting
 def test_the_grades_count_from_the_next_epoch_on(settings, tmp_path):
     run(settings(regrade={"budget": 200}), tmp_path / "out")
     run(settings().model_copy(update={"regrade": None}), tmp_path / "plain")
-
-    def steps(out):
-        return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines() if '"loss"' in line]
-
-    ours, theirs = steps(tmp_path / "out"), steps(tmp_path / "plain")
+    ours, theirs = (read(tmp_path / name)[1] for name in ("out", "plain"))
     assert [entry["loss"] for entry in ours[:4]] == [entry["loss"] for entry in theirs[:4]]
     for one, other in zip(ours[4:], theirs[4:], strict=True):
         assert one["filled_entries"] > other["filled_entries"]
@@ -200,10 +195,6 @@ def test_a_dry_run_estimates_the_cost_and_asks_nothing(settings, server, tmp_pat
     assert server.stats(address)["counts"]["chat"] == 2 * once, "the probes of an opened judge alone"
 
 
-def unit_vectors(generator, number):
-    return torch.nn.functional.normalize(torch.randn(number, 4, generator=generator), dim=1)
-
-
 def test_the_highest_scores_of_all_batches_are_collected():
     generator = torch.Generator().manual_seed(0)
     loss = BiXSELoss(torch.nn.Identity())
@@ -213,7 +204,7 @@ def test_the_highest_scores_of_all_batches_are_collected():
     label = {"rows": torch.arange(6), "columns": torch.arange(6), "relevance": torch.ones(6)}
     everything = []
     for batch in range(5):
-        vectors, documents = unit_vectors(generator, 6), unit_vectors(generator, 9)
+        vectors, documents = (unit_vectors(number, 4, generator).float() for number in (6, 9))
         collector.groups, collector.documents = np.arange(6) + 10 * batch, np.arange(9) + 100 * batch
         loss([{"vectors": part, "input_ids": part} for part in (vectors, documents)], label)
         logits = loss.logits(vectors @ documents.T)
@@ -229,7 +220,7 @@ def test_successive_large_batches_are_sampled_at_other_rows(monkeypatch):
     monkeypatch.setattr("bixse.judging.regrade.ENTRIES_LOOKED_AT", 10)
     collector = UnlabelledCollector(InfoNCELoss(torch.nn.Identity()), most=100)
     collector.groups, collector.documents = np.arange(4), np.arange(5)
-    vectors, documents = unit_vectors(None, 4), unit_vectors(None, 5)
+    vectors, documents = (unit_vectors(number, 4, None) for number in (4, 5))
     targets = GradedTargets.from_entries([0, 1], [0, 1], [1.0, 1.0], (4, 5))
     for step, rows in ((0, {0, 2}), (1, {1, 3})):
         collector.step, collector.entries = step, UnlabelledEntries.none()

@@ -1,15 +1,31 @@
+import re
+import textwrap
+from functools import partial
+from pathlib import Path
+
 import pytest
 import torch
 from datasets import Dataset
-from sentence_transformers import SentenceTransformer
-from transformers import TrainerCallback, set_seed
+from sentence_transformers import CrossEncoder, SentenceTransformer, losses
+from sentence_transformers import SentenceTransformerTrainer as Trainer
+from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
+from sentence_transformers.base.evaluation import BaseEvaluator
+from transformers import AutoModel, TrainerCallback, set_seed
 
+from bixse import SaveRelevanceHead, save_relevance_head
+from bixse.encoders.head import HEAD_FILE, RelevanceHead
+from bixse.encoders.loading.build import build_encoder, load_relevance_model, set_dropout
 from bixse.encoders.relevance_model import RelevanceModel
-from bixse.errors import DivergedError, InputError, TrainingError
-from bixse.losses import BiXSELoss
+from bixse.errors import DivergedError, InputError, ModelError, TrainingError
+from bixse.losses import BiXSELoss, DistillKLLoss, InfoNCELoss, MarginMSELoss
 from bixse.training.dev_evaluation import GradedRetrievalEvaluator
 from bixse.training.loop.checkpoints import LOSS_STATE_FILE, load_loss_state
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
+
+PLAIN = {"learning_rate_mapping": {}, "logging_steps": 1}
+"""Arguments of a loss without parameters."""
+BEST = {"load_best_model_at_end": True, "greater_is_better": True, "eval_strategy": "steps"}
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 class After(TrainerCallback):
@@ -103,8 +119,7 @@ def test_the_best_checkpoints_bias_comes_back_with_its_weights(tiny_model_path, 
             return {"dev_ndcg@10": next(scores)}
 
     evaluator = Scripted([])
-    best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_dev_ndcg@10", "greater_is_better": True}
-    best |= {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 4}
+    best = {**BEST, "metric_for_best_model": "eval_dev_ndcg@10", "eval_steps": 1, "max_steps": 4}
     trainer = make_trainer(fresh(tiny_model_path), graded_pairs, tmp_path, evaluator=evaluator, **best)
     trainer.train()
     assert trainer.state.best_global_step == 2
@@ -119,26 +134,23 @@ def test_a_checkpoint_holds_no_pickled_arguments_and_loads_in_plain_sentence_tra
     tiny_model, graded_pairs, tmp_path
 ):
     make_trainer(tiny_model, graded_pairs, tmp_path, max_steps=1).train()
+    with pytest.raises(TrainingError, match="logit_bias"):
+        load_loss_state(BiXSELoss(tiny_model), tmp_path)  # where no checkpoint is
     names = {path.name for path in (tmp_path / "checkpoint-1").iterdir()}
     assert LOSS_STATE_FILE in names
     assert "training_args.bin" not in names
     assert SentenceTransformer(str(tmp_path / "checkpoint-1"), device="cpu").encode("copy").shape == (32,)
 
 
-class TestDataSets:
-    def test_a_data_set_and_graded_pairs_train_alike(self, tiny_model_path, graded_pairs, tmp_path):
-        states = []
-        for data in (graded_pairs, Dataset(graded_pairs.to_arrow())):
-            trainer = make_trainer(fresh(tiny_model_path), data, tmp_path, max_steps=3)
-            trainer.train()
-            states.append(state_of(trainer))
-        first, second = states
-        assert all(torch.equal(first[name], second[name]) for name in first)
-
-    def test_wrong_columns_are_named(self, tiny_model, graded_pairs, tmp_path):
-        wrong = Dataset.from_dict({"anchor": ["a"], "positive": ["b"]})
-        with pytest.raises(InputError, match="anchor, positive"):
-            make_trainer(tiny_model, wrong, tmp_path)
+def test_a_data_set_and_graded_pairs_train_alike_and_wrong_columns_are_named(tiny_model_path, graded_pairs, tmp_path):
+    states = []
+    for data in (graded_pairs, Dataset(graded_pairs.to_arrow())):
+        trainer = make_trainer(fresh(tiny_model_path), data, tmp_path, max_steps=3)
+        trainer.train()
+        states.append(state_of(trainer))
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    with pytest.raises(InputError, match="anchor, positive"):
+        make_trainer(trainer.model, Dataset.from_dict({"anchor": ["a"], "positive": ["b"]}), tmp_path)
 
 
 def test_one_process_alone_writes_a_checkpoint(tiny_model_path, graded_pairs, tmp_path, monkeypatch):
@@ -159,6 +171,203 @@ def test_the_batch_that_the_bias_was_fitted_to_does_not_move_it(tiny_model, grad
     assert abs(trainer.loss.logit_bias.item() - second) > 1e-3
 
 
-def test_a_missing_loss_state_is_an_error(tiny_model, tmp_path):
-    with pytest.raises(TrainingError, match="logit_bias"):
-        load_loss_state(BiXSELoss(tiny_model), tmp_path)
+def stock(model, dataset, folder, loss, *callbacks, evaluator=None, **changes):
+    learning = {"learning_rate": 1e-3, "learning_rate_mapping": {r"^logit_bias$": 0.1}}
+    steps = {"per_device_train_batch_size": 8, "max_steps": 4, "save_steps": 2}
+    settings = {**learning, **steps, "report_to": "none", "disable_tqdm": True, "use_cpu": True, **changes}
+    more = {"loss": loss, "callbacks": list(callbacks), "evaluator": evaluator}
+    return Trainer(model, Arguments(str(folder), **settings), train_dataset=dataset, **more)
+
+
+@pytest.fixture(params=["SentenceTransformer", "RelevanceModel"])
+def model(request, tiny_model_path):
+    if request.param == "RelevanceModel":
+        return build_encoder(tiny_model_path, device="cpu")
+    return SentenceTransformer(str(tiny_model_path), device="cpu")
+
+
+def own(loss) -> tuple[float, float]:
+    return loss.logit_scale.item(), loss.logit_bias.item()
+
+
+def scale_and_bias(folder) -> tuple[float, float]:
+    head = load_relevance_model(folder, device="cpu").head
+    return head.logit_scale, head.logit_bias
+
+
+class TestHead:
+    def test_the_callback_keeps_scale_and_bias_with_every_checkpoint_and_at_the_end(
+        self, model, graded_pairs, tmp_path
+    ):
+        loss = BiXSELoss(model, learn_scale=True)
+        seen = []
+        forward = loss.forward
+        loss.forward = lambda *a: (forward(*a), seen.append((own(loss), loss.statistics["mean_target"].item())))[0]
+        trainer = stock(model, graded_pairs.to_dataset(), tmp_path, loss, SaveRelevanceHead(loss))
+        trainer.train()
+        trainer.save_model()
+        assert scale_and_bias(tmp_path / "checkpoint-2") == seen[2][0]  # what step 3 began with
+        assert scale_and_bias(tmp_path / "checkpoint-4") == scale_and_bias(tmp_path) == own(loss)
+        assert own(loss) != seen[2][0]
+        head = load_relevance_model(tmp_path, device="cpu").head
+        assert head.trained_prior == head.prior == pytest.approx(sum(target for _, target in seen) / 4)
+        documents = ["copy the file", "move the path"]
+        probabilities = load_relevance_model(tmp_path, device="cpu").relevance("how do i copy the file", documents)
+        vectors = trainer.model.encode(["how do i copy the file", *documents], normalize_embeddings=True)
+        logits = torch.tensor(own(loss)[0] * vectors[1:] @ vectors[0] + own(loss)[1])
+        assert probabilities == pytest.approx(torch.sigmoid(logits).numpy(), abs=1e-5)
+
+    def test_the_best_checkpoints_head_comes_with_its_weights(self, model, graded_pairs, tmp_path):
+        class Scripted(BaseEvaluator):
+            scores = iter([0.9, 0.1])
+            primary_metric = "score"
+
+            def __call__(self, *args, **kwargs):
+                return {"score": next(self.scores)}
+
+        loss = BiXSELoss(model)
+        best = {**BEST, "metric_for_best_model": "eval_score", "eval_steps": 2, "evaluator": Scripted()}
+        trainer = stock(model, graded_pairs.to_dataset(), tmp_path, loss, SaveRelevanceHead(loss), **best)
+        trainer.train()
+        trainer.save_model()
+        assert trainer.state.best_global_step == 2
+        assert scale_and_bias(tmp_path) == scale_and_bias(tmp_path / "checkpoint-2") == own(loss)
+        assert scale_and_bias(tmp_path) != scale_and_bias(tmp_path / "checkpoint-4")
+
+    def test_a_loss_without_a_head_or_without_a_batch_is_refused(self, tiny_model, graded_pairs, tmp_path):
+        loss = InfoNCELoss(tiny_model)
+        trainer = stock(tiny_model, graded_pairs.to_dataset(), tmp_path, loss, SaveRelevanceHead(loss), **PLAIN)
+        for refuse in (lambda: save_relevance_head(loss, tmp_path), trainer.train):
+            with pytest.raises(InputError, match="InfoNCELoss"):
+                refuse()
+        with pytest.raises(InputError, match="no batch"):
+            save_relevance_head(BiXSELoss(tiny_model), tmp_path)
+        assert not (tmp_path / HEAD_FILE).exists()
+
+    def test_the_call_after_training(self, model, graded_pairs, tmp_path):
+        loss = BiXSELoss(model)
+        stock(model, graded_pairs.to_dataset(), tmp_path / "out", loss, save_strategy="no").train()
+        model.save_pretrained(str(tmp_path / "model"))
+        with pytest.raises(ModelError, match="without a relevance head"):
+            load_relevance_model(tmp_path / "model")
+        save_relevance_head(loss, tmp_path / "model", prior=0.25)
+        assert scale_and_bias(tmp_path / "model") == own(loss)
+        assert RelevanceHead.load(tmp_path / "model").prior == 0.25
+        if isinstance(model, RelevanceModel):
+            model.save_pretrained(str(tmp_path / "again"))
+            assert scale_and_bias(tmp_path / "again") == own(loss)
+
+    def test_a_resumed_run_goes_on_with_the_checkpoints_bias(self, tiny_model_path, graded_pairs, tmp_path):
+        def run(resume: bool) -> list[float]:
+            model = SentenceTransformer(str(tiny_model_path), device="cpu")
+            loss = BiXSELoss(model)
+            seen = []
+            forward = loss.forward
+            loss.forward = lambda *a: (seen.append(loss.logit_bias.item()), forward(*a))[1]
+            trainer = stock(model, graded_pairs.to_dataset(), tmp_path, loss, SaveRelevanceHead(loss))
+            trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2") if resume else None)
+            return [*seen, loss.logit_bias.item()]
+
+        whole = run(resume=False)
+        prior = RelevanceHead.load(tmp_path / "checkpoint-4").trained_prior
+        assert run(resume=True) == pytest.approx(whole[2:], abs=1e-6)
+        assert RelevanceHead.load(tmp_path / "checkpoint-4").trained_prior == pytest.approx(prior, abs=1e-6)
+
+
+def test_the_example_of_the_documentation(tiny_model_path, training_files, tmp_path, monkeypatch):
+    (code,) = re.findall(r"```python\n(.*?SentenceTransformerTrainer.*?)```", (DOCS / "losses.md").read_text(), re.S)
+    (tmp_path / "pairs.jsonl").write_bytes((training_files / "pairs.jsonl").read_bytes())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    names: dict = {}
+    name = "sentence-transformers/all-MiniLM-L6-v2"
+    assert name in code
+    exec(textwrap.dedent(code).replace(name, str(tiny_model_path)), names)
+    assert scale_and_bias(tmp_path / "my-model") == own(names["loss"])
+
+
+class TestFlatRows:
+    @pytest.mark.parametrize("kind", [MarginMSELoss, DistillKLLoss])
+    def test_are_refused_unless_each_row_has_several_documents(self, model, graded_pairs, tmp_path, kind):
+        flat_rows = graded_pairs.to_dataset().select(range(0, 60, 5))
+        with pytest.raises(InputError, match=rf"{kind.__name__}.*a column for each document"):
+            stock(model, flat_rows, tmp_path, kind(model), **PLAIN).train()
+        groups = [graded_pairs.groups()[number] for number in range(12)]
+        columns = {f"document_{number}": [group.documents[number] for group in groups] for number in range(3)}
+        labels = [list(group.relevance[:3]) for group in groups]
+        wide = Dataset.from_dict({"query": [group.query for group in groups], **columns, "label": labels})
+        trainer = stock(model, wide, tmp_path, kind(model), **PLAIN)
+        trainer.train()
+        assert all(entry["loss"] > 0 for entry in trainer.state.log_history if "loss" in entry)
+
+    def test_a_batch_without_a_pair_after_one_with_is_no_error(self, tiny_model):
+        loss = MarginMSELoss(tiny_model)
+        two = [tiny_model.preprocess(texts) for texts in (["copy", "copy"], ["copy a file", "sort a list"])]
+        one = [tiny_model.preprocess(texts) for texts in (["copy"], ["copy a file"])]
+        with pytest.raises(InputError):
+            loss(one, torch.tensor([1.0]))
+        assert loss(two, torch.tensor([1.0, 0.0])) > 0
+        assert loss(one, torch.tensor([1.0])) == 0
+
+
+class TestWrappers:
+    """Losses of sentence-transformers around a loss of ours, which replace the encoder's `forward` in their calls."""
+
+    QUERIES = ("copy a file", "sort a list", "open the name", "move in the tree")
+    DOCUMENTS = ("copy the file", "sort the list or the tree", "open", "a path to move")
+
+    def loss_at(self, states, mask, dimensions) -> torch.Tensor:
+        """BiXSE with scale 10 and bias -3 of mean-pooled states (8, T, 32): 4 queries, then 4 documents."""
+        pooled = (states * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True)
+        pooled = torch.nn.functional.normalize(pooled[:, :dimensions], dim=1)
+        logits = 10 * pooled[:4] @ pooled[4:].T - 3
+        return torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.eye(4) * 0.75, reduction="sum") / 4
+
+    @pytest.mark.parametrize("dimensions", [[32], [32, 16]], ids=["layers", "layers and dimensions"])
+    def test_every_layer_and_dimension_counts(self, model, dimensions):
+        set_dropout(model, 0.0)
+        loss = BiXSELoss(model, bias=-3.0, mini_batch_size=2)
+        options = {"n_layers_per_step": -1, "kl_temperature": 0.0}
+        wrapped = losses.AdaptiveLayerLoss(model, loss, **options)
+        if len(dimensions) > 1:
+            wrapped = losses.Matryoshka2dLoss(model, loss, dimensions, n_dims_per_step=-1, **options)
+        columns = [model.preprocess(list(texts)) for texts in (self.QUERIES, self.DOCUMENTS)]
+        computed = wrapped(columns, torch.full((4,), 0.75))
+        features = model.preprocess([*self.QUERIES, *self.DOCUMENTS])
+        ids, mask = features["input_ids"], features["attention_mask"]
+        encoder = model[0].auto_model
+        states = encoder(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states
+        *earlier, last = [sum(self.loss_at(state, mask, size) for size in dimensions) for state in states]
+        expected = last + sum(earlier) / len(earlier)
+        assert computed.item() == pytest.approx(expected.item(), rel=1e-5)
+        table = encoder.embeddings.word_embeddings.weight
+        gradient, wanted = (torch.autograd.grad(value, table)[0] for value in (computed, expected))
+        assert torch.allclose(gradient, wanted, atol=1e-5)
+
+    @pytest.mark.parametrize("wrapper", [losses.AdaptiveLayerLoss, losses.Matryoshka2dLoss, losses.MatryoshkaLoss])
+    def test_the_stock_trainer_trains_with_them_and_gradient_cache_is_refused(
+        self, tiny_model, graded_pairs, tmp_path, wrapper
+    ):
+        dimensions = [] if wrapper is losses.AdaptiveLayerLoss else [[32, 16]]
+        plain, cached = (
+            stock(tiny_model, graded_pairs.to_dataset(), tmp_path, wrapper(tiny_model, loss, *dimensions), **PLAIN)
+            for loss in (BiXSELoss(tiny_model), BiXSELoss(tiny_model, gradient_cache=True))
+        )
+        plain.train()
+        figures = [entry for entry in plain.state.log_history if "loss" in entry]
+        assert all(entry["loss"] > 0 and entry["grad_norm"] > 0 for entry in figures)
+        with pytest.raises(InputError, match="gradient_cache: "):
+            cached.train()
+
+
+@pytest.mark.parametrize("load", [partial(CrossEncoder, device="cpu"), AutoModel.from_pretrained, str])
+def test_models_that_embed_no_texts_are_refused(tiny_model_path, load):
+    with pytest.raises(ModelError, match="expected a SentenceTransformer"):
+        BiXSELoss(load(str(tiny_model_path.parent / "backbone")))
+
+
+def test_a_column_named_relevance_is_refused(tiny_model, graded_pairs, tmp_path):
+    dataset = graded_pairs.to_dataset().rename_column("label", "relevance")
+    with pytest.raises(InputError, match="as a text") as caught:
+        stock(tiny_model, dataset, tmp_path, BiXSELoss(tiny_model)).train()
+    assert "label" in caught.value.fix
