@@ -100,9 +100,6 @@ def main():
             answer = ledger.claim(words[0])
         elif name == "write":
             answer = ledger.write(words[0], Answer("graded", "verbal", grade=float(words[1])))
-        elif name == "find":
-            found = ledger.find(words[0])
-            answer = None if found is None else found.grade
         elif name == "fork":
             if not (answer := os.fork()):  # the child closes what it has of the ledger, and outlives its parent
                 if words:

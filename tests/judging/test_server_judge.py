@@ -1,23 +1,33 @@
-"""What the probe finds at servers of every kind, over real sockets."""
+"""The judge behind a server over real sockets: what its probe finds, and one grade or status per question."""
+
+import json
+from itertools import cycle
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from bixse.errors import BixseError, InputError
 from bixse.judging.grade_settings import JudgeOptions
+from bixse.judging.judge import Usage
+from bixse.judging.judges.client import REFUSALS
+from bixse.judging.judges.endpoints import STAND_IN
 from bixse.judging.judges.server_judge import ServerJudge
 from bixse.judging.rubrics import PromptVariant, Rubric
 from helpers.chat_server import planted
-from helpers.server_questions import GRADE, RUBRIC, SHARES, ask_one
+from helpers.command import call
+from helpers.server_questions import GRADE, RUBRIC, SHARES, ask_all, ask_one, planted_question
+from helpers.tiny_judges import save_judge
+
+KEY = "sk/very+secret-0123456789"
 
 
-@pytest.mark.parametrize("dialect", ["openai", "marks"])
-def test_every_dialect_gives_the_planted_grade(server, dialect):
-    with ServerJudge(server.scenario(dialect=dialect), RUBRIC) as judge:
+def test_the_grade_is_the_one_that_was_planted(server):
+    with ServerJudge(server.scenario(), RUBRIC) as judge:
         assert judge.identity["mode"] == "top-logprobs"
         assert judge.identity["parameters"]["max_tokens"] == 1
         assert judge.warnings == []
-        answer = ask_one(judge, planted("a", SHARES))
+        answer = ask_one(judge)
     assert (answer.status, answer.mode, answer.text, answer.judge) == ("graded", "top-logprobs", "2", "judge-model")
     assert answer.grade == pytest.approx(GRADE)
     assert answer.probabilities == pytest.approx(SHARES)
@@ -27,7 +37,7 @@ def test_every_dialect_gives_the_planted_grade(server, dialect):
 
 @pytest.mark.parametrize(
     "settings",
-    [*({"dialect": name} for name in ("ignore", "null", "zeros", "minus")),
+    [*({"dialect": name} for name in ("ignore", "zeros", "minus")),
      {"no_logprobs": True}, {"gives_top": 1}, {"most_top": 4}],
 )  # fmt: skip
 def test_without_probabilities_it_says_which_modes_remain(server, settings):
@@ -39,7 +49,7 @@ def test_without_probabilities_it_says_which_modes_remain(server, settings):
 def test_the_most_alternatives_that_are_accepted(server, most, found):
     with ServerJudge(server.scenario(most_top=most), RUBRIC) as judge:
         assert judge.identity["parameters"]["top_logprobs"] == found
-        answer = ask_one(judge, planted("a", [0.02, 0.3, 0.3, 0.3]))
+        answer = ask_one(judge, [0.02, 0.3, 0.3, 0.3])
     true = np.average([0, 1, 2, 3], weights=[0.02, 0.3, 0.3, 0.3])
     assert answer.low is not None and answer.high is not None
     assert answer.low <= true <= answer.high
@@ -69,7 +79,7 @@ def test_the_form_of_requests_fits_the_server(server, settings, parameters):
     with ServerJudge(server.scenario(**settings), RUBRIC, options) as judge:
         assert parameters.items() <= judge.identity["parameters"].items()
         if "most_top" not in settings:
-            answer = ask_one(judge, planted("a", SHARES))
+            answer = ask_one(judge)
             assert answer.status == "graded"
             assert "temperature" in parameters or answer.grade == pytest.approx(GRADE)
 
@@ -79,7 +89,7 @@ def test_constrained_where_only_that_answers(server, kind):
     with ServerJudge(server.scenario(known_end="none", constraint=kind), RUBRIC) as judge:
         assert judge.identity["mode"] == "constrained"
         assert judge.identity["parameters"]["constraint"] == kind
-        answer = ask_one(judge, planted("a", SHARES, end="none"))
+        answer = ask_one(judge, end="none")
     assert (answer.status, answer.mode) == ("graded", "constrained")
     assert answer.grade == pytest.approx(GRADE)
 
@@ -96,8 +106,8 @@ def test_samples(server, settings):
     address = server.scenario(no_logprobs=True, **settings)
     with ServerJudge(address, RUBRIC, JudgeOptions(mode="sample", samples=40)) as judge:
         assert judge.identity["parameters"]["samples"] == 40
-        answer = ask_one(judge, planted("a", [0.5, 0.0, 0.0, 0.3]))
-        again = ask_one(judge, planted("a", [0.5, 0.0, 0.0, 0.3]), repeat=1)
+        answer = ask_one(judge, [0.5, 0.0, 0.0, 0.3])
+        again = ask_one(judge, [0.5, 0.0, 0.0, 0.3], repeat=1)
     assert (answer.status, answer.mode) == ("graded", "sample")
     shares = np.array(answer.probabilities)
     assert np.allclose(shares * 40, np.round(shares * 40))
@@ -110,7 +120,7 @@ def test_samples(server, settings):
 
 def test_verbal(server):
     with ServerJudge(server.scenario(no_logprobs=True), RUBRIC, JudgeOptions(mode="verbal")) as judge:
-        answer = ask_one(judge, planted("a", [0.1, 0.2, 0.4, 0.3]))
+        answer = ask_one(judge, [0.1, 0.2, 0.4, 0.3])
         assert judge.identity["mode"] == "verbal"
         assert "last line" in judge.identity["parameters"]["answer_line"]
     assert (answer.probabilities, answer.grade, answer.mode) == ((0.0, 0.0, 1.0, 0.0), 2.0, "verbal")
@@ -124,33 +134,11 @@ def test_options_of_several_letters_must_be_single_tokens(server):
         with pytest.raises(InputError, match="label '10'"):
             ServerJudge(server.scenario(**scenario), rubric)
     with ServerJudge(server.scenario(labels=labels), rubric) as judge:  # seen whole among the alternatives
-        answer = ask_one(judge, planted("a", [0.1, 0.2, 0.6]), rubric)
+        answer = ask_one(judge, [0.1, 0.2, 0.6], rubric=rubric)
     assert answer.text == "10"
     assert answer.grade == pytest.approx(np.average([0, 1, 2], weights=[0.1, 0.2, 0.6]))
     with ServerJudge(server.scenario(labels=labels, split_labels=["10"]), rubric, JudgeOptions(mode="verbal")):
         pass  # needs no tokens
-
-
-@pytest.mark.parametrize(
-    ("end", "status"),
-    [
-        ("off", "no-option"),
-        ("refuse", "truncated"),
-        ("message-refusal", "refused"),
-        ("filter", "filtered"),
-        ("null", "no-probabilities"),
-        ("no-logprobs", "no-probabilities"),
-        ("too-long", "too-long"),
-        ("odd-400", "failed"),
-        ("think", "truncated"),
-    ],
-)
-def test_every_end_without_a_grade_has_its_status(server, end, status):
-    with ServerJudge(server.scenario(), RUBRIC) as judge:
-        answer = ask_one(judge, planted("a", SHARES, end=end))
-    assert (answer.status, answer.grade, answer.probabilities) == (status, None, ())
-    assert answer.detail
-    assert answer.mode == "top-logprobs"  # never changed silently
 
 
 @pytest.mark.parametrize(
@@ -191,3 +179,99 @@ def test_the_identity_does_not_depend_on_address_concurrency_and_timeout(server)
             identities.append(dict(judge.identity) | {"server": ""})
     assert identities[0] == identities[1] == identities[2]
     assert identities[0]["labels"] == list(RUBRIC.labels)
+
+
+ENDS = {  # what is planted -> the status it ends with
+    "null": "no-probabilities", "no-logprobs": "no-probabilities", "none": "no-option", "off": "no-option",
+    "refuse": "refused", "message-refusal": "refused", "403": "failed", "odd-400": "failed", "filter": "filtered",
+    "too-long": "too-long", "cut": "truncated", "think": "graded",
+}  # fmt: skip
+ERRORS = [["500", "500"], ["503"] * 3, ["half"], ["garbage"], ["reset"] * 2, ["empty"], ["429"], ["429-after-0.05"] * 7]
+
+
+def test_in_a_storm_each_question_ends_once_with_its_planted_grade_or_status(server, monkeypatch):
+    """Errors before the answer are tried again; a busy server costs no try; no answer holds the key."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    dice, ends, errors, asked, expected = np.random.default_rng(7), cycle(ENDS), cycle(ERRORS), [], {}
+    for number in range(400):
+        shares = (dice.uniform(0.6, 0.97) * dice.dirichlet(np.full(4, 3.0))).tolist()
+        end = next(ends) if number % 8 == 0 else ""
+        before = next(errors) if number % 5 == 1 and not end else []
+        grade = np.average([0, 1, 2, 3], weights=shares)
+        expected[str(number)] = (ENDS.get(end, "graded"), grade, len(before) + 1)
+        asked.append(planted_question(str(number), before, end, shares))
+    address = server.scenario(key=KEY)
+    with ServerJudge(address, RUBRIC, JudgeOptions(max_tokens=32, concurrency=32)) as judge:
+        answers = ask_all(judge, asked)
+    for number, answer in answers.items():
+        status, grade, tries = expected[number]
+        assert (answer.status, answer.tries) == (status, tries), (number, answer)
+        assert answer.mode == "top-logprobs", "never changed silently"
+        assert KEY not in answer.to_json()
+        if status == "graded":
+            assert answer.grade == pytest.approx(grade, abs=1e-6)
+            assert answer.low - 1e-6 <= grade <= answer.high + 1e-6
+            assert answer.usage == Usage(50, 40, answer.usage.completion)
+        else:
+            assert (answer.grade, answer.probabilities) == (None, ()) and answer.detail
+    assert server.stats(address)["most_in_flight"] <= 32
+
+
+def pairs_file(folder, count, ends=None):
+    """Pairs of which some are planted to end badly."""
+    path = folder / "pairs.jsonl"
+    documents = [planted(str(number), SHARES, end=(ends or {}).get(number, "")) for number in range(count)]
+    rows = [
+        {"query_id": "q", "query": "a query", "document_id": f"d{number}", "document": document}
+        for number, document in enumerate(documents)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_refused_pairs_fail_alone_and_no_file_holds_the_key(server, tmp_path, capsys, monkeypatch):
+    """The server repeats the key in refusals and in messages of errors."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    ends = {
+        **dict.fromkeys(range(10, 10 + 4 * REFUSALS), "403"),
+        **dict.fromkeys((40, 42), "odd-400"),
+        **dict.fromkeys((41, 43), "message-refusal"),
+    }
+    pairs, out = pairs_file(tmp_path, 50, ends), tmp_path / "out"
+    statuses = {"graded": 26, "failed": 4 * REFUSALS + 2, "refused": 2}
+    for _ in range(2):  # the second run asks the failed pairs alone
+        code, found = call(capsys, "grade", "--judge", server.scenario(key=KEY), "--pairs", pairs, "--out", out)
+        assert (code, found["metrics"]["statuses"]) == (3, statuses)
+    assert found["metrics"]["asked"] == statuses["failed"]
+    rows = pq.read_table(out / "judgements.parquet").to_pylist()
+    assert sum(STAND_IN in row["detail"] for row in rows) == 4
+    stored = [pq.read_table(segment).to_pylist() for segment in (out / "ledger").glob("*.parquet")]
+    assert KEY not in json.dumps([found, rows, stored])
+    assert not any(KEY.encode() in path.read_bytes() for path in out.rglob("*") if path.is_file())
+
+
+def test_answers_of_another_model_or_without_usage_are_counted_with_a_warning(server, tmp_path, capsys):
+    ends = {4: "other-model", 7: "other-model", 9: "usage 1e999", 10: 'usage "many"'}
+    words = ["--judge", server.scenario(), "--pairs", pairs_file(tmp_path, 12, ends), "--prices", 1e6, 0]
+    for asked in (12, 0):
+        code, found = call(capsys, "grade", *words, "--out", tmp_path / "o")
+        metrics = found["metrics"]
+        assert (code, metrics["asked"], metrics["other_models"]) == (0, asked, {"cheap-model": 2})
+        assert (metrics["usage_unknown"], metrics["usd"]) == (2, pytest.approx(10 * 50))
+        assert any("cheap-model" in warning and "judge-model" in warning for warning in found["warnings"])
+        assert any("2 answers came without" in warning for warning in found["warnings"])
+
+
+def test_a_local_judge_is_not_loaded_if_nothing_is_left_to_ask(tmp_path, capsys, monkeypatch):
+    import transformers
+
+    judge = ["--judge", save_judge(tmp_path / "judge"), "--pairs", pairs_file(tmp_path, 3), "--rubric", "binary-0-1"]
+    words = ["grade", *judge, "--out", tmp_path / "o"]
+    call(capsys, *words)
+    monkeypatch.delattr(transformers.AutoModelForCausalLM, "from_pretrained")
+    _, again = call(capsys, *words)
+    assert (again["errors"], again["metrics"]["asked"]) == ([], 0)
+    code, dry = call(capsys, *words, "--dry-run")
+    assert (code, dry["metrics"]["answered"]) == (0, 3)
+    code, plan = call(capsys, "grade", *judge, "--out", tmp_path / "new", "--dry-run")
+    assert (code, plan["metrics"]["counted_by"]) == (0, "tokenizer")
