@@ -294,11 +294,7 @@ def test_requests_and_keys_of_other_modes_are_what_they_were(mode):
 
 @pytest.mark.parametrize(
     ("constraint", "value"),
-    [
-        ("structured_outputs", {"choice": ["0", '"1"']}),
-        ("grammar", 'root ::= "0" | "\\"1\\""'),
-        ("regex", '(0|"1")'),
-    ],
+    [("structured_outputs", {"choice": ["0", '"1"']}), ("grammar", 'root ::= "0" | "\\"1\\""'), ("regex", '(0|"1")')],
 )
 def test_constraints_of_every_server(constraint, value):
     form = RequestForm("m", "constrained", ("0", '"1"'), constraint=constraint)

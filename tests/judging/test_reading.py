@@ -9,12 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bixse.errors import InputError
-from bixse.judging.judges.reading import (
-    answer_token,
-    expected_grade,
-    find_answer,
-    option_probabilities,
-)
+from bixse.judging.judges.reading import answer_token, expected_grade, find_answer, option_probabilities
 
 DIGITS = ("0", "1", "2", "3")
 
@@ -154,12 +149,7 @@ def test_two_options_where_ratings_stand_are_never_a_grade(first, one, middle, o
 
 
 @settings(max_examples=500, deadline=None)
-@given(
-    TEXTS,
-    STANDING,
-    st.permutations(DIGITS),
-    st.sampled_from(["{}", "Score: {}", '{{"score": {}}}']),
-)
+@given(TEXTS, STANDING, st.permutations(DIGITS), st.sampled_from(["{}", "Score: {}", '{{"score": {}}}']))
 def test_another_rating_before_the_answer_takes_it_away(text, one, options, form):
     before = f"{text}\n{one.format(options[0])}\n"
     assert find_answer(before + form.format(options[1]), DIGITS).status != "graded"
