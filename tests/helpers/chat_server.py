@@ -198,22 +198,17 @@ class Scenario:
             message = self.get("system_says", "System role not supported")
             return self.get("system_status", 400), {"error": {"message": message}}
         most_top, number = self.get("most_top", 10**6), body.get("n", 1)
-        rules = {
-            "Logprobs is not supported for this model.": self.get("no_logprobs") and "logprobs" in body,
-            f"top_logprobs must be at most {most_top}": (body.get("top_logprobs") or 0) > most_top,
-            "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.":
-                self.get("limit_name") and "max_tokens" in body,
-            "Unsupported value: 'temperature' does not support 0 with this model.":
-                self.get("no_temperature") and "temperature" in body,
-            "Extra inputs are not permitted: seed": self.get("no_seed") and "seed" in body,
-            f"Field 'n': Value must be between 1 <= value <= 2, but got {number}": number > self.get("most_n", 100),
-            "This model's maximum context length is 2048 tokens. However, you requested 9000 tokens.":
+        rules = [
+            *((field in body, message) for field, message in self.get("refuses", {}).items()),
+            (self.get("no_logprobs") and "logprobs" in body, "Logprobs is not supported for this model."),
+            (body.get("top_logprobs", 0) > most_top, f"top_logprobs must be at most {most_top}"),
+            (number > self.get("most_n", 100), f"Field 'n': Value must be between 1 <= value <= 2, but got {number}"),
+            (
                 len(body["messages"][-1]["content"]) > self.get("context", 10**9),
-        }  # fmt: skip
-        message = next((message for message, is_broken in rules.items() if is_broken), None)
-        if message is None:
-            return None
-        return (422 if "seed" in message else 400), {"error": {"message": message}}
+                "maximum context length is 2048 tokens",
+            ),
+        ]
+        return next(((400, {"error": {"message": message}}) for is_broken, message in rules if is_broken), None)
 
     def stats(self):
         return {name: value for name, value in vars(self).items() if name != "settings"}

@@ -20,6 +20,9 @@ from helpers.server_questions import GRADE, RUBRIC, SHARES, ask_all, ask_one, pl
 from helpers.tiny_judges import save_judge
 
 KEY = "sk/very+secret-0123456789"
+LIMIT_NAME = {"max_tokens": "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."}
+TEMPERATURE = {"temperature": "Unsupported value: 'temperature' does not support 0 with this model."}
+NO_SEED = {"refuses": {"seed": "Extra inputs are not permitted: seed"}}
 
 
 def test_the_grade_is_the_one_that_was_planted(server):
@@ -67,9 +70,9 @@ def test_the_most_alternatives_that_are_accepted(server, most, found):
         ({"thinking": "separate", "thinking_switch": False}, {"thinking_off": False, "max_tokens": 16}),
         ({"prefix": "Answer: "}, {"max_tokens": 16, "thinking_off": False}),
         ({"prefix": "\n"}, {"max_tokens": 16}),
-        ({"limit_name": True}, {"max_tokens": 1}),
-        ({"no_temperature": True}, {"temperature": None}),
-        ({"most_top": 5, "system": False, "limit_name": True, "no_temperature": True},
+        ({"refuses": LIMIT_NAME}, {"max_tokens": 1}),
+        ({"refuses": TEMPERATURE}, {"temperature": None}),
+        ({"most_top": 5, "system": False, "refuses": LIMIT_NAME | TEMPERATURE},
          {"top_logprobs": 5, "system_role": False, "temperature": None, "max_tokens": 1}),
         ({"suffix": ". It says so"}, {"max_tokens": 1}),
     ],
@@ -101,7 +104,7 @@ def test_constrained_is_believed_only_where_it_is_obeyed(server):
         ServerJudge(server.scenario(known_end="none"), RUBRIC)
 
 
-@pytest.mark.parametrize("settings", [{}, {"ignores_n": True}, {"most_n": 2}, {"no_seed": True}])
+@pytest.mark.parametrize("settings", [{}, {"ignores_n": True}, {"most_n": 2}, NO_SEED])
 def test_samples(server, settings):
     address = server.scenario(no_logprobs=True, **settings)
     with ServerJudge(address, RUBRIC, JudgeOptions(mode="sample", samples=40)) as judge:
@@ -112,7 +115,7 @@ def test_samples(server, settings):
     shares = np.array(answer.probabilities)
     assert np.allclose(shares * 40, np.round(shares * 40))
     assert shares == pytest.approx([0.5, 0.0, 0.0, 0.3], abs=0.25)
-    assert (again.probabilities == answer.probabilities) == ("no_seed" in settings)  # this server draws by the seed
+    assert (again.probabilities == answer.probabilities) == (settings == NO_SEED)  # this server draws by the seed
     assert answer.grade == pytest.approx(np.average([0, 1, 2, 3], weights=shares))
     assert answer.low == answer.grade == answer.high
     assert answer.usage.completion >= 40
