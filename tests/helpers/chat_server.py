@@ -103,12 +103,8 @@ class Scenario:
         """Tokens to write, each with the alternatives of its place."""
         labels = plan["labels"]
         options = alternatives(plan)
-        allowed = self.allowed(body)
-        if allowed is not None:
-            best = max(allowed, key=lambda label: options.get(label, 0.0))
-            if best in labels:
-                return [(best, options)]
-            return [(best[:3], {best[:3]: 1e-6, **options}), (best[3:], {best[3:]: 0.9, "x": 0.1})]
+        if self.get("constraint") in body:
+            return [(max(labels, key=lambda label: options.get(label, 0.0)), options)]
         best = max(labels, key=lambda label: options.get(label, 0.0))
         if body.get("temperature"):
             draw = random.Random(f"{plan['id']} {body.get('seed')} {index}")
@@ -119,29 +115,15 @@ class Scenario:
         if end in WRITTEN:
             return plain(WRITTEN[end])
         before = plain(self.get("prefix", ""))
-        if end == "think" or (self.get("thinking") == "tags" and not self.thinking_off(body)):
+        off = body.get("chat_template_kwargs") == {"enable_thinking": False} and self.get("thinking_switch", True)
+        if end == "think" or (self.get("thinks") and not off):
             begin, close = ("<think>", {"<think>": 0.99, "3": 0.001}), ("</think>", {"</think>": 0.9, "x": 0.1})
             return [begin, *plain("0 or 1 or 2?"), close, *plain("\n\n"), *before, (best, options)]
-        if self.get("thinking") == "separate" and not self.thinking_off(body):
-            return [*plain("Let me think about 3 things."), (best, options)]
         written = [(best, options)]
         if best in self.get("split_labels", []):
             seen = {token: share for token, share in options.items() if token.strip() != best}
             written = [(best[0], {**seen, best[0]: 0.5}), (best[1:], {best[1:]: 0.9, "x": 0.1})]
         return [*before, *written, *plain(self.get("suffix", ""))]
-
-    def thinking_off(self, body):
-        off = (body.get("chat_template_kwargs") or {}).get("enable_thinking") is False
-        return off and self.get("thinking_switch", True)
-
-    def allowed(self, body):
-        kind = self.get("constraint")
-        given = body.get(kind) if kind else None
-        if given is None:
-            return None
-        if kind == "structured_outputs":
-            return list(given["choice"])
-        return re.findall(r'"([^"]+)"', given) if kind == "grammar" else given.strip("()").split("|")
 
     # --- how it is written ------------------------------------------------------------------------------------------
 
@@ -155,10 +137,6 @@ class Scenario:
             tokens = tokens[:limit]
             written += len(tokens)
             message = {"role": "assistant", "content": "".join(token for token, _ in tokens)}
-            if self.get("thinking") == "separate" and not self.thinking_off(body) and plan["end"] == "":
-                split = len(tokens) - (finish == "stop")
-                parts = ("".join(token for token, _ in part) for part in (tokens[:split], tokens[split:]))
-                message["reasoning_content"], message["content"] = parts
             if plan["end"] == "filter":
                 finish = "content_filter"
             logprobs = None if plan["end"] == "null" else self.logprobs(body, tokens)
@@ -245,7 +223,6 @@ def application():
 
     async def models(request):
         scenario = scenarios[request.match_info["name"]]
-        scenario.counts["models"] += 1
         if scenario.get("down"):
             return say(503, {"error": "down"})
         if scenario.get("no_list"):
