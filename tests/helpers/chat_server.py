@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 LABELS = ["0", "1", "2", "3"]
-FILLERS = ["The", "A", "I", "This", "It", "Based", "Score", "**", "\n", "To", "We", "Here", "Sure", "You", "In", "As"]
 BARE_SHARE = 0.9
 """Share of an option's probability that goes to the token without a space."""
 WRITTEN = {
@@ -49,12 +48,7 @@ def alternatives(plan):
     for label, share in zip(plan.get("labels", LABELS), plan["p"], strict=True):
         if share > 0:
             found[label], found[f" {label}"] = share * BARE_SHARE, share * (1 - BARE_SHARE)
-    rest = max(0.0, 1.0 - sum(found.values()))
-    weights = [2.0**-position for position in range(1, len(FILLERS) + 1)]
-    for token, weight in zip(FILLERS, weights, strict=True):
-        if rest > 0:
-            found[token] = rest * weight
-    return found
+    return {**found, "The": 1.0 - sum(found.values())} if sum(found.values()) < 1 else found
 
 
 REFUSED = {
@@ -85,8 +79,6 @@ class Scenario:
 
     def get(self, name, default=None):
         return self.settings.get(name, default)
-
-    # --- what is answered -------------------------------------------------------------------------------------------
 
     def plan(self, body):
         text = body["messages"][-1]["content"]
@@ -125,8 +117,6 @@ class Scenario:
             written = [(best[0], {**seen, best[0]: 0.5}), (best[1:], {best[1:]: 0.9, "x": 0.1})]
         return [*before, *written, *plain(self.get("suffix", ""))]
 
-    # --- how it is written ------------------------------------------------------------------------------------------
-
     def reply(self, body, plan):
         count = 1 if self.get("ignores_n") else min(body.get("n", 1), self.get("most_n", 100))
         choices, written = [], 0
@@ -162,8 +152,6 @@ class Scenario:
             top_logprobs = [{"token": word, "logprob": value} for word, value in values.items()]
             content.append({"token": token, "logprob": written, "top_logprobs": top_logprobs})
         return {"content": content}
-
-    # --- what is refused --------------------------------------------------------------------------------------------
 
     def refusal(self, body, headers):
         """Status and error of the first rule that a request breaks, or None."""

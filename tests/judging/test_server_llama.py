@@ -21,11 +21,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(MISSING), reason=f"not i
 
 DOCUMENTS = {
     "shutil.copy": "shutil.copy(src, dst): Copy the file src to the file or directory dst.",
-    "os.listdir": "os.listdir(path): Return a list of the names of the entries in the directory.",
     "json.loads": "json.loads(s): Deserialize s, a str holding a JSON document, to a Python object.",
-    "time.sleep": "time.sleep(secs): Suspend execution of the calling thread for the given number of seconds.",
 }
-QUERIES = ["how do I copy a file", "wait for two seconds", "names of the files in a folder"]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +55,7 @@ def question(query, name, document, rubric):
 
 def test_a_real_server_grades_every_pair(address):
     rubric = load_rubric("trec-dl-0-3")
-    questions = [question(query, name, text, rubric) for query in QUERIES for name, text in DOCUMENTS.items()]
+    questions = [question("how do I copy a file", name, text, rubric) for name, text in DOCUMENTS.items()]
     with ServerJudge(address, rubric, JudgeOptions(timeout=300)) as judge:
         assert judge.name.startswith("SmolLM2-135M-Instruct")
         assert judge.identity["server"] == "llama.cpp"
@@ -67,12 +64,11 @@ def test_a_real_server_grades_every_pair(address):
         assert judge.identity["mode"] == "constrained"
         assert judge.identity["parameters"]["top_logprobs"] == 1000
         assert any("rest on little" in warning for warning in judge.warnings)
-        answers = {(asked.query_id, asked.document_id): answer for asked, answer in judge.answers(questions)}
+        answers = [answer for _, answer in judge.answers(questions)]
         [(_, long)] = judge.answers([question("copy", "long", "word " * 5000, rubric)])  # a slot has 4,096 tokens
     assert (long.status, long.grade) == ("too-long", None)
-    assert len(answers) == len(questions) == 12
-    for asked in questions:
-        answer = answers[asked.query_id, asked.document_id]
+    assert len(answers) == len(DOCUMENTS)
+    for answer in answers:
         assert (answer.status, answer.mode, answer.judge) == ("graded", "constrained", judge.name)
         assert answer.text in rubric.labels
         probabilities = np.array(answer.probabilities)
