@@ -83,8 +83,7 @@ class Scenario:
     def plan(self, body):
         text = body["messages"][-1]["content"]
         labels = self.get("labels", LABELS)
-        match = PLAN.search(text)
-        if match:
+        if match := PLAN.search(text):
             return {"labels": labels, **json.loads(match[1])}
         right = "Paris is the capital" in text
         shares = [0.02] * (len(labels) - 1)
@@ -95,9 +94,9 @@ class Scenario:
         """Tokens to write, each with the alternatives of its place."""
         labels = plan["labels"]
         options = alternatives(plan)
-        if self.get("constraint") in body:
-            return [(max(labels, key=lambda label: options.get(label, 0.0)), options)]
         best = max(labels, key=lambda label: options.get(label, 0.0))
+        if self.get("constraint") in body:
+            return [(best, options)]
         if body.get("temperature"):
             draw = random.Random(f"{plan['id']} {body.get('seed')} {index}")
             best = draw.choices([*labels, "hmm"], [*plan["p"], max(0.0, 1 - sum(plan["p"]))])[0]
@@ -135,19 +134,12 @@ class Scenario:
         return {"id": "x", "model": body.get("model"), "choices": choices, "usage": usage}
 
     def logprobs(self, body, tokens):
-        dialect = self.get("dialect")
-        if body.get("logprobs") is not True or dialect == "ignore":
+        if body.get("logprobs") is not True:
             return None
-        top = min(int(body.get("top_logprobs", 0)), self.get("gives_top", 10**6))
-        content = []
+        top, content = min(body.get("top_logprobs", 0), self.get("gives_top", 10**6)), []
         for token, options in tokens:
             ranked = sorted(options.items(), key=lambda option: -option[1])[:top]
-            if dialect == "zeros":
-                values = {word: 0.0 for word, _ in ranked}
-            elif dialect == "minus":
-                values = {word: 0.0 if word == token else -9999.0 for word, _ in ranked}
-            else:
-                values = {word: math.log(share) for word, share in ranked}
+            values = {word: 0.0 if self.get("zeros") else math.log(share) for word, share in ranked}
             written = values.get(token, math.log(options.get(token, 1e-9)))
             top_logprobs = [{"token": word, "logprob": value} for word, value in values.items()]
             content.append({"token": token, "logprob": written, "top_logprobs": top_logprobs})
@@ -169,10 +161,7 @@ class Scenario:
             (self.get("no_logprobs") and "logprobs" in body, "Logprobs is not supported for this model."),
             (body.get("top_logprobs", 0) > most_top, f"top_logprobs must be at most {most_top}"),
             (number > self.get("most_n", 100), f"Field 'n': Value must be between 1 <= value <= 2, but got {number}"),
-            (
-                len(body["messages"][-1]["content"]) > self.get("context", 10**9),
-                "maximum context length is 2048 tokens",
-            ),
+            (len(body["messages"][-1]["content"]) > self.get("context", 10**9), "beyond the maximum context length"),
         ]
         return next(((400, {"error": {"message": message}}) for is_broken, message in rules if is_broken), None)
 

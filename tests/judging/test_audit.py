@@ -315,18 +315,10 @@ def test_wrong_input_is_refused():
         GradeMap(slope=1.0, intercept=0.0).apply(float("nan"))
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [
-        {"kind": "isotonic", "slope": 1.0, "intercept": 0.0},
-        {"slope": -1.0, "intercept": 0.0},
-        {"slope": float("nan"), "intercept": 0.0},
-        {"slope": 1.0},
-    ],
-)
-def test_maps_that_may_fall_or_are_incomplete_are_refused(broken):
+@pytest.mark.parametrize("change", [{}, {"kind": "isotonic"}, {"slope": -1.0}, {"slope": float("nan")}])
+def test_maps_that_may_fall_or_are_incomplete_are_refused(change):
     with pytest.raises(ValidationError):
-        GradeMap.model_validate(broken)
+        GradeMap.model_validate({"slope": 1.0, **({"intercept": 0.0} if change else {}), **change})
 
 
 def test_a_logistic_map_of_an_earlier_version_is_read():

@@ -271,23 +271,6 @@ def test_constraints_of_every_server(constraint, value):
     assert request_body(form, MESSAGES)[constraint] == value
 
 
-@pytest.mark.parametrize(
-    ("message", "field", "value"),
-    [
-        ("Unsupported: 'max_tokens'. Use 'max_completion_tokens'.", "limit_name", "max_completion_tokens"),
-        ("'temperature' does not support 0", "temperature", None),
-        ("System role not supported", "system_role", False),
-        ("Conversation roles must alternate user/assistant", "system_role", False),
-        ("top_logprobs must be at most 10", "top_logprobs", 10),
-        ("what?", "top_logprobs", 10),
-    ],
-)
-def test_a_refused_part_of_the_form_is_left_out(message, field, value):
-    simpler = simpler_form(TOP, message)
-    assert simpler is not None
-    assert getattr(simpler, field) == value
-
-
 def test_forms_get_simpler_until_nothing_is_left():
     form, counts = TOP, []
     while form is not None:

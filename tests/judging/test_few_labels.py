@@ -15,11 +15,11 @@ PRECISION = ["precision@2"]
 DRAWN = [("q00", "d0"), ("q01", "d1"), ("q02", "d2")]
 
 
-def population(queries, documents, seed=0):
-    """Judge's grades, people's labels that they are somewhat like, and two rankings."""
+def population(queries, documents, seed=0, rate=None):
+    """Judge's grades, people's labels that they are somewhat like, and two rankings; or labels of 1 at a rate."""
     generator = np.random.default_rng(seed)
     pairs = [(f"q{q:02}", f"d{d}") for q in range(queries) for d in range(documents)]
-    labels = {pair: int(generator.integers(0, 4)) / 3 for pair in pairs}
+    labels = {pair: float(generator.random() < rate) if rate else int(generator.integers(0, 4)) / 3 for pair in pairs}
     grades = {pair: float(np.clip(labels[pair] + generator.normal(0, 0.3), 0, 1)) for pair in pairs}
     runs = {name: {query: {} for query, _ in pairs} for name in ("a", "b")}
     for name, noise in (("a", 0.3), ("b", 1.0)):
@@ -89,26 +89,15 @@ def test_one_useful_label_or_equal_labels_give_no_interval():
     assert only(evaluate_few_labels(runs, grades, equal, metrics=["precision@2"]), "precision@2").labels.low is None
 
 
-def rare(generator, queries, documents, rate):
-    """A population whose documents are relevant at a rate, a judge that is somewhat right, and a good ranking."""
-    pairs = [(f"q{q:02}", f"d{d:02}") for q in range(queries) for d in range(documents)]
-    labels = {pair: float(generator.random() < rate) for pair in pairs}
-    grades = {pair: float(np.clip(0.15 + 0.5 * z + generator.normal(0, 0.2), 0, 1)) for pair, z in labels.items()}
-    run = {query: {} for query, _ in pairs}
-    for (query, document), z in labels.items():
-        run[query][document] = z + float(generator.normal(0, 0.7))
-    return run, grades, labels
-
-
 def test_ndcg_needs_whole_queries():
-    run, grades, labels = rare(np.random.default_rng(1), 25, 12, 0.07)
+    runs, grades, labels = population(25, 12)
     drawn = some(labels, 40)
     with pytest.raises(InputError, match=r"ndcg: got labels of pairs; .* label whole queries"):
-        evaluate_few_labels({"a": run}, grades, drawn, metrics=["ndcg@10"])
-    found = evaluate_few_labels({"a": run}, grades, drawn)
+        evaluate_few_labels(runs, grades, drawn, metrics=["ndcg@10"])
+    found = evaluate_few_labels(runs, grades, drawn)
     assert {estimate.metric for estimate in found.estimates} == {"precision@10"} and "nDCG is left out" in found.text()
     whole = {pair: z for pair, z in labels.items() if pair[0] in ("q03", "q07", "q11", "q19")}
-    found = evaluate_few_labels({"a": run}, grades, whole)
+    found = evaluate_few_labels(runs, grades, whole)
     assert {estimate.metric for estimate in found.estimates} == {
         "ndcg@10",
         "precision@10",
@@ -116,14 +105,15 @@ def test_ndcg_needs_whole_queries():
 
 
 def test_the_interval_covers_the_truth():
-    generator = np.random.default_rng(2)
     covered, errors = [], []
-    for _ in range(250):
-        run, grades, labels = rare(generator, 25, 12, 0.07)
-        drawn = some(labels, 40, int(generator.integers(9999)))
-        (estimate,) = evaluate_few_labels({"a": run}, grades, drawn).estimates
+    for seed in range(250):
+        runs, grades, labels = population(25, 12, seed, rate=0.07)
+        drawn = some(labels, 40, seed + 1000)
+        (estimate,) = evaluate_few_labels({"a": runs["a"]}, grades, drawn).estimates
         if estimate.labels.low is not None:
-            truth = sum(evaluate_run(qrels_of(labels), run, [estimate.metric], 0.5)[estimate.metric].values()) / 25
+            truth = (
+                sum(evaluate_run(qrels_of(labels), runs["a"], [estimate.metric], 0.5)[estimate.metric].values()) / 25
+            )
             covered.append(estimate.labels.low <= truth <= estimate.labels.high)
             errors.append(estimate.labels.value - truth)
     assert len(covered) > 150 and 0.9 < np.mean(covered) < 0.995 and abs(np.mean(errors)) < 0.02

@@ -58,6 +58,7 @@ def names(out):
         ('"affect" or "effect"', '"affect" or "effect"'),
         ("what does `foo` mean in `bar`", "what does `foo` mean in `bar`"),
         ("*args and **kwargs", "*args and **kwargs"),
+        ("**args** or **kwargs**", "**args** or **kwargs**"),
         ("Here is a query:", ""),
         ("Sure! Here's a search query for this page: how to copy a folder", "how to copy a folder"),
         ("Certainly.\n**Here are some queries:**\n1. how to copy a folder", "how to copy a folder"),

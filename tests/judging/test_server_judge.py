@@ -27,9 +27,8 @@ NO_SEED = {"refuses": {"seed": "Extra inputs are not permitted: seed"}}
 
 @pytest.mark.parametrize(
     "settings",
-    [*({"dialect": name} for name in ("ignore", "zeros", "minus")),
-     {"no_logprobs": True}, {"gives_top": 1}, {"most_top": 4}],
-)  # fmt: skip
+    [{"known_end": "null"}, {"zeros": True}, {"no_logprobs": True}, {"gives_top": 1}, {"most_top": 4}],
+)
 def test_without_probabilities_it_says_which_modes_remain(server, settings):
     with pytest.raises(InputError, match=r"no usable probabilities.*--mode sample.*--mode verbal"):
         ServerJudge(server.scenario(**settings), RUBRIC)
@@ -50,6 +49,7 @@ def test_the_most_alternatives_that_are_accepted(server, most, found):
     [
         ({"system": False}, {"system_role": False}),
         pytest.param({"system": False, "system_status": 500}, {"system_role": False}, marks=pytest.mark.slow),
+        ({"system": False, "system_says": "Conversation roles must alternate user/assistant"}, {"top_logprobs": 20}),
         ({"system": False, "system_says": "no"}, {"system_role": False, "top_logprobs": 20}),
         ({"options": {"max_tokens": 64}, "prefix": "well, " * 20 + "\nAnswer: "}, {"max_tokens": 64}),
         ({"thinks": True}, {"thinking_off": True, "max_tokens": 1}),
