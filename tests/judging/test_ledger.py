@@ -430,9 +430,9 @@ def test_simultaneous_writers_readers_and_sealing_threads_lose_nothing(folder):
         for _ in range(15):
             work()
 
-    reads = [lambda: answers_by_status(folder), lambda: grades(folder, 1), *[lambda: seal_left(folder)] * 2]
+    works = [lambda: answers_by_status(folder), lambda: grades(folder, 1), *[lambda: seal_left(folder)] * 2]
     with ThreadPoolExecutor() as pool:
-        running = [*(pool.submit(write, first) for first in (0, 15)), *(pool.submit(repeat, work) for work in reads)]
+        running = [*(pool.submit(write, first) for first in (0, 15)), *(pool.submit(repeat, work) for work in works)]
     assert [future.exception() for future in running] == [None] * 6
     assert grades(folder, 30) == all_of(30)
     assert (set(shown(folder)), hidden(folder)) == ({".json", ".parquet"}, [])
@@ -476,11 +476,10 @@ def test_the_key_holds_all_that_decides_an_answer():
 
 
 def test_answers_of_version_0_1_0_are_read(tmp_path):
-    messages = ({"role": "user", "content": "Query: a"},)
-    old = {"judge": "server", "model": "m", "mode": "verbal"}
-    content = json.dumps([old, [dict(message) for message in messages], 0], sort_keys=True)
-    found = Question("1", "2", "a", "b", messages=messages).key({"kind": "server", "model": "m", "mode": "verbal"})
-    assert found == hashlib.sha256(content.encode()).hexdigest()
+    question = Question("1", "2", "a", "b", messages=({"role": "user", "content": "Query: a"},))
+    content = json.dumps([{"judge": "server", "model": "m", "mode": "verbal"}, question.messages, 0], sort_keys=True)
+    key = question.key({"kind": "server", "model": "m", "mode": "verbal"})
+    assert key == hashlib.sha256(content.encode()).hexdigest()
     kept = {"status": "written", "mode": "text", "probabilities": [], "grade": None, "low": None, "high": None,
             "text": "how to copy", "usage": {"prompt": 9, "cached": 0, "completion": 3, "reasoning": 0},
             "seconds": 0.5, "judge": "m", "detail": "", "tries": 1}  # fmt: skip
