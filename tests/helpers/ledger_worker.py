@@ -4,7 +4,9 @@ import ctypes
 import errno
 import os
 import platform
+import resource
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -77,7 +79,8 @@ def worker(ledger, *options, prefix=()):
 
 
 def main():
-    """`python ledger_worker.py LEDGER [no-locks] [touch=SECONDS]`."""
+    """`python ledger_worker.py LEDGER [no-locks] [limit=BYTES] [touch=SECONDS]`."""
+    from bixse.errors import StorageError
     from bixse.judging import ledger as module
     from bixse.judging.judge import Answer
     from bixse.judging.ledgers import writers
@@ -88,6 +91,9 @@ def main():
         name, _, value = option.partition("=")
         if name == "no-locks":
             refuse_locks()
+        elif name == "limit":  # of a file, as a full disk has one
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (int(value), int(value)))
         else:
             setattr(writers, name.upper(), float(value))
     ledger = module.Ledger(path)
@@ -99,10 +105,10 @@ def main():
             ledger.find(words[0])
             answer = ledger.claim(words[0])
         elif name == "write":
-            answer = ledger.write(words[0], Answer("graded", "verbal", grade=float(words[1])))
-        elif name == "find":
-            found = ledger.find(words[0])
-            answer = None if found is None else found.grade
+            try:
+                answer = ledger.write(words[0], Answer("graded", "verbal", grade=float(words[1])))
+            except StorageError:
+                answer = "full"
         elif name == "fork":
             if not (answer := os.fork()):  # the child closes what it has of the ledger, and outlives its parent
                 if words:

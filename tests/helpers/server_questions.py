@@ -1,9 +1,4 @@
-"""Questions with an answer planted for the stand-in chat server; the search for a key in what a judge wrote."""
-
-import base64
-import html
-import re
-from urllib.parse import unquote
+"""Questions with an answer planted for the stand-in chat server."""
 
 import numpy as np
 
@@ -32,27 +27,6 @@ def ask_all(judge, questions):
     return dict(answers)
 
 
-def ask_one(judge, document, rubric=RUBRIC, repeat=0):
-    [(_, answer)] = judge.answers([question(document, rubric=rubric, repeat=repeat)])
+def ask_one(judge, shares=SHARES, errors=None, end="", **given):
+    [(_, answer)] = judge.answers([question(planted("a", shares, errors, end), **given)])
     return answer
-
-
-def holds_key(text, key):
-    """Return True if a text holds a key, plain or in any encoding that can be undone."""
-    wanted, seen, left = key.lower(), set(), [text]
-    while left:
-        part = left.pop()
-        if part in seen or len(seen) > 1000:
-            continue
-        seen.add(part)
-        if wanted in part.lower():
-            return True
-        left += [unquote(part), html.unescape(part)]
-        left.append(re.sub(r"\\+(?:u00|x)([0-9a-fA-F]{2})", lambda hit: chr(int(hit[1], 16)), part))
-        left += [bytes.fromhex(run).decode("latin-1") for run in re.findall(r"(?:[0-9a-fA-F]{2}){6,}", part)]
-        for run in re.findall(r"[\w+/-]{8,}", re.sub(r"\s|\\+[rn]", "", part), re.ASCII):
-            for start in range(4):
-                letters = run[start : len(run) - ((len(run) - start) % 4 == 1)]
-                padded = letters + "=" * (-len(letters) % 4)
-                left.append(base64.b64decode(padded, altchars="-_").decode("latin-1"))
-    return False

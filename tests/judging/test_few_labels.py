@@ -12,13 +12,14 @@ from bixse.errors import InputError
 from bixse.evaluation.metrics import evaluate_run
 
 PRECISION = ["precision@2"]
+DRAWN = [("q00", "d0"), ("q01", "d1"), ("q02", "d2")]
 
 
-def population(queries, documents, seed=0):
-    """Judge's grades, people's labels that they are somewhat like, and two rankings."""
+def population(queries, documents, seed=0, rate=None):
+    """Judge's grades, people's labels that they are somewhat like, and two rankings; or labels of 1 at a rate."""
     generator = np.random.default_rng(seed)
     pairs = [(f"q{q:02}", f"d{d}") for q in range(queries) for d in range(documents)]
-    labels = {pair: int(generator.integers(0, 4)) / 3 for pair in pairs}
+    labels = {pair: float(generator.random() < rate) if rate else int(generator.integers(0, 4)) / 3 for pair in pairs}
     grades = {pair: float(np.clip(labels[pair] + generator.normal(0, 0.3), 0, 1)) for pair in pairs}
     runs = {name: {query: {} for query, _ in pairs} for name in ("a", "b")}
     for name, noise in (("a", 0.3), ("b", 1.0)):
@@ -39,8 +40,9 @@ def some(labels, count, seed=0):
     return {pairs[i]: labels[pairs[i]] for i in np.random.default_rng(seed).choice(len(pairs), count, replace=False)}
 
 
-def only(found, metric, baseline=None):
-    return next(own for own in found.estimates if (own.metric, own.baseline, own.system) == (metric, baseline, "a"))
+def only(evaluated, metric, baseline=None):
+    wanted = (metric, baseline, "a")
+    return next(each for each in evaluated.estimates if (each.metric, each.baseline, each.system) == wanted)
 
 
 @pytest.mark.parametrize(
@@ -49,8 +51,8 @@ def only(found, metric, baseline=None):
         ({"labels": {}}, "none of a graded pair"),
         ({"labels": {("q00", "nowhere"): 1.0}}, "none of a graded pair"),
         ({"probabilities": {("q00", "d0"): 0.5}}, "without one"),
-        ({"probabilities": dict.fromkeys([("q00", "d0"), ("q01", "d1"), ("q02", "d2")], 0.0)}, "0.0"),
-        ({"probabilities": dict.fromkeys([("q00", "d0"), ("q01", "d1"), ("q02", "d2")], 1.5)}, "1.5"),
+        ({"probabilities": dict.fromkeys(DRAWN, 0.0)}, "0.0"),
+        ({"probabilities": dict.fromkeys(DRAWN, 1.5)}, "1.5"),
         ({"metrics": ["mrr@10"]}, "mrr@10"),
         ({"metrics": ["precision"]}, "precision"),
         ({"metrics": []}, "no metric"),
@@ -62,7 +64,7 @@ def only(found, metric, baseline=None):
 )
 def test_refused(change, said):
     runs, grades, labels = population(4, 3)
-    labels = {pair: labels[pair] for pair in (("q00", "d0"), ("q01", "d1"), ("q02", "d2"))}
+    labels = {pair: labels[pair] for pair in DRAWN}
     with pytest.raises(InputError, match=said):
         evaluate_few_labels(**{"runs": runs, "grades": grades, "labels": labels, **change})
 
@@ -78,49 +80,42 @@ def test_labels_and_documents_without_a_grade_are_counted():
 
 def test_one_useful_label_or_equal_labels_give_no_interval():
     runs, grades, labels = population(6, 8)
-    top = {(query, max(own, key=own.get)) for query, own in runs["a"].items()}
+    top = {(query, max(scores, key=scores.get)) for query, scores in runs["a"].items()}
     drawn = {pair: labels[pair] for pair in sorted(labels.keys() - top)[:9]} | {min(top): 1.0}
-    own = only(evaluate_few_labels(runs, grades, drawn, metrics=["precision@1"]), "precision@1")
-    assert own.queries.value is not None and own.labels_worth is None
-    assert (own.labels.low, own.queries.high, own.plain.low) == (None, None, None)
+    first = only(evaluate_few_labels(runs, grades, drawn, metrics=["precision@1"]), "precision@1")
+    assert first.queries.value is not None
+    assert (first.labels_worth, first.labels.low, first.queries.high, first.plain.low) == (None,) * 4
     equal = dict.fromkeys(some(labels, 10), 0.0)
     assert only(evaluate_few_labels(runs, grades, equal, metrics=["precision@2"]), "precision@2").labels.low is None
 
 
-def rare(generator, queries, documents, rate):
-    """A population whose documents are relevant at a rate, a judge that is somewhat right, and a good ranking."""
-    pairs = [(f"q{q:02}", f"d{d:02}") for q in range(queries) for d in range(documents)]
-    labels = {pair: float(generator.random() < rate) for pair in pairs}
-    grades = {pair: float(np.clip(0.15 + 0.5 * z + generator.normal(0, 0.2), 0, 1)) for pair, z in labels.items()}
-    run = {query: {} for query, _ in pairs}
-    for (query, document), z in labels.items():
-        run[query][document] = z + float(generator.normal(0, 0.7))
-    return run, grades, labels
-
-
 def test_ndcg_needs_whole_queries():
-    run, grades, labels = rare(np.random.default_rng(1), 25, 12, 0.07)
+    runs, grades, labels = population(25, 12)
     drawn = some(labels, 40)
     with pytest.raises(InputError, match=r"ndcg: got labels of pairs; .* label whole queries"):
-        evaluate_few_labels({"a": run}, grades, drawn, metrics=["ndcg@10"])
-    found = evaluate_few_labels({"a": run}, grades, drawn)
-    assert {own.metric for own in found.estimates} == {"precision@10"} and "nDCG is left out" in found.text()
+        evaluate_few_labels(runs, grades, drawn, metrics=["ndcg@10"])
+    found = evaluate_few_labels(runs, grades, drawn)
+    assert {estimate.metric for estimate in found.estimates} == {"precision@10"} and "nDCG is left out" in found.text()
     whole = {pair: z for pair, z in labels.items() if pair[0] in ("q03", "q07", "q11", "q19")}
-    found = evaluate_few_labels({"a": run}, grades, whole)
-    assert {own.metric for own in found.estimates} == {"ndcg@10", "precision@10"} and "left out" not in found.text()
+    found = evaluate_few_labels(runs, grades, whole)
+    assert {estimate.metric for estimate in found.estimates} == {
+        "ndcg@10",
+        "precision@10",
+    } and "left out" not in found.text()
 
 
 def test_the_interval_covers_the_truth():
-    generator = np.random.default_rng(2)
     covered, errors = [], []
-    for _ in range(250):
-        run, grades, labels = rare(generator, 25, 12, 0.07)
-        drawn = some(labels, 40, int(generator.integers(9999)))
-        (own,) = evaluate_few_labels({"a": run}, grades, drawn).estimates
-        if own.labels.low is not None:
-            truth = sum(evaluate_run(qrels_of(labels), run, [own.metric], 0.5)[own.metric].values()) / 25
-            covered.append(own.labels.low <= truth <= own.labels.high)
-            errors.append(own.labels.value - truth)
+    for seed in range(250):
+        runs, grades, labels = population(25, 12, seed, rate=0.07)
+        drawn = some(labels, 40, seed + 1000)
+        (estimate,) = evaluate_few_labels({"a": runs["a"]}, grades, drawn).estimates
+        if estimate.labels.low is not None:
+            truth = (
+                sum(evaluate_run(qrels_of(labels), runs["a"], [estimate.metric], 0.5)[estimate.metric].values()) / 25
+            )
+            covered.append(estimate.labels.low <= truth <= estimate.labels.high)
+            errors.append(estimate.labels.value - truth)
     assert len(covered) > 150 and 0.9 < np.mean(covered) < 0.995 and abs(np.mean(errors)) < 0.02
 
 
@@ -129,8 +124,8 @@ def test_a_constant_judge_is_worth_no_label(constant):
     runs, grades, labels = population(12, 8)
     drawn = some(labels, 25)
     found = evaluate_few_labels(runs, dict.fromkeys(grades, constant), drawn, metrics=["precision@3"])
-    for own in found.estimates:
-        assert own.labels == own.plain and own.labels_worth == 25
+    for estimate in found.estimates:
+        assert estimate.labels == estimate.plain and estimate.labels_worth == 25
 
 
 def test_all_labels_give_the_metric_itself():
@@ -189,8 +184,8 @@ def test_precision_by_naive_loops():
             total += predicted / 2
             if pair in drawn:
                 total += ((labels[pair] >= 0.5) - predicted) / probability[pair] / 2
-    own = only(evaluate_few_labels(runs, grades, drawn, probability, PRECISION), "precision@2")
-    assert own.queries.value == pytest.approx(total / 8)
+    estimate = only(evaluate_few_labels(runs, grades, drawn, probability, PRECISION), "precision@2")
+    assert estimate.queries.value == pytest.approx(total / 8)
 
 
 def test_whole_queries_without_a_judge_are_a_plain_sample_of_them():
@@ -198,9 +193,9 @@ def test_whole_queries_without_a_judge_are_a_plain_sample_of_them():
     chosen = {f"q{q:02}" for q in (1, 4, 8, 9, 13, 17)}
     drawn = {pair: labels[pair] for pair in labels if pair[0] in chosen}
     found = evaluate_few_labels(runs, grades, drawn, metrics=["ndcg@3"])
-    own = only(found, "ndcg@3")
+    estimate = only(found, "ndcg@3")
     values = evaluate_run(qrels_of(drawn), runs["a"], ["ndcg@3"])["ndcg@3"]
     spread = stats.sem(list(values.values())) * math.sqrt(1 - 6 / 20)
     expected = stats.t.interval(0.95, 5, np.mean(list(values.values())), spread)
-    assert (own.plain.low, own.plain.high) == pytest.approx(expected)
+    assert (estimate.plain.low, estimate.plain.high) == pytest.approx(expected)
     assert (found.drawn, found.labelled_queries) == ("queries", 6)

@@ -10,14 +10,15 @@ import pytest
 from bixse.data.pairs_files import load_pairs
 from bixse.errors import InputError, InterruptedRunError, StorageError
 from bixse.judging.generate import generate as module
-from bixse.judging.generate.generate import clean_query, generate, refusal, same_query
+from bixse.judging.generate.generate import clean_query, generate, refusal
 from bixse.judging.generate.generate_settings import GenerateConfig
 from bixse.judging.judge import Completion, Usage
-from bixse.judging.ledgers.segments import answers_by_status
-from helpers.command import ended, kill_amid_answers, start
 from helpers.scripted_judge import ScriptedModel
 
 DOCUMENTS = {f"d{i}": f"page number {i} tells how to do thing {i} with tool {i}" for i in range(12)}
+
+
+TEXTS = {name: f"how does thing {i} work" for i, name in enumerate(DOCUMENTS)}
 
 
 @pytest.fixture
@@ -57,6 +58,7 @@ def names(out):
         ('"affect" or "effect"', '"affect" or "effect"'),
         ("what does `foo` mean in `bar`", "what does `foo` mean in `bar`"),
         ("*args and **kwargs", "*args and **kwargs"),
+        ("**args** or **kwargs**", "**args** or **kwargs**"),
         ("Here is a query:", ""),
         ("Sure! Here's a search query for this page: how to copy a folder", "how to copy a folder"),
         ("Certainly.\n**Here are some queries:**\n1. how to copy a folder", "how to copy a folder"),
@@ -77,9 +79,6 @@ def test_a_written_text_becomes_a_query(text, query):
         ("why does the fox jump over a dog", None),
         ("what is 日本語", None),
         ("I'm sorry, I can't help with that.", "declined"),
-        ("I\u2019m sorry, but this text holds nothing to ask for.", "declined"),
-        ("As an AI language model, I have no query.", "declined"),
-        ("Unfortunately, I am unable to write a query.", "declined"),
         ("i can't log in to my account", None),
         ("how to say I'm sorry, in French", None),
         ("sorry seems to be the hardest word", None),
@@ -92,15 +91,10 @@ def test_a_text_without_a_query_is_refused(query, reason):
     assert refusal(query, "The quick brown fox jumps over the lazy dog near the river bank.") == reason
 
 
-def test_queries_that_say_the_same_are_one():
-    assert same_query("copy folders") == same_query("Folder, copy!")
-    assert same_query("copy a folder") != same_query("move a folder")
-
-
 def test_each_query_is_kept_once_with_its_document(corpus, tmp_path):
-    texts = {name: f"how does thing {i} work" for i, name in enumerate(DOCUMENTS)}
+    texts = dict(TEXTS)
     texts["d3"] = "Things 2, how does it work"  # not the same words as another
-    texts["d4"] = "How does thing 2 work?"  # that of d2
+    texts["d4"] = "How does things 2 work?"  # that of d2
     texts |= {"d5": "", "d6": "I'm sorry, I can't help with that.", "d7": "N/A", "d8": "Here is a query:\nwhat is it"}
     statuses = {"d9": "truncated", "d10": "filtered", "d11": "failed"}
     model = ScriptedModel(
@@ -122,10 +116,9 @@ def test_each_query_is_kept_once_with_its_document(corpus, tmp_path):
 
 
 def test_a_rerun_writes_nothing_again_and_a_budget_stops(corpus, tmp_path):
-    texts = {name: f"how does thing {i} work" for i, name in enumerate(DOCUMENTS)}
     usage = Usage(prompt=1000)
-    first = ScriptedModel(rule=lambda q: Completion("written", texts[q.document_id], usage), ahead=1)
-    second, third, config = writer(texts), writer(texts), settings(corpus=corpus)
+    first = ScriptedModel(rule=lambda q: Completion("written", TEXTS[q.document_id], usage), ahead=1)
+    second, third, config = writer(TEXTS), writer(TEXTS), settings(corpus=corpus)
     limited = settings(corpus=corpus, prices={"per_million": [1, 1], "max_usd": 0.0055})
     stopped = generate(limited, first, tmp_path / "out")
     assert (len(first.asked), stopped.queries, stopped.not_asked) == (5, 5, 7)
@@ -149,10 +142,13 @@ def test_stopped_in_the_middle_it_writes_what_is_there_and_goes_on(corpus, tmp_p
     record = json.loads((tmp_path / "out" / "run.json").read_text())
     assert record["status"] == ("interrupted" if stop is KeyboardInterrupt else "failed")
     assert (record["results"]["asked"], record["results"]["not_asked"]) == (5, 7)
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "ledger", "pairs.parquet", "queries.jsonl", "run.json"
-    }  # fmt: skip
-    after = writer(dict.fromkeys(DOCUMENTS, "and this"))
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "ledger",
+        "pairs.parquet",
+        "queries.jsonl",
+        "run.json",
+    ]
+    after = writer(TEXTS)
     assert (generate(settings(corpus=corpus), after, tmp_path / "out").reused, len(after.asked)) == (5, 7)
 
 
@@ -170,18 +166,17 @@ def test_several_queries_per_document_of_a_growing_draw(corpus, tmp_path):
 
 def test_the_prompt_has_examples_or_instructions_of_a_file_and_the_cut_document(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "DOCUMENT_CHARACTERS", 11)
-    judge = writer(dict.fromkeys(DOCUMENTS, "a query"))
+    judge = writer(TEXTS)
     generate(settings(corpus=corpus), judge, tmp_path / "examples")
     messages = judge.asked[0].messages
     assert [message["role"] for message in messages] == ["system", *["user", "assistant"] * 3, "user"]
     assert messages[-1]["content"] == "Text: page number"
     path = tmp_path / "prompt.txt"
     path.write_text("Write {one} question.\n")
-    judge = writer(dict.fromkeys(DOCUMENTS, "a query"))
+    judge = writer(TEXTS)
     generate(settings(corpus=corpus, prompt=path), judge, tmp_path / "out")
-    assert [tuple(message.values()) for message in judge.asked[0].messages] == [
-        ("system", "Write {one} question."), ("user", "Text: page number")
-    ]  # fmt: skip
+    contents = [message["content"] for message in judge.asked[0].messages]
+    assert contents == ["Write {one} question.", "Text: page number"]
     with pytest.raises(InputError, match="No such file"):
         generate(settings(corpus=corpus, prompt=tmp_path / "none"), judge, tmp_path / "other")
 
@@ -193,43 +188,3 @@ def test_a_corpus_that_is_not_there_or_empty(tmp_path):
     with pytest.raises(InputError, match="texts"):
         generate(settings(corpus=tmp_path / "c.jsonl"), writer({}), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def page(number):
-    """Return a document that tells the server its query; a third of the queries repeat that of another document."""
-    texts = [f"how does thing {number % 16} work", f"what is thing {number} for"]
-    plan = {"id": f"p{number}", "p": [0.5, 0.5], "labels": texts, "errors": [], "end": ""}
-    return f"page {number}. plan={json.dumps(plan)}"
-
-
-def write_corpus(path, count):
-    """Write documents; every ninth has no text."""
-    texts = [" " if number % 9 == 8 else page(number) for number in range(count)]
-    path.write_text("".join(json.dumps({"_id": f"d{n}", "text": text}) + "\n" for n, text in enumerate(texts)))
-    return path
-
-
-def files(folder):
-    assert json.loads((folder / "run.json").read_text())["status"] == "finished"
-    return [(folder / name).read_bytes() for name in ("queries.jsonl", "pairs.parquet")]
-
-
-@pytest.mark.slow
-def test_a_killed_process_that_shares_a_ledger_pays_twice_only_for_requests_in_flight(server, tmp_path):
-    count, flight = 216, 4
-    corpus = write_corpus(tmp_path / "corpus.jsonl", count)
-    address, other, ledger = server.scenario(delay=0.04), server.scenario(), tmp_path / "ledger"
-    ledger.mkdir()
-    flags = ("generate", "--corpus", corpus, "--concurrency", flight, "--server")
-    shared = (*flags, address, "--ledger", ledger, "--out")
-    both = [start(*shared, tmp_path / name) for name in ("one", "two")]
-    kill_amid_answers(both[1], ledger)
-    code, first = ended(both[0])
-    assert (code, first["not_asked"]) == (0, 0), first
-    code, last = ended(start(*shared, tmp_path / "two"))
-    assert (code, last["not_asked"], last["reused"] >= 10) == (0, 0, True)
-    texts = count - count // 9
-    assert texts <= sum(server.stats(address)["tries"].values()) <= texts + flight
-    assert sum(answers_by_status(ledger).values()) == texts
-    assert ended(start(*flags, other, "--out", tmp_path / "whole"))[0] == 0
-    assert files(tmp_path / "one") == files(tmp_path / "two") == files(tmp_path / "whole")

@@ -3,14 +3,14 @@
 import hashlib
 import json
 import os
-import random
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -25,6 +25,8 @@ from bixse.judging.ledger import Ledger
 from bixse.judging.ledgers import segments as module
 from bixse.judging.ledgers.segments import StoredRow, answers_by_status, seal
 from bixse.judging.ledgers.writers import LEASE, seal_left
+from helpers import scripted_judge
+from helpers.command import kill_amid_answers
 from helpers.ledger_worker import FLOCK, elsewhere, here, worker
 from helpers.scripted_judge import ScriptedJudge, planted, some_pairs
 from helpers.scripted_judge import graded as grade
@@ -48,16 +50,20 @@ def killed(folder, first, end):
             process.do("write", f"k{number}", number)
 
 
-def grades_of(folder, count):
-    return [grades(folder, range(count)).get(number) for number in range(count)]
+def stored(number):
+    return StoredRow(f"k{number}", "", "", "", 0, "graded", "verbal", graded(number).to_json(), 1.0)
 
 
-def grades(folder, numbers):
-    """Number -> grade that the ledger has."""
+def grades(folder, count):
+    """Number -> grade that the ledger has of the first numbers."""
     with Ledger(folder) as ledger:
-        ledger.load([f"k{number}" for number in numbers])
-        found = {number: ledger.find(f"k{number}") for number in numbers}
-    return {number: answer.grade for number, answer in found.items() if answer is not None}
+        ledger.load([f"k{number}" for number in range(count)])
+        answers = {number: ledger.find(f"k{number}") for number in range(count)}
+    return {number: answer.grade for number, answer in answers.items() if answer is not None}
+
+
+def all_of(count):
+    return {number: float(number) for number in range(count)}
 
 
 def test_other_files_and_folders_are_refused_and_left_alone(folder):
@@ -89,30 +95,30 @@ def test_a_damaged_segment_is_named_and_left_as_it_is(folder, position):
     else:
         content[content.index(b"\n", len(content) // 2) + 1 if position == "open" else position] ^= 4
     segment.write_bytes(content)
-    for read in (lambda: grades(folder, range(50)), lambda: answers_by_status(folder)):
+    for read in (lambda: grades(folder, 50), lambda: answers_by_status(folder)):
         with pytest.raises(InputError, match=f"{segment.name}.*{'line 2[0-9]' if position == 'open' else ''}"):
             read()
     killed(folder, 50, 51)
     assert segment in [*seal_left(folder), *folder.glob("*.parquet"), *folder.glob("*.jsonl")], "it stays as it is"
     segment.unlink()
-    assert grades(folder, range(60)) == {50: 50.0}
+    assert grades(folder, 60) == {50: 50.0}
 
 
 def test_foreign_segments_and_those_of_another_version_are_refused(folder, monkeypatch):
     killed(folder, 0, 5)
     pq.write_table(pa.table({"key": ["key 1"]}), folder / "notes.parquet")
     with pytest.raises(InputError, match=r"notes\.parquet.*fix"):
-        grades(folder, [1])
+        grades(folder, 2)
     (folder / "notes.parquet").unlink()
     for line, fact in (('{"key": "key 1"}\n', "first line"), ('{"bixse_ledger": 3}\n', "format 3")):
         (folder / "notes.jsonl").write_text(line)
         with pytest.raises(InputError, match=rf"notes\.jsonl.*{fact}.*fix"):
-            grades(folder, [1])
+            grades(folder, 2)
     (folder / "notes.jsonl").unlink()
     monkeypatch.setattr(module, "SCHEMA", module.SCHEMA.with_metadata({"bixse_ledger": "3"}))
-    seal([StoredRow("k", "", "", "", 0, "graded", "verbal", graded(1).to_json(), 1.0)], folder / "segment-1.jsonl")
+    seal([stored(1)], folder / "segment-1.jsonl")
     with pytest.raises(InputError, match="format 3"):
-        grades(folder, [1])
+        grades(folder, 2)
 
 
 def test_a_segment_that_cannot_be_made_is_told_before_anything_is_paid_for(folder, monkeypatch):
@@ -158,7 +164,7 @@ def test_segments_copied_from_another_ledger_are_its_answers(tmp_path):
         for path in source.glob("segment-*.parquet"):
             shutil.copy(path, target)
     for folder in folders:
-        assert grades(folder, range(20)) == {number: float(number) for number in range(20)}
+        assert grades(folder, 20) == all_of(20)
         assert answers_by_status(folder) == {"graded": 20}
 
 
@@ -183,10 +189,10 @@ def test_a_line_that_a_killed_process_did_not_end_is_none(folder, cut):
         cut = len(content) - (content.index(b"\n") - 5 if cut == "all but the first line" else 0)
     segment.write_bytes(content[:-cut])
     left = {0: 0.0, 1: 1.0} if cut <= 40 else {}
-    assert grades(folder, range(3)) == left
+    assert grades(folder, 3) == left
     assert sum(answers_by_status(folder).values()) == len(left)
     assert seal_left(folder) == []
-    assert grades(folder, range(3)) == left
+    assert grades(folder, 3) == left
 
 
 def test_of_several_answers_a_usable_one_stands_then_the_latest(folder):
@@ -194,37 +200,33 @@ def test_of_several_answers_a_usable_one_stands_then_the_latest(folder):
     for place, answer in enumerate(answers):
         with Ledger(folder) as ledger:
             ledger.write("k0", answer)
-        assert grades(folder, [0])[0] == (1.0 if place < 2 else 2.0)
+        assert grades(folder, 1)[0] == (1.0 if place < 2 else 2.0)
     assert answers_by_status(folder) == {"graded": 2, "truncated": 1, "failed": 1}
 
 
 def test_memory_holds_only_requested_answers(folder):
-    rows = [StoredRow(f"key {n}", "", "", "", 0, "graded", "verbal", graded(n).to_json(), 1.0) for n in range(40_000)]
     Ledger(folder).close()
-    seal(rows, folder / "segment-0.jsonl")
+    seal([stored(number) for number in range(40_000)], folder / "segment-0.jsonl")
     with Ledger(folder) as ledger:
-        ledger.load(["key 7", "key 39999", "key of nothing"])
+        ledger.load(["k7", "k39999", "nothing"])
         assert len(ledger._known) == 2
-        assert (ledger.find("key 7").grade, ledger.find("key of nothing")) == (7.0, None)
-        assert ledger.find("key 8").grade == 8.0, "found alone without load"
+        assert (ledger.find("k7").grade, ledger.find("nothing")) == (7.0, None)
+        assert ledger.find("k8").grade == 8.0, "found alone without load"
     assert answers_by_status(folder) == {"graded": 40_000}
 
 
 def test_a_segment_that_is_sealed_while_it_is_read_is_read_under_its_new_name(folder, monkeypatch):
-    from bixse.judging import ledger as reader
-
     killed(folder, 0, 10)
-    found, listed = reader.segments_of, []
+    segments_of, listed = ledger_module.segments_of, []
 
     def then_sealed(path):
-        segments = found(path)
-        if not listed:
+        listed.append(segments_of(path))
+        if len(listed) == 1:
             seal_left(path)
-        listed.append(segments)
-        return segments
+        return listed[-1]
 
-    monkeypatch.setattr(reader, "segments_of", then_sealed)
-    assert grades(folder, range(10)) == {number: float(number) for number in range(10)}
+    monkeypatch.setattr(ledger_module, "segments_of", then_sealed)
+    assert grades(folder, 10) == all_of(10)
     assert len(listed) == 3
 
 
@@ -252,7 +254,6 @@ def test_the_documented_queries_read_a_ledger(tmp_path):
     assert found == [("d0", "graded", 2.0), ("d1", "graded", 0.75), ("d2", "graded", 1.0), ("d3", "graded", 3.0)]
 
 
-SHARE = [0.9, 0.05, 0.03, 0.01]
 lockless = pytest.mark.skipif(FLOCK is None, reason="the number of flock is not known here")
 
 
@@ -334,7 +335,7 @@ def test_answers_of_other_processes_are_found_as_they_come_and_only_what_is_new_
         other.write("k2", graded(2))
         assert book.claim("k3")
         assert book.find("k2").grade == 2.0
-    assert grades_of(folder, 3) == [0.0, None, 2.0], "sealed from what its writer remembers"
+    assert grades(folder, 3) == {0: 0.0, 2: 2.0}, "sealed from what its writer remembers"
 
 
 def test_a_segment_that_was_sealed_between_two_looks_is_read(folder):
@@ -355,11 +356,11 @@ def test_no_process_seals_the_segment_of_a_living_writer(folder, prefix, sealing
         assert (other.do("seal"), shown(folder)) == ("1", [".json", ".jsonl"])
         living.do("write", "k1", 1)
         living.kill()
-        assert grades_of(folder, 2) == [0.0, 1.0]
+        assert grades(folder, 2) == all_of(2)
         other.do("write", "k2", 2)
         other.do("close")
         assert shown(folder) == [".json", ".parquet", ".parquet"]
-    assert grades_of(folder, 3) == [0.0, 1.0, 2.0]
+    assert grades(folder, 3) == all_of(3)
 
 
 def test_a_forked_child_holds_no_lock_of_its_parent_and_leaves_its_segment_alone(folder):
@@ -373,7 +374,7 @@ def test_a_forked_child_holds_no_lock_of_its_parent_and_leaves_its_segment_alone
         os.kill(parent.process.pid, 9)
         parent.process.wait()
         assert seal_left(folder) == [], "its child lives"
-    assert grades_of(folder, 3) == [0.0, 1.0, 2.0]
+    assert grades(folder, 3) == all_of(3)
 
 
 @pytest.mark.parametrize("writer", ["another machine", "no file"])
@@ -388,7 +389,7 @@ def test_a_segment_without_a_lock_of_this_machine_is_sealed_after_the_lease(fold
         file.write_text("another/1/segment\n")
     assert len(seal_left(folder)) == 1
     age(folder)
-    assert (seal_left(folder), grades_of(folder, 1)) == ([], [0.0])
+    assert (seal_left(folder), grades(folder, 1)) == ([], {0: 0.0})
 
 
 @lockless
@@ -414,48 +415,35 @@ def test_a_writer_whose_segment_was_taken_after_a_halt_loses_nothing(folder):
         halted.do("write", "k1", 1)
         assert other.do("seal") == "1"
         halted.kill()
-    assert grades_of(folder, 2) == [0.0, 1.0]
+    assert grades(folder, 2) == all_of(2)
 
 
-def at_once(*codes):
-    """Run programs at the same time; gives what they print of errors."""
-    running = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) for code in codes]
-    return [process.communicate(timeout=120)[1] for process in running]
+def test_simultaneous_writers_readers_and_sealing_threads_lose_nothing(folder):
+    """Locks are of open files, so threads hold them against each other as processes do."""
 
+    def write(first):
+        for number in range(first, first + 15):
+            with Ledger(folder) as ledger:
+                ledger.write(f"k{number}", graded(number))
 
-LOOP = """
-from pathlib import Path
-from bixse.judging.judge import Answer
-from bixse.judging.ledger import Ledger
-from bixse.judging.ledgers.segments import answers_by_status
-from bixse.judging.ledgers.writers import seal_left
-folder = Path({folder!r})
-for number in range({first}, {first} + 15):
-    {work}
-"""
-WRITE = 'with Ledger(folder) as ledger: ledger.write(f"k{number}", Answer("graded", "verbal", grade=float(number)))'
-READ = """
-    answers_by_status(folder)
-    with Ledger(folder) as ledger: ledger.find("k0")
-"""
+    def repeat(work):
+        for _ in range(15):
+            work()
 
-
-def test_simultaneous_writers_readers_and_sealing_processes_lose_nothing(folder):
-    works = [(0, WRITE), (15, WRITE), (0, "seal_left(folder)"), (0, "seal_left(folder)"), (0, READ)]
-    Ledger(folder).close()
-    codes = [LOOP.format(folder=str(folder), first=first, work=work) for first, work in works]
-    assert at_once(*codes) == [""] * 5
-    assert grades_of(folder, 30) == [float(number) for number in range(30)]
+    works = [lambda: answers_by_status(folder), lambda: grades(folder, 1), *[lambda: seal_left(folder)] * 2]
+    with ThreadPoolExecutor() as pool:
+        running = [*(pool.submit(write, first) for first in (0, 15)), *(pool.submit(repeat, work) for work in works)]
+    assert [future.exception() for future in running] == [None] * 6
+    assert grades(folder, 30) == all_of(30)
     assert (set(shown(folder)), hidden(folder)) == ({".json", ".parquet"}, [])
     assert answers_by_status(folder) == {"graded": 30}
 
 
-HERE = Path(__file__).parents[1] / "helpers"
-
-
-def start(out, ledger, log, count, pause, prefix=()):
-    words = [sys.executable, str(HERE / "scripted_judge.py"), str(out), str(ledger), str(log), str(count), str(pause)]
-    return subprocess.Popen([*prefix, *words], stderr=subprocess.PIPE)
+def start(*words, prefix=()):
+    """Grade with the scripted judge in a process of its own."""
+    return subprocess.Popen(
+        [*prefix, sys.executable, scripted_judge.__file__, *map(str, words)], stderr=subprocess.PIPE
+    )
 
 
 def tries_in(log):
@@ -474,27 +462,24 @@ def test_an_answer_comes_back_as_it_was(tmp_path):
 
 
 def test_the_key_holds_all_that_decides_an_answer():
-    messages = ({"role": "user", "content": "Query: a\n\nPassage: b"},)
-    question = Question("1", "2", "a", "b", "order", messages)
+    question = Question("1", "2", "a", "b", "order", ({"role": "user", "content": "Query: a\n\nPassage: b"},))
     identity = {"model": "m", "revision": "r", "mode": "top-logprobs", "parameters": {"temperature": 0}}
     key = question.key(identity)
-    other_ids = Question("8", "9", "a", "b", "another name", messages)
-    assert other_ids.key(identity) == key  # the same question under other names is the same question
+    assert replace(question, query_id="8", document_id="9", variant="another name").key(identity) == key
     changes = {"model": "n", "revision": "s", "mode": "sample", "parameters": {"temperature": 1}}
-    changed = [
-        *(question.key({**identity, name: value}) for name, value in changes.items()),
-        Question("1", "2", "a", "b", "order", messages, 1).key(identity),
-        Question("1", "2", "a", "b", "order", ({"role": "user", "content": "Query: a\n\nPassage: c"},)).key(identity),
+    other_words = ({"role": "user", "content": "Query: a\n\nPassage: c"},)
+    changed = [question.key({**identity, name: value}) for name, value in changes.items()]
+    changed += [
+        replace(question, **{name: value}).key(identity) for name, value in (("repeat", 1), ("messages", other_words))
     ]
     assert len({key, *changed}) == 7
 
 
 def test_answers_of_version_0_1_0_are_read(tmp_path):
-    messages = ({"role": "user", "content": "Query: a"},)
-    old = {"judge": "server", "model": "m", "mode": "verbal"}
-    content = json.dumps([old, [dict(message) for message in messages], 0], sort_keys=True)
-    found = Question("1", "2", "a", "b", messages=messages).key({"kind": "server", "model": "m", "mode": "verbal"})
-    assert found == hashlib.sha256(content.encode()).hexdigest()
+    question = Question("1", "2", "a", "b", messages=({"role": "user", "content": "Query: a"},))
+    content = json.dumps([{"judge": "server", "model": "m", "mode": "verbal"}, question.messages, 0], sort_keys=True)
+    key = question.key({"kind": "server", "model": "m", "mode": "verbal"})
+    assert key == hashlib.sha256(content.encode()).hexdigest()
     kept = {"status": "written", "mode": "text", "probabilities": [], "grade": None, "low": None, "high": None,
             "text": "how to copy", "usage": {"prompt": 9, "cached": 0, "completion": 3, "reasoning": 0},
             "seconds": 0.5, "judge": "m", "detail": "", "tries": 1}  # fmt: skip
@@ -503,21 +488,11 @@ def test_answers_of_version_0_1_0_are_read(tmp_path):
         assert ledger.find("key") == Completion("written", "how to copy", Usage(9, 0, 3), 0.5, "m")
 
 
-def test_killed_at_any_moment_nothing_answered_is_asked_again(tmp_path):
-    ledger, log, count, kills = tmp_path / "ledger", tmp_path / "asked.txt", 60, 0
-    rng = random.Random(0)
-    for _ in range(4):
-        process = start(tmp_path / "out", ledger, log, count, 0.02)
-        before = sum(tries_in(log).values())
-        deadline = time.time() + 30
-        while sum(tries_in(log).values()) < before + 8 and process.poll() is None and time.time() < deadline:
-            time.sleep(0.005)
-        time.sleep(rng.random() * 0.1)
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            kills += 1
-        process.wait()
-    assert kills >= 2
+def test_killed_amid_answers_nothing_answered_is_asked_again(tmp_path):
+    ledger, log, count, kills = tmp_path / "ledger", tmp_path / "asked.txt", 60, 3
+    for _ in range(kills):
+        kill_amid_answers(start(tmp_path / "out", ledger, log, count, 0.02), ledger)
+    assert 0 < len(tries_in(log)) < count
     process = start(tmp_path / "out", ledger, log, count, 0.0)
     assert process.wait(timeout=60) == 0, process.stderr.read()
     times = tries_in(log)
@@ -533,7 +508,7 @@ def test_killed_at_any_moment_nothing_answered_is_asked_again(tmp_path):
 def test_processes_share_a_ledger_and_the_work(tmp_path, prefix):
     ledger, count = tmp_path / "ledger", 60
     logs = [tmp_path / f"{i}.txt" for i in range(3)]
-    all_three = [start(tmp_path / f"out{i}", ledger, log, count, 0.05, prefix) for i, log in enumerate(logs)]
+    all_three = [start(tmp_path / f"out{i}", ledger, log, count, 0.05, prefix=prefix) for i, log in enumerate(logs)]
     assert [process.wait(timeout=120) for process in all_three] == [0, 0, 0]
     assert sum(sum(tries_in(log).values()) for log in logs) == count, "every question is paid for once"
     tables = [pq.read_table(tmp_path / f"out{i}" / "pairs.parquet") for i in range(3)]
@@ -541,27 +516,9 @@ def test_processes_share_a_ledger_and_the_work(tmp_path, prefix):
     assert all(table.equals(tables[0]) for table in tables)
 
 
-def test_a_full_disk_is_reported_and_earlier_answers_stay(tmp_path):
-    code = """
-import resource, signal, sys
-from bixse.errors import StorageError
-from bixse.judging.judge import Answer
-from bixse.judging.ledger import Ledger
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-with Ledger(sys.argv[1]) as ledger:
-    ledger.write("first", Answer("graded", "verbal", grade=1.0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-    try:
-        for number in range(1000):
-            ledger.write(str(number), Answer("graded", "verbal", grade=1.0, text="x" * 200))
-    except StorageError as error:
-        assert "fix" in str(error)
-        ledger.claim("k")
-        print(number)
-"""
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "ledger")], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    with Ledger(tmp_path / "ledger") as ledger:
-        assert ledger.find("first").grade == 1.0
-        assert ledger.find(str(int(done.stdout) - 1)).grade == 1.0
-        assert ledger.find(done.stdout.strip()) is None
+def test_a_full_disk_is_reported_and_earlier_answers_stay(folder):
+    with worker(folder, "limit=4096") as process:
+        written = [process.do("write", f"k{number}", number) for number in range(60)]
+        assert process.do("claim", "k") == "True", "a short line has room, and does not begin behind half a line"
+    count = written.index("full")
+    assert count > 5 and grades(folder, 60) == all_of(count)

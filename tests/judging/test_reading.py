@@ -1,6 +1,5 @@
 """Where the answer stands: real shapes of judges' texts, and the published parsers' mistakes."""
 
-import math
 import re
 import time
 
@@ -9,12 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bixse.errors import InputError
-from bixse.judging.judges.reading import (
-    answer_token,
-    expected_grade,
-    find_answer,
-    option_probabilities,
-)
+from bixse.judging.judges.reading import answer_token, expected_grade, find_answer, option_probabilities
 
 DIGITS = ("0", "1", "2", "3")
 
@@ -136,7 +130,6 @@ def test_a_text_that_is_cut_off_has_no_grade(text):
 
 # --- properties -----------------------------------------------------------------------------------------------------
 
-WORDS = st.text(st.sampled_from("abcdefghij ,.()*'-\u00e9\u4e2d"), max_size=30)
 TEXTS = st.text(st.sampled_from('0123 .:\n<>/{}"score*,-ansx'), max_size=60) | st.text(max_size=60)
 STANDING = st.sampled_from(
     ["\n{}\n", "\n**{}**\n", "\n- {}.\n", "<score>{}</score>", "<x>\n{}</x>", "<x>about {}</x>", "score {}",
@@ -147,19 +140,7 @@ STANDING = st.sampled_from(
 
 
 @settings(max_examples=500, deadline=None)
-@given(WORDS, STANDING, WORDS, STANDING, WORDS, st.permutations(DIGITS))
-def test_two_options_where_ratings_stand_are_never_a_grade(first, one, middle, other, last, options):
-    text = f"{first} {one.format(options[0])} {middle} {other.format(options[1])} {last}"
-    assert find_answer(text, DIGITS).status == "no-option", text
-
-
-@settings(max_examples=500, deadline=None)
-@given(
-    TEXTS,
-    STANDING,
-    st.permutations(DIGITS),
-    st.sampled_from(["{}", "Score: {}", '{{"score": {}}}']),
-)
+@given(TEXTS, STANDING, st.permutations(DIGITS), st.sampled_from(["{}", "Score: {}", '{{"score": {}}}']))
 def test_another_rating_before_the_answer_takes_it_away(text, one, options, form):
     before = f"{text}\n{one.format(options[0])}\n"
     assert find_answer(before + form.format(options[1]), DIGITS).status != "graded"
@@ -258,23 +239,8 @@ def test_long_hostile_texts_take_no_time():
     assert time.perf_counter() - started < 5.0
 
 
-LABELS = ("0", "1", "2", "3")
-VALUES = (0.0, 1.0, 2.0, 3.0)
-
-
-def test_the_expected_grade_is_renormalised_over_the_options():
-    found = option_probabilities(LABELS, [("2", math.log(0.3)), ("3", math.log(0.1)), ("The", math.log(0.6))])
-    assert found.mass == pytest.approx(0.4)
-    assert expected_grade(VALUES, found)[0] == pytest.approx(2.25)
-
-
-def test_tokens_that_only_begin_like_an_option_are_none():
-    found = option_probabilities(LABELS, [("3.", -1.0), ("13", -2.0), ("30", -2.5), ("1", -2.0)])
-    assert found.probabilities == pytest.approx((0, math.exp(-2.0), 0, 0))
-
-
 def test_without_any_option_there_is_no_grade():
-    found = option_probabilities(LABELS, [("The", -0.1)])
-    assert found.mass == 0
-    with pytest.raises(InputError, match="no probability on any option"):
-        expected_grade(VALUES, found)
+    options = option_probabilities(DIGITS, [("The", -0.1)])
+    assert options.mass == 0
+    with pytest.raises(InputError):
+        expected_grade((0.0, 1.0, 2.0, 3.0), options)

