@@ -84,5 +84,4 @@ def test_noise_hits_the_same_queries_for_any_number_of_labels(pairs):
         clean, noisy = (labels_of(transformed(pairs, {**settings, "noise": share}, seed=3)) for share in (0, 0.5))
         return {query for query, document in clean if clean[query, document] != noisy[query, document]}
 
-    assert hit({"labels_per_query": 4}) == hit({})
-    assert 10 <= len(hit({})) <= 30
+    assert hit({"labels_per_query": 4}) == hit({}) != set()

@@ -24,18 +24,6 @@ def data(tmp_path):
     return tmp_path / "beir"
 
 
-@pytest.fixture
-def other_model_path(tiny_model, tmp_path):
-    """Another checkpoint."""
-    import torch
-
-    with torch.no_grad():
-        for parameter in tiny_model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3)
-    tiny_model.save_pretrained(str(tmp_path / "other" / "model"), create_model_card=False)
-    return tmp_path / "other" / "model"
-
-
 def count_searches(monkeypatch):
     """Return the list to which each later search adds its system and task."""
     searched = []
@@ -137,16 +125,16 @@ def test_each_task_gets_its_instructions_and_the_model_stays_as_it_was(tiny_mode
 
 
 def test_a_model_without_an_instruction_for_a_task_is_refused_before_work(tiny_model, data, tmp_path, monkeypatch):
-    set_instructions(
-        tiny_model, Instructions(tasks={"FiQA2018": {"instructions": ["a"]}, "b": {"instructions": ["b"]}})
-    )
-    tiny_model.save_pretrained(str(tmp_path / "model"), create_model_card=False)
+    tasks = {"FiQA2018": {"instructions": ["a"]}, "b": {"instructions": ["b"]}}
+    set_instructions(tiny_model, Instructions(tasks=tasks))
+    model = str(tmp_path / "model")
+    tiny_model.save_pretrained(model, create_model_card=False)
     searched = count_searches(monkeypatch)
     with pytest.raises(InputError, match="instructions: got no task; expected one of FiQA2018, b"):
-        evaluate_suite([str(tmp_path / "model")], "beir", data, tasks=TASKS)
+        evaluate_suite([model], "beir", data, tasks=TASKS)
     assert searched == []
-    assert evaluate_suite([str(tmp_path / "model")], "beir", data, tasks=["FiQA2018"]).scores
-    assert evaluate_suite([EncoderSystem(tmp_path / "model", task="b")], "beir", data, tasks=TASKS).scores
+    assert evaluate_suite([model], "beir", data, tasks=["FiQA2018"]).scores
+    assert evaluate_suite([EncoderSystem(model, task="b")], "beir", data, tasks=TASKS).scores
 
 
 def test_finished_tasks_are_read_and_more_models_join(data, tiny_model_path, tmp_path, monkeypatch):
@@ -165,16 +153,18 @@ def test_finished_tasks_are_read_and_more_models_join(data, tiny_model_path, tmp
     assert len(searched) == 4
 
 
-def test_another_checkpoint_in_the_same_folder_is_another_system(data, tiny_model_path, other_model_path, tmp_path):
-    out, link = tmp_path / "out", tmp_path / "model"
-    for path in (tiny_model_path, other_model_path):
+def test_another_checkpoint_in_the_same_folder_is_another_system(data, tiny_model, tiny_model_path, tmp_path):
+    out, link, other = tmp_path / "out", tmp_path / "model", tmp_path / "other" / "model"
+    next(tiny_model.parameters()).data[0, 0] += 1
+    tiny_model.save_pretrained(str(other), create_model_card=False)
+    for path in (tiny_model_path, other):
         link.unlink(missing_ok=True)
         link.symlink_to(path)
         result = evaluate_suite([str(link)], "beir", data, out, TASKS)
         assert not any(score.reused for score in result.scores[str(link)].values())
     assert len(list(out.glob("model-*"))) == 2
     with pytest.raises(InputError, match="which are the same checkpoint"):
-        evaluate_suite([str(link), str(other_model_path)], "beir", data, tasks=TASKS)
+        evaluate_suite([str(link), str(other)], "beir", data, tasks=TASKS)
 
 
 def test_other_settings_and_changed_data_are_refused(data, tmp_path):
@@ -192,23 +182,20 @@ def test_an_interrupted_suite_goes_on_inside_its_task(data, tiny_model_path, tmp
     monkeypatch.setattr(systems, "DOCUMENTS_PER_BLOCK", 1)
     monkeypatch.setattr(systems, "SAVE_SECONDS", 0.0)
     monkeypatch.setenv("BIXSE_CACHE_DIR", "none")
-    model = str(tiny_model_path)
-    uninterrupted = evaluate_suite([model], "beir", data, tasks=TASKS).scores[model]
-    done, steps = [], []
+    model, steps = str(tiny_model_path), []
 
-    def stops_in_the_second_task(title, total):
+    def progress(title, total):
         def step(number):
-            done.append(title.rpartition(" ")[2])
-            if done.count("FiQA2018") == 3 and number == 1:
+            steps.append((title.rpartition(" ")[2], number))
+            if len(steps) == 7:  # in the third document of the second task
                 raise KeyboardInterrupt
 
         return step
 
     with pytest.raises(KeyboardInterrupt):
-        evaluate_suite([model], "beir", data, tmp_path / "out", TASKS, progress=stops_in_the_second_task)
-    searched = count_searches(monkeypatch)
-    result = evaluate_suite([model], "beir", data, tmp_path / "out", TASKS, progress=lambda *_: steps.append)
-    assert [line.rpartition(" ")[2] for line in searched] == ["FiQA2018"]
-    assert steps == [2, 1, 1]  # two documents were done before
+        evaluate_suite([model], "beir", data, tmp_path / "out", TASKS, progress=progress)
+    result = evaluate_suite([model], "beir", data, tmp_path / "out", TASKS, progress=progress)
+    assert steps[7:] == [("FiQA2018", number) for number in (2, 1, 1)]  # two documents were done before
+    uninterrupted = evaluate_suite([model], "beir", data, tasks=TASKS)
     for task in TASKS:
-        assert result.scores[model][task].per_query == uninterrupted[task].per_query
+        assert result.scores[model][task].per_query == uninterrupted.scores[model][task].per_query
