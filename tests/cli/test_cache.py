@@ -6,7 +6,6 @@ import pytest
 from bixse.cli.main import main
 from bixse.data.collection import Collection, save_collection
 from bixse.encoders import encode
-from bixse.errors import InputError
 from bixse.files.files import cache_folder
 from bixse.preparing.mine import mine
 from bixse.preparing.mine_settings import MineConfig
@@ -85,8 +84,3 @@ def test_doctor_shows_and_clears_the_cache(capsys, collection, cache_path, tiny_
     assert (stored.exists(), other.read_text()) == (False, "not ours")
     monkeypatch.setenv("BIXSE_CACHE_DIR", "none")
     assert call(capsys, "doctor", "--clear-cache")[1]["metrics"]["cache"] == "none"
-
-
-def test_a_suite_has_no_cache_setting(tiny_model_path, tmp_path):
-    words = ["evaluate", str(tiny_model_path), "--suite", "beir", "--data", str(tmp_path), "--cache", "none"]
-    assert main(words) == InputError.exit_code

@@ -46,32 +46,27 @@ def save_words(folder):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--prior", "0"], "prior: got '0'"),
-        (["--at-precision", "0.9", "--at-precision", "0"], "at_precision.1: got '0'"),
-        (["--export", "1"], "export"),
-        (["--negatives", "3"], "add collection"),
-        (["--collection", "words"], "add negatives"),
-        (["--negatives", "0", "--collection", "words"], "negatives: got '0'"),
-        (["--negatives", "3", "--collection", "none"], "none"),
-        (["--out", "pairs.csv"], "got a file"),
-        (["--out", "model"], "no run of bixse"),
-        (["--pairs", "none.csv", "--out", "out"], "got no such file"),
+        (["model", "--prior", "0"], "prior: got '0'"),
+        (["model", "--at-precision", "0.9", "--at-precision", "0"], "at_precision.1: got '0'"),
+        (["model", "--export", "1"], "export"),
+        (["model", "--negatives", "3"], "add collection"),
+        (["model", "--collection", "words"], "add negatives"),
+        (["model", "--negatives", "0", "--collection", "words"], "negatives: got '0'"),
+        (["model", "--negatives", "3", "--collection", "none"], "none"),
+        (["model", "--out", "pairs.csv"], "got a file"),
+        (["model", "--out", "model"], "no run of bixse"),
+        (["model", "--pairs", "none.csv", "--out", "out"], "got no such file"),
+        (["./none", "--out", "out"], "got no such folder"),
+        (["demo"], "no --out"),
     ],
 )
 def test_wrong_arguments_leave_the_model_as_it_was(capsys, model, tmp_path, monkeypatch, words, message):
     save_words(tmp_path)
     monkeypatch.chdir(tmp_path)
     pairs = [] if "--pairs" in words else ["--pairs", make_pairs(tmp_path)]
-    assert message in refused(capsys, "calibrate", model, *pairs, *words)
+    assert message in refused(capsys, "calibrate", *words, *pairs)
     assert not (model / "relevance_head.json").exists()
     assert not (tmp_path / "out").exists()
-
-
-def test_a_model_that_cannot_be_written_is_refused(capsys, tmp_path):
-    pairs, out = make_pairs(tmp_path), tmp_path / "out"
-    assert "got no such folder" in refused(capsys, "calibrate", "./none", "--pairs", pairs, "--out", out)
-    assert "no --out" in refused(capsys, "calibrate", "demo", "--pairs", pairs)
-    assert not out.exists()
 
 
 @pytest.mark.parametrize(
@@ -100,24 +95,30 @@ def test_search_refuses_precisions_without_a_threshold(capsys, model, tmp_path):
     assert "expected one of the two" in refused(capsys, *words, "--at-precision", "0.9", "--threshold", "0.5")
 
 
-def test_thresholds_are_saved_and_searched_with(capsys, model, tmp_path):
-    code, envelope = call(
-        capsys, "calibrate", model, "--pairs", make_pairs(tmp_path), "--at-precision", 0.8, "--at-precision", 0.9, 0.5
-    )
+def test_thresholds_and_cuts_are_saved_and_searched_with(capsys, model, tmp_path):
+    out, wanted = tmp_path / "out", ("--at-precision", 0.8, "--at-precision", 0.9, 0.5)
+    words = ("calibrate", model, "--pairs", make_pairs(tmp_path), *wanted, "--export", 0.3)
+    code, envelope = call(capsys, *words, "--out", out)
     assert code == 0, envelope
     points = envelope["metrics"]["thresholds"]
     assert [point["wanted"] for point in points] == [0.9, 0.8, 0.5]
-    head = load_relevance_model(model, device="cpu").head
+    head = load_relevance_model(out / "model", device="cpu").head
     assert head.thresholds
     assert [each.precision for each in head.thresholds] == [point["wanted"] for point in points if point["is_reached"]]
     assert (head.prior, head.trained_prior) == (pytest.approx(0.2), None)
-    words = ("search", model, "copy", "--collection", save_words(tmp_path), "--top", "20")
+    cuts = json.loads((out / "export" / "cuts.json").read_text())
+    assert cuts == envelope["metrics"]["cuts"]
+    assert {0.3, *(each.probability for each in head.thresholds)} == {cut["probability"] for cut in cuts}
+    assert all(cut["cosine"] == pytest.approx(head.cosine_at(cut["probability"])) for cut in cuts)
+    assert str(out / "model") in (out / "export" / "qdrant.py").read_text()
+    words = ("search", out / "model", "copy", "--collection", save_words(tmp_path), "--top", "20")
     everything = call(capsys, *words)[1]["metrics"]["results"]
     for threshold in head.thresholds:
         shown = call(capsys, *words, "--at-precision", threshold.precision)[1]["metrics"]["results"]
         assert shown == call(capsys, *words, "--threshold", threshold.probability)[1]["metrics"]["results"]
         assert 1 <= len(shown) < len(everything)
-    assert call(capsys, "index", model, "--collection", tmp_path / "words", "--out", tmp_path / "index")[0] == 0
+    words = ("index", out / "model", "--collection", tmp_path / "words", "--out", tmp_path / "index")
+    assert call(capsys, *words)[0] == 0
     again = call(capsys, "search", tmp_path / "index", "copy", "--top", "20", "--at-precision", 0.9)
     assert [row["document_id"] for row in again[1]["metrics"]["results"]][:1] == ["copy"]
 
@@ -217,16 +218,3 @@ def test_random_documents_are_added_and_counted(capsys, model, tmp_path):
     assert call(capsys, *words)[1]["metrics"] == envelope["metrics"]
     (tmp_path / "toy" / "corpus.jsonl").open("a").write('{"_id": "new", "text": "new"}\n')
     assert "corpus.jsonl" in refused(capsys, *words)
-
-
-def test_cuts_for_vector_stores(capsys, model, tmp_path):
-    out = tmp_path / "out"
-    words = ("calibrate", model, "--pairs", make_pairs(tmp_path), "--at-precision", "0.5", "--out", out)
-    code, envelope = call(capsys, *words, "--export", "0.3", "0.8")
-    assert code == 0
-    head = load_relevance_model(out / "model").head
-    cuts = json.loads((out / "export" / "cuts.json").read_text())
-    assert cuts == envelope["metrics"]["cuts"]
-    assert {0.3, 0.8, head.threshold_for(0.5)} == {cut["probability"] for cut in cuts}
-    assert all(cut["cosine"] == pytest.approx(head.cosine_at(cut["probability"])) for cut in cuts)
-    assert str(out / "model") in (out / "export" / "qdrant.py").read_text()

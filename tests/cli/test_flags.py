@@ -99,24 +99,6 @@ def test_help_begins_with_the_first_settings_and_then_shows_groups(name, group):
     assert text.index(first[-1]) < text.index("--out") < text.index("further settings:") < text.index(f"{group}:")
 
 
-def test_unusable_files(tmp_path):
-    with pytest.raises(InputError, match="No such file"):
-        settings_of("evaluate", file=tmp_path / "run.yaml")
-    with pytest.raises(ConfigError, match="expected lines of the form"):
-        settings_of("evaluate", file=yaml_file(tmp_path, "bm25"))
-
-
-def test_all_errors_of_a_file_are_listed_together(tmp_path):
-    text = "modle: x\nsplit: [a, b]\nmin_relevant_grade: high\nmax_length: 1.5\nexclude_self: maybe\nout: x\n"
-    with pytest.raises(ConfigError) as caught:
-        settings_of("evaluate", file=yaml_file(tmp_path, text))
-    head, *lines = str(caught.value).splitlines()
-    assert head.endswith("7 errors")
-    keys = {line.split(":")[0].strip() for line in lines}
-    assert keys == {"model", "modle", "split", "min_relevant_grade", "max_length", "exclude_self", "out"}
-    assert any("did you mean 'model'?" in line for line in lines)
-
-
 def test_paths_of_a_file_start_at_its_folder_and_flags_win(tmp_path):
     path = yaml_file(tmp_path, "model: [bm25]\ncollection: data\nsplit: dev\nmax_length: 64\nexclude_self: true\n")
     settings = settings_of("evaluate", file=path)

@@ -65,16 +65,6 @@ def test_doctor_names_setting_and_source(capsys, monkeypatch, precision):
     assert f"models compute in {precision}" in shown
 
 
-def test_an_evaluation_in_another_precision_is_another_run(capsys, collection, tiny_model_path, tmp_path):
-    words = ("evaluate", tiny_model_path, "--collection", collection, "--out", tmp_path / "out")
-    code, envelope = call(capsys, *words, "--precision", "bfloat16")
-    assert code == 0
-    assert envelope["metrics"]["precision"] == record(tmp_path / "out")["config"]["precision"] == "bfloat16"
-    assert main([*map(str, words), "--precision", "bfloat16"]) == 0
-    assert "queries, bfloat16)" in capsys.readouterr().out
-    assert CHANGED in refused(capsys, *words, "--precision", "float32")
-
-
 def test_bm25_has_no_precision(capsys, collection, tmp_path):
     for precision in BOTH:
         words = ("evaluate", "bm25", "--collection", collection, "--out", tmp_path / "out", "--precision", precision)
@@ -82,48 +72,52 @@ def test_bm25_has_no_precision(capsys, collection, tmp_path):
         assert (code, "precision" in envelope["metrics"]) == (0, False)
 
 
-class TestTraining:
-    @pytest.fixture
-    def settings(self, inputs, tmp_path):
-        return write(tmp_path / "run.yaml", {**inputs, **TRAIN, "dev_split": "test", "precision": "float32"})
-
-    def test_a_flag_beats_the_file_and_another_precision_is_another_run(self, capsys, settings, tmp_path):
-        for precision in BOTH:
-            words = ("train", "--config", settings, "--precision", precision, "--out", tmp_path / precision)
-            code, envelope = call(capsys, *words)
-            assert code == 0, envelope
-            assert envelope["metrics"]["precision"] == precision
-            assert record(tmp_path / precision)["config"]["precision"] == precision
-        losses = [record(tmp_path / precision)["results"]["history"][1]["loss"] for precision in BOTH]
-        assert losses[0] != losses[1]
-        assert CHANGED in refused(capsys, "train", "--config", settings, "--out", tmp_path / "bfloat16")
-
-    def test_a_launchers_mixed_precision_does_not_decide(self, monkeypatch, capsys, settings, tmp_path):
-        call(capsys, "train", "--config", settings, "--out", tmp_path / "plain")
-        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-        call(capsys, "train", "--config", settings, "--out", tmp_path / "launched")
-        histories = [record(tmp_path / name)["results"]["history"] for name in ("plain", "launched")]
-        assert histories[0] == histories[1]
-
-    def test_a_sweep_has_its_precision_in_table_and_best_settings(self, capsys, settings, tmp_path):
-        path = write(tmp_path / "sweep.yaml", {"base": str(settings), "vary": {"scale": [10, 20]}})
-        out = tmp_path / "sweep"
-        code, envelope = call(capsys, "sweep", "--config", path, "--precision", "bfloat16", "--out", out)
-        assert code == 0, envelope
-        assert [row["precision"] for row in envelope["metrics"]["rows"]] == ["bfloat16"] * 2
-        assert (out / "sweep.csv").read_text(encoding="utf-8").count("bfloat16") == 2
-        assert yaml.safe_load((out / "best.yaml").read_text(encoding="utf-8"))["precision"] == "bfloat16"
-        assert CHANGED in refused(capsys, "sweep", "--config", path, "--out", out)
+@pytest.fixture
+def settings(inputs, tmp_path):
+    return write(tmp_path / "run.yaml", {**inputs, **TRAIN, "dev_split": "test", "precision": "float32"})
 
 
-def test_a_study_has_its_precision_in_findings_and_table(capsys, inputs, tmp_path):
+@pytest.fixture
+def words_of(inputs, settings, tmp_path):
+    """Verb -> its words without --out. A flag beats the precision of the file of training."""
     data = {"pairs": [inputs["pairs"]], "dev": [inputs["dev"]], "test": [inputs["dev"]], "min_relevant_grade": 1}
-    settings = {"data": data, "model": inputs["model"], "train": TRAIN, "values": {"losses": ["bixse"]}, "seeds": [0]}
-    path, out = write(tmp_path / "study.yaml", settings), tmp_path / "out"
-    words = ("study", "losses", "--config", path, "--out", out, "--jobs", "1")
+    study = {"data": data, "model": inputs["model"], "train": TRAIN, "values": {"losses": ["bixse"]}, "seeds": [0]}
+    sweep = {"base": str(settings), "vary": {"scale": [10, 20]}}
+    return {
+        "evaluate": ("evaluate", inputs["model"], "--collection", inputs["dev"]),
+        "train": ("train", "--config", settings),
+        "sweep": ("sweep", "--config", write(tmp_path / "sweep.yaml", sweep)),
+        "study": ("study", "losses", "--config", write(tmp_path / "study.yaml", study), "--jobs", "1"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("verb", "files"),
+    [
+        ("evaluate", {}),
+        ("train", {}),
+        ("sweep", {"sweep.csv": 2, "best.yaml": 1}),
+        ("study", {"findings.md": 2, "runs.csv": 2}),
+    ],
+)
+def test_precision_is_in_results_and_tables_and_another_one_is_another_run(capsys, words_of, tmp_path, verb, files):
+    words, out = (*words_of[verb], "--out", tmp_path / "out"), tmp_path / "out"
+    assert main([*map(str, words), "--precision", "bfloat16"]) == 0
+    assert ("bfloat16" in capsys.readouterr().out) or verb == "study"
+    assert {name: (out / name).read_text(encoding="utf-8").count("bfloat16") for name in files} == files
     code, envelope = call(capsys, *words, "--precision", "bfloat16")
-    assert code == 0, envelope
-    assert "Computed in bfloat16." in (out / "findings.md").read_text(encoding="utf-8")
-    assert "bfloat16" in (out / "runs.csv").read_text(encoding="utf-8")
-    assert record(out)["config"]["train"]["precision"] == "bfloat16"
+    metrics, config = envelope["metrics"], record(out)["config"]
+    rows = [] if verb == "study" else metrics.get("rows", [metrics])
+    assert code == 0 and all(row["precision"] == "bfloat16" for row in rows)
+    assert config.get("train", config)["precision"] == "bfloat16"
     assert CHANGED in refused(capsys, *words, "--precision", "float32")
+
+
+def test_a_launchers_mixed_precision_does_not_decide(monkeypatch, capsys, settings, tmp_path):
+    losses = []
+    for name, words in (("plain", ()), ("launched", ()), ("bfloat16", ("--precision", "bfloat16"))):
+        if name == "launched":
+            monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+        call(capsys, "train", "--config", settings, *words, "--out", tmp_path / name)
+        losses.append(record(tmp_path / name)["results"]["history"][1]["loss"])
+    assert losses[0] == losses[1] != losses[2]
