@@ -21,7 +21,7 @@ OTHERS = {
     "mining_grades": (["--quick"], "top, one known"),
     "results": (["--help"], "--cranfield"),
 }
-"""Script -> its smallest run, and a word of what it prints. That of `results` is `tests/test_results.py`."""
+"""Script -> its smallest run, and a word of what it prints. That of `results` is in `tests/test_pages.py`."""
 LONG = ("bench_grade_server", "bench_jobs", "mining_grades", "results")
 """Scripts that take ten seconds and more all the same."""
 

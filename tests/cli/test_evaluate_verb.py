@@ -1,16 +1,21 @@
-"""`bixse evaluate`: bm25 and models on a collection, several models, suites, and few labels on run files."""
+"""`bixse evaluate` on a collection, on suites and with few labels; the cache of document embeddings of all verbs."""
 
 import json
 from pathlib import Path
 
 import numpy as np
+import platformdirs
 import pytest
 
 from bixse.cli.main import main
 from bixse.data.collection import Collection, Document, save_collection
 from bixse.data.trec import read_qrels, read_run
+from bixse.encoders import encode
 from bixse.encoders.head import RelevanceHead
 from bixse.errors import InputError
+from bixse.files.files import cache_folder
+from bixse.preparing.mine import mine
+from bixse.preparing.mine_settings import MineConfig
 from bixse.scale.index.search import open_index
 from helpers.command import call, refused, result_of
 from helpers.toy import save_toy
@@ -24,12 +29,6 @@ def data(tmp_path):
     for name in ("NFCorpus", "scifact"):
         save_toy(tmp_path / "data" / name)
     return tmp_path / "data"
-
-
-def test_ids_that_a_run_file_cannot_hold_are_refused(capsys, collection, tmp_path):
-    with (collection / "corpus.jsonl").open("a") as file:
-        file.write('{"_id": "d 4", "text": "copy"}\n')
-    assert "'d 4'" in refused(capsys, "evaluate", "bm25", "--collection", collection, "--out", tmp_path / "out")
 
 
 def test_a_second_call_reuses_the_results_and_refuses_other_settings(capsys, collection, tmp_path):
@@ -167,3 +166,69 @@ def test_few_labels_compare_runs(tmp_path):
     assert contrasts == [("precision@10", baseline) for baseline in (None, None, str(BM25))]
     assert json.loads((tmp_path / "out" / "few_labels.json").read_text()) == json.loads(json.dumps(result.metrics))
     assert result_of(*words).metrics == result.metrics
+
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """The kind of the texts of each call that encodes."""
+    kinds, plain = [], encode.encode_here
+
+    def record(model, texts, kind, *rest):
+        kinds.append(kind)
+        return plain(model, texts, kind, *rest)
+
+    monkeypatch.setattr(encode, "encode_here", record)
+    return kinds
+
+
+def files(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_all_verbs_share_one_store_outside_the_collection(
+    capsys, collection, cache_path, tmp_path, tiny_model_path, encoded
+):
+    before = files(collection)
+    for _ in range(2):
+        call(capsys, "evaluate", tiny_model_path, "--collection", collection)
+    call(capsys, "search", tiny_model_path, "copy", "--collection", collection)
+    mine(MineConfig(collection=collection, split="test", retrievers=(str(tiny_model_path),)), tmp_path / "mined")
+    assert encoded.count("document") == 1
+    assert files(collection) == before
+    assert [path.parent for path in cache_path.rglob("*.sqlite")] == [cache_path / "embeddings"]
+
+
+def test_cache_is_another_folder_or_none(
+    capsys, collection, cache_path, tmp_path, tiny_model_path, encoded, monkeypatch
+):
+    words = ("evaluate", tiny_model_path, "--collection", collection, "--cache")
+    before = files(collection)
+    for _ in range(2):
+        call(capsys, *words, "none")
+    monkeypatch.setenv("BIXSE_CACHE_DIR", "none")
+    call(capsys, *words[:-1])
+    assert encoded.count("document") == 3
+    for _ in range(2):
+        call(capsys, *words, tmp_path / "other")
+    assert encoded.count("document") == 4
+    assert len(list((tmp_path / "other").rglob("*.sqlite"))) == 1
+    assert (files(collection), cache_path.exists()) == (before, False)
+
+
+def test_the_default_is_the_users_cache_folder(monkeypatch, tmp_path):
+    monkeypatch.delenv("BIXSE_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == platformdirs.user_cache_path("bixse", appauthor=False)
+    assert cache_folder("~/x") == cache_folder("~/x").expanduser()
+
+
+def test_doctor_shows_and_clears_the_cache(capsys, collection, cache_path, tiny_model_path, monkeypatch):
+    call(capsys, "evaluate", tiny_model_path, "--collection", collection)
+    (stored,) = cache_path.rglob("*.sqlite")
+    (other := cache_path / "embeddings" / "notes.txt").write_text("not ours")
+    assert call(capsys, "doctor")[1]["metrics"]["cache"] == str(cache_path)
+    assert stored.exists()
+    assert main(["doctor", "--clear-cache"]) == 0
+    assert (stored.exists(), other.read_text()) == (False, "not ours")
+    monkeypatch.setenv("BIXSE_CACHE_DIR", "none")
+    assert call(capsys, "doctor", "--clear-cache")[1]["metrics"]["cache"] == "none"

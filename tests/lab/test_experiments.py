@@ -1,7 +1,5 @@
 """The runner of experiments, with measures that train nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

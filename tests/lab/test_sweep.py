@@ -1,7 +1,5 @@
 """Sweeps: their arms without training, then ranking, refusals, and how they continue."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -1,12 +1,39 @@
+import math
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import pairwise
+from xml.etree import ElementTree
 
+import matplotlib
 import pytest
+from markupsafe import escape
+from pydantic import ValidationError
 
 from bixse.errors import InvalidFileError
+from bixse.lab.studies.outcome import Point, line_plot, row_plot
 from bixse.report.page import render_report, write_report
-from bixse.report.schema import QueryChange, ReportData, load_report_data, save_report_data
+from bixse.report.plots import POINTS_SHOWN, gains_and_losses_plot, merge_plot, reliability_diagram, training_plots
+from bixse.report.schema import (
+    MergeCurve,
+    QueryChange,
+    ReportData,
+    TrainingCurve,
+    load_report_data,
+    save_report_data,
+    training_curve,
+)
+from bixse.report.table import (
+    format_difference,
+    format_interval,
+    format_markdown,
+    format_number,
+    format_p_value,
+    format_seconds,
+    format_table,
+)
+from bixse.results import CalibrationReport, MergePoint
 from helpers.html_page import Page
 
 HOSTILE = [
@@ -156,3 +183,192 @@ def test_unusable_data_files_are_refused(tmp_path, minimal_data):
     with pytest.raises(InvalidFileError) as caught:
         load_report_data(path)
     assert {error.column for error in caught.value.errors} == {"systems.0.metric", "systems.0.metrics"}
+
+
+def changed(data, path, value):
+    """Return the dumped data with a value replaced."""
+    at = dumped = data.model_dump()
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    return dumped
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "fact"),
+    [
+        (["colour"], "red", "colour"),
+        (["systems"], [], "at least 1"),
+        (["systems", 0, "metrics"], {"ndcg@10": float("nan")}, "finite"),
+        (["systems", 1, "name"], "bm25", "'bm25' twice"),
+        (["comparisons", 0, "difference", "mean"], float("inf"), "finite"),
+        (["comparisons", 0, "system"], "bixze", "expected one of"),
+        (["primary_metric"], "ndcg@5", "which no system has"),
+        (["created"], "yesterday", "isoformat"),
+        (["calibrations", "BiXSE, as trained", "brier_interval"], [0.1], "brier_interval"),
+        (["calibrations", "BiXSE, as trained", "colour"], 1, "colour"),
+        (["training", 0, "logged", "loss", 0], [0, float("nan")], "finite"),
+    ],
+)
+def test_invalid_data_is_refused(full_data, path, value, fact):
+    with pytest.raises(ValidationError, match=fact):
+        ReportData.model_validate(changed(full_data, path, value))
+
+
+def test_half_a_surrogate_pair_is_replaced(minimal_data):
+    broken = ReportData.model_validate(changed(minimal_data, ["facts"], {"a\ud83d": "\udc00 fine 🦊"}))
+    assert broken.facts == {"a\ufffd": "\ufffd fine 🦊"}
+    assert ReportData.model_validate_json(broken.model_dump_json()) == broken
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf, None])
+def test_training_curve_leaves_out_values_that_are_not_finite(value):
+    history = [{"step": 1, "logit_bias": -3.0, "grad_norm": value}, {"step": 2, "logit_bias": -2, "grad_norm": 0.5}]
+    logged = training_curve("bixse", history, best_step=2).logged
+    assert logged == {"logit_bias": [(1, -3.0), (2, -2.0)], "grad_norm": [(2, 0.5)]}
+
+
+@pytest.mark.parametrize("write", [format_table, format_markdown])
+def test_short_row_is_refused(write):
+    with pytest.raises(ValueError, match="shorter"):
+        write([["a", 1], ["b"]], ["name", "count"])
+
+
+def test_data_cannot_control_the_terminal():
+    text = format_table([["\x1b[31mred\x1b[0m\nline\u202e", 1]], ["system\x07", "n"])
+    assert "\x1b" not in text and "\x07" not in text and "\u202e" not in text
+    assert len(text.splitlines()) == 3
+
+
+def test_data_cannot_become_markdown_or_html():
+    row = format_markdown([["a|b *c* <script> [x](y) `z` \\", 1.0]], ["system", "n"]).splitlines()[2]
+    cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", row)]
+    assert cells == ["", r"a\|b \*c\* &lt;script&gt; \[x\](y) \`z\` \\", "1.000", ""]
+
+
+def test_numbers_are_right_aligned_and_texts_left():
+    table = format_table([["BM25", 7, "+0.1"], ["a longer name", 1234, "–"]], ["system", "queries", "change"])
+    assert table.splitlines() == [
+        "system           queries    change",
+        "-------------  ---------  --------",
+        "BM25                   7      +0.1",
+        "a longer name       1234         –",
+    ]
+    assert format_table([["日本", 1], ["abcd", 2]], ["name", "n"]).splitlines()[2] == "日本      1"
+    assert format_table([], ["name", "n"]).splitlines() == ["name    n", "------  ---"]
+
+
+NUMBERS = {0.0: "0.000", -0.0001: "0.000", -0.5: "-0.500", None: "–", 12.3456: "12.346"}
+DIFFERENCES = {0.05: "+0.050", -0.05: "−0.050", 0.0: "0.000", -0.0004: "0.000", 0.0006: "+0.001"}
+SECONDS = {
+    None: "–", 0.0: "< 0.1 s", 59.94: "59.9 s", 59.96: "1 min 00 s", 3599.4: "59 min 59 s", 3599.6: "1 h 00 min",
+    86400: "24 h 00 min",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("write", "texts"), [(format_number, NUMBERS), (format_difference, DIFFERENCES), (format_seconds, SECONDS)]
+)
+def test_values_are_rounded_and_have_their_unit_and_sign(write, texts):
+    assert {value: write(value) for value in texts} == texts
+
+
+def test_unknown_interval_and_p_value_have_a_text():
+    assert format_interval(None, None) == ""
+    assert (format_p_value(None), format_p_value(0.001)) == ("–", "0.001")
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+HOSTILE_LABELS = [
+    "<script>alert(1)</script>",
+    "\"><img src=x onerror='alert(1)'>",
+    "$\\frac{1}{$ and $x^",
+    "_underscore first",
+    "\u202edesrever\x00\x0b\x1b[31m\nnext line",
+    "日本語 اَلْعَرَبِيَّة 🦊",
+    "w" * 500,
+    "",
+]
+
+
+def all_plots(data):
+    return [
+        *training_plots(data.training, data.label).values(),
+        *(reliability_diagram(report, name) for name, report in data.calibrations.items()),
+        gains_and_losses_plot(data.per_query, data.primary_metric),
+    ]
+
+
+def texts_of(plot):
+    return [element.text or "" for element in ElementTree.fromstring(plot.svg).iter(f"{SVG}text")]
+
+
+def changes(*after):
+    return [
+        QueryChange(query_id=str(i), query="q", baseline_score=0.5, system_score=score) for i, score in enumerate(after)
+    ]
+
+
+def test_text_from_data_becomes_no_markup():
+    logged = {"eval_dev_ndcg@10": [(1, 0.5), (2, 0.5)]}
+    merged = [MergePoint(weight=weight, scores=dict.fromkeys(HOSTILE_LABELS, weight / 2)) for weight in (0.0, 0.5, 1.0)]
+    plots = [
+        *training_plots([TrainingCurve(system=name, logged=logged) for name in HOSTILE_LABELS]).values(),
+        reliability_diagram(CalibrationReport(30, 3, 0.1, (0.0, 0.2), 0.0, (0.0, 0.1), 0.2, []), HOSTILE_LABELS[0]),
+        gains_and_losses_plot(changes(1.0), HOSTILE_LABELS[1]),
+        merge_plot(MergeCurve(system=HOSTILE_LABELS[0], weight=0.5, points=merged, guards=HOSTILE_LABELS[:1])),
+        row_plot("t", "l", [(name, Point(0.0, 0.5, 0.4, 0.6)) for name in HOSTILE_LABELS]),
+        line_plot(
+            "t", "x", "y", {name: [Point(x, 0.5, 0.4, 0.6) for x in (1.0, 2.0)] for name in HOSTILE_LABELS}, "log"
+        ),
+    ]
+    for plot in plots:
+        root = ElementTree.fromstring(plot.svg)  # well-formed XML
+        tags = {element.tag.removeprefix(SVG) for element in root.iter()}
+        assert not tags & {"script", "img", "image", "foreignObject", "a"}
+        names = {name for element in root.iter() for name in element.attrib}
+        assert not [name for name in names if name.startswith("on")]
+        assert not {"\u202e", "\x00", "\x0b", "\x1b"} & set(plot.svg), "no control or direction mark"
+        picture = plot.__html__()
+        assert picture.count("<") == 1 and picture.startswith('<img src="data:image/svg+xml;base64,')
+        assert f'alt="{escape(plot.alt)}"' in picture
+    assert any(text.startswith("<script>aler") for text in texts_of(plots[-1])), "a script as label is shown as it is"
+
+
+def test_same_data_give_the_same_bytes_under_any_settings_of_matplotlib(full_data):
+    expected = all_plots(full_data)
+    with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "black", "svg.fonttype": "path"}):
+        assert all_plots(full_data) == expected
+        assert matplotlib.rcParams["font.size"] == 30, "the user's settings do not change"
+    for plot in expected:
+        assert float(ElementTree.fromstring(plot.svg).attrib["viewBox"].split()[2]) < 320, "a phone's width"
+        assert len(plot.alt) > 20
+
+
+def test_panels_without_values_are_left_out(full_data):
+    assert list(training_plots([TrainingCurve(system="a", logged={"loss": [(1, 2.0)]})])) == ["Training loss: a"]
+    assert training_plots([TrainingCurve(system="a", logged={})]) == training_plots([]) == {}
+    titles = list(training_plots(full_data.training, full_data.label))
+    assert titles[:3] == ["Training loss: BiXSE", "Mean logit: BiXSE", "Training loss: InfoNCE"]
+    assert titles[3:] == ["nDCG@10 on the development queries", "Logit bias beta"]
+
+
+def test_long_log_is_thinned():
+    long = {"loss": [(s, float(s % 7)) for s in range(20_000)]}
+    (plot,) = training_plots([TrainingCurve(system="a", logged=long, best_step=4)]).values()
+    longest = max(path.attrib["d"].count("L") for path in ElementTree.fromstring(plot.svg).iter(f"{SVG}path"))
+    assert 100 < longest < POINTS_SHOWN
+
+
+def test_gains_and_losses_are_counted():
+    plot = gains_and_losses_plot(changes(0.6, 0.9, 0.5, 0.1), "ndcg@10")
+    assert sorted(text for text in texts_of(plot) if text[0] in "▲▼") == ["▲ 2 better", "▼ 1 worse"]
+    assert "2 queries gained, 1 lost, 1 stayed the same" in plot.alt
+    assert "0 queries gained, 0 lost, 1 stayed the same" in gains_and_losses_plot(changes(0.5), "m").alt
+    many = gains_and_losses_plot(changes(*((i % 101) / 101 for i in range(10_000))), "m")
+    assert len(many.svg) < 100_000
+
+
+def test_importing_pages_does_not_import_matplotlib():
+    code = "import sys, bixse.report.page; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
