@@ -15,7 +15,6 @@ import bixse
 
 ROOT = Path(__file__).parents[1]
 LOADS_WHAT_IT_BRINGS = """
-from importlib.resources import files
 from pathlib import Path
 import bixse
 from bixse.data.pydocs import load_pydocs
@@ -25,8 +24,6 @@ assert "site-packages" in Path(bixse.__file__).parts, bixse.__file__
 assert len(load_pydocs().queries) == 1099
 assert load_rubric("trec-dl-0-3")
 assert StudyConfig.load(None, {"study": "losses", "preset": "smoke"})
-for name in ("report/templates/report.html.j2", "ui/templates/label.html.j2", "calibration/snippets/qdrant.py.txt"):
-    assert files("bixse").joinpath(name).read_text()
 print("loaded")
 """
 

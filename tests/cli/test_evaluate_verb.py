@@ -185,23 +185,19 @@ def files(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-def test_all_verbs_share_one_store_outside_the_collection(
-    capsys, collection, cache_path, tmp_path, tiny_model_path, encoded
-):
+def test_all_verbs_share_one_store_outside_the_collection(capsys, collection, cache_path, tmp_path, model, encoded):
     before = files(collection)
     for _ in range(2):
-        call(capsys, "evaluate", tiny_model_path, "--collection", collection)
-    call(capsys, "search", tiny_model_path, "copy", "--collection", collection)
-    mine(MineConfig(collection=collection, split="test", retrievers=(str(tiny_model_path),)), tmp_path / "mined")
+        call(capsys, "evaluate", model, "--collection", collection)
+    call(capsys, "search", model, "copy", "--collection", collection)
+    mine(MineConfig(collection=collection, split="test", retrievers=(str(model),)), tmp_path / "mined")
     assert encoded.count("document") == 1
     assert files(collection) == before
     assert [path.parent for path in cache_path.rglob("*.sqlite")] == [cache_path / "embeddings"]
 
 
-def test_cache_is_another_folder_or_none(
-    capsys, collection, cache_path, tmp_path, tiny_model_path, encoded, monkeypatch
-):
-    words = ("evaluate", tiny_model_path, "--collection", collection, "--cache")
+def test_cache_is_another_folder_or_none(capsys, collection, cache_path, tmp_path, model, encoded, monkeypatch):
+    words = ("evaluate", model, "--collection", collection, "--cache")
     before = files(collection)
     for _ in range(2):
         call(capsys, *words, "none")
@@ -222,8 +218,8 @@ def test_the_default_is_the_users_cache_folder(monkeypatch, tmp_path):
     assert cache_folder("~/x") == cache_folder("~/x").expanduser()
 
 
-def test_doctor_shows_and_clears_the_cache(capsys, collection, cache_path, tiny_model_path, monkeypatch):
-    call(capsys, "evaluate", tiny_model_path, "--collection", collection)
+def test_doctor_shows_and_clears_the_cache(capsys, collection, cache_path, model, monkeypatch):
+    call(capsys, "evaluate", model, "--collection", collection)
     (stored,) = cache_path.rglob("*.sqlite")
     (other := cache_path / "embeddings" / "notes.txt").write_text("not ours")
     assert call(capsys, "doctor")[1]["metrics"]["cache"] == str(cache_path)

@@ -77,7 +77,6 @@ def test_wrong_arguments_leave_the_model_as_it_was(capsys, model, tmp_path, monk
 @pytest.mark.parametrize(
     ("queries", "relevance", "words", "message"),
     [
-        (3, (1.0, 0.0), [], "expected at least 4"),
         (12, (1.0, 0.0), ["--at-precision", "0.9"], "got pairs of 12 queries; expected at least 20"),
         (24, (0.4, 0.0), ["--at-precision", "0.9"], "all irrelevant"),
         *((24, (z, z), [], f"got relevance {z:g} for all") for z in (0.0, 1.0, 0.4)),
@@ -221,18 +220,23 @@ def test_random_documents_are_added_and_counted(capsys, model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("words", "message"),
     [
-        ("./no/such/folder", "got no such folder"),
-        ("toy", "a folder without modules.json or config.json"),
-        ("toy/corpus.jsonl", "got a file"),
-        ("bm25", "only `bixse evaluate` takes bm25"),
-        ("owner/name", "check the name"),
+        (["./no/such/folder", "copy"], "got no such folder"),
+        (["toy", "copy"], "a folder without modules.json or config.json"),
+        (["toy/corpus.jsonl", "copy"], "got a file"),
+        (["bm25", "copy"], "only `bixse evaluate` takes bm25"),
+        (["owner/name", "copy"], "check the name"),
+        (["model", " "], "got an empty query"),
+        (["model", "caf\udce9"], "not UTF-8"),
+        (["model", "copy", "--top", "0"], "top: got"),
+        (["model", "copy", "--threshold", "1.5"], "threshold: got"),
+        (["model", "copy", "--threshold", "0.5"], "without a relevance head"),
     ],
 )
-def test_a_name_that_is_no_model(capsys, collection, monkeypatch, name, message):
-    monkeypatch.chdir(collection.parent)
-    assert message in refused(capsys, "search", name, "copy", "--collection", "toy")
+def test_search_refuses_what_is_no_model_and_wrong_values(capsys, collection, model, monkeypatch, words, message):
+    monkeypatch.chdir(model.parent)
+    assert message in refused(capsys, "search", *words, "--collection", "toy")
 
 
 def no_config(model):
@@ -279,20 +283,6 @@ def test_a_pooler_without_weights_is_accepted(capsys, collection, model):
     assert len(rest) < len(weights)
     save_file(rest, model / "model.safetensors", {"format": "pt"})
     assert call(capsys, "evaluate", model, "--collection", collection)[0] == 0
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([" "], "got an empty query"),
-        (["caf\udce9"], "not UTF-8"),
-        (["copy", "--top", "0"], "top: got"),
-        (["copy", "--threshold", "1.5"], "threshold: got"),
-        (["copy", "--threshold", "0.5"], "without a relevance head"),
-    ],
-)
-def test_search_refuses_wrong_values(capsys, collection, model, words, message):
-    assert message in refused(capsys, "search", model, *words, "--collection", collection)
 
 
 def test_search_needs_only_the_corpus_and_gives_probabilities(capsys, collection, model):
@@ -346,9 +336,7 @@ def sweep_file(collection, model, pairs):
 
 
 @pytest.mark.parametrize(("rates", "best", "code"), [([1e-3], 1, 0), ([1e30], None, 1), ([1e30, 1e-3], 2, 3)])
-def test_a_sweep_ends_with_1_if_no_arm_finished_and_with_3_if_some_did(
-    capsys, monkeypatch, sweep_file, tmp_path, rates, best, code
-):
+def test_a_sweep_ends_with_1_or_3_where_arms_diverge(capsys, monkeypatch, sweep_file, tmp_path, rates, best, code):
     monkeypatch.setenv(SECONDS_VARIABLE, "0.01")  # the default is one line per minute
     out = tmp_path / "out"
     model = out / "runs" / "learning_rate=0.001" / "seed-0" / "train" / "model"

@@ -53,12 +53,12 @@ def with_data(task, folder):
     return local
 
 
-def toy_task(folder, exclude_self=False):
+def toy_task(folder):
     metadata = TaskMetadata(
         name="Toy", description="toy", dataset={"path": "local/toy", "revision": "1"}, type="Retrieval",
         category="t2t", eval_splits=["test"], eval_langs=["eng-Latn"], main_score="ndcg_at_10", is_public=False,
     )  # fmt: skip
-    kind = type("Toy", (AbsTaskRetrieval,), {"metadata": metadata, "ignore_identical_ids": exclude_self})
+    kind = type("Toy", (AbsTaskRetrieval,), {"metadata": metadata})
     return with_data(kind(), folder)
 
 

@@ -297,7 +297,6 @@ class TestCommand:
         "words",
         [
             [],
-            ["nois", "--preset", "smoke"],
             ["losses", "--collection", "x"],
             ["losses", "--collection", "x", "--scale", "0", "3", "--min-relevant-grade", "2", "--preset",
              "paper-qwen2.5-0.5b"],

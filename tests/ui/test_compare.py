@@ -271,9 +271,7 @@ def test_trial_needs_a_judge_and_labels(run, open_server, judge):
 
 
 @pytest.mark.parametrize("named", ["by its address", "by a file"])
-def test_trial_grades_the_same_pairs_and_its_commands_give_the_same_figures(
-    tmp_path, open_server, capsys, monkeypatch, named
-):
+def test_trial_and_its_commands_give_the_same_figures(tmp_path, open_server, capsys, monkeypatch, named):
     monkeypatch.setattr(rubric, "TRIED", 12)
     shares = [[0.9, 0.1, 0, 0], [0.1, 0.8, 0.1, 0], [0, 0.1, 0.8, 0.1], [0, 0, 0.1, 0.9]]
     run = graded_folder(tmp_path / "run", queries=8, texts=lambda q, d: planted(f"{q}-{d}", shares[(d + q) % 4]))

@@ -57,8 +57,8 @@ def pair_of(event):
     [{}, {"query_id": "q0", "document_id": "nothing", "answer": "1"}, PAIR, {**PAIR, "answer": "7"},
      {**PAIR, "answer": "final"}],
 )  # fmt: skip
-def test_form_that_no_page_of_ours_sends_is_refused(run, open_server, form):
-    answer = Browser(open_server(run), "ann").submit("/label/save", form)
+def test_form_that_no_page_of_ours_sends_is_refused(run, browser, form):
+    answer = browser.submit("/label/save", form)
     assert answer.status_code == 400 and "fix:" in answer.text
     assert not events_of(run)
 
@@ -98,8 +98,7 @@ def judge_in(html):
     return re.findall(r"the judge (\d\.\d\d)", html)
 
 
-def test_label_is_on_the_disk_once_when_the_page_reports_it(run, open_server):
-    browser = Browser(open_server(run), "ann")
+def test_label_is_on_the_disk_once_when_the_page_reports_it(run, browser):
     page = browser.get("/label").text
     after = label(browser, "2", page, explanation="names the function")
     label(browser, "3", page)  # the same form again
@@ -182,8 +181,7 @@ def test_file_can_be_read_again_whatever_a_form_holds(run, open_server):
     assert read_labels(run / "labels.jsonl", SCALE).grades == {("q0", "d0-0"): 1.0}
 
 
-def test_undo_reverts_one_event_at_a_time(run, open_server):
-    browser = Browser(open_server(run), "ann")
+def test_undo_reverts_one_event_at_a_time(browser):
     for answer in ("1", "2"):
         label(browser, answer)
     for left in (1, 0):

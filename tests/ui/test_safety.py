@@ -14,12 +14,7 @@ from bixse.ui.ui_settings import UiSettings
 from helpers.command import refused
 from helpers.html_page import Page
 from helpers.ui_browser import running
-from helpers.ui_server import ORIGIN, Browser
-
-
-@pytest.fixture
-def browser(run, open_server):
-    return Browser(open_server(run), "ann")
+from helpers.ui_server import ORIGIN
 
 
 @pytest.fixture
@@ -42,9 +37,8 @@ def reopened(run, open_server, browser):
     ids=["foreign", "own"],
 )
 def test_only_hosts_of_this_machine_are_served(browser, hosts, status):
-    assert [browser.get("/static/ui.css", headers={"host": host}).status_code for host in hosts] == [status] * len(
-        hosts
-    )
+    answers = [browser.get("/static/ui.css", headers={"host": host}) for host in hosts]
+    assert {answer.status_code for answer in answers} == {status}
 
 
 @pytest.mark.parametrize(

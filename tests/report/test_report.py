@@ -1,3 +1,5 @@
+"""Reports of full data as of a quickstart and of the smallest: the page, its data, tables and plots."""
+
 import math
 import re
 import subprocess
@@ -7,6 +9,7 @@ from itertools import pairwise
 from xml.etree import ElementTree
 
 import matplotlib
+import numpy as np
 import pytest
 from markupsafe import escape
 from pydantic import ValidationError
@@ -19,6 +22,7 @@ from bixse.report.schema import (
     MergeCurve,
     QueryChange,
     ReportData,
+    SystemScores,
     TrainingCurve,
     load_report_data,
     save_report_data,
@@ -33,8 +37,87 @@ from bixse.report.table import (
     format_seconds,
     format_table,
 )
-from bixse.results import CalibrationReport, MergePoint
+from bixse.results import CalibrationReport, Comparison, Difference, MergePoint, ReliabilityBin
 from helpers.html_page import Page
+
+SYSTEMS = {
+    "bm25": ("BM25", {"ndcg@10": 0.411, "recall@100": 0.86, "mrr@10": 0.49}),
+    "base": ("MiniLM, untrained", {"ndcg@10": 0.4731, "recall@100": 0.91, "mrr@10": 0.552}),
+    "infonce": ("InfoNCE", {"ndcg@10": 0.462, "recall@100": 0.913}),
+    "bixse": ("BiXSE", {"ndcg@10": 0.526, "recall@100": 0.934, "mrr@10": 0.6}),
+}
+COMPARISONS = [
+    ("bixse", "base", "ndcg@10", Difference(0.0531, 0.012, 0.094, 0.0004, 113)),
+    ("infonce", "base", "ndcg@10", Difference(-0.011, -0.044, 0.021, 0.51, 113)),
+    ("bm25", "base", "ndcg@10", Difference(-0.062, -0.11, -0.013, 0.013, 113)),
+    ("bixse", "bm25", "ndcg@10", Difference(0.115, 0.06, 0.171, 0.0002, 113)),
+    ("bixse", "base", "recall@100", Difference(0.024, -0.003, 0.05, 0.09, 113)),
+]
+
+
+def query_changes(before, after):
+    return [
+        QueryChange(query_id=f"q-{i:03d}", query=f"copy a folder ({i})", baseline_score=old, system_score=new)
+        for i, (old, new) in enumerate(zip(before, after, strict=True))
+    ]
+
+
+@pytest.fixture(scope="module")
+def full_data():
+    """Four systems, two training runs, two calibrations, 113 queries."""
+    rng = np.random.default_rng(0)
+    before = rng.beta(1.2, 1.3, 113)
+    after = np.where(rng.random(113) < 0.35, before, np.clip(before + rng.normal(0.06, 0.2, 113), 0, 1))
+    return ReportData(
+        title="pydocs: BiXSE against the model it started from",
+        description="A small retriever, tuned on graded relevance of the Python documentation, on held-out queries.",
+        created="2026-01-31T12:00:00+00:00",
+        verdicts=["The tuned model ranks better than the model it started from."],
+        systems=[SystemScores(name=name, label=label, metrics=scores) for name, (label, scores) in SYSTEMS.items()],
+        primary_metric="ndcg@10",
+        comparisons=[Comparison(*facts) for facts in COMPARISONS],
+        calibrations={"BiXSE, as trained": calibration(0.151), "BiXSE, calibrated on dev": calibration(0.118)},
+        training=[_curve("bixse", with_logits=True), _curve("infonce", with_logits=False)],
+        per_query_baseline="base",
+        per_query_system="bixse",
+        per_query=query_changes(before.tolist(), after.tolist()),
+        facts={"data set": "pydocs", "queries": "113 (test)", "command": "bixse quickstart --out runs/quickstart"},
+        timings={"read data": 0.04, "train": 619.4},
+        commands=["bixse train --pairs yours.jsonl --out runs/yours"],
+        notes=["A single seed."],
+    )
+
+
+@pytest.fixture(scope="module")
+def minimal_data():
+    """A single system, nothing else."""
+    return ReportData(
+        title="BM25 alone",
+        created="2026-01-31",
+        systems=[SystemScores(name="bm25", label="BM25", metrics={"ndcg@10": 0.0})],
+        primary_metric="ndcg@10",
+    )
+
+
+def calibration(brier, interval=(0.1, 0.18)):
+    centres = np.linspace(0.05, 0.95, 10).tolist()
+    bins = [
+        ReliabilityBin(x, 0.8 * x, int(900 * np.exp(-4 * x)), max(0.0, 0.8 * x - 0.1), 0.8 * x + 0.1) for x in centres
+    ]
+    return CalibrationReport(2200, 113, brier, interval, 0.05, (0.01, 0.13), 0.163, bins)
+
+
+def _curve(system, with_logits):
+    steps = range(0, 401, 5)
+    logged = {
+        "loss": [(step, 8.1 * float(np.exp(-step / 300))) for step in steps],
+        "eval_dev_ndcg@10": [(step, 0.47 + step / 8000) for step in steps if step % 50 == 0],
+    }
+    if with_logits:
+        for name, start in (("logit_bias", -8.2), ("mean_logit_relevant", -1.5), ("mean_logit_irrelevant", -6.0)):
+            logged[name] = [(step, start + step / 300) for step in steps]
+    return TrainingCurve(system=system, logged=logged, best_step=350)
+
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -279,16 +362,7 @@ def test_unknown_interval_and_p_value_have_a_text():
 
 
 SVG = "{http://www.w3.org/2000/svg}"
-HOSTILE_LABELS = [
-    "<script>alert(1)</script>",
-    "\"><img src=x onerror='alert(1)'>",
-    "$\\frac{1}{$ and $x^",
-    "_underscore first",
-    "\u202edesrever\x00\x0b\x1b[31m\nnext line",
-    "日本語 اَلْعَرَبِيَّة 🦊",
-    "w" * 500,
-    "",
-]
+LABELS = [*HOSTILE, "$\\frac{1}{$ and $x^", "_underscore first", "\u202edesrever\x00\x0b\x1b[31m\nnext line", ""]
 
 
 def all_plots(data):
@@ -311,16 +385,14 @@ def changes(*after):
 
 def test_text_from_data_becomes_no_markup():
     logged = {"eval_dev_ndcg@10": [(1, 0.5), (2, 0.5)]}
-    merged = [MergePoint(weight=weight, scores=dict.fromkeys(HOSTILE_LABELS, weight / 2)) for weight in (0.0, 0.5, 1.0)]
+    merged = [MergePoint(weight=weight, scores=dict.fromkeys(LABELS, weight / 2)) for weight in (0.0, 0.5, 1.0)]
     plots = [
-        *training_plots([TrainingCurve(system=name, logged=logged) for name in HOSTILE_LABELS]).values(),
-        reliability_diagram(CalibrationReport(30, 3, 0.1, (0.0, 0.2), 0.0, (0.0, 0.1), 0.2, []), HOSTILE_LABELS[0]),
-        gains_and_losses_plot(changes(1.0), HOSTILE_LABELS[1]),
-        merge_plot(MergeCurve(system=HOSTILE_LABELS[0], weight=0.5, points=merged, guards=HOSTILE_LABELS[:1])),
-        row_plot("t", "l", [(name, Point(0.0, 0.5, 0.4, 0.6)) for name in HOSTILE_LABELS]),
-        line_plot(
-            "t", "x", "y", {name: [Point(x, 0.5, 0.4, 0.6) for x in (1.0, 2.0)] for name in HOSTILE_LABELS}, "log"
-        ),
+        *training_plots([TrainingCurve(system=name, logged=logged) for name in LABELS]).values(),
+        reliability_diagram(CalibrationReport(30, 3, 0.1, (0.0, 0.2), 0.0, (0.0, 0.1), 0.2, []), LABELS[0]),
+        gains_and_losses_plot(changes(1.0), LABELS[1]),
+        merge_plot(MergeCurve(system=LABELS[0], weight=0.5, points=merged, guards=LABELS[:1])),
+        row_plot("t", "l", [(name, Point(0.0, 0.5, 0.4, 0.6)) for name in LABELS]),
+        line_plot("t", "x", "y", {name: [Point(x, 0.5, 0.4, 0.6) for x in (1.0, 2.0)] for name in LABELS}, "log"),
     ]
     for plot in plots:
         root = ElementTree.fromstring(plot.svg)  # well-formed XML
