@@ -87,10 +87,8 @@ PAIRS = [(query, document) for query, grades in QRELS.items() for document in gr
 def rank(folder, grades, capsys):
     """Rank the judged documents by a judge's grades of `PAIRS`."""
     texts = {"q1": "copy", "q2": "sort", "q3": "wait"}
-    queries = {query for query, _ in PAIRS[: len(grades)]}
-    qrels = {query: QRELS[query] for query in QRELS if query in queries}
-    save_collection(Collection("col", DOCUMENTS, texts, {"test": qrels}), folder / "col")
-    labels = [f"{query} 0 {document} {grade}\n" for (query, document), grade in zip(PAIRS, grades, strict=False)]
+    save_collection(Collection("col", DOCUMENTS, texts, {"test": QRELS}), folder / "col")
+    labels = [f"{query} 0 {document} {grade}\n" for (query, document), grade in zip(PAIRS, grades, strict=True)]
     (folder / "judge.txt").write_text("".join(labels))
     words = ["--judge", f"replay:qrels:{folder / 'judge.txt'}", "--scale", "0", "3", "--out", folder / "rank"]
     return call(capsys, "grade", "rank", "--collection", folder / "col", "--candidates", "judged", *words)
@@ -109,10 +107,10 @@ def test_a_ranking_whose_grades_tie_is_warned_of(tmp_path, capsys, grades, tied,
 
 
 def test_a_judge_ranks_the_judged_documents(tmp_path, capsys):
-    code, envelope = rank(tmp_path, [1, 2, 3, 0], capsys)  # wrong on q1, right on q2
+    code, envelope = rank(tmp_path, [1, 2, 3, 0, 2, 1], capsys)  # wrong on q1, right on q2 and q3
     assert code == 0, envelope
-    assert envelope["metrics"]["mrr@10"] == pytest.approx(0.75)
-    assert envelope["metrics"]["ndcg@10"] == pytest.approx((0.6309297535714575 + 1.0) / 2)
+    assert envelope["metrics"]["mrr@10"] == pytest.approx((0.5 + 2) / 3)
+    assert envelope["metrics"]["ndcg@10"] == pytest.approx((0.6309297535714575 + 2) / 3)
     assert (tmp_path / "rank" / "run.trec").read_text().split()[2] == "d2"
 
 
@@ -193,10 +191,8 @@ def files(tmp_path):
 
 
 def mapped(files, *words):
-    judge, human = files
-    return result_of(
-        "grade", "calibrate", "--judgements", judge, "--human", human, "--out", judge.parent / "out", *words
-    )
+    paths = ("--judgements", files[0], "--human", files[1], "--out", files[0].parent / "out")
+    return result_of("grade", "calibrate", *paths, *words)
 
 
 def write_pairs(path, rows):
