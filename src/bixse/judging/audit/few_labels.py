@@ -141,7 +141,7 @@ def evaluate_few_labels(
             "that counts as relevant, above the lowest of the scale"
         )
     if not runs or not wanted:
-        raise InputError("runs: got no run or no metric; expected at least one of each; fix: name a system")
+        raise InputError("runs: got no run or no metric; expected at least one of each; fix: name what is missing")
     for name, run in runs.items():
         if not run.keys() & {query for query, _ in pool.pairs}:
             raise InputError(
