@@ -85,7 +85,7 @@ class Rubric(BaseModel):
         if any(not label.strip() or label != label.strip() for label in self.labels):
             raise ValueError(f"labels: got {list(self.labels)}; expected texts without spaces around them")
         if len(set(self.labels)) != len(self.labels):
-            raise ValueError(f"labels: got {list(self.labels)}; expected each label once")
+            raise ValueError(f"labels: got {list(self.labels)}; expected each once")
         rising = all(low < high for low, high in pairwise(self.values))
         if len(self.values) != len(self.labels) or not rising or not all(map(math.isfinite, self.values)):
             raise ValueError(
