@@ -221,7 +221,7 @@ def test_a_map_refuses_other_pairs_and_mapped_grades(tmp_path, files):
     again = write_pairs(tmp_path / "mapped.jsonl", [(3.0, 0.7), (0.0, 0.1)])
     with pytest.raises(InputError, match="were not mapped before"):
         mapped(files, "--apply", again)
-    with pytest.raises(InputError, match="relevance is not their grade's place"):
+    with pytest.raises(InputError, match="relevance does not follow from their grade"):
         mapped((again, files[1]))
     assert not (tmp_path / "out").exists()
 

@@ -227,7 +227,7 @@ class ShardedTrainer(GradedTrainer):
     def add_base_targets(self) -> None:
         options = self.loss.options
         if self.outline is not None and isinstance(options, BiXSEOptions) and options.unlabelled != "zero":
-            raise InputError("sharding: got full with unlabelled: base; expected one of them; fix: leave one out")
+            raise InputError("sharding: got full with unlabelled: base; expected one of them; fix: unlabelled: zero")
         super().add_base_targets()
 
     def unsharded_model(self) -> SentenceTransformer:
