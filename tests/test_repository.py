@@ -29,7 +29,7 @@ MACHINE_PATHS = re.compile(r"(?<![\w.$}~-])/(?:work|root|home|Users|tmp|mnt|scra
 DOTTED = re.compile(r"(?<![\w./-])bixse(?:\.[A-Za-z_]\w*)+")
 FILES = re.compile(r"`((?:[\w-]+/)+[\w-]+\.(?:py|toml|yaml|md|csv|j2))\b")
 NOT_NAMES = re.compile(r"bixse\.(?:yaml|toml|dev|git|org)\b")
-FOLDERS = {path.name for path in (*SOURCE.iterdir(), *ROOT.iterdir()) if path.is_dir()}
+FOLDERS = {path.name for path in (*SOURCE.iterdir(), *ROOT.iterdir()) if path.is_dir()} - {"runs"}  # what users make
 DESIGN = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").partition("## Private members")[2]
 PRIVATE = dict(re.findall(r"^\| `([\w.]+)` \| `([\w/.]+)` \|", DESIGN, re.MULTILINE))
 PUBLIC = {"_exit", "_asdict"}  # of os, and of named tuples
