@@ -1,7 +1,5 @@
 """The list of settings is frozen in `settings.txt`; running this file writes it."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 from textwrap import fill

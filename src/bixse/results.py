@@ -7,6 +7,13 @@ from typing import Literal, TypeAlias
 
 Verdict: TypeAlias = Literal["better", "no difference", "worse"]
 """Verdict of an interval on the first system; "no difference" means that none is shown."""
+VERDICT_WORDS: dict[Verdict, str] = {"better": "▲ better", "no difference": "● no difference shown", "worse": "▼ worse"}
+"""A sign and words, never colour alone."""
+VERDICT_IN_A_SENTENCE: dict[Verdict, str] = {  # between the names of two systems
+    "better": "better than",
+    "no difference": "not shown to differ from",
+    "worse": "worse than",
+}
 Interval: TypeAlias = tuple[float, float]
 FEW_QUERIES = 30
 """Below this number of queries, resampled intervals are too narrow."""
@@ -37,9 +44,7 @@ class Difference:
     @property
     def verdict(self) -> Verdict:
         """Return the verdict of the interval: "no difference" if it holds 0."""
-        if self.low > 0:
-            return "better"
-        return "worse" if self.high < 0 else "no difference"
+        return IntervalEstimate(self.mean, self.low, self.high).verdict()
 
     @property
     def few(self) -> bool:
@@ -65,12 +70,11 @@ class IntervalEstimate:
     low: float | None = None
     high: float | None = None
 
-    @property
-    def side(self) -> Literal["above", "below", "across"]:
-        """The side of 0 on which the interval lies; "across" if it holds 0 or is undefined."""
-        if self.low is not None and self.low > 0:
-            return "above"
-        return "below" if self.high is not None and self.high < 0 else "across"
+    def verdict(self, lower_is_better: bool = False) -> Verdict:
+        """Return the verdict on a difference: "no difference" if the interval holds 0 or is undefined."""
+        if self.low is None or self.high is None or not (self.low > 0 or self.high < 0):
+            return "no difference"
+        return "better" if (self.low > 0) != lower_is_better else "worse"
 
 
 @dataclass(frozen=True)
@@ -90,8 +94,7 @@ class ReliabilityBin:
 class CalibrationReport:
     """A report on predictions as probabilities; read `brier` against `base_rate_brier` before `ece`.
 
-    A constant prediction at the base rate has a small calibration error without any information. Only a Brier score
-    below `base_rate_brier` shows that predictions have information.
+    Only predictions with information have a Brier score below `base_rate_brier`; a constant has a small `ece` too.
     """
 
     pairs: int
@@ -108,9 +111,8 @@ class CalibrationReport:
     @property
     def against_base_rate(self) -> Verdict:
         """Compare the interval of the Brier score with the constant's score; lower is better."""
-        if self.brier_interval[1] < self.base_rate_brier:
-            return "better"
-        return "worse" if self.brier_interval[0] > self.base_rate_brier else "no difference"
+        low, high = (bound - self.base_rate_brier for bound in self.brier_interval)
+        return IntervalEstimate(self.brier, low, high).verdict(lower_is_better=True)
 
 
 @dataclass(frozen=True)

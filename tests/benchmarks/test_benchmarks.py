@@ -1,8 +1,7 @@
-"""Every benchmark of the folder runs at its smallest size and writes its table."""
-
-from __future__ import annotations
+"""Every benchmark of the folder runs at its smallest size and writes its table; records of behaviour are compared."""
 
 import csv
+import json
 import re
 import subprocess
 import sys
@@ -22,7 +21,7 @@ OTHERS = {
     "mining_grades": (["--quick"], "top, one known"),
     "results": (["--help"], "--cranfield"),
 }
-"""Script -> its smallest run, and a word of what it prints. That of `results` is `tests/test_results.py`."""
+"""Script -> its smallest run, and a word of what it prints. That of `results` is in `tests/test_pages.py`."""
 LONG = ("bench_grade_server", "bench_jobs", "mining_grades", "results")
 """Scripts that take ten seconds and more all the same."""
 
@@ -80,6 +79,28 @@ def test_what_cannot_be_measured_is_refused(script, arguments):
     refused = run(script, *arguments)
     assert refused.returncode != 0
     assert "expected" in refused.stderr
+
+
+def test_every_figure_that_differs_is_printed(tmp_path):
+    before, after = tmp_path / "before.json", tmp_path / "after.json"
+    before.write_text(json.dumps({"train": {"rate": 5e-5, "loss": 2.0, "word": "better", "gone": 1, "flag": True}}))
+    after.write_text(json.dumps({"train": {"rate": 5.05e-5, "loss": 2.0000001, "word": "worse", "flag": 1, "new": 0}}))
+    done = run("behaviour", "compare", before, after)
+    assert done.returncode == 1
+    names = [line.split(":")[0] for line in done.stdout.splitlines()[:-1]]
+    assert names == [f"train | {name}" for name in ("flag", "gone", "new", "rate", "word")]
+    assert run("behaviour", "compare", before, before).returncode == 0
+
+
+@pytest.mark.slow
+def test_two_records_of_the_same_code_agree(tmp_path):
+    paths = [tmp_path / "one.json", tmp_path / "two.json"]
+    for path in paths:
+        done = run("behaviour", "record", path, "--only", "conversion")
+        assert done.returncode == 0, done.stderr
+    same = run("behaviour", "compare", *paths)
+    assert same.returncode == 0, same.stdout
+    assert len(json.loads(paths[0].read_text())["conversion"]) > 100
 
 
 @pytest.mark.slow

@@ -1,16 +1,21 @@
-"""`bixse evaluate`: bm25 and models on a collection, several models, suites, and few labels on run files."""
+"""`bixse evaluate` on a collection, on suites and with few labels; the cache of document embeddings of all verbs."""
 
 import json
 from pathlib import Path
 
 import numpy as np
+import platformdirs
 import pytest
 
 from bixse.cli.main import main
 from bixse.data.collection import Collection, Document, save_collection
 from bixse.data.trec import read_qrels, read_run
+from bixse.encoders import encode
 from bixse.encoders.head import RelevanceHead
 from bixse.errors import InputError
+from bixse.files.files import cache_folder
+from bixse.preparing.mine import mine
+from bixse.preparing.mine_settings import MineConfig
 from bixse.scale.index.search import open_index
 from helpers.command import call, refused, result_of
 from helpers.toy import save_toy
@@ -26,12 +31,6 @@ def data(tmp_path):
     return tmp_path / "data"
 
 
-def test_ids_that_a_run_file_cannot_hold_are_refused(capsys, collection, tmp_path):
-    with (collection / "corpus.jsonl").open("a") as file:
-        file.write('{"_id": "d 4", "text": "copy"}\n')
-    assert "'d 4'" in refused(capsys, "evaluate", "bm25", "--collection", collection, "--out", tmp_path / "out")
-
-
 def test_a_second_call_reuses_the_results_and_refuses_other_settings(capsys, collection, tmp_path):
     out = tmp_path / "out"
     words = ("evaluate", "bm25", "--collection", collection, "--exclude-self", "--out", out)
@@ -43,9 +42,6 @@ def test_a_second_call_reuses_the_results_and_refuses_other_settings(capsys, col
     before = {path: path.read_bytes() for path in out.iterdir()}
     assert call(capsys, *words) == (0, first)
     assert "min_relevant_grade (was 1, now 2)" in refused(capsys, *words, "--min-relevant-grade", "2")
-    with (collection / "corpus.jsonl").open("a") as file:
-        file.write('{"_id": "d5", "text": "copy"}\n')
-    assert "corpus.jsonl" in refused(capsys, *words)
     assert {path: path.read_bytes() for path in out.iterdir()} == before
 
 
@@ -92,8 +88,6 @@ def test_empty_documents_are_searched_and_warned_of(capsys, model, tmp_path):
         (["--suite", "beir", "--data", ".", "--collection", "NFCorpus"], "got collection for suite beir"),
         (["--suite", "beir", "--data", ".", "--split", "dev"], "got split for suite beir"),
         (["--suite", "beir", "--data", ".", "--exclude-self"], "got exclude_self for suite beir"),
-        (["--suite", "bir", "--data", "."], "did you mean 'beir'"),
-        (["--suite", "nanobeir"], "got no --data"),
         (["--task", "x", "--collection", "NFCorpus"], "no instructions"),
         (["bm25", "--collection", "NFCorpus"], "the same checkpoint"),
         (["./none", "--collection", "NFCorpus", "--out", "out"], "got no such folder"),
@@ -134,18 +128,6 @@ def test_a_suite_as_text_and_as_json(capsys, data, tiny_model_path, tmp_path):
     assert all(word in text for word in ("NFCorpus", "SciFact", "mean over tasks", "p (Holm)", "Note: "))
 
 
-@pytest.mark.slow
-def test_tasks_that_failed_end_with_3(capsys, tiny_model_path, tmp_path, monkeypatch):
-    pytest.importorskip("mteb")
-    from bixse.lab.suites import mteb_suite
-
-    monkeypatch.setattr(mteb_suite, "in_hub_cache", lambda task: True)  # and then the data are not there
-    words = ("evaluate", tiny_model_path, "--suite", "mteb-eng-v2", "--tasks", "FiQA2018", "--out", tmp_path / "out")
-    code, envelope = call(capsys, *words)
-    assert (code, envelope["status"]) == (3, "partial")
-    assert list(envelope["metrics"]["failures"]) == [f"{tiny_model_path}: FiQA2018"]
-
-
 # --- few labels
 
 
@@ -184,3 +166,65 @@ def test_few_labels_compare_runs(tmp_path):
     assert contrasts == [("precision@10", baseline) for baseline in (None, None, str(BM25))]
     assert json.loads((tmp_path / "out" / "few_labels.json").read_text()) == json.loads(json.dumps(result.metrics))
     assert result_of(*words).metrics == result.metrics
+
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """The kind of the texts of each call that encodes."""
+    kinds, plain = [], encode.encode_here
+
+    def record(model, texts, kind, *rest):
+        kinds.append(kind)
+        return plain(model, texts, kind, *rest)
+
+    monkeypatch.setattr(encode, "encode_here", record)
+    return kinds
+
+
+def files(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_all_verbs_share_one_store_outside_the_collection(capsys, collection, cache_path, tmp_path, model, encoded):
+    before = files(collection)
+    for _ in range(2):
+        call(capsys, "evaluate", model, "--collection", collection)
+    call(capsys, "search", model, "copy", "--collection", collection)
+    mine(MineConfig(collection=collection, split="test", retrievers=(str(model),)), tmp_path / "mined")
+    assert encoded.count("document") == 1
+    assert files(collection) == before
+    assert [path.parent for path in cache_path.rglob("*.sqlite")] == [cache_path / "embeddings"]
+
+
+def test_cache_is_another_folder_or_none(capsys, collection, cache_path, tmp_path, model, encoded, monkeypatch):
+    words = ("evaluate", model, "--collection", collection, "--cache")
+    before = files(collection)
+    for _ in range(2):
+        call(capsys, *words, "none")
+    monkeypatch.setenv("BIXSE_CACHE_DIR", "none")
+    call(capsys, *words[:-1])
+    assert encoded.count("document") == 3
+    for _ in range(2):
+        call(capsys, *words, tmp_path / "other")
+    assert encoded.count("document") == 4
+    assert len(list((tmp_path / "other").rglob("*.sqlite"))) == 1
+    assert (files(collection), cache_path.exists()) == (before, False)
+
+
+def test_the_default_is_the_users_cache_folder(monkeypatch, tmp_path):
+    monkeypatch.delenv("BIXSE_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == platformdirs.user_cache_path("bixse", appauthor=False)
+    assert cache_folder("~/x") == cache_folder("~/x").expanduser()
+
+
+def test_doctor_shows_and_clears_the_cache(capsys, collection, cache_path, model, monkeypatch):
+    call(capsys, "evaluate", model, "--collection", collection)
+    (stored,) = cache_path.rglob("*.sqlite")
+    (other := cache_path / "embeddings" / "notes.txt").write_text("not ours")
+    assert call(capsys, "doctor")[1]["metrics"]["cache"] == str(cache_path)
+    assert stored.exists()
+    assert main(["doctor", "--clear-cache"]) == 0
+    assert (stored.exists(), other.read_text()) == (False, "not ours")
+    monkeypatch.setenv("BIXSE_CACHE_DIR", "none")
+    assert call(capsys, "doctor", "--clear-cache")[1]["metrics"]["cache"] == "none"

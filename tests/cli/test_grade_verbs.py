@@ -4,14 +4,12 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from bixse.cli.main import main
 from bixse.data.collection import Collection, Document, save_collection
 from bixse.data.pairs_files import load_graded_pairs
-from bixse.errors import InputError, InvalidFileError, OutputExistsError
+from bixse.errors import InputError, OutputExistsError
 from bixse.judging.audit.calibrate_grades import GradeMap
 from helpers.command import call, result_of
 
@@ -41,22 +39,17 @@ def test_a_replayed_file_becomes_graded_pairs(judged, tmp_path, capsys):
     table = load_graded_pairs(envelope["artifacts"]["pairs"])
     graded = dict(zip(table.queries, table.relevance.tolist(), strict=True))
     assert graded == {"copy a folder": 1.0, "wait": pytest.approx(1 / 3)}
-    rows = pq.read_table(tmp_path / "out" / "judgements.parquet").to_pylist()
-    assert [row["relevance"] is None for row in rows] == [False, False, True]
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--prices", "1"], "prices"),
-        (["--prices", "1", "-1"], "prices"),
         (["--max-usd", "1"], "add --prices"),
         (["--samples", "0"], "samples"),
         (["--rubric", "trec-dl"], "did you mean 'trec-dl-0-3'"),
         (["--mode", "guess"], "mode"),
         (["--pairs", "none.csv"], "no such file"),
-        (["--judge", "replay:umbrela:x"], "expected replay:qrels:PATH"),
-        (["--judge", "replay:qrels:none.txt"], "none.txt"),
         (["--judge", " "], "name a judge"),
         (["--judge", "http://user:secret@localhost:1"], "fix"),
         (["--judge", "http://127.0.0.1:9"], "expected a running server"),
@@ -74,10 +67,6 @@ def test_a_judge_or_setting_that_cannot_be_used_leaves_nothing(judged, tmp_path,
     assert message in error and "fix" in error
     assert "secret" not in error and "unexpected" not in error
     assert not out.exists()
-
-
-def test_a_replayed_file_needs_a_scale(judged, capsys):
-    assert "got no scale" in call(capsys, "grade", *judged[:2], *judged[5:])[1]["errors"][0]
 
 
 def test_the_dry_run_of_a_replay_asks_nothing(judged, tmp_path, capsys):
@@ -98,10 +87,8 @@ PAIRS = [(query, document) for query, grades in QRELS.items() for document in gr
 def rank(folder, grades, capsys):
     """Rank the judged documents by a judge's grades of `PAIRS`."""
     texts = {"q1": "copy", "q2": "sort", "q3": "wait"}
-    queries = {query for query, _ in PAIRS[: len(grades)]}
-    qrels = {query: QRELS[query] for query in QRELS if query in queries}
-    save_collection(Collection("col", DOCUMENTS, texts, {"test": qrels}), folder / "col")
-    labels = [f"{query} 0 {document} {grade}\n" for (query, document), grade in zip(PAIRS, grades, strict=False)]
+    save_collection(Collection("col", DOCUMENTS, texts, {"test": QRELS}), folder / "col")
+    labels = [f"{query} 0 {document} {grade}\n" for (query, document), grade in zip(PAIRS, grades, strict=True)]
     (folder / "judge.txt").write_text("".join(labels))
     words = ["--judge", f"replay:qrels:{folder / 'judge.txt'}", "--scale", "0", "3", "--out", folder / "rank"]
     return call(capsys, "grade", "rank", "--collection", folder / "col", "--candidates", "judged", *words)
@@ -120,10 +107,10 @@ def test_a_ranking_whose_grades_tie_is_warned_of(tmp_path, capsys, grades, tied,
 
 
 def test_a_judge_ranks_the_judged_documents(tmp_path, capsys):
-    code, envelope = rank(tmp_path, [1, 2, 3, 0], capsys)  # wrong on q1, right on q2
+    code, envelope = rank(tmp_path, [1, 2, 3, 0, 2, 1], capsys)  # wrong on q1, right on q2 and q3
     assert code == 0, envelope
-    assert envelope["metrics"]["mrr@10"] == pytest.approx(0.75)
-    assert envelope["metrics"]["ndcg@10"] == pytest.approx((0.6309297535714575 + 1.0) / 2)
+    assert envelope["metrics"]["mrr@10"] == pytest.approx((0.5 + 2) / 3)
+    assert envelope["metrics"]["ndcg@10"] == pytest.approx((0.6309297535714575 + 2) / 3)
     assert (tmp_path / "rank" / "run.trec").read_text().split()[2] == "d2"
 
 
@@ -136,13 +123,9 @@ def audited(judge, *words):
 
 def test_an_audit_refuses_input_without_a_folder_and_another_audits_folder(tmp_path):
     out = ("--out", tmp_path / "out")
-    (twice := tmp_path / "twice.txt").write_text("q0 0 d0 1\nq0 0 d0 2\n")
-    with pytest.raises(InvalidFileError, match="one grade per pair"):
-        audited(twice, *out)
-    with pytest.raises(InputError, match="no such file"):
-        audited(tmp_path / "none.txt", *out)
-    with pytest.raises(InputError, match="maximum above the minimum"):
-        audited(CAREFUL, "--scale", 3, 0, *out)
+    for words in ((tmp_path / "none.txt",), (CAREFUL, "--scale", 3, 0)):
+        with pytest.raises(InputError):
+            audited(*words, *out)
     assert not (tmp_path / "out").exists()
     audited(CAREFUL, *out)
     before = (tmp_path / "out" / "audit.json").read_bytes()
@@ -166,24 +149,6 @@ def test_an_audit_is_written_and_impossible_labels_end_with_3(tmp_path):
     page = (tmp_path / "audit.html").read_bytes()
     assert audited(*words).text == result.text
     assert (tmp_path / "audit.html").read_bytes() == page
-
-
-def test_an_audit_reads_judgements_with_their_scale_statuses_and_repeats(tmp_path):
-    rows = []
-    for number, line in enumerate(CAREFUL.read_text().splitlines()):
-        query_id, _, document_id, grade = line.split()
-        base = {"query_id": query_id, "document_id": document_id, "judge": "qwen"}
-        graded = {"status": "graded", "grade": 1 + 4 * int(grade) / 3, "relevance": int(grade) / 3}
-        refused = dict.fromkeys(graded) | {"status": "refused"}
-        rows.append({**base, "repeat": 0, **(graded if number % 30 else refused)})
-        if number % 10 == 5:
-            rows.append({**base, "repeat": 1, **graded})
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "judgements.parquet")
-    audited(tmp_path / "judgements.parquet", "--scale", 0, 3, "--out", tmp_path / "out")
-    (judge,) = json.loads((tmp_path / "out" / "audit.json").read_text())["judges"]
-    assert (judge["name"], judge["statuses"]) == ("qwen", {"graded": 174, "refused": 6})
-    plain = audited(CAREFUL, "--scale", 0, 3, "--out", tmp_path / "plain")
-    assert judge["measures"]["kappa"]["value"] == pytest.approx(plain.metrics["careful"]["kappa"], abs=0.05)
 
 
 def test_an_audit_shows_texts_of_pairs_and_warns_of_a_missing_scale(tmp_path):
@@ -226,10 +191,8 @@ def files(tmp_path):
 
 
 def mapped(files, *words):
-    judge, human = files
-    return result_of(
-        "grade", "calibrate", "--judgements", judge, "--human", human, "--out", judge.parent / "out", *words
-    )
+    paths = ("--judgements", files[0], "--human", files[1], "--out", files[0].parent / "out")
+    return result_of("grade", "calibrate", *paths, *words)
 
 
 def write_pairs(path, rows):
@@ -258,7 +221,7 @@ def test_a_map_refuses_other_pairs_and_mapped_grades(tmp_path, files):
     again = write_pairs(tmp_path / "mapped.jsonl", [(3.0, 0.7), (0.0, 0.1)])
     with pytest.raises(InputError, match="were not mapped before"):
         mapped(files, "--apply", again)
-    with pytest.raises(InputError, match="relevance is not their grade's place"):
+    with pytest.raises(InputError, match="relevance does not follow from their grade"):
         mapped((again, files[1]))
     assert not (tmp_path / "out").exists()
 

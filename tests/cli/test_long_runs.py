@@ -24,6 +24,10 @@ HOSTILE = "judge\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\rmodel"
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]")
 
 
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 @pytest.fixture(scope="module")
 def server():
     with chat_server() as running:
@@ -113,14 +117,6 @@ def test_a_log_goes_on_where_nothing_is_answered(server, pairs):
     assert "\r" not in log.read_text()
 
 
-def test_a_short_run_logs_no_progress(server, pairs):
-    log = pairs.with_suffix(".log")
-    process = start(log, *grading(server, server.scenario(), pairs), seconds=60)
-    process.communicate(timeout=120)
-    assert process.returncode == 0
-    assert "grade:" not in log.read_text()
-
-
 def test_a_terminal_shows_dollars_and_statuses(server, pairs):
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 160, 0, 0))
@@ -142,31 +138,16 @@ def test_a_terminal_shows_dollars_and_statuses(server, pairs):
 def test_what_a_server_says_never_reaches_the_terminal_as_codes(server, pairs, form):
     address = server.scenario(models=[HOSTILE], known=0.02)  # its name stands in warnings and in the result
     log = pairs.with_suffix(".log")
-    process = start(log, *grading(server, address, pairs, *form))
+    process = start(log, *grading(server, address, pairs, *form), seconds=60)
     shown = process.communicate(timeout=120)[0] + log.read_bytes().decode()
     assert shown.count("do not trust its grades") == (2 if form else 1), "once, and in the JSON object"
-    assert "400 of 400" in shown or form
+    assert "400" in shown and "grade:" not in log.read_text(), "a run of seconds logs no progress"
     assert not CONTROLS.search(shown), CONTROLS.findall(shown)
     answers_nothing = server.scenario(models=[HOSTILE], no_logprobs=True, system=False, system_says=HOSTILE)
     process = start(log, *grading(server, answers_nothing, pairs, "--model", "m", *form))
     shown = process.communicate(timeout=120)[0] + log.read_bytes().decode()
     assert process.returncode in (1, 2)
     assert not CONTROLS.search(shown), CONTROLS.findall(shown)
-
-
-def test_a_poor_judge_is_told_before_the_first_question(server, pairs):
-    log, address = pairs.with_suffix(".log"), server.scenario(known=0.02)
-    process = start(log, *grading(server, address, pairs, "--dry-run"))
-    process.communicate(timeout=120)
-    assert process.returncode == 0
-    assert "do not trust its grades" in log.read_text()
-    questions = [body["messages"][-1]["content"] for body in server.stats(address)["bodies"]]
-    assert questions
-    assert not any("plan=" in text for text in questions), "a question of the corpus was asked"
-
-
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 @pytest.mark.parametrize(
@@ -182,33 +163,29 @@ def write(path, rows):
     ],
 )
 def test_every_long_verb_says_how_far_it_is_and_takes_sigterm_as_ctrl_c(tmp_path, tiny_model_path, request, verb, line):
-    model, out = tiny_model_path, tmp_path / "out"
+    model, out, file, log = tiny_model_path, tmp_path / "out", tmp_path / "nq.jsonl", tmp_path / "log"
     folder = request.getfixturevalue("collection") if verb in ("evaluate", "index", "mine") else None
+    address = request.getfixturevalue("server").scenario(delay=0.1)
     words = {
         "evaluate": [model, "--collection", folder],
-        "generate": ["--corpus", tmp_path / "corpus.jsonl", "--concurrency", "2"],
+        "generate": ["--corpus", file, "--concurrency", "2", "--server", address],
         "index": [model, "--collection", folder],
         "mine": ["--collection", folder, "--retriever", model],
-        "convert": ["e5", tmp_path / "nq.jsonl"],
-        "calibrate": [model, "--pairs", tmp_path / "graded.jsonl"],
-        "train": ["--model", model, "--pairs", tmp_path / "graded.jsonl", "--max-steps", "100000"],
+        "convert": ["e5", file],
+        "calibrate": [model, "--pairs", file],
+        "train": ["--model", model, "--pairs", file, "--max-steps", "100000"],
     }
     if verb == "generate":
-        words[verb] += ["--server", request.getfixturevalue("server").scenario(delay=0.1)]
-        write(tmp_path / "corpus.jsonl", ({"_id": str(n), "text": f"copy a file {n}"} for n in range(400)))
-    if verb == "convert":
-        write(
-            tmp_path / "nq.jsonl", ({"query": f"q {n}", "positive": f"p {n}", "negative": "n"} for n in range(400_000))
-        )
-    if verb in ("calibrate", "train"):
+        write(file, ({"_id": str(n), "text": f"copy a file {n}"} for n in range(400)))
+    elif verb == "convert":
+        write(file, ({"query": f"q {n}", "positive": f"p {n}", "negative": "n"} for n in range(400_000)))
+    elif verb in ("calibrate", "train"):
         rows = ({"query": WORDS[n % 16], "document": f"{WORDS[n % 7]} {n}", "relevance": n % 2} for n in range(20_000))
-        write(tmp_path / "graded.jsonl", rows)
-    log = tmp_path / "log"
+        write(file, rows)
     process = start(log, verb, *words[verb], "--out", out)
     wait_for(log, line, process)
     assert stop(process) == 130, log.read_text()
     assert re.search("error: .*SIGTERM", log.read_text())
-    assert "\r" not in log.read_text()
-    assert "Traceback" not in log.read_text()
+    assert not re.search("\r|Traceback", log.read_text())
     if verb == "train":
         assert list((out / "checkpoints").glob("checkpoint-*"))

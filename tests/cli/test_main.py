@@ -1,16 +1,24 @@
+import inspect
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
+import pydantic_core
 import pytest
+import yaml
 
 import bixse
 import bixse.cli.main as command
-from bixse.cli.verb import CommandResult, Options, Output, Verb
-from bixse.errors import InputError, InterruptedRunError, StorageError
-from bixse.settings import Settings
+from bixse.cli.main import VERBS, main, parse, verb_parser
+from bixse.cli.verb import CommandResult, Options, Output, Verb, settings_from
+from bixse.encoders.loading.precision import PRECISION_VARIABLE
+from bixse.errors import ConfigError, InputError, InterruptedRunError, StorageError
+from bixse.settings import Settings, section_of
+from helpers.command import call, refused
 
 HEAVY = ("torch", "transformers", "sentence_transformers", "sklearn", "matplotlib", "scipy", "pandas", "duckdb")
 HARMLESS = """
@@ -41,13 +49,6 @@ def test_results_go_to_the_folder_of_the_verb_unless_a_flag_names_one(monkeypatc
     )
     verb.call(command.verb_parser("ui", verb).parse_args(words[1:]), tuple(words))
     assert folders == [folder]
-
-
-def raising(error):
-    def action():
-        raise error
-
-    return action
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,10 @@ def test_a_launchers_variable_that_is_no_number(capsys, monkeypatch, name, value
     ids=lambda value: type(value).__name__,
 )
 def test_errors_give_their_exit_code_and_a_traceback_only_with_debug(monkeypatch, capsys, error, code, status, message):
-    replace_doctor(monkeypatch, raising(error))
+    def action():
+        raise error
+
+    replace_doctor(monkeypatch, action)
     assert command.main(["doctor"]) == code
     shown = capsys.readouterr()
     assert (shown.out, shown.err.startswith("error: "), "Traceback" in shown.err) == ("", True, False)
@@ -125,13 +129,6 @@ def test_success_in_text_and_as_an_envelope(monkeypatch, capsys):
     assert command.main(["doctor", "--json"]) == 0
     outcome = {"artifacts": {"run": "x"}, "metrics": {"ndcg": 0.5}, "warnings": ["a warning é"], "errors": []}
     assert json.loads(capsys.readouterr().out) == {"status": "ok", **outcome}
-
-
-@pytest.mark.parametrize(("code", "status"), [(3, "partial"), (1, "failed")])
-def test_a_result_with_an_exit_code(monkeypatch, capsys, code, status):
-    replace_doctor(monkeypatch, lambda: CommandResult("text", errors=["one failed"], exit_code=code))
-    assert command.main(["doctor", "--json"]) == code
-    assert json.loads(capsys.readouterr().out)["status"] == status
 
 
 # --- the process
@@ -175,3 +172,205 @@ def test_a_terminal_that_is_not_utf8():
     text, envelope = done.stdout.splitlines()
     assert text == "café ? x"
     assert json.loads(envelope)["warnings"] == ["→"]
+
+
+REQUIRED = {
+    "convert": "umbrela judged.jsonl",
+    "mine": "--collection toy",
+    "generate": "--corpus corpus.jsonl --server http://localhost:1",
+    "grade": "--judge http://localhost:1",
+    "grade audit": "--judge judge.txt --human human.txt",
+    "grade calibrate": "--judgements judge.txt --human human.txt",
+    "grade rank": "--judge http://localhost:1 --collection toy",
+    "train": "--pairs pairs.csv",
+    "merge": "demo tuned --weights 0.5 0.5",
+    "study": "losses --preset smoke",
+    "evaluate": "bm25 --collection toy",
+    "calibrate": "demo --pairs pairs.csv",
+    "index": "demo --collection toy",
+    "search": "index copy",
+    "ui": "runs/grade",
+}
+"""Verb -> its required words."""
+SWEEP = "base: {pairs: pairs.csv, dev: toy}\nvary: {scale: [10, 20]}"
+FUNCTIONS = {
+    "evaluate": (bixse.collection_task, bixse.evaluate_suite, bixse.EncoderSystem),
+    "search": (bixse.search_collection, bixse.open_index),
+}
+"""Verb -> public functions that take single settings of it. Other functions take the settings object."""
+
+
+def settings_of(words, *more, file=None):
+    _, verb, args = parse([*words.split(), *more])
+    return settings_from(args, verb.settings, file)
+
+
+def yaml_file(folder, text):
+    path = folder / "run.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_setting_without_a_flag_has_its_default(verb, tmp_path):
+    file = yaml_file(tmp_path, SWEEP) if verb == "sweep" else None
+    settings = settings_of(f"{verb} {REQUIRED.get(verb, '')}", file=file)
+    for name, field in type(settings).model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        left_alone = name not in settings.model_fields_set and section_of(field) is None
+        assert not left_alone or getattr(settings, name) == default, name
+    flags = set(vars(parse(verb.split())[2])) - {"config", "json", "debug"}
+    assert not flags, "argparse has a default of its own"
+
+
+@pytest.mark.parametrize("verb", [*REQUIRED, "sweep"])
+def test_a_setting_without_a_default_is_required(verb):
+    with pytest.raises((ConfigError, InputError)) as caught:
+        settings_of(verb, *(["--precision", "auto"] if verb == "sweep" else []))
+    assert "got no" in str(caught.value)
+
+
+@pytest.mark.parametrize("verb", FUNCTIONS)
+def test_functions_have_the_defaults_of_the_settings(verb):
+    fields = parse([verb])[1].settings.model_fields
+    for function in FUNCTIONS[verb]:
+        for name, parameter in inspect.signature(function).parameters.items():
+            if name in fields and parameter.default is not inspect.Parameter.empty:
+                default = fields[name].default
+                expected = None if default is pydantic_core.PydanticUndefined else default
+                assert parameter.default == expected, f"{function.__name__}({name})"
+
+
+def test_positionals_may_follow_flags():
+    settings = settings_of("search index --top 3", "copy a folder")
+    assert (settings.model, settings.query, settings.top) == ("index", "copy a folder", 3)
+    assert settings_of("evaluate bm25 --collection toy demo").model == ("bm25", "demo")
+    assert settings_of("search index -- -x").query == "-x"
+
+
+@pytest.mark.parametrize(("name", "group"), [("train", "optimizer"), ("grade", "engine")])
+def test_help_begins_with_the_first_settings_and_then_shows_groups(name, group):
+    verb = parse([name])[1]
+    text = verb_parser(name, verb).format_help()
+    flags = re.findall(r"^  (?:-h, )?(--[a-z][\w.-]*)", text, re.MULTILINE)
+    assert len(flags) == len(set(flags))
+    renamed = {"judge.name": "judge"}
+    first = ["--" + renamed.get(key, key).rpartition(".")[2].replace("_", "-") for key in verb.first]
+    assert flags[: len(first) + 1] == ["--help", *first]
+    assert text.index(first[-1]) < text.index("--out") < text.index("further settings:") < text.index(f"{group}:")
+
+
+def test_paths_of_a_file_start_at_its_folder_and_flags_win(tmp_path):
+    path = yaml_file(tmp_path, "model: [bm25]\ncollection: data\nsplit: dev\nmax_length: 64\nexclude_self: true\n")
+    settings = settings_of("evaluate", file=path)
+    assert (settings.model, settings.collection, settings.max_length) == (("bm25",), tmp_path / "data", 64)
+    settings = settings_of("evaluate demo --collection other --split test", file=path)
+    assert (settings.model, settings.collection, settings.split) == (("demo",), Path("other"), "test")
+    assert settings_of("evaluate --max-length null", file=path).max_length is None
+
+
+BOTH = ("float32", "bfloat16")
+CHANGED = "precision (was 'bfloat16', now 'float32')"
+TRAIN = {"optimizer": {"max_steps": 1, "global_batch_size": 4}, "merge": None}
+
+
+@pytest.fixture
+def inputs(collection, tiny_model_path, tmp_path):
+    """Paths of pairs, of a collection with the same queries, and of the tiny model."""
+    texts = ["copy the file", "move the folder", "delete the path", "sort the list", "read the line", "split the text"]
+    rows = [
+        {"query": f"how do i {query}", "document": document, "relevance": float(query == document)}
+        for query, other in zip(texts, texts[1:] + texts[:1], strict=True)
+        for document in (query, other)
+    ]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return {"pairs": str(tmp_path / "pairs.jsonl"), "dev": str(collection), "model": str(tiny_model_path)}
+
+
+def record(folder):
+    return json.loads((folder / "run.json").read_text(encoding="utf-8"))
+
+
+def write(path, settings):
+    path.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    return path
+
+
+def test_a_flag_or_variable_that_is_no_precision(capsys, monkeypatch):
+    for verb in ("doctor", "mine"):
+        assert "precision: got 'half'" in refused(capsys, verb, "--precision", "half")
+    for words in (("convert", "x.jsonl"), ("generate", "--corpus", "x.jsonl", "--server", "x")):
+        assert "--precision" in call(capsys, *words, "--precision", "float32")[1]["errors"][0], "it computes nothing"
+    monkeypatch.setenv(PRECISION_VARIABLE, "fp16")
+    assert f"{PRECISION_VARIABLE}: got 'fp16'" in refused(capsys, "doctor")
+
+
+@pytest.mark.parametrize("precision", BOTH)
+def test_doctor_names_setting_and_source(capsys, monkeypatch, precision):
+    monkeypatch.delenv(PRECISION_VARIABLE)
+    assert call(capsys, "doctor")[1]["metrics"]["precision"] == "auto (the default)"
+    shown = call(capsys, "doctor", "--precision", precision)[1]["metrics"]["precision"]
+    assert shown == f"{precision} (from --precision)"
+    monkeypatch.setenv(PRECISION_VARIABLE, precision)
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert f"{precision} (from {PRECISION_VARIABLE})" in shown
+    assert f"models compute in {precision}" in shown
+
+
+def test_bm25_has_no_precision(capsys, collection, tmp_path):
+    for precision in BOTH:
+        words = ("evaluate", "bm25", "--collection", collection, "--out", tmp_path / "out", "--precision", precision)
+        code, envelope = call(capsys, *words)
+        assert (code, "precision" in envelope["metrics"]) == (0, False)
+
+
+@pytest.fixture
+def settings(inputs, tmp_path):
+    return write(tmp_path / "run.yaml", {**inputs, **TRAIN, "dev_split": "test", "precision": "float32"})
+
+
+@pytest.fixture
+def words_of(inputs, settings, tmp_path):
+    """Verb -> its words without --out. A flag beats the precision of the file of training."""
+    data = {"pairs": [inputs["pairs"]], "dev": [inputs["dev"]], "test": [inputs["dev"]], "min_relevant_grade": 1}
+    study = {"data": data, "model": inputs["model"], "train": TRAIN, "values": {"losses": ["bixse"]}, "seeds": [0]}
+    sweep = {"base": str(settings), "vary": {"scale": [10, 20]}}
+    return {
+        "evaluate": ("evaluate", inputs["model"], "--collection", inputs["dev"]),
+        "train": ("train", "--config", settings),
+        "sweep": ("sweep", "--config", write(tmp_path / "sweep.yaml", sweep)),
+        "study": ("study", "losses", "--config", write(tmp_path / "study.yaml", study), "--jobs", "1"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("verb", "files"),
+    [
+        ("evaluate", {}),
+        ("train", {}),
+        ("sweep", {"sweep.csv": 2, "best.yaml": 1}),
+        ("study", {"findings.md": 2, "runs.csv": 2}),
+    ],
+)
+def test_precision_is_in_results_and_tables_and_another_one_is_another_run(capsys, words_of, tmp_path, verb, files):
+    words, out = (*words_of[verb], "--out", tmp_path / "out"), tmp_path / "out"
+    assert main([*map(str, words), "--precision", "bfloat16"]) == 0
+    assert ("bfloat16" in capsys.readouterr().out) or verb == "study"
+    assert {name: (out / name).read_text(encoding="utf-8").count("bfloat16") for name in files} == files
+    code, envelope = call(capsys, *words, "--precision", "bfloat16")
+    metrics, config = envelope["metrics"], record(out)["config"]
+    rows = [] if verb == "study" else metrics.get("rows", [metrics])
+    assert code == 0 and all(row["precision"] == "bfloat16" for row in rows)
+    assert config.get("train", config)["precision"] == "bfloat16"
+    assert CHANGED in refused(capsys, *words, "--precision", "float32")
+
+
+def test_a_launchers_mixed_precision_does_not_decide(monkeypatch, capsys, settings, tmp_path):
+    losses = []
+    for name, words in (("plain", ()), ("launched", ()), ("bfloat16", ("--precision", "bfloat16"))):
+        if name == "launched":
+            monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+        call(capsys, "train", "--config", settings, *words, "--out", tmp_path / name)
+        losses.append(record(tmp_path / name)["results"]["history"][1]["loss"])
+    assert losses[0] == losses[1] != losses[2]

@@ -1,33 +1,243 @@
-"""Models that cannot be used, and the verbs search, doctor, train and sweep."""
+"""The verbs calibrate, search, doctor, train and sweep on a tiny model, damaged models, and the README's commands."""
 
 import json
+import re
+import shlex
 from importlib import metadata
+from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from bixse.calibration import calibrate_head
 from bixse.cli.main import main
+from bixse.data.collection import Collection, Document, save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
-from bixse.encoders.head import RelevanceHead
+from bixse.encoders.head import RelevanceHead, Threshold
+from bixse.encoders.loading.build import load_relevance_model
 from bixse.progress import SECONDS_VARIABLE
 from helpers.command import call, refused
 
+WORDS = """copy move delete open read write list file folder tree disk path name text byte line word number sum mean
+sort find match search""".split()  # noqa: SIM905
+SAVED = Threshold(0.9, 0.62, 0.91, 0.85, 0.95, 0.4, 120, 60, 0.5)
+
+
+def make_pairs(folder, queries=24, relevance=(1.0, 0.0), noise=0):
+    """A word is relevant to itself, and irrelevant to the next ones; one of every `noise` pairs is swapped."""
+    rows = [
+        {
+            "query": query,
+            "document": WORDS[(position + step) % len(WORDS)],
+            "relevance": relevance[min(step, 1) ^ (noise > 0 and (5 * position + step) % noise == 3)],
+        }
+        for position, query in enumerate(WORDS[:queries])
+        for step in range(5)
+    ]
+    save_graded_pairs(GradedPairs.from_rows(rows), folder / "pairs.csv")
+    return folder / "pairs.csv"
+
+
+def save_words(folder):
+    """Save a collection with one document per word."""
+    corpus = {word: Document("", word) for word in WORDS}
+    save_collection(Collection("words", corpus, {"q": "copy"}), folder / "words")
+    return folder / "words"
+
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("words", "message"),
     [
-        ("./no/such/folder", "got no such folder"),
-        ("toy", "a folder without modules.json or config.json"),
-        ("toy/corpus.jsonl", "got a file"),
-        ("bm25", "only `bixse evaluate` takes bm25"),
-        ("owner/name", "check the name"),
+        (["model", "--prior", "0"], "prior: got '0'"),
+        (["model", "--at-precision", "0.9", "--at-precision", "0"], "at_precision.1: got '0'"),
+        (["model", "--export", "1"], "export"),
+        (["model", "--negatives", "3"], "add collection"),
+        (["model", "--collection", "words"], "add negatives"),
+        (["model", "--negatives", "0", "--collection", "words"], "negatives: got '0'"),
+        (["model", "--negatives", "3", "--collection", "none"], "none"),
+        (["model", "--out", "pairs.csv"], "got a file"),
+        (["model", "--out", "model"], "no run of bixse"),
+        (["model", "--pairs", "none.csv", "--out", "out"], "got no such file"),
+        (["./none", "--out", "out"], "got no such folder"),
+        (["demo"], "no --out"),
     ],
 )
-def test_a_name_that_is_no_model(capsys, collection, monkeypatch, name, message):
-    monkeypatch.chdir(collection.parent)
-    assert message in refused(capsys, "search", name, "copy", "--collection", "toy")
+def test_wrong_arguments_leave_the_model_as_it_was(capsys, model, tmp_path, monkeypatch, words, message):
+    save_words(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    pairs = [] if "--pairs" in words else ["--pairs", make_pairs(tmp_path)]
+    assert message in refused(capsys, "calibrate", *words, *pairs)
+    assert not (model / "relevance_head.json").exists()
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("queries", "relevance", "words", "message"),
+    [
+        (12, (1.0, 0.0), ["--at-precision", "0.9"], "got pairs of 12 queries; expected at least 20"),
+        (24, (0.4, 0.0), ["--at-precision", "0.9"], "all irrelevant"),
+        *((24, (z, z), [], f"got relevance {z:g} for all") for z in (0.0, 1.0, 0.4)),
+    ],
+)
+def test_too_little_to_fit_or_choose_on(capsys, model, tmp_path, queries, relevance, words, message):
+    pairs = make_pairs(tmp_path, queries, relevance)
+    assert message in refused(capsys, "calibrate", model, "--pairs", pairs, *words)
+    assert not (model / "relevance_head.json").exists()
+
+
+def test_search_refuses_precisions_without_a_threshold(capsys, model, tmp_path):
+    words = ("search", model, "copy", "--collection", save_words(tmp_path))
+    assert "--at-precision: got model" in refused(capsys, *words, "--at-precision", "0.9")
+    RelevanceHead(20.0, -10.0).save(model)
+    assert "in the model (none)" in refused(capsys, *words, "--at-precision", "0.9")
+    RelevanceHead(20.0, -10.0, thresholds=(SAVED,)).save(model)
+    message = refused(capsys, *words, "--at-precision", "0.8")
+    assert "precision: got 0.8;" in message and "in the model (0.9)" in message
+    assert "expected one of the two" in refused(capsys, *words, "--at-precision", "0.9", "--threshold", "0.5")
+
+
+def test_thresholds_and_cuts_are_saved_and_searched_with(capsys, model, tmp_path):
+    out, wanted = tmp_path / "out", ("--at-precision", 0.8, "--at-precision", 0.9, 0.5)
+    words = ("calibrate", model, "--pairs", make_pairs(tmp_path), *wanted, "--export", 0.3)
+    code, envelope = call(capsys, *words, "--out", out)
+    assert code == 0, envelope
+    points = envelope["metrics"]["thresholds"]
+    assert [point["wanted"] for point in points] == [0.9, 0.8, 0.5]
+    head = load_relevance_model(out / "model", device="cpu").head
+    assert head.thresholds
+    assert [each.precision for each in head.thresholds] == [point["wanted"] for point in points if point["is_reached"]]
+    assert (head.prior, head.trained_prior) == (pytest.approx(0.2), None)
+    cuts = json.loads((out / "export" / "cuts.json").read_text())
+    assert cuts == envelope["metrics"]["cuts"]
+    assert {0.3, *(each.probability for each in head.thresholds)} == {cut["probability"] for cut in cuts}
+    assert all(cut["cosine"] == pytest.approx(head.cosine_at(cut["probability"])) for cut in cuts)
+    assert str(out / "model") in (out / "export" / "qdrant.py").read_text()
+    words = ("search", out / "model", "copy", "--collection", save_words(tmp_path), "--top", "20")
+    everything = call(capsys, *words)[1]["metrics"]["results"]
+    for threshold in head.thresholds:
+        shown = call(capsys, *words, "--at-precision", threshold.precision)[1]["metrics"]["results"]
+        assert shown == call(capsys, *words, "--threshold", threshold.probability)[1]["metrics"]["results"]
+        assert 1 <= len(shown) < len(everything)
+    words = ("index", out / "model", "--collection", tmp_path / "words", "--out", tmp_path / "index")
+    assert call(capsys, *words)[0] == 0
+    again = call(capsys, "search", tmp_path / "index", "copy", "--top", "20", "--at-precision", 0.9)
+    assert [row["document_id"] for row in again[1]["metrics"]["results"]][:1] == ["copy"]
+
+
+def test_calibration_in_place_and_into_a_new_folder(capsys, model, tmp_path):
+    RelevanceHead(20.0, 0.0).save(model)  # gives probability 1 to everything
+    before = (model / "relevance_head.json").read_bytes()
+    words = ("calibrate", model, "--pairs", make_pairs(tmp_path))
+    code, first = call(capsys, *words, "--out", tmp_path / "out")
+    made = {"model": str(tmp_path / "out" / "model"), "diagram": str(tmp_path / "out" / "reliability.svg")}
+    assert (code, first["artifacts"], first["metrics"]["saved"]) == (0, made, True)
+    assert first["metrics"]["before"]["brier"] > 0.7
+    assert first["metrics"]["calibrated"]["brier"] < 0.2
+    assert (model / "relevance_head.json").read_bytes() == before
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "finished"
+    code, again = call(capsys, *words, "--out", tmp_path / "out")
+    assert (code, again["metrics"], len(again["warnings"])) == (0, first["metrics"], 1)
+    assert "seed (was 0, now 1)" in refused(capsys, *words, "--out", tmp_path / "out", "--seed", "1")
+    assert call(capsys, *words)[0] == 0
+    head = RelevanceHead.load(model)
+    assert (head.calibrated_on, head.logit_scale, head.logit_bias) == ("120 pairs of pairs.csv", 20.0, 0.0)
+    assert head == RelevanceHead.load(tmp_path / "out" / "model")
+
+
+def test_a_prior_moves_every_probability(capsys, model, tmp_path):
+    pairs, out = make_pairs(tmp_path, noise=4), tmp_path / "out"
+    RelevanceHead(20.0, -10.0, trained_prior=0.05, prior=0.05).save(model)
+    words = ("calibrate", model, "--pairs", pairs, "--prior", 0.01, "--at-precision", 0.9, "--out", out)
+    code, envelope = call(capsys, *words)
+    assert code == 0, envelope
+    figures = envelope["metrics"]
+    assert {"before", "as trained, moved to prior 0.01", "refitted", "calibrated"} <= figures.keys()
+    assert figures["calibrated"]["brier"] < figures["refitted"]["brier"]
+    assert figures["calibrated"]["constant"] == pytest.approx(0.01 * 0.99)
+    head = RelevanceHead.load(out / "model")
+    assert (head.prior, head.trained_prior) == (0.01, 0.05)
+    assert ElementTree.parse(envelope["artifacts"]["diagram"]).getroot().tag.endswith("svg")
+
+
+@pytest.mark.parametrize("thresholds", [0, 1])
+def test_a_calibration_that_does_not_help_changes_no_probability(capsys, model, tmp_path, monkeypatch, thresholds):
+    monkeypatch.setattr(calibrate_head.HeldOutCheck, "helps", property(lambda check: False))
+    head = RelevanceHead(20.0, -15.0)
+    head.save(model)
+    words = ["calibrate", model, "--pairs", make_pairs(tmp_path), *(["--at-precision", "0.5"] * thresholds)]
+    code, envelope = call(capsys, *words)
+    assert (code, envelope["metrics"]["saved"], bool(envelope["artifacts"])) == (0, False, bool(thresholds))
+    saved = RelevanceHead.load(model)
+    assert (saved.as_trained(), len(saved.thresholds)) == (head, thresholds)
+    head.save(model)
+    assert main([str(word) for word in words]) == 0
+    assert ("thresholds of the probabilities as they were" in capsys.readouterr().out) == bool(thresholds)
+
+
+def test_what_is_no_better_than_a_constant_is_saved_only_on_purpose(capsys, model, tmp_path):
+    generator = np.random.default_rng(3)  # relevance at random: the calibrated probabilities are about the base rate
+    rows = [
+        {"query": query, "document": WORDS[position], "relevance": float(generator.random() < 0.15)}
+        for query in WORDS
+        for position in generator.permutation(len(WORDS))[:6]
+    ]
+    share = np.mean([row["relevance"] for row in rows])
+    save_graded_pairs(GradedPairs.from_rows(rows), tmp_path / "pairs.csv")
+    (worse := RelevanceHead(20.0, 0.0)).save(model)  # it gives probability 1 to everything: calibration helps
+    for out in (None, tmp_path / "out"):
+        words = ["calibrate", model, "--pairs", tmp_path / "pairs.csv", *(["--out", out] if out else [])]
+        code, envelope = call(capsys, *words, "--at-precision", "0.5")
+        figures = envelope["metrics"]["calibrated"]
+        assert figures["brier"] >= figures["constant"] and envelope["metrics"]["saved"] is False
+        assert code == 1 and "--anyway" in envelope["errors"][0] and not envelope["artifacts"]
+        assert RelevanceHead.load(model) == worse and not (tmp_path / "out").exists()
+        code, envelope = call(capsys, *words, "--anyway")
+        assert code == 0 and envelope["metrics"]["saved"] and "anyway" in envelope["warnings"][0]
+        saved = Path(envelope["artifacts"]["model"])
+        assert RelevanceHead.load(saved).prior == pytest.approx(share)
+        worse.save(saved)
+
+
+def test_random_documents_are_added_and_counted(capsys, model, tmp_path):
+    texts = {f"d{n}": Document("", f"{WORDS[n % 20]} {WORDS[n // 20]}") for n in range(100)}
+    save_collection(Collection("toy", texts, {"q": "copy"}, {"test": {"q": {"d0": 1}}}), tmp_path / "toy")
+    words = ("calibrate", model, "--pairs", make_pairs(tmp_path, noise=7), "--out", tmp_path / "out")
+    words += ("--negatives", 3, "--collection", tmp_path / "toy")
+    code, envelope = call(capsys, *words)
+    assert code == 0, envelope
+    assert envelope["metrics"]["negatives"] == 24 * 3
+    assert envelope["metrics"]["reliability"]
+    record = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert (record["config"]["negatives"], record["results"]["negatives"]) == (3, 72)
+    head = RelevanceHead.load(tmp_path / "out" / "model")
+    assert "120 pairs of pairs.csv and 72 random documents of toy" in head.calibrated_on
+    assert head.prior < 0.2, "of the pairs alone it is about 0.2"
+    assert call(capsys, *words)[1]["metrics"] == envelope["metrics"]
+    (tmp_path / "toy" / "corpus.jsonl").open("a").write('{"_id": "new", "text": "new"}\n')
+    assert "corpus.jsonl" in refused(capsys, *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["./no/such/folder", "copy"], "got no such folder"),
+        (["toy", "copy"], "a folder without modules.json or config.json"),
+        (["toy/corpus.jsonl", "copy"], "got a file"),
+        (["bm25", "copy"], "only `bixse evaluate` takes bm25"),
+        (["owner/name", "copy"], "check the name"),
+        (["model", " "], "got an empty query"),
+        (["model", "caf\udce9"], "not UTF-8"),
+        (["model", "copy", "--top", "0"], "top: got"),
+        (["model", "copy", "--threshold", "1.5"], "threshold: got"),
+        (["model", "copy", "--threshold", "0.5"], "without a relevance head"),
+    ],
+)
+def test_search_refuses_what_is_no_model_and_wrong_values(capsys, collection, model, monkeypatch, words, message):
+    monkeypatch.chdir(model.parent)
+    assert message in refused(capsys, "search", *words, "--collection", "toy")
 
 
 def no_config(model):
@@ -76,20 +286,6 @@ def test_a_pooler_without_weights_is_accepted(capsys, collection, model):
     assert call(capsys, "evaluate", model, "--collection", collection)[0] == 0
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([" "], "got an empty query"),
-        (["caf\udce9"], "not UTF-8"),
-        (["copy", "--top", "0"], "top: got"),
-        (["copy", "--threshold", "1.5"], "threshold: got"),
-        (["copy", "--threshold", "0.5"], "without a relevance head"),
-    ],
-)
-def test_search_refuses_wrong_values(capsys, collection, model, words, message):
-    assert message in refused(capsys, "search", model, *words, "--collection", collection)
-
-
 def test_search_needs_only_the_corpus_and_gives_probabilities(capsys, collection, model):
     (collection / "queries.jsonl").unlink()
     RelevanceHead(20.0, -15.0).save(model)
@@ -123,31 +319,7 @@ def test_doctor_shows_this_machine_and_names_a_missing_package(capsys, monkeypat
 
 @pytest.fixture
 def pairs(tmp_path):
-    words = ["copy", "move", "delete", "open", "read", "write", "list", "sort", "find", "split"]
-    rows = [
-        {"query": f"how to {query}", "document": f"{other} a file", "relevance": float(query == other)}
-        for query in words
-        for other in words
-    ]
-    save_graded_pairs(GradedPairs.from_rows(rows), tmp_path / "pairs.csv")
-    return tmp_path / "pairs.csv"
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "pairs: got nothing"),
-        (["--pairs", "pairs.csv", "--loss", "bixs"], "did you mean 'bixse'?"),
-        (["--pairs", "pairs.csv", "--model", "./none"], "got no such folder"),
-        (["--pairs", "none.csv"], "got no such file"),
-        (["--pairs", "pairs.csv", "--dev", "none"], "got no such folder"),
-    ],
-)
-def test_train_refuses_before_it_writes(capsys, monkeypatch, pairs, words, message):
-    monkeypatch.chdir(pairs.parent)
-    code, envelope = call(capsys, "train", *words, "--out", "out")
-    assert code == 2 and message in envelope["errors"][0]
-    assert not (pairs.parent / "out").exists()
+    return make_pairs(tmp_path)
 
 
 @pytest.fixture
@@ -164,35 +336,40 @@ def sweep_file(collection, model, pairs):
     return write
 
 
-@pytest.mark.slow
-def test_a_sweep_of_which_an_arm_diverges_ends_with_3(capsys, monkeypatch, sweep_file, tmp_path):
+@pytest.mark.parametrize(("rates", "best", "code"), [([1e-3], 1, 0), ([1e30], None, 1), ([1e30, 1e-3], 2, 3)])
+def test_a_sweep_ends_with_1_or_3_where_arms_diverge(capsys, monkeypatch, sweep_file, tmp_path, rates, best, code):
     monkeypatch.setenv(SECONDS_VARIABLE, "0.01")  # the default is one line per minute
     out = tmp_path / "out"
     model = out / "runs" / "learning_rate=0.001" / "seed-0" / "train" / "model"
-    words = ["sweep", "--config", str(sweep_file([1.0e30, 1.0e-3])), "--out", str(out)]
-    assert main(words) == 3
+    words = ["sweep", "--config", str(sweep_file(rates)), "--out", str(out)]
+    assert main(words) == code
     shown = capsys.readouterr()
-    head, _, *rows = shown.out.splitlines()
-    assert head.split()[:3] == ["rank", "arm", "optimizer.learning_rate"]
-    assert [row.split()[-1] for row in rows[:2]] == ["finished", "diverged"]
-    assert f"bixse evaluate {model} --collection" in shown.out
-    assert "error: arm 1 (learning_rate=1e+30) diverged: " in shown.err
-    assert "run 2 of 2: learning_rate=0.001, seed 0" in shown.err
-
-    assert main([*words, "--json"]) == 3
-    envelope = json.loads(capsys.readouterr().out)
-    metrics = envelope["metrics"]
-    assert (envelope["status"], metrics["arms"], metrics["failed"], metrics["best"]) == ("partial", 2, 1, 2)
-    assert [row["status"] for row in metrics["rows"]] == ["finished", "diverged"]
-    assert metrics["rows"][0]["settings"] == {"optimizer.learning_rate": 1e-3}
-    files = {"table": out / "sweep.csv", "record": out / "run.json", "best": out / "best.yaml", "model": model}
+    assert shown.out.split()[:3] == ["rank", "arm", "optimizer.learning_rate"]
+    assert ("no arm finished" in shown.out) == (best is None)
+    assert (f"bixse evaluate {model} --collection" in shown.out) == (best is not None)
+    assert ("error: arm 1 (learning_rate=1e+30) diverged: " in shown.err) == (code != 0)
+    assert best is None or f"run {len(rates)} of {len(rates)}: learning_rate=0.001, seed 0" in shown.err
+    code_again, envelope = call(capsys, *words)
+    metrics, files = envelope["metrics"], {"table": out / "sweep.csv", "record": out / "run.json"}
+    assert (code_again, metrics["arms"], metrics["best"]) == (code, len(rates), best)
+    assert [row["status"] for row in metrics["rows"]] == ["finished"] * (best is not None) + ["diverged"] * (code != 0)
+    files |= {} if best is None else {"best": out / "best.yaml", "model": model}
     assert envelope["artifacts"] == {name: str(path) for name, path in files.items()}
-    assert main(["train", "--config", str(out / "best.yaml"), "--out", str(tmp_path / "best")]) == 0
 
 
-@pytest.mark.parametrize(("rate", "code"), [(1.0e-3, 0), (1.0e30, 1)])
-def test_a_sweep_whose_arms_all_end_alike(capsys, sweep_file, tmp_path, rate, code):
-    assert main(["sweep", "--config", str(sweep_file([rate])), "--out", str(tmp_path / "out")]) == code
-    shown = capsys.readouterr().out
-    assert ("no arm finished" in shown) == (code == 1)
-    assert ("bixse evaluate " in shown) == (code == 0)
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_pairs_of_the_readme_train(tmp_path, monkeypatch):
+    blocks = re.findall(r"^```\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    (position,) = [number for number, block in enumerate(blocks) if block.startswith('{"query"')]
+    monkeypatch.chdir(tmp_path)
+    Path("pairs.jsonl").write_text(blocks[position], encoding="utf-8")
+    commands = blocks[position + 1].splitlines()
+    assert len(commands) == 2
+    for command in commands:
+        program, *words = shlex.split(command)
+        assert program == "bixse"
+        assert main(words) == 0
+    model = load_relevance_model("runs/first/model")
+    assert 0 < model.relevance("copy a folder", ["shutil.copytree: copy a directory tree"])[0] < 1

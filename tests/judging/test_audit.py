@@ -132,7 +132,8 @@ def test_the_worst_pairs_come_first(report):
 def test_brier_against_the_constant(human):
     blind = labels("blind", {pair: 3.0 * (i % 2) for i, pair in enumerate(sorted(human.grades))})
     report = audit([replace(human, name="copy"), blind], human, samples=200)
-    assert [judge.against_constant.side for judge in report.judges] == ["below", "above"]
+    verdicts = [judge.against_constant.verdict(lower_is_better=True) for judge in report.judges]
+    assert verdicts == ["better", "worse"]
 
 
 @pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the LLMJudge files are not here")

@@ -1,7 +1,5 @@
 """The runner of experiments, with measures that train nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -42,30 +40,26 @@ def statuses(results):
     return [result.status for result in results.of.values()]
 
 
-def test_an_error_fails_its_run_alone_which_is_tried_again(tmp_path):
-    first, _ = do(tmp_path / "out", ["one", "two", "three"], two=KeyError("vocabulary"))
-    assert (statuses(first), first.status) == (["finished", "failed", "finished"], "failed")
-    assert [result.reason for result in first.of.values()] == ["", "KeyError: 'vocabulary'", ""]
-    again, done = do(tmp_path / "out", ["one", "two", "three"])
-    assert (statuses(again), done, again.made, again.status) == (["finished"] * 3, ["word=two/seed-0"], 1, "finished")
-
-
 @pytest.mark.parametrize(
-    ("error", "status", "again"),
+    ("error", "status", "reason", "again"),
     [
-        (DivergedError("training: got loss nan"), "diverged", 0),
-        (TrainingError("training: got a damaged checkpoint"), "failed", 1),
-        (OutOfMemoryError("CUDA"), "failed", 1),
-        (MemoryError(), "failed", 1),
+        (KeyError("vocabulary"), "failed", "KeyError: 'vocabulary'", 1),
+        (DivergedError("training: got loss nan"), "diverged", "training: got", 0),
+        (TrainingError("training: got a damaged checkpoint"), "failed", "training: got", 1),
+        (OutOfMemoryError("CUDA"), "failed", "got no more memory", 1),
+        (MemoryError(), "failed", "got no more memory", 1),
     ],
 )
-def test_only_a_diverged_run_is_final(tmp_path, error, status, again):
-    first, _ = do(tmp_path / "out", ["one"], one=error)
-    assert statuses(first) == [status]
-    assert first.of["word=one/seed-0"].reason.startswith(("training: got", "got no more memory"))
-    assert do(tmp_path / "out", ["one"])[0].made == again
-    shutil.rmtree(tmp_path / "out" / "runs" / "word=one")
-    assert statuses(do(tmp_path / "out", ["one"])[0]) == ["finished"]
+def test_an_error_fails_its_run_alone_which_is_tried_again_unless_it_diverged(tmp_path, error, status, reason, again):
+    out, words = tmp_path / "out", ["one", "two", "three"]
+    first, _ = do(out, words, two=error)
+    assert (statuses(first), first.status) == (["finished", status, "finished"], "failed")
+    assert first.of["word=two/seed-0"].reason.startswith(reason)
+    second, done = do(out, words)
+    assert (second.made, done) == (again, ["word=two/seed-0"] * again)
+    shutil.rmtree(out / "runs" / "word=two")
+    last = do(out, words)[0]
+    assert (statuses(last), last.status) == (["finished"] * 3, "finished")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), InterruptedRunError("after step 2")])

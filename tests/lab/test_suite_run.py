@@ -1,16 +1,23 @@
-"""Suites run by our own evaluator."""
+"""Suites: run by our own evaluator, compared, listed as mteb lists them, and cut alike on every machine."""
 
+import random
+
+import numpy as np
 import pytest
 
+from bixse.data.collection import Collection, Document, save_collection
 from bixse.data.task_instructions import Instructions
 from bixse.data.trec import read_run
 from bixse.encoders.relevance_model import set_instructions
 from bixse.errors import InputError, ModelError, OutputExistsError
 from bixse.evaluation import systems
 from bixse.evaluation.evaluate import evaluate
+from bixse.evaluation.statistics import holm, paired_bootstrap, randomisation_test
 from bixse.evaluation.systems import EncoderSystem, instructions_of
-from bixse.evaluation.tasks import collection_task
-from bixse.lab.suites.suite_run import evaluate_suite
+from bixse.evaluation.tasks import collection_task, cut_collection
+from bixse.lab.suites.known_suites import SUITES
+from bixse.lab.suites.suite_result import compare_systems
+from bixse.lab.suites.suite_run import evaluate_suite, short_task
 from helpers.toy import save_toy
 
 TASKS = ["NFCorpus", "FiQA2018"]
@@ -22,18 +29,6 @@ def data(tmp_path):
     for name in ("NFCorpus", "fiqa"):
         save_toy(tmp_path / "beir" / name)
     return tmp_path / "beir"
-
-
-@pytest.fixture
-def other_model_path(tiny_model, tmp_path):
-    """Another checkpoint."""
-    import torch
-
-    with torch.no_grad():
-        for parameter in tiny_model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3)
-    tiny_model.save_pretrained(str(tmp_path / "other" / "model"), create_model_card=False)
-    return tmp_path / "other" / "model"
 
 
 def count_searches(monkeypatch):
@@ -137,16 +132,16 @@ def test_each_task_gets_its_instructions_and_the_model_stays_as_it_was(tiny_mode
 
 
 def test_a_model_without_an_instruction_for_a_task_is_refused_before_work(tiny_model, data, tmp_path, monkeypatch):
-    set_instructions(
-        tiny_model, Instructions(tasks={"FiQA2018": {"instructions": ["a"]}, "b": {"instructions": ["b"]}})
-    )
-    tiny_model.save_pretrained(str(tmp_path / "model"), create_model_card=False)
+    tasks = {"FiQA2018": {"instructions": ["a"]}, "b": {"instructions": ["b"]}}
+    set_instructions(tiny_model, Instructions(tasks=tasks))
+    model = str(tmp_path / "model")
+    tiny_model.save_pretrained(model, create_model_card=False)
     searched = count_searches(monkeypatch)
     with pytest.raises(InputError, match="instructions: got no task; expected one of FiQA2018, b"):
-        evaluate_suite([str(tmp_path / "model")], "beir", data, tasks=TASKS)
+        evaluate_suite([model], "beir", data, tasks=TASKS)
     assert searched == []
-    assert evaluate_suite([str(tmp_path / "model")], "beir", data, tasks=["FiQA2018"]).scores
-    assert evaluate_suite([EncoderSystem(tmp_path / "model", task="b")], "beir", data, tasks=TASKS).scores
+    assert evaluate_suite([model], "beir", data, tasks=["FiQA2018"]).scores
+    assert evaluate_suite([EncoderSystem(model, task="b")], "beir", data, tasks=TASKS).scores
 
 
 def test_finished_tasks_are_read_and_more_models_join(data, tiny_model_path, tmp_path, monkeypatch):
@@ -165,16 +160,18 @@ def test_finished_tasks_are_read_and_more_models_join(data, tiny_model_path, tmp
     assert len(searched) == 4
 
 
-def test_another_checkpoint_in_the_same_folder_is_another_system(data, tiny_model_path, other_model_path, tmp_path):
-    out, link = tmp_path / "out", tmp_path / "model"
-    for path in (tiny_model_path, other_model_path):
+def test_another_checkpoint_in_the_same_folder_is_another_system(data, tiny_model, tiny_model_path, tmp_path):
+    out, link, other = tmp_path / "out", tmp_path / "model", tmp_path / "other" / "model"
+    next(tiny_model.parameters()).data[0, 0] += 1
+    tiny_model.save_pretrained(str(other), create_model_card=False)
+    for path in (tiny_model_path, other):
         link.unlink(missing_ok=True)
         link.symlink_to(path)
         result = evaluate_suite([str(link)], "beir", data, out, TASKS)
         assert not any(score.reused for score in result.scores[str(link)].values())
     assert len(list(out.glob("model-*"))) == 2
     with pytest.raises(InputError, match="which are the same checkpoint"):
-        evaluate_suite([str(link), str(other_model_path)], "beir", data, tasks=TASKS)
+        evaluate_suite([str(link), str(other)], "beir", data, tasks=TASKS)
 
 
 def test_other_settings_and_changed_data_are_refused(data, tmp_path):
@@ -192,23 +189,152 @@ def test_an_interrupted_suite_goes_on_inside_its_task(data, tiny_model_path, tmp
     monkeypatch.setattr(systems, "DOCUMENTS_PER_BLOCK", 1)
     monkeypatch.setattr(systems, "SAVE_SECONDS", 0.0)
     monkeypatch.setenv("BIXSE_CACHE_DIR", "none")
-    model = str(tiny_model_path)
-    uninterrupted = evaluate_suite([model], "beir", data, tasks=TASKS).scores[model]
-    done, steps = [], []
+    model, steps = str(tiny_model_path), []
 
-    def stops_in_the_second_task(title, total):
+    def progress(title, total):
         def step(number):
-            done.append(title.rpartition(" ")[2])
-            if done.count("FiQA2018") == 3 and number == 1:
+            steps.append((title.rpartition(" ")[2], number))
+            if len(steps) == 7:  # in the third document of the second task
                 raise KeyboardInterrupt
 
         return step
 
     with pytest.raises(KeyboardInterrupt):
-        evaluate_suite([model], "beir", data, tmp_path / "out", TASKS, progress=stops_in_the_second_task)
-    searched = count_searches(monkeypatch)
-    result = evaluate_suite([model], "beir", data, tmp_path / "out", TASKS, progress=lambda *_: steps.append)
-    assert [line.rpartition(" ")[2] for line in searched] == ["FiQA2018"]
-    assert steps == [2, 1, 1]  # two documents were done before
+        evaluate_suite([model], "beir", data, tmp_path / "out", TASKS, progress=progress)
+    result = evaluate_suite([model], "beir", data, tmp_path / "out", TASKS, progress=progress)
+    assert steps[7:] == [("FiQA2018", number) for number in (2, 1, 1)]  # two documents were done before
+    uninterrupted = evaluate_suite([model], "beir", data, tasks=TASKS)
     for task in TASKS:
-        assert result.scores[model][task].per_query == uninterrupted[task].per_query
+        assert result.scores[model][task].per_query == uninterrupted.scores[model][task].per_query
+
+
+def values(seed, shift=0.0, tasks=(40, 15)):
+    draw = random.Random(seed)
+    return {
+        f"task{number}": {f"q{query}": min(1.0, max(0.0, draw.random() + shift)) for query in range(count)}
+        for number, count in enumerate(tasks)
+    }
+
+
+def test_systems_with_other_queries_are_refused():
+    a, b = values(0), values(1)
+    del b["task1"]["q3"]
+    with pytest.raises(InputError, match="such as 'q3'"):
+        compare_systems({"a": a, "b": b})
+
+
+def test_a_task_of_one_query_has_no_interval_but_counts():
+    (pair,) = compare_systems({"a": values(0, tasks=(20, 1)), "b": values(1, tasks=(20, 1))})
+    assert ([task.task for task in pair.tasks], pair.difference.queries) == (["task0"], 21)
+
+
+def test_one_task_is_the_comparison_of_its_queries():
+    a, b = values(0, tasks=(30,)), values(1, tasks=(30,))
+    (pair,) = compare_systems({"a": a, "b": b})
+    assert pair.difference == pair.tasks[0].difference == paired_bootstrap(a["task0"], b["task0"])
+    assert pair.randomisation_p == randomisation_test(a["task0"], b["task0"])
+
+
+def test_tasks_count_alike_whatever_their_size():
+    a = {"large": {f"q{n}": 1.0 for n in range(100)}, "small": {"q1": 0.0, "q2": 0.0}}
+    b = {"large": {f"q{n}": 0.0 for n in range(100)}, "small": {"q1": 1.0, "q2": 1.0}}
+    (pair,) = compare_systems({"a": a, "b": b})
+    assert (pair.difference.mean, pair.difference.low, pair.difference.high) == (0.0, 0.0, 0.0)
+    assert [task.verdict for task in pair.tasks] == ["better", "worse"]
+
+
+def test_the_tasks_of_a_group_together_count_as_one():
+    a = {name: {"q1": value, "q2": value} for name, value in (("x1", 1.0), ("x2", 1.0), ("x3", 1.0), ("y", 0.0))}
+    b = {name: {"q1": value, "q2": value} for name, value in (("x1", 0.0), ("x2", 0.0), ("x3", 0.0), ("y", 1.0))}
+    assert compare_systems({"a": a, "b": b})[0].difference.mean == pytest.approx(0.5)
+    (pair,) = compare_systems({"a": a, "b": b}, {"x1": "x", "x2": "x", "x3": "x"})
+    assert pair.difference.mean == pytest.approx(0.0)
+    assert pair.randomisation_p > 0.8
+
+
+def test_the_interval_resamples_queries_within_tasks():
+    a, b = values(2, 0.3), values(3)
+    generator = np.random.default_rng(0)
+    differences = [np.array([a[task][query] - b[task][query] for query in a[task]]) for task in a]
+    means = [np.mean([generator.choice(sample, len(sample)).mean() for sample in differences]) for _ in range(4000)]
+    difference = compare_systems({"a": a, "b": b})[0].difference
+    assert np.quantile(means, [0.025, 0.975]) == pytest.approx([difference.low, difference.high], abs=0.01)
+
+
+def test_every_pair_is_compared_and_corrected():
+    systems = {"good": values(0, 0.4), "same": values(1), "other": values(2)}
+    pairs = {(each.a, each.b): each for each in compare_systems(systems)}
+    assert list(pairs) == [("good", "same"), ("good", "other"), ("same", "other")]
+    assert [each.verdict for each in pairs.values()] == ["better", "better", "no difference"]
+    assert [each.holm_p for each in pairs.values()] == holm([each.randomisation_p for each in pairs.values()])
+    every = [task.randomisation_p for each in pairs.values() for task in each.tasks]
+    assert [task.holm_p for each in pairs.values() for task in each.tasks] == holm(every)
+
+
+BEIR = SUITES["beir"]
+CORPUS = [f"d{number}" for number in range(200)]
+QRELS = {f"q{number}": {f"d{number}": 1.0, f"d{number + 50}": 0.0} for number in range(40)}
+
+
+def test_the_tasks_of_beir():
+    assert len({task.group or task.name for task in BEIR.tasks}) == 15
+    assert sum(task.group == "CQADupstackRetrieval" for task in BEIR.tasks) == 12
+    assert [task.name for task in BEIR.optional if task.hub is None] == ["BioASQ", "Signal1M", "TRECNEWS", "Robust04"]
+    short = SUITES["beir-short"].tasks
+    assert len(short) == 6 and all(task in BEIR.tasks for task in short)
+
+
+def test_every_task_says_how_to_get_its_data():
+    for task in (*BEIR.tasks, *BEIR.optional, *SUITES["nanobeir"].tasks):
+        assert any(word in task.fetch for word in ("curl -LO https://", "--download", "licence")), task
+
+
+@pytest.mark.parametrize(("suite", "benchmark"), [("beir", "BEIR"), ("nanobeir", "NanoBEIR")])
+def test_splits_self_matches_and_data_sets_are_mteb_s(suite, benchmark):
+    whole = pytest.importorskip("mteb").get_benchmark(benchmark).tasks
+    theirs = {part.metadata.name: part for task in whole for part in getattr(task, "tasks", [task])}
+    ours = {task.name: task for task in SUITES[suite].tasks}
+    assert ours.keys() == theirs.keys()
+    for name, task in ours.items():
+        assert task.exclude_self == theirs[name].ignore_identical_ids, name
+        assert task.splits[0] in theirs[name].eval_splits, name
+        assert task.hub == theirs[name].metadata.dataset["path"], name
+
+
+@pytest.mark.parametrize(
+    ("suite", "tasks"), [("mteb-eng-v2", 41), ("mteb-multilingual-v1", 132), ("mteb-multilingual-v2", 131)]
+)
+def test_mteb_has_the_benchmarks(suite, tasks):
+    assert len(pytest.importorskip("mteb").get_benchmark(SUITES[suite].benchmark).tasks) == tasks
+
+
+def test_a_cut_holds_judged_passages_and_depends_on_the_task_alone():
+    cut = cut_collection("t", QRELS, CORPUS, queries=10, passages=60)
+    assert (len(cut.queries), len(cut.documents)) == (10, 60)
+    assert {name for query in cut.queries for name in QRELS[query]} <= set(cut.documents)
+    assert cut.documents == tuple(name for name in CORPUS if name in set(cut.documents))
+    assert cut.queries == tuple(name for name in QRELS if name in set(cut.queries))
+    turned = cut_collection("t", dict(reversed(QRELS.items())), CORPUS[::-1], 10, 60)
+    assert (set(turned.queries), set(turned.documents)) == (set(cut.queries), set(cut.documents))
+    assert set(cut_collection("u", QRELS, CORPUS, 10, 60).queries) != set(cut.queries)
+
+
+def test_a_small_task_is_complete_without_queries_that_have_no_relevant_document():
+    cut = cut_collection("t", {**QRELS, "none": {"d1": 0.0}}, CORPUS)
+    assert (set(cut.queries), cut.documents) == (QRELS.keys(), tuple(CORPUS))
+
+
+def test_more_judged_passages_than_the_limit_are_refused():
+    with pytest.raises(InputError, match="got 20 judged passages of 10 queries; expected at most 19"):
+        cut_collection("t", QRELS, CORPUS, 10, 19)
+
+
+def test_a_short_task_is_the_cut_of_its_collection(tmp_path):
+    corpus = {name: Document("", f"text of {name}") for name in CORPUS}
+    queries = {name: f"question {name}" for name in QRELS}
+    save_collection(Collection("fiqa", corpus, queries, {"test": QRELS}), tmp_path / "fiqa")
+    task = short_task(collection_task(tmp_path / "fiqa", exclude_self=True), "FiQA2018", queries=10, passages=60)
+    cut = cut_collection("FiQA2018", QRELS, CORPUS, 10, 60)
+    assert tuple(task.query_sets[0].queries) == cut.queries
+    assert tuple(name for name, _ in task.documents()) == cut.documents
+    assert (task.count, task.exclude_self) == (60, True)

@@ -4,7 +4,6 @@ import gzip
 import json
 
 import pytest
-from trec_fixture import TEXTS, write_duplicates, write_trec_folder
 
 from bixse.errors import InputError, InvalidFileError
 from bixse.lab.suites.suite_run import evaluate_suite
@@ -19,11 +18,61 @@ from bixse.lab.suites.trec_dl import (
     read_duplicates,
 )
 
+TEXTS = ["copy a file", "move a file", "sort a list", "wait in a thread", "read a line", "open a folder"]
+"""Passages of each corpus; those of the second corpus lie in two of its files."""
+
+
+def second_corpus():
+    """Return the ids of the passages in order, and the content of each file."""
+    ids, files = [], {}
+    for shard, texts in (("03", TEXTS[:3]), ("20", TEXTS[3:])):
+        content = ""
+        for text in texts:
+            ids.append(f"msmarco_passage_{shard}_{len(content.encode())}")
+            content += json.dumps({"pid": ids[-1], "passage": f"naïve {text}", "spans": "", "docid": "x"}) + "\n"
+        files[f"msmarco_passage_{shard}.gz"] = content
+    return ids, files
+
+
+IDS, FILES = second_corpus()
+
+
+def pack(path, text):
+    path.write_bytes(gzip.compress(text.encode()))
+
 
 @pytest.fixture
 def data(tmp_path):
-    write_trec_folder(tmp_path / "trec")
-    return tmp_path / "trec"
+    """A tiny folder of all files of all years under their official names."""
+    (tmp_path / "trec" / "msmarco_v2_passage").mkdir(parents=True)
+    folder = tmp_path / "trec"
+    (folder / "collection.tsv").write_text("".join(f"{number}\t{text}\n" for number, text in enumerate(TEXTS)))
+    for name, content in FILES.items():
+        pack(folder / "msmarco_v2_passage" / name, content)
+    for year in ("2019", "2020"):
+        queries = f"{year}1\tcopy a file\n{year}2\twait in a thread\n{year}9\tnever judged\n"
+        pack(folder / f"msmarco-test{year}-queries.tsv.gz", queries)
+        grades = f"{year}1 Q0 0 3\n{year}1 Q0 1 1\n{year}2 Q0 3 2\n{year}2 Q0 2 0\n"
+        (folder / f"{year}qrels-pass.txt").write_text(grades)
+        rows = [(f"{year}1", 0), (f"{year}1", 2), (f"{year}2", 3), (f"{year}9", 1)]
+        lines = [f"{query}\t{number}\tquery\t{TEXTS[number]}\n" for query, number in rows]
+        pack(folder / f"msmarco-passagetest{year}-top1000.tsv.gz", "".join(lines))
+    for year, name in (("2021", "final"), ("2022", "withDupes"), ("2023", "withDupes")):
+        (folder / f"{year}_queries.tsv").write_text(f"{year}1\topen a file\n{year}2\tsort a list\n")
+        grades = [(f"{year}1", 0, 2), (f"{year}1", 1, 2), (f"{year}1", 5, 1), (f"{year}2", 2, 3)]
+        lines = [f"{query} 0 {IDS[number]} {grade}\n" for query, number, grade in grades]
+        (folder / f"{year}.qrels.pass.{name}.txt").write_text("".join(lines))
+        listed = [(f"{year}1", 0), (f"{year}1", 4), (f"{year}2", 2)]
+        lines = [f"{query} Q0 {IDS[number]} 1 9.5 first\n" for query, number in listed]
+        pack(folder / f"{year}_passage_top100.txt.gz", "".join(lines))
+    return folder
+
+
+@pytest.fixture
+def duplicates(data):
+    """The second passage of the second corpus is a copy of the first one."""
+    lines = f"{IDS[0]} {IDS[0]} naive copy\n{IDS[0]} {IDS[1]} naive move\n{IDS[2]} {IDS[2]} naive\n"
+    pack(data / "msmarco-v2-passage-neardupes.txt.gz", lines)
 
 
 @pytest.mark.parametrize("rerank", [False, True])
@@ -56,11 +105,10 @@ def test_passages_that_were_looked_up_replace_the_corpora(data):
 @pytest.mark.parametrize("packed", [True, False])
 def test_a_passage_is_read_at_the_offset_in_its_id(data, packed):
     path = data / "msmarco_v2_passage" / "msmarco_passage_20.gz"
-    content = gzip.decompress(path.read_bytes())
     if not packed:
-        path.with_suffix("").write_bytes(content)
+        path.with_suffix("").write_text(FILES[path.name])
         path.unlink()
-    texts = {row["pid"]: row["passage"] for row in map(json.loads, content.splitlines())}
+    texts = dict(zip(IDS[3:], (f"naïve {text}" for text in TEXTS[3:]), strict=True))
     assert look_up_passages(data, {2: set(texts)}) == texts
 
 
@@ -99,26 +147,24 @@ def test_the_pool_is_the_union_of_judged_passages(data):
     assert "never judged" not in task.query_sets[0].queries.values()
 
 
-def test_propagated_duplicates_are_taken_back_where_the_classes_are_known(data):
-    ids = write_trec_folder(data)
-    write_duplicates(data, ids)
+def test_propagated_duplicates_are_taken_back_where_the_classes_are_known(data, duplicates):
     task = judged_pool(data, chosen_years(None))
     sets = {judged.name: judged for judged in task.query_sets}
     assert list(sets)[5:] == ["2022 without duplicates", "2023 without duplicates"]
     without = sets["2022 without duplicates"]
-    assert without.left_out == {ids["1"]}
-    assert without.qrels["20221"] == {ids["0"]: 2.0, ids["5"]: 1.0}
-    assert sets["2022"].qrels["20221"].keys() == {ids["0"], ids["1"], ids["5"]}
+    assert without.left_out == {IDS[1]}
+    assert without.qrels["20221"] == {IDS[0]: 2.0, IDS[5]: 1.0}
+    assert sets["2022"].qrels["20221"].keys() == {IDS[0], IDS[1], IDS[5]}
 
 
 def test_the_one_that_stays_is_in_the_pool(tmp_path):
     (tmp_path / "classes.txt").write_text("outside a\noutside b\nc c text here\n")
     assert read_duplicates(tmp_path / "classes.txt", frozenset("abc")) == {"a": "outside", "b": "outside"}
-    assert collapse_duplicates({"q": {"a": 1.0, "b": 3.0, "c": 0.0}}, {"b": "a"}) == {"q": {"a": 3.0, "c": 0.0}}
+    for grades in ({"a": 1.0, "b": 3.0, "c": 0.0}, {"a": 3.0, "b": 1.0, "c": 0.0}):
+        assert collapse_duplicates({"q": grades}, {"b": "a"}) == {"q": {"a": 3.0, "c": 0.0}}
 
 
-def test_a_suite_of_years(data, tmp_path):
-    write_duplicates(data, write_trec_folder(data))
+def test_a_suite_of_years(data, duplicates, tmp_path):
     result = evaluate_suite(["bm25"], "trec-dl", data, tmp_path / "out")
     scores = result.scores["bm25"]
     assert list(scores) == ["2019", "2020", "2021", "2022", "2023", *(f"{y} without duplicates" for y in (2022, 2023))]
@@ -147,7 +193,6 @@ def test_only_candidates_are_ranked_and_missed_passages_count(data):
 
 
 def test_a_file_of_other_queries_is_refused(data):
-    with gzip.open(data / "2021_passage_top100.txt.gz", "wt") as file:
-        file.write("other Q0 msmarco_passage_03_0 1 9.5 first\n")
+    pack(data / "2021_passage_top100.txt.gz", "other Q0 msmarco_passage_03_0 1 9.5 first\n")
     with pytest.raises(InputError, match="got no list for any judged query of 2021"):
         evaluate_suite(["bm25"], "trec-dl-rerank", data, tasks=["2021"])

@@ -99,12 +99,12 @@ def naive_anchor(batch, scale):
     return mean([mean([1 - now @ before for now, before in zip(*pair, strict=True)]) for pair in pairs])
 
 
-def naive_spread_out(batch, scale, mean_weight=1.0):
+def naive_spread_out(batch, scale):
     terms = []
     for texts in (batch.queries, batch.documents):
         cosines = [a @ b for a, b in itertools.permutations(list(texts), 2)]
         second = mean([cosine**2 for cosine in cosines]) - 1 / texts.shape[1]
-        terms.append(mean_weight * mean(cosines) ** 2 + torch.relu(second))
+        terms.append(mean(cosines) ** 2 + torch.relu(second))
     return mean(terms)
 
 
@@ -162,7 +162,7 @@ CASES = [
     ("pairwise-bce", naive_pairwise, {}),
     *(("wasserstein", naive_wasserstein, {"top_grade": grade}) for grade in (3.0, 1.0)),
     ("anchor", naive_anchor, {}),
-    *(("spread-out", naive_spread_out, {"mean_weight": weight}) for weight in (1.0, 0.0)),
+    ("spread-out", naive_spread_out, {}),
     (SUM, naive_sum, {"infonce": {"positive_from": 0.2}}),
     *((word, naive_lambda(word), {"top_grade": grade}) for word in LAMBDA for grade in (3.0, 1.0)),
 ]

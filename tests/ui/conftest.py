@@ -34,6 +34,11 @@ def open_server():
 
 
 @pytest.fixture
+def browser(run, open_server):
+    return Browser(open_server(run), "ann")
+
+
+@pytest.fixture
 def compare(tmp_path, open_server):
     """A browser of two systems that are loaded."""
 

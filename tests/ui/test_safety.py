@@ -1,18 +1,20 @@
-"""Requests that no page of ours sends, and what every answer binds the browser to."""
+"""What the verb refuses and how it ends; requests that no page sends, and what answers bind the browser to."""
 
+import contextlib
 import re
+import signal
+import socket
+import urllib.request
 
 import pytest
 
 from bixse.errors import ConfigError
+from bixse.ui.label_log import open_labels
 from bixse.ui.ui_settings import UiSettings
+from helpers.command import refused
 from helpers.html_page import Page
-from helpers.ui_server import ORIGIN, Browser
-
-
-@pytest.fixture
-def browser(run, open_server):
-    return Browser(open_server(run), "ann")
+from helpers.ui_browser import running
+from helpers.ui_server import ORIGIN
 
 
 @pytest.fixture
@@ -35,9 +37,8 @@ def reopened(run, open_server, browser):
     ids=["foreign", "own"],
 )
 def test_only_hosts_of_this_machine_are_served(browser, hosts, status):
-    assert [browser.get("/static/ui.css", headers={"host": host}).status_code for host in hosts] == [status] * len(
-        hosts
-    )
+    answers = [browser.get("/static/ui.css", headers={"host": host}) for host in hosts]
+    assert {answer.status_code for answer in answers} == {status}
 
 
 @pytest.mark.parametrize(
@@ -75,11 +76,6 @@ def test_token_admits_one_browser_once(browser):
     assert "httponly" in cookie and "samesite=strict" in cookie and "bixse-8765=" in cookie
     browser.cookies.clear()
     assert browser.get("/enter", params={"token": token}).status_code == 403
-
-
-def test_long_form_is_refused(browser):
-    assert browser.submit("/person", {"person": "x" * (1 << 20)}).status_code == 413
-    assert "ann" in browser.submit("/person", {"person": "ann", "more": "x" * 1000}).text
 
 
 def test_session_outlives_a_restart_and_forged_ones_are_refused(browser, reopened):
@@ -129,3 +125,46 @@ def test_other_machines_need_yes_expose(run, open_server):
     guard = open_server(run, host="0.0.0.0", yes_expose=True).guard
     assert guard.knows("192.168.1.5:8765") and guard.knows("[fe80::1]:8765")
     assert not guard.knows("evil.example:8765") and not guard.knows("192.168.1.5:80")
+
+
+@pytest.mark.parametrize(
+    "words", [("--host", "0.0.0.0"), ("--planned", "0"), ("--labels", "x.csv"), ("--judge", "no.yaml")]
+)
+def test_wrong_settings_are_refused(run, capsys, words):
+    refused(capsys, "ui", run, "--port", "0", *words)
+
+
+def test_used_port_and_labels_of_another_server_are_refused(run, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        assert "--port" in refused(capsys, "ui", run, "--port", listener.getsockname()[1])
+    with open_labels(run / "labels.jsonl"):
+        message = refused(capsys, "ui", run, "--port", "0")
+    assert "--out" not in message and "Ctrl-C" in message
+
+
+def test_chunked_form_has_the_limit_too(run):
+    with running(run) as server:
+        with urllib.request.urlopen(f"{server.address}&person=Ann", timeout=10) as answer:
+            cookie = answer.headers["set-cookie"].split(";")[0]
+        head = (
+            f"POST /person HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nOrigin: {server.origin}\r\nCookie: {cookie}\r\n"
+            "Content-Type: application/x-www-form-urlencoded\r\n"
+            "Content-Length: 20\r\nTransfer-Encoding: chunked\r\n\r\n"
+        ).encode()
+        for pieces, status in ((1, b"303"), (40, b"413")):
+            with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+                for part in (head, *([b"10000\r\n" + b"x" * 0x10000 + b"\r\n"] * pieces), b"0\r\n\r\n"):
+                    with contextlib.suppress(OSError):  # the server may answer before all is sent, and close
+                        connection.sendall(part)
+                assert status in connection.recv(200).split(b"\r\n")[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_ends_it_with_exit_code_0(run, number):
+    with running(run) as server:
+        with urllib.request.urlopen(server.address, timeout=10) as answer:
+            assert answer.status == 200
+        server.process.send_signal(number)
+        text, errors = server.process.communicate(timeout=20)
+    assert server.process.returncode == 0, errors
+    assert "labels.jsonl" in text and "Traceback" not in errors

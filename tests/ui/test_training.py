@@ -1,14 +1,24 @@
-"""A training run while it is under way, and the calibration of a model: damage first."""
+"""A training run while it is under way, the calibration of a model, and a batch as a matrix: damage first."""
 
 import json
 import re
+import shutil
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from bixse.calibration.calibrate import calibrate
 from bixse.calibration.calibrate_settings import CalibrateSettings
-from bixse.ui.pages.training import TrainRun
+from bixse.encoders.encode import encode_texts
+from bixse.encoders.head import RelevanceHead
+from bixse.encoders.loading.build import load_relevance_model
+from bixse.errors import InputError
+from bixse.judging.judge import Answer
+from bixse.judging.ledger import Ledger
+from bixse.judging.ledgers.segments import answers_by_status
+from bixse.ui.pages.runs import list_runs
+from bixse.ui.pages.training import TrainBatches, TrainRun
 from helpers.html_page import Page
 from helpers.ui_server import Browser
 
@@ -113,3 +123,123 @@ def test_calibration_figures_are_those_of_the_command(compare, calibrated, actio
         assert f'<th scope="row">{name}</th>' in html and f"{report.brier:.3f}" in html
         assert f"[{report.ece_interval[0]:.3f}, {report.ece_interval[1]:.3f}]" in html
     assert ("--prior 0.01" in html) == (prior is not None)
+
+
+OPTIMIZER = {"global_batch_size": 8, "documents_per_query": 3, "num_train_epochs": 2}
+
+
+@pytest.fixture
+def trained_model(actions, student, tmp_path):
+    """What `bixse train` leaves."""
+    folder = tmp_path / "trained_model"
+    shutil.copytree(student, folder / "model")
+    (folder / "model" / "SHA256SUMS").unlink(missing_ok=True)
+    RelevanceHead(10.0, -3.0).save(folder / "model")
+    config = {"pairs": str(actions.parent / "pairs.jsonl"), "seed": 0, "optimizer": OPTIMIZER, "loss_options": {}}
+    (folder / "run.json").write_text(json.dumps({"command": "train", "status": "finished", "config": config}))
+    return folder
+
+
+@pytest.mark.parametrize("broken", ["no pairs", "no such file", "damaged head"])
+def test_batch_that_cannot_be_drawn_is_an_error_on_the_page(trained_model, open_server, broken):
+    record = json.loads((trained_model / "run.json").read_text())
+    if broken == "damaged head":
+        (trained_model / "model" / "relevance_head.json").write_text("{")
+    else:
+        record["config"]["pairs"] = None if broken == "no pairs" else str(trained_model / "nothing.jsonl")
+    (trained_model / "run.json").write_text(json.dumps(record))
+    server = open_server(trained_model)
+    server.workspace.once(TrainBatches).start(-1, -1).wait()
+    html = Browser(server, "ann").get("/batch").text
+    assert "got" in html and "fix:" in html and 'http-equiv="refresh"' not in html
+
+
+def test_entries_are_those_of_the_pairs_and_sigma_that_of_the_model(trained_model, actions, open_server):
+    server = open_server(trained_model)
+    batches = server.workspace.once(TrainBatches)
+    matrix = batches.start(1, 2).wait().result
+    rows = [json.loads(line) for line in (actions.parent / "pairs.jsonl").read_text().splitlines()]
+    relevance = {(row["query"], row["document"]): row["relevance"] for row in rows}
+    queries, documents = matrix.queries, matrix.documents
+    expected = [[relevance.get((query, document), -1.0) for document in documents] for query in queries]
+    assert matrix.known == pytest.approx(np.array(expected)) and (matrix.known > 0).sum() >= 8
+    assert len(queries) == 8 and matrix.epoch == 1 and matrix.shape == matrix.known.shape
+    model = load_relevance_model(trained_model / "model")
+    cosines = encode_texts(model, queries, "query") @ encode_texts(model, documents, "document").T
+    assert matrix.sigma == pytest.approx(model.head.probability(cosines.astype(np.float64)))
+    assert batches.start(0, 2).wait().result.queries != queries
+    html = Browser(server).get("/batch", params={"epoch": "2", "batch": "3"}).text
+    assert "Epoch 2, batch 3 of 4" in html
+    counts = re.findall(r'<th scope="row">[^<]*</th><td>([\d,]+)</td>', html)
+    assert sum(int(number.replace(",", "")) for number in counts) == matrix.known.size
+    paths = re.findall(r' d="([^"]+)"', html.partition("</svg>")[0])
+    assert sum(int(width) for path in paths for width in re.findall(r"h(\d+)v1", path)) == matrix.known.size
+    zeros = np.sort(matrix.sigma[matrix.known == -1])[::-1]
+    assert re.findall(r"<li><strong>([\d.]+)<", html) == [f"{value:.2f}" for value in zeros[:10]]
+
+
+@pytest.mark.parametrize("query", [{"batch": "99999"}, {"epoch": "-1", "batch": "x"}, {"epoch": "9" * 40}])
+def test_address_with_nonsense_is_a_page(trained_model, open_server, query):
+    assert Browser(open_server(trained_model)).get("/batch", params=query).status_code == 200
+
+
+def test_grades_are_shown_before_there_is_a_model(trained_model, open_server):
+    shutil.rmtree(trained_model / "model")
+    server = open_server(trained_model)
+    assert server.workspace.once(TrainBatches).start(0, 0).wait().result.sigma is None
+    html = Browser(server).get("/batch").text
+    assert "when it is trained" in html and "unlabelled<" in html
+
+
+@pytest.fixture
+def root(graded, tmp_path):
+    """Two runs of grading, one of which stopped half-way, damaged records, and a hostile name."""
+    folder = tmp_path / "root"
+    for name in ("one", "deep/two"):
+        shutil.copytree(graded, folder / name)
+    path = folder / "deep" / "two" / "run.json"
+    record = json.loads(path.read_text())
+    record["status"] = "interrupted"
+    record["results"]["ledger"] = "/moved/away"
+    record["results"]["summary"] |= {"pairs": 20, "not_asked": 20, "statuses": {"graded": 15, "failed": 5}, "usd": 2.0}
+    path.write_text(json.dumps(record))
+    for name, text in (("broken", "{"), ("<img src=x onerror=a>", '{"status": "<b>x"}'), ("list", "[]")):
+        (folder / name).mkdir()
+        (folder / name / "run.json").write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize("content", [None, "x" * 5000])
+def test_file_that_is_no_ledger_is_refused_and_not_made(tmp_path, content):
+    path = tmp_path / "ledger"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(InputError):
+        answers_by_status(path)
+    assert path.exists() == (content is not None)
+
+
+def test_answers_of_a_ledger_in_use_are_counted(tmp_path):
+    for statuses in (("graded", "failed"), ("graded",)):
+        with Ledger(tmp_path / "a b#c") as ledger:
+            for number, status in enumerate(statuses):
+                ledger.write(f"{len(statuses)} {number}", Answer(status, "verbal", grade=1.0))
+            assert answers_by_status(ledger.path)["graded"] == 3 - len(statuses)
+    assert answers_by_status(tmp_path / "a b#c") == {"graded": 2, "failed": 1}
+
+
+def test_page_lists_progress_and_money_of_every_run(root, open_server):
+    runs = {run.name: run for run in list_runs(root)}
+    assert set(runs) == {"one", "deep/two", "broken", "list", "<img src=x onerror=a>"}
+    assert runs["broken"].status == runs["list"].status == "damaged record"
+    stopped = runs["deep/two"].grading
+    assert (stopped.pairs, stopped.left, stopped.usd_to_come) == (40, 25, 2.5)  # 0.1 dollars per pair
+    assert stopped.answers == {"graded": 40}  # the ledger moved along with the folder
+    assert runs["one"].grading.left == 0
+    browser = Browser(open_server(root))
+    assert str(browser.get("/").url).endswith("/runs")
+    html = browser.get("/runs").text
+    assert "2.0000 US dollars so far" in html and "about 2.5000" in html and "interrupted" in html
+    assert "<img" not in html and "<b>" not in html and "&lt;b&gt;x" in html
+    (root / "broken" / "run.json").write_text((root / "one" / "run.json").read_text())
+    assert "damaged record" in html and browser.get("/runs").text.count("damaged record") < html.count("damaged record")

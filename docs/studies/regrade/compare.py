@@ -103,7 +103,7 @@ def found(out: Path, folder: Path) -> list[dict[str, Any]]:
         rows = read_table(out / "regrade" / f"epoch-{epoch}.asked.parquet").to_pydict()
         asked = list(zip(rows["query_id"], rows["document_id"], strict=True))
         same = [next(nearest) for _ in asked]
-        for way, chosen in (("suspicious zeros", asked), ("nearest by the base model", same)):
+        for way, chosen in (("likely false negatives", asked), ("nearest by the base model", same)):
             answers = [held[pair] for pair in chosen if pair in held]
             relevant = sum(grade >= 0.5 for grade in answers)
             counts = {"asked": len(chosen), "answered": len(answers), "relevant": relevant}

@@ -147,12 +147,12 @@ def _check(labels: Floats, precision: float = 1.0, fewest: int = 1) -> None:
     if not 0 < precision <= 1:
         raise InputError(f"precision: got {precision}; expected above 0 and up to 1; fix: 0.9 is a start")
     if not np.isin(labels, (0.0, 1.0)).all():
-        raise InputError("relevant: got values between 0 and 1; expected 0 or 1; fix: cut relevance at a level")
+        raise InputError("relevant: got values between 0 and 1; expected 0 or 1; fix: pass relevance >= 0.5")
     if labels.all() or not labels.any():
         kind = "relevant" if labels.all() else "irrelevant"
         raise InputError(
             f"thresholds: got {len(labels)} pairs, all {kind}; expected both kinds; fix: add the kind that is "
-            "missing, or count as relevant from another relevance"
+            "missing, or change the relevance from which a pair counts as relevant"
         )
     if len(labels) < fewest:
         raise InputError(f"thresholds: got {len(labels)} pairs; expected at least {fewest}; fix: judge more pairs")

@@ -116,7 +116,7 @@ def save_graded_pairs(pairs: GradedPairs, path: str | Path) -> None:
     """Write graded pairs to .parquet, .jsonl, .csv or .tsv (text also with .gz), completely or not at all."""
     checked_format(Path(path))
     if len(pairs) == 0:
-        raise InputError(f"{path}: got no pairs; expected at least one; fix: check what was selected")
+        raise InputError(f"{path}: got no pairs to write; expected at least one; fix: check how they were selected")
     write_rows(pairs.to_arrow(), path)
 
 

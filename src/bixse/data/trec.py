@@ -91,7 +91,7 @@ def write_run(path: str | Path, run: Ranking, tag: str) -> None:
     path = Path(path)
     lines = list(run_lines(run, tag))
     if not lines:
-        raise InputError(f"{path}: got a run without documents; expected at least one; fix: check the search")
+        raise InputError(f"{path}: got a run without documents; expected at least one; fix: check queries and search")
     write_atomically(path, "".join(lines))
 
 

@@ -87,7 +87,7 @@ def _read(path: Path, kind: type = dict) -> Any:
     except ValueError as error:
         raise ModelError(f"{path}: got no JSON ({error}); expected settings; fix: restore the file") from error
     if content is not None and not isinstance(content, kind):
-        raise ModelError(f"{path}: got a {type(content).__name__}; expected a {kind.__name__}; fix: restore it")
+        raise ModelError(f"{path}: got a {type(content).__name__}; expected a {kind.__name__}; fix: restore the file")
     return content
 
 

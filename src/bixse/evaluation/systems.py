@@ -396,8 +396,8 @@ def read_ranking(path: str) -> Ranking:
     file = run_file(Path(path))
     if file is None:
         raise InputError(
-            f"{path}: got a system; expected a run file (.trec, .run) or an output folder of `bixse evaluate`; fix: "
-            "evaluate or search with --out first, and name what that wrote"
+            f"{path}: got no run; expected a run file (.trec, .run) or an output folder of `bixse evaluate`; fix: "
+            "check the path; for a model, run `bixse evaluate` or `bixse search` with --out first"
         )
     return read_run(file)
 

@@ -283,7 +283,7 @@ def grade(
     if failed:
         raise IncompleteError(
             f"{job.folder}: got {len(failed)} of {len(shards)} shards that failed twice "
-            f"({'; '.join(failed[:3])}); expected all; fix: what is said there, then the same command again"
+            f"({'; '.join(failed[:3])}); expected all; fix: correct the cause, then run the same command again"
         )
     return result
 

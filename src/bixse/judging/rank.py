@@ -82,7 +82,7 @@ class JudgeSystem(System):
         if summary.not_asked:  # a budget ended before the last candidate
             raise IncompleteError(
                 f"{self.folder}: got {summary.not_asked} of {len(pairs)} candidates not graded ({summary.stopped}); "
-                "expected all; fix: the same command with a higher limit goes on"
+                "expected all; fix: give the same command with a higher limit, which continues"
             )
         relevance = {(row["query_id"], row["document_id"]): row["relevance"] for row in self._rows()}
         return {

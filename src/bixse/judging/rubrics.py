@@ -83,9 +83,9 @@ class Rubric(BaseModel):
     @model_validator(mode="after")
     def _ordered(self) -> Rubric:
         if any(not label.strip() or label != label.strip() for label in self.labels):
-            raise ValueError("labels: expected texts without spaces around them")
+            raise ValueError(f"labels: got {list(self.labels)}; expected texts without spaces around them")
         if len(set(self.labels)) != len(self.labels):
-            raise ValueError("labels: expected each once")
+            raise ValueError(f"labels: got {list(self.labels)}; expected each once")
         rising = all(low < high for low, high in pairwise(self.values))
         if len(self.values) != len(self.labels) or not rising or not all(map(math.isfinite, self.values)):
             raise ValueError(
@@ -93,7 +93,7 @@ class Rubric(BaseModel):
                 "perfectly relevant"
             )
         if len({variant.name for variant in self.variants}) != len(self.variants):
-            raise ValueError("variants: expected names of their own")
+            raise ValueError("variants: got two with one name; expected different names")
         return self
 
     @property
@@ -168,7 +168,7 @@ def _read(text: str, where: str) -> dict[str, Rubric]:
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{where}: got no valid TOML ({error}); expected rubrics; fix: correct it") from error
+        raise ConfigError(f"{where}: got no valid TOML ({error}); expected rubrics; fix: correct that line") from error
     if not tables or not all(isinstance(table, dict) for table in tables.values()):
         raise ConfigError(
             f"{where}: got {shorten(tables)}; expected one table per rubric; fix: begin with a line [my-rubric]"

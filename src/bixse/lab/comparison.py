@@ -14,7 +14,7 @@ from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import collection_task
 from bixse.report.page import write_report
 from bixse.report.schema import MergeCurve, QueryChange, ReportData, SystemScores, save_report_data, training_curve
-from bixse.results import Comparison
+from bixse.results import VERDICT_IN_A_SENTENCE, Comparison
 from bixse.search.bm25 import BM25_NAME
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ class Comparer:
         )
 
     def _summary(self, system: str, against: Sequence[str]) -> str:
-        words = {"better": "better than", "worse": "worse than", "no difference": "not shown to differ from"}
-        parts = [f"{words[self._difference(system, other, False).verdict]} {self.labels[other]}" for other in against]
+        verdicts = {other: self._difference(system, other, False).verdict for other in against}
+        parts = [f"{VERDICT_IN_A_SENTENCE[verdict]} {self.labels[other]}" for other, verdict in verdicts.items()]
         return f"{self.labels[system]} is {' and '.join(parts)} on the held-out queries."
 
     def write_report(

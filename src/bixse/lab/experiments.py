@@ -264,7 +264,7 @@ def do_runs(
                 continue
             run = ended.shard
             result = ended.result or _result(run, status="failed", reason=f"{ended.error}, {FIX}")
-            if ended.error:
+            if ended.error:  # its process ended before it wrote a result
                 _write(folder / run.name, result)
             # other ranks write results meanwhile
             results.update({run.name: result, **(_standing(runs, folder) if engine.shared else {})})
@@ -387,7 +387,7 @@ def _result(run: ArmRun, **fields: Any) -> RunResult:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, imported late
         return "got no more memory; expected the batch to fit; fix: smaller batches or shorter texts"
     message = " ".join(str(error).split())
     return (message if isinstance(error, BixseError) else f"{type(error).__name__}: {message}")[:500]

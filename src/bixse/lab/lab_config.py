@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def _different(seeds: tuple[int, ...]) -> tuple[int, ...]:
     if len(set(seeds)) < len(seeds):
-        raise ValueError("expected different seeds; fix: drop the second")
+        raise ValueError("expected different seeds; fix: name each seed once")
     return seeds
 
 
@@ -72,7 +72,7 @@ class SweepConfig(PlaceSettings):
     @classmethod
     def _mapping_or_path(cls, value: Any) -> Any:
         if not isinstance(value, (str, Path, Mapping)):
-            raise ValueError("expected settings of `bixse train`, or the path of their YAML file")
+            raise ValueError("expected settings of `bixse train`, or the path of their YAML file; fix: base: run.yaml")
         return value
 
     @classmethod
@@ -130,11 +130,11 @@ class StudyData(Settings):
     @model_validator(mode="after")
     def _usable(self) -> StudyData:
         if bool(self.pairs) != bool(self.test) or (self.dev and not self.pairs):
-            raise ValueError("expected pairs and test together, with dev or without, or none of them")
+            raise ValueError("expected both pairs and test, or neither; fix: add what is missing (dev needs both)")
         if not self.scale[0] < self.scale[1]:
-            raise ValueError("expected scale: [lowest, highest] with lowest below highest")
+            raise ValueError("expected scale with the lowest grade first; fix: scale: [0, 3] for grades 0 to 3")
         if min(self.shares) <= 0 or sum(self.shares) > 1 + 1e-9:
-            raise ValueError("expected three shares above 0 with a sum of at most 1")
+            raise ValueError("expected three shares above 0 with a sum of at most 1; fix: shares: [0.6, 0.2, 0.2]")
         return self
 
 
@@ -222,7 +222,7 @@ class StudyConfig(PlaceSettings):
         sections = [value, *(part for part in value.values() if isinstance(part, dict))]
         owned = sorted({key for section in sections for key in section if key in OWNED})
         if owned:
-            raise ValueError(f"expected no {', '.join(owned)}, which the study sets; fix: use its own keys")
+            raise ValueError(f"expected no {', '.join(owned)}, which the study sets; fix: use the study's keys")
         return value
 
 

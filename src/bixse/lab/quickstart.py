@@ -181,7 +181,7 @@ def train_settings(out: Path, fast: bool, seed: int) -> TrainConfig:
         guard=out / "collection",
         guard_split="guard",
         merge=MERGE,
-        evaluations_per_epoch=0,
+        evaluations_per_epoch=0,  # saves time: the merge searches dev anyway
         model=MODEL,
         train_max_length=FAST_TRAIN_LENGTH if fast else TRAIN_LENGTH,
         seed=seed,

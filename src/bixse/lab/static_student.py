@@ -28,7 +28,7 @@ def save_static_student(folder: Path, model: str = "demo", dimensions: int = 128
     1. It trains in minutes instead of hours, but losses may compare differently on `model` itself.
     """
     if folder.exists():
-        raise OutputExistsError(f"{folder}: got a name that is taken; expected a free one; fix: choose another")
+        raise OutputExistsError(f"{folder}: got a path that exists; expected a new one; fix: choose another name")
     source = build_encoder(model, device="cpu")
     parts = backbones(source)
     table = parts[0].auto_model.get_input_embeddings() if parts else None

@@ -264,7 +264,7 @@ def write_best(path: Path, row: SweepRow, arm: Arm, arms: int) -> None:
 def _identity(config: SweepConfig, first: TrainConfig, seeds: Sequence[int]) -> dict[str, Any]:
     """Return the settings that identify a sweep."""
     settings = first.model_dump(mode="json")
-    for key in (*config.vary, "seed"):
+    for key in (*config.vary, "seed"):  # `first` holds the values of one arm
         *parents, last = key.split(".")
         section: Any = settings
         for parent in parents:
@@ -323,12 +323,14 @@ def plan_arms(config: SweepConfig) -> list[Arm]:
     choices = [dict(zip(config.vary, values, strict=True)) for values in itertools.product(*config.vary.values())]
     for choice in choices:
         try:
+            # a copy: `load` writes dotted keys into the sections of `base`
             settings = TrainConfig.load(None, deepcopy({**base, **choice})).resolved()
         except ConfigError as error:
             lines = str(error).splitlines()[1:]
         else:
             lines = list(_arm_errors(settings, choice))
             labels = {key: _as_read(settings, key, value) for key, value in choice.items()}
+            # keyed by what training reads: 1e-4 and "0.0001" are one arm
             arms.setdefault(settings.model_dump_json(), Arm(labels, train=settings.model_dump(mode="json")))
         for line in lines:
             errors.setdefault(line, []).append(Arm(choice).label)

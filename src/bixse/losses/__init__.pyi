@@ -7,6 +7,7 @@ from .catalogue import LOSSES as LOSSES
 from .catalogue import build_loss as build_loss
 from .distillation import DistillKLLoss as DistillKLLoss
 from .distillation import MarginMSELoss as MarginMSELoss
+from .distillation import WassersteinLoss as WassersteinLoss
 from .infonce import InfoNCELoss as InfoNCELoss
 from .infonce import SoftInfoNCELoss as SoftInfoNCELoss
 from .pairwise import LambdaLoss as LambdaLoss
@@ -15,4 +16,3 @@ from .sums import AnchorLoss as AnchorLoss
 from .sums import SpreadOutLoss as SpreadOutLoss
 from .sums import SumLoss as SumLoss
 from .targets import GradedTargets as GradedTargets
-from .wasserstein import WassersteinLoss as WassersteinLoss

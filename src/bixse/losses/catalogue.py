@@ -86,10 +86,12 @@ def build_loss(word: str | Mapping[str, float], model: SentenceTransformer, **op
     weights = terms_of(word)
     if weights is None:
         return _class_of(str(word))(model, **LOSSES[str(word)].fixed, **options)
-    from bixse.losses.sums import SumLoss
+    from bixse import losses
 
     terms = {term: build_loss(term, model, **section) for term, section in _sections(weights, options).items()}
-    return SumLoss(model, terms, weights, **{name: value for name, value in options.items() if name not in weights})
+    return losses.SumLoss(
+        model, terms, weights, **{name: value for name, value in options.items() if name not in weights}
+    )
 
 
 def terms_of(word: str | Mapping[str, float]) -> Mapping[str, float] | None:
@@ -103,6 +105,16 @@ def terms_of(word: str | Mapping[str, float]) -> Mapping[str, float] | None:
         return word
     weights: Mapping[str, float] | None = LOSSES[word].fixed.get("weights") if word in LOSSES else None
     return weights
+
+
+def loss_name(word: str | Mapping[str, float]) -> str:
+    """Return the words of the command line for a loss or a sum.
+
+    Example:
+        >>> loss_name({"bixse": 1.0, "anchor": 0.1})
+        'bixse=1 anchor=0.1'
+    """
+    return word if isinstance(word, str) else " ".join(f"{name}={weight:g}" for name, weight in word.items())
 
 
 def _sections(terms: Mapping[str, float], options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -6,13 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from bixse.encoders.processes import all_reduce_sum, all_rows, global_mean_weight, world_size
 from bixse.errors import InputError
 from bixse.losses.base import BaseUse, GradedLoss
-from bixse.losses.catalogue import LossOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -151,23 +149,13 @@ class AnchorLoss(UngradedLoss):
         return (distances[0] + distances[1]) / 2
 
 
-class SpreadOutOptions(LossOptions):
-    """Options of `SpreadOutLoss`."""
-
-    mean_weight: float = Field(default=1.0, ge=0)
-    """Factor of the squared mean cosine. EmbeddingGemma has 0 (arXiv:2509.20354)."""
-
-
 class SpreadOutLoss(UngradedLoss):
     """Global orthogonal regularisation: unrelated texts get cosines near 0 (Zhang et al. 2017, arXiv:1708.06320).
 
-    L = mean over queries and documents of [ w M1^2 + max(0, M2 - 1/D) ], with M1 the mean cosine between different
-    queries (documents) of the batch, M2 their mean squared cosine, D the dimension, w = `mean_weight`. It equals
+    L = mean over queries and documents of [ M1^2 + max(0, M2 - 1/D) ], with M1 the mean cosine between different
+    queries (documents) of the batch, M2 their mean squared cosine, and D the dimension. It equals
     sentence-transformers' `GlobalOrthogonalRegularizationLoss`, whose N x N matrix is replaced by sums over D x D.
     """
-
-    options_class = SpreadOutOptions
-    options: SpreadOutOptions
 
     def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
         """Return the loss of (B, D) queries and (N, D) documents, all L2-normalised."""
@@ -181,4 +169,4 @@ class SpreadOutLoss(UngradedLoss):
         itself = embeddings.square().sum(dim=1)  # the sums over all pairs hold each text with itself
         mean = (embeddings.sum(dim=0).square().sum() - itself.sum()) / pairs
         second = ((embeddings.T @ embeddings).square().sum() - itself.square().sum()) / pairs
-        return self.options.mean_weight * mean.square() + torch.relu(second - 1 / dimension)
+        return mean.square() + torch.relu(second - 1 / dimension)

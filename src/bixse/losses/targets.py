@@ -118,7 +118,7 @@ class GradedTargets:
         """Make the targets of B queries and N documents from the known grades: query -> document -> relevance."""
         if len(set(document_ids)) != len(document_ids):
             raise InputError(
-                "targets: got a document id twice; expected each document as one column; fix: deduplicate first"
+                "targets: got a document id twice; expected one column per document; fix: drop the repeats"
             )
         if in_batch_labels == "paper":
             if row_columns is None:

@@ -229,8 +229,8 @@ def select(pairs: GradedPairs, settings: ConvertSettings) -> tuple[dict[str, Pai
         applied.append(reported(transform, columns, after, notes))
         if not len(after):
             raise InputError(
-                f"{transform.name}: got no row of {len(columns)} that stays; expected at least one; fix: look at "
-                "the relevances first (--dry-run)"
+                f"{transform.name}: got no pair left of {len(columns)}; expected at least one; fix: loosen it "
+                "(--dry-run shows the relevances)"
             )
         columns = after
     if split is None:
@@ -239,7 +239,7 @@ def select(pairs: GradedPairs, settings: ConvertSettings) -> tuple[dict[str, Pai
     if empty := [name for name, part in parts.items() if not len(part)]:
         raise InputError(
             f"--split: got no query for {', '.join(empty)} among {len(columns)} pairs; expected some in every "
-            "part; fix: other shares, or another --seed"
+            "part; fix: give other shares, or another --seed"
         )
     return parts, [*applied, reported(split, columns, columns, {name: len(part) for name, part in parts.items()})]
 

@@ -147,9 +147,9 @@ class SourceSettings(Settings):
         names = [columns.get(name, name) for name in TABLE_COLUMNS]
         if unknown := set(columns) - set(TABLE_COLUMNS):
             hint = did_you_mean(min(unknown), TABLE_COLUMNS)
-            raise ValueError(f"expected other names of {', '.join(TABLE_COLUMNS)}; fix: {hint}")
+            raise ValueError(f"expected names for columns among {', '.join(TABLE_COLUMNS)}; fix: {hint}")
         if len(set(names)) < len(names):
-            raise ValueError(f"got {', '.join(names)}; expected a column of its own for each; fix: rename one")
+            raise ValueError(f"expected different columns, not {', '.join(names)}; fix: name each column once")
         return columns
 
     @property

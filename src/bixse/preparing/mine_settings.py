@@ -76,7 +76,7 @@ class MineConfig(EncodingSettings):
         if self.collection is None and self.split:
             raise ValueError("got split without collection; expected a folder with qrels; fix: give collection")
         if self.strategy == "one" and self.count != 1:
-            raise ValueError(f"got per_query {self.count} for the strategy one; expected 1; fix: leave per_query out")
+            raise ValueError(f"got per_query {self.count} for strategy 'one'; expected 1; fix: leave per_query out")
         if self.count > self.depth:
             raise ValueError(
                 f"got per_query {self.count} with depth {self.depth}; expected no more than the depth; "

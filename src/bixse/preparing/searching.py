@@ -58,7 +58,7 @@ def retriever_labels(names: Sequence[str]) -> dict[str, str]:
         if len(set(labels)) == len(names):
             return dict(zip(labels, names, strict=True))
     raise InputError(
-        f"--retriever: got {', '.join(names) or 'none'}; expected one or more, each once; fix: drop the repeat"
+        f"--retriever: got {', '.join(names) or 'none'}; expected one or more, each once; fix: name each once"
     )
 
 

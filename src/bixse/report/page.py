@@ -16,6 +16,7 @@ from markupsafe import Markup, escape
 
 from bixse.files.files import write_atomically
 from bixse.report import plots, table
+from bixse.results import VERDICT_WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -82,7 +83,7 @@ def page_environment(package: str = "bixse.report") -> Environment:
         with_code=_with_code,
     )
     environment.globals.update(
-        interval=table.format_interval, verdict_words=table.VERDICT_WORDS, evidence=_evidence, shade=_shade
+        interval=table.format_interval, verdict_words=VERDICT_WORDS, evidence=_evidence, shade=_shade
     )
     return environment
 

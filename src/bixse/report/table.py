@@ -10,21 +10,15 @@ from tabulate import tabulate
 
 from bixse.errors import printable
 from bixse.progress import duration
+from bixse.results import VERDICT_WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from bixse.results import Difference, Verdict
+    from bixse.results import Difference
 
 Cell = str | int | float | None
 """Floats get three decimals; None is an empty cell."""
-
-VERDICT_WORDS: dict[Verdict, str] = {
-    "better": "▲ better",
-    "no difference": "● no difference shown",
-    "worse": "▼ worse",
-}
-"""A sign and words, never colour alone."""
 
 
 def format_verdict(difference: Difference) -> str:

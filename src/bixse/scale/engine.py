@@ -221,8 +221,8 @@ class _Worker:
                 self.process = self.pool.submit(os.getpid).result()
             except BrokenProcessPool as error:
                 raise InputError(
-                    "processes: got one that died at its start; expected it to work; fix: a script calls this below "
-                    "`if __name__ == '__main__':`, or with one process"
+                    "processes: got one that died at its start; expected it to work; fix: in a script, call this below "
+                    "`if __name__ == '__main__':`, or use one process"
                 ) from error
 
 

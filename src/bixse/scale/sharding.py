@@ -221,7 +221,7 @@ class ShardedTrainer(GradedTrainer):
         if self.outline is not None and self.loss.base_use is not None:
             raise InputError(
                 "sharding: got full with a loss that needs the base model (unlabelled: base, anchor); expected one of "
-                "them; fix: leave one out"
+                "them; fix: leave sharding out, or choose another loss"
             )
         super().add_base_targets()
 

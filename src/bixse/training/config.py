@@ -243,7 +243,7 @@ class TrainConfig(Settings):
     @model_validator(mode="after")
     def _used(self) -> TrainConfig:
         if self.guard is not None and (self.dev is None or self.merge is None):
-            raise ValueError("got guard without dev and merge; expected all three; fix: set dev, or leave guard out")
+            raise ValueError("got guard without dev and merge; expected all three; fix: set both, or leave guard out")
         splits = [] if isinstance(self.guard_split, str) else self.guard_split
         if splits and len(splits) != len(paths_in(self.guard)):
             raise ValueError(

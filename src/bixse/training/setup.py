@@ -13,6 +13,7 @@ from transformers.integrations.integration_utils import get_available_reporting_
 from bixse.encoders.loading.precision import default_device
 from bixse.errors import InputError
 from bixse.extensions import extension
+from bixse.losses.catalogue import loss_name
 from bixse.training.checks import check_lengths, check_max_length, check_pairs
 from bixse.training.config import CHECKPOINT_FOLDER, LOG_FILE, TENSORBOARD_FOLDER
 from bixse.training.dev_evaluation import check_not_trained_on, dev_evaluator, queries_of
@@ -59,7 +60,7 @@ def make_parts(config: TrainConfig, inputs: Inputs) -> Parts:
     loss = make_loss(config, inputs.instructions)
     model, pairs = cast("RelevanceModel", loss.model), inputs.pairs
     warnings = check_not_trained_on(queries_of(inputs.watched), pairs.queries, config.allow_shared_queries)
-    warnings += check_pairs(inputs.where, config.loss, loss, pairs, config.optimizer.documents_per_query)
+    warnings += check_pairs(inputs.where, loss_name(config.loss), loss, pairs, config.optimizer.documents_per_query)
     warnings += check_max_length(model)
     warnings += check_lengths(model, pairs)
     return Parts(loss, dev_evaluator(config, model, inputs.watched), warnings)

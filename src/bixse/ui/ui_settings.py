@@ -54,7 +54,7 @@ class UiSettings(Settings):
     @model_validator(mode="after")
     def _two_systems(self) -> Self:
         if len(self.systems) not in (0, 2):
-            raise ValueError(f"systems: got {len(self.systems)}; expected 0 or 2; fix: name two systems")
+            raise ValueError(f"systems: got {len(self.systems)}; expected 0 or 2; fix: --systems A B")
         if self.held_out is not None and not self.systems:
             raise ValueError("held_out: got a file without systems; expected both; fix: add --systems A B")
         return self

@@ -105,7 +105,7 @@ def run(settings: EvaluateSettings, options: Options) -> CommandResult:
     systems = [open_system(model, **shared) for model in settings.model]
     if settings.exact and not any(isinstance(system, IndexSystem) for system in systems):
         got = ", ".join(settings.model)
-        raise InputError(f"--exact: got it for {got}; expected an index among them; fix: leave it out")
+        raise InputError(f"--exact: got it for {got}; expected an index among the models; fix: leave it out")
     work = _on_suite if settings.suite != LOCAL else _on_collection
     return work(settings, systems, options.out)
 

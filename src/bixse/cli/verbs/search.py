@@ -32,7 +32,7 @@ def run(settings: SearchSettings, options: Options) -> CommandResult:
     indexed = is_stored(settings.model)
     settings.check_for(indexed)
     if options.out is not None and (not indexed or settings.queries in (None, STDIN)):
-        raise InputError("--out: got it without an index and a file of queries; expected both; fix: leave --out out")
+        raise InputError("--out: got no index with --queries FILE; expected both; fix: add them, or leave --out out")
     if indexed:
         return _search_index(settings, options)
     chosen = settings.model_dump(include={"model", "collection", "query", "task", "cache", *LIMITS})

@@ -161,7 +161,7 @@ def mapped_pairs(path: Path, fitted: GradeMap, scale: GradeScale) -> GradedPairs
 def _fit(human: Labels, judge: Labels, min_relevant_grade: float | None) -> GradeMap:
     if judge.mapped:
         raise InputError(
-            f"{judge.path}: got {judge.mapped} pairs whose relevance is not their grade's place on "
+            f"{judge.path}: got {judge.mapped} pairs whose relevance does not follow from their grade on the scale "
             f"{judge.scale.minimum:g} to {judge.scale.maximum:g}; expected the judge's own grades; fix: give "
             "judgements that were not mapped before"
         )

@@ -27,8 +27,8 @@ from bixse.evaluation.statistics import Floats, interval_bounds, quotient
 from bixse.files.files import write_atomically
 from bixse.judging.audit.labels import impossible_lines, read_labels
 from bixse.relevance import MIN_RELEVANT_GRADE
-from bixse.report.table import VERDICT_WORDS, format_difference, format_interval, format_number, format_table
-from bixse.results import IntervalEstimate
+from bixse.report.table import format_difference, format_interval, format_number, format_table
+from bixse.results import VERDICT_WORDS, IntervalEstimate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,7 +47,6 @@ NO_NDCG = (
     "is no sum over labels; fix: label whole queries, or read precision@k"
 )
 HEADERS = ("metric", "system", "judge alone", "estimate", "these queries", "queries like these", "labels worth")
-_WORDS = {"above": "better", "below": "worse", "across": "no difference"}
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,7 @@ def evaluate_few_labels(
             "that counts as relevant, above the lowest of the scale"
         )
     if not runs or not wanted:
-        raise InputError("runs: got no run or no metric; expected at least one of each; fix: name a system")
+        raise InputError("runs: got no run or no metric; expected at least one of each; fix: name what is missing")
     for name, run in runs.items():
         if not run.keys() & {query for query, _ in pool.pairs}:
             raise InputError(
@@ -279,7 +278,7 @@ def _row(estimate: FewLabelsEstimate) -> list[Cell]:
 
 
 def _verdict(estimate: FewLabelsEstimate) -> str:
-    verdict = VERDICT_WORDS[_WORDS[estimate.queries.side]]  # type: ignore[index]
+    verdict = VERDICT_WORDS[estimate.queries.verdict()]
     return f"{estimate.metric}, {estimate.system} against {estimate.baseline}: {verdict}"
 
 

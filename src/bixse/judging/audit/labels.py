@@ -210,7 +210,7 @@ def read_labels(
     if not grades:
         raise InputError(
             f"{path}: got {len(missing)} pairs and no usable grade; expected grades from {scale.minimum:g} to "
-            f"{scale.maximum:g}; fix: state the scale of these grades, or grade again"
+            f"{scale.maximum:g}; fix: state their scale (--scale LOW HIGH), or grade again"
         )
     judges = {row.judge for row in rows if row.judge}
     name = judges.pop() if len(judges) == 1 else path.stem
@@ -295,7 +295,7 @@ def _scale_of_grades(path: Path, rows: Sequence[_Row]) -> GradeScale:
         return GradeScale(0, 1)
     if not values or min(values) == max(values) or not all(map(math.isfinite, values)):
         got = f"only the label {values[0]:g}" if values else "no label"
-        raise InputError(f"{path}: got {got}; expected labels of two grades or more; fix: state the scale")
+        raise InputError(f"{path}: got {got}; expected labels of two grades or more; fix: state the scale (--scale)")
     return GradeScale(min(values), max(values))
 
 

@@ -84,13 +84,13 @@ def choose_model(listed: Sequence[ServedModel] | None, wanted: str | None, addre
             return models[0]
         names = ", ".join(model.name for model in models[:20])
         got = f"{len(models)} models ({names})" if models else "no list of models"
-        raise InputError(f"{address}: got {got}; expected the name of one; fix: say which with --model")
+        raise InputError(f"{address}: got {got}; expected one model; fix: name it with --model")
     for model in models:
         if wanted in (model.id, model.name, *model.aliases):
             return model
     if len(models) == 1:
         expected = f"{models[0].name}, the model it serves"
-        raise InputError(f"{address}: got {shorten(wanted)}; expected {expected}; fix: leave the name out")
+        raise InputError(f"{address}: got {shorten(wanted)}; expected {expected}; fix: leave --model out")
     # hosted services accept names that they do not list, and refuse wrong names
     return ServedModel(wanted, models[0].kind if models else UNKNOWN_KIND)
 

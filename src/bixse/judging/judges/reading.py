@@ -129,7 +129,7 @@ def expected_grade(values: Sequence[float], options: OptionProbabilities) -> tup
     """
     total = math.fsum(options.probabilities)
     if not total > 0:
-        raise InputError("expected grade: got no probability on any option; expected some; fix: check the status")
+        raise InputError("expected grade: got no probability on any option; expected some; fix: check the status first")
     weighted = math.fsum(value * share for value, share in zip(values, options.probabilities, strict=True))
     grade = weighted / total
     if not options.hidden:

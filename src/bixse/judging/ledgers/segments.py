@@ -227,7 +227,7 @@ def _parsed(line: bytes) -> StoredRow | Claim | None:
 def _check_version(path: Path, version: object) -> None:
     if str(version) != str(FORMAT):
         got = f"format {version}" if version else "a file that is no segment"
-        raise InputError(f"{path}: got {got}; expected format {FORMAT}; fix: another --ledger, or a newer bixse")
+        raise InputError(f"{path}: got {got}; expected format {FORMAT}; fix: choose another --ledger, or a newer bixse")
 
 
 def _damaged(path: Path, got: str) -> InputError:

@@ -73,7 +73,7 @@ def _cutoff_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None
     size = {}
     if pairs is not None:
         sizes = {cutoff: len(transformed(pairs, KeepFrom(cutoff))) for cutoff in values["cutoffs"]}
-        size = {"size": min(sizes.values())}
+        size = {"size": min(sizes.values())}  # a higher cutoff must not lose by fewer pairs
         if not size["size"]:
             empty = min(cutoff for cutoff, count in sizes.items() if not count)
             raise InputError(
@@ -158,7 +158,7 @@ def _hard_negatives_arms(config: StudyConfig, values: Choices, pairs: GradedPair
             )
 
     def settings(_: str, negatives: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        batch_size = max(1, values["documents"] // (negatives + 1))
+        batch_size = max(1, values["documents"] // (negatives + 1))  # as many documents per batch in every arm
         return {"optimizer": {"documents_per_query": negatives + 1, "global_batch_size": batch_size}}, {}
 
     return arms_by("hard_negatives", values["hard_negatives"], config, values, settings)
@@ -323,7 +323,7 @@ def rank_by_encoder(run: ArmRun, inputs: StudyInputs, run_folder: Path) -> Measu
     """Score BM25, the untrained encoder, or an encoder trained here, as ranker of BM25's candidates."""
     ranker: System = Bm25System()
     if run.arm.trained:
-        ranker = EncoderSystem(trained(run, inputs, run_folder, inputs.pairs), cache="none")
+        ranker = EncoderSystem(trained(run, inputs, run_folder, inputs.pairs), cache="none")  # no other run has it
     elif run.arm.labels["system"] == UNTRAINED:
         ranker = EncoderSystem(untrained(run, inputs), cache="none")
     depth = run.arm.options["depth"]

@@ -224,8 +224,8 @@ def crossed_interval(
     sizes = np.bincount(member) if len(member) else np.zeros(1)
     if table.ndim != 2 or not table.shape[0] or sizes.min() < 2 or not np.isfinite(table).all():
         raise InputError(
-            f"interval: got a table of shape {table.shape}; expected finite figures of at least 1 seed and 2 queries "
-            "a collection; fix: evaluate on more queries"
+            f"interval: got a table of shape {table.shape}; expected finite figures of at least 1 seed, and 2 "
+            "queries per collection; fix: evaluate on more queries"
         )
     _, high = interval_bounds(confidence)
     seeds = table.shape[0]

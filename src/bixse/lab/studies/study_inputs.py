@@ -152,7 +152,7 @@ def _by_hash(collection: Collection, qrels: Qrels, shares: tuple[float, float, f
     parts: dict[str, dict[str, Mapping[str, float]]] = {name: {} for name in ends}
     for query_id, judged in qrels.items():
         text = " ".join(collection.queries[query_id].casefold().split())  # equal texts get the same split
-        position = int(hashlib.sha256(text.encode("utf-8")).hexdigest()[:12], 16) / 16**12
+        position = int(hashlib.sha256(text.encode("utf-8")).hexdigest()[:12], 16) / 16**12  # 48 bits: exact in a float
         # shares may sum to less than 1: the other queries are left out
         name = next((name for name, end in ends.items() if position < end), None)
         if name is not None:
@@ -210,7 +210,7 @@ def transformed(pairs: GradedPairs, settings: Mapping[str, Any], seed: int) -> G
     if settings.get("noise"):
         pairs = transforms.transformed(pairs, transforms.LabelNoise(settings["noise"], seed))
     if not len(pairs):
-        raise InputError(f"pairs: got none after {dict(settings)}; expected some; fix: change the values")
+        raise InputError(f"pairs: got none after {dict(settings)}; expected some; fix: a lower cutoff, or more pairs")
     return pairs
 
 
@@ -234,7 +234,7 @@ def sample_label_budget(pairs: GradedPairs, per_query: int, labels: int | None, 
             })  # fmt: skip
     if len(rows) < labels:
         raise InputError(
-            f"labels: got a budget of {labels}, {per_query} per query; expected at most the {len(rows)} that "
-            f"{len(groups)} queries have; fix: a smaller budget"
+            f"labels: got a budget of {labels}, {per_query} per query; expected at most {len(rows)}, the number that "
+            f"{len(groups)} queries have; fix: lower the budget, or draw more labels per query"
         )
     return GradedPairs.from_rows(rows)

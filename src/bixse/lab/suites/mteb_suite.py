@@ -131,7 +131,7 @@ def _run_task(system: System, task: AbsTask, out: Path, settings: Mapping[str, A
     record = open_run(
         out / system.name / name,
         "evaluate",
-        {**system.settings, "task": name, "mteb": mteb.__version__, **settings},
+        {**system.settings, "task": name, "mteb": mteb.__version__, **settings},  # scores may change with a version
         {**revisions, **system.inputs},
         paths=model_path_settings(system.settings["model"]),
     )
@@ -169,7 +169,7 @@ def _evaluate(system: System, task: AbsTask, record: Run) -> None:
         mains.append(float(result.task_results[0].get_score()))
         if part.metadata.main_score == RANKED_BY:
             _add_queries(per_query, part, predictions)
-        part.unload_data()
+        part.unload_data()  # mteb keeps the data of a task otherwise
     main = sum(mains) / len(mains)
     record.timings["mteb"] = time.perf_counter() - started
     write_atomically(record.folder / PER_QUERY_NAME, json.dumps(per_query) + "\n")
@@ -286,7 +286,7 @@ def mteb_prompts(encoder: Any, tasks: Sequence[Any], task: str | None = None) ->
 def _prompt(encoder: Any, kind: str, prompt: str) -> Iterator[None]:
     prompts, task = encoder.prompts, encoder.task
     encoder.prompts = {**(prompts or {}), kind: prompt}
-    encoder.task = task or "chosen by mteb"
+    encoder.task = task or "chosen by mteb"  # a table without a default refuses to encode without a task
     try:
         yield
     finally:

@@ -184,7 +184,7 @@ def _means(suite: Suite, scores: Mapping[str, Evaluation]) -> dict[str, float]:
         over_tasks = sum(score.metrics[metric] for score in scores.values()) / len(scores)
         return {"mean over tasks": over_tasks, "mean over types": over_groups}
     zero_shot = [value for group, value in groups.items() if group != ZERO_SHOT_EXCEPT]
-    if zero_shot and len(zero_shot) < len(groups):
+    if zero_shot and len(zero_shot) < len(groups):  # MSMARCO is among the tasks, and others are
         return {"mean over tasks": over_groups, "mean, zero-shot": sum(zero_shot) / len(zero_shot)}
     return {"mean over tasks": over_groups}
 
@@ -258,8 +258,8 @@ def make_plan(suite: Suite, data: Path | None, names: Sequence[str] | None, down
     if download:
         for task in missing:
             if task.hub is not None:
-                _mteb_suite().download_collection(task.name, data / task.name, task.splits[:1])
-        missing = [task for task in missing if task.hub is None]
+                _mteb_suite().download_collection(task.name, data / task.name, task.splits[:1])  # `_find` takes any
+        missing = [task for task in missing if task.hub is None]  # the others are there now
     commands: dict[str, list[str]] = {}
     for task in missing:
         commands.setdefault(task.fetch, []).append(" or ".join(task.folders))
@@ -310,7 +310,7 @@ def _refuse_missing(suite: Suite, where: str, missing: Sequence[str]) -> None:
 def _read_task(suite: Suite, task: SuiteTask, data: Path) -> Task:
     location = _find(task, data)
     if location is None:
-        raise InputError(f"{data / task.name}: got no data; expected those that were just there; fix: try again")
+        raise InputError(f"{data / task.name}: got no data; expected those of the start; fix: restore them")
     result = collection_task(*location, exclude_self=task.exclude_self)
     if suite.engine == "short":
         result = short_task(result, task.name)

@@ -341,7 +341,7 @@ def _passages_of_shard(path: Path, by_offset: dict[int, str]) -> Iterator[tuple[
             try:
                 row = json.loads(file.readline())
                 name, text = str(row["pid"]), str(row["passage"])
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError):  # not a passage: the caller reports it as absent
                 continue
             if name == by_offset[offset]:
                 yield name, text

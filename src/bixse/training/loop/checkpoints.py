@@ -53,7 +53,7 @@ def load_loss_state(loss: nn.Module, folder: Path) -> None:
     state = load(path.read_bytes()) if path.is_file() else {}  # undamaged: its hash was checked
     if set(state) != set(expected):
         raise TrainingError(
-            f"{path}: got {sorted(state)}; expected {sorted(expected)}; fix: resume with the loss the run began with"
+            f"{path}: got tensors {sorted(state)}; expected {sorted(expected)}; fix: resume with the loss of the start"
         )
     with torch.no_grad():
         for name, value in state.items():

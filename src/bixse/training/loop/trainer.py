@@ -348,10 +348,10 @@ class _EpochLoader(DataLoader[Any]):
 def _learning_rates(args: GradedTrainingArguments, loss: GradedLoss) -> dict[str, float]:
     """Return learning rates, by exact name, of the parameters that need a separate optimizer group."""
     # exact names: "bias" alone would also match encoder layers
-    named = ((name, part) for name, part in loss.named_parameters() if not name.startswith("model."))
+    learned = ((name, part) for name, part in loss.named_parameters() if not name.startswith("model."))
     rates = {
         rf"^{re.escape(name)}$": args.learning_rate * (args.bias_lr_multiplier if name.endswith("logit_bias") else 1.0)
-        for name, parameter in named
+        for name, parameter in learned
         if parameter.requires_grad
     }
     if is_sharded(loss):  # an optimizer refuses unsharded and sharded weights in one group
