@@ -43,8 +43,9 @@ class SumLoss(GradedLoss):
         super().__init__(model, **options)
         self.weights = dict(weights)
         for term in terms.values():
-            # no submodule of the term: the encoder would be listed and saved once per term
-            term.__dict__["model"] = term._modules.pop("model")
+            # a plain attribute, no submodule of the term: the encoder would be listed and saved once per term
+            del term.model
+            object.__setattr__(term, "model", model)
         self.terms = nn.ModuleDict(terms)
 
     def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:

@@ -99,10 +99,12 @@ def _plan(config: TrainConfig, out: Path) -> TrainPlan:
             texts += len(documents) + len(pairs.groups())
             # zeros cost a step what embeddings cost it; the timed steps would embed all texts before the first one
             size = model.get_embedding_dimension() or 0
-            zeros = (np.broadcast_to(np.float32(0), (rows, size)) for rows in (len(pairs.groups()), len(documents)))
+            queries_of, documents_of = (
+                np.broadcast_to(np.float32(0), (rows, size)) for rows in (len(pairs.groups()), len(documents))
+            )
             collator: Any = trainer.data_collator
             curves = dict.fromkeys(range(len(pairs.tasks[0])), (1.0, 0.0))
-            collator.base = BaseTargets(*zeros, weight=1.0, curves=curves)
+            collator.base = BaseTargets(queries_of, documents_of, 1.0, curves)
         sample = pairs.texts("document", documents[:: -(-len(documents) // TEXTS_TIMED)])
         started = time.perf_counter()
         encode_texts(model, sample, "document")
