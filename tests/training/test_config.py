@@ -91,6 +91,9 @@ def test_words_of_the_command_line_are_a_loss_or_a_sum():
     assert config.loss == "infonce"
     config = TrainConfig.load(None, {"pairs": "p.csv", "loss": ["bixse=1", "anchor=0.1"]})
     assert config.loss == {"bixse": 1.0, "anchor": 0.1}
+    for wrong in ("bixse=x", "bixse=", "=1", ["bixse=1", "anchor"]):
+        with pytest.raises(ConfigError):
+            TrainConfig.load(None, {"pairs": "p.csv", "loss": wrong})
 
 
 def test_relative_paths_are_taken_from_the_folder_of_the_file(tmp_path):

@@ -50,7 +50,7 @@ class GradedLoss(nn.Module, ABC):
     """
 
     options_class: ClassVar[type[LossOptions]] = LossOptions
-    learned_otherwise: ClassVar[str] = "nothing"
+    learned_otherwise: str = "nothing"
     """Lesson from a query that lacks a required document, for warnings."""
 
     def __init__(self, model: SentenceTransformer, **options: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import Field
@@ -75,7 +75,7 @@ class BiXSELoss(GradedLoss):
 
     options_class = BiXSEOptions
     options: BiXSEOptions
-    learned_otherwise: ClassVar[str] = "only what is irrelevant"
+    learned_otherwise = "only what is irrelevant"
 
     def __init__(self, model: SentenceTransformer, **options: Any) -> None:
         super().__init__(model, **options)

@@ -47,6 +47,7 @@ class SumLoss(GradedLoss):
             del term.model
             object.__setattr__(term, "model", model)
         self.terms = nn.ModuleDict(terms)
+        self.learned_otherwise = self._terms()[0].learned_otherwise
 
     def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
         """Return the weighted sum, already divided over all processes."""
@@ -95,7 +96,8 @@ class SumLoss(GradedLoss):
 
     @property
     def requires(self) -> str:
-        return " or ".join(dict.fromkeys(term.requires for term in self._terms()))
+        graded = [term for term in self._terms() if not isinstance(term, UngradedLoss)]
+        return " or ".join(dict.fromkeys(term.requires for term in graded))
 
     def is_informative(self, relevance: Sequence[float]) -> bool:
         return any(term.is_informative(relevance) for term in self._terms())

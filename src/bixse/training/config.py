@@ -307,9 +307,10 @@ class TrainConfig(Settings):
     @field_validator("loss", mode="before")
     @classmethod
     def _words_of_the_command_line(cls, value: Any) -> Any:
-        if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+        words = [value] if isinstance(value, str) else value
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             return value
-        return dict(word.partition("=")[::2] for word in value) if "=" in "".join(value) else " ".join(value)
+        return dict(word.partition("=")[::2] for word in words) if "=" in "".join(words) else " ".join(words)
 
     @field_validator("loss")
     @classmethod
