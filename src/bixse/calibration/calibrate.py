@@ -9,6 +9,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
 
+import numpy as np
 from pydantic import TypeAdapter
 
 from bixse.calibration.calibrate_head import (
@@ -20,7 +21,9 @@ from bixse.calibration.calibrate_head import (
     held_out_check,
     judged_pairs,
     pair_cosines,
+    read_scores,
 )
+from bixse.calibration.reliability import Auc, auc
 from bixse.data.run import open_run
 from bixse.encoders.head import HEAD_FILE, RelevanceHead
 from bixse.encoders.instructions import use_task
@@ -36,11 +39,14 @@ if TYPE_CHECKING:
 
     from bixse.calibration.calibrate_settings import CalibrateSettings
     from bixse.data.run import Run
+    from bixse.encoders.relevance_model import RelevanceModel
     from bixse.progress import ProgressBars
 
 DIAGRAM = "reliability.svg"
 EXPORT_FOLDER = "export"
 CUTS_FILE = "cuts.json"
+COSINE_ROUNDING = 1e-6
+"""Scores beyond 1 by more than this are no cosines, so that no snippet for a store of cosines is written."""
 STORES = ("langchain", "llama_index", "haystack", "qdrant", "elasticsearch", "opensearch", "pgvector")
 
 
@@ -59,6 +65,8 @@ class CalibrateResult:
     artifacts: dict[str, str]
     saved: bool
     """True if the calibration is saved: it helps and beats a constant, or `anyway` is set."""
+    auc: Auc | None = None
+    """How well one threshold for all queries can tell relevant from irrelevant documents; None for one kind only."""
     cuts: tuple[CosineCut, ...] = ()
     """Cuts for vector stores, the highest cosine first."""
     reused: bool = False
@@ -66,12 +74,26 @@ class CalibrateResult:
     @property
     def refused(self) -> bool:
         """Return True if nothing is written, since the calibration is no better than a constant."""
-        return not (self.saved or self.check.beats_constant)
+        return not (self.saved or (self.check.beats_constant and self.separates))
+
+    @property
+    def separates(self) -> bool:
+        return self.auc is None or self.auc.separates
+
+    @property
+    def finding(self) -> str:
+        """The result of the check, in words."""
+        if not self.separates:
+            return (
+                f"the scores do not separate relevant from irrelevant documents: {self.auc}; a threshold will not "
+                "help; train or change the model"
+            )
+        return self.check.finding
 
     def warnings(self) -> list[str]:
         """Warn of a calibration kept in spite of the check, and of thresholds whose interval is too low."""
-        anyway = self.saved and not (self.check.helps and self.check.beats_constant)
-        return ([f"kept anyway: {self.check.finding}"] if anyway else []) + [
+        anyway = self.saved and not (self.check.helps and self.check.beats_constant and self.separates)
+        return ([f"kept anyway: {self.finding}"] if anyway else []) + [
             f"precision {point.wanted:g}: the interval reaches down to {point.interval[0]:.3f}; more graded queries "
             "narrow it, a higher --at-precision stays on the safe side"
             for point in self.points
@@ -94,54 +116,55 @@ def calibrate(
         ModelError: the model cannot be loaded.
     """
     model, out = settings.model, None if out is None else Path(out)
-    if out is None and not Path(model).is_dir():
+    if out is None and (model is None or not Path(model).is_dir()):
         raise InputError(
-            f"calibrate: got model {model!r} and no --out; expected a model folder or --out DIR; "
-            "fix: add --out, the calibrated model is saved there"
+            f"calibrate: got {'scores' if model is None else f'model {model!r}'} and no --out; expected a model folder "
+            "or --out DIR; fix: add --out, the result is saved there"
         )
-    judged, facts, negatives = judged_pairs(settings)
     record = None if out is None else _open(settings, out)
     if record is not None and record.status == "finished":
         return replace(TypeAdapter(CalibrateResult).validate_python(record.results), reused=True)
-    encoder = build_encoder(model)
-    use_task(encoder, settings.task)
-    pairs = ScoredPairs(
-        pair_cosines(encoder, judged, progress), judged.relevance, judged.query_ids,
-        settings.prior, settings.positive_from, settings.seed,
-    )  # fmt: skip
+    encoder, negatives = None, 0
+    if settings.scores is not None:
+        pairs, facts = read_scores(settings, settings.scores)
+    else:
+        encoder, pairs, facts, negatives = _encoded(settings, progress)
     before: RelevanceHead | None = getattr(encoder, "head", None)
     check = held_out_check(before, pairs)
-    saved = settings.anyway or (check.helps and check.beats_constant)
-    precision = resolve_precision(device=encoder.device)
-    result = CalibrateResult(check, before, (), facts, negatives, precision, {}, saved)
+    area = auc(pairs.cosines, pairs.relevance >= pairs.positive_from, pairs.query_ids, seed=pairs.seed)
+    saved = settings.anyway or (check.helps and check.beats_constant and (area is None or area.separates))
+    precision = "" if encoder is None else resolve_precision(device=encoder.device)
+    result = CalibrateResult(check, before, (), facts, negatives, precision, {}, saved, area)
     if result.refused:
         return result
     if record is not None:
         record.save("running")
     head = before
     if saved:
-        head = fit_head(before, pairs.cosines, pairs.relevance, facts)
+        head = fit_head(before, pairs.cosines, pairs.relevance, facts, pairs.new)
         head = head if settings.prior is None else head.at_prior(settings.prior)
     points: list[OperatingPoint] = []
     if settings.at_precision and head is not None:
         head, points = choose_thresholds(head, pairs, settings.at_precision)
     artifacts: dict[str, str] = {}
     if head is not None and head != before:
-        artifacts["model"] = model if out is None else str(out / "model")
-        if out is None:
-            head.save(Path(model))
+        folder = Path(model or "") if out is None else out if encoder is None else out / "model"
+        artifacts["model" if encoder is not None else "head"] = str(folder)
+        if out is None or encoder is None:
+            head.save(folder)
         else:
             encoder.head = head
             with quiet_loading():
-                save_whole(encoder, out / "model")
+                save_whole(encoder, folder)
     if out is not None:
         save_plot(reliability_diagram(check.calibrated, "calibrated, held-out half"), out / DIAGRAM)
         artifacts["diagram"] = str(out / DIAGRAM)
     cuts: list[CosineCut] = []
     if settings.export and head is not None:
         cuts = cuts_of(head, settings.export)
-        path = artifacts.get("model", model)
-        artifacts |= write_export(cuts, path, (Path(model) if out is None else out) / EXPORT_FOLDER)
+        name = artifacts.get("model", model or str(settings.scored_by))
+        stores = STORES if np.abs(pairs.cosines).max() <= 1 + COSINE_ROUNDING else ()
+        artifacts |= write_export(cuts, name, (out or Path(model or "")) / EXPORT_FOLDER, stores)
     result = replace(result, head=head, points=tuple(points), artifacts=artifacts, cuts=tuple(cuts))
     if record is not None:
         record.results = TypeAdapter(CalibrateResult).dump_python(result, mode="json")
@@ -149,9 +172,26 @@ def calibrate(
     return result
 
 
+def _encoded(
+    settings: CalibrateSettings, progress: ProgressBars | None
+) -> tuple[RelevanceModel, ScoredPairs, str, int]:
+    """Return the model, its cosines of the pairs, their description, and the number of random documents added."""
+    judged, facts, negatives = judged_pairs(settings)
+    encoder = build_encoder(str(settings.model))
+    use_task(encoder, settings.task)
+    pairs = ScoredPairs(
+        pair_cosines(encoder, judged, progress), judged.relevance, judged.query_ids,
+        settings.prior, settings.positive_from, settings.seed,
+    )  # fmt: skip
+    return encoder, pairs, facts, negatives
+
+
 def _open(settings: CalibrateSettings, out: Path) -> Run:
-    model = settings.model
-    inputs = {"pairs": file_hash(settings.pairs), **model_hashes(model)}
+    if settings.scores is not None:
+        inputs = {"scores": file_hash(settings.scores)}
+        return open_run(out, "calibrate", settings.model_dump(), inputs, paths=settings.path_settings())
+    model, pairs = str(settings.model), settings.pairs or Path()
+    inputs = {"pairs": file_hash(pairs), **model_hashes(model)}
     if (Path(model) / HEAD_FILE).is_file():
         inputs["head"] = file_hash(Path(model) / HEAD_FILE)
     config = {**settings.model_dump(), "precision": resolve_precision()}
@@ -184,14 +224,14 @@ def cuts_of(head: RelevanceHead, probabilities: Sequence[float]) -> list[CosineC
     return sorted(cuts, key=lambda cut: -cut.cosine)
 
 
-def write_export(cuts: Sequence[CosineCut], model: str, folder: Path) -> dict[str, str]:
-    """Write `cuts.json`, and a snippet with the first cut for every store; return name -> path."""
-    files = {"cuts": folder / CUTS_FILE, **{store: folder / f"{store}.py" for store in STORES}}
+def write_export(cuts: Sequence[CosineCut], model: str, folder: Path, stores: Sequence[str] = STORES) -> dict[str, str]:
+    """Write `cuts.json`, and a snippet with the first cut for each store; return name -> path."""
+    files = {"cuts": folder / CUTS_FILE, **{store: folder / f"{store}.py" for store in stores}}
     shown = {"probability": f"{cuts[0].probability:g}", "cosine": f"{cuts[0].cosine:.6f}", "model": model}
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(files["cuts"], json.dumps([asdict(cut) for cut in cuts], indent=2) + "\n")
-        for store in STORES:
+        for store in stores:
             text = resources.files(__package__).joinpath("snippets", f"{store}.py.txt").read_text(encoding="utf-8")
             write_atomically(files[store], Template(text).substitute(shown))
     return {name: str(path) for name, path in files.items()}

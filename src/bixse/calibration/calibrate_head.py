@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,8 +17,10 @@ from bixse.data.pairs_files import load_graded_pairs
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import RelevanceHead, Threshold
 from bixse.encoders.platt import checked, fit_platt
-from bixse.errors import InputError
+from bixse.errors import InputError, InvalidFileError
 from bixse.evaluation.statistics import numbered_queries, wilson_interval
+from bixse.files.rows import read_rows
+from bixse.files.values import FileColumn
 from bixse.results import (
     CalibrationReport,  # noqa: TC001 pydantic reads it
     Interval,  # noqa: TC001 pydantic reads it
@@ -159,10 +162,14 @@ def _check(labels: Floats, precision: float = 1.0, fewest: int = 1) -> None:
 
 
 def fit_head(
-    head: RelevanceHead | None, cosines: NDArray[np.float64], relevance: NDArray[np.float64], fitted_on: str
+    head: RelevanceHead | None,
+    cosines: NDArray[np.float64],
+    relevance: NDArray[np.float64],
+    fitted_on: str,
+    new: RelevanceHead | None = None,
 ) -> RelevanceHead:
     """Calibrate a head, or a new one, on (M,) cosines and relevance by `fit_platt`; `fitted_on` describes the pairs."""
-    plain = head.as_trained() if head else RelevanceHead(PLAIN_SCALE, 0.0)
+    plain = head.as_trained() if head else new or RelevanceHead(PLAIN_SCALE, 0.0)
     slope, intercept = fit_platt(plain.logit(cosines), relevance)
     share = float(np.mean(relevance))
     return replace(
@@ -172,14 +179,51 @@ def fit_head(
 
 def judged_pairs(settings: CalibrateSettings) -> tuple[GradedPairs, str, int]:
     """Return the pairs of the settings, their description, and the number of random documents added as irrelevant."""
-    pairs = load_graded_pairs(settings.pairs)
-    facts = f"{len(pairs)} pairs of {settings.pairs.name}"
+    path = settings.pairs or Path()
+    pairs = load_graded_pairs(path)
+    facts = f"{len(pairs)} pairs of {path.name}"
     if settings.negatives is None or settings.collection is None:
         return pairs, facts, 0
     collection = load_collection(settings.collection)
     more = with_random_negatives(pairs, collection, settings.negatives, settings.seed)
     added = len(more) - len(pairs)
     return more, f"{facts} and {added} random documents of {collection.name} as irrelevant pairs", added
+
+
+SCORE_COLUMNS = (
+    FileColumn("query", other_names=("query_id", "qid")),
+    FileColumn("score", "number", other_names=("cosine", "similarity")),
+    FileColumn("relevance", "number", needed=False, low=0, high=1, other_names=("relevant", "label")),
+    FileColumn("grade", "number", needed=False, low=0),
+)
+
+
+def read_scores(settings: CalibrateSettings, path: Path) -> tuple[ScoredPairs, str]:
+    """Read the scores of any model, and describe them. Grades are divided by the highest grade of the file."""
+    errors = InvalidFileError(path)
+    rows = []
+    for number, row in read_rows(path, SCORE_COLUMNS, errors):
+        if row["relevance"] is None and row["grade"] is None:
+            fix = "fill in one of the columns relevance (0 to 1) or grade"
+            errors.add(number, "relevance", "no value", "a relevance or a grade", fix)
+        rows.append(row)
+    errors.raise_any()
+    top = max((row["grade"] for row in rows if row["relevance"] is None), default=0) or 1
+    relevance = [row["grade"] / top if row["relevance"] is None else row["relevance"] for row in rows]
+    scores = np.array([row["score"] for row in rows], dtype=np.float64)
+    spread = float(scores.std())
+    if spread == 0:
+        raise InputError(
+            f"{path}: got the score {scores[0]:g} for all {len(scores)} rows; expected scores that differ; "
+            "fix: check the export"
+        )
+    # logits near 1 for scores of any size: BM25 reaches 40, a distance may be in thousands
+    new = RelevanceHead(1 / spread, -float(scores.mean()) / spread, scored_by=settings.scored_by)
+    ids = tuple(row["query"] for row in rows)
+    pairs = ScoredPairs(
+        scores, np.array(relevance), ids, settings.prior, settings.positive_from, settings.seed, new=new
+    )
+    return pairs, f"{len(rows)} scores of {path.name}"
 
 
 def pair_cosines(
@@ -243,6 +287,8 @@ class ScoredPairs:
     """Mean relevance of the documents that will be scored: pairs are weighted to it; None: no weights."""
     positive_from: float = POSITIVE_FROM
     seed: int = 0
+    new: RelevanceHead | None = None
+    """The map to calibrate if the model has none; None: that of a model trained without a head."""
 
     def held_out(self, what: str, fewest: int, otherwise: str = "") -> tuple[NDArray[np.bool_], tuple[str, ...]]:
         """Return the mask and the queries of the held-out pairs; refuse fewer than `fewest` queries in all."""
@@ -272,7 +318,7 @@ def held_out_check(head: RelevanceHead | None, pairs: ScoredPairs) -> HeldOutChe
     def measured(candidate: RelevanceHead) -> CalibrationReport:
         return calibration_report(candidate.probability(cosines[held]), observed, ids, seed=pairs.seed, weights=weights)
 
-    fitted = fit_head(head, cosines[~held], relevance[~held], "held-out check")
+    fitted = fit_head(head, cosines[~held], relevance[~held], "held-out check", pairs.new)
     reports: dict[str, CalibrationReport] = {}
     if head is not None:
         reports["before"] = measured(head)

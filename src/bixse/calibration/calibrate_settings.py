@@ -22,10 +22,15 @@ Probability = Annotated[float, Field(gt=0, lt=1)]
 class CalibrateSettings(Settings):
     """Settings of `bixse calibrate`."""
 
-    model: Annotated[str, Flag(metavar="MODEL", positional=True)]
-    """Model folder, Hugging Face name, or demo (the small model of bixse[demo])."""
-    pairs: Annotated[Path, Flag(metavar="FILE")]
-    """Graded pairs that were not trained on (.parquet .jsonl .csv .tsv)."""
+    model: Annotated[str | None, Flag(metavar="MODEL", positional=True)] = None
+    """Model folder, Hugging Face name, or demo (the small model of bixse[demo]). Null with `scores`."""
+    pairs: Annotated[Path | None, Flag(metavar="FILE")] = None
+    """Graded pairs that were not trained on (.parquet .jsonl .csv .tsv). Null with `scores`."""
+    scores: Annotated[Path | None, Flag(metavar="FILE")] = None
+    """Scores of any model with what is relevant, in the place of model and pairs: the columns query, score (or cosine)
+    and relevance from 0 to 1 (or relevant, label) or grade (.parquet .jsonl .csv .tsv)."""
+    scored_by: Annotated[str | None, Flag(metavar="NAME")] = None
+    """The model of `scores`, its dimensions and prompts, in words. The probabilities are refused for any other."""
     task: str | None = None
     """Task whose instructions precede the texts. Null takes the model's default prompts."""
     negatives: int | None = Field(default=None, ge=1)
@@ -50,6 +55,19 @@ class CalibrateSettings(Settings):
 
     @model_validator(mode="after")
     def _usable(self) -> Self:
+        if self.scores is None and (self.model is None or self.pairs is None):
+            raise ValueError(
+                "got no model with pairs, and no scores; expected one of them; fix: give MODEL and --pairs"
+            )
+        if self.scores is not None:
+            also = [name for name in ("model", "pairs", "task", "negatives", "collection") if getattr(self, name)]
+            if also:
+                raise ValueError(f"got scores and {also[0]}; expected one of them; fix: leave {also[0]} out")
+            if not self.scored_by:
+                raise ValueError(
+                    "got scores without scored_by; expected the model that they are of, since they mean nothing for "
+                    "another; fix: for example scored_by: all-MiniLM-L6-v2, 384 dimensions, no prompt"
+                )
         if (self.negatives is None) != (self.collection is None):
             given, absent = ("negatives", "collection")[:: 1 if self.collection is None else -1]
             raise ValueError(f"got {given} without {absent}; expected both; fix: add {absent}, or drop {given}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -118,6 +118,51 @@ def calibration_report(
         base_rate_brier=float(np.average((observed - base_rate) ** 2, weights=counted)),
         curve=reliability_curve(predicted, observed, bins, counted),
     )
+
+
+class Auc(NamedTuple):
+    """The share of (relevant, irrelevant) documents in which the relevant one scores higher, with a 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def separates(self) -> bool:
+        """Return True if the interval is above 0.5, the AUC of scores that say nothing."""
+        return self.low > 0.5
+
+    def __str__(self) -> str:
+        return f"AUC {self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def auc(
+    scores: npt.ArrayLike, relevant: npt.ArrayLike, query_ids: Sequence[str], samples: int = 1000, seed: int = 0
+) -> Auc | None:
+    """Return the area under the ROC curve over the pairs of all queries, as one threshold for all sees them.
+
+    Equal scores count half. The interval resamples whole queries. None for pairs of one kind only.
+
+    Example:
+        >>> auc([0.9, 0.4, 0.3, 0.8], [1, 0, 0, 1], ["a", "a", "b", "b"], samples=10)
+        Auc(value=1.0, low=1.0, high=1.0)
+    """
+    values, labels = np.asarray(scores, dtype=np.float64), np.asarray(relevant, dtype=np.float64)
+    query, queries = numbered_queries(query_ids, len(values))
+    level = np.unique(values, return_inverse=True)[1]
+
+    def area(times: Floats) -> float:
+        weights = times[query]
+        hits, misses = (np.bincount(level, weights=weights * part) for part in (labels, 1 - labels))
+        number = hits.sum() * misses.sum()
+        return float(hits @ (np.cumsum(misses) - misses / 2) / number) if number else np.nan
+
+    value = area(np.ones(queries))
+    if np.isnan(value):
+        return None
+    drawn = [area(times) for block in query_draws(queries, samples, seed) for times in block]
+    low, high = np.nanquantile(drawn, interval_bounds(0.95))  # a draw may hold one kind only
+    return Auc(value, float(low), float(high))
 
 
 def reweight_to_prevalence(z: npt.ArrayLike, prior: float) -> tuple[Floats, Floats]:

@@ -71,6 +71,8 @@ class RelevanceHead:
     prior: Share | None = None
     """Mean relevance of the pairs that the probabilities are for, between 0 and 1; None if unknown."""
     thresholds: tuple[Threshold, ...] = ()
+    scored_by: str | None = None
+    """The model whose scores the head is for, in words; None: the model in whose folder it stands."""
 
     def logit(self, cosine: Cosines) -> Cosines:
         return self.slope * (self.logit_scale * cosine + self.logit_bias) + self.intercept
@@ -125,6 +127,25 @@ class RelevanceHead:
     def save(self, folder: Path) -> None:
         """Write the head into a model folder, and its hash if the folder has hashes; raises StorageError."""
         write_with_hash(folder / HEAD_FILE, json.dumps(asdict(self), indent=2) + "\n")
+
+    @classmethod
+    def of_scores(cls, folder: Path, scored_by: str) -> RelevanceHead:
+        """Return the head that `bixse calibrate --scores` wrote; raises InputError if it is of another model's scores.
+
+        Example:
+            ::
+
+                head = RelevanceHead.of_scores(Path("runs/cutoff"), "all-MiniLM-L6-v2, 384 dimensions")
+                probabilities = head.probability(np.array(scores))
+        """
+        head = cls.load(folder)
+        if head is None or head.scored_by != scored_by:
+            made = "no relevance head" if head is None else f"a head for scores by {head.scored_by!r}"
+            raise InputError(
+                f"{folder}: got {made}; expected one for scores by {scored_by!r}; fix: run `bixse calibrate --scores "
+                f"FILE --scored-by {scored_by!r}`"
+            )
+        return head
 
     @classmethod
     def load(cls, folder: Path) -> RelevanceHead | None:
