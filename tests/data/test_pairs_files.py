@@ -39,12 +39,6 @@ def test_invalid_or_missing_value_is_named(pairs_of, column, value):
     assert faults(load_graded_pairs, pairs_of(ROW, row)) == [(2, column)]
 
 
-def test_missing_ids_are_made_from_the_text(pairs_of):
-    pairs = load_graded_pairs(pairs_of(ROW, {**ROW, "query_id": 0, "document": "other", "document_id": ""}))
-    assert list(pairs.query_ids) == [text_id("copy a folder"), "0"]
-    assert list(pairs.document_ids) == [text_id("shutil.copytree"), text_id("other")]
-
-
 def test_repeated_pair_is_read_once(pairs_of):
     same = {**ROW, "query_id": "1", "document_id": "1"}  # a query and a document may share an id
     rows = [same, same, {**same, "relevance": "1.0"}, {**same, "task": "other", "relevance": 0.5}]

@@ -3,14 +3,14 @@ import json
 import pytest
 
 from bixse import EncoderSystem, collection_task, evaluate
-from bixse.data.collection import Collection, save_collection
+from bixse.data.collection import Collection, Document, save_collection
 from bixse.data.trec import read_run, write_run
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError, InvalidFileError, OutputExistsError
 from bixse.evaluation.systems import RUN_NAME, System
 from bixse.evaluation.tasks import QuerySet, Task
 from bixse.search import store
-from helpers.toy import CORPUS, save_toy
+from helpers.toy import CORPUS, QUERIES, save_toy
 
 QRELS = {"q1": {"d2": 1}, "q2": {"d3": 1}}
 """Query q1 is a document too."""
@@ -177,3 +177,23 @@ def test_judgements_without_their_document_are_refused_or_left_out_and_counted(t
     save_toy(tmp_path / "none", {"q1": {"gone": 1}})
     with pytest.raises(InputError, match="no judgement above 0"):
         collection_task(tmp_path / "none", missing_documents="drop")
+
+
+def test_documents_come_in_file_order_as_often_as_wanted_and_judged_queries_alone(tmp_path):
+    corpus = {**CORPUS, "e": Document("", "")}
+    save_collection(Collection("toy", corpus, QUERIES, {"test": {"q2": {"d3": 2}}}), tmp_path / "toy")
+    task = collection_task(tmp_path / "toy")
+    for _ in range(2):
+        assert list(task.documents()) == [(name, document.content) for name, document in corpus.items()]
+    (judged,) = task.query_sets
+    assert (task.name, task.count, judged.queries) == ("toy", 5, {"q2": QUERIES["q2"]})
+    assert judged.qrels == {"q2": {"d3": 2.0}}
+    assert "'e'" in task.warnings[0]
+
+
+def test_a_grade_of_0_as_the_lowest_relevant_one_and_a_corpus_without_texts_are_refused(folder, tmp_path):
+    with pytest.raises(InputError, match="min_relevant_grade"):
+        collection_task(folder, min_relevant_grade=0)
+    save_collection(Collection("e", {"d": Document("", " ")}, {"q": "x"}, {"test": {"q": {"d": 1}}}), tmp_path / "e")
+    with pytest.raises(InputError, match="got 1 documents"):
+        collection_task(tmp_path / "e")

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -12,8 +11,6 @@ import pytest
 import source_files as files
 import yaml
 from filelock import FileLock
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from bixse import ConvertSettings, convert, load_graded_pairs
 from bixse.cli.main import main
@@ -158,10 +155,6 @@ def test_id_with_two_texts_is_refused_unless_ids_are_made_of_texts(run):
     assert len(set(table.query_ids)) == 2
 
 
-DAMAGED = ["", "null", "{", '{"query": "q"}', "[1]", "\udcff"]
-"""Lines in place of a row."""
-
-
 def test_all_invalid_rows_are_counted_and_skipped_rows_are_listed(run, tmp_path):
     good = files.E5["hotpot_qa"]
     bad = good + b'{"query": "q"}\n{broken\n{"query": "", "positive": "a", "negative": "b"}\n'
@@ -181,19 +174,6 @@ def test_all_invalid_rows_are_counted_and_skipped_rows_are_listed(run, tmp_path)
         ("hotpot_qa.jsonl", 6, "query"),
         ("nq.jsonl", 4, None),
     }
-
-
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(bad=st.dictionaries(st.integers(0, 9), st.sampled_from(DAMAGED), max_size=9))
-def test_readable_rows_are_written_and_damaged_rows_are_listed(tmp_path, bad):
-    good = [json.dumps({"query": f"q{i}", "positive": f"p{i}", "negative": f"n{i}"}) for i in range(10)]
-    lines = "\n".join(bad.get(i, line) for i, line in enumerate(good)).encode("utf-8", "surrogateescape")
-    path = files.put(tmp_path, {"nq.jsonl": lines}) / "nq.jsonl"
-    out = Path(tempfile.mkdtemp(dir=tmp_path))
-    result = convert(ConvertSettings(source="e5", path=path, skip_invalid=True), out)
-    assert load_graded_pairs(out / "pairs.parquet").queries[::2] == [f"q{i}" for i in range(10) if i not in bad]
-    listed = (out / "errors.jsonl").read_text().splitlines() if result.errors else []
-    assert {json.loads(line)["row"] for line in listed} == {i + 1 for i, line in bad.items() if line}
 
 
 def test_invalid_documents_of_a_corpus_are_counted(run, tmp_path):

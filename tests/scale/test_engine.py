@@ -22,7 +22,7 @@ from bixse.scale.index.index_files import Manifest
 from bixse.scale.index.make_index import EncodeShards
 from bixse.scale.index.search import load_encoder
 from bixse.search.store import EmbeddingStore
-from helpers.chat_server import chat_server, planted
+from helpers.chat_server import planted
 from helpers.command import call, ended, refused, start
 from helpers.shard_jobs import Numbers, Threads, logged, sums, write_numbers
 from helpers.toy import index_of
@@ -184,12 +184,6 @@ def words_of(request, collection, tiny_model_path, tmp_path):
         return ("study", "losses", "--config", tmp_path / "study.yaml", "--jobs", "1")
 
     return lambda verb: {"grade": grade, "index": index, "study": study}[verb]()
-
-
-@pytest.fixture
-def server():
-    with chat_server() as running:
-        yield running
 
 
 def content(verb, out):

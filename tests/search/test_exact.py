@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from bixse.errors import InputError
 from bixse.search.exact import QUERY_BLOCK, exact_search, to_run
+from bixse.search.search_collection import EncodedCollection
 
 
 def integers(seed, rows, size=4, reach=3):
@@ -99,3 +100,10 @@ def test_a_run_names_queries_and_documents():
     assert type(run["a"]["a"]) is float
     assert to_run(["q"], [], np.zeros((1, 0)), np.zeros((1, 0), dtype=np.int64)) == {"q": {}}
     assert to_run([], ["d"], np.zeros((0, 1)), np.zeros((0, 1), dtype=np.int64)) == {}
+
+
+def test_searches_and_cosines_are_those_of_the_embeddings():
+    vectors = np.eye(4, dtype=np.float32)
+    encoded = EncodedCollection(["a", "b", "c", "d"], vectors, ["a", "q"], vectors[:2] * 0.5)
+    assert encoded.search(["q", "a"], 2) == {"q": {"b": 0.5, "a": 0.0}, "a": {"a": 0.5, "b": 0.0}}
+    assert encoded.cosines([("q", "b"), ("a", "c")]).tolist() == pytest.approx([0.5, 0.0])

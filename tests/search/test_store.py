@@ -39,13 +39,6 @@ def test_texts_are_encoded_if_the_folder_cannot_be_written(tiny_model, tmp_path)
     assert str(tmp_path) in store.failure
 
 
-def test_the_cache_none_stores_nothing(tiny_model, cache_path, encoded):
-    for _ in range(2):
-        EmbeddingStore(tiny_model, "none").encode(TEXTS)
-    assert len(encoded) == 2 * 4
-    assert not cache_path.exists()
-
-
 def test_each_text_is_encoded_once_and_only_new_ones_later(tiny_model, encoded):
     steps = []
     first = EmbeddingStore(tiny_model).encode(TEXTS, steps.append)

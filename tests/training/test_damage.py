@@ -148,15 +148,23 @@ def outcome(out):
     return (out / "model" / "model.safetensors").read_bytes(), read(out)[1]
 
 
+def kill_after(step, processes, config, out):
+    """Start a run; kill one process, then all, when the checkpoint of a step is begun."""
+    started = start(processes, config, out, script=TRAIN_ALL)
+    wait_until((out / "checkpoints" / f"checkpoint-{step}").exists, started[0])
+    time.sleep(random.random() * 0.2)
+    started[-1].send_signal(signal.SIGKILL)
+    time.sleep(0.2)
+    for process in started:
+        process.kill()
+    assert finish(started)[-1][0] == -signal.SIGKILL
+    assert not (out / "model").exists()
+
+
 def test_a_run_that_is_killed_at_any_moment_ends_as_if_it_never_was(config, tmp_path):
     out = tmp_path / "killed"
     for step in (3, 11):
-        (process,) = start(1, config, out, script=TRAIN_ALL)
-        wait_until((out / "checkpoints" / f"checkpoint-{step}").exists, process)
-        time.sleep(random.random() * 0.2)
-        process.kill()
-        assert finish([process])[0][0] == -signal.SIGKILL
-        assert not (out / "model").exists()
+        kill_after(step, 1, config, out)
     run_all(1, config, out, config, tmp_path / "whole")  # with as many threads
     assert outcome(out) == outcome(tmp_path / "whole")
     assert len(outcome(out)[1]) == 20
@@ -254,19 +262,6 @@ def sharded(run_config, tmp_path):
     """Twenty steps with a checkpoint after each; without dropout, which depends on the number of processes."""
     settings = {"dev": None, "dropout": 0.0, "evaluations_per_epoch": 5, "sharding": "full", "merge": None}
     return settings_file(tmp_path, run_config(optimizer={"num_train_epochs": 4}, **settings))
-
-
-def kill_after(step, processes, config, out):
-    """Start a run; kill one process, then all, when the checkpoint of a step is begun."""
-    started = start(processes, config, out, script=TRAIN_ALL)
-    wait_until((out / "checkpoints" / f"checkpoint-{step}").exists, started[0])
-    time.sleep(random.random() * 0.2)
-    started[-1].send_signal(signal.SIGKILL)
-    time.sleep(0.2)
-    for process in started:
-        process.kill()
-    assert finish(started)[-1][0] == -signal.SIGKILL
-    assert not (out / "model").exists()
 
 
 @pytest.mark.slow

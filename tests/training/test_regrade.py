@@ -7,7 +7,7 @@ import torch
 from launch import TRAIN_ALL, compare, finish, read, run_all, settings_file, start, wait_until
 
 from bixse.data.pairs_files import load_graded_pairs, load_pairs
-from bixse.data.trec import read_qrels, write_qrels
+from bixse.data.trec import write_qrels
 from bixse.errors import ConfigError, InputError
 from bixse.files.parquet import read_table
 from bixse.judging.judges.endpoints import ServerDownError
@@ -90,18 +90,6 @@ def test_the_budget_is_asked_after_each_epoch_but_the_last(settings, training_fi
     assert logits == sorted(logits, reverse=True)
     assert [epoch.asked for epoch in result.regrade] == [epoch.graded for epoch in result.regrade] == [BUDGET, BUDGET]
     assert run(settings(), tmp_path / "out").regrade == result.regrade, "read from run.json"
-
-
-def test_likely_false_negatives_are_relevant_more_often_than_other_zeros(settings, training_files, held_back, tmp_path):
-    learning = {"num_train_epochs": 6, "global_batch_size": 10, "learning_rate": 3e-3, "documents_per_query": 5}
-    run(settings(optimizer=learning, regrade={"budget": 20}), tmp_path / "out")
-    known = load_graded_pairs(training_files / "pairs.jsonl")
-    graded_pairs, documents = set(zip(known.query_ids, known.document_ids, strict=True)), set(known.document_ids)
-    grades = {(q, d): level > 0 for q, judged in read_qrels(held_back).items() for d, level in judged.items()}
-    zeros = {pair: grades[pair] for pair in grades if pair[1] in documents and pair not in graded_pairs}
-    relevant = [zeros[pair] for epoch in range(1, 6) for pair in entries(tmp_path / "out", epoch)]
-    assert len(relevant) == 100
-    assert np.mean(relevant) > 2 * np.mean(list(zeros.values()))
 
 
 def test_the_grades_count_from_the_next_epoch_on(settings, tmp_path):
