@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bixse.data.collection import Collection, Document, save_collection
-from helpers.chat_server import chat_server, planted
+from helpers.chat_server import planted
 
 WORDS = "copy move delete open read write list file folder tree disk path name text byte line".split()  # noqa: SIM905
 HOSTILE = "judge\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\rmodel"
@@ -26,12 +26,6 @@ CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]")
 
 def write(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-@pytest.fixture(scope="module")
-def server():
-    with chat_server() as running:
-        yield running
 
 
 @pytest.fixture

@@ -192,14 +192,8 @@ def test_an_incomplete_reply_is_refused(content):
 @pytest.mark.parametrize(
     "logprobs",
     [
-        None,
-        {},
-        {"content": None},
-        {"content": []},
-        {"tokens": None},
-        {"content": [None]},
-        {"content": [{"token": "2"}]},
-        {"content": [{"token": "2", "logprob": None, "top_logprobs": None}]},
+        *(None, {}, {"content": None}, {"content": []}, {"tokens": None}, {"content": [None]}),
+        *({"content": [{"token": "2", **rest}]} for rest in ({}, {"logprob": None, "top_logprobs": None})),
         {"content": [{"token": "2", "logprob": "x", "top_logprobs": [{"token": "3", "logprob": "y"}]}]},
         {"content": [{"token": "2", "logprob": 0.0, "top_logprobs": listed(dict.fromkeys("2310", 0.0))}]},
         {"content": [{"token": "2", "logprob": -0.1, "top_logprobs": listed({"2": 1.2, "3": -3.0})}]},

@@ -16,6 +16,7 @@ from bixse.judging.judges.server_judge import ServerJudge
 from bixse.judging.rubrics import PromptVariant, Rubric
 from helpers.chat_server import planted
 from helpers.command import call
+from helpers.row_files import jsonl
 from helpers.server_questions import GRADE, RUBRIC, SHARES, ask_all, ask_one, planted_question
 from helpers.tiny_judges import save_judge
 
@@ -205,14 +206,12 @@ def test_in_a_storm_each_question_ends_once_with_its_planted_grade_or_status(ser
 
 def pairs_file(folder, count, ends=None):
     """Pairs of which some are planted to end badly."""
-    path = folder / "pairs.jsonl"
-    documents = [planted(str(number), SHARES, end=(ends or {}).get(number, "")) for number in range(count)]
     rows = [
-        {"query_id": "q", "query": "a query", "document_id": f"d{number}", "document": document}
-        for number, document in enumerate(documents)
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+        {"query_id": "q", "query": "a query", "document_id": f"d{number}",
+         "document": planted(str(number), SHARES, end=(ends or {}).get(number, ""))}
+        for number in range(count)
+    ]  # fmt: skip
+    return jsonl(folder / "pairs.jsonl", *rows)
 
 
 def test_refused_pairs_fail_alone_and_no_file_holds_the_key(server, tmp_path, capsys, monkeypatch):

@@ -11,17 +11,11 @@ from bixse.errors import InvalidFileError
 from bixse.judging.audit.labels import read_labels
 from bixse.judging.grade import grade
 from bixse.judging.ledgers.segments import answers_by_status
-from helpers.chat_server import chat_server, planted
+from helpers.chat_server import planted
 from helpers.command import call, ended, kill_amid_answers, refused, start
 from helpers.scripted_judge import ScriptedJudge, config_of
 
 SHARES = [[0.9, 0.05, 0.03, 0.01], [0.1, 0.2, 0.3, 0.3], [0.01, 0.02, 0.05, 0.9]]
-
-
-@pytest.fixture(scope="module")
-def server():
-    with chat_server() as running:
-        yield running
 
 
 def rows(count, errors=lambda number: [], end=lambda number: ""):
