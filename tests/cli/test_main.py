@@ -19,6 +19,7 @@ from bixse.encoders.loading.precision import PRECISION_VARIABLE
 from bixse.errors import ConfigError, InputError, InterruptedRunError, StorageError
 from bixse.settings import Settings, section_of
 from helpers.command import call, refused
+from helpers.row_files import jsonl
 
 HEAVY = ("torch", "transformers", "sentence_transformers", "sklearn", "matplotlib", "scipy", "pandas", "duckdb")
 HARMLESS = """
@@ -283,8 +284,8 @@ def inputs(collection, tiny_model_path, tmp_path):
         for query, other in zip(texts, texts[1:] + texts[:1], strict=True)
         for document in (query, other)
     ]
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return {"pairs": str(tmp_path / "pairs.jsonl"), "dev": str(collection), "model": str(tiny_model_path)}
+    pairs = jsonl(tmp_path / "pairs.jsonl", *rows)
+    return {"pairs": str(pairs), "dev": str(collection), "model": str(tiny_model_path)}
 
 
 def record(folder):

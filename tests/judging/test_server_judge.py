@@ -136,11 +136,9 @@ def test_options_of_several_letters_must_be_single_tokens(server):
     ("settings", "options", "fact"),
     [
         ({"models": ["a", "b"]}, {}, "2 models (a, b)"),
-        ({"no_list": True}, {}, "no list of models"),
         ({"known_end": "refuse"}, {}, "expected one of 0, 1, 2, 3"),
         ({"context": 10}, {}, "maximum context length"),
         ({"prefix": "well, " * 20 + "it is clear that the answer is "}, {}, "--max-tokens"),
-        ({}, {"model": "judge-mode"}, "judge-model, the model it serves"),
         ({"models": ["a", "b"]}, {"model": "c"}, "The model `c` does not exist"),
     ],
 )
