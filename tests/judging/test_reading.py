@@ -81,7 +81,8 @@ NOT_RATED = [
     # with a reservation
     "3\n\nToo high.", "2, and a half", "2-ish", "2 minus",
     # the scale once more
-    "3: perfectly relevant\n2: highly relevant\n1: related\n0: irrelevant", "3\n2\n1\n0",
+    "On a scale of 0 to 3, I would rate this passage a 1.", "3\n2\n1\n0",
+    "3: perfectly relevant\n2: highly relevant\n1: related\n0: irrelevant",
     "irrelevant: 0\nrelated: 1\nhighly relevant: 2\nperfectly relevant: 3",
     # outside the rubric
     "7", " 10", "3.5", "3,5", "-1", "\u22121", "10/10", "**5**",
@@ -153,10 +154,8 @@ def test_where_the_probabilities_are_the_grade_the_place_is_enough(text, finish)
 
 @pytest.mark.parametrize(
     "text",
-    ["On a scale of 0 to 3, I would rate this passage a 1.", "0-3", "0, 1, 2 or 3", "2 or 3", "2-3", "2/3", "2.5", "20",
-     "2 %", "3rd", "3 because", "> 2", "~2", "not 2", "It is a 1. No, it is a 2.", "Score: 1\nScore: 2", "2\n3", "2, 3",
-     "1. The passage names Paris.\n2. The query asks for it.", "0 - irrelevant\n1 - related", "It names 3 cities.", "",
-     "I would not give it a 3.", "<think>2"],
+    ["On a scale of 0 to 3, I would rate this passage a 1.", "0, 1, 2 or 3", "2-3", "2/3", "2.5", "20", "2 %", "3rd",
+     "> 2", "Score: 1\nScore: 2", "2\n3", "1. The passage names Paris.\n2. The query asks for it.", "", "<think>2"],
 )  # fmt: skip
 @pytest.mark.parametrize("finish", ["stop", "length"])
 def test_the_place_of_a_number_that_is_no_answer_is_none(text, finish):

@@ -27,8 +27,7 @@ NO_SEED = {"refuses": {"seed": "Extra inputs are not permitted: seed"}}
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{"known_end": "null"}, {"zeros": True}, {"no_logprobs": True}, {"gives_top": 1}, {"most_top": 4}],
+    "settings", [{"known_end": "null"}, {"zeros": True}, {"no_logprobs": True}, {"gives_top": 1}, {"most_top": 4}]
 )
 def test_without_probabilities_it_says_which_modes_remain(server, settings):
     with pytest.raises(InputError, match=r"no usable probabilities.*--mode sample.*--mode verbal"):
