@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from bixse.encoders.loading.precision import PRECISION_VARIABLE, use_precision
+from helpers.chat_server import chat_server
 from helpers.toy import BERT_SIZES
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -150,3 +151,10 @@ def student(tmp_path_factory):
     folder = tmp_path_factory.mktemp("student") / "static"
     save_static_student(folder, dimensions=16)
     return folder
+
+
+@pytest.fixture(scope="session")
+def server():
+    """The stand-in chat server; each test makes scenarios of its own."""
+    with chat_server() as running:
+        yield running

@@ -30,7 +30,7 @@ BUDGET = {
     "data": (1700, 24),
     "report": (710, 11),
     "encoders": (1900, 17),
-    "losses": (2210, 19),
+    "losses": (2215, 19),
     "search": (680, 18),
     "evaluation": (1150, 30),
     "calibration": (740, 28),

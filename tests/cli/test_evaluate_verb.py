@@ -86,13 +86,11 @@ def test_empty_documents_are_searched_and_warned_of(capsys, model, tmp_path):
         ([], "got no collection"),
         (["--collection", "NFCorpus", "--data", ".", "--tasks", "x"], "got data, tasks for suite local"),
         (["--suite", "beir", "--data", ".", "--collection", "NFCorpus"], "got collection for suite beir"),
-        (["--suite", "beir", "--data", ".", "--split", "dev"], "got split for suite beir"),
         (["--suite", "beir", "--data", ".", "--exclude-self"], "got exclude_self for suite beir"),
         (["--task", "x", "--collection", "NFCorpus"], "no instructions"),
         (["bm25", "--collection", "NFCorpus"], "the same checkpoint"),
         (["./none", "--collection", "NFCorpus", "--out", "out"], "got no such folder"),
         (["--grades", str(CAREFUL)], "give both"),
-        (["--human", str(HUMAN)], "give both"),
     ],
 )
 def test_settings_that_do_not_fit(capsys, data, monkeypatch, words, message):

@@ -12,6 +12,7 @@ from bixse.data.pairs_files import load_graded_pairs
 from bixse.errors import InputError, OutputExistsError
 from bixse.judging.audit.calibrate_grades import GradeMap
 from helpers.command import call, result_of
+from helpers.row_files import jsonl
 
 SMALL = Path(__file__).parents[1] / "judging" / "audit_labels"
 HUMAN, CAREFUL, CARELESS = (SMALL / name for name in ("human.qrels.txt", "careful.txt", "careless.txt"))
@@ -152,12 +153,11 @@ def test_an_audit_is_written_and_impossible_labels_end_with_3(tmp_path):
 
 
 def test_an_audit_shows_texts_of_pairs_and_warns_of_a_missing_scale(tmp_path):
-    rows = [
+    pairs = jsonl(tmp_path / "pairs.jsonl", *(
         {"query_id": q, "query": f"text of {q}", "document_id": d, "document": f"text of {d}", "relevance": 0.5}
         for q, _, d, _ in map(str.split, HUMAN.read_text().splitlines())
-    ]
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    result = audited(CAREFUL, "--pairs", tmp_path / "pairs.jsonl", "--out", tmp_path / "out")
+    ))  # fmt: skip
+    result = audited(CAREFUL, "--pairs", pairs, "--out", tmp_path / "out")
     page = (tmp_path / "out" / "audit.html").read_text()
     assert "text of q5" in page and '<p class="document-text"><bdi>text of d' in page
     assert any("the scale 0 to 3" in warning for warning in result.warnings)
@@ -197,12 +197,10 @@ def mapped(files, *words):
 
 def write_pairs(path, rows):
     """Write pairs of (grade, relevance)."""
-    lines = [
+    return jsonl(path, *(
         {"query": f"q{i}", "document": f"d{i}", "relevance": relevance, **({} if grade is None else {"grade": grade})}
         for i, (grade, relevance) in enumerate(rows)
-    ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
+    ))  # fmt: skip
 
 
 def test_a_map_that_does_not_help_is_refused(tmp_path, files):

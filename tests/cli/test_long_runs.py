@@ -17,28 +17,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from bixse.data.collection import Collection, Document, save_collection
-from helpers.chat_server import chat_server, planted
+from helpers.chat_server import planted
+from helpers.row_files import jsonl
 
 WORDS = "copy move delete open read write list file folder tree disk path name text byte line".split()  # noqa: SIM905
 HOSTILE = "judge\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\rmodel"
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]")
 
 
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-@pytest.fixture(scope="module")
-def server():
-    with chat_server() as running:
-        yield running
-
-
 @pytest.fixture
 def pairs(tmp_path):
     rows = [{"query": f"query {n % 20}", "document": planted(str(n), [0.1, 0.2, 0.3, 0.3])} for n in range(400)]
-    write(tmp_path / "pairs.jsonl", rows)
-    return tmp_path / "pairs.jsonl"
+    return jsonl(tmp_path / "pairs.jsonl", *rows)
 
 
 @pytest.fixture
@@ -108,7 +98,7 @@ def test_sigterm_writes_the_tables_and_the_same_command_goes_on(server, pairs):
 
 def test_a_log_goes_on_where_nothing_is_answered(server, pairs):
     log = pairs.with_suffix(".log")
-    write(pairs, [{"query": "q", "document": planted("stalled", [0, 0, 0, 1], ["stall"])}])
+    jsonl(pairs, {"query": "q", "document": planted("stalled", [0, 0, 0, 1], ["stall"])})
     process = start(log, *grading(server, server.scenario(), pairs))
     wait_for(log, "grade: 0 of 1 ", process)
     time.sleep(0.5)
@@ -176,12 +166,12 @@ def test_every_long_verb_says_how_far_it_is_and_takes_sigterm_as_ctrl_c(tmp_path
         "train": ["--model", model, "--pairs", file, "--max-steps", "100000"],
     }
     if verb == "generate":
-        write(file, ({"_id": str(n), "text": f"copy a file {n}"} for n in range(400)))
+        jsonl(file, *({"_id": str(n), "text": f"copy a file {n}"} for n in range(400)))
     elif verb == "convert":
-        write(file, ({"query": f"q {n}", "positive": f"p {n}", "negative": "n"} for n in range(400_000)))
+        jsonl(file, *({"query": f"q {n}", "positive": f"p {n}", "negative": "n"} for n in range(400_000)))
     elif verb in ("calibrate", "train"):
         rows = ({"query": WORDS[n % 16], "document": f"{WORDS[n % 7]} {n}", "relevance": n % 2} for n in range(20_000))
-        write(file, rows)
+        jsonl(file, *rows)
     process = start(log, verb, *words[verb], "--out", out)
     wait_for(log, line, process)
     assert stop(process) == 130, log.read_text()

@@ -275,16 +275,9 @@ TRAIN = {"optimizer": {"max_steps": 1, "global_batch_size": 4}, "merge": None}
 
 
 @pytest.fixture
-def inputs(collection, tiny_model_path, tmp_path):
-    """Paths of pairs, of a collection with the same queries, and of the tiny model."""
-    texts = ["copy the file", "move the folder", "delete the path", "sort the list", "read the line", "split the text"]
-    rows = [
-        {"query": f"how do i {query}", "document": document, "relevance": float(query == document)}
-        for query, other in zip(texts, texts[1:] + texts[:1], strict=True)
-        for document in (query, other)
-    ]
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return {"pairs": str(tmp_path / "pairs.jsonl"), "dev": str(collection), "model": str(tiny_model_path)}
+def inputs(actions, tiny_model_path):
+    """Paths of pairs, of a collection and of the tiny model."""
+    return {"pairs": str(actions.parent / "pairs.jsonl"), "dev": str(actions), "model": str(tiny_model_path)}
 
 
 def record(folder):

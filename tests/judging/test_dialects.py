@@ -11,15 +11,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from bixse.judging.judge import Usage
-from bixse.judging.judges.dialects import (
-    Choice,
-    RequestForm,
-    parse_reply,
-    read_choices,
-    read_position,
-    request_body,
-    simpler_form,
-)
+from bixse.judging.judges.dialects import Choice, RequestForm, parse_reply, read_choices, read_position, request_body
 from bixse.judging.judges.reading import expected_grade, spellings
 from bixse.judging.rubrics import load_rubric
 
@@ -192,14 +184,8 @@ def test_an_incomplete_reply_is_refused(content):
 @pytest.mark.parametrize(
     "logprobs",
     [
-        None,
-        {},
-        {"content": None},
-        {"content": []},
-        {"tokens": None},
-        {"content": [None]},
-        {"content": [{"token": "2"}]},
-        {"content": [{"token": "2", "logprob": None, "top_logprobs": None}]},
+        *(None, {}, {"content": None}, {"content": []}, {"tokens": None}, {"content": [None]}),
+        *({"content": [{"token": "2", **rest}]} for rest in ({}, {"logprob": None, "top_logprobs": None})),
         {"content": [{"token": "2", "logprob": "x", "top_logprobs": [{"token": "3", "logprob": "y"}]}]},
         {"content": [{"token": "2", "logprob": 0.0, "top_logprobs": listed(dict.fromkeys("2310", 0.0))}]},
         {"content": [{"token": "2", "logprob": -0.1, "top_logprobs": listed({"2": 1.2, "3": -3.0})}]},
@@ -269,12 +255,3 @@ def test_a_written_grade_is_asked_for_alone_on_the_last_line_and_no_other(mode, 
 def test_constraints_of_every_server(constraint, value):
     form = RequestForm("m", "constrained", ("0", '"1"'), constraint=constraint)
     assert request_body(form, MESSAGES)[constraint] == value
-
-
-def test_forms_get_simpler_until_nothing_is_left():
-    form, counts = TOP, []
-    while form is not None:
-        counts.append(form.top_logprobs)
-        form = simpler_form(form, "no")
-        assert len(counts) < 30
-    assert counts[:4] == [20, 10, 5, 0]

@@ -14,32 +14,29 @@ DIGITS = ("0", "1", "2", "3")
 
 
 @pytest.mark.parametrize(
-    ("text", "status", "label"),
+    ("text", "label"),
     [
-        ("<think>0 or 3?</think>\n\n2", "graded", "2"),
-        ("so it could be a 3</think>1", "graded", "1"),
-        ("<think>it is a 3", "truncated", ""),
-        ("[THINK]3[/THINK]2", "graded", "2"),
-        ("<|channel|>analysis<|message|>3?<|end|><|start|>assistant<|channel|>final<|message|>2", "graded", "2"),
-        ("<|channel|>analysis<|message|>it is 3", "truncated", ""),
-        ("\u25c1think\u25b73?\u25c1/think\u25b72", "graded", "2"),
-        ("\u25c1think\u25b7\n3\n", "truncated", ""),
-        ("<|begin_of_thought|>\n3\n<|end_of_thought|>\n\n2", "graded", "2"),
-        ("<|START_THINKING|>\n3\n", "truncated", ""),
-        ("<scratchpad>\nScore: 3\n</scratchpad>\nScore: 2", "graded", "2"),
-        ("2<think>or 3", "truncated", ""),
+        ("so it could be a 3</think>1", "1"),
+        ("<think>it is a 3", ""),
+        ("[THINK]3[/THINK]2", "2"),
+        ("<|channel|>analysis<|message|>3?<|end|><|start|>assistant<|channel|>final<|message|>2", "2"),
+        ("<|channel|>analysis<|message|>it is 3", ""),
+        ("\u25c1think\u25b73?\u25c1/think\u25b72", "2"),
+        ("\u25c1think\u25b7\n3\n", ""),
+        ("<|begin_of_thought|>\n3\n<|end_of_thought|>\n\n2", "2"),
+        ("<|START_THINKING|>\n3\n", ""),
+        ("<scratchpad>\nScore: 3\n</scratchpad>\nScore: 2", "2"),
+        ("2<think>or 3", ""),
     ],
 )
-def test_reasoning_is_no_answer(text, status, label):
+def test_reasoning_is_no_answer(text, label):
     answer = find_answer(text, DIGITS)
-    assert (answer.status, answer.label) == (status, label)
+    assert (answer.status, answer.label) == ("graded" if label else "truncated", label)
 
 
 @pytest.mark.parametrize(
     ("text", "finish", "refusal", "status"),
     [
-        ("The passage is about", "length", "", "truncated"),
-        ("", "length", "", "truncated"),
         ("2", "length", "", "truncated"),
         ("3", "content_filter", "", "filtered"),
         ("", "stop", "I will not judge this.", "refused"),
@@ -54,55 +51,43 @@ def test_what_ends_without_an_option_has_a_status(text, finish, refusal, status)
 
 
 ANSWERED = [
-    ("2", 2), (" 2\n", 2), ("\n\n2\n", 2), ("2.", 2), ("2!", 2), ("**2**", 2), ("**2.**", 2), ("`2`", 2), ('"2"', 2),
-    ("\u201c1\u201d", 1), ("(2)", 2), ("[[2]]", 2), ("# 2", 2), ("2<|im_end|>", 2),
-    ("assistant\n3", 3), ("<|im_start|>assistant\n3", 3), ("<think>not a 3, at most a 2</think>1", 1),
-    ("Score: 2", 2), ("score = 2", 2), ("Score: 2.", 2), ("**Score:** 2", 2), ("**Score: 2**", 2),
-    ("Final answer: 2", 2), ("##final score: 2", 2),
-    ('{"score": 2}', 2), ('{"relevance": "2"}', 2), ('{"reason": "It does not name Paris.", "score": 2}', 2),
+    ("2", 2), ("\n\n2\n", 2), ("2!", 2), ("**2.**", 2), ("`2`", 2), ("\u201c1\u201d", 1), ("[[2]]", 2), ("# 2", 2),
+    ("<|im_start|>assistant\n3<|im_end|>", 3), ("<think>not a 3, at most a 2</think>1", 1), ("score = 2", 2),
+    ("**Score:** 2", 2), ("**Score: 2**", 2), ("Final answer: 2", 2), ("##final score: 2", 2),
+    ('{"relevance": "2"}', 2), ('{"reason": "It does not name Paris.", "score": 2}', 2),
     ('```json\n{"score": 2}\n```', 2), ('{\n  "reason": "no",\n  "score": 2\n}', 2), ('{"final_score": 2}', 2),
-    ("The scale goes from 0 to 3.\n\n2", 2), ("It has 2 parts and 3 more.\nFinal answer: 1", 1),
-    ("It has less than I hoped for.\n\n**Rating: 1**", 1), ("1. It names the city.\n2. It names no date.\n\n1", 1),
+    ("It has 2 parts and 3 more.\nFinal answer: 1", 1), ("1. It names the city.\n2. It names no date.\n\n1", 1),
     ("0: nothing\n1: on the topic\n2: some answer\n3: the answer\n\nScore: 2", 2),
 ]  # fmt: skip
 """Answers in the form that is asked for."""
 OTHER_FORMS = [
-    "- 2", "\\boxed{2}", "The score is 2", "The answer is **2**.", "<answer>2</answer>", "<score>\n2\n</score>", "2,",
-    "3/3", "2 out of 3", "3\nThe passage names 2 cities and 1 river.", "I'd give this passage a score of 2.",
-    "2 (highly relevant)", "1 - Only tangentially relevant", "0, because it is not about France.",
-    "The passage does not name Paris. Score: 1", "I would rate it a 2, because it names the city.",
-    "Reasoning: it is not related.\nRelevance: 0 (not relevant)", "Score: 2. The passage names 3 rivers.",
+    "- 2", "\\boxed{2}", "The answer is **2**.", "<answer>2</answer>", "<score>\n2\n</score>", "2,", "2 out of 3",
+    "3\nThe passage names 2 cities and 1 river.", "2 (highly relevant)", "1 - Only tangentially relevant",
+    "The passage does not name Paris. Score: 1", "Reasoning: it is not related.\nRelevance: 0 (not relevant)",
 ]  # fmt: skip
 """Ratings in prose or with more text after them. A parser that reads these misreads others."""
 NOT_RATED = [
     # negations
-    "I would not give it a 3.", "It is not a 2.", "I don't think it is a 2.", "Score: not 3", "not 2",
-    "I can hardly give it a 3.", "It is far from a 3.", "I cannot rate it 3.",
+    "I would not give it a 3.", "Score: not 3", "not 2", "I cannot rate it 3.",
     # comparisons
-    "less than 2", "at most 2", "> 2", ">= 2", "~2", "Score: < 2", "Score: at most 2", "Score: 2+", "2 or higher",
-    "2 (or lower)", "2, at most", "I would give it a 2, at best.", "Nearly a 2.", "between 2 and 3", "2-3", "2 to 3",
-    "2 or 3", "2/3 or 3/3", "somewhere around 2", "2 plus",
+    "at most 2", ">= 2", "~2", "Score: < 2", "Score: 2+", "2 or higher", "2, at most", "2-3", "2/3 or 3/3",
     # numbers of lists
     "2. The passage is about another city.", "1) The passage names Paris.", "**2.** The passage is about another city.",
-    "1. The passage names Paris.\n2. The query asks for it.",
     # several
-    "2, 3", "2. 3", "2\n3", "3 2", "Score: 1\nScore: 2", "2, 7", "2\nActually, it should be a 3.",
-    "Score: 2\nOn reflection it deserves a 1.", "Score: 3\nAdjusted score: 1", "<score>1</score>\n<score>2</score>",
-    '{"score": 3, "adjusted_score": 1}', '{"score": 3}\n{"score": 1}', "Relevance: 3\nTrust: 1\nScore: 2",
-    "I would give it a score of 3.\n\n1", "Rating: 3 of 3\n2", "**3**\n\n**1**", "Final grade (of 3): 1\n\n2",
-    "Score: 2.5\n\n2", "It is a 1. No, it is a 2.",
-    # taken back, or with a reservation
-    "3\n\nToo high.", "2, and a half", "Score: 2\n(or perhaps less)", "A weak 2", "2-ish", "2 minus",
+    "2, 3", "2. 3", "2\n3", "3 2", "2, 7", "2\nActually, it should be a 3.", "Score: 3\nAdjusted score: 1",
+    "<score>1</score>\n<score>2</score>", '{"score": 3, "adjusted_score": 1}', '{"score": 3}\n{"score": 1}',
+    "Relevance: 3\nTrust: 1\nScore: 2", "I would give it a score of 3.\n\n1", "**3**\n\n**1**",
+    "Final grade (of 3): 1\n\n2", "Score: 2.5\n\n2", "It is a 1. No, it is a 2.",
+    # with a reservation
+    "3\n\nToo high.", "2, and a half", "2-ish", "2 minus",
     # the scale once more
-    "3: perfectly relevant\n2: highly relevant\n1: related\n0: irrelevant", "0-3", "0, 1, 2 or 3", "3\n2\n1\n0",
+    "On a scale of 0 to 3, I would rate this passage a 1.", "3\n2\n1\n0",
+    "3: perfectly relevant\n2: highly relevant\n1: related\n0: irrelevant",
     "irrelevant: 0\nrelated: 1\nhighly relevant: 2\nperfectly relevant: 3",
-    "On a scale of 0 to 3, I would rate this passage a 1.",
     # outside the rubric
-    "7", " 10", "3.5", "3,5", "-1", "\u22121", "10/10", "Rating: 7", "**5**", "100",
+    "7", " 10", "3.5", "3,5", "-1", "\u22121", "10/10", "**5**",
     # conditions, questions, other numbers
-    "I would rate it a 3 if it named the capital.", "2?", "A score of 3 means that it answers.",
-    "I was tempted to give it a 3.", "", "   \n", "The passage gives 3 reasons.", "GPT-4 wrote it", "3% of it", "x3",
-    "the 3rd of May", "The answer is not in chapter 3.", "two", "2 %", "2.5", "about 2 of them",
+    "I would rate it a 3 if it named the capital.", "2?", "", "   \n", "GPT-4 wrote it", "3% of it", "x3", "the 3rd",
 ]  # fmt: skip
 """Texts without a rating, or with an uncertain rating."""
 
@@ -169,10 +154,8 @@ def test_where_the_probabilities_are_the_grade_the_place_is_enough(text, finish)
 
 @pytest.mark.parametrize(
     "text",
-    ["On a scale of 0 to 3, I would rate this passage a 1.", "0-3", "0, 1, 2 or 3", "2 or 3", "2-3", "2/3", "2.5", "20",
-     "2 %", "3rd", "3 because", "> 2", "~2", "not 2", "It is a 1. No, it is a 2.", "Score: 1\nScore: 2", "2\n3", "2, 3",
-     "1. The passage names Paris.\n2. The query asks for it.", "0 - irrelevant\n1 - related", "It names 3 cities.", "",
-     "I would not give it a 3.", "<think>2"],
+    ["On a scale of 0 to 3, I would rate this passage a 1.", "0, 1, 2 or 3", "2-3", "2/3", "2.5", "20", "2 %", "3rd",
+     "> 2", "Score: 1\nScore: 2", "2\n3", "1. The passage names Paris.\n2. The query asks for it.", "", "<think>2"],
 )  # fmt: skip
 @pytest.mark.parametrize("finish", ["stop", "length"])
 def test_the_place_of_a_number_that_is_no_answer_is_none(text, finish):
@@ -180,26 +163,18 @@ def test_the_place_of_a_number_that_is_no_answer_is_none(text, finish):
 
 
 @pytest.mark.parametrize(
-    ("text", "status", "label"),
+    ("text", "labels", "label"),
     [
-        ("Yes", "graded", "Yes"),
-        ("No, it is about bread.", "no-option", ""),
-        ("It is about bread.\nNo.", "graded", "No"),
-        ("Answer: No\nYes", "no-option", ""),
-        ("Yes or No", "no-option", ""),
-        ("No-one knows", "no-option", ""),
-        ("yes", "no-option", ""),
+        ("It is about bread.\nNo.", ("No", "Yes"), "No"),
+        ("10", ("1", "10"), "10"),
+        ("10", ("1", "2"), ""),
+        ("Score: 10\n1", ("1", "10"), ""),
+        *((text, ("No", "Yes"), "") for text in ("No, it is about bread.", "Answer: No\nYes", "No-one knows", "yes")),
     ],
 )
-def test_words_are_options_too(text, status, label):
-    answer = find_answer(text, ("No", "Yes"))
-    assert (answer.status, answer.label) == (status, label)
-
-
-def test_an_option_of_two_digits_is_not_one_of_one():
-    assert find_answer("10", ("1", "10")).label == "10"
-    assert find_answer("10", ("1", "2")).status == "no-option"
-    assert find_answer("Score: 10\n1", ("1", "10")).status == "no-option"
+def test_words_and_numbers_of_two_digits_are_options_too(text, labels, label):
+    answer = find_answer(text, labels)
+    assert (answer.status, answer.label) == ("graded" if label else "no-option", label)
 
 
 @pytest.mark.parametrize(

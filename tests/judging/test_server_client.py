@@ -287,17 +287,13 @@ def error_of(status, told, headers=None):
         (408, "", "broken"),
         (401, "Incorrect API key", "key"),
         (403, "You are not allowed to request logprobs from this model", "no-logprobs"),
-        (400, "This model's template: system role not supported", "refused"),
         (403, "Your chosen model requires moderation and your input was flagged", "filtered"),
         (404, "The model `x` does not exist.", "model"),
         (400, "This model's maximum context length is 4096 tokens.", "too-long"),
-        (400, "You passed 1015 input tokens. However, the model's context length is only 1024 tokens", "too-long"),
         (400, "request (9031 tokens) exceeds the available context size (2048 tokens)", "too-long"),
         (413, "Payload too large", "too-long"),
         (400, "Logprobs is not supported for this model.", "no-logprobs"),
-        (400, "5 is greater than the maximum of 1 - 'logprobs'", "no-logprobs"),
         (400, "The response was filtered due to the prompt triggering content management policy", "filtered"),
-        (400, "something else", "refused"),
         (400, "cannot read: 'the Django model was not found, so I wrote this passage'", "refused"),
     ],
 )
@@ -376,17 +372,13 @@ def test_addresses_with_and_without_v1(text, api):
     assert parse_address(text) == api
 
 
-@pytest.mark.parametrize("text", ["", "localhost:8000", "ftp://h", "http://", "http://h:99999999", "http://h:x"])
-def test_an_invalid_address_is_refused(text):
-    with pytest.raises(InputError, match="endpoint: got"):
-        parse_address(text)
-
-
 @pytest.mark.parametrize(
-    "text", ["http://me:hunter2@h", "http://hunter2@h/v1", "http://h/v1?key=hunter2", "me:hunter2@h"]
-)
-def test_addresses_that_hold_secrets_are_refused_without_repeating_them(text):
-    with pytest.raises(InputError) as caught:
+    "text",
+    ["", "localhost:8000", "ftp://h", "http://", "http://h:99999999", "http://h:x", "http://me:hunter2@h",
+     "http://hunter2@h/v1", "http://h/v1?key=hunter2", "me:hunter2@h"],
+)  # fmt: skip
+def test_an_invalid_address_is_refused_without_repeating_a_secret_in_it(text):
+    with pytest.raises(InputError, match="endpoint: got") as caught:
         parse_address(text)
     assert "hunter2" not in str(caught.value)
 

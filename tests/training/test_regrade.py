@@ -21,17 +21,10 @@ from bixse.training.config import TrainConfig
 from bixse.training.dry_run import plan_training
 from bixse.training.recipe import train
 from helpers.batches import unit_vectors
-from helpers.chat_server import chat_server
 from helpers.scripted_judge import graded
 
 BUDGET = 12
 KEY = "sk-regrade-0123456789"
-
-
-@pytest.fixture(scope="module")
-def server():
-    with chat_server() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from bixse.ui.pages import rubric
 from bixse.ui.pages.compare import TwoSystems
 from bixse.ui.searcher import open_searcher
 from bixse.ui.ui_settings import UiSettings
-from helpers.chat_server import chat_server, planted
+from helpers.chat_server import planted
 from helpers.command import call
 from helpers.html_page import Page
 from helpers.ui_server import Browser, events_of, graded_folder
@@ -271,31 +271,30 @@ def test_trial_needs_a_judge_and_labels(run, open_server, judge):
 
 
 @pytest.mark.parametrize("named", ["by its address", "by a file"])
-def test_trial_and_its_commands_give_the_same_figures(tmp_path, open_server, capsys, monkeypatch, named):
+def test_trial_and_its_commands_give_the_same_figures(tmp_path, server, open_server, capsys, monkeypatch, named):
     monkeypatch.setattr(rubric, "TRIED", 12)
     shares = [[0.9, 0.1, 0, 0], [0.1, 0.8, 0.1, 0], [0, 0.1, 0.8, 0.1], [0, 0, 0.1, 0.9]]
     run = graded_folder(tmp_path / "run", queries=8, texts=lambda q, d: planted(f"{q}-{d}", shares[(d + q) % 4]))
-    with chat_server() as server:
-        judge = server.scenario()
-        if named == "by a file":
-            (tmp_path / "judge.yaml").write_text(f"judge: {{name: {judge}}}\n")
-            judge = str(tmp_path / "judge.yaml")
-        browser = Browser(open_server(run, judge=judge), "ann")
-        label_all(browser, lambda query_id, document_id: (int(document_id[-1]) + int(query_id[1:])) % 4)
-        browser.submit("/rubric/save", EDIT)
-        assert "12 pairs, 12 questions" in browser.submit("/rubric/price", {"version": "2"}).text
-        browser.submit("/rubric/try", {"version": "2"})
-        assert "was tried" in wait_for_trial(browser)
-        text = browser.get("/rubric").text
-        assert "Better: the whole interval" in text and "before, on 12 pairs" in text
-        browser.submit("/rubric/decide", {"version": "2", "decision": "keep"})
-        lines = re.search(r"<code>(bixse grade.*?)</code>", text, re.DOTALL)[1].split("\n\n")
-        price, again, audit = map(shlex.split, lines)
-        code, envelope = call(capsys, *again[1:])
-        assert code == 0 and envelope["metrics"]["asked"] == 0 and envelope["metrics"]["reused"] == 12
-        code, envelope = call(capsys, *price[1:])
-        assert code == 0 and envelope["metrics"]["answered"] == 12
-        call(capsys, *audit[1:], "--out", tmp_path / "audit")
+    judge = server.scenario()
+    if named == "by a file":
+        (tmp_path / "judge.yaml").write_text(f"judge: {{name: {judge}}}\n")
+        judge = str(tmp_path / "judge.yaml")
+    browser = Browser(open_server(run, judge=judge), "ann")
+    label_all(browser, lambda query_id, document_id: (int(document_id[-1]) + int(query_id[1:])) % 4)
+    browser.submit("/rubric/save", EDIT)
+    assert "12 pairs, 12 questions" in browser.submit("/rubric/price", {"version": "2"}).text
+    browser.submit("/rubric/try", {"version": "2"})
+    assert "was tried" in wait_for_trial(browser)
+    text = browser.get("/rubric").text
+    assert "Better: the whole interval" in text and "before, on 12 pairs" in text
+    browser.submit("/rubric/decide", {"version": "2", "decision": "keep"})
+    lines = re.search(r"<code>(bixse grade.*?)</code>", text, re.DOTALL)[1].split("\n\n")
+    price, again, audit = map(shlex.split, lines)
+    code, envelope = call(capsys, *again[1:])
+    assert code == 0 and envelope["metrics"]["asked"] == 0 and envelope["metrics"]["reused"] == 12
+    code, envelope = call(capsys, *price[1:])
+    assert code == 0 and envelope["metrics"]["answered"] == 12
+    call(capsys, *audit[1:], "--out", tmp_path / "audit")
     audited = json.loads((tmp_path / "audit" / "audit.json").read_text())["judges"]
     _, after = (judge["measures"]["quadratic_kappa"]["value"] for judge in audited)  # the first graded more pairs
     assert after == pytest.approx(decisions(run)[0]["after"]["value"])

@@ -9,6 +9,7 @@ import pytest
 from bixse.data.collection import Collection, Document, save_collection
 from bixse.judging.audit.labels import read_labels
 from bixse.relevance import GradeScale
+from helpers.row_files import jsonl
 from helpers.toy import action_collection
 from helpers.ui_browser import faults, needs_axe, needs_chromium, running, tab
 from helpers.ui_server import events_of, graded_folder
@@ -27,10 +28,6 @@ WIDTHS = {"desktop": {"width": 1280, "height": 900}, "phone": {"width": 390, "he
 pytestmark = [pytest.mark.slow, needs_chromium]
 
 
-def write_rows(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 def hostile(words, is_long=False):
     return f"{words} {HOSTILE}" + (LONG if is_long else "")
 
@@ -46,7 +43,7 @@ def folder(actions, calibrated, graded, tmp_path_factory):
         for person, grade in ((PERSON, 0), (f"<b>{HOSTILE}"[:40], 3))
         for q in range(6) for d in (range(4) if person == PERSON and q == 0 else [1])  # one query is complete
     ]  # fmt: skip
-    write_rows(run / "labels.jsonl", rows)
+    jsonl(run / "labels.jsonl", *rows)
     plain = action_collection()
     first = next(iter(plain.corpus))
     corpus = {name: Document(hostile(title), hostile(text, name == first)) for name, (title, text) in
@@ -58,7 +55,7 @@ def folder(actions, calibrated, graded, tmp_path_factory):
          "mean_logit_irrelevant": -4.0} | ({"eval_dev_ndcg@10": step / 20} if step % 5 == 0 else {})
         for step in range(1, 20)
     ]  # fmt: skip
-    write_rows(run / "log.jsonl", steps)
+    jsonl(run / "log.jsonl", *steps)
     change = {"collection": f"<b>{HOSTILE}", "role": "dev", "model": "merged", "mean": -0.02, "low": -0.03,
               "high": -0.01, "queries": 9}  # fmt: skip
     points = [{"weight": weight, "scores": {change["collection"]: 0.5}} for weight in (0, 1)]
@@ -259,8 +256,8 @@ def test_a_key_grades_no_card_that_is_out_of_sight(tmp_path, chromium, size):
 
 def test_trial_shows_its_progress_without_a_reload(run, chromium):
     row = {"person": "Ann", "time": "2026-01-01T00:00:00Z", "status": "graded", "document_id": "d0-0", "grade": 1}
-    rows = [{**row, "event": f"e{q}", "query_id": f"q{q}", "document_id": f"d{q}-0"} for q in range(2)]
-    (run / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = ({**row, "event": f"e{q}", "query_id": f"q{q}", "document_id": f"d{q}-0"} for q in range(2))
+    jsonl(run / "labels.jsonl", *rows)
     with running(run, "--judge", "http://127.0.0.1:9") as server, tab(chromium, server, "Ann") as page:
         page.goto(f"{server.origin}/rubric")
         page.get_by_role("button", name="Save as a new version").click()

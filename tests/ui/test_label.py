@@ -1,7 +1,6 @@
 """Labelling by forms, as a browser without JavaScript does it, then the file of labels: what is wrong first."""
 
 import json
-import multiprocessing
 import os
 import re
 from contextlib import ExitStack
@@ -399,24 +398,3 @@ def test_page_and_audit_read_the_same_grade(path, case):
 def test_audit_counts_pairs_without_a_label(path):
     write(path, event("ann", "a", 2.0), event("ann", "b"), event("bob", "c", status="skipped"), event("ann", "d", 0.0))
     assert read_labels(path, SCALE).statuses == {"graded": 2, "cannot-tell": 1, "skipped": 1}
-
-
-def _write_until_killed(path, started):
-    with open_labels(path) as labels:
-        for number in count():
-            labels.add(event("ann", f"d{number}", 1.0, name=f"e{number}", explanation="x" * 2000))
-            started.set()
-
-
-def test_killed_process_leaves_complete_lines(path):
-    context = multiprocessing.get_context("fork")
-    started = context.Event()
-    process = context.Process(target=_write_until_killed, args=(path, started))
-    process.start()
-    assert started.wait(20)
-    process.join(0.2)
-    process.kill()
-    process.join()
-    with open_labels(path) as labels:
-        names = [event.event for event in labels.events]
-    assert names == [f"e{number}" for number in range(len(names))] and names

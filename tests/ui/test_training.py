@@ -13,10 +13,6 @@ from bixse.calibration.calibrate_settings import CalibrateSettings
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import load_relevance_model
-from bixse.errors import InputError
-from bixse.judging.judge import Answer
-from bixse.judging.ledger import Ledger
-from bixse.judging.ledgers.segments import answers_by_status
 from bixse.ui.pages.runs import list_runs
 from bixse.ui.pages.training import TrainBatches, TrainRun
 from helpers.html_page import Page
@@ -207,25 +203,6 @@ def root(graded, tmp_path):
         (folder / name).mkdir()
         (folder / name / "run.json").write_text(text)
     return folder
-
-
-@pytest.mark.parametrize("content", [None, "x" * 5000])
-def test_file_that_is_no_ledger_is_refused_and_not_made(tmp_path, content):
-    path = tmp_path / "ledger"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(InputError):
-        answers_by_status(path)
-    assert path.exists() == (content is not None)
-
-
-def test_answers_of_a_ledger_in_use_are_counted(tmp_path):
-    for statuses in (("graded", "failed"), ("graded",)):
-        with Ledger(tmp_path / "a b#c") as ledger:
-            for number, status in enumerate(statuses):
-                ledger.write(f"{len(statuses)} {number}", Answer(status, "verbal", grade=1.0))
-            assert answers_by_status(ledger.path)["graded"] == 3 - len(statuses)
-    assert answers_by_status(tmp_path / "a b#c") == {"graded": 2, "failed": 1}
 
 
 def test_page_lists_progress_and_money_of_every_run(root, open_server):
