@@ -51,7 +51,7 @@ def test_scores_of_any_size_become_calibrated_probabilities(run, tmp_path, size,
     cuts = json.loads((tmp_path / "out" / "export" / "cuts.json").read_text())
     assert head.probability(cuts[-1]["cosine"]) == pytest.approx(cuts[-1]["probability"])
     assert (tmp_path / "out" / "export" / "qdrant.py").exists() == (np.abs(scores).max() <= 1 and size < 1)
-    assert result.auc.low > 0.8
+    assert result.check.auc.low > 0.8
     assert run(score_rows(size), name=name, at_precision=(0.9,), export=(0.5,)).reused
 
 
@@ -65,7 +65,8 @@ def test_grades_are_divided_by_the_highest(run, tmp_path):
 def test_scores_that_say_nothing_are_refused(run, tmp_path):
     rows = score_rows(noise=1e6)
     result = run(rows)
-    assert result.refused and not result.auc.separates and f"{result.auc.value:.3f}" in result.finding
+    area = result.check.auc
+    assert result.refused and not area.separates and f"{area.value:.3f}" in result.check.finding
     assert not (tmp_path / "out" / "relevance_head.json").exists()
     assert run(rows, out="anyway", anyway=True).saved
 

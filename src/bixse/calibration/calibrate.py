@@ -23,7 +23,6 @@ from bixse.calibration.calibrate_head import (
     pair_cosines,
     read_scores,
 )
-from bixse.calibration.reliability import Auc, auc
 from bixse.data.run import open_run
 from bixse.encoders.head import HEAD_FILE, RelevanceHead
 from bixse.encoders.instructions import use_task
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 
     from bixse.calibration.calibrate_settings import CalibrateSettings
     from bixse.data.run import Run
-    from bixse.encoders.relevance_model import RelevanceModel
     from bixse.progress import ProgressBars
 
 DIAGRAM = "reliability.svg"
@@ -65,8 +63,6 @@ class CalibrateResult:
     artifacts: dict[str, str]
     saved: bool
     """True if the calibration is saved: it helps and beats a constant, or `anyway` is set."""
-    auc: Auc | None = None
-    """How well one threshold for all queries can tell relevant from irrelevant documents; None for one kind only."""
     cuts: tuple[CosineCut, ...] = ()
     """Cuts for vector stores, the highest cosine first."""
     reused: bool = False
@@ -74,26 +70,12 @@ class CalibrateResult:
     @property
     def refused(self) -> bool:
         """Return True if nothing is written, since the calibration is no better than a constant."""
-        return not (self.saved or (self.check.beats_constant and self.separates))
-
-    @property
-    def separates(self) -> bool:
-        return self.auc is None or self.auc.separates
-
-    @property
-    def finding(self) -> str:
-        """The result of the check, in words."""
-        if not self.separates:
-            return (
-                f"the scores do not separate relevant from irrelevant documents: {self.auc}; a threshold will not "
-                "help; train or change the model"
-            )
-        return self.check.finding
+        return not (self.saved or self.check.is_useful)
 
     def warnings(self) -> list[str]:
         """Warn of a calibration kept in spite of the check, and of thresholds whose interval is too low."""
-        anyway = self.saved and not (self.check.helps and self.check.beats_constant and self.separates)
-        return ([f"kept anyway: {self.finding}"] if anyway else []) + [
+        anyway = self.saved and not (self.check.helps and self.check.is_useful)
+        return ([f"kept anyway: {self.check.finding}"] if anyway else []) + [
             f"precision {point.wanted:g}: the interval reaches down to {point.interval[0]:.3f}; more graded queries "
             "narrow it, a higher --at-precision stays on the safe side"
             for point in self.points
@@ -121,20 +103,28 @@ def calibrate(
             f"calibrate: got {'scores' if model is None else f'model {model!r}'} and no --out; expected a model folder "
             "or --out DIR; fix: add --out, the result is saved there"
         )
+    # before the record: a file that is missing or damaged is named by its reader
+    judged = None if settings.scores is not None else judged_pairs(settings)
+    scored = None if settings.scores is None else read_scores(settings, settings.scores)
     record = None if out is None else _open(settings, out)
     if record is not None and record.status == "finished":
         return replace(TypeAdapter(CalibrateResult).validate_python(record.results), reused=True)
     encoder, negatives = None, 0
-    if settings.scores is not None:
-        pairs, facts = read_scores(settings, settings.scores)
-    else:
-        encoder, pairs, facts, negatives = _encoded(settings, progress)
+    if scored is not None:
+        pairs, facts = scored
+    elif judged is not None:
+        graded, facts, negatives = judged
+        encoder = build_encoder(str(model))
+        use_task(encoder, settings.task)
+        pairs = ScoredPairs(
+            pair_cosines(encoder, graded, progress), graded.relevance, graded.query_ids,
+            settings.prior, settings.positive_from, settings.seed,
+        )  # fmt: skip
     before: RelevanceHead | None = getattr(encoder, "head", None)
     check = held_out_check(before, pairs)
-    area = auc(pairs.cosines, pairs.relevance >= pairs.positive_from, pairs.query_ids, seed=pairs.seed)
-    saved = settings.anyway or (check.helps and check.beats_constant and (area is None or area.separates))
+    saved = settings.anyway or (check.helps and check.is_useful)
     precision = "" if encoder is None else resolve_precision(device=encoder.device)
-    result = CalibrateResult(check, before, (), facts, negatives, precision, {}, saved, area)
+    result = CalibrateResult(check, before, (), facts, negatives, precision, {}, saved)
     if result.refused:
         return result
     if record is not None:
@@ -170,20 +160,6 @@ def calibrate(
         record.results = TypeAdapter(CalibrateResult).dump_python(result, mode="json")
         record.save("finished")
     return result
-
-
-def _encoded(
-    settings: CalibrateSettings, progress: ProgressBars | None
-) -> tuple[RelevanceModel, ScoredPairs, str, int]:
-    """Return the model, its cosines of the pairs, their description, and the number of random documents added."""
-    judged, facts, negatives = judged_pairs(settings)
-    encoder = build_encoder(str(settings.model))
-    use_task(encoder, settings.task)
-    pairs = ScoredPairs(
-        pair_cosines(encoder, judged, progress), judged.relevance, judged.query_ids,
-        settings.prior, settings.positive_from, settings.seed,
-    )  # fmt: skip
-    return encoder, pairs, facts, negatives
 
 
 def _open(settings: CalibrateSettings, out: Path) -> Run:

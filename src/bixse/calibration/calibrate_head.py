@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bixse.calibration.calibrate_settings import POSITIVE_FROM
-from bixse.calibration.reliability import calibration_report, reweight_to_prevalence
+from bixse.calibration.reliability import Auc, auc, calibration_report, reweight_to_prevalence
 from bixse.data.collection import load_collection
 from bixse.data.graded_pairs import with_random_negatives
-from bixse.data.pairs_files import load_graded_pairs
+from bixse.data.pairs_files import load_graded_pairs, load_scores
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import RelevanceHead, Threshold
 from bixse.encoders.platt import checked, fit_platt
-from bixse.errors import InputError, InvalidFileError
+from bixse.errors import InputError
 from bixse.evaluation.statistics import numbered_queries, wilson_interval
-from bixse.files.rows import read_rows
-from bixse.files.values import FileColumn
 from bixse.results import (
     CalibrationReport,  # noqa: TC001 pydantic reads it
     Interval,  # noqa: TC001 pydantic reads it
@@ -190,27 +188,9 @@ def judged_pairs(settings: CalibrateSettings) -> tuple[GradedPairs, str, int]:
     return more, f"{facts} and {added} random documents of {collection.name} as irrelevant pairs", added
 
 
-SCORE_COLUMNS = (
-    FileColumn("query", other_names=("query_id", "qid")),
-    FileColumn("score", "number", other_names=("cosine", "similarity")),
-    FileColumn("relevance", "number", needed=False, low=0, high=1, other_names=("relevant", "label")),
-    FileColumn("grade", "number", needed=False, low=0),
-)
-
-
 def read_scores(settings: CalibrateSettings, path: Path) -> tuple[ScoredPairs, str]:
-    """Read the scores of any model, and describe them. Grades are divided by the highest grade of the file."""
-    errors = InvalidFileError(path)
-    rows = []
-    for number, row in read_rows(path, SCORE_COLUMNS, errors):
-        if row["relevance"] is None and row["grade"] is None:
-            fix = "fill in one of the columns relevance (0 to 1) or grade"
-            errors.add(number, "relevance", "no value", "a relevance or a grade", fix)
-        rows.append(row)
-    errors.raise_any()
-    top = max((row["grade"] for row in rows if row["relevance"] is None), default=0) or 1
-    relevance = [row["grade"] / top if row["relevance"] is None else row["relevance"] for row in rows]
-    scores = np.array([row["score"] for row in rows], dtype=np.float64)
+    """Read the scores of any model, and describe them."""
+    ids, scores, relevance = load_scores(path)
     spread = float(scores.std())
     if spread == 0:
         raise InputError(
@@ -219,11 +199,8 @@ def read_scores(settings: CalibrateSettings, path: Path) -> tuple[ScoredPairs, s
         )
     # logits near 1 for scores of any size: BM25 reaches 40, a distance may be in thousands
     new = RelevanceHead(1 / spread, -float(scores.mean()) / spread, scored_by=settings.scored_by)
-    ids = tuple(row["query"] for row in rows)
-    pairs = ScoredPairs(
-        scores, np.array(relevance), ids, settings.prior, settings.positive_from, settings.seed, new=new
-    )
-    return pairs, f"{len(rows)} scores of {path.name}"
+    pairs = ScoredPairs(scores, relevance, ids, settings.prior, settings.positive_from, settings.seed, new=new)
+    return pairs, f"{len(scores)} scores of {path.name}"
 
 
 def pair_cosines(
@@ -246,6 +223,9 @@ class HeldOutCheck:
     reports: dict[str, CalibrationReport]
     """Name -> report: first "before", the earlier head if there is one; last "calibrated", moved to the prior."""
 
+    auc: Auc | None = None
+    """AUC of one threshold for all queries; None for pairs of one kind."""
+
     @property
     def calibrated(self) -> CalibrationReport:
         return self.reports["calibrated"]
@@ -262,8 +242,18 @@ class HeldOutCheck:
         return self.calibrated.brier < self.calibrated.base_rate_brier
 
     @property
+    def is_useful(self) -> bool:
+        """Return True if the scores tell relevant from irrelevant pairs, and the probabilities beat a constant."""
+        return self.beats_constant and (self.auc is None or self.auc.separates)
+
+    @property
     def finding(self) -> str:
         """The result of the check, in words."""
+        if self.auc is not None and not self.auc.separates:
+            return (
+                f"the scores do not separate relevant from irrelevant documents: {self.auc}; a threshold will not "
+                "help; train or change the model"
+            )
         score, constant = self.calibrated.brier, self.calibrated.base_rate_brier
         if not self.beats_constant:
             digits = 3 if constant >= 0.01 else 6
@@ -329,7 +319,9 @@ def held_out_check(head: RelevanceHead | None, pairs: ScoredPairs) -> HeldOutChe
             reports[f"as trained, moved to prior {prior:g}"] = measured(head.as_trained().at_prior(prior))
         reports["refitted"] = measured(fitted)
         fitted = fitted.at_prior(prior)
-    return HeldOutCheck(float(np.average(observed, weights=weights)), {**reports, "calibrated": measured(fitted)})
+    area = auc(cosines, relevance >= pairs.positive_from, pairs.query_ids, seed=pairs.seed)  # no fit: of all pairs
+    base_rate = float(np.average(observed, weights=weights))
+    return HeldOutCheck(base_rate, {**reports, "calibrated": measured(fitted)}, area)
 
 
 def choose_thresholds(

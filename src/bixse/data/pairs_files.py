@@ -15,11 +15,13 @@ from bixse.data.columns import SCHEMA
 from bixse.data.graded_pairs import GradedPairs, Pair
 from bixse.errors import InputError, InvalidFileError, shorten
 from bixse.files.parquet import footer_hash, row_counts
-from bixse.files.rows import checked_format, files_of, kind_of, read_blocks, stem_of, write_rows
+from bixse.files.rows import checked_format, files_of, kind_of, read_blocks, read_rows, stem_of, write_rows
 from bixse.files.values import FileColumn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
 
     from bixse.data.columns import Column
     from bixse.relevance import Kind
@@ -42,6 +44,13 @@ GRADED_COLUMNS = (
     FileColumn("judge", needed=False),
 )
 """Columns of graded pairs; other columns are ignored."""
+SCORE_COLUMNS = (
+    FileColumn("query", other_names=("query_id", "qid")),
+    FileColumn("score", "number", other_names=("cosine", "similarity")),
+    FileColumn("relevance", "number", needed=False, low=0, high=1, other_names=("relevant", "label")),
+    FileColumn("grade", "number", needed=False, low=0),
+)
+"""Columns of scores with what is relevant; other columns are ignored."""
 
 
 def load_graded_pairs(path: str | Path) -> GradedPairs:
@@ -110,6 +119,19 @@ def load_several(paths: Sequence[str | Path]) -> GradedPairs:
             "names: the name is the task of rows without a task; fix: rename a file"
         )
     return GradedPairs.joined({name: load_graded_pairs(path) for name, path in sorted(zip(names, paths, strict=True))})
+
+
+def load_scores(path: Path) -> tuple[tuple[str, ...], NDArray[np.float64], NDArray[np.float64]]:
+    """Read (N,) queries, scores and relevance in [0, 1]; grades are divided by the highest grade of the file."""
+    errors, rows = InvalidFileError(path), []
+    for number, row in read_rows(path, SCORE_COLUMNS, errors):
+        if row["relevance"] is None and row["grade"] is None:
+            errors.add(number, "relevance", "no value", "a relevance or a grade", "fill in relevance (0 to 1) or grade")
+        rows.append(row)
+    errors.raise_any()
+    top = max((row["grade"] for row in rows if row["relevance"] is None), default=0) or 1
+    relevance = [row["grade"] / top if row["relevance"] is None else row["relevance"] for row in rows]
+    return tuple(row["query"] for row in rows), np.array([row["score"] for row in rows]), np.array(relevance)
 
 
 def save_graded_pairs(pairs: GradedPairs, path: str | Path) -> None:

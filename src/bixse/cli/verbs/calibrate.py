@@ -33,14 +33,14 @@ def run(settings: CalibrateSettings, options: ComputingOptions) -> CommandResult
         "reliability": [asdict(point) for point in result.check.calibrated.curve],
         "thresholds": [asdict(point) for point in result.points],
         "cuts": [asdict(cut) for cut in result.cuts],
-        "auc": None if result.auc is None else result.auc._asdict(),
+        "auc": None if result.check.auc is None else result.check.auc._asdict(),
         "negatives": result.negatives,
         "precision": result.precision,
     }
     text = _text(result, settings.prior)
     if result.refused:
         why = (
-            f"refused, nothing is written: {result.finding}; fix: grade more pairs, or save the calibration all "
+            f"refused, nothing is written: {result.check.finding}; fix: grade more pairs, or save the calibration all "
             "the same with --anyway"
         )
         return CommandResult(text, metrics, errors=[why], exit_code=1)
@@ -59,7 +59,7 @@ def _text(result: CalibrateResult, prior: float | None) -> str:
     cuts = [[f"{cut.probability:.4g}", f"{cut.cosine:.4f}", f"{cut.precision or '–'}"] for cut in result.cuts]
     parts = [
         result.pairs if result.negatives else "",
-        "" if result.auc is None else f"{result.auc} of one threshold for all queries",
+        "" if result.check.auc is None else f"{result.check.auc} of one threshold for all queries",
         format_table(figures, ["held-out half", "Brier", "95 % interval", "ECE", "95 % interval", "constant's Brier"]),
         f"reliability of the calibrated probabilities on {held_out}{weighted}",
         format_table(curve, ["predicted", "observed", "95 % interval", "pairs"]),
@@ -72,7 +72,7 @@ def _text(result: CalibrateResult, prior: float | None) -> str:
 
 
 def _saved_line(result: CalibrateResult) -> str:
-    saved, finding = result.artifacts.get("model", result.artifacts.get("head")), result.finding
+    saved, finding = result.artifacts.get("model", result.artifacts.get("head")), result.check.finding
     if saved is None:
         return f"not kept, nothing is changed: {finding}"
     if not result.saved:
