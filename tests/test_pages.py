@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
 TASKS = ("start", "data", "grade", "train", "evaluate", "serve", "scale")
-TOP = {"README", *TASKS, "losses", "design", "paper-to-code", "pitfalls", "style"}
+TOP = {"README", *TASKS, "findings", "losses", "design", "paper-to-code", "pitfalls", "style"}
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 STARTS = r"(?:^(?:\$ )?(?:\w+=\S+ )*|(?<=-m )|(?<=&& )|(?<=[\"']))"
