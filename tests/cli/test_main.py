@@ -2,6 +2,7 @@ import inspect
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import yaml
 
 import bixse
 import bixse.cli.main as command
-from bixse.cli.main import VERBS, main, parse, verb_parser
+from bixse.cli.main import VERBS, _sigterm_as_interrupt, main, parse, verb_parser
 from bixse.cli.verb import CommandResult, Options, Output, Verb, settings_from
 from bixse.encoders.loading.precision import PRECISION_VARIABLE
 from bixse.errors import ConfigError, InputError, InterruptedRunError, StorageError
@@ -367,3 +368,15 @@ def test_a_launchers_mixed_precision_does_not_decide(monkeypatch, capsys, settin
         call(capsys, "train", "--config", settings, *words, "--out", tmp_path / name)
         losses.append(record(tmp_path / name)["results"]["history"][1]["loss"])
     assert losses[0] == losses[1] != losses[2]
+
+
+def test_a_second_sigterm_does_not_stop_the_writing():
+    before, written = signal.getsignal(signal.SIGTERM), []
+    with pytest.raises(KeyboardInterrupt), _sigterm_as_interrupt(to_the_end=False):
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+            written.append("results")
+    assert written
+    signal.signal(signal.SIGTERM, before)

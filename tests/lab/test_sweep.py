@@ -214,6 +214,7 @@ class TestUnhappyPaths:
         again = sweep(config, out, progress=False)
         assert (again.reused, again.rows, steps) == (True, result.rows, [])
 
+    @pytest.mark.slow
     def test_an_arm_with_a_failed_seed_is_not_ranked(self, settings, tmp_path, at_step):
         seen = []
 
@@ -274,6 +275,7 @@ def test_a_grid_ends_in_a_ranked_table(settings, tmp_path, at_step):
     assert (again.reused, again.rows, steps, written(tmp_path / "moved" / "runs")) == (True, result.rows, [], before)
 
 
+@pytest.mark.slow
 def test_the_best_settings_train_the_same_model_again(settings, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     base = settings().base

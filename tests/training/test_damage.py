@@ -320,6 +320,7 @@ print(reduced)
 """
 
 
+@pytest.mark.slow
 def test_no_process_holds_the_gradient_of_whole_weights_for_longer_than_a_pass(tiny_model_path, tmp_path):
     outputs = run_all(2, tiny_model_path, tmp_path, script=WHEN_REDUCED)
     assert [output.strip() for output in outputs] == [str([False, True, True] * 2)] * 2
