@@ -76,6 +76,11 @@ def probabilities(cosine, queries, z, query, fitted, rng):
     }
 
 
+def first_of(numbers):
+    """Return the first row of each number, so that a text is encoded once."""
+    return np.unique(numbers, return_index=True)[1]
+
+
 def main() -> None:
     """Write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -87,8 +92,11 @@ def main() -> None:
     collection = load_pydocs() if args.collection is None else load_collection(args.collection)
     pairs = GradedPairs.from_collection(collection, "test", GradeScale(*args.scale))
     model = build_encoder(args.model)
-    queries = encode_texts(model, pairs.queries, "query").astype(np.float64)
-    documents = encode_texts(model, pairs.documents, "document").astype(np.float64)
+    numbers = {"query": np.unique(pairs.query_ids, return_inverse=True)[1], "document": pairs.document_numbers}
+    queries, documents = (
+        encode_texts(model, pairs.texts(kind, first_of(number)), kind).astype(np.float64)[number]
+        for kind, number in numbers.items()
+    )
     cosine, z, query = (queries * documents).sum(axis=1), pairs.relevance.astype(np.float64), np.array(pairs.query_ids)
     figures: dict[tuple[str, str], list[float]] = {}
     for seed in range(HALVES):

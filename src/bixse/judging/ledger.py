@@ -62,8 +62,8 @@ class Ledger(Generic[Record]):
         self._others: list[Path] = []
         """Segments to read at each look."""
         self._listed, self._next_list, self._next_look, self._look_takes = 0, 0.0, 0.0, 1e-4
-        self._own_rows: list[StoredRow] = []
-        self._own: OwnSegment | None = None
+        self._segment_rows: list[StoredRow] = []
+        self._segment: OwnSegment | None = None
 
     def load(self, keys: Iterable[str]) -> None:
         """Prepare to find these keys: one search for all is far faster than one per key."""
@@ -101,7 +101,7 @@ class Ledger(Generic[Record]):
         status, mode, text = answer.status, answer.mode, answer.to_json()
         row = StoredRow(key, query_id, document_id, variant, repeat, status, mode, text, time.time())
         self._segment().add(row)
-        self._own_rows.append(row)
+        self._segment_rows.append(row)
         self._take(row)
 
     def give_back(self, key: str) -> None:
@@ -109,10 +109,10 @@ class Ledger(Generic[Record]):
 
     def close(self) -> None:
         """Seal the own segment, and the segments of killed processes."""
-        if self._own is not None and self._own.is_mine:
-            self._own.close(self._own_rows)
+        if self._segment is not None and self._segment.is_mine:
+            self._segment.close(self._segment_rows)
             seal_left(self.path)
-        self._own, self._own_rows = None, []
+        self._segment, self._segment_rows = None, []
 
     def __enter__(self) -> Ledger[Record]:
         return self
@@ -121,16 +121,18 @@ class Ledger(Generic[Record]):
         self.close()
 
     def _segment(self) -> OwnSegment:
-        if self._own is not None and not self._own.is_mine:  # in a forked child: the segment is its parent's
-            self._own, self._own_rows = None, []
-        if self._own is None or not self._own.is_there:  # another process sealed it after a halt beyond the lease
-            self._own = OwnSegment(self.path)
-            for row in self._own_rows:
-                self._own.add(row)
-        return self._own
+        if self._segment is not None and not self._segment.is_mine:  # in a forked child: the segment is its parent's
+            self._segment, self._segment_rows = None, []
+        if (
+            self._segment is None or not self._segment.is_there
+        ):  # another process sealed it after a halt beyond the lease
+            self._segment = OwnSegment(self.path)
+            for row in self._segment_rows:
+                self._segment.add(row)
+        return self._segment
 
     def _segments(self) -> list[Path]:
-        mine = None if self._own is None else self._own.path
+        mine = None if self._segment is None else self._segment.path
         return [path for path in segments_of(self.path) if path != mine]
 
     def _look(self) -> None:
