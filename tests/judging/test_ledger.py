@@ -335,7 +335,7 @@ def test_answers_of_other_processes_are_found_as_they_come_and_only_what_is_new_
         other.write("k0", graded(0))
         assert book.claim("k1")
         assert book.find("k0").grade == 0.0
-        (segment,) = [path for path in folder.glob("*.jsonl") if path != book._own.path]
+        (segment,) = [path for path in folder.glob("*.jsonl") if path != book._open_segment.path]
         with segment.open("r+b") as file:
             file.write(b"\0" * (segment.stat().st_size - 1))
         other.write("k2", graded(2))

@@ -63,7 +63,7 @@ class Ledger(Generic[Record]):
         """Segments to read at each look."""
         self._listed, self._next_list, self._next_look, self._look_takes = 0, 0.0, 0.0, 1e-4
         self._segment_rows: list[StoredRow] = []
-        self._segment: OwnSegment | None = None
+        self._open_segment: OwnSegment | None = None
 
     def load(self, keys: Iterable[str]) -> None:
         """Prepare to find these keys: one search for all is far faster than one per key."""
@@ -109,10 +109,10 @@ class Ledger(Generic[Record]):
 
     def close(self) -> None:
         """Seal the own segment, and the segments of killed processes."""
-        if self._segment is not None and self._segment.is_mine:
-            self._segment.close(self._segment_rows)
+        if self._open_segment is not None and self._open_segment.is_mine:
+            self._open_segment.close(self._segment_rows)
             seal_left(self.path)
-        self._segment, self._segment_rows = None, []
+        self._open_segment, self._segment_rows = None, []
 
     def __enter__(self) -> Ledger[Record]:
         return self
@@ -121,18 +121,20 @@ class Ledger(Generic[Record]):
         self.close()
 
     def _segment(self) -> OwnSegment:
-        if self._segment is not None and not self._segment.is_mine:  # in a forked child: the segment is its parent's
-            self._segment, self._segment_rows = None, []
         if (
-            self._segment is None or not self._segment.is_there
+            self._open_segment is not None and not self._open_segment.is_mine
+        ):  # in a forked child: the segment is its parent's
+            self._open_segment, self._segment_rows = None, []
+        if (
+            self._open_segment is None or not self._open_segment.is_there
         ):  # another process sealed it after a halt beyond the lease
-            self._segment = OwnSegment(self.path)
+            self._open_segment = OwnSegment(self.path)
             for row in self._segment_rows:
-                self._segment.add(row)
-        return self._segment
+                self._open_segment.add(row)
+        return self._open_segment
 
     def _segments(self) -> list[Path]:
-        mine = None if self._segment is None else self._segment.path
+        mine = None if self._open_segment is None else self._open_segment.path
         return [path for path in segments_of(self.path) if path != mine]
 
     def _look(self) -> None:
