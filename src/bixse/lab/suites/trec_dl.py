@@ -183,16 +183,18 @@ def trec_notes(data: Path, years: Sequence[Year], rerank: bool) -> list[str]:
             f"{DUPLICATES_URL}"
         )
     for year in years:
-        judged = len(read_qrels(data / year.qrels))
+        judged = len(_qrels(data, year))
         if judged != year.judged:
-            notes.append(
-                f"{year.year}: got {judged} judged queries in {year.qrels}; the official file has {year.judged}"
-            )
+            notes.append(f"{year.year}: got {judged} judged queries in {year.qrels}; the official is {year.judged}")
     return notes
 
 
+def _qrels(data: Path, year: Year) -> Qrels:
+    return read_qrels(_find_file(data, year.qrels) or data / year.qrels)
+
+
 def _judged(data: Path, year: Year) -> tuple[dict[str, str], Qrels]:
-    qrels = read_qrels(data / year.qrels)
+    qrels = _qrels(data, year)
     path = _find_file(data, year.queries) or data / year.queries
     texts = {fields[0]: fields[1] for fields in read_columns(path, ("query id", "query"))}
     missing = [query_id for query_id in qrels if query_id not in texts]
@@ -219,7 +221,7 @@ def _candidates(data: Path, year: Year, qrels: Qrels) -> tuple[dict[str, list[st
 
 
 def _passages_of(data: Path, year: Year, rerank: bool) -> set[str]:
-    qrels = read_qrels(data / year.qrels) if (data / year.qrels).is_file() else {}
+    qrels = {} if _find_file(data, year.qrels) is None else _qrels(data, year)
     lists = _candidates(data, year, qrels)[0] if rerank else qrels
     return {name for names in lists.values() for name in names}
 
