@@ -185,7 +185,7 @@ def trec_notes(data: Path, years: Sequence[Year], rerank: bool) -> list[str]:
     for year in years:
         judged = len(_qrels(data, year))
         if judged != year.judged:
-            notes.append(f"{year.year}: got {judged} judged queries in {year.qrels}; the official is {year.judged}")
+            notes.append(f"{year.year}: got {judged} judged queries in {year.qrels}; expected {year.judged}")
     return notes
 
 
