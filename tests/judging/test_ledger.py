@@ -426,6 +426,7 @@ def test_simultaneous_writers_readers_and_sealing_threads_lose_nothing(folder):
         for _ in range(15):
             work()
 
+    Ledger(folder).close()  # a reader refuses a folder that is no ledger yet
     works = [lambda: answers_by_status(folder), lambda: grades(folder, 1), *[lambda: seal_left(folder)] * 2]
     with ThreadPoolExecutor() as pool:
         running = [*(pool.submit(write, first) for first in (0, 15)), *(pool.submit(repeat, work) for work in works)]

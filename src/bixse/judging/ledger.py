@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from collections.abc import Set as AbstractSet
 
-LOOK_FREE = 2e-4
+LOOK_FREE = 2e-3  # a request takes 50 ms and more; a slow CPU takes 0.3 ms for a look at a few files
 """Seconds of a look at the other processes' files, up to which a look precedes every claim."""
 LOOK_PAUSE = 20.0
 """Seconds of pause after a look, per second of the look beyond `LOOK_FREE`."""
@@ -121,13 +121,11 @@ class Ledger(Generic[Record]):
         self.close()
 
     def _segment(self) -> OwnSegment:
-        if (
-            self._open_segment is not None and not self._open_segment.is_mine
-        ):  # in a forked child: the segment is its parent's
+        # in a forked child the segment is its parent's
+        if self._open_segment is not None and not self._open_segment.is_mine:
             self._open_segment, self._segment_rows = None, []
-        if (
-            self._open_segment is None or not self._open_segment.is_there
-        ):  # another process sealed it after a halt beyond the lease
+        # another process seals it after a halt beyond the lease
+        if self._open_segment is None or not self._open_segment.is_there:
             self._open_segment = OwnSegment(self.path)
             for row in self._segment_rows:
                 self._open_segment.add(row)
