@@ -103,6 +103,7 @@ def calibrate(
             f"calibrate: got {'scores' if model is None else f'model {model!r}'} and no --out; expected a model folder "
             "or --out DIR; fix: add --out, the result is saved there"
         )
+    home = Path(str(model)) if out is None else out
     # before the record: a file that is missing or damaged is named by its reader
     judged = None if settings.scores is not None else judged_pairs(settings)
     scored = None if settings.scores is None else read_scores(settings, settings.scores)
@@ -121,7 +122,7 @@ def calibrate(
             settings.prior, settings.positive_from, settings.seed,
         )  # fmt: skip
     before: RelevanceHead | None = getattr(encoder, "head", None)
-    check = held_out_check(before, pairs)
+    check = replace(held_out_check(before, pairs), auc=pairs.auc())
     saved = settings.anyway or (check.helps and check.is_useful)
     precision = "" if encoder is None else resolve_precision(device=encoder.device)
     result = CalibrateResult(check, before, (), facts, negatives, precision, {}, saved)
@@ -138,14 +139,14 @@ def calibrate(
         head, points = choose_thresholds(head, pairs, settings.at_precision)
     artifacts: dict[str, str] = {}
     if head is not None and head != before:
-        folder = Path(model or "") if out is None else out if encoder is None else out / "model"
-        artifacts["model" if encoder is not None else "head"] = str(folder)
-        if out is None or encoder is None:
-            head.save(folder)
-        else:
+        if encoder is not None and out is not None:
+            artifacts["model"] = str(home / "model")
             encoder.head = head
             with quiet_loading():
-                save_whole(encoder, folder)
+                save_whole(encoder, home / "model")
+        else:
+            artifacts["head" if encoder is None else "model"] = str(home)
+            head.save(home)
     if out is not None:
         save_plot(reliability_diagram(check.calibrated, "calibrated, held-out half"), out / DIAGRAM)
         artifacts["diagram"] = str(out / DIAGRAM)
@@ -154,7 +155,7 @@ def calibrate(
         cuts = cuts_of(head, settings.export)
         name = artifacts.get("model", model or str(settings.scored_by))
         stores = STORES if np.abs(pairs.cosines).max() <= 1 + COSINE_ROUNDING else ()
-        artifacts |= write_export(cuts, name, (out or Path(model or "")) / EXPORT_FOLDER, stores)
+        artifacts |= write_export(cuts, name, home / EXPORT_FOLDER, stores)
     result = replace(result, head=head, points=tuple(points), artifacts=artifacts, cuts=tuple(cuts))
     if record is not None:
         record.results = TypeAdapter(CalibrateResult).dump_python(result, mode="json")

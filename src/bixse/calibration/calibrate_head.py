@@ -224,7 +224,7 @@ class HeldOutCheck:
     """Name -> report: first "before", the earlier head if there is one; last "calibrated", moved to the prior."""
 
     auc: Auc | None = None
-    """AUC of one threshold for all queries; None for pairs of one kind."""
+    """AUC of one threshold for all queries; None if it was not measured, or for pairs of one kind."""
 
     @property
     def calibrated(self) -> CalibrationReport:
@@ -280,6 +280,10 @@ class ScoredPairs:
     new: RelevanceHead | None = None
     """The map to calibrate if the model has none; None: that of a model trained without a head."""
 
+    def auc(self) -> Auc | None:
+        """Return the AUC over all pairs, since nothing is fitted; None for pairs of one kind."""
+        return auc(self.cosines, self.relevance >= self.positive_from, self.query_ids, seed=self.seed)
+
     def held_out(self, what: str, fewest: int, otherwise: str = "") -> tuple[NDArray[np.bool_], tuple[str, ...]]:
         """Return the mask and the queries of the held-out pairs; refuse fewer than `fewest` queries in all."""
         number, held, ids = _halves(tuple(self.query_ids), self.seed)
@@ -319,9 +323,7 @@ def held_out_check(head: RelevanceHead | None, pairs: ScoredPairs) -> HeldOutChe
             reports[f"as trained, moved to prior {prior:g}"] = measured(head.as_trained().at_prior(prior))
         reports["refitted"] = measured(fitted)
         fitted = fitted.at_prior(prior)
-    area = auc(cosines, relevance >= pairs.positive_from, pairs.query_ids, seed=pairs.seed)  # no fit: of all pairs
-    base_rate = float(np.average(observed, weights=weights))
-    return HeldOutCheck(base_rate, {**reports, "calibrated": measured(fitted)}, area)
+    return HeldOutCheck(float(np.average(observed, weights=weights)), {**reports, "calibrated": measured(fitted)})
 
 
 def choose_thresholds(

@@ -85,7 +85,7 @@ class Ledger(Generic[Record]):
     def claim(self, key: str) -> bool:
         """Claim a question for this process; return False if another living process is asking it."""
         segment = self._segment()  # fails here if the folder cannot be written, before an answer is paid
-        segment.add(Claim(key, True))  # before the look: of two simultaneous claims at least one sees the other
+        segment.add(Claim(key, True))  # before the look: of two at once one sees the other, if looks are fast
         self._look()
         if any(map(claims_count, self._claimed.get(key, ()))):
             segment.add(Claim(key, False))

@@ -88,10 +88,9 @@ def build_loss(word: str | Mapping[str, float], model: SentenceTransformer, **op
         return _class_of(str(word))(model, **LOSSES[str(word)].fixed, **options)
     from bixse import losses
 
-    terms = {term: build_loss(term, model, **section) for term, section in _sections(weights, options).items()}
-    return losses.SumLoss(
-        model, terms, weights, **{name: value for name, value in options.items() if name not in weights}
-    )
+    shared, sections = _split_options(weights, options)
+    terms = {term: build_loss(term, model, **section) for term, section in sections.items()}
+    return losses.SumLoss(model, terms, weights, **shared)
 
 
 def terms_of(word: str | Mapping[str, float]) -> Mapping[str, float] | None:
@@ -117,17 +116,18 @@ def loss_name(word: str | Mapping[str, float]) -> str:
     return word if isinstance(word, str) else " ".join(f"{name}={weight:g}" for name, weight in word.items())
 
 
-def _sections(terms: Mapping[str, float], options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the options of each term of a sum: the options of all, and its section."""
+def _split_options(terms: Mapping[str, float], options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options of all terms of a sum, and the options of each term: those of all, and its section."""
     shared = {name: value for name, value in options.items() if name not in terms}
-    return {term: {**shared, **options.get(term, {})} for term in terms}
+    return shared, {term: {**shared, **options.get(term, {})} for term in terms}
 
 
 def check_loss_options(word: str | Mapping[str, float], options: Mapping[str, Any]) -> None:
     """Refuse an unknown loss or invalid options, before any model is loaded."""
     if (weights := terms_of(word)) is not None:
-        LossOptions.load(None, {name: value for name, value in options.items() if name not in weights})
-        for term, section in _sections(weights, options).items():
+        shared, sections = _split_options(weights, options)
+        LossOptions.load(None, shared)
+        for term, section in sections.items():
             check_loss_options(term, section)
         return
     word = str(word)

@@ -18,9 +18,13 @@ if TYPE_CHECKING:
     from transformers import TrainerState, TrainingArguments
 
 
+def _with_head(loss: nn.Module) -> nn.Module:
+    return getattr(loss, "with_head", loss)  # a loss of sentence-transformers has no terms
+
+
 def trained_head(loss: nn.Module, prior: float | None = None) -> RelevanceHead | None:
     """Return the head of a loss, or None if it learns no probability; `save_relevance_head` explains the prior."""
-    parameters = dict(getattr(loss, "with_head", loss).named_parameters(recurse=False))
+    parameters = dict(_with_head(loss).named_parameters(recurse=False))
     if not {"logit_scale", "logit_bias"} <= set(parameters):
         return None
     scale, bias = parameters["logit_scale"].item(), parameters["logit_bias"].item()
@@ -33,7 +37,7 @@ def restore_head(loss: nn.Module, head: RelevanceHead) -> None:
     # bias_is_set: else the next batch would fit the bias anew
     values = {"logit_scale": head.logit_scale, "logit_bias": head.logit_bias, "bias_is_set": True}
     with torch.no_grad():
-        for name, tensor in getattr(loss, "with_head", loss).state_dict(keep_vars=True).items():
+        for name, tensor in _with_head(loss).state_dict(keep_vars=True).items():
             if name in values:
                 tensor.fill_(values[name])
 
@@ -60,7 +64,7 @@ def save_relevance_head(loss: nn.Module, folder: str | Path, prior: float | None
     from bixse.encoders.relevance_model import RelevanceModel
 
     head = _head_or_refuse(loss, prior)
-    if not bool(getattr(getattr(loss, "with_head", loss), "bias_is_set", True)):
+    if not bool(getattr(_with_head(loss), "bias_is_set", True)):
         raise InputError(
             "relevance head: got a loss that has seen no batch, so that its bias is not set; expected a trained one; "
             "fix: call this after trainer.train(), with the loss that the trainer was given"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch.nn.utils import get_total_norm
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.integrations.integration_utils import get_available_reporting_integrations
 
@@ -23,7 +24,7 @@ from bixse.training.loop.checkpoints import ProgressBar, StepLog, complete_check
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -95,19 +96,20 @@ class _StayNear(TrainerCallback):
 
     def __init__(self, loss: GradedLoss, limit: float) -> None:
         self.loss, self.limit = loss, limit
-        self.base = {name: value.detach().clone() for name, value in self._weights()}  # before a resume loads others
+        self.base = [weight.detach().clone() for weight in self._weights()]  # before a resume loads others
+        self.norm = get_total_norm(self.base)
 
-    def _weights(self) -> Iterator[tuple[str, Tensor]]:
-        return ((name, value) for name, value in self.loss.model.named_parameters() if value.requires_grad)
+    def _weights(self) -> list[Tensor]:
+        return [weight for weight in self.loss.model.parameters() if weight.requires_grad]
 
     @torch.no_grad()
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        moved = sum(float((value - self.base[name]).square().sum()) for name, value in self._weights())
-        distance = math.sqrt(moved / sum(float(value.square().sum()) for value in self.base.values()))
-        self.loss.statistics["distance"] = torch.tensor(distance)  # the log takes it
+        pairs = list(zip(self._weights(), self.base, strict=True))
+        distance = get_total_norm([weight - base for weight, base in pairs]) / self.norm
+        self.loss.statistics["distance"] = distance  # the log takes it
         if distance > self.limit:
-            for name, value in self._weights():
-                value.lerp_(self.base[name].to(value), 0.5)
+            for weight, base in pairs:
+                weight.lerp_(base, 0.5)
 
 
 def add_regrading(config: TrainConfig, out: Path, trainer: GradedTrainer) -> Any:

@@ -183,19 +183,15 @@ def trec_notes(data: Path, years: Sequence[Year], rerank: bool) -> list[str]:
             f"{DUPLICATES_URL}"
         )
     for year in years:
-        judged = len(_qrels(data, year))
+        judged = len(read_qrels(_file(data, year.qrels)))
         if judged != year.judged:
             notes.append(f"{year.year}: got {judged} judged queries in {year.qrels}; expected {year.judged}")
     return notes
 
 
-def _qrels(data: Path, year: Year) -> Qrels:
-    return read_qrels(_find_file(data, year.qrels) or data / year.qrels)
-
-
 def _judged(data: Path, year: Year) -> tuple[dict[str, str], Qrels]:
-    qrels = _qrels(data, year)
-    path = _find_file(data, year.queries) or data / year.queries
+    qrels = read_qrels(_file(data, year.qrels))
+    path = _file(data, year.queries)
     texts = {fields[0]: fields[1] for fields in read_columns(path, ("query id", "query"))}
     missing = [query_id for query_id in qrels if query_id not in texts]
     if missing:
@@ -208,7 +204,7 @@ def _judged(data: Path, year: Year) -> tuple[dict[str, str], Qrels]:
 
 def _candidates(data: Path, year: Year, qrels: Qrels) -> tuple[dict[str, list[str]], dict[str, str]]:
     """Return the list per judged query, and the texts if the file holds them (2019 and 2020)."""
-    path = _find_file(data, year.candidates) or data / year.candidates
+    path = _file(data, year.candidates)
     if year.corpus == 2:
         return {query: list(ranked) for query, ranked in read_run(path).items() if query in qrels}, {}
     lists: dict[str, list[str]] = {}
@@ -221,7 +217,7 @@ def _candidates(data: Path, year: Year, qrels: Qrels) -> tuple[dict[str, list[st
 
 
 def _passages_of(data: Path, year: Year, rerank: bool) -> set[str]:
-    qrels = {} if _find_file(data, year.qrels) is None else _qrels(data, year)
+    qrels = {} if _find_file(data, year.qrels) is None else read_qrels(_file(data, year.qrels))
     lists = _candidates(data, year, qrels)[0] if rerank else qrels
     return {name for names in lists.values() for name in names}
 
@@ -247,6 +243,11 @@ def _hashes(data: Path, names: Sequence[str]) -> dict[str, str]:
 def _find_file(data: Path, name: str) -> Path | None:
     """Return the file or its packed form. None if neither exists."""
     return next((path for path in (data / name, data / f"{name}.gz") if path.is_file()), None)
+
+
+def _file(data: Path, name: str) -> Path:
+    """Return the file or its packed form; the name itself if neither exists, for the error of its reader."""
+    return _find_file(data, name) or data / name
 
 
 def read_columns(path: Path, names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
@@ -296,7 +297,7 @@ def look_up_passages(data: Path, wanted: dict[int, set[str]]) -> dict[str, str]:
     known = _load_known_passages(data)
     before = len(known)
     if lacking := wanted.get(1, set()) - known.keys():
-        corpus = read_columns(_find_file(data, CORPUS_V1) or data / CORPUS_V1, ("passage id", "passage"))
+        corpus = read_columns(_file(data, CORPUS_V1), ("passage id", "passage"))
         known.update((name, text) for name, text in corpus if name in lacking)
     by_shard: dict[int, dict[int, str]] = {}
     for name in wanted.get(2, set()) - known.keys():

@@ -22,6 +22,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from bixse.data.graded_pairs import GradedPairs
 from bixse.encoders.embedding import number_of_texts
+from bixse.encoders.loading.backbones import reading_at_most
 from bixse.encoders.processes import all_reduce_sum, is_sharded, local_part, unsharded_tensors
 from bixse.encoders.serving import saved_for_servers
 from bixse.errors import DivergedError, NotFiniteError
@@ -164,8 +165,9 @@ class GradedTrainer(SentenceTransformerTrainer):
         length = self.args.train_max_length if use.as_trained else None
         folder = Path(self.args.output_dir or ".") / BASE_FOLDER
         # the first process writes the embeddings; the others map the same files
-        with self.args.main_process_first(local=False, desc="embeddings by the base model"):
-            embeddings = base_embeddings(self.model, self.pairs, folder, collator.first_prompt, length)
+        first = self.args.main_process_first(local=False, desc="embeddings by the base model")
+        with first, reading_at_most(self.model, length):
+            embeddings = base_embeddings(self.model, self.pairs, folder, collator.first_prompt)
         base = BaseTargets(*embeddings, use.weight, {})
         draw = self._draws()
         base.fit(collator.known_entries([draw[index] for index in batch]) for batch in self.plan.of_epoch(0))

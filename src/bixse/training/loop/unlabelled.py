@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from bixse.encoders.encode import embeddings_key, encode_texts
-from bixse.encoders.loading.backbones import reading_at_most
 from bixse.encoders.platt import fit_platt
 from bixse.losses.targets import BaseProbability, GradedTargets
 
@@ -79,23 +78,9 @@ class BaseTargets:
 
 
 def base_embeddings(
-    model: SentenceTransformer,
-    pairs: GradedPairs,
-    folder: Path,
-    prompt: Callable[[int, Kind], str | None],
-    max_length: int | None = None,
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return (G, D0) embeddings of each group's query and (N, D0) of each distinct document, mapped read-only.
-
-    `max_length` is the maximum number of tokens per text; None reads as many as the model does when it encodes.
-    """
-    with reading_at_most(model, max_length):
-        return _stored_embeddings(model, pairs, folder, prompt)
-
-
-def _stored_embeddings(
     model: SentenceTransformer, pairs: GradedPairs, folder: Path, prompt: Callable[[int, Kind], str | None]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return (G, D0) embeddings of each group's query and (N, D0) of each distinct document, mapped read-only."""
     key = f"{embeddings_key(model)}-{pairs.content_hash()[:16]}"
     groups = pairs.groups()
     rows: dict[Kind, NDArray[np.intp]] = {"query": groups.first_rows, "document": pairs.distinct("document")}
@@ -126,6 +111,6 @@ def _write(
         members = np.flatnonzero(tasks == task)
         for part in np.array_split(members, max(1, -(-len(members) // TEXTS_AT_ONCE))):
             texts = pairs.texts(kind, rows[part])
-            table[part] = encode_texts(model, texts, kind, prompt=prompt(task, kind) or "")  # at the model's own length
+            table[part] = encode_texts(model, texts, kind, prompt=prompt(task, kind) or "")  # cut at the model's limit
     table.flush()
     unfinished.replace(path)  # atomic: a killed process leaves no half file under the final name
