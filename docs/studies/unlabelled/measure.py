@@ -4,7 +4,7 @@
 
 DATA holds what ../nfcorpus/prepare.py wrote, and beside it `train.jsonl` and `collection` of `bixse quickstart`.
 The words are the training set, the passes, the target of unlabelled entries (zero, base, half, or a variant of
-variants.py) and the seed. What is there is not done again.
+variants.py) or the name of another loss, and the seed. What is there is not done again.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from pathlib import Path
 
 import yaml
 
+from bixse.losses.catalogue import LOSSES
+
 MEASURED_ON = {
     "nfcorpus": ("nfcorpus", "test", 1),
     "scifact": ("scifact", "test", 1),
@@ -24,6 +26,7 @@ MEASURED_ON = {
 }
 """Name of a measured set -> folder in DATA, split, lowest relevant grade."""
 BASE = "demo"
+VARIANTS = ("prior", "graded", "merged", "tuned")
 OPTIONS = {"zero": {"unlabelled": "zero"}, "half": {"unlabelled": "base", "unlabelled_weight": 0.5}}
 """Target of unlabelled entries -> options of the loss; any other target is made from the base model's probability."""
 
@@ -35,11 +38,11 @@ def bixse(*words: object) -> None:
 
 def train(target: str, *words: object) -> None:
     """Train with a target of unlabelled entries; raises CalledProcessError."""
-    if target in {"zero", "base", "half"}:
-        bixse("train", *words)
-    else:
+    if target in VARIANTS:
         script = Path(__file__).with_name("variants.py")
         subprocess.run([sys.executable, str(script), target, *map(str, words)], check=True)
+    else:
+        bixse("train", *words)
 
 
 def evaluate(model: str | Path, name: str, data: Path, out: Path) -> None:
@@ -56,20 +59,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--on", nargs="+", choices=MEASURED_ON, default=list(MEASURED_ON), help="sets to measure on")
     parser.add_argument("train_on", choices=("nfcorpus", "pydocs"))
     parser.add_argument("passes", type=int)
-    parser.add_argument("target", choices=("zero", "base", "half", "prior", "graded", "merged", "tuned"))
+    parser.add_argument(
+        "target", choices=(*OPTIONS, "base", *VARIANTS, *(name for name in LOSSES if LOSSES[name].alone))
+    )
     parser.add_argument("seed", type=int)
     args = parser.parse_args()
     cell = args.out / f"{args.train_on}-{args.passes}-{args.target}-{args.seed}"
     args.out.mkdir(parents=True, exist_ok=True)
     settings = yaml.safe_load(Path(__file__).with_name(f"{args.train_on}.yaml").read_text(encoding="utf-8"))
     settings["optimizer"]["num_train_epochs"] = args.passes
-    settings["loss_options"] = OPTIONS.get(args.target, {"unlabelled": "base"})
+    if args.target in LOSSES:
+        settings["loss"] = args.target
+    else:
+        settings["loss_options"] = OPTIONS.get(args.target, {"unlabelled": "base"})
     config = args.data / f"{cell.name}.yaml"  # its paths are taken from its folder
     config.write_text(yaml.safe_dump(settings), encoding="utf-8")
     train(args.target, "--config", config, "--seed", args.seed, "--out", cell)
-    for name in MEASURED_ON:
+    for name in args.on:
         for model in ("model", "tuned"):
             evaluate(cell / model, name, args.data, args.out / f"{cell.name}-{model}-{name}")
         evaluate(BASE, name, args.data, args.out / f"base-{name}")

@@ -47,7 +47,7 @@ def lines(runs: Path) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
     """Yield the key and the figures of each line, in the order of the folders."""
     tables: dict[tuple[str, ...], dict[str, float]] = {}
     for cell in sorted(runs.glob("*-*-*-*/run.json")):
-        match = re.fullmatch(r"(\w+)-(\d+)-(zero|base|half|prior|graded|merged|tuned)-(\d+)", cell.parent.name)
+        match = re.fullmatch(r"(\w+)-(\d+)-([a-z0-9+-]+)-(\d+)", cell.parent.name)
         if match is None:
             continue
         trained_on, passes, target, seed = match.groups()
