@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from bixse.calibration.calibrate_head import (
+    PLAIN_SCALE,
     HeldOutCheck,
     OperatingPoint,
     ScoredPairs,
@@ -115,11 +116,12 @@ def calibrate(
         pairs, facts = scored
     elif judged is not None:
         graded, facts, negatives = judged
-        encoder = build_encoder(str(model))
+        encoder = build_encoder(str(model), dimensions=settings.dimensions)
         use_task(encoder, settings.task)
         pairs = ScoredPairs(
             pair_cosines(encoder, graded, progress), graded.relevance, graded.query_ids,
             settings.prior, settings.positive_from, settings.seed,
+            new=RelevanceHead(PLAIN_SCALE, 0.0, dimensions=settings.dimensions),
         )  # fmt: skip
     before: RelevanceHead | None = getattr(encoder, "head", None)
     check = replace(held_out_check(before, pairs), auc=pairs.auc())

@@ -33,6 +33,9 @@ class CalibrateSettings(Settings):
     """The model of `scores`, its dimensions and prompts, in words. The probabilities are refused for any other."""
     task: str | None = None
     """Task whose instructions precede the texts. Null takes the model's default prompts."""
+    dimensions: Annotated[int | None, Flag(metavar="D")] = Field(default=None, ge=2)
+    """Number of dimensions that embeddings are cut to. Each has probabilities and thresholds of its own in the model.
+    Null calibrates for complete embeddings."""
     negatives: int | None = Field(default=None, ge=1)
     """Number of random unjudged documents added per query as irrelevant pairs. Null adds none."""
     collection: Annotated[Path | None, Flag(metavar="DIR")] = None
@@ -60,7 +63,11 @@ class CalibrateSettings(Settings):
                 "got no model with pairs, and no scores; expected one of them; fix: give MODEL and --pairs"
             )
         if self.scores is not None:
-            also = [name for name in ("model", "pairs", "task", "negatives", "collection") if getattr(self, name)]
+            also = [
+                name
+                for name in ("model", "pairs", "task", "dimensions", "negatives", "collection")
+                if getattr(self, name)
+            ]
             if also:
                 raise ValueError(f"got scores and {also[0]}; expected one of them; fix: leave {also[0]} out")
             if not self.scored_by:

@@ -220,6 +220,9 @@ class TrainConfig(Settings):
     `{bixse: 1.0, anchor: 0.1}`, on the command line `--loss bixse=1 anchor=0.1`."""
     scale: float = Field(default=LossOptions.model_fields["scale"].default, gt=0)
     """Logit scale alpha, 1 / temperature. The paper takes 20; 10 was better on dev for every loss."""
+    dimensions: Annotated[tuple[Annotated[int, Field(ge=2)], ...], Flag(metavar="D")] = ()
+    """Numbers of dimensions that embeddings can be cut to after training, for example 256 128 64. Each is trained
+    beside the complete embedding, with a scale and a bias of its own. Empty trains the complete embedding alone."""
     loss_options: dict[str, Any] = Field(default_factory=dict)
     """Other arguments of the loss, for example bias, positive_from, in_batch_labels. A sum has a section per term."""
     sharding: Literal["full"] | None = None

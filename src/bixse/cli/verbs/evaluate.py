@@ -50,6 +50,8 @@ class EvaluateSettings(EncodingSettings):
     """Lowest relevant grade for recall, MRR and MAP, and for precision with few labels."""
     max_length: Annotated[int | None, Flag(metavar="TOKENS")] = None
     """Number of tokens that the model reads per text. Without it, the model's own limit."""
+    dimensions: Annotated[tuple[int, ...], Flag(metavar="D")] = ()
+    """Cut the embeddings of each model to these numbers of dimensions, and compare them. Without it, whole ones."""
     exclude_self: bool = False
     """Leave the document with the query's id out of its ranking, for collections whose queries are also documents
     (ArguAna, Quora)."""
@@ -96,13 +98,23 @@ class EvaluateSettings(EncodingSettings):
 
 def run(settings: EvaluateSettings, options: Options) -> CommandResult:
     """Search, score, and return tables."""
-    from bixse.evaluation.systems import open_system
+    from bixse.evaluation.systems import EncoderSystem, open_system
     from bixse.scale.index.search import IndexSystem
 
     if settings.grades is not None:
         return _from_few_labels(settings, settings.grades, options.out)
     shared = settings.model_dump(include={"max_length", "task", "cache", "exact"})
-    systems = [open_system(model, **shared) for model in settings.model]
+    systems = [
+        open_system(model, **shared, dimensions=cut)
+        for model in settings.model
+        for cut in settings.dimensions or (None,)
+    ]
+    uncut = [system.label for system in systems if settings.dimensions and not isinstance(system, EncoderSystem)]
+    if uncut:
+        raise InputError(
+            f"--dimensions: got it for {uncut[0]}, which embeds no texts here; expected models alone; fix: leave "
+            "--dimensions out"
+        )
     if settings.exact and not any(isinstance(system, IndexSystem) for system in systems):
         got = ", ".join(settings.model)
         raise InputError(f"--exact: got it for {got}; expected an index among the models; fix: leave it out")
