@@ -87,7 +87,7 @@ def _computing(requested: str) -> list[list[str]]:
         ["GPU", gpu, "ok" if gpu != "none" else "training runs on the CPU"],
         ["bf16", "fast" if fast else "slow", f"auto means {'bfloat16' if fast else 'float32'}"],
         ["precision", setting, f"models compute in {precision.resolve_precision()}"],
-        ["CPU", f"{platform.machine()}, {os.cpu_count()} cores", f"{torch.get_num_threads()} threads"],
+        ["CPU", f"{platform.machine()}, {os.cpu_count()} cores", f"threads of torch: {torch.get_num_threads()}"],
     ]
 
 
