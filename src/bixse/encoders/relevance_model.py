@@ -1,4 +1,4 @@
-"""The SentenceTransformer that also gives probabilities of relevance, and how it is saved."""
+"""`RelevanceModel`: a SentenceTransformer that also gives probabilities of relevance, and how it is saved."""
 
 from __future__ import annotations
 

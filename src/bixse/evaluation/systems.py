@@ -1,4 +1,4 @@
-"""The systems under evaluation: encoders, indexes, BM25 and run files, with a distinct name per checkpoint."""
+"""The systems that can be evaluated: encoders, indexes, BM25 and run files. Each checkpoint has a distinct name."""
 
 from __future__ import annotations
 

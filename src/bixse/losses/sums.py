@@ -1,4 +1,4 @@
-"""Sums of losses, and the terms that are added to another loss: an anchor to the base model, and spread-out."""
+"""Sums of losses, and terms to add to another loss: an anchor to the base model, and spread-out."""
 
 from __future__ import annotations
 

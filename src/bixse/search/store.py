@@ -1,4 +1,4 @@
-"""The document embeddings on disk: each text is encoded once per model, in whichever corpus it is."""
+"""The store of document embeddings on disk: each text is encoded once per model, even if several corpora hold it."""
 
 from __future__ import annotations
 

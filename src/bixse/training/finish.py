@@ -1,4 +1,4 @@
-"""The end of a training run: merge with the base model, save."""
+"""The end of a training run: merge with the base model, and save."""
 
 from __future__ import annotations
 

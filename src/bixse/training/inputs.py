@@ -1,4 +1,4 @@
-"""The inputs of a configuration: pairs, instructions, collections and the record of the run; the model and its loss."""
+"""The inputs of a training run: pairs, instructions, collections, its record, the model and the loss."""
 
 from __future__ import annotations
 

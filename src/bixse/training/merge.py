@@ -1,4 +1,4 @@
-"""The merge after training: the best weights between the base and the tuned encoder on dev that keep guard."""
+"""The merge after training: weights between base and tuned encoder, the best on dev within the guard tolerance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Merging of existing models."""
+"""Merge models that exist already, for `bixse merge`."""
 
 from __future__ import annotations
 

@@ -49,14 +49,14 @@ class EvaluateSettings(EncodingSettings):
     min_relevant_grade: Annotated[float, Flag(metavar="GRADE")] = MIN_RELEVANT_GRADE
     """Lowest relevant grade for recall, MRR and MAP, and for precision with few labels."""
     max_length: Annotated[int | None, Flag(metavar="TOKENS")] = None
-    """Number of tokens that the model reads per text. Without it, the model's own limit."""
+    """Maximum number of tokens per text. The default is the limit of the model."""
     dimensions: Annotated[tuple[int, ...], Flag(metavar="D")] = ()
     """Cut the embeddings of each model to these numbers of dimensions, and compare them. Without it, whole ones."""
     exclude_self: bool = False
     """Leave the document with the query's id out of its ranking, for collections whose queries are also documents
     (ArguAna, Quora)."""
     missing_documents: MissingDocuments = "refuse"
-    """Judgements whose document is missing from the corpus: refuse them all, or drop and count them."""
+    """Treatment of judgements whose document the corpus lacks: refuse the collection, or drop and count them."""
     grades: Annotated[Path | None, Flag(metavar="FILE")] = None
     """A judge's grades of all pairs, for run files and --human (pairs.parquet, judgements.parquet or qrels)."""
     human: Annotated[Path | None, Flag(metavar="FILE")] = None
@@ -70,7 +70,7 @@ class EvaluateSettings(EncodingSettings):
     download: bool = False
     """Download missing data of the suite from the hub."""
     exact: bool = False
-    """Score every document of an index exactly, also if its type is approximate."""
+    """Score every document of an index exactly, even if the index is approximate."""
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
@@ -170,6 +170,6 @@ def _on_suite(settings: EvaluateSettings, systems: Sequence[System], out: Path |
     return CommandResult(result.text(), result.plain(), artifacts, list(result.notes), exit_code=code)
 
 
-OUT = "Folder for records, runs and figures per query, to go on after a stop. mteb suites: runs/evaluation/SUITE."
+OUT = "Folder for records, runs and figures per query; a stopped command continues there. mteb: runs/evaluation/SUITE."
 FIRST = ("model", "collection", "split", "suite", "data")
 VERB = Verb(EvaluateSettings, Options, run, out=Output(OUT), first=FIRST)
