@@ -10,7 +10,6 @@ import pytest
 from bixse.cli.main import main
 from bixse.data.collection import Collection, Document, save_collection
 from bixse.data.trec import read_qrels, read_run
-from bixse.encoders import encode
 from bixse.encoders.head import RelevanceHead
 from bixse.errors import InputError
 from bixse.files.files import cache_folder
@@ -166,17 +165,8 @@ def test_few_labels_compare_runs(tmp_path):
     assert result_of(*words).metrics == result.metrics
 
 
-@pytest.fixture
-def encoded(monkeypatch):
-    """The kind of the texts of each call that encodes."""
-    kinds, plain = [], encode.encode_here
-
-    def record(model, texts, kind, *rest):
-        kinds.append(kind)
-        return plain(model, texts, kind, *rest)
-
-    monkeypatch.setattr(encode, "encode_here", record)
-    return kinds
+def documents(encoded):
+    return sum(kind == "document" for kind, _ in encoded)
 
 
 def files(folder):
@@ -189,7 +179,7 @@ def test_all_verbs_share_one_store_outside_the_collection(capsys, collection, ca
         call(capsys, "evaluate", model, "--collection", collection)
     call(capsys, "search", model, "copy", "--collection", collection)
     mine(MineConfig(collection=collection, split="test", retrievers=(str(model),)), tmp_path / "mined")
-    assert encoded.count("document") == 1
+    assert documents(encoded) == 4
     assert files(collection) == before
     assert [path.parent for path in cache_path.rglob("*.sqlite")] == [cache_path / "embeddings"]
 
@@ -201,10 +191,10 @@ def test_cache_is_another_folder_or_none(capsys, collection, cache_path, tmp_pat
         call(capsys, *words, "none")
     monkeypatch.setenv("BIXSE_CACHE_DIR", "none")
     call(capsys, *words[:-1])
-    assert encoded.count("document") == 3
+    assert documents(encoded) == 3 * 4
     for _ in range(2):
         call(capsys, *words, tmp_path / "other")
-    assert encoded.count("document") == 4
+    assert documents(encoded) == 4 * 4
     assert len(list((tmp_path / "other").rglob("*.sqlite"))) == 1
     assert (files(collection), cache_path.exists()) == (before, False)
 

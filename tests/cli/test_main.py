@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pydantic_core
 import pytest
+import torch
 import yaml
 
 import bixse
@@ -30,10 +31,6 @@ command.import_module = lambda name: SimpleNamespace(VERB=Verb(Settings, Options
 sys.exit(command.main(["doctor"]) or command.main(WORDS))
 """
 """A program that runs a verb with a fixed result."""
-
-
-class OutOfMemoryError(RuntimeError):
-    """torch raises an error of this name."""
 
 
 def replace_doctor(monkeypatch, action):
@@ -95,7 +92,7 @@ def test_a_launchers_variable_that_is_no_number(capsys, monkeypatch, name, value
         (KeyboardInterrupt(), 130, "interrupted", "Ctrl-C"),
         (ZeroDivisionError("division by zero"), 1, "failed", "ZeroDivisionError: division by zero"),
         (MemoryError(), 1, "failed", "--global-batch-size"),
-        (OutOfMemoryError("CUDA"), 1, "failed", "--global-batch-size"),
+        (torch.OutOfMemoryError("CUDA"), 1, "failed", "--global-batch-size"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -114,7 +111,7 @@ def test_errors_give_their_exit_code_and_a_traceback_only_with_debug(monkeypatch
     assert (envelope["status"], len(envelope["errors"]), shown.err) == (status, 1, "")
     assert message in envelope["errors"][0]
     assert command.main(["doctor", "--debug"]) == code
-    unexpected = isinstance(error, ZeroDivisionError | MemoryError | OutOfMemoryError)
+    unexpected = isinstance(error, ZeroDivisionError | MemoryError | torch.OutOfMemoryError)
     assert ("Traceback" in capsys.readouterr().err) == unexpected
 
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
 
-from bixse.encoders import encode
 from bixse.encoders.embedding import PASS_COST, embed_features, identical_texts, passes_by_length
 from bixse.encoders.encode import embeddings_key, encode_texts
 from bixse.encoders.loading.build import build_encoder, model_hashes
@@ -69,12 +68,10 @@ def test_a_text_without_any_token_has_the_embedding_zero(tiny_model, texts):
         np.testing.assert_allclose(embeddings[1:-1], encode_texts(tiny_model, TEXTS, "document"), atol=1e-6)
 
 
-def test_a_repeated_text_is_encoded_once(tiny_model, monkeypatch):
-    calls, steps = [], []
-    here = encode.encode_here
-    monkeypatch.setattr(encode, "encode_here", lambda *given: calls.append(given[1]) or here(*given))
+def test_a_repeated_text_is_encoded_once(tiny_model, encoded):
+    steps = []
     embeddings = encode_texts(tiny_model, [TEXTS[0], TEXTS[1], TEXTS[0]], "query", progress=steps.append)
-    assert calls == [TEXTS[:2]]
+    assert encoded == [("query", text) for text in TEXTS[:2]]
     assert sum(steps) == 3
     np.testing.assert_array_equal(embeddings[0], embeddings[2])
     assert encode_texts(tiny_model, [], "query").shape == (0, 32)

@@ -16,7 +16,6 @@ from bixse.data.graded_pairs import GradedPairs, Pair
 from bixse.data.pairs_files import load_pairs, save_graded_pairs
 from bixse.data.task_instructions import Instructions
 from bixse.data.trec import read_run, write_qrels
-from bixse.encoders import encode
 from bixse.encoders.loading.precision import PRECISION_VARIABLE
 from bixse.encoders.relevance_model import set_instructions
 from bixse.errors import ConfigError, InputError, InvalidFileError, ModelError, OutputExistsError
@@ -237,7 +236,7 @@ def test_documents_of_a_query_do_not_depend_on_other_queries(collection, tmp_pat
     assert by_query(tmp_path / "other") != everything
 
 
-def test_rankings_of_an_encoder_and_bm25_are_fused(collection, tmp_path, tiny_model_path, cache_path, monkeypatch):
+def test_rankings_of_an_encoder_and_bm25_are_fused(collection, tmp_path, tiny_model_path, cache_path, encoded):
     config = MineConfig(collection=collection, split="train", retrievers=("bm25", str(tiny_model_path)), depth=20)
     out, label = tmp_path / "out", tiny_model_path.name
     result = mine(config, out)
@@ -248,10 +247,9 @@ def test_rankings_of_an_encoder_and_bm25_are_fused(collection, tmp_path, tiny_mo
         for pair in pairs:
             assert (pair.rank, pair.source) == (fused[pair.document_id].rank, fused[pair.document_id].source)
     assert len(list((cache_path / "embeddings").iterdir())) == 1
-    plain, kinds = encode.encode_here, []
-    monkeypatch.setattr(encode, "encode_here", lambda m, t, kind, *rest: kinds.append(kind) or plain(m, t, kind, *rest))
+    encoded.clear()
     mine(changed(config, seed=9), tmp_path / "again")
-    assert set(kinds) == {"query"}  # the cache holds the embeddings of the documents
+    assert {kind for kind, _ in encoded} == {"query"}  # the cache holds the embeddings of the documents
 
 
 def test_index_answers_as_its_model_and_on_its_own_corpus_alone(collection, tiny_model_path, tmp_path):

@@ -13,7 +13,6 @@ from safetensors.numpy import load_file
 from bixse.data.run import RUN_FILE
 from bixse.data.task_instructions import Instructions
 from bixse.data.trec import read_run
-from bixse.encoders import encode
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.relevance_model import set_instructions
 from bixse.errors import InputError, InvalidFileError, ModelError, OutputExistsError
@@ -34,19 +33,6 @@ QUERIES = ["copy a file", "delete tree", "sort", "how do i find the path"]
 def folder(tiny_model, corpus, tmp_path):
     index_of(tiny_model, corpus, tmp_path / "index")
     return tmp_path / "index"
-
-
-@pytest.fixture
-def encoded(monkeypatch):
-    """The documents that were encoded."""
-    texts_seen, encode_here = [], encode.encode_here
-
-    def record(model, texts, kind, *rest):
-        texts_seen.extend(texts if kind == "document" else [])
-        return encode_here(model, texts, kind, *rest)
-
-    monkeypatch.setattr(encode, "encode_here", record)
-    return texts_seen
 
 
 def expected(model, documents, query, top):
@@ -204,7 +190,7 @@ def test_new_texts_of_a_changed_corpus_are_encoded_alone(tiny_model, folder, wri
     changed |= {"d5": ("", "wait in a thread"), "new": ("", "sleep")}
     with open_index(folder, tiny_model) as before:
         report = index_of(tiny_model, write_corpus(changed), folder)
-        assert (report.encoded, sorted(encoded)) == (2, ["sleep", "wait in a thread"])
+        assert (report.encoded, sorted(encoded)) == (2, [("document", "sleep"), ("document", "wait in a thread")])
         assert len(before.search("copy", top=1000)) == 100
     with open_index(folder, tiny_model) as index:
         hits = index.search(QUERIES[0], top=1000)
@@ -246,12 +232,6 @@ DOCUMENTS = {
     "d3": ("sleep", "wait in a thread"),
     "d4": ("", "sort a list of words"),
 }
-
-
-@pytest.fixture
-def model(tmp_path, tiny_model_path):
-    shutil.copytree(tiny_model_path, tmp_path / "model")
-    return tmp_path / "model"
 
 
 @pytest.fixture
