@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pydantic_core
 import pytest
 import torch
-import yaml
 
 import bixse
 import bixse.cli.main as command
@@ -21,6 +20,7 @@ from bixse.encoders.loading.precision import PRECISION_VARIABLE
 from bixse.errors import ConfigError, InputError, InterruptedRunError, StorageError
 from bixse.settings import Settings, section_of
 from helpers.command import call, refused
+from helpers.row_files import yaml_file
 
 HEAVY = ("torch", "transformers", "sentence_transformers", "sklearn", "matplotlib", "scipy", "pandas", "duckdb")
 HARMLESS = """
@@ -34,7 +34,6 @@ sys.exit(command.main(["doctor"]) or command.main(WORDS))
 
 
 def replace_doctor(monkeypatch, action):
-    """Let `bixse doctor` call another function."""
     module = SimpleNamespace(VERB=Verb(Settings, Options, lambda settings, options: action()))
     monkeypatch.setattr(command, "import_module", lambda name: module)
 
@@ -129,9 +128,6 @@ def test_success_in_text_and_as_an_envelope(monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out) == {"status": "ok", **outcome}
 
 
-# --- the process
-
-
 def test_help_of_every_verb_imports_nothing_heavy():
     code = f"""
 import sys
@@ -203,12 +199,6 @@ def settings_of(words, *more, file=None):
     return settings_from(args, verb.settings, file)
 
 
-def yaml_file(folder, text):
-    path = folder / "run.yaml"
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_setting_without_a_flag_has_its_default(verb, tmp_path):
     file = yaml_file(tmp_path, SWEEP) if verb == "sweep" else None
@@ -274,17 +264,11 @@ TRAIN = {"optimizer": {"max_steps": 1, "global_batch_size": 4}, "merge": None}
 
 @pytest.fixture
 def inputs(actions, tiny_model_path):
-    """Paths of pairs, of a collection and of the tiny model."""
     return {"pairs": str(actions.parent / "pairs.jsonl"), "dev": str(actions), "model": str(tiny_model_path)}
 
 
 def record(folder):
     return json.loads((folder / "run.json").read_text(encoding="utf-8"))
-
-
-def write(path, settings):
-    path.write_text(yaml.safe_dump(settings), encoding="utf-8")
-    return path
 
 
 def test_a_flag_or_variable_that_is_no_precision(capsys, monkeypatch):
@@ -318,7 +302,7 @@ def test_bm25_has_no_precision(capsys, collection, tmp_path):
 
 @pytest.fixture
 def settings(inputs, tmp_path):
-    return write(tmp_path / "run.yaml", {**inputs, **TRAIN, "dev_split": "test", "precision": "float32"})
+    return yaml_file(tmp_path, {**inputs, **TRAIN, "dev_split": "test", "precision": "float32"})
 
 
 @pytest.fixture
@@ -330,8 +314,8 @@ def words_of(inputs, settings, tmp_path):
     return {
         "evaluate": ("evaluate", inputs["model"], "--collection", inputs["dev"]),
         "train": ("train", "--config", settings),
-        "sweep": ("sweep", "--config", write(tmp_path / "sweep.yaml", sweep)),
-        "study": ("study", "losses", "--config", write(tmp_path / "study.yaml", study), "--jobs", "1"),
+        "sweep": ("sweep", "--config", yaml_file(tmp_path, sweep, "sweep.yaml")),
+        "study": ("study", "losses", "--config", yaml_file(tmp_path, study, "study.yaml"), "--jobs", "1"),
     }
 
 

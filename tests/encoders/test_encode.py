@@ -12,6 +12,7 @@ from bixse.encoders.encode import embeddings_key, encode_texts
 from bixse.encoders.loading.build import build_encoder, model_hashes
 from bixse.encoders.loading.precision import resolve_precision, use_precision
 from bixse.encoders.relevance_model import RelevanceModel
+from helpers.batches import padded_left
 
 TEXTS = ["copy a file", "sleep in a thread", "move"]
 
@@ -162,16 +163,6 @@ OF_ALL_LENGTHS = [
     "open",
     "delete the folder or not",
 ]
-
-
-def padded_left(features):
-    """The same tokens with the padding moved to the left."""
-    mask = features["attention_mask"]
-    order = torch.argsort(mask, dim=1, stable=True)
-    return {
-        name: value.gather(1, order) if isinstance(value, torch.Tensor) and value.shape == mask.shape else value
-        for name, value in features.items()
-    }
 
 
 class TestEmbedFeatures:

@@ -1,5 +1,3 @@
-"""A model with its head and instructions, and a folder of it that every server reads the same way."""
-
 import json
 import resource
 import subprocess

@@ -1,5 +1,3 @@
-"""The runner of experiments, with measures that train nothing."""
-
 import json
 import os
 import shutil

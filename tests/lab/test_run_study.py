@@ -1,5 +1,3 @@
-"""Studies as commands: every one runs, resumes run by run, and writes the same table for the same seed."""
-
 import csv
 import json
 import os

@@ -1,5 +1,3 @@
-"""Mining end to end: files, reuse, continuing, and independence of a query from the others."""
-
 import json
 import re
 import shutil
@@ -318,7 +316,6 @@ def test_interrupted_run_continues_with_the_next_retriever(collection, tmp_path,
 
 
 def read_known(collection, rows, **settings):
-    """Read the inputs with these known pairs."""
     content = lines({"query_id": "q-copy", "query": "x", "relevance": 1.0, **row} for row in rows)
     path = put(collection.parent, {"known.jsonl": content}) / "known.jsonl"
     return read_inputs(MineConfig(collection=collection, known=path, **settings))

@@ -40,7 +40,6 @@ def documents():
 
 @pytest.fixture
 def write_corpus(tmp_path):
-    """Write documents as a collection, and return its folder."""
 
     def write(texts):
         write_texts(tmp_path / "corpus" / "corpus.jsonl", texts)

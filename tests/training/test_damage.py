@@ -51,7 +51,6 @@ def cut(settings, tmp_path, train_interrupted):
 
 @pytest.fixture(scope="module")
 def whole(settings, tmp_path_factory):
-    """The model of an uninterrupted run."""
     path = train(settings, tmp_path_factory.mktemp("whole"), progress=False).model_path
     assert odd_modes(path) == {}
     return path
@@ -115,8 +114,7 @@ def test_a_run_that_was_moved_goes_on(run_config, tmp_path, train_interrupted):
 class TestModels:
     @pytest.fixture
     def model(self, whole, tmp_path):
-        shutil.copytree(whole, tmp_path / "model")
-        return tmp_path / "model"
+        return shutil.copytree(whole, tmp_path / "model")
 
     @pytest.mark.parametrize("name", ["model.safetensors", "relevance_head.json", "1_Pooling/config.json"])
     def test_a_damaged_file_is_named(self, model, name):

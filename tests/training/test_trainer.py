@@ -29,8 +29,6 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 class After(TrainerCallback):
-    """Calls an action after a step."""
-
     def __init__(self, step, action):
         self.step, self.action = step, action
 
