@@ -65,7 +65,7 @@ def test_errors_of_all_arms_are_named_together_with_the_arms():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("base: run.yaml\nvary: {scale: [1]}", "run.yaml"),
+        ("base: none.yaml\nvary: {scale: [1]}", "none.yaml"),
         ("vary: {scale: [1]}", "base: got nothing; expected a value"),
         ("base: 3\nvary: {scale: [1]}", "base: got 3; expected settings of `bixse train`"),
         ("base: run.yaml\nvary: {scale: 3}", "vary.scale: got 3; expected "),
@@ -143,6 +143,7 @@ def settings(actions, student):
             "dev": actions,
             "model": str(student),
             "optimizer": {"num_train_epochs": 1, "global_batch_size": 8, "documents_per_query": 3},
+            "merge": {"weights": [0.5, 1.0]},
         }
         return SweepConfig(**{"base": {**shared, **(base or {})}, "vary": GRID, **changes})
 
