@@ -38,7 +38,7 @@ def study(actions, student):
             "data": {"collection": str(actions), "scale": (0, 3), "min_relevant_grade": 2},
             "model": str(student),
             "seeds": (0, 1),
-            "train": {"optimizer": OPTIMIZER, "merge": {"weights": [0.5, 1.0]}},
+            "train": {"optimizer": OPTIMIZER},
             "values": {"losses": ["bixse", "infonce"]},
             "jobs": 1,
         }
