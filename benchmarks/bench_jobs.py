@@ -134,9 +134,10 @@ def write_corpus(folder: Path, size: int, indexed: bool = False) -> None:
     """Write a static encoder, and documents and queries of twelve and four words of its vocabulary."""
     import numpy as np
 
-    from bixse.lab.static_student import save_static_student
+    from bixse.encoders.loading.build import build_encoder
+    from bixse.encoders.loading.static import save_static_encoder
 
-    save_static_student(folder / "model")
+    save_static_encoder(build_encoder("demo", device="cpu"), folder / "model", 128)
     tokens = json.loads((folder / "model" / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
     words = sorted(word for word in tokens if word.isascii() and word.isalpha() and len(word) > 3)
     for name, rows, length in (("corpus", size, 12), ("queries", QUERIES, 4)):

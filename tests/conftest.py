@@ -168,10 +168,11 @@ def actions(tmp_path_factory):
 @pytest.fixture(scope="session")
 def student(tmp_path_factory):
     """Folder of a static encoder of 16 dimensions, which trains in a second."""
-    from bixse.lab.static_student import save_static_student
+    from bixse.encoders.loading.build import build_encoder
+    from bixse.encoders.loading.static import save_static_encoder
 
     folder = tmp_path_factory.mktemp("student") / "static"
-    save_static_student(folder, dimensions=16)
+    save_static_encoder(build_encoder("demo", device="cpu"), folder, 16)
     return folder
 
 

@@ -31,7 +31,7 @@ BUDGET = {
     "settings": (230, 2),
     "data": (1720, 24),
     "report": (710, 11),
-    "encoders": (1990, 17),
+    "encoders": (2070, 18),
     "losses": (2280, 19),
     "search": (690, 18),
     "evaluation": (1160, 30),

@@ -8,8 +8,8 @@ from sentence_transformers import SentenceTransformer
 
 from bixse.data.graded_pairs import GradedPairs
 from bixse.encoders.embedding import identical_texts, number_of_texts, tokens_without_padding
+from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError, ModelError
-from bixse.lab.static_student import save_static_student
 from bixse.lab.studies.study import ClaimResult, Contrast, above, crossed_interval, key_of, measure
 from bixse.lab.studies.study_inputs import transformed
 
@@ -115,9 +115,10 @@ def test_tokens_of_texts_in_one_row_are_separated(student):
     assert tokens_without_padding(empty).tolist() == [[-1, -1], [5, 6], [-1, -1]]
 
 
-def test_a_model_without_a_table_is_refused(student, tmp_path):
-    with pytest.raises(ModelError, match="expected a transformers backbone"):
-        save_static_student(tmp_path / "again", model=str(student))
+@pytest.mark.parametrize("options", [{}, {"max_length": 8}, {"pooling": "cls"}, {"bidirectional": True}])
+def test_a_static_encoder_of_a_static_encoder_and_options_of_transformers_are_refused(student, options):
+    with pytest.raises(ModelError):
+        build_encoder(f"static:{student}", **options)
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ def test_each_text_is_encoded_once_and_only_new_ones_later(tiny_model, encoded):
     np.testing.assert_array_equal(again[1:], first[::-1])
     tiny_model.truncate_dim = 8  # the stored embeddings are cut
     cut = EmbeddingStore(tiny_model).encode(TEXTS)
-    assert encoded == ["list"]
+    assert encoded == [("document", "list")]
     np.testing.assert_allclose(cut, encode_texts(tiny_model, TEXTS, "document"), atol=1e-6)
     del encoded[1:]
     tiny_model.truncate_dim = None

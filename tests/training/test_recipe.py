@@ -6,12 +6,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Router
 
 from bixse.cli.main import main
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.encoders.head import HEAD_FILE, RelevanceHead, load_heads
 from bixse.encoders.loading.build import build_encoder, load_relevance_model
+from bixse.encoders.relevance_model import RelevanceModel
 from bixse.encoders.serving import older_settings
 from bixse.errors import InputError, InvalidFileError, ModelError, OutputExistsError
 from bixse.evaluation.evaluate import evaluate
@@ -156,6 +158,28 @@ class TestDimensions:
         with pytest.raises(ModelError, match="dimensions"):
             train_toy(dimensions=[33])
         assert not (tmp_path / "out" / "log.jsonl").exists()
+
+
+@pytest.mark.parametrize("loss", ["bixse", "wasserstein"])
+def test_a_static_encoder_is_made_trained_and_loads_in_the_plain_library(tiny_model_path, train_toy, loss):
+    result = train_toy(model=f"static:{tiny_model_path}", loss=loss, max_length=None, optimizer={"learning_rate": 0.01})
+    plain = SentenceTransformer(str(result.model_path), device="cpu").encode(["copy"], normalize_embeddings=True)
+    before = build_encoder(f"static:{tiny_model_path}", device="cpu").encode(["copy"], normalize_embeddings=True)
+    assert plain @ before.T < 0.9999
+
+
+def test_a_router_of_a_static_query_side_and_a_transformer_trains_both(tiny_model_path, graded_pairs, tmp_path):
+    static, transformer = (
+        list(build_encoder(name, device="cpu").children()) for name in (f"static:{tiny_model_path}", tiny_model_path)
+    )
+    model = RelevanceModel(modules=[Router.for_query_document(static, transformer)], device="cpu")
+    before = {name: part.clone() for name, part in model.named_parameters()}
+    arguments = GradedTrainingArguments(
+        str(tmp_path), max_steps=3, learning_rate=0.01, warmup_steps=0, report_to="none"
+    )
+    GradedTrainer(model, arguments, graded_pairs, loss=BiXSELoss(model)).train()
+    moved = {name.split(".")[2] for name, part in model.named_parameters() if not torch.equal(part, before[name])}
+    assert moved == {"query", "document"}
 
 
 def test_frozen_layers_and_embeddings_stay_as_they_are(tiny_model_path, train_toy):

@@ -192,7 +192,8 @@ class TrainConfig(Settings):
     min_relevant_grade: float = Field(default=1.0, gt=0)
     """Lowest relevant grade, on the scale of the grades, for recall and MRR on dev."""
     model: str = "demo"
-    """Folder or hub name of the encoder. "demo" is the small model of the extra `bixse[demo]`."""
+    """Folder or hub name of the encoder. "demo" is the small model of the extra `bixse[demo]`. "static:NAME" makes a
+    static encoder of the token embeddings of a model, which trains in seconds."""
     max_length: int | None = Field(default=None, ge=4)
     """Maximum number of tokens per text, in training and in the saved model. Null keeps the limit of the model. To
     train faster, lower `train_max_length` instead."""

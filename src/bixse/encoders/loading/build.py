@@ -34,6 +34,8 @@ DEMO_WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 """Names on the hub: `owner/name`, or the name alone of a few old models."""
 MODEL_WORDS = ("bm25", "demo")
+STATIC = "static:"
+"""Prefix of a model's name that makes a static encoder of its table of token embeddings."""
 MODEL_FILES = ("modules.json", "config.json")
 """Files that make a folder, or a repository of the hub, a model."""
 MODEL_SUFFIXES = (".safetensors", ".bin", ".json", ".txt", ".model", ".py", ".jinja")
@@ -54,7 +56,8 @@ def build_encoder(
     """Load a sentence-transformers model, or a bare transformers backbone with a pooling of your choice.
 
     A bare decoder (Llama, Qwen, Mistral, Gemma 3, ...) becomes an encoder: every token sees the whole text, and the
-    mean leaves out the tokens of an instruction. Each load checks the attention.
+    mean leaves out the tokens of an instruction. Each load checks the attention. "static:NAME" makes a static encoder
+    of the token embeddings of a model, which trains and encodes in seconds.
 
     `max_length` cuts texts, `device` is "cpu", "cuda", ...; None keeps the model's own length and chooses a device.
     `trust_remote_code` runs code that comes with the model. `bidirectional` lets the tokens of a decoder see the whole
@@ -79,6 +82,17 @@ def build_encoder(
             f"fix: {did_you_mean(str(pooling), known)}"
         )
     name = str(name_or_path)
+    if name.startswith(STATIC):
+        if pooling is not None or bidirectional is not None:
+            raise ModelError(
+                f"model {name!r}: got pooling or bidirectional; expected neither: a static encoder takes the "
+                "mean of all tokens; fix: leave them out"
+            )
+        from bixse.encoders.loading.static import static_encoder
+
+        source_model = build_encoder(name.removeprefix(STATIC), device=device, trust_remote_code=trust_remote_code)
+        with quiet_loading():
+            return _limited(static_encoder(source_model), name, None, max_length, dimensions)
     source = str(_resolve(name_or_path))  # before the heavy import, so that a wrong path is reported at once
     if fault := damage(Path(source)):
         raise ModelError(
@@ -108,13 +122,26 @@ def build_encoder(
         pool_backbone(model, model.backbone_files, name, pooling)
     set_attention(model, name, model.backbone_files is not None, bidirectional)
     _check_is_encoder(model, name)
+    return _limited(model, name, longest, max_length, dimensions)
+
+
+def _limited(
+    model: RelevanceModel, name: str, longest: int | None, max_length: int | None, dimensions: int | None
+) -> RelevanceModel:
+    """Set the length of texts and of embeddings; `longest` is the highest number of tokens, None for no limit."""
     if max_length is not None:
         if max_length < 4 or (longest is not None and max_length > longest):
             raise ModelError(
                 f"max_length: got {max_length}; expected 4 to {longest or 'the context of the model'} tokens for model "
                 f"{name!r}; fix: lower it or leave it out"
             )
-        model.native_max_length, model.max_seq_length = model.max_seq_length, max_length
+        try:
+            model.native_max_length, model.max_seq_length = model.max_seq_length, max_length
+        except AttributeError as error:  # static embeddings have no setter
+            raise ModelError(
+                f"max_length: got {max_length} for model {name!r}; expected none, as it reads texts of any length; "
+                "fix: leave it out"
+            ) from error
     if dimensions is not None:
         check_dimensions(model, (dimensions,))
         if dimensions < (model.get_embedding_dimension() or 0):  # else the hash of the encoder would change
@@ -263,6 +290,7 @@ def _resolve(name_or_path: str | Path) -> str | Path:
 
 def model_hashes(model: str | Path) -> dict[str, str]:
     """Hash the files that a model folder's ranking depends on (not its relevance head); {} without a model folder."""
+    model = str(model).removeprefix(STATIC)
     if not any((Path(model) / name).is_file() for name in MODEL_FILES):
         return {}  # such a folder may be as large as a disk
     files = sorted(path for path in Path(model).rglob("*") if path.suffix in MODEL_SUFFIXES)

@@ -15,12 +15,12 @@ from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import load_several, save_graded_pairs
 from bixse.data.pydocs import load_pydocs
 from bixse.data.task_instructions import load_instructions
-from bixse.encoders.loading.build import model_hashes
+from bixse.encoders.loading.build import build_encoder, model_hashes
+from bixse.encoders.loading.static import save_static_encoder
 from bixse.errors import InputError
 from bixse.files.files import hash_files
 from bixse.lab.experiments import INPUTS_FOLDER
 from bixse.lab.lab_config import PYDOCS
-from bixse.lab.static_student import save_static_student
 from bixse.preparing import transforms
 from bixse.relevance import GradeScale
 from bixse.training.dev_evaluation import check_not_trained_on
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 STATIC = "static"
+STATIC_DIMENSIONS = 128
+"""Half of the usual number: faster, and enough to compare losses."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def prepare_inputs(config: StudyConfig, out: Path) -> StudyInputs:
     if model == STATIC:
         model = str(folder / STATIC)
         if not Path(model).is_dir():
-            save_static_student(folder / STATIC)
+            save_static_encoder(build_encoder("demo", device="cpu"), folder / STATIC, STATIC_DIMENSIONS)
     data = config.data
     tests = _named(data.test) if data.pairs else {_name(data): folder / _name(data)}
     rest = (data.min_relevant_grade, _named(data.beside, tests), data.exclude_self)
