@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src"
-LIMITS = {"lines": 34_510, "lines of code": 24_221, "modules": 197, "modules with one importer": 33,
-          "imports per module, mean": 6.28, "imports per module, highest": 14, "lines reached from train": 10_798,
-          "lines reached from evaluate": 5_434, "classes of settings": 45, "settings": 263}  # fmt: skip
+LIMITS = {"lines": 34_704, "lines of code": 24_364, "modules": 198, "modules with one importer": 34,
+          "imports per module, mean": 6.3, "imports per module, highest": 14, "lines reached from train": 10_845,
+          "lines reached from evaluate": 5_481, "classes of settings": 45, "settings": 265}  # fmt: skip
 
 
 def imports_of(tree, modules):

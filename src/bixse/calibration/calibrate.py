@@ -25,7 +25,7 @@ from bixse.calibration.calibrate_head import (
 )
 from bixse.data.run import open_run
 from bixse.encoders.head import HEAD_FILE, RelevanceHead
-from bixse.encoders.instructions import PROMPT_NAMES, prompt_for, use_task
+from bixse.encoders.instructions import prompt_for, use_task
 from bixse.encoders.loading.build import build_encoder, model_hashes, model_path_settings, quiet_loading
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.encoders.relevance_model import save_whole
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from bixse.calibration.calibrate_settings import CalibrateSettings
     from bixse.data.run import Run
     from bixse.progress import ProgressBars
-    from bixse.relevance import Kind
 
 DIAGRAM = "reliability.svg"
 EXPORT_FOLDER = "export"
@@ -161,7 +160,7 @@ def calibrate(
         stores = STORES if np.abs(pairs.cosines).max() <= 1 + COSINE_ROUNDING else ()
         prompts = None
         if encoder is not None:
-            prompts = {kind: prompt_for(encoder, kind) or "" for kind in PROMPT_NAMES}
+            prompts = {"query": prompt_for(encoder, "query") or "", "document": prompt_for(encoder, "document") or ""}
         artifacts |= write_export(head, cuts, name, home / EXPORT_FOLDER, stores, prompts)
     result = replace(result, head=head, points=tuple(points), artifacts=artifacts, cuts=tuple(cuts))
     if record is not None:
@@ -214,7 +213,7 @@ def write_export(
     model: str,
     folder: Path,
     stores: Sequence[str] = STORES,
-    prompts: Mapping[Kind, str] | None = None,
+    prompts: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Write `cuts.json`, and per store a snippet with the head's probability and the first cut; return name -> path."""
     files = {"cuts": folder / CUTS_FILE, **{store: folder / f"{store}.py" for store in stores}}
