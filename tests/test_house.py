@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src"
-LIMITS = {"lines": 34_704, "lines of code": 24_364, "modules": 198, "modules with one importer": 34,
-          "imports per module, mean": 6.3, "imports per module, highest": 14, "lines reached from train": 10_845,
-          "lines reached from evaluate": 5_481, "classes of settings": 45, "settings": 265}  # fmt: skip
+LIMITS = {"lines": 34_900, "lines of code": 24_495, "modules": 198, "modules with one importer": 34,
+          "imports per module, mean": 6.3, "imports per module, highest": 14, "lines reached from train": 10_960,
+          "lines reached from evaluate": 5_569, "classes of settings": 45, "settings": 269}  # fmt: skip
 
 
 def imports_of(tree, modules):

@@ -1,4 +1,4 @@
-"""The CPU cores of this process, and the numbers that a launcher sets."""
+"""The CPU cores of this process, and the rank and number of processes that a launcher sets."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from bixse.calibration.calibrate_settings import CalibrateSettings
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.encoders.head import RelevanceHead, Threshold
-from bixse.encoders.loading.build import build_encoder, load_relevance_model
+from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError
 
 pytestmark = pytest.mark.precision("float32")
@@ -266,9 +266,9 @@ def test_a_store_gives_probabilities_near_0_too(store, snippet, head):
     assert hits == pytest.approx(dict(enumerate(head.probability(COSINES))), abs=rounding(head))
 
 
-@pytest.fixture(scope="module")
-def calibrated(tmp_path_factory, tiny_model_path):
-    """The folder of a calibrated model with prompts, at another prior, with two cuts."""
+@pytest.fixture(scope="module", params=[None, 24], ids=["whole", "cut"])
+def calibrated(request, tmp_path_factory, tiny_model_path):
+    """The folder of a calibrated model with prompts, at another prior, with two cuts, of whole and cut embeddings."""
     folder = tmp_path_factory.mktemp("calibrated")
     model = build_encoder(str(tiny_model_path))
     model.prompts = {"query": "find: ", "document": "the text: "}
@@ -281,6 +281,7 @@ def calibrated(tmp_path_factory, tiny_model_path):
     ]
     save_graded_pairs(GradedPairs.from_rows(rows), folder / "pairs.csv")
     chosen = {"model": str(folder / "prompted"), "pairs": folder / "pairs.csv", "prior": 0.1, "anyway": True}
+    chosen["dimensions"] = request.param
     calibrate(CalibrateSettings(**chosen, export=(0.12, 0.06)), folder / "out")
     return folder / "out", words
 
@@ -291,12 +292,14 @@ def test_a_store_agrees_with_the_model_that_was_exported(store, calibrated):
     name, ask = store
     out, words = calibrated
     module = load(out / "export" / f"{name}.py")
-    server = SentenceTransformer(module.MODEL, device="cpu")  # knows nothing of bixse; prompts are those of the snippet
+    server = SentenceTransformer(
+        module.MODEL, device="cpu", truncate_dim=module.DIMENSIONS
+    )  # knows nothing of bixse; prompts are those of the snippet
     embeddings = {
         kind: server.encode([module.PROMPTS[kind] + word for word in words], prompt="")
         for kind in ("query", "document")
     }
-    model = load_relevance_model(module.MODEL, device="cpu")
+    model = build_encoder(module.MODEL, dimensions=module.DIMENSIONS)
     cuts = json.loads((out / "export" / CUTS_FILE).read_text())
     assert [cut["probability"] for cut in cuts] == [0.12, 0.06]
     for query, cut in ((7, cuts[0]), (3, cuts[1])):

@@ -124,6 +124,21 @@ def test_several_models_on_one_collection(capsys, data, tiny_model_path, tmp_pat
     assert "randomisation test" in capsys.readouterr().out
 
 
+def test_cut_embeddings_are_compared_and_indexed(capsys, data, tiny_model_path, tmp_path):
+    where = ("--collection", data / "NFCorpus")
+    words = ("evaluate", tiny_model_path, *where, "--dimensions", 32, 8, 2)
+    code, envelope = call(capsys, *words, "--out", tmp_path / "out")
+    assert code == 0 and len(envelope["metrics"]["systems"]) == 3
+    assert call(capsys, *words, "--out", tmp_path / "out")[1] == envelope
+    runs = {path.parent.name.split("-")[-2]: read_run(path) for path in (tmp_path / "out").glob("*/run.trec")}
+    assert runs["32"]["q1"]["d2"] != runs["8"]["q1"]["d2"] != runs["2"]["q1"]["d2"]
+    assert call(capsys, "index", tiny_model_path, *where, "--dimensions", 8, "--out", tmp_path / "index")[0] == 0
+    call(capsys, "evaluate", tmp_path / "index", *where, "--out", tmp_path / "indexed")
+    assert read_run(tmp_path / "indexed" / "run.trec")["q1"] == pytest.approx(runs["8"]["q1"], abs=1e-5)
+    refused(capsys, "evaluate", "bm25", *where, "--dimensions", 8)
+    refused(capsys, *words[:-3], 33)
+
+
 def test_a_suite_as_text_and_as_json(capsys, data, tiny_model_path, tmp_path):
     words = ("evaluate", tiny_model_path, "bm25", "--suite", "beir", "--data", data, "--tasks", "NFCorpus", "SciFact")
     code, envelope = call(capsys, *words, "--out", tmp_path / "out")

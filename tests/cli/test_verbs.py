@@ -16,8 +16,9 @@ from bixse.cli.main import main
 from bixse.data.collection import Collection, Document, save_collection
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
-from bixse.encoders.head import RelevanceHead, Threshold
+from bixse.encoders.head import RelevanceHead, Threshold, load_heads
 from bixse.encoders.loading.build import load_relevance_model
+from bixse.errors import ModelError
 from bixse.progress import SECONDS_VARIABLE
 from helpers.command import call, refused
 
@@ -159,6 +160,20 @@ def test_a_prior_moves_every_probability(capsys, model, tmp_path):
     head = RelevanceHead.load(out / "model")
     assert (head.prior, head.trained_prior) == (0.01, 0.05)
     assert ElementTree.parse(envelope["artifacts"]["diagram"]).getroot().tag.endswith("svg")
+
+
+def test_cut_embeddings_have_probabilities_of_their_own(capsys, model, tmp_path):
+    (whole := RelevanceHead(20.0, -10.0)).save(model)
+    words = ("calibrate", model, "--pairs", make_pairs(tmp_path), "--anyway")
+    assert call(capsys, *words, "--dimensions", 8)[0] == 0
+    heads = load_heads(model)
+    assert (set(heads), heads[None]) == ({None, 8}, whole)
+    assert load_relevance_model(model, dimensions=8).relevance("copy", ["sort"]) != pytest.approx(
+        load_relevance_model(model).relevance("copy", ["sort"])
+    )
+    with pytest.raises(ModelError):
+        load_relevance_model(model, dimensions=16)
+    refused(capsys, *words, "--dimensions", 33)
 
 
 @pytest.mark.parametrize("thresholds", [0, 1])

@@ -81,6 +81,7 @@ def test_another_collection_with_the_same_ids_is_refused_before_the_search(folde
     [
         ("--by", "0.1"),
         ("bm25", "--fail-if-worse-than", "base"),
+        ("--dimensions", "8", "16", "--fail-if-worse-than", "base"),
         ("--fail-if-worse-than", "base", "--by", "-0.1"),
         ("--fail-if-worse-than", "nowhere"),
     ],

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.nn.functional import normalize
 
-from bixse.losses import build_loss
+from bixse.errors import InputError
+from bixse.losses import MatryoshkaLoss, build_loss
 from helpers.batches import assert_all_close, random_batch
 
 
@@ -321,3 +322,25 @@ def test_infonce_with_several_positives_equals_pytorch_metric_learning():
     leaves = batch.leaves[:2]
     batch.queries, batch.documents = (normalize(leaf, dim=1) for leaf in leaves)
     check(batch, "infonce", theirs, leaves, **SINGLE, scale=5.0)
+
+
+def test_matryoshka_equals_the_sum_of_losses_on_cut_embeddings():
+    batch = random_batch(6, 10, known=0.45)
+    losses = {size: build_loss("distill-kl", nn.Identity(), scale=3.0) for size in (3, 5)}
+    value = MatryoshkaLoss(nn.Identity(), losses).compute_loss_from_embeddings(*batch.leaves[:2], batch.targets)
+    parts = [
+        replace(
+            batch,
+            queries=normalize(batch.queries[:, :size], dim=1),
+            documents=normalize(batch.documents[:, :size], dim=1),
+        )
+        for size in (3, 5)
+    ]
+    expected = sum(naive_distill_kl(part, 3.0) for part in parts)
+    torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-12)
+    assert_all_close(*(torch.autograd.grad(loss, batch.leaves[:2]) for loss in (value, expected)))
+
+
+def test_an_anchor_holds_whole_embeddings_alone():
+    with pytest.raises(InputError):
+        MatryoshkaLoss(nn.Identity(), {5: build_loss("bixse-anchor", nn.Identity())})

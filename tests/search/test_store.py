@@ -48,6 +48,12 @@ def test_each_text_is_encoded_once_and_only_new_ones_later(tiny_model, encoded):
     again = EmbeddingStore(tiny_model).encode(["list", *reversed(TEXTS)])
     assert encoded == ["list"]
     np.testing.assert_array_equal(again[1:], first[::-1])
+    tiny_model.truncate_dim = 8  # the stored embeddings are cut
+    cut = EmbeddingStore(tiny_model).encode(TEXTS)
+    assert encoded == ["list"]
+    np.testing.assert_allclose(cut, encode_texts(tiny_model, TEXTS, "document"), atol=1e-6)
+    del encoded[1:]
+    tiny_model.truncate_dim = None
     tiny_model.max_seq_length = 4  # another model
     EmbeddingStore(tiny_model).encode(TEXTS)
     assert encoded == ["list", *sorted(set(TEXTS), key=len)]

@@ -10,8 +10,8 @@ from sentence_transformers import SentenceTransformer
 from bixse.cli.main import main
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
-from bixse.encoders.head import HEAD_FILE, RelevanceHead
-from bixse.encoders.loading.build import build_encoder
+from bixse.encoders.head import HEAD_FILE, RelevanceHead, load_heads
+from bixse.encoders.loading.build import build_encoder, load_relevance_model
 from bixse.encoders.serving import older_settings
 from bixse.errors import InputError, InvalidFileError, ModelError, OutputExistsError
 from bixse.evaluation.evaluate import evaluate
@@ -140,6 +140,30 @@ def test_a_sum_trains_logs_its_terms_and_has_the_head_of_its_bixse(tmp_path, tra
     last = [entry for entry in result.history if "loss" in entry][-1]
     assert last["logit_bias"] != entry["logit_bias"]
     assert RelevanceHead.load(result.model_path).logit_bias == pytest.approx(last["logit_bias"], abs=0.1)
+
+
+class TestDimensions:
+    @pytest.mark.parametrize("loss", ["bixse-base", "infonce"])
+    def test_each_length_has_the_head_that_it_learned(self, run_config, train_both_ways, loss):
+        settings = run_config(dimensions=[8, 16], loss=loss)
+        heads = ["model/relevance_head.json"] if loss.startswith("bixse") else []
+        result = train_both_ways(settings, *heads)
+        assert {"loss_32", "loss_16", "loss_8"} <= result.history[1].keys()
+        found = load_heads(result.model_path)
+        assert set(found) == ({None, 16, 8} if heads else set())
+        assert len({head.logit_bias for head in found.values()}) == len(found)
+        if heads:
+            cut = load_relevance_model(result.model_path, dimensions=8)
+            vectors = SentenceTransformer(str(result.model_path), device="cpu", truncate_dim=8).encode(
+                ["copy", "sort"], normalize_embeddings=True
+            )
+            expected = found[8].probability(float(vectors[0] @ vectors[1]))
+            assert cut.relevance("copy", ["sort"])[0] == pytest.approx(expected, abs=1e-5)
+
+    def test_a_length_that_the_model_lacks_is_refused_before_training(self, tmp_path, train_toy):
+        with pytest.raises(ModelError, match="dimensions"):
+            train_toy(dimensions=[33])
+        assert not (tmp_path / "out" / "log.jsonl").exists()
 
 
 def test_frozen_layers_and_embeddings_stay_as_they_are(tiny_model_path, train_toy):

@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from bixse.calibration.calibrate_head import (
+    PLAIN_SCALE,
     HeldOutCheck,
     OperatingPoint,
     ScoredPairs,
@@ -118,11 +119,12 @@ def calibrate(
         pairs, facts = scored
     elif judged is not None:
         graded, facts, negatives = judged
-        encoder = build_encoder(str(model))
+        encoder = build_encoder(str(model), dimensions=settings.dimensions)
         use_task(encoder, settings.task)
         pairs = ScoredPairs(
             pair_cosines(encoder, graded, progress), graded.relevance, graded.query_ids,
             settings.prior, settings.positive_from, settings.seed,
+            new=RelevanceHead(PLAIN_SCALE, 0.0, dimensions=settings.dimensions),
         )  # fmt: skip
     before: RelevanceHead | None = getattr(encoder, "head", None)
     check = replace(held_out_check(before, pairs), auc=pairs.auc())
@@ -220,6 +222,7 @@ def write_export(
     # p = sigma(slope * (alpha * cosine + beta) + intercept); repr has every digit, and quotes what is in a text
     shown = {"scale": repr(head.slope * head.logit_scale), "bias": repr(head.logit(0.0)), "model": repr(model)}
     shown |= {"probability": f"{cuts[0].probability:g}", "cosine": repr(cuts[0].cosine), "prompts": repr(prompts)}
+    shown["dimensions"] = repr(head.dimensions)
     shown["numbers"] = _snippet("numbers", shown)
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)

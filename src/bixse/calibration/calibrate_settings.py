@@ -23,33 +23,36 @@ class CalibrateSettings(Settings):
     """Settings of `bixse calibrate`."""
 
     model: Annotated[str | None, Flag(metavar="MODEL", positional=True)] = None
-    """Model folder, Hugging Face name, or demo (the small model of bixse[demo]). Null with `scores`."""
+    """Model folder, Hugging Face name, or demo (the small model of bixse[demo]). `scores` takes its place."""
     pairs: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """Graded pairs that were not trained on (.parquet .jsonl .csv .tsv). Null with `scores`."""
+    """Graded pairs that were not trained on (.parquet .jsonl .csv .tsv). `scores` takes their place."""
     scores: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """Scores of any model with what is relevant, in the place of model and pairs: the columns query, score (or cosine)
-    and relevance from 0 to 1 (or relevant, label) or grade (.parquet .jsonl .csv .tsv)."""
+    """Scores of any model, instead of model and pairs (.parquet .jsonl .csv .tsv). The columns are query, score (or
+    cosine), and either relevance from 0 to 1 (or relevant, label) or grade."""
     scored_by: Annotated[str | None, Flag(metavar="NAME")] = None
-    """The model of `scores`, its dimensions and prompts, in words. The probabilities are refused for any other."""
+    """The model of `scores`, its dimensions and prompts, in words. Scores under another name get no probabilities."""
     task: str | None = None
     """Task whose instructions precede the texts. Null takes the model's default prompts."""
+    dimensions: Annotated[int | None, Flag(metavar="D")] = Field(default=None, ge=2)
+    """Number of dimensions that embeddings are cut to. Each has probabilities and thresholds of its own in the model.
+    Null calibrates for complete embeddings."""
     negatives: int | None = Field(default=None, ge=1)
     """Number of random unjudged documents added per query as irrelevant pairs. Null adds none."""
     collection: Annotated[Path | None, Flag(metavar="DIR")] = None
     """Collection folder from which `negatives` are drawn."""
     prior: Annotated[float | None, Flag(metavar="SHARE")] = Field(default=None, gt=0, lt=1)
-    """Mean relevance of the documents that will be scored, in (0, 1). Probabilities are moved to it from the mean of
-    the pairs. Null does not move them."""
+    """Mean relevance, in (0, 1), of the documents that will be scored. Probabilities are moved from the mean of the
+    pairs to this mean. Null does not move them."""
     at_precision: Annotated[tuple[Precision, ...], Flag(metavar="P")] = ()
     """Precisions in (0, 1]. For each, the lowest probability threshold that reaches it is saved with the model."""
     export: Annotated[tuple[Probability, ...], Flag(metavar="P")] = ()
-    """Probabilities whose cosines are written to export/ of the output folder, with the thresholds of at_precision.
-    Snippets there compute the probability, and cut at the highest of them, in LangChain, LlamaIndex, Haystack, Qdrant,
-    LanceDB, DuckDB, pgvector, Elasticsearch, OpenSearch, MongoDB Atlas and Vespa."""
+    """Probabilities to write as cosines to export/ of the output folder, beside the thresholds of at_precision. Code
+    there computes the probability, and cuts at the highest cosine, in LangChain, LlamaIndex, Haystack, Qdrant, LanceDB,
+    DuckDB, pgvector, Elasticsearch, OpenSearch, MongoDB Atlas and Vespa."""
     positive_from: Annotated[float, Flag(metavar="Z")] = Field(default=POSITIVE_FROM, gt=0, le=1)
     """Lowest relevance, in (0, 1], that counts as relevant for at_precision."""
     anyway: bool = False
-    """Save the calibration even if it is no better on held-out queries than before, or than a constant."""
+    """Save the calibration even if, on held-out queries, it is no better than the old one or than a constant."""
     seed: int = Field(default=0, ge=0, lt=SEEDS)
     """Random seed that splits the queries into halves and draws negatives."""
 
@@ -60,7 +63,11 @@ class CalibrateSettings(Settings):
                 "got no model with pairs, and no scores; expected one of them; fix: give MODEL and --pairs"
             )
         if self.scores is not None:
-            also = [name for name in ("model", "pairs", "task", "negatives", "collection") if getattr(self, name)]
+            also = [
+                name
+                for name in ("model", "pairs", "task", "dimensions", "negatives", "collection")
+                if getattr(self, name)
+            ]
             if also:
                 raise ValueError(f"got scores and {also[0]}; expected one of them; fix: leave {also[0]} out")
             if not self.scored_by:

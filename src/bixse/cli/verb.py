@@ -192,7 +192,7 @@ def _add_switch(into: Any, key: str, word: str, field: FieldInfo, on: Any = True
     undecided = default is None and on is True
     for name, value in values.items():
         if undecided or bool(default) != (value is not off):
-            text = "Turn it off." if value is None else "The opposite." if name != word and undecided else _help(field)
+            text = "Turn it off." if value is None else "Never do so." if name != word and undecided else _help(field)
             into.add_argument(name, dest=key, action="store_const", const=value, default=argparse.SUPPRESS, help=text)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 
 from pydantic import Field, TypeAdapter
@@ -13,6 +13,7 @@ from bixse.errors import InputError, ModelError, first_fault
 from bixse.files.files import write_with_hash
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     import numpy as np
@@ -73,6 +74,8 @@ class RelevanceHead:
     thresholds: tuple[Threshold, ...] = ()
     scored_by: str | None = None
     """The model whose scores the head is for, in words; None: the model in whose folder it stands."""
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    """Number of dimensions that embeddings are cut to before the cosine; None: they are not cut."""
 
     def logit(self, cosine: Cosines) -> Cosines:
         return self.slope * (self.logit_scale * cosine + self.logit_bias) + self.intercept
@@ -125,8 +128,8 @@ class RelevanceHead:
         )
 
     def save(self, folder: Path) -> None:
-        """Write the head into a model folder, and its hash if the folder has hashes; raises StorageError."""
-        write_with_hash(folder / HEAD_FILE, json.dumps(asdict(self), indent=2) + "\n")
+        """Write the head into a model folder, beside heads of other dimensions; raises StorageError."""
+        save_heads({**load_heads(folder), self.dimensions: self}, folder)
 
     @classmethod
     def of_scores(cls, folder: Path, scored_by: str) -> RelevanceHead:
@@ -148,19 +151,42 @@ class RelevanceHead:
         return head
 
     @classmethod
-    def load(cls, folder: Path) -> RelevanceHead | None:
+    def load(cls, folder: Path, dimensions: int | None = None) -> RelevanceHead | None:
         """Return the head of a model folder, or None if it has none; raises ModelError for a damaged file."""
-        path = folder / HEAD_FILE
-        if not path.is_file():
-            return None
-        try:
-            return TypeAdapter(cls).validate_json(path.read_bytes(), strict=True)  # no number from a text or a boolean
-        except (OSError, ValueError) as error:
-            raise ModelError(
-                f"{path}: got no readable relevance head ({first_fault(error)}); expected a finite logit_scale "
-                "above 0, logit_bias, slope and intercept, and priors and thresholds between 0 and 1; fix: delete the "
-                "file and run `bixse calibrate` on the model"
-            ) from error
+        return load_heads(folder).get(dimensions)
+
+
+@dataclass(frozen=True)
+class _HeadFile(RelevanceHead):
+    """The first head of a model; the fields of the file of a model with one head are those of the head."""
+
+    cut: tuple[RelevanceHead, ...] = ()
+    """The heads of shorter embeddings."""
+
+
+def load_heads(folder: Path) -> dict[int | None, RelevanceHead]:
+    """Return dimensions -> head of a model folder; raises ModelError for a damaged file."""
+    path = folder / HEAD_FILE
+    if not path.is_file():
+        return {}
+    try:
+        # strict: no number from a text or a boolean
+        file = TypeAdapter(_HeadFile).validate_json(path.read_bytes(), strict=True)
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"{path}: got no readable relevance head ({first_fault(error)}); expected a finite logit_scale "
+            "above 0, logit_bias, slope and intercept, and priors and thresholds between 0 and 1; fix: delete the "
+            "file and run `bixse calibrate` on the model"
+        ) from error
+    first = RelevanceHead(**{field.name: getattr(file, field.name) for field in fields(RelevanceHead)})
+    return {head.dimensions: head for head in (first, *file.cut)}
+
+
+def save_heads(heads: Mapping[int | None, RelevanceHead], folder: Path) -> None:
+    """Write the heads of a model, that of the whole embedding first, and their hash if the folder has hashes."""
+    first, *rest = sorted(heads.values(), key=lambda head: -(head.dimensions or math.inf))
+    content = asdict(first) | ({"cut": [asdict(head) for head in rest]} if rest else {})
+    write_with_hash(folder / HEAD_FILE, json.dumps(content, indent=2) + "\n")
 
 
 def log_odds(probability: float, name: str = "probability") -> float:

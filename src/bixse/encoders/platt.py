@@ -1,4 +1,4 @@
-"""The slope and intercept that make logits probabilities of relevance: Platt scaling."""
+"""Platt scaling: the slope and intercept that turn logits into probabilities of relevance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The weights of sharded encoders, of which each process has a part, and operations over all processes."""
+"""Operations over all processes, and the weights of sharded encoders, of which each process has a part."""
 
 from __future__ import annotations
 

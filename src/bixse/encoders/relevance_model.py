@@ -1,9 +1,10 @@
-"""The SentenceTransformer that also gives probabilities of relevance, and how it is saved."""
+"""`RelevanceModel`: a SentenceTransformer that also gives probabilities of relevance, and how it is saved."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from sentence_transformers.util import fullname, load_file_path
 
 from bixse.data.task_instructions import RESERVED
 from bixse.encoders.encode import encode_texts
-from bixse.encoders.head import HEAD_FILE, RelevanceHead
+from bixse.encoders.head import HEAD_FILE, RelevanceHead, load_heads, save_heads
 from bixse.encoders.instructions import INSTRUCTIONS_FILE, check_prompt_borders, read_instructions
 from bixse.encoders.loading.backbones import BidirectionalTransformer
 from bixse.encoders.serving import saved_for_servers
@@ -49,10 +50,29 @@ class RelevanceModel(SentenceTransformer):
             load_file_path(model_name_or_path, name, **source) if model_name_or_path is not None else None
             for name in (HEAD_FILE, INSTRUCTIONS_FILE)
         ]
-        self.head: RelevanceHead | None = RelevanceHead.load(Path(files[0]).parent) if files[0] else None
+        self.heads: dict[int | None, RelevanceHead] = load_heads(Path(files[0]).parent) if files[0] else {}
+        """Dimensions that embeddings are cut to -> head; None: of the whole embedding."""
         self.instructions: Instructions | None = read_instructions(Path(files[1]).parent) if files[1] else None
         self.task: str | None = None
         """Task whose instructions are in use; None: the table's default."""
+
+    @property
+    def head(self) -> RelevanceHead | None:
+        """The relevance head for embeddings as long as the model gives them now, or None."""
+        return self.heads.get(self._cut)
+
+    @head.setter
+    def head(self, head: RelevanceHead | None) -> None:
+        self.heads.pop(self._cut, None)
+        if head is not None:
+            self.heads[self._cut] = replace(head, dimensions=self._cut)
+
+    @property
+    def _cut(self) -> int | None:
+        """The dimensions that embeddings are cut to; None if they are not shortened."""
+        given = self.get_embedding_dimension()
+        with self.truncate_embeddings(None):
+            return given if given != self.get_embedding_dimension() else None
 
     def _load_default_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> Any:
         # sentence-transformers calls this, and only this, for files without modules of its own
@@ -72,9 +92,11 @@ class RelevanceModel(SentenceTransformer):
         if others:
             raise InputError(f"relevance: got {shorten(others[0])} as a text; expected strings; fix: leave it out")
         if self.head is None:
+            other = ", ".join(str(cut or "all") for cut in self.heads)
             raise ModelError(
-                "relevance: got a model without a relevance head; expected one trained or calibrated by bixse; "
-                "fix: run `bixse calibrate MODEL --pairs FILE`"
+                f"relevance: got a model without a relevance head for embeddings of {self.get_embedding_dimension()} "
+                f"dimensions{f' (it has one for {other})' if other else ''}; expected one trained or calibrated by "
+                "bixse; fix: run `bixse calibrate MODEL --pairs FILE`, with --dimensions if embeddings are cut"
             )
         queries = encode_texts(self, [query], "query")
         return self.head.probability((queries @ encode_texts(self, documents, "document").T)[0].astype(np.float64))
@@ -105,8 +127,8 @@ class RelevanceModel(SentenceTransformer):
         if self.instructions is not None:
             text = json.dumps(self.instructions.model_dump(), indent=2, ensure_ascii=False)
             write_atomically(Path(path) / INSTRUCTIONS_FILE, f"{text}\n")
-        if self.head is not None:
-            self.head.save(Path(path))
+        if self.heads:
+            save_heads(self.heads, Path(path))
 
 
 def set_instructions(model: RelevanceModel, table: Instructions) -> None:

@@ -1,4 +1,4 @@
-"""The older settings that embedding servers read from a model's folder.
+"""Settings under their older names, which embedding servers read from a model's folder.
 
 sentence-transformers 5.4 renamed keys and module types in the folders it saves. The rules here come from
 text-embeddings-inference (`router/src/lib.rs` and `backends/src/lib.rs` of July 2026), vLLM (`get_pooling_config`, pull

@@ -1,4 +1,4 @@
-"""The weights between two encoders, theta = (1 - w) base + w tuned, means of several, and LoRA."""
+"""Weights between two encoders, theta = (1 - w) base + w tuned; means of several encoders; LoRA."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resampling of queries, intervals and corrections.
+"""Intervals by resampling of queries, p-values, and corrections for several comparisons.
 
 The pairs of one query are alike, so every bootstrap here draws complete queries with replacement (cluster bootstrap).
 A resample is a vector with the count of each query.

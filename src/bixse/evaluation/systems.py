@@ -1,4 +1,4 @@
-"""The systems under evaluation: encoders, indexes, BM25 and run files, with a distinct name per checkpoint."""
+"""The systems that can be evaluated: encoders, indexes, BM25 and run files. Each checkpoint has a distinct name."""
 
 from __future__ import annotations
 
@@ -216,6 +216,7 @@ class EncoderSystem(System):
         trust_remote_code: run code that comes with the model.
         cache: cache folder for document embeddings, or "none"; None: see `bixse.files.files.cache_folder` (corpora of
             more than a million documents are then not cached).
+        dimensions: number of dimensions that embeddings are cut to. None keeps them whole.
 
     Example:
         The first 64 tokens of each text::
@@ -231,8 +232,11 @@ class EncoderSystem(System):
         task: str | None = None,
         trust_remote_code: bool = False,
         cache: str | Path | None = None,
+        dimensions: int | None = None,
     ) -> None:
-        self.label = str(model) if isinstance(model, (str, Path)) else "model"
+        self.source = str(model) if isinstance(model, (str, Path)) else "model"
+        self.label = self.source if dimensions is None else f"{self.source} at {dimensions}"
+        self.dimensions = dimensions
         self.max_length = max_length
         self.task = task
         self.trust_remote_code = trust_remote_code
@@ -245,7 +249,12 @@ class EncoderSystem(System):
         if self._loaded is None:
             self._loaded = self._given
             if self._loaded is None:
-                self._loaded = build_encoder(self.label, self.max_length, trust_remote_code=self.trust_remote_code)
+                self._loaded = build_encoder(
+                    self.source,
+                    self.max_length,
+                    trust_remote_code=self.trust_remote_code,
+                    dimensions=self.dimensions,
+                )
         return self._loaded
 
     @cached_property
@@ -259,7 +268,7 @@ class EncoderSystem(System):
         """The file hashes of a model folder; for a hub name or a loaded model, the hash of the loaded model."""
         files = {}
         if self._given is None:
-            files = model_hashes(demo_model_path() if self.label == "demo" else self.label)
+            files = model_hashes(demo_model_path() if self.source == "demo" else self.source)
         return files or {"weights": self.weights}
 
     @property
@@ -276,10 +285,11 @@ class EncoderSystem(System):
     @property
     def settings(self) -> dict[str, Any]:
         return {
-            "model": self.label,
+            "model": self.source,
             "max_length": self.max_length,
             "instructions": self.task,
             "precision": self.precision,
+            **({} if self.dimensions is None else {"dimensions": self.dimensions}),
         }
 
     def check(self, instructions: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Ask a judge or a text model through the ledger: nothing twice, nothing beyond the budget, nothing lost."""
+"""Ask a judge or a text model through the ledger: no question twice, no cost above the budget, no answer lost."""
 
 from __future__ import annotations
 

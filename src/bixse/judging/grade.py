@@ -1,4 +1,4 @@
-"""Grade pairs with a judge, shard by shard: one shard in this process, or many, in other processes and machines."""
+"""Grade pairs with a judge, shard by shard, in this process, in several, or on several machines."""
 
 from __future__ import annotations
 

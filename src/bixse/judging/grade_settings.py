@@ -31,7 +31,7 @@ class Prices(Settings):
     """US dollars per million prompt tokens, per million completion tokens, and per million cached prompt tokens
     (default: the price of prompt tokens)."""
     max_usd: float | None = Field(default=None, ge=0)
-    """Maximum price of a run in US dollars; the run stops before it (default: no limit)."""
+    """Maximum price of a run in US dollars. The run stops before it is passed (default: no limit)."""
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -81,7 +81,7 @@ class JudgeOptions(ServerSettings):
     samples: int = Field(default=10, ge=1)
     """Number of answers per question with --mode sample."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """Maximum number of tokens per answer (default: found by known questions)."""
+    """Maximum number of tokens per answer (default: measured with known questions)."""
     score_map: Annotated[str | None, Flag(metavar="MAP")] = None
     """The map from scores of a cross-encoder to relevance: logit (default, a sigmoid), prob, percent or
     platt:SLOPE,INTERCEPT."""

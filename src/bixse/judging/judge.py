@@ -1,4 +1,4 @@
-"""The protocol of judges, and what they are asked and answer: one grade, text or status per question."""
+"""The protocol of judges, their questions, and their answers: one grade, text or status per question."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of grading: what a judge said about a pair, the tables of all pairs, and the summary of a run."""
+"""The results of grading: a judge's answer per pair, the tables of all pairs, and the summary of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Open a judge by its name (a server's address, a local model, ...); the settings of the verbs that do so."""
+"""Open a judge by its name, such as a server's address or a local model; settings of the verbs that open one."""
 
 from __future__ import annotations
 

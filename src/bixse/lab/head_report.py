@@ -1,4 +1,4 @@
-"""Calibrate the heads of models on the dev pairs of a collection, and report them on its test pairs."""
+"""Calibrate the heads of models on the dev pairs of a collection, and measure them on its test pairs."""
 
 from __future__ import annotations
 

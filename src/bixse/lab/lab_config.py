@@ -62,7 +62,7 @@ class SweepConfig(PlaceSettings):
     vary: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(min_length=1)
     """Setting (a dotted key of `TrainConfig`) -> a list of values. Every combination of the values is an arm."""
     seeds: Seeds | None = None
-    """Training seeds of each arm, which are ranked by their mean. null: the seed of `base`."""
+    """Training seeds of each arm. Arms are ranked by their mean over the seeds. null: the seed of `base`."""
     precision: Setting | None = None
     """The dtype that models compute in. null: the setting of `base`."""
     jobs: int | None = 1
@@ -106,10 +106,10 @@ class StudyData(Settings):
     """The data of a study: one collection, or files of pairs with collections to test on."""
 
     collection: str = PYDOCS
-    """Folder in the BEIR layout, or "pydocs". It provides pairs, dev and test queries that have no key of their own."""
+    """Folder in the BEIR layout, or "pydocs". It provides training pairs, dev and test, unless they have a key."""
     splits: tuple[str, str, str] | None = None
-    """Splits of the collection for training, dev and test. null: train, dev and test if they exist, else the queries of
-    the only split are divided by `shares`."""
+    """Splits of the collection for training, dev and test. null: train, dev and test if they exist. Otherwise the
+    queries of the only split are divided by `shares`."""
     shares: tuple[float, float, float] = (0.5, 0.1, 0.4)
     """Shares of queries for training, dev and test if there is one split, divided by a hash of the query text."""
     scale: tuple[float, float] = (0, 3)
@@ -162,7 +162,7 @@ class StudyConfig(PlaceSettings):
     jobs: int | None = None
     """Number of parallel runs, each in its own process. null: one per GPU, or one per CPU core."""
     keep_models: bool = False
-    """Do not delete the trained models in the folders of the runs."""
+    """Keep the trained models in the folders of the runs."""
     note: str = ""
     """A line for the findings that describes this configuration."""
 

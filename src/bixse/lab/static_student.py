@@ -1,4 +1,4 @@
-"""The static student: a model of token embeddings alone, which trains in minutes."""
+"""The static student: a model of token embeddings without layers, which trains in minutes."""
 
 from __future__ import annotations
 

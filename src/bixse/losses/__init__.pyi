@@ -13,6 +13,7 @@ from .infonce import SoftInfoNCELoss as SoftInfoNCELoss
 from .pairwise import LambdaLoss as LambdaLoss
 from .pairwise import PairwiseBCELoss as PairwiseBCELoss
 from .sums import AnchorLoss as AnchorLoss
+from .sums import MatryoshkaLoss as MatryoshkaLoss
 from .sums import SpreadOutLoss as SpreadOutLoss
 from .sums import SumLoss as SumLoss
 from .targets import GradedTargets as GradedTargets

@@ -173,6 +173,11 @@ class GradedLoss(nn.Module, ABC):
         return self
 
     @property
+    def with_heads(self) -> dict[int | None, GradedLoss]:
+        """Dimensions that embeddings are cut to -> the loss that learns scale and bias for them."""
+        return {None: self.with_head}
+
+    @property
     def positive_from(self) -> float | None:
         """The lowest relevance of a relevant document; None: any above 0."""
         return None

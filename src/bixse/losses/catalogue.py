@@ -11,7 +11,7 @@ from bixse.errors import ConfigError, did_you_mean
 from bixse.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from sentence_transformers import SentenceTransformer
 
@@ -77,12 +77,21 @@ LOSSES: dict[str, LossEntry] = {
 }
 
 
-def build_loss(word: str | Mapping[str, float], model: SentenceTransformer, **options: Any) -> GradedLoss:
+def build_loss(
+    word: str | Mapping[str, float], model: SentenceTransformer, dimensions: Sequence[int] = (), **options: Any
+) -> GradedLoss:
     """Build a loss on the encoder to train: the name of `LOSSES`, or names with weights for a `SumLoss`.
 
     The options of a sum are sections of its terms, such as `infonce={"hardness": 9.0}`, and options of all terms.
+    With `dimensions` it becomes a `MatryoshkaLoss` of these lengths and of the whole embedding.
     """
     check_loss_options(word, options)
+    if dimensions:
+        from bixse import losses
+
+        lengths = {*dimensions, model.get_embedding_dimension() or 0}
+        passes = {name: options[name] for name in ("mini_batch_size", "gradient_cache") if name in options}
+        return losses.MatryoshkaLoss(model, {d: build_loss(word, model, **options) for d in lengths}, **passes)
     weights = terms_of(word)
     if weights is None:
         return _class_of(str(word))(model, **LOSSES[str(word)].fixed, **options)

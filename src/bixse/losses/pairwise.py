@@ -1,4 +1,4 @@
-"""The losses on pairs of a query's documents, enumerated sparsely: pairwise BCE (RankNet) and LambdaLoss."""
+"""Losses on two documents of one query: pairwise BCE (RankNet) and LambdaLoss, without a dense table of pairs."""
 
 from __future__ import annotations
 

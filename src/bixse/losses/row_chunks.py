@@ -1,4 +1,4 @@
-"""The losses that are a sum over queries: computed one block of rows at a time, with exact gradients."""
+"""Losses that are sums over queries, computed one block of rows at a time with exact gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums of losses, and the terms that are added to another loss: an anchor to the base model, and spread-out."""
+"""Sums of losses, and terms to add to another loss: an anchor to the base model, and spread-out."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 from bixse.encoders.processes import all_reduce_sum, all_rows, global_mean_weight, world_size
 from bixse.errors import InputError
@@ -55,8 +56,9 @@ class SumLoss(GradedLoss):
         figures: dict[str, Tensor] = {}
         for name, term in self._named_terms():
             known = targets if term.base_use is not None else replace(targets, unlabelled=None)
-            known = term.masked(queries.detach(), documents.detach(), known)
-            value = term.compute_loss_from_embeddings(queries, documents, known)
+            read = self._read(name, queries), self._read(name, documents)
+            known = term.masked(read[0].detach(), read[1].detach(), known)
+            value = term.compute_loss_from_embeddings(*read, known)
             value = value * global_mean_weight(term.denominator).to(value)  # denominators differ between processes
             figures = {**term.statistics, **figures, f"loss_{name}": all_reduce_sum(value) / world_size()}
             total = total + self.weights[name] * value
@@ -67,6 +69,10 @@ class SumLoss(GradedLoss):
     def masked(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> GradedTargets:
         """Return the targets unchanged: each term masks its own."""
         return targets
+
+    def _read(self, name: str, embeddings: Tensor) -> Tensor:
+        """Return the part of (N, D) embeddings that a term reads."""
+        return embeddings
 
     def _named_terms(self) -> list[tuple[str, GradedLoss]]:
         return list(self.terms.items())  # type: ignore[arg-type]
@@ -79,7 +85,8 @@ class SumLoss(GradedLoss):
 
     @property
     def with_head(self) -> GradedLoss:
-        return next((term for term in self._terms() if hasattr(term, "logit_bias")), self)
+        heads = [term.with_head for term in self._terms()]
+        return next((head for head in heads if hasattr(head, "logit_bias")), self)
 
     @property
     def base_use(self) -> BaseUse | None:
@@ -108,6 +115,41 @@ class SumLoss(GradedLoss):
             "weights": self.weights,
             **{name: term.get_config_dict() for name, term in self._named_terms()},
         }
+
+
+class MatryoshkaLoss(SumLoss):
+    """The sum of one loss per length of the embeddings (Kusupati et al. 2022, arXiv:2205.13147).
+
+    L = sum_d L_d(q[:d], x[:d]), each part L2-normalised again. The encoder runs once. Each length has a scale and a
+    bias of its own, so that its cosines give probabilities. sentence-transformers' class of this name has one
+    `BiXSELoss`, with the same two numbers for all lengths, though short vectors have higher cosines.
+
+    `terms` maps dimensions to losses on the encoder; the largest is the whole embedding. Raises InputError for an
+    anchor, whose base embeddings are whole.
+
+    Example:
+        >>> from bixse.losses import BiXSELoss, MatryoshkaLoss
+        >>> loss = MatryoshkaLoss(model := nn.Identity(), {8: BiXSELoss(model), 4: BiXSELoss(model)})
+        >>> list(loss.with_heads)
+        [None, 4]
+    """
+
+    def __init__(self, model: SentenceTransformer, terms: Mapping[int, GradedLoss], **options: Any) -> None:
+        longest_first = {str(number): terms[number] for number in sorted(terms, reverse=True)}
+        super().__init__(model, longest_first, dict.fromkeys(longest_first, 1.0), **options)
+        if any(term.base_use is not None and term.base_use.as_trained for term in self._terms()):
+            raise InputError(
+                "dimensions: got a loss with an anchor, which holds whole embeddings; expected another loss; "
+                "fix: leave one of the two out"
+            )
+
+    def _read(self, name: str, embeddings: Tensor) -> Tensor:
+        return normalize(embeddings[:, : int(name)], dim=-1)
+
+    @property
+    def with_heads(self) -> dict[int | None, GradedLoss]:
+        (_, whole), *cut = self._named_terms()
+        return {None: whole.with_head, **{int(name): term.with_head for name, term in cut}}
 
 
 class UngradedLoss(GradedLoss):

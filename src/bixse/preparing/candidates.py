@@ -1,4 +1,4 @@
-"""The candidates of a query: rankings of several retrievers fused into one, each text once, and the selected documents.
+"""The candidates of a query: the rankings of several retrievers fused into one, and the documents selected from it.
 
 Seed, query and documents alone decide the selection.
 """

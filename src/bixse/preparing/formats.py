@@ -1,4 +1,4 @@
-"""The external formats that `bixse convert` reads: `formats.toml` as data, their settings, the files of each format."""
+"""The formats that `bixse convert` reads: `formats.toml` as data, the settings, and the files of each format."""
 
 from __future__ import annotations
 
@@ -115,11 +115,11 @@ class SourceSettings(Settings):
     """Settings of the files to read, and facts that the files do not state."""
 
     source: Annotated[str, Flag(positional=True, metavar="SOURCE")]
-    """Name of the format; "pairs" for files of bixse."""
+    """Name of the format, for example beir, table or sentence-transformers; "pairs" for files of bixse."""
     path: Annotated[Path, Flag(positional=True, metavar="PATH")]
     """File or folder."""
     scale: Annotated[tuple[float, float] | None, Flag(metavar="GRADE")] = None
-    """Lowest and highest grade, for a source that does not state them."""
+    """Lowest and highest grade that could be given, for a source that does not state them."""
     score_map: Annotated[str | None, Flag(metavar="MAP")] = None
     """Map from scores of a teacher to relevance: prob, percent, logit, platt:SLOPE,INTERCEPT, or binary (labels)."""
     corpus: Path | None = None
@@ -131,7 +131,7 @@ class SourceSettings(Settings):
     columns: Annotated[dict[str, str], BeforeValidator(named_words), Flag(metavar="COLUMN=NAME")] = Field(default={})
     """Names of the columns of a table, for example query=search grade=stars."""
     text_ids: bool = False
-    """Make ids from the texts. The default is the ids of the source."""
+    """Make ids from the texts. The default takes the ids of the source."""
 
     @field_validator("source")
     @classmethod

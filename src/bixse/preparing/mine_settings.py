@@ -37,7 +37,7 @@ class MineConfig(EncodingSettings):
     renamed: ClassVar = {"retriever": "write retrievers"}
 
     collection: Annotated[Path | None, Flag(metavar="DIR")] = None
-    """Folder with corpus.jsonl, queries.jsonl and perhaps qrels. The alternative is corpus and queries."""
+    """Folder with corpus.jsonl, queries.jsonl and perhaps qrels. Two files, `corpus` and `queries`, do as well."""
     corpus: Annotated[Path | None, Flag(metavar="FILE")] = None
     """File of the documents, one JSON {_id, title, text} per line."""
     queries: Annotated[Path | None, Flag(metavar="FILE")] = None
@@ -45,9 +45,9 @@ class MineConfig(EncodingSettings):
     split: str | None = None
     """Split of the collection whose judged queries are mined; null takes all queries."""
     max_queries: int | None = Field(default=None, ge=1)
-    """Maximum number of queries, drawn by the seed; null takes all queries."""
+    """Maximum number of queries, drawn at random; null takes all queries."""
     known: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """File of graded pairs, which are left out at any grade; null leaves out none."""
+    """File of graded pairs. No pair in it is mined again, whatever its grade; null leaves out none."""
     retrievers: Annotated[tuple[str, ...], Flag(name="retriever")] = ("bm25",)
     """bm25 (the default), demo, a model folder, a hub name, or the folder of an index of the corpus; one or several.
     """
@@ -57,7 +57,7 @@ class MineConfig(EncodingSettings):
     per_query: Annotated[int | None, Field(ge=1), Flag(metavar="K")] = None
     """Number of documents per query; null means 8, or 1 with the strategy one."""
     depth: int = Field(default=100, ge=1)
-    """Number of ranks that are used, of each retriever and of the fused ranking."""
+    """Number of ranks used, both of the ranking of each retriever and of the fused ranking."""
     seed: int = Field(default=0, ge=0, lt=SEEDS)
     """Random seed of the selected documents and queries."""
     max_length: Annotated[int | None, Field(ge=1), Flag(metavar="TOKENS")] = None

@@ -1,4 +1,4 @@
-"""Mined pairs: pairs to grade, without relevance, with the retrievers that found each."""
+"""Mined pairs: pairs to grade, without relevance, each with the retrievers that ranked it."""
 
 from __future__ import annotations
 

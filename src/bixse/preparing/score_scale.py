@@ -1,4 +1,4 @@
-"""The scores of a teacher: a description of their scale, and the map to relevance that must be stated."""
+"""The scores of a teacher: a description of their scale, and the stated map from scores to relevance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file or folder in one of the formats, read as tables of judgements."""
+"""Read a file or folder in one of the formats as tables of judgements."""
 
 from __future__ import annotations
 

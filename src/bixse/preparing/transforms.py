@@ -1,4 +1,4 @@
-"""Transforms of graded pairs: cutoff, binary relevance, label noise, samples of a size, parts, no duplicates.
+"""Transforms of graded pairs: cutoff, binary relevance, label noise, sampling, splits, removal of duplicates.
 
 A transform works on `PairColumns`, a few numbers per row: tables may be larger than memory.
 """

@@ -1,4 +1,4 @@
-"""An engine does the shards of a job: in this process or in others of this machine, alone or as one rank of several."""
+"""Engines, which run the shards of a job: in this process, in several of this machine, or as one rank of several."""
 
 from __future__ import annotations
 
@@ -335,7 +335,7 @@ def rank_of(variables: Mapping[str, str]) -> tuple[int, int]:
 
 
 class PlaceSettings(Settings):
-    """The setting of verbs that may run as several processes of a launcher."""
+    """The machines that share the work."""
 
     engine: Literal["local", "ranks"] = "local"
     """Engine. local: all work runs on this machine; ranks: this process does its share, and other processes of a
@@ -354,7 +354,7 @@ class PlaceSettings(Settings):
 
 
 class EngineSettings(PlaceSettings):
-    """The settings of work that may be cut into any number of shards.
+    """The number of shards and processes.
 
     Example:
         >>> EngineSettings(processes=1).chosen_engine().processes
@@ -364,7 +364,7 @@ class EngineSettings(PlaceSettings):
     shards: int | None = Field(default=None, ge=1)
     """Approximate number of shards; null means as few as possible."""
     processes: int = Field(default=1, ge=1)
-    """Number of processes on this machine. Each does one shard at a time, and uses in turn one of the GPUs that
+    """Number of processes on this machine. Each works on one shard at a time. They take turns at the GPUs that
     CUDA_VISIBLE_DEVICES names."""
 
     @property

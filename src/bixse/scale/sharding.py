@@ -1,4 +1,4 @@
-"""Training with every weight, gradient, moment and checkpoint in parts, one part per process.
+"""Sharded training: each process holds one part of the weights, gradients, moments and checkpoints.
 
 A pass gathers each transformer block from all processes and frees it afterwards (FSDP2; Zhao et al. 2023,
 arXiv:2304.11277). Each process writes its part of a checkpoint in safetensors, which any number of processes read; the

@@ -1,4 +1,4 @@
-"""The exact search by inner product in chunks, with an order of ties that does not depend on the chunks."""
+"""Exact search by inner product, in chunks. The order of equal scores does not depend on the chunks."""
 
 from __future__ import annotations
 

@@ -40,19 +40,19 @@ class SearchSettings(EncodingSettings):
     """
 
     model: Annotated[str, Flag(metavar="INDEX|MODEL", positional=True)]
-    """Folder that `bixse index` made, or lancedb:PATH/TABLE or qdrant:URL/COLLECTION that it wrote to; or, with a
-    collection, a model folder, Hugging Face name, or demo (the small model of bixse[demo])."""
+    """An index: its folder, or lancedb:PATH/TABLE or qdrant:URL/COLLECTION that `bixse index` wrote to. With
+    --collection, a model: its folder, its Hugging Face name, or demo (the small model of bixse[demo])."""
     query: Annotated[str | None, Flag(metavar="QUERY", positional=True)] = None
     """The query, in quotes."""
     collection: Annotated[Path | None, Flag(metavar="DIR")] = None
-    """Folder with corpus.jsonl, searched with MODEL without an index."""
+    """Folder with corpus.jsonl, which a model searches without an index."""
     top: int = Field(default=10, ge=1)
     """Number of documents shown."""
     threshold: Annotated[float | None, Flag(metavar="P")] = Field(default=None, ge=0, le=1)
     """Lowest probability of relevance of a shown document, 0 to 1. null shows documents of any probability."""
     at_precision: Annotated[float | None, Flag(metavar="P")] = None
-    """Show only documents above the threshold of this precision, 0 to 1, which `bixse calibrate --at-precision P`
-    stored in the model."""
+    """Precision, 0 to 1. Documents below its threshold are not shown. `bixse calibrate --at-precision P` stores the
+    threshold in the model."""
     queries: Annotated[str | None, Flag(metavar="FILE")] = None
     """File of queries for an index (columns _id and text, or one query per line); - reads the terminal."""
     exact: bool = False

@@ -1,4 +1,4 @@
-"""The search of a collection without an index: `search_collection` takes one query, `EncodedCollection` many."""
+"""Search a collection without an index: `search_collection` for one query, `EncodedCollection` for many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The document embeddings on disk: each text is encoded once per model, in whichever corpus it is."""
+"""The store of document embeddings on disk: each text is encoded once per model, even if several corpora hold it."""
 
 from __future__ import annotations
 
@@ -34,13 +34,15 @@ class EmbeddingStore:
     """The document embeddings of one model in one SQLite file, which several processes may use at once.
 
     Unreadable embeddings are encoded again; nothing is kept if the folder cannot be written. The model must not change
-    during use. `cache` is the choice of `bixse.files.files.cache_folder`.
+    during use. Whole embeddings are stored, and cut to the model's `truncate_dim` when they are read. `cache` is the
+    choice of `bixse.files.files.cache_folder`.
     """
 
     def __init__(self, model: SentenceTransformer, cache: str | Path | None = None) -> None:
         self.model = model
         root = cache_folder(cache)
-        self.path = None if root is None else root / EMBEDDINGS_FOLDER / f"{embeddings_key(model)}.sqlite"
+        with model.truncate_embeddings(None):
+            self.path = None if root is None else root / EMBEDDINGS_FOLDER / f"{embeddings_key(model)}.sqlite"
         self.failure: str | None = None
         """Reason why embeddings could not be kept, or None."""
         self.encoded = 0
@@ -48,6 +50,17 @@ class EmbeddingStore:
 
     def encode(self, texts: Sequence[str], progress: Callable[[int], None] | None = None) -> NDArray[np.float32]:
         """Return (N, D) L2-normalised embeddings, encoding and storing missing ones; `progress` gets increments."""
+        cut = self.model.truncate_dim
+        with self.model.truncate_embeddings(None):
+            whole = self._encode(texts, progress)
+        if cut is None or cut >= whole.shape[1]:
+            return whole
+        part: NDArray[np.float32] = whole[:, :cut]
+        lengths = np.linalg.norm(part, axis=1, keepdims=True)
+        part /= np.where(lengths > 0, lengths, 1)  # a text without tokens stays 0
+        return part
+
+    def _encode(self, texts: Sequence[str], progress: Callable[[int], None] | None) -> NDArray[np.float32]:
         digests = [blake2b(text.encode("utf-8"), digest_size=16).digest() for text in texts]
         row_of = {digest: row for row, digest in reversed(list(enumerate(digests)))}
         embeddings = np.empty((len(texts), self.model.get_embedding_dimension() or 0), dtype=np.float32)

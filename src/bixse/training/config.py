@@ -55,7 +55,7 @@ class OptimizerConfig(Settings):
     """Peak rate of the encoder for 16 queries per step; multiplied by sqrt(queries per step / 16), as in the paper. A
     step holds global_batch_size * gradient_accumulation_steps queries, but never more than there are."""
     bias_lr_multiplier: float = Field(default=100.0, ge=0)
-    """Factor of the logit bias's learning rate: it learns at this factor times the encoder's rate."""
+    """Learning rate of the logit bias, as a multiple of the rate of the encoder."""
     num_train_epochs: int = Field(default=3, ge=1)
     """Number of passes over the queries."""
     max_steps: int | None = Field(default=None, ge=1)
@@ -174,7 +174,7 @@ class TrainConfig(Settings):
     """TOML file of task instructions, saved with the model. "paper" takes those of the BiXSE paper. Null takes the
     model's own instructions, or else its prompts."""
     dev: Path | Annotated[tuple[Path, ...], Field(min_length=1)] | None = None
-    """Collection folder, or several, to select the checkpoint by its mean graded nDCG@10. Null keeps the last one."""
+    """Collection folder, or several, to select the checkpoint by its mean graded nDCG@10. Null keeps the last."""
     dev_split: str = "dev"
     """Split of the dev collections."""
     dev_candidates: int = Field(default=30, ge=1)
@@ -216,10 +216,13 @@ class TrainConfig(Settings):
     lora: LoraConfig | None = None
     """Train low-rank adapters instead of all weights. `lora: {}` takes the defaults; null trains all weights."""
     loss: Annotated[str | dict[str, float], Flag(metavar="LOSS")] = "bixse"
-    """Name of the loss, a key of `bixse.losses.LOSSES`; or a sum of losses, name -> weight, for example
-    `{bixse: 1.0, anchor: 0.1}`, on the command line `--loss bixse=1 anchor=0.1`."""
+    """Name of the loss, a key of `bixse.losses.LOSSES` such as infonce. A sum of losses is name -> weight, for example
+    `{bixse: 1.0, anchor: 0.1}`, or on the command line `--loss bixse=1 anchor=0.1`."""
     scale: float = Field(default=LossOptions.model_fields["scale"].default, gt=0)
     """Logit scale alpha, 1 / temperature. The paper takes 20; 10 was better on dev for every loss."""
+    dimensions: Annotated[tuple[Annotated[int, Field(ge=2)], ...], Flag(metavar="D")] = ()
+    """Numbers of dimensions that embeddings can be cut to after training, for example 256 128 64. Each is trained
+    beside the complete embedding, with a scale and a bias of its own. Empty trains the complete embedding alone."""
     loss_options: dict[str, Any] = Field(default_factory=dict)
     """Other arguments of the loss, for example bias, positive_from, in_batch_labels. A sum has a section per term."""
     sharding: Literal["full"] | None = None
@@ -340,9 +343,9 @@ class MergeModelsConfig(Settings):
     models: Annotated[tuple[str, ...], Field(min_length=2), Flag(metavar="MODEL", positional=True)]
     """Folders or hub names of two or more models of one architecture. With dev, the first is the base model."""
     weights: tuple[Weight, ...] | None = None
-    """Share of each model; the shares add up to 1. Null chooses w on dev."""
+    """Share of each model; the shares add up to 1. Null chooses the share of the tuned models on dev."""
     dev: tuple[Path, ...] = ()
-    """Collection folders on which w is chosen."""
+    """Collection folders on which the share w of the tuned models is chosen."""
     dev_split: str = "dev"
     """Split of the dev collections."""
     guard: tuple[Path, ...] = ()
@@ -350,9 +353,9 @@ class MergeModelsConfig(Settings):
     guard_split: str = "test"
     """Split of the guard collections."""
     guard_tolerance: float = Field(default=TOLERANCE, ge=0)
-    """nDCG@10 by which a guard collection may fall below the base model."""
+    """Maximum drop of nDCG@10 on a guard collection, against the base model."""
     candidates: Annotated[tuple[Weight, ...], Field(min_length=1)] = WEIGHTS
-    """Values of w to score."""
+    """Values of w to score on dev and guard."""
     documents: int | None = Field(default=SEARCHED, ge=1)
     """Number of documents per collection that each weight searches: all judged documents and the best hits of the base
     and the tuned model. Null searches the complete corpus."""

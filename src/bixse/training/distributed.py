@@ -1,4 +1,4 @@
-"""The processes that train one model: started together, agreed on their inputs, stopped together.
+"""The processes that train one model: they start together, compare their inputs, and stop together.
 
 The launcher's environment gives the rank of this process before torch is imported; accelerate does the rest.
 """

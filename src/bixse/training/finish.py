@@ -1,4 +1,4 @@
-"""The end of a training run: merge with the base model, save."""
+"""The end of a training run: merge with the base model, and save."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from bixse.encoders.relevance_model import save_whole
 from bixse.encoders.weights import has_lora, merge_lora, trained_weights
 from bixse.training.config import TUNED_FOLDER
 from bixse.training.distributed import is_main_process, raise_together
-from bixse.training.merge import MergeResult, merge, refitted_head
+from bixse.training.merge import MergeResult, merge, refitted_heads
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from sentence_transformers import SentenceTransformer
@@ -40,9 +40,9 @@ def merge_tuned(
     trainer: GradedTrainer,
     base: Weights,
     watched: Sequence[Watched],
-    head: RelevanceHead | None,
+    heads: dict[int | None, RelevanceHead],
     progress: bool,
-) -> tuple[MergeResult, RelevanceHead | None]:
+) -> tuple[MergeResult, dict[int | None, RelevanceHead]]:
     """Set the trained encoder to the best weights between it and the base."""
     settings, model = config.merge, trainer.loss.model
     assert settings is not None
@@ -51,29 +51,29 @@ def merge_tuned(
         unsharded = trainer.unsharded_model()
         with raise_together():
             if is_main_process():
-                save_model(copy.deepcopy(unsharded.cpu()), head, out / TUNED_FOLDER)  # a copy: saving merges adapters
+                save_model(copy.deepcopy(unsharded.cpu()), heads, out / TUNED_FOLDER)  # a copy: saving merges adapters
         model.to(device)
     model.eval()
     # a saved model loads with sdpa: eager attention, which trains faster, rounds differently and is slow on long texts
     switch_attention(model, None)
     tuned = trained_weights(model)
     merged = merge(model, base, tuned, settings.weights, watched, config.guard_tolerance, progress)
-    if head is not None and merged.weight < 1:
+    if heads and merged.weight < 1:
         with raise_together():
-            head = refitted_head(trainer, head)
-    return merged, head
+            heads = refitted_heads(trainer, heads)
+    return merged, heads
 
 
 def save_model(
     encoder: SentenceTransformer,
-    head: RelevanceHead | None,
+    heads: Mapping[int | None, RelevanceHead],
     folder: Path,
     merged: MergeResult | None = None,
     adapters: Path | None = None,
 ) -> None:
-    """Save an encoder with its head and the card of a merge; adapters are written alone first, then merged."""
+    """Save an encoder with its heads and the card of a merge; adapters are written alone first, then merged."""
     model = cast("RelevanceModel", encoder)
-    model.head = head  # also None: the base model's head does not fit this encoder
+    model.heads = dict(heads)  # also {}: the base model's heads do not fit this encoder
     with quiet_loading():
         if has_lora(model):
             if adapters is not None:

@@ -1,4 +1,4 @@
-"""The inputs of a configuration: pairs, instructions, collections and the record of the run; the model and its loss."""
+"""The inputs of a training run: pairs, instructions, collections, its record, the model and the loss."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from bixse.data.run import Run, open_run
 from bixse.data.task_instructions import load_instructions
 from bixse.encoders.loading.build import (
     build_encoder,
+    check_dimensions,
     model_hashes,
     model_path_settings,
     set_dropout,
@@ -81,4 +82,5 @@ def make_loss(config: TrainConfig, table: Instructions | None) -> GradedLoss:
     upcast_trainable_to_float32(model)
     if config.dropout is not None:
         set_dropout(model, config.dropout)
-    return build_loss(config.loss, model, scale=config.scale, **config.loss_options)
+    check_dimensions(model, config.dimensions)
+    return build_loss(config.loss, model, config.dimensions, scale=config.scale, **config.loss_options)

@@ -1,4 +1,4 @@
-"""The merge after training: the best weights between the base and the tuned encoder on dev that keep guard."""
+"""The merge after training: weights between base and tuned encoder, the best on dev within the guard tolerance."""
 
 from __future__ import annotations
 
@@ -283,28 +283,36 @@ def _difference(change: Change) -> str:
     return f"{change.mean:+.4f}{interval}"
 
 
-def refitted_head(trainer: GradedTrainer, head: RelevanceHead) -> RelevanceHead:
-    """Return scale and bias for an encoder whose weights were changed since training."""
+def refitted_heads(
+    trainer: GradedTrainer, heads: Mapping[int | None, RelevanceHead]
+) -> dict[int | None, RelevanceHead]:
+    """Return scale and bias, per dimensions that embeddings are cut to, for weights that changed since training."""
     model = trainer.loss.model.eval()
-    cosines: list[torch.Tensor] = []
+    cosines: dict[int | None, list[torch.Tensor]] = {cut: [] for cut in heads}
     relevance: list[torch.Tensor] = []
     with torch.no_grad():
         for features, targets in trainer.global_batches():
             with autocast(model.device):
                 vectors = [embed_features(model, part).float() for part in features]
-            queries, documents = (torch.nn.functional.normalize(part, dim=-1) for part in vectors)
             z, counts = targets.dense()
-            cosines.append((queries @ documents.T)[counts > 0].double().cpu())
+            for cut, parts in cosines.items():
+                queries, documents = (torch.nn.functional.normalize(part[:, :cut], dim=-1) for part in vectors)
+                parts.append((queries @ documents.T)[counts > 0].double().cpu())
             relevance.append(z[counts > 0].double().cpu())
-            if sum(map(len, cosines)) >= HEAD_ENTRIES:
+            if sum(map(len, relevance)) >= HEAD_ENTRIES:
                 break
-    logits = head.logit_scale * torch.cat(cosines).numpy() + head.logit_bias
+    graded = torch.cat(relevance).numpy()
+    return {cut: _refitted(head, torch.cat(cosines[cut]).numpy(), graded) for cut, head in heads.items()}
+
+
+def _refitted(head: RelevanceHead, cosines: Floats, relevance: Floats) -> RelevanceHead:
+    logits = head.logit_scale * cosines + head.logit_bias
     # least binary cross-entropy of sigma(alpha cos + beta), as in training: the cosines of a merged encoder lie closer
     # together and need a larger scale
-    slope, intercept = fit_platt(logits, torch.cat(relevance).numpy())
+    slope, intercept = fit_platt(logits, relevance)
     if slope <= 0:  # cosines that do not rise with relevance: the trained scale is as good as any
         return head
     scale, bias = slope * head.logit_scale, slope * head.logit_bias + intercept
-    prior = float(torch.cat(relevance).mean())
+    prior = float(relevance.mean())
     known = prior if 0 < prior < 1 else None
     return replace(head, logit_scale=scale, logit_bias=bias, trained_prior=known, prior=known)

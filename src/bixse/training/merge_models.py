@@ -1,4 +1,4 @@
-"""Merging of existing models."""
+"""Merge models that exist already, for `bixse merge`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bixse.files.files import alone_in, file_hash, storage_errors
 from bixse.training.config import MODEL_FOLDER
 from bixse.training.dev_evaluation import Split, check_not_trained_on, load_watched, queries_of, split_hashes
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
-from bixse.training.merge import MergeResult, merge, refitted_head
+from bixse.training.merge import MergeResult, merge, refitted_heads
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -62,12 +62,12 @@ def merge_models(config: MergeModelsConfig, out: str | Path, progress: bool = Fa
         result = TypeAdapter(MergeResult).validate_python(record.results["merge"])
         return MergedModel(folder / MODEL_FOLDER, result, record.results["warnings"], reused=True)
     base = build_encoder(names[0], config.max_length, trust_remote_code=config.trust_remote_code).float()
-    states, heads = [trained_weights(base)], [base.head]
+    states, heads = [trained_weights(base)], [base.heads]
     for name in names[1:]:
         other = build_encoder(name, trust_remote_code=config.trust_remote_code)
         check_same_kind(base, other, (names[0], name))
         states.append(trained_weights(other))
-        heads.append(other.head)
+        heads.append(other.heads)
         del other
     with alone_in(folder), storage_errors(folder):
         record.save("running")
@@ -78,12 +78,13 @@ def merge_models(config: MergeModelsConfig, out: str | Path, progress: bool = Fa
             tuned = mean_weights(states[1:])
             result = merge(base, states[0], tuned, config.candidates, watched, config.guard_tolerance, progress)
         warnings += result.warnings()
-        base.head = None
+        base.heads = {}
         if graded is not None:
-            head = next((head.as_trained() for head in reversed(heads) if head is not None), RelevanceHead(20.0, 0.0))
+            trained = next((part for part in reversed(heads) if part), {None: RelevanceHead(20.0, 0.0)})
+            plain = {cut: head.as_trained() for cut, head in trained.items()}
             with tempfile.TemporaryDirectory() as scratch:
                 arguments = GradedTrainingArguments(scratch, report_to="none", per_device_train_batch_size=16)
-                base.head = refitted_head(GradedTrainer(base, arguments, graded), head)
+                base.heads = refitted_heads(GradedTrainer(base, arguments, graded), plain)
         else:
             warnings.append(
                 "the merged model has no relevance head, as its cosines are those of neither model; fix: give --pairs, "

@@ -12,7 +12,7 @@ import torch
 from pydantic import TypeAdapter
 
 from bixse.errors import InputError, InterruptedRunError, TrainingError
-from bixse.losses.relevance_head import trained_head
+from bixse.losses.relevance_head import trained_heads
 from bixse.results import RegradedEpoch  # noqa: TC001 pydantic reads it
 from bixse.training.checks import check_learned, embedding_spreads, warn_of_no_gain
 from bixse.training.config import ADAPTER_FOLDER, CHECKPOINT_FOLDER, MODEL_FOLDER
@@ -86,9 +86,9 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str = "t
         warnings += [] if regrading is None else regrading.warnings()
         history, best = _history(trainer), trainer.state.best_global_step if trainer.evaluator is not None else None
         warnings += warn_of_no_gain(history, best)
-        merged, head = None, trained_head(parts.loss, _mean_target(history))
+        merged, heads = None, trained_heads(parts.loss, _mean_target(history))
         if base is not None:
-            merged, head = merge_tuned(config, out, trainer, base, inputs.watched, head, progress)
+            merged, heads = merge_tuned(config, out, trainer, base, inputs.watched, heads, progress)
             warnings += merged.warnings()
         result = TrainResult(
             model_path=model_path,
@@ -100,7 +100,7 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str = "t
             merge=merged,
             regrade=[] if regrading is None else regrading.epochs,
         )
-        guard.together(_save, result, trainer.unsharded_model(), head, guard, trainer, started)
+        guard.together(_save, result, trainer.unsharded_model(), heads, guard, trainer, started)
     return result
 
 
@@ -157,10 +157,10 @@ def _mean_target(history: Sequence[dict[str, Any]]) -> float | None:
     return sum(targets) / len(targets) if targets else None
 
 
-def _save(result: TrainResult, model: Any, head: Any, guard: RunGuard, trainer: GradedTrainer, started: float) -> None:
+def _save(result: TrainResult, model: Any, heads: Any, guard: RunGuard, trainer: GradedTrainer, started: float) -> None:
     if not is_main_process():
         return
-    save_model(model, head, result.model_path, result.merge, result.model_path.with_name(ADAPTER_FOLDER))
+    save_model(model, heads, result.model_path, result.merge, result.model_path.with_name(ADAPTER_FOLDER))
     guard.record.results = result.to_json()
     _add_timings(guard, started, trainer)
     guard.save_record("finished")

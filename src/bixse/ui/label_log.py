@@ -1,4 +1,4 @@
-"""The file of people's labels: read once, then extended by one fsynced line per event, each event once."""
+"""The file of people's labels, read once. Each event is then added once, as one fsynced line."""
 
 from __future__ import annotations
 

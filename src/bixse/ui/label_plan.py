@@ -1,4 +1,4 @@
-"""The pairs of a run folder, indexed once, and the plan: the pairs to label, their order and probabilities."""
+"""The pairs of a run folder, and the plan of labelling: which pairs, in which order, drawn with which probability."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The versions of the rubric in a run folder, and the change by each version on the same labelled pairs."""
+"""The versions of the rubric in a run folder, and what each version changes on the same labelled pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Workspace`: the run folder that pages share; `Page`: a page as functions; `BackgroundJob`: its work in a thread."""
+"""`Workspace`: the run folder that all pages share. `Page`: a page. `BackgroundJob`: work of a page in a thread."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class DoctorOptions(ComputingOptions):
     """The model to check instead of this machine, and the actions."""
 
     model: Annotated[Path | None, Flag(metavar="MODEL", positional=True)] = None
-    """Folder of a model. Name its files that lack settings of text-embeddings-inference, vLLM or llama.cpp."""
+    """Folder of a model. Files that lack settings for text-embeddings-inference, vLLM or llama.cpp are named."""
     fix: bool = False
     """Add the settings that older servers need to the folder of MODEL. sentence-transformers loads it as before."""
     clear_cache: bool = False
@@ -87,7 +87,7 @@ def _computing(requested: str) -> list[list[str]]:
         ["GPU", gpu, "ok" if gpu != "none" else "training runs on the CPU"],
         ["bf16", "fast" if fast else "slow", f"auto means {'bfloat16' if fast else 'float32'}"],
         ["precision", setting, f"models compute in {precision.resolve_precision()}"],
-        ["CPU", f"{platform.machine()}, {os.cpu_count()} cores", f"{torch.get_num_threads()} threads"],
+        ["CPU", f"{platform.machine()}, {os.cpu_count()} cores", f"threads of torch: {torch.get_num_threads()}"],
     ]
 
 

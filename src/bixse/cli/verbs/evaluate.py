@@ -51,12 +51,14 @@ class EvaluateSettings(EncodingSettings):
     min_relevant_grade: Annotated[float, Flag(metavar="GRADE")] = MIN_RELEVANT_GRADE
     """Lowest relevant grade for recall, MRR and MAP, and for precision with few labels."""
     max_length: Annotated[int | None, Flag(metavar="TOKENS")] = None
-    """Number of tokens that the model reads per text. Without it, the model's own limit."""
+    """Maximum number of tokens per text. The default is the limit of the model."""
+    dimensions: Annotated[tuple[int, ...], Flag(metavar="D")] = ()
+    """Cut the embeddings of each model to these numbers of dimensions, and compare them. Without it, whole ones."""
     exclude_self: bool = False
     """Leave the document with the query's id out of its ranking, for collections whose queries are also documents
     (ArguAna, Quora)."""
     missing_documents: MissingDocuments = "refuse"
-    """Judgements whose document is missing from the corpus: refuse them all, or drop and count them."""
+    """Treatment of judgements whose document the corpus lacks: refuse the collection, or drop and count them."""
     grades: Annotated[Path | None, Flag(metavar="FILE")] = None
     """A judge's grades of all pairs, for run files and --human (pairs.parquet, judgements.parquet or qrels)."""
     human: Annotated[Path | None, Flag(metavar="FILE")] = None
@@ -75,7 +77,7 @@ class EvaluateSettings(EncodingSettings):
     by: Annotated[float, Flag(metavar="LOSS"), Field(ge=0, le=1)] = 0.0
     """Mean loss of nDCG@10, in [0, 1], up to which fail_if_worse_than lets the model pass."""
     exact: bool = False
-    """Score every document of an index exactly, also if its type is approximate."""
+    """Score every document of an index exactly, even if the index is approximate."""
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
@@ -91,8 +93,9 @@ class EvaluateSettings(EncodingSettings):
                 raise ValueError(f"got {got}; expected one of them, or another suite; fix: name its folder, or the "
                                  "grades and run files alone")  # fmt: skip
             gates = [f"--{name.replace('_', '-')}" for name in OF_A_GATE if getattr(self, name)]
-            if gates and (self.fail_if_worse_than is None or self.grades is not None or len(self.model) > 1):
-                raise ValueError(f"got {', '.join(gates)}, {len(self.model)} models and "
+            systems = len(self.model) * max(1, len(self.dimensions))
+            if gates and (self.fail_if_worse_than is None or self.grades is not None or systems > 1):
+                raise ValueError(f"got {', '.join(gates)}, {systems} models or dimensions, and "
                                  f"{'--grades' if self.grades else 'a collection'}; expected --fail-if-worse-than for "
                                  "one model on a collection; fix: evaluate the others without it")  # fmt: skip
         else:
@@ -108,13 +111,23 @@ class EvaluateSettings(EncodingSettings):
 
 def run(settings: EvaluateSettings, options: Options) -> CommandResult:
     """Search, score, and return tables."""
-    from bixse.evaluation.systems import open_system
+    from bixse.evaluation.systems import EncoderSystem, open_system
     from bixse.scale.index.search import IndexSystem
 
     if settings.grades is not None:
         return _from_few_labels(settings, settings.grades, options.out)
     shared = settings.model_dump(include={"max_length", "task", "cache", "exact"})
-    systems = [open_system(model, **shared) for model in settings.model]
+    systems = [
+        open_system(model, **shared, dimensions=cut)
+        for model in settings.model
+        for cut in settings.dimensions or (None,)
+    ]
+    uncut = [system.label for system in systems if settings.dimensions and not isinstance(system, EncoderSystem)]
+    if uncut:
+        raise InputError(
+            f"--dimensions: got it for {uncut[0]}, which embeds no texts here; expected models alone; fix: leave "
+            "--dimensions out"
+        )
     if settings.exact and not any(isinstance(system, IndexSystem) for system in systems):
         got = ", ".join(settings.model)
         raise InputError(f"--exact: got it for {got}; expected an index among the models; fix: leave it out")
@@ -181,6 +194,6 @@ def _on_suite(settings: EvaluateSettings, systems: Sequence[System], out: Path |
     return CommandResult(result.text(), result.plain(), artifacts, list(result.notes), exit_code=code)
 
 
-OUT = "Folder for records, runs and figures per query, to go on after a stop. mteb suites: runs/evaluation/SUITE."
+OUT = "Folder for records, runs and figures per query; a stopped command continues there. mteb: runs/evaluation/SUITE."
 FIRST = ("model", "collection", "split", "suite", "data")
 VERB = Verb(EvaluateSettings, Options, run, out=Output(OUT), first=FIRST)

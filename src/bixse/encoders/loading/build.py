@@ -18,7 +18,7 @@ from bixse.errors import InputError, ModelError, did_you_mean, first_fault
 from bixse.files.files import HASHES_FILE, damage, file_hash
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from sentence_transformers import SentenceTransformer
 
@@ -49,6 +49,7 @@ def build_encoder(
     trust_remote_code: bool = False,
     bidirectional: bool | None = None,
     pooling: PoolingMode | None = None,
+    dimensions: int | None = None,
 ) -> RelevanceModel:
     """Load a sentence-transformers model, or a bare transformers backbone with a pooling of your choice.
 
@@ -58,11 +59,12 @@ def build_encoder(
     `max_length` cuts texts, `device` is "cpu", "cuda", ...; None keeps the model's own length and chooses a device.
     `trust_remote_code` runs code that comes with the model. `bidirectional` lets the tokens of a decoder see the whole
     text; None does so for a bare backbone alone. `pooling` of a bare backbone: see `PoolingMode`; None takes the head
-    of a ModernBERT if the checkpoint holds one, as the BiXSE paper does, else the mean.
+    of a ModernBERT if the checkpoint holds one, as the BiXSE paper does, else the mean. `dimensions` cuts embeddings to
+    their first numbers, as sentence-transformers' `truncate_dim` does; None keeps them whole.
 
     Raises:
         ModelError: the model does not exist, is no encoder, lacks weights or the tokenizer, was damaged after its
-            hashes (`SHA256SUMS`) were written, or cannot take the requested length or pooling.
+            hashes (`SHA256SUMS`) were written, or cannot take the requested length, pooling or dimensions.
         InputError: an unknown pooling.
 
     Example:
@@ -113,7 +115,22 @@ def build_encoder(
                 f"{name!r}; fix: lower it or leave it out"
             )
         model.native_max_length, model.max_seq_length = model.max_seq_length, max_length
+    if dimensions is not None:
+        check_dimensions(model, (dimensions,))
+        if dimensions < (model.get_embedding_dimension() or 0):  # else the hash of the encoder would change
+            model.truncate_dim = dimensions
     return model
+
+
+def check_dimensions(model: SentenceTransformer, dimensions: Sequence[int]) -> None:
+    """Refuse, by a ModelError, a number of dimensions that embeddings cannot be cut to."""
+    whole = model.get_embedding_dimension() or 0
+    for number in dimensions:
+        if not 2 <= number <= whole:
+            raise ModelError(
+                f"dimensions: got {number}; expected 2 to {whole}, as the model's embeddings have {whole} dimensions; "
+                "fix: lower it or leave it out"
+            )
 
 
 def use_attention_to_train_with(model: SentenceTransformer, longest: int | None) -> None:
@@ -127,7 +144,7 @@ def use_attention_to_train_with(model: SentenceTransformer, longest: int | None)
         switch_attention(model, "eager")
 
 
-def load_relevance_model(path: str | Path, device: str | None = None) -> RelevanceModel:
+def load_relevance_model(path: str | Path, device: str | None = None, dimensions: int | None = None) -> RelevanceModel:
     """Load a model that gives probabilities of relevance from a folder saved by bixse; see `build_encoder`.
 
     Example:
@@ -136,10 +153,11 @@ def load_relevance_model(path: str | Path, device: str | None = None) -> Relevan
             model = load_relevance_model("runs/quickstart/bixse/model")
             model.relevance("copy a folder", ["shutil.copytree ...", "shutil.copy ...", "os.remove ..."])
     """
-    model = build_encoder(path, device=device)
+    model = build_encoder(path, device=device, dimensions=dimensions)
     if model.head is None:
+        cut = "" if dimensions is None else f" for {dimensions} dimensions"
         raise ModelError(
-            f"{path}: got a model without a relevance head; expected a folder saved by bixse; "
+            f"{path}: got a model without a relevance head{cut}; expected a folder saved by bixse; "
             "fix: run `bixse calibrate MODEL --pairs FILE`, or use SentenceTransformer for embeddings alone"
         )
     return model

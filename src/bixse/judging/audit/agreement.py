@@ -1,4 +1,4 @@
-"""The agreement of two sets of grades: measures of a table of counts.
+"""The agreement of two sets of grades, such as kappa, measured on their table of counts.
 
 Rows are the human's grades, columns the judge's, from low to high. Tables of resampled queries are sums of the queries'
 own tables, so a thousand resamples cost one sparse product and no pass over the pairs.

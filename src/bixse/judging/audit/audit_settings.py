@@ -16,9 +16,9 @@ class LabelSettings(Settings):
     human: Annotated[Path, Flag(metavar="QRELS")]
     """Human labels: qrels (TREC, BEIR) or a table of query_id, document_id, grade."""
     scale: Annotated[tuple[float, float] | None, Flag(metavar="GRADE")] = None
-    """Lowest and highest grade of the human labels; null: the lowest to the highest label found."""
+    """Lowest and highest grade of the human labels; null takes the lowest and the highest label of the file."""
     min_relevant_grade: Annotated[float | None, Flag(metavar="GRADE")] = None
-    """Human grade from which a pair is relevant; null: the lowest in the upper half of the scale, 2 on 0 to 3."""
+    """Lowest human grade of a relevant pair; null takes the first in the upper half of the scale (2 on 0 to 3)."""
 
 
 class AuditSettings(LabelSettings):
@@ -36,4 +36,4 @@ class GradeMapSettings(LabelSettings):
     judgements: Annotated[Path, Flag(metavar="FILE")]
     """The judge's labels: judgements.parquet of `bixse grade`, or qrels."""
     apply: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """Graded pairs to map: written to pairs.parquet, their own grade in `grade`."""
+    """Graded pairs to map. pairs.parquet gets the mapped relevance; its column `grade` keeps the grade of the judge."""

@@ -1,4 +1,4 @@
-"""Estimates of nDCG, precision and differences from a judge's grades of all pairs and people's labels of some.
+"""Estimate nDCG, precision and differences from a judge's grades of all pairs and people's labels of a sample.
 
 Prediction-powered: unit u (a pair, or a query) has the value v_u and the prediction m_u; labelled units S are drawn
 with probabilities pi_u. The estimate of the sum of v is sum_u m_u + sum_S (v_u - m_u) / pi_u. It is unbiased for

@@ -1,4 +1,4 @@
-"""Labels of a judge or of people, read from files; unusable labels are set apart and never repaired.
+"""Read labels of a judge or of people from files; unusable labels are counted and never repaired.
 
 `bixse ui` keeps people's labels as events in a file that only grows. One line of JSON per event: `event` (its name),
 `person`, `time`, `seconds`, `query_id`, `document_id`, `status`, `grade`, `explanation`, `probability`, `undoes`,

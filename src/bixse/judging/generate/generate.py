@@ -1,4 +1,4 @@
-"""Write queries for the documents of a corpus with a language model, clean them, and keep each once."""
+"""Write queries for the documents of a corpus with a language model, clean them, and remove duplicates."""
 
 from __future__ import annotations
 

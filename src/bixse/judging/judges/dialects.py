@@ -1,4 +1,4 @@
-"""Requests to chat servers and replies in all dialects, and the step from a reply to a grade or a status."""
+"""The dialects of chat servers: how a request is written, and how a reply becomes a grade or a status."""
 
 from __future__ import annotations
 

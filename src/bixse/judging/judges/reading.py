@@ -1,4 +1,4 @@
-"""Readers of a judge's text or option probabilities: the option, or the expected grade (BiXSE paper, section 3)."""
+"""Read a judge's text as one option, or its option probabilities as an expected grade (BiXSE paper, section 3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The definition of a study: the arms of a figure of the paper, their measure, the claims, and the plot."""
+"""The definition of a study: its arms, measure, claims and plot, as in one figure of the paper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The inputs of a study, written once below its folder: training pairs, dev and test collections, the student."""
+"""The inputs of a study, written once into its folder: training pairs, dev and test collections, the student."""
 
 from __future__ import annotations
 

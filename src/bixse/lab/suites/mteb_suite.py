@@ -1,4 +1,4 @@
-"""Run mteb's benchmarks through mteb itself: its tasks, search and scores, with bixse's models and results folder."""
+"""Run mteb's benchmarks through mteb: its tasks, search and scores, with models and a results folder of bixse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TREC Deep Learning passages, 2019 to 2023: the official files, and two protocols to search them."""
+"""TREC Deep Learning passages, 2019 to 2023: the official files, and the two protocols of searching them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of an index: run.json, and a folder with texts in Parquet and one safetensors file of embeddings per shard.
+"""The files of an index: run.json, texts in Parquet, and one safetensors file of embeddings per shard.
 
 Name of the folder: hash of all that its files depend on. So a file that exists belongs to the index, several processes
 may write it, and the files of another version are never touched. run.json is written last.

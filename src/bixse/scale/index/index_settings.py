@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+from pydantic import Field
+
 from bixse.scale.engine import EngineSettings
 from bixse.search.retrieval_settings import EncodingSettings
 from bixse.settings import Flag
@@ -24,6 +26,9 @@ class IndexSettings(EncodingSettings, EngineSettings):
     """Folder with corpus.jsonl, or the file itself."""
     max_length: Annotated[int | None, Flag(metavar="TOKENS")] = None
     """Maximum number of tokens read per text; null is the limit of the model."""
+
+    dimensions: Annotated[int | None, Flag(metavar="D")] = Field(default=None, ge=2)
+    """Number of dimensions that embeddings are cut to; null keeps them whole."""
 
     @property
     def corpus(self) -> Path:

@@ -69,7 +69,8 @@ class EncodeShards(Job[int, int]):
                 "to a folder, or use one process"
             )
         with use_precision(self.manifest.precision):
-            encoder, _ = load_encoder(self.model, self.manifest.encoder.task, self.manifest.encoder.max_length)
+            made = self.manifest.encoder
+            encoder, _ = load_encoder(self.model, made.task, made.max_length, made.dimensions)
             return ShardEncoder(EmbeddingStore(encoder, self.cache))
 
     def run(self, shard: int, state: ShardEncoder) -> int:
@@ -128,7 +129,9 @@ def make_index(
     started, out, path, engine = time.perf_counter(), Path(out), settings.corpus, settings.chosen_engine()
     with use_precision(settings.precision):
         corpus = check_corpus(path, {})
-        encoder, identity = load_encoder(settings.model if model is None else model, settings.task, settings.max_length)
+        encoder, identity = load_encoder(
+            settings.model if model is None else model, settings.task, settings.max_length, settings.dimensions
+        )
         manifest = Manifest(
             encoder=identity,
             corpus=file_hash(path),

@@ -153,7 +153,9 @@ def open_index(
     files = open_stored(path)
     try:
         recorded = files.manifest.encoder
-        encoder, identity = load_encoder(recorded.name if model is None else model, recorded.task, recorded.max_length)
+        encoder, identity = load_encoder(
+            recorded.name if model is None else model, recorded.task, recorded.max_length, recorded.dimensions
+        )
         for field, difference in COMPARED.items():
             got, expected = getattr(identity, field), getattr(recorded, field)
             if got != expected:
@@ -177,14 +179,17 @@ def open_index(
 
 
 def load_encoder(
-    model: str | Path | SentenceTransformer, task: str | None = None, max_length: int | None = None
+    model: str | Path | SentenceTransformer,
+    task: str | None = None,
+    max_length: int | None = None,
+    dimensions: int | None = None,
 ) -> tuple[SentenceTransformer, EncoderIdentity]:
     """Load a model for an index, or use a loaded model, whose length limit stays as it is."""
     name = "a model in memory"
     if isinstance(model, (str, Path)):
         is_folder = str(model) != "demo" and Path(model).is_dir()
         name = str(Path(model).resolve()) if is_folder else str(model)
-        model = build_encoder(model, max_length)
+        model = build_encoder(model, max_length, dimensions=dimensions)
     prompts = prompts_hash(model)
     use_task(model, task)
     identity = EncoderIdentity(
