@@ -1,4 +1,5 @@
 import os
+import shutil
 import signal
 import tempfile
 from functools import cache
@@ -83,6 +84,27 @@ def tiny_model(tiny_model_path):
     from bixse.encoders.relevance_model import RelevanceModel
 
     return RelevanceModel(str(tiny_model_path), device="cpu").eval()
+
+
+@pytest.fixture
+def model(tmp_path, tiny_model_path):
+    """A copy of the tiny model's folder that a test may spoil."""
+    return shutil.copytree(tiny_model_path, tmp_path / "model")
+
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """Kind and text of each text that was encoded."""
+    from bixse.encoders import encode
+
+    texts_seen, encode_here = [], encode.encode_here
+
+    def record(model, texts, kind, *rest):
+        texts_seen.extend((kind, text) for text in texts)
+        return encode_here(model, texts, kind, *rest)
+
+    monkeypatch.setattr(encode, "encode_here", record)
+    return texts_seen
 
 
 @pytest.fixture

@@ -36,7 +36,6 @@ def closure(names, follow):
 
 
 def figures():
-    """Measure the source text."""
     paths = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in ROOT.rglob("*.py")}
     texts = {name.removesuffix(".__init__"): path.read_text(encoding="utf-8") for name, path in paths.items()}
     trees, lines = {n: ast.parse(t) for n, t in texts.items()}, {n: len(t.splitlines()) for n, t in texts.items()}

@@ -135,7 +135,6 @@ def test_a_missing_test_is_seen():
     assert list(missing_tests(text)) == ["tests/test_pages.py::no_such_test", "tests/no_such_file.py"]
 
 
-ROOT = Path(__file__).parents[1]
 TABLES = ROOT / "docs" / "results"
 QUOTING = (
     "README.md",

@@ -1,11 +1,13 @@
 """The core imports no satellite, a room only rooms above it, and each room keeps within its budget."""
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 import bixse
+from test_house import imports_of
 
 SOURCE = Path(bixse.__file__).parent
 NOUNS = ["errors", "progress", "relevance", "results", "machine", "extensions", "files", "settings"]
@@ -106,36 +108,20 @@ def test_imports_of_every_form_are_seen(text, rooms):
     assert imported_rooms(SOURCE / "data" / "probe.py", text) == rooms
 
 
-def imported_modules(path):
-    """Return the modules that a file imports anywhere, type checking included."""
-    modules = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            modules |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return modules
-
-
 def test_no_import_circle():
     names = {path: ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts) for path in FILES}
     names = {path: name for path, name in names.items() if path.name not in ("__init__.py", "__main__.py")}
-    graph = {name: imported_modules(path) & set(names.values()) - {name} for path, name in names.items()}
-    while leaves := [name for name, needed in graph.items() if not needed & graph.keys()]:
-        for name in leaves:
-            del graph[name]
-    while tops := graph.keys() - {other for needed in graph.values() for other in needed}:
-        for name in tops:
-            del graph[name]
-    assert not graph, f"in a circle: {sorted(graph)}"
+    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for path, name in names.items()}
+    graph = {name: imports_of(tree, trees.keys() - {name}) for name, tree in trees.items()}
+    TopologicalSorter(graph).prepare()  # its CycleError names the modules of a circle
 
 
 def figures_of(room):
     """Return the lines of a room, and the number of modules of other rooms that its modules import."""
     paths = [path for path in FILES if room_of(path) == room]
     others = {".".join(path.relative_to(SOURCE.parent).with_suffix("").parts) for path in FILES if path not in paths}
-    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
-    return lines, sum(len(imported_modules(path) & others) for path in paths)
+    texts = [path.read_text(encoding="utf-8") for path in paths]
+    return sum(len(text.splitlines()) for text in texts), sum(len(imports_of(ast.parse(t), others)) for t in texts)
 
 
 @pytest.mark.parametrize("room", ORDER)

@@ -1,5 +1,3 @@
-"""The wheel holds every file of the package, and works in an environment of its own."""
-
 import os
 import shutil
 import subprocess

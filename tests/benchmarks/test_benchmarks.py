@@ -1,5 +1,3 @@
-"""Every benchmark of the folder runs at its smallest size and writes its table; records of behaviour are compared."""
-
 import csv
 import json
 import re

@@ -5,7 +5,6 @@ import pytest
 import scipy.optimize
 import scipy.stats
 from sklearn.calibration import calibration_curve
-from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import brier_score_loss, precision_recall_curve
 
 from bixse.calibration.calibrate_head import operating_point, threshold_at_precision
@@ -32,32 +31,13 @@ def binary_pairs(seed, count=400, slope=1.0, intercept=0.0):
     return logits, (generator.random(count) < sigmoid(slope * logits + intercept)).astype(float)
 
 
-def naive_ece(p, z, bins):
-    total = 0.0
-    for index in range(bins):
-        low, high = index / bins, (index + 1) / bins
-        members = [i for i in range(len(p)) if low <= p[i] < high or (index == bins - 1 and p[i] == 1.0)]
-        if members:
-            gap = abs(sum(p[i] for i in members) / len(members) - sum(z[i] for i in members) / len(members))
-            total += len(members) / len(p) * gap
-    return total
-
-
-def weighted_logistic_regression(logits, targets):
-    # a soft target is two weighted rows
-    model = LogisticRegression(C=math.inf, tol=1e-10, max_iter=10_000)
-    x = np.concatenate([logits, logits])[:, None]
-    y = np.repeat([1, 0], len(logits))
-    model.fit(x, y, sample_weight=np.concatenate([targets, 1 - targets]))
-    return float(model.coef_[0, 0]), float(model.intercept_[0])
-
-
 @pytest.mark.parametrize("bins", [1, 4, 10])
-def test_calibration_error_equals_a_plain_loop(bins):
+def test_calibration_error_is_the_sum_of_gaps_of_bins_that_hold_their_lower_end(bins):
     generator = np.random.default_rng(bins)
     p = np.concatenate([generator.random(200), [0.0, 0.25, 0.5, 0.75, 1.0]])
     z = generator.random(205)
-    assert expected_calibration_error(p, z, bins) == pytest.approx(naive_ece(p, z, bins), abs=1e-14)
+    gaps = scipy.stats.binned_statistic(p, p - z, "sum", bins, (0.0, 1.0)).statistic
+    assert expected_calibration_error(p, z, bins) == pytest.approx(np.abs(gaps).sum() / 205, abs=1e-14)
 
 
 def test_a_constant_has_little_calibration_error_and_only_brier_tells():
@@ -92,15 +72,6 @@ def test_intervals_resample_whole_queries_of_unequal_size():
     assert found.ece_interval == pytest.approx((2 * ece - max(possible), 2 * ece - min(possible)), abs=1e-12)
 
 
-def test_platt_on_graded_relevance_equals_weighted_sklearn():
-    generator = np.random.default_rng(0)
-    logits = 30 * generator.normal(size=300) + 500  # far from 0 and wide: conditioning must not matter
-    z = np.round(np.clip(sigmoid((logits - 510) / 20) + 0.2 * generator.normal(size=300), 0, 1), 1)
-    top, bottom = (z.sum() + 1) / (z.sum() + 2), 1 / ((1 - z).sum() + 2)
-    slope, intercept = weighted_logistic_regression((logits - 500) / 30, bottom + (top - bottom) * z)
-    assert fit_platt(logits, z) == pytest.approx((slope / 30, intercept - slope * 500 / 30), rel=1e-5)
-
-
 def test_platt_never_reverses_a_ranking():
     logits, z = binary_pairs(1)
     slope, intercept = fit_platt(-logits, z)
@@ -108,16 +79,23 @@ def test_platt_never_reverses_a_ranking():
     assert sigmoid(intercept) == pytest.approx(z.mean(), abs=0.002)
 
 
-def test_platt_on_separable_relevance_equals_the_minimum_under_the_prior():
-    logits, z = np.array([-2.0, -1.0, 1.0, 3.0]), np.array([0.0, 0.0, 1.0, 1.0])
-    targets = np.array([0.25, 0.25, 0.75, 0.75])
+@pytest.mark.parametrize("graded", [False, True], ids=["separable", "graded"])
+@pytest.mark.parametrize(("size", "shift"), [(1.0, 0.0), (30.0, 500.0)], ids=["near 0", "wide and far from 0"])
+def test_platt_minimises_the_cross_entropy_of_his_targets(graded, size, shift):
+    x, z = np.array([-2.0, -1.0, 1.0, 3.0]), np.array([0.0, 0.0, 1.0, 1.0])
+    if graded:
+        x, noise = np.random.default_rng(0).normal(size=(2, 300))
+        z = np.round(np.clip(sigmoid(1.5 * x - 0.5) + 0.2 * noise, 0, 1), 1)
+    targets = z * (z.sum() + 1) / (z.sum() + 2) + (1 - z) / ((1 - z).sum() + 2)
 
     def loss(weights):
-        s = weights[0] * logits + weights[1]
+        s = weights[0] * x + weights[1]
         return np.sum(np.logaddexp(0, s) - targets * s)
 
-    oracle = scipy.optimize.minimize(loss, [0.0, 0.0], method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-14}).x
-    assert fit_platt(logits, z) == pytest.approx(tuple(oracle), abs=1e-6)
+    options = {"xatol": 1e-9, "fatol": 1e-14}
+    slope, intercept = scipy.optimize.minimize(loss, [0.0, 0.0], method="Nelder-Mead", options=options).x
+    expected = slope / size, intercept - slope * shift / size
+    assert fit_platt(size * x + shift, z) == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,3 @@
-"""`bixse grade`, `grade audit`, `grade calibrate` and `grade rank` on judgements that exist already."""
-
 import json
 from pathlib import Path
 
@@ -17,9 +15,6 @@ from helpers.row_files import jsonl
 SMALL = Path(__file__).parents[1] / "judging" / "audit_labels"
 HUMAN, CAREFUL, CARELESS = (SMALL / name for name in ("human.qrels.txt", "careful.txt", "careless.txt"))
 TEXTS = {"copy a folder": "shutil.copytree copies a tree", "wait": "time.sleep waits", "sort": "list.sort sorts"}
-
-
-# --- grade
 
 
 @pytest.fixture
@@ -77,9 +72,6 @@ def test_the_dry_run_of_a_replay_asks_nothing(judged, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-# --- grade rank
-
-
 DOCUMENTS = {"d1": Document("", "copies a tree"), "d2": Document("", "waits"), "d3": Document("", "sorts")}
 QRELS = {"q1": {"d1": 3, "d2": 0}, "q2": {"d3": 2, "d2": 1}, "q3": {"d2": 1, "d3": 0}}
 PAIRS = [(query, document) for query, grades in QRELS.items() for document in grades]
@@ -113,9 +105,6 @@ def test_a_judge_ranks_the_judged_documents(tmp_path, capsys):
     assert envelope["metrics"]["mrr@10"] == pytest.approx((0.5 + 2) / 3)
     assert envelope["metrics"]["ndcg@10"] == pytest.approx((0.6309297535714575 + 2) / 3)
     assert (tmp_path / "rank" / "run.trec").read_text().split()[2] == "d2"
-
-
-# --- grade audit
 
 
 def audited(judge, *words):
@@ -172,9 +161,6 @@ def test_judges_of_one_name_are_distinguished_by_their_paths(tmp_path):
     assert list(result.metrics) == [str(path.with_suffix("")) for path in paths]
 
 
-# --- grade calibrate
-
-
 @pytest.fixture
 def files(tmp_path):
     """A judge who gives the grades 0 to 3 to 800 pairs of 40 queries, and people who agree less the higher it is."""
@@ -196,7 +182,6 @@ def mapped(files, *words):
 
 
 def write_pairs(path, rows):
-    """Write pairs of (grade, relevance)."""
     return jsonl(path, *(
         {"query": f"q{i}", "document": f"d{i}", "relevance": relevance, **({} if grade is None else {"grade": grade})}
         for i, (grade, relevance) in enumerate(rows)

@@ -1,5 +1,3 @@
-"""Long verbs as separate processes: their progress, SIGTERM, and text from a server."""
-
 import fcntl
 import json
 import os
@@ -50,7 +48,6 @@ def start(log, *words, seconds=0.1, **settings):
 
 
 def wait_for(log, pattern, process, seconds=120):
-    """Return the line of the log that has the pattern."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and process.poll() is None:
         if match := re.search(f"^.*{pattern}.*$", log.read_text(), re.MULTILINE):

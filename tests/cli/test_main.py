@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pydantic_core
 import pytest
-import yaml
+import torch
 
 import bixse
 import bixse.cli.main as command
@@ -20,6 +20,7 @@ from bixse.encoders.loading.precision import PRECISION_VARIABLE
 from bixse.errors import ConfigError, InputError, InterruptedRunError, StorageError
 from bixse.settings import Settings, section_of
 from helpers.command import call, refused
+from helpers.row_files import yaml_file
 
 HEAVY = ("torch", "transformers", "sentence_transformers", "sklearn", "matplotlib", "scipy", "pandas", "duckdb")
 HARMLESS = """
@@ -32,12 +33,7 @@ sys.exit(command.main(["doctor"]) or command.main(WORDS))
 """A program that runs a verb with a fixed result."""
 
 
-class OutOfMemoryError(RuntimeError):
-    """torch raises an error of this name."""
-
-
 def replace_doctor(monkeypatch, action):
-    """Let `bixse doctor` call another function."""
     module = SimpleNamespace(VERB=Verb(Settings, Options, lambda settings, options: action()))
     monkeypatch.setattr(command, "import_module", lambda name: module)
 
@@ -95,7 +91,7 @@ def test_a_launchers_variable_that_is_no_number(capsys, monkeypatch, name, value
         (KeyboardInterrupt(), 130, "interrupted", "Ctrl-C"),
         (ZeroDivisionError("division by zero"), 1, "failed", "ZeroDivisionError: division by zero"),
         (MemoryError(), 1, "failed", "--global-batch-size"),
-        (OutOfMemoryError("CUDA"), 1, "failed", "--global-batch-size"),
+        (torch.OutOfMemoryError("CUDA"), 1, "failed", "--global-batch-size"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -114,7 +110,7 @@ def test_errors_give_their_exit_code_and_a_traceback_only_with_debug(monkeypatch
     assert (envelope["status"], len(envelope["errors"]), shown.err) == (status, 1, "")
     assert message in envelope["errors"][0]
     assert command.main(["doctor", "--debug"]) == code
-    unexpected = isinstance(error, ZeroDivisionError | MemoryError | OutOfMemoryError)
+    unexpected = isinstance(error, ZeroDivisionError | MemoryError | torch.OutOfMemoryError)
     assert ("Traceback" in capsys.readouterr().err) == unexpected
 
 
@@ -130,9 +126,6 @@ def test_success_in_text_and_as_an_envelope(monkeypatch, capsys):
     assert command.main(["doctor", "--json"]) == 0
     outcome = {"artifacts": {"run": "x"}, "metrics": {"ndcg": 0.5}, "warnings": ["a warning é"], "errors": []}
     assert json.loads(capsys.readouterr().out) == {"status": "ok", **outcome}
-
-
-# --- the process
 
 
 def test_help_of_every_verb_imports_nothing_heavy():
@@ -206,12 +199,6 @@ def settings_of(words, *more, file=None):
     return settings_from(args, verb.settings, file)
 
 
-def yaml_file(folder, text):
-    path = folder / "run.yaml"
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_setting_without_a_flag_has_its_default(verb, tmp_path):
     file = yaml_file(tmp_path, SWEEP) if verb == "sweep" else None
@@ -277,17 +264,11 @@ TRAIN = {"optimizer": {"max_steps": 1, "global_batch_size": 4}, "merge": None}
 
 @pytest.fixture
 def inputs(actions, tiny_model_path):
-    """Paths of pairs, of a collection and of the tiny model."""
     return {"pairs": str(actions.parent / "pairs.jsonl"), "dev": str(actions), "model": str(tiny_model_path)}
 
 
 def record(folder):
     return json.loads((folder / "run.json").read_text(encoding="utf-8"))
-
-
-def write(path, settings):
-    path.write_text(yaml.safe_dump(settings), encoding="utf-8")
-    return path
 
 
 def test_a_flag_or_variable_that_is_no_precision(capsys, monkeypatch):
@@ -321,7 +302,7 @@ def test_bm25_has_no_precision(capsys, collection, tmp_path):
 
 @pytest.fixture
 def settings(inputs, tmp_path):
-    return write(tmp_path / "run.yaml", {**inputs, **TRAIN, "dev_split": "test", "precision": "float32"})
+    return yaml_file(tmp_path, {**inputs, **TRAIN, "dev_split": "test", "precision": "float32"})
 
 
 @pytest.fixture
@@ -333,8 +314,8 @@ def words_of(inputs, settings, tmp_path):
     return {
         "evaluate": ("evaluate", inputs["model"], "--collection", inputs["dev"]),
         "train": ("train", "--config", settings),
-        "sweep": ("sweep", "--config", write(tmp_path / "sweep.yaml", sweep)),
-        "study": ("study", "losses", "--config", write(tmp_path / "study.yaml", study), "--jobs", "1"),
+        "sweep": ("sweep", "--config", yaml_file(tmp_path, sweep, "sweep.yaml")),
+        "study": ("study", "losses", "--config", yaml_file(tmp_path, study, "study.yaml"), "--jobs", "1"),
     }
 
 

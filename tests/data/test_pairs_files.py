@@ -24,7 +24,6 @@ FULL = {
 
 @pytest.fixture
 def pairs_of(tmp_path):
-    """The path of a file of these rows."""
     return lambda *rows: jsonl(tmp_path / "pairs.jsonl", *rows)
 
 

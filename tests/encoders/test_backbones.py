@@ -1,5 +1,3 @@
-"""Bare backbones: attention of decoders, adapters, and pooling as transformers' own classes compute it."""
-
 import shutil
 
 import pytest
@@ -184,7 +182,6 @@ def test_what_has_no_such_layers_or_adapters_is_refused(decoder_path, student):
 
 
 def drop_weights(folder, *parts):
-    """Remove the weights whose names contain one of `parts` from a saved folder."""
     file = folder / "model.safetensors"
     weights = {name: value for name, value in load_file(file).items() if not any(part in name for part in parts)}
     save_file(weights, file, {"format": "pt"})

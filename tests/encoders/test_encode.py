@@ -7,12 +7,12 @@ import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
 
-from bixse.encoders import encode
 from bixse.encoders.embedding import PASS_COST, embed_features, identical_texts, passes_by_length
 from bixse.encoders.encode import embeddings_key, encode_texts
 from bixse.encoders.loading.build import build_encoder, model_hashes
 from bixse.encoders.loading.precision import resolve_precision, use_precision
 from bixse.encoders.relevance_model import RelevanceModel
+from helpers.batches import padded_left
 
 TEXTS = ["copy a file", "sleep in a thread", "move"]
 
@@ -69,12 +69,10 @@ def test_a_text_without_any_token_has_the_embedding_zero(tiny_model, texts):
         np.testing.assert_allclose(embeddings[1:-1], encode_texts(tiny_model, TEXTS, "document"), atol=1e-6)
 
 
-def test_a_repeated_text_is_encoded_once(tiny_model, monkeypatch):
-    calls, steps = [], []
-    here = encode.encode_here
-    monkeypatch.setattr(encode, "encode_here", lambda *given: calls.append(given[1]) or here(*given))
+def test_a_repeated_text_is_encoded_once(tiny_model, encoded):
+    steps = []
     embeddings = encode_texts(tiny_model, [TEXTS[0], TEXTS[1], TEXTS[0]], "query", progress=steps.append)
-    assert calls == [TEXTS[:2]]
+    assert encoded == [("query", text) for text in TEXTS[:2]]
     assert sum(steps) == 3
     np.testing.assert_array_equal(embeddings[0], embeddings[2])
     assert encode_texts(tiny_model, [], "query").shape == (0, 32)
@@ -165,16 +163,6 @@ OF_ALL_LENGTHS = [
     "open",
     "delete the folder or not",
 ]
-
-
-def padded_left(features):
-    """The same tokens with the padding moved to the left."""
-    mask = features["attention_mask"]
-    order = torch.argsort(mask, dim=1, stable=True)
-    return {
-        name: value.gather(1, order) if isinstance(value, torch.Tensor) and value.shape == mask.shape else value
-        for name, value in features.items()
-    }
 
 
 class TestEmbedFeatures:

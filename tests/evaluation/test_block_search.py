@@ -9,7 +9,6 @@ from bixse.errors import InputError
 from bixse.evaluation import systems
 from bixse.evaluation.systems import search_blocks
 from bixse.evaluation.tasks import QuerySet, Task
-from bixse.search import store
 from bixse.search.exact import exact_search, to_run
 from bixse.search.store import EmbeddingStore
 
@@ -89,10 +88,9 @@ def test_candidates_alone_are_scored(tiny_model):
     assert run["d3"] == {}
 
 
-def test_a_killed_search_goes_on_with_the_same_result(tiny_model, tmp_path, monkeypatch):
+def test_a_killed_search_goes_on_with_the_same_result(tiny_model, tmp_path, encoded):
     documents = texts(50)
     whole = search(tiny_model, task(documents), 10)
-    read = []
 
     def broken():
         yield from list(documents.items())[:30]
@@ -103,15 +101,9 @@ def test_a_killed_search_goes_on_with_the_same_result(tiny_model, tmp_path, monk
     with pytest.raises(KeyboardInterrupt):
         search(tiny_model, killed, 10, partial)
     assert json.loads(partial.read_text())["done"] == 28
-    encode = store.encode_texts
-
-    def counted(model, given, kind, **options):
-        read.extend(given if kind == "document" else ())
-        return encode(model, given, kind, **options)
-
-    monkeypatch.setattr(store, "encode_texts", counted)
+    encoded.clear()
     assert search(tiny_model, task(documents), 10, partial) == whole
-    assert set(read) == set(list(documents.values())[28:])
+    assert {text for kind, text in encoded if kind == "document"} == set(list(documents.values())[28:])
 
 
 @pytest.mark.parametrize("content", ["", "{", "{}", '{"done": 7, "sets": []}', '{"done": 7, "sets": [{"keys": []}]}'])

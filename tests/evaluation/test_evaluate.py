@@ -9,7 +9,6 @@ from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError, InvalidFileError, OutputExistsError
 from bixse.evaluation.systems import RUN_NAME, System
 from bixse.evaluation.tasks import QuerySet, Task
-from bixse.search import store
 from helpers.toy import CORPUS, QUERIES, save_toy
 
 QRELS = {"q1": {"d2": 1}, "q2": {"d3": 1}}
@@ -106,19 +105,18 @@ def test_another_system_is_another_run(folder, tmp_path, tiny_model_path):
             evaluate(system, folder, tmp_path / out)
 
 
-def test_unchanged_documents_are_not_encoded_twice(folder, tmp_path, tiny_model_path, monkeypatch):
-    encoded = []
-    encode = store.encode_texts
-    counted = lambda m, texts, k, **o: encoded.extend(texts) or encode(m, texts, k, **o)  # noqa: E731
-    monkeypatch.setattr(store, "encode_texts", counted)
+def test_unchanged_documents_are_not_encoded_twice(folder, tmp_path, tiny_model_path, encoded, monkeypatch):
+    def documents():
+        return sum(kind == "document" for kind, _ in encoded)
+
     for cache, number in ((tmp_path / "cache", 4), (tmp_path / "cache", 4), ("none", 8), ("none", 12)):
         result = evaluate(EncoderSystem(tiny_model_path, cache=cache), folder)
-        assert len(encoded) == number
+        assert documents() == number
         assert result.run == evaluate(EncoderSystem(tiny_model_path, cache=tmp_path / "cache"), folder).run
     monkeypatch.setattr("bixse.evaluation.systems.MOST_CACHED", 2)
     for _ in range(2):
         evaluate(tiny_model_path, folder)
-    assert len(encoded) == 20  # a corpus that long is not kept where no folder is named
+    assert documents() == 20  # a corpus that long is not kept where no folder is named
 
 
 def test_a_system_of_ones_own(folder):

@@ -55,7 +55,6 @@ class Batch:
         return replace(self, targets=GradedTargets.from_entries(*table.T, self.targets.shape))
 
     def with_base(self, weight=1.0, dim=3):
-        """Return the batch with a base model of `dim` dimensions."""
         generator = torch.Generator().manual_seed(5)
         base = [unit_vectors(number, dim, generator) for number in self.targets.shape]
         curve = torch.tensor([*CURVE, weight], dtype=torch.float64)
@@ -71,6 +70,16 @@ class Batch:
         """Return the batch with embeddings that bf16 holds exactly."""
         rounded = (x.detach().bfloat16().double().requires_grad_() for x in (self.queries, self.documents))
         return Batch(*rounded, self.scale, self.bias, self.targets)
+
+
+def padded_left(features):
+    """Return the same tokens with the padding moved to the left."""
+    mask = features["attention_mask"]
+    order = torch.argsort(mask, dim=1, stable=True)
+    return {
+        name: value.gather(1, order) if isinstance(value, torch.Tensor) and value.shape == mask.shape else value
+        for name, value in features.items()
+    }
 
 
 def unit_vectors(number, size, generator):
@@ -90,7 +99,6 @@ def random_batch(rows, columns, dim=5, known=0.3, masked=0.1, scale=3.0, bias=-0
 
 
 def value_and_gradients(batch, **options):
-    """Return the loss of `graded_bce` and its four gradients."""
     loss = graded_bce(*batch.leaves[:2], batch.targets, *batch.leaves[2:], **options)
     return [loss.detach(), *torch.autograd.grad(loss, batch.leaves)]
 

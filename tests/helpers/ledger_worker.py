@@ -44,8 +44,6 @@ def refuse_locks():
 
 
 class Worker:
-    """The process, as a test sees it."""
-
     def __init__(self, ledger, prefix=(), options=()):
         self.process = subprocess.Popen(
             [*prefix, sys.executable, __file__, str(ledger), *options],

@@ -1,8 +1,9 @@
-"""Files of JSON lines, and the rows and columns of the errors that a reader finds in a file."""
+"""Files of JSON lines and of YAML, and the rows and columns of the errors that a reader finds in a file."""
 
 import json
 
 import pytest
+import yaml
 
 from bixse.errors import InvalidFileError
 
@@ -10,6 +11,13 @@ from bixse.errors import InvalidFileError
 def jsonl(path, *rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
+
+
+def yaml_file(folder, content, name="run.yaml"):
+    """Write a text as it is, or settings."""
+    text = content if isinstance(content, str) else yaml.safe_dump(content)
+    (folder / name).write_text(text, encoding="utf-8")
+    return folder / name
 
 
 def faults(read, *given, **options):

@@ -65,7 +65,6 @@ class ScriptedModel(ScriptedJudge):
 
 
 def some_pairs(count):
-    """Pairs with texts of their own."""
     return [Pair(f"q{i % 10}", f"query {i % 10}", f"d{i}", "document " + "x" * i) for i in range(count)]
 
 
@@ -78,7 +77,6 @@ def config_of(rubric=None, per_million=None, max_usd=None, **settings):
 
 
 def graded(pairs, judge, out, progress=None, **settings):
-    """Grade pairs in memory."""
     return grade(config_of(**settings), judge, out, pairs, progress)
 
 

@@ -1,4 +1,4 @@
-"""Three servers' readers of a model's folder, from the field lists of their own sources; each returns what it serves.
+"""Two servers' readers of a model's folder, from the field lists of their own sources; each returns what it serves.
 
 A server that refuses the folder raises `RefusedError`. They share nothing with `bixse.encoders.serving`.
 """
@@ -82,24 +82,3 @@ def vllm_before_september_2026(folder) -> Served:
             pooling = {"CLS": "cls", "LAST": "lasttoken", "MEAN": "mean"}[word]
     normalised = any(module["type"] == "sentence_transformers.models.Normalize" for module in modules)
     return Served(pooling, length, normalised, {})
-
-
-def vllm_of_2024(folder) -> str | None:
-    """The pooling alone: the first key that is true, whatever it is."""
-    first = next((k for k, v in content(folder, "1_Pooling", "config.json").items() if v is True), None)
-    return first and {"cls": "cls", "mean": "mean", "lasttoken": "lasttoken"}.get(first.split("_")[2])
-
-
-def llama_cpp_before_april_2026(folder) -> Served:
-    length = content(folder, "config.json")["max_position_embeddings"]
-    for module in content(folder, "modules.json"):
-        if module["type"] == "sentence_transformers.models.Pooling":
-            pooling = content(folder, module["path"], "config.json")
-            try:
-                for key, name in (("mean_tokens", "mean"), ("cls_token", "cls"), ("lasttoken", "lasttoken")):
-                    if pooling[f"pooling_mode_{key}"]:
-                        return Served(name, length, True, {})
-            except KeyError as error:
-                raise RefusedError(str(error)) from error
-            raise RefusedError("Only MEAN, CLS, and LAST pooling types supported")
-    return Served(None, length, True, {})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,6 @@ class Numbers(Job):
 
     folder: Path
     factor: int = 1
-    seconds: float = 0.0
     dies: tuple[int, ...] = ()  # shards whose process is killed at each try
     dies_once: tuple[int, ...] = ()
     raises: tuple[int, ...] = ()
@@ -34,7 +32,6 @@ class Numbers(Job):
 
     def run(self, shard, state):
         self.log(f"run {shard} {os.getpid()}")
-        time.sleep(self.seconds)
         once = self.folder / f"died-{shard}"
         if shard in self.dies or (shard in self.dies_once and not once.exists()):
             once.touch()

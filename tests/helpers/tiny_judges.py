@@ -71,7 +71,6 @@ def save_judge(folder, kind="llama", tokenizer=None, model=None, **changes):
 
 
 def questions_of(rubric, texts):
-    """One question a pair and order."""
     return [
         Question(f"q{query}", f"d{number}", query, document, variant.name, variant.messages(query, document))
         for number, (query, document) in enumerate(texts)
@@ -80,7 +79,6 @@ def questions_of(rubric, texts):
 
 
 def some_texts(queries=3, documents=4):
-    """Pairs of unlike length."""
     return [
         (f"how to copy {'a tree of ' * q}files", f"shutil {d} " + "copies what is there. " * (d * 3 % 5) + str(q * d))
         for q in range(queries)
@@ -89,7 +87,6 @@ def some_texts(queries=3, documents=4):
 
 
 def small_rubric():
-    """Three options and a short wording."""
     from bixse.judging.rubrics import Rubric
 
     order = {"name": "query-document", "system": "Rate from 0 to 2.", "user": "Query: {query}\nPassage: {document}"}

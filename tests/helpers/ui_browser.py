@@ -27,8 +27,6 @@ def started_chromium():
 
 
 class Running:
-    """`bixse ui` in a process of its own."""
-
     def __init__(self, run, *words, port=0):
         command = [sys.executable, "-m", "bixse", "ui", str(run), "--port", str(port), *words]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

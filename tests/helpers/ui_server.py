@@ -23,7 +23,6 @@ def by_number(question):
 
 
 def graded_folder(folder, queries=10, documents=4, texts="document {1} of query {0}".format):
-    """The output folder of a run of grading."""
     pairs = [
         Pair(f"q{q}", f"query number {q}", f"d{q}-{d}", texts(q, d)) for q in range(queries) for d in range(documents)
     ]
@@ -32,8 +31,6 @@ def graded_folder(folder, queries=10, documents=4, texts="document {1} of query 
 
 
 class Browser(TestClient):
-    """One browser with a session."""
-
     def __init__(self, server, person=""):
         super().__init__(server.guard, base_url=ORIGIN, follow_redirects=True)
         self.server = server

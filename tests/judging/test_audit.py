@@ -1,5 +1,3 @@
-"""The audit against hand-made cases, a small synthetic set, and published kappas where their data are at hand."""
-
 from dataclasses import replace
 from pathlib import Path
 

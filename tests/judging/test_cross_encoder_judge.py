@@ -1,5 +1,3 @@
-"""A reranker as a judge: one sigmoid and no more, fitted maps, and everything that is refused."""
-
 import json
 import shutil
 

@@ -1,5 +1,3 @@
-"""From replies to grades: bounds against a linear program, unusable values, repeated tokens."""
-
 import math
 from dataclasses import replace
 from typing import Any
@@ -26,7 +24,6 @@ Entries = list[tuple[str, Any]]
 
 
 def position(written, own, listed):
-    """Return the first position of a parsed reply."""
     top = [{"token": token, "logprob": value} for token, value in listed]
     logprobs = {"content": [{"token": written, "logprob": own, "top_logprobs": top}]}
     reply = parse_reply({"choices": [{"message": {"content": written}, "finish_reason": "stop", "logprobs": logprobs}]})
@@ -80,10 +77,6 @@ def told(reply):
     return position(reply["written"], values[reply["written"]], [(token, values[token]) for token in reply["top"]])
 
 
-def truth(full):
-    return float(np.average([VALUES[LABELS.index(t.strip())] for t in TOKENS], weights=[full[t] for t in TOKENS]))
-
-
 @settings(max_examples=400, deadline=None)
 @given(replies())
 def test_bounds_are_those_of_a_linear_program_and_hold_the_truth(reply):
@@ -95,7 +88,8 @@ def test_bounds_are_those_of_a_linear_program_and_hold_the_truth(reply):
         return
     assert all(share >= 0 for share in found.hidden)
     grade, low, high = grades(told(reply), reply["form"])
-    assert low - 1e-9 <= truth(full) <= high + 1e-9
+    truth = np.average([VALUES[LABELS.index(t.strip())] for t in TOKENS], weights=[full[t] for t in TOKENS])
+    assert low - 1e-9 <= truth <= high + 1e-9
     # a missing token is at most the least probable returned one; a constraint writes the most probable option
     least = min(full[token] for token in seen if token != written)
     most = {

@@ -1,5 +1,3 @@
-"""Metrics from few labels: what is refused, then values by naive loops and by enumerating all samples."""
-
 import math
 from itertools import product
 

@@ -1,5 +1,3 @@
-"""Writing queries, with a writer whose texts are known."""
-
 from __future__ import annotations
 
 import json

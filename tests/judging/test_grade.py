@@ -1,5 +1,3 @@
-"""Grading from questions to files, with a judge whose answers are known; prices, and the model that answered."""
-
 import json
 
 import pyarrow.parquet as pq

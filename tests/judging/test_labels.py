@@ -1,5 +1,3 @@
-"""Label files of every kind, the unusable ones first, and a judge that replays one."""
-
 import json
 
 import pyarrow as pa

@@ -1,5 +1,3 @@
-"""The files of a ledger: damaged ones, killed writers, keys of any characters, the documented queries."""
-
 import hashlib
 import json
 import os
@@ -44,7 +42,6 @@ def graded(number):
 
 
 def killed(folder, first, end):
-    """Write answers in a process, and kill it."""
     with worker(folder) as process:
         for number in range(first, end):
             process.do("write", f"k{number}", number)

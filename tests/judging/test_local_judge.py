@@ -1,5 +1,3 @@
-"""The local judge: what it refuses, what it answers without a grade, and grades against independent ones."""
-
 import math
 import random
 import shutil
@@ -295,7 +293,6 @@ def read_all(reader, prompts):
 
 @pytest.fixture(scope="module", params=list(ARCHITECTURES))
 def known(request):
-    """A model, prompts and their logits."""
     model = tiny_model(request.param)
     prompts = [prompt[:48] for prompt in some_prompts(300)] if request.param == "phi3" else some_prompts(300)
     return request.param, model, prompts, one_by_one(model, prompts)

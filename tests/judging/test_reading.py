@@ -113,8 +113,6 @@ def test_a_text_that_is_cut_off_has_no_grade(text):
         assert find_answer(text[:end], DIGITS, "length").status == "truncated"
 
 
-# --- properties -----------------------------------------------------------------------------------------------------
-
 TEXTS = st.text(st.sampled_from('0123 .:\n<>/{}"score*,-ansx'), max_size=60) | st.text(max_size=60)
 STANDING = st.sampled_from(
     ["\n{}\n", "\n**{}**\n", "\n- {}.\n", "<score>{}</score>", "<x>\n{}</x>", "<x>about {}</x>", "score {}",

@@ -1,5 +1,3 @@
-"""Errors one at a time, keys, dead endpoints, closing in the middle: over real sockets."""
-
 import asyncio
 import base64
 import json

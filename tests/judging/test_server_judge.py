@@ -1,5 +1,3 @@
-"""The judge behind a server over real sockets: what its probe finds, and one grade or status per question."""
-
 import json
 from itertools import cycle
 

@@ -1,19 +1,14 @@
-"""The runner of experiments, with measures that train nothing."""
-
 import json
 import os
 import shutil
 
 import pytest
+import torch
 
 from bixse.data.run import open_run
 from bixse.errors import DivergedError, InterruptedRunError, InvalidFileError, OutputExistsError, TrainingError
 from bixse.lab.experiments import RESULT_FILE, Arm, ArmRun, Measured, do_runs, load_result, opened
 from bixse.scale.engine import Engine, rank_of
-
-
-class OutOfMemoryError(RuntimeError):
-    """As torch names its own."""
 
 
 def count(run, inputs, folder):
@@ -46,7 +41,7 @@ def statuses(results):
         (KeyError("vocabulary"), "failed", "KeyError: 'vocabulary'", 1),
         (DivergedError("training: got loss nan"), "diverged", "training: got", 0),
         (TrainingError("training: got a damaged checkpoint"), "failed", "training: got", 1),
-        (OutOfMemoryError("CUDA"), "failed", "got no more memory", 1),
+        (torch.OutOfMemoryError("CUDA"), "failed", "got no more memory", 1),
         (MemoryError(), "failed", "got no more memory", 1),
     ],
 )

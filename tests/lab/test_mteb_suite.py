@@ -75,7 +75,6 @@ def encoder_of(model, *tasks, label="runs/model"):
 
 
 def shaken(model, seed):
-    """The model with other weights."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -143,13 +142,6 @@ def test_name_and_revision_say_which_checkpoint_it_is(tiny_model):
     assert len(set(revisions)) == 4
 
 
-def spy(model):
-    """Return the list to which later calls of the model add their prompt."""
-    seen, before = [], model.preprocess
-    model.preprocess = lambda texts, **options: seen.append(options.get("prompt")) or before(texts, **options)
-    return seen
-
-
 def test_each_task_has_the_instruction_of_the_model_s_table(tiny_model, folder, tmp_path):
     symmetric = {"instructions": ["same"], "symmetric": True}
     instructions = {"FiQA2018": {"instructions": ["finance"]}, "quora_duplicates": symmetric}
@@ -157,7 +149,8 @@ def test_each_task_has_the_instruction_of_the_model_s_table(tiny_model, folder, 
     set_instructions(tiny_model, table)
     tasks = [with_data(task, folder) for task in benchmark_tasks("BEIR", ["FiQA2018", "QuoraRetrieval", "SciFact"])]
     encoder = encoder_of(tiny_model, *tasks)
-    seen = spy(tiny_model)
+    seen, before = [], tiny_model.preprocess
+    tiny_model.preprocess = lambda texts, **options: seen.append(options.get("prompt")) or before(texts, **options)
     for task in tasks:
         run(encoder, task, tmp_path)
     prompts = {name: f"Instruct: {name}\nQuery:\n" for name in ("finance", "same", "default")}

@@ -1,5 +1,3 @@
-"""Studies as commands: every one runs, resumes run by run, and writes the same table for the same seed."""
-
 import csv
 import json
 import os
@@ -28,6 +26,7 @@ from helpers.toy import action_collection
 
 QUICK = ("cutoff", "rankers")
 """Studies that are run by default besides losses; the others are slow tests."""
+OPTIMIZER = {"learning_rate": 1e-2, "num_train_epochs": 1, "global_batch_size": 8}
 
 
 @pytest.fixture
@@ -39,7 +38,7 @@ def study(actions, student):
             "data": {"collection": str(actions), "scale": (0, 3), "min_relevant_grade": 2},
             "model": str(student),
             "seeds": (0, 1),
-            "train": {"optimizer": {"learning_rate": 1e-2, "num_train_epochs": 1, "global_batch_size": 8}},
+            "train": {"optimizer": OPTIMIZER},
             "values": {"losses": ["bixse", "infonce"]},
             "jobs": 1,
         }
@@ -99,11 +98,8 @@ def divided_actions(folder):
 
 def test_extra_collections_and_the_model_before_merging_have_a_table_without_claims(study, tmp_path):
     data = divided_actions(tmp_path)
-    train = {
-        "optimizer": {"learning_rate": 1e-2, "num_train_epochs": 1, "global_batch_size": 8},
-        "merge": {"weights": [0.5], "keep_tuned": True},
-        "evaluations_per_epoch": 0,
-    }
+    merge = {"weights": [0.5], "keep_tuned": True}
+    train = {"optimizer": OPTIMIZER, "merge": merge, "evaluations_per_epoch": 0}
     config, out = study(data=data, train=train, values={"losses": ["bixse"]}), tmp_path / "study"
     result = run_study(config, out)
     assert result.outcome.failed == []

@@ -1,5 +1,3 @@
-"""Suites: run by our own evaluator, compared, listed as mteb lists them, and cut alike on every machine."""
-
 import random
 
 import numpy as np

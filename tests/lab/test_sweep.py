@@ -1,5 +1,3 @@
-"""Sweeps: their arms without training, then ranking, refusals, and how they continue."""
-
 import csv
 import json
 import os
@@ -17,6 +15,7 @@ from bixse.lab.sweep import plan_arms, sweep
 from bixse.training.config import TrainConfig
 from bixse.training.loop.trainer import GradedTrainer
 from bixse.training.recipe import train
+from helpers.row_files import yaml_file
 
 BASE = {"pairs": "pairs.jsonl", "dev": "collection"}
 GRID = {"loss": ["bixse", "infonce"], "optimizer.learning_rate": [1e-3, 3e-3]}
@@ -29,11 +28,6 @@ def errors_of(config):
     assert head == f"sweep: {len(lines)} error{'s' if len(lines) != 1 else ''}"
     assert all(": got " in line and "expected " in line and "; fix: " in line for line in lines), lines
     return lines
-
-
-def write(folder, text):
-    (folder / "sweep.yaml").write_text(text, encoding="utf-8")
-    return folder / "sweep.yaml"
 
 
 @pytest.mark.parametrize(
@@ -71,7 +65,7 @@ def test_errors_of_all_arms_are_named_together_with_the_arms():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("base: run.yaml\nvary: {scale: [1]}", "run.yaml"),
+        ("base: none.yaml\nvary: {scale: [1]}", "none.yaml"),
         ("vary: {scale: [1]}", "base: got nothing; expected a value"),
         ("base: 3\nvary: {scale: [1]}", "base: got 3; expected settings of `bixse train`"),
         ("base: run.yaml\nvary: {scale: 3}", "vary.scale: got 3; expected "),
@@ -82,7 +76,7 @@ def test_errors_of_all_arms_are_named_together_with_the_arms():
 )
 def test_a_file_that_is_no_sweep(tmp_path, text, message):
     with pytest.raises(InputError) as caught:
-        plan_arms(SweepConfig.load(write(tmp_path, text)))
+        plan_arms(SweepConfig.load(yaml_file(tmp_path, text)))
     assert message in str(caught.value) and "fix: " in str(caught.value)
 
 
@@ -119,14 +113,14 @@ def test_a_long_name_is_cut_and_stays_distinct():
 
 def test_paths_start_at_the_folder_of_their_file(tmp_path):
     text = "base: {pairs: pairs.jsonl, dev: toy}\nvary: {scale: [5], pairs: [a.jsonl, b.jsonl]}"
-    arms = plan_arms(SweepConfig.load(write(tmp_path, text)))
+    arms = plan_arms(SweepConfig.load(yaml_file(tmp_path, text)))
     assert [arm.train["pairs"] for arm in arms] == [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
     assert {arm.train["dev"] for arm in arms} == {str(tmp_path / "toy")}
     (tmp_path / "inner").mkdir()
     settings = "pairs: pairs.jsonl\ndev: /data/toy\noptimizer: {num_train_epochs: 1}\n"
     (tmp_path / "inner" / "run.yaml").write_text(settings)
     text = "base: inner/run.yaml\nvary: {optimizer.global_batch_size: [4, 8]}"
-    arms = plan_arms(SweepConfig.load(write(tmp_path, text)))
+    arms = plan_arms(SweepConfig.load(yaml_file(tmp_path, text)))
     assert {arm.train["pairs"] for arm in arms} == {str(tmp_path / "inner" / "pairs.jsonl")}
     assert {arm.train["dev"] for arm in arms} == {"/data/toy"}
     assert {arm.train["optimizer"]["num_train_epochs"] for arm in arms} == {1}
@@ -135,11 +129,8 @@ def test_paths_start_at_the_folder_of_their_file(tmp_path):
 def test_the_example_of_the_documentation(tmp_path):
     text = (Path(__file__).parents[2] / "docs" / "reference" / "sweep.md").read_text(encoding="utf-8")
     grid = text.split("```yaml\n")[1].partition("```")[0]
-    config = SweepConfig.load(write(tmp_path, grid))
+    config = SweepConfig.load(yaml_file(tmp_path, grid))
     assert (len(plan_arms(config)), config.seeds) == (8, (0, 1, 2))
-
-
-# --- training
 
 
 @pytest.fixture
@@ -152,6 +143,7 @@ def settings(actions, student):
             "dev": actions,
             "model": str(student),
             "optimizer": {"num_train_epochs": 1, "global_batch_size": 8, "documents_per_query": 3},
+            "merge": {"weights": [0.5, 1.0]},
         }
         return SweepConfig(**{"base": {**shared, **(base or {})}, "vary": GRID, **changes})
 

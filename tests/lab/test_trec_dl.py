@@ -1,5 +1,3 @@
-"""TREC Deep Learning: files, protocols, duplicates, and figures equal to pytrec_eval's."""
-
 import gzip
 import json
 
@@ -23,7 +21,6 @@ TEXTS = ["copy a file", "move a file", "sort a list", "wait in a thread", "read 
 
 
 def second_corpus():
-    """Return the ids of the passages in order, and the content of each file."""
     ids, files = [], {}
     for shard, texts in (("03", TEXTS[:3]), ("20", TEXTS[3:])):
         content = ""

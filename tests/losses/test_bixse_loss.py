@@ -15,7 +15,7 @@ from bixse.errors import ConfigError, InputError
 from bixse.losses.bixse import BiXSELoss, fit_bias, prior_bias
 from bixse.losses.catalogue import LOSSES, build_loss, check_loss_options
 from bixse.losses.targets import GradedTargets
-from helpers.batches import SINGLE, random_batch
+from helpers.batches import SINGLE, padded_left, random_batch
 
 QUERIES = ["how do i copy a file", "how do i sort a list", "find the path"]
 DOCUMENTS = [["copy the file", "move the file"], ["sort the list", "copy the file"], ["the path name", "move the file"]]
@@ -89,15 +89,11 @@ class TestForms:
         assert value.item() == pytest.approx(by_hand(tiny_model, texts[0], texts[1][1:], entries), rel=1e-5)
 
     def test_duplicates_across_columns_are_found_when_padding_is_on_the_left(self, tiny_model):
-        def left(texts):
-            features = tiny_model.preprocess(texts)
-            order = torch.argsort(features["attention_mask"], dim=1, stable=True)
-            return {name: features[name].gather(1, order) for name in ("input_ids", "attention_mask")}
-
-        narrow, wide = left(["copy", "move the file"]), left(["move the file", "sort the list of words in a file"])
+        columns = QUERIES[:2], ["copy", "move the file"], ["move the file", "sort the list of words in a file"]
+        queries, narrow, wide = (padded_left(tiny_model.preprocess(texts)) for texts in columns)
         assert narrow["input_ids"].shape != wide["input_ids"].shape
         labels = torch.tensor([[1.0, 0.5], [0.25, 0.125]])
-        first, targets = BiXSELoss(tiny_model).targets_of_labels(left(QUERIES[:2]), [narrow, wide], labels)
+        first, targets = BiXSELoss(tiny_model).targets_of_labels(queries, [narrow, wide], labels)
         assert first.tolist() == [0, 1, 3]
         assert targets.dense()[0].tolist() == [[1.0, 0.5, 0.0], [0.0, 0.25, 0.125]]
 

@@ -1,5 +1,3 @@
-"""The BiXSE loss of embeddings in both forms, against float64 loops over all entries."""
-
 import math
 
 import pytest

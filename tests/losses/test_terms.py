@@ -1,5 +1,3 @@
-"""The losses over rows against Python loops over their formulas in float64, and against published implementations."""
-
 import itertools
 import math
 from dataclasses import replace

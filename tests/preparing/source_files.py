@@ -18,7 +18,6 @@ def parquet(rows):
 
 
 def put(folder, files):
-    """Write files into a folder."""
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

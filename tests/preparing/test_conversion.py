@@ -1,5 +1,3 @@
-"""Conversions: what is written, rows that cannot be read, folders of runs, and the verb."""
-
 import json
 import os
 import subprocess

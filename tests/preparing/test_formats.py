@@ -1,5 +1,3 @@
-"""Every format of other tools as rows, and the known traps of each."""
-
 import gzip
 import json
 import math

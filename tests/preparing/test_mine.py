@@ -1,5 +1,3 @@
-"""Mining end to end: files, reuse, continuing, and independence of a query from the others."""
-
 import json
 import re
 import shutil
@@ -16,7 +14,6 @@ from bixse.data.graded_pairs import GradedPairs, Pair
 from bixse.data.pairs_files import load_pairs, save_graded_pairs
 from bixse.data.task_instructions import Instructions
 from bixse.data.trec import read_run, write_qrels
-from bixse.encoders import encode
 from bixse.encoders.loading.precision import PRECISION_VARIABLE
 from bixse.encoders.relevance_model import set_instructions
 from bixse.errors import ConfigError, InputError, InvalidFileError, ModelError, OutputExistsError
@@ -237,7 +234,7 @@ def test_documents_of_a_query_do_not_depend_on_other_queries(collection, tmp_pat
     assert by_query(tmp_path / "other") != everything
 
 
-def test_rankings_of_an_encoder_and_bm25_are_fused(collection, tmp_path, tiny_model_path, cache_path, monkeypatch):
+def test_rankings_of_an_encoder_and_bm25_are_fused(collection, tmp_path, tiny_model_path, cache_path, encoded):
     config = MineConfig(collection=collection, split="train", retrievers=("bm25", str(tiny_model_path)), depth=20)
     out, label = tmp_path / "out", tiny_model_path.name
     result = mine(config, out)
@@ -248,10 +245,9 @@ def test_rankings_of_an_encoder_and_bm25_are_fused(collection, tmp_path, tiny_mo
         for pair in pairs:
             assert (pair.rank, pair.source) == (fused[pair.document_id].rank, fused[pair.document_id].source)
     assert len(list((cache_path / "embeddings").iterdir())) == 1
-    plain, kinds = encode.encode_here, []
-    monkeypatch.setattr(encode, "encode_here", lambda m, t, kind, *rest: kinds.append(kind) or plain(m, t, kind, *rest))
+    encoded.clear()
     mine(changed(config, seed=9), tmp_path / "again")
-    assert set(kinds) == {"query"}  # the cache holds the embeddings of the documents
+    assert {kind for kind, _ in encoded} == {"query"}  # the cache holds the embeddings of the documents
 
 
 def test_index_answers_as_its_model_and_on_its_own_corpus_alone(collection, tiny_model_path, tmp_path):
@@ -320,7 +316,6 @@ def test_interrupted_run_continues_with_the_next_retriever(collection, tmp_path,
 
 
 def read_known(collection, rows, **settings):
-    """Read the inputs with these known pairs."""
     content = lines({"query_id": "q-copy", "query": "x", "relevance": 1.0, **row} for row in rows)
     path = put(collection.parent, {"known.jsonl": content}) / "known.jsonl"
     return read_inputs(MineConfig(collection=collection, known=path, **settings))

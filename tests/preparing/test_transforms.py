@@ -1,5 +1,3 @@
-"""Transforms of graded pairs (exact, seeded, nested, independent of the order of the rows), and maps of scores."""
-
 import itertools
 import math
 from collections import Counter

@@ -1,5 +1,3 @@
-"""Reports of full data as of a quickstart and of the smallest: the page, its data, tables and plots."""
-
 import math
 import re
 import subprocess
@@ -55,10 +53,10 @@ COMPARISONS = [
 ]
 
 
-def query_changes(before, after):
+def query_changes(after, before=0.5):
     return [
         QueryChange(query_id=f"q-{i:03d}", query=f"copy a folder ({i})", baseline_score=old, system_score=new)
-        for i, (old, new) in enumerate(zip(before, after, strict=True))
+        for i, (new, old) in enumerate(np.broadcast(after, before))
     ]
 
 
@@ -80,7 +78,7 @@ def full_data():
         training=[_curve("bixse", with_logits=True), _curve("infonce", with_logits=False)],
         per_query_baseline="base",
         per_query_system="bixse",
-        per_query=query_changes(before.tolist(), after.tolist()),
+        per_query=query_changes(after, before),
         facts={"data set": "pydocs", "queries": "113 (test)", "command": "bixse quickstart --out runs/quickstart"},
         timings={"read data": 0.04, "train": 619.4},
         commands=["bixse train --pairs yours.jsonl --out runs/yours"],
@@ -90,7 +88,6 @@ def full_data():
 
 @pytest.fixture(scope="module")
 def minimal_data():
-    """A single system, nothing else."""
     return ReportData(
         title="BM25 alone",
         created="2026-01-31",
@@ -269,7 +266,6 @@ def test_unusable_data_files_are_refused(tmp_path, minimal_data):
 
 
 def changed(data, path, value):
-    """Return the dumped data with a value replaced."""
     at = dumped = data.model_dump()
     for key in path[:-1]:
         at = at[key]
@@ -377,19 +373,13 @@ def texts_of(plot):
     return [element.text or "" for element in ElementTree.fromstring(plot.svg).iter(f"{SVG}text")]
 
 
-def changes(*after):
-    return [
-        QueryChange(query_id=str(i), query="q", baseline_score=0.5, system_score=score) for i, score in enumerate(after)
-    ]
-
-
 def test_text_from_data_becomes_no_markup():
     logged = {"eval_dev_ndcg@10": [(1, 0.5), (2, 0.5)]}
     merged = [MergePoint(weight=weight, scores=dict.fromkeys(LABELS, weight / 2)) for weight in (0.0, 0.5, 1.0)]
     plots = [
         *training_plots([TrainingCurve(system=name, logged=logged) for name in LABELS]).values(),
         reliability_diagram(CalibrationReport(30, 3, 0.1, (0.0, 0.2), 0.0, (0.0, 0.1), 0.2, []), LABELS[0]),
-        gains_and_losses_plot(changes(1.0), LABELS[1]),
+        gains_and_losses_plot(query_changes([1.0]), LABELS[1]),
         merge_plot(MergeCurve(system=LABELS[0], weight=0.5, points=merged, guards=LABELS[:1])),
         row_plot("t", "l", [(name, Point(0.0, 0.5, 0.4, 0.6)) for name in LABELS]),
         line_plot("t", "x", "y", {name: [Point(x, 0.5, 0.4, 0.6) for x in (1.0, 2.0)] for name in LABELS}, "log"),
@@ -433,11 +423,11 @@ def test_long_log_is_thinned():
 
 
 def test_gains_and_losses_are_counted():
-    plot = gains_and_losses_plot(changes(0.6, 0.9, 0.5, 0.1), "ndcg@10")
+    plot = gains_and_losses_plot(query_changes([0.6, 0.9, 0.5, 0.1]), "ndcg@10")
     assert sorted(text for text in texts_of(plot) if text[0] in "▲▼") == ["▲ 2 better", "▼ 1 worse"]
     assert "2 queries gained, 1 lost, 1 stayed the same" in plot.alt
-    assert "0 queries gained, 0 lost, 1 stayed the same" in gains_and_losses_plot(changes(0.5), "m").alt
-    many = gains_and_losses_plot(changes(*((i % 101) / 101 for i in range(10_000))), "m")
+    assert "0 queries gained, 0 lost, 1 stayed the same" in gains_and_losses_plot(query_changes([0.5]), "m").alt
+    many = gains_and_losses_plot(query_changes([(i % 101) / 101 for i in range(10_000)]), "m")
     assert len(many.svg) < 100_000
 
 

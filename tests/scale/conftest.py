@@ -3,7 +3,6 @@ import json
 import pytest
 
 from bixse.scale.index import index_files
-from helpers.chat_server import chat_server
 
 VERBS = ("copy", "move", "delete", "open", "read", "write", "list", "find")
 TEN_VERBS = (*VERBS, "sort", "split")
@@ -15,12 +14,6 @@ def write_texts(path, texts):
     path.parent.mkdir(exist_ok=True)
     rows = ({"_id": name, "title": title, "text": text} for name, (title, text) in texts.items())
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
-@pytest.fixture(scope="session")
-def server():
-    with chat_server() as running:
-        yield running
 
 
 @pytest.fixture
@@ -47,7 +40,6 @@ def documents():
 
 @pytest.fixture
 def write_corpus(tmp_path):
-    """Write documents as a collection, and return its folder."""
 
     def write(texts):
         write_texts(tmp_path / "corpus" / "corpus.jsonl", texts)

@@ -1,5 +1,3 @@
-"""The engine, and every verb with shards: real processes and ranks, really killed, write the bytes of one process."""
-
 import csv
 import json
 import os

@@ -1,5 +1,3 @@
-"""`bixse grade` in shards: the table of one run in parts, and no answered pair is asked again."""
-
 import json
 
 import pyarrow as pa

@@ -1,5 +1,3 @@
-"""Processes that are killed while they make an index: what was encoded stays, and so does the former index."""
-
 import signal
 import subprocess
 import sys

@@ -1,25 +1,11 @@
 import numpy as np
 import pytest
 
-from bixse.encoders import encode
 from bixse.encoders.encode import encode_texts
 from bixse.search import store as store_module
 from bixse.search.store import EmbeddingStore
 
 TEXTS = ["copy a file", "move a folder", "sort", "copy a file", ""]
-
-
-@pytest.fixture
-def encoded(monkeypatch):
-    """The texts that were encoded."""
-    texts_encoded, encode_here = [], encode.encode_here
-
-    def count(model, texts, *rest):
-        texts_encoded.extend(texts)
-        return encode_here(model, texts, *rest)
-
-    monkeypatch.setattr(encode, "encode_here", count)
-    return texts_encoded
 
 
 @pytest.mark.parametrize("content", [b"x" * 5000, b"SQLite format 3\0" + b"x" * 5000])
@@ -46,7 +32,7 @@ def test_each_text_is_encoded_once_and_only_new_ones_later(tiny_model, encoded):
     assert sum(steps) == len(TEXTS)
     del encoded[:]
     again = EmbeddingStore(tiny_model).encode(["list", *reversed(TEXTS)])
-    assert encoded == ["list"]
+    assert encoded == [("document", "list")]
     np.testing.assert_array_equal(again[1:], first[::-1])
     tiny_model.truncate_dim = 8  # the stored embeddings are cut
     cut = EmbeddingStore(tiny_model).encode(TEXTS)
@@ -56,7 +42,7 @@ def test_each_text_is_encoded_once_and_only_new_ones_later(tiny_model, encoded):
     tiny_model.truncate_dim = None
     tiny_model.max_seq_length = 4  # another model
     EmbeddingStore(tiny_model).encode(TEXTS)
-    assert encoded == ["list", *sorted(set(TEXTS), key=len)]
+    assert encoded[1:] == [("document", text) for text in sorted(set(TEXTS), key=len)]
 
 
 def test_a_killed_process_loses_only_the_texts_that_it_was_encoding(tiny_model, encoded, monkeypatch):
@@ -71,5 +57,5 @@ def test_a_killed_process_loses_only_the_texts_that_it_was_encoding(tiny_model, 
         EmbeddingStore(tiny_model).encode(texts, stop)
     del encoded[:]
     embeddings = EmbeddingStore(tiny_model).encode(texts)
-    assert encoded == texts[2:]
+    assert encoded == [("document", text) for text in texts[2:]]
     np.testing.assert_allclose(embeddings, encode_texts(tiny_model, texts, "document"), atol=1e-6)

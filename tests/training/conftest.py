@@ -42,7 +42,6 @@ def graded_pairs(graded_collection):
 
 @pytest.fixture(scope="session")
 def training_files(tmp_path_factory, graded_collection, graded_pairs):
-    """A folder with pairs.jsonl and the collection."""
     folder = tmp_path_factory.mktemp("training-files")
     save_graded_pairs(graded_pairs, folder / "pairs.jsonl")
     save_collection(graded_collection, folder / "collection")

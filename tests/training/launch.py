@@ -7,8 +7,9 @@ import time
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
+
+from helpers.row_files import yaml_file
 
 
 def free_port():
@@ -75,9 +76,7 @@ ACCELERATE = "--cpu --num_processes 2 --num_machines 1 --mixed_precision no --dy
 
 
 def settings_file(folder, config):
-    path = folder / "run.yaml"
-    path.write_text(yaml.safe_dump(config.model_dump(mode="json")), encoding="utf-8")
-    return path
+    return yaml_file(folder, config.model_dump(mode="json"))
 
 
 def read(out):

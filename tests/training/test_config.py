@@ -1,7 +1,6 @@
 import json
 import re
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 
@@ -17,14 +16,9 @@ from bixse.training.checks import check_learned, embedding_spreads
 from bixse.training.config import OptimizerConfig, TrainConfig
 from bixse.training.loop.trainer import GradedTrainer
 from bixse.training.setup import training_arguments
+from helpers.row_files import yaml_file
 
 UNKNOWN = "got an unknown key; expected a known one"
-
-
-def yaml_file(folder, text):
-    path = folder / "run.yaml"
-    path.write_text(text, encoding="utf-8")
-    return path
 
 
 def errors(path, overrides=None):
@@ -34,13 +28,6 @@ def errors(path, overrides=None):
     assert head == f"{path or 'settings'}: {len(lines)} error{'s' if len(lines) != 1 else ''}"
     assert all(": got " in line and "expected " in line and "; fix: " in line for line in lines), lines
     return lines
-
-
-@pytest.mark.parametrize("text", [None, "", "pairs", "- pairs", "pairs: [", "pairs: a: b", "1: 2"])
-def test_a_missing_file_and_a_file_that_is_no_mapping(tmp_path, text):
-    path = tmp_path / "run.yaml" if text is None else yaml_file(tmp_path, text)
-    with pytest.raises(InputError, match=r"run\.yaml: got "):
-        TrainConfig.load(path)
 
 
 @pytest.mark.parametrize(
@@ -94,16 +81,6 @@ def test_words_of_the_command_line_are_a_loss_or_a_sum():
     for wrong in ("bixse=x", "bixse=", "=1", ["bixse=1", "anchor"]):
         with pytest.raises(ConfigError):
             TrainConfig.load(None, {"pairs": "p.csv", "loss": wrong})
-
-
-def test_relative_paths_are_taken_from_the_folder_of_the_file(tmp_path):
-    (tmp_path / "configs").mkdir()
-    path = yaml_file(tmp_path / "configs", "pairs: ../data/p.csv\ndev: /absolute/dev\nmodel: some/model\n")
-    config = TrainConfig.load(path)
-    assert config.pairs == tmp_path / "configs" / "../data/p.csv"
-    assert config.dev == Path("/absolute/dev")
-    assert config.model == "some/model"
-    assert TrainConfig.load(path, {"pairs": "here.csv"}).pairs == Path("here.csv")
 
 
 def test_flags_override_the_file_and_leave_the_rest(tmp_path):

@@ -56,14 +56,6 @@ class TestUnhappyPaths:
             train_toy()
         train_toy(dev=None)
 
-    @pytest.mark.parametrize("flags", [[], ["--dev-split", "dev"]])
-    def test_the_split_is_that_of_the_file_unless_a_flag_is_given(self, tmp_path, flags, monkeypatch):
-        (tmp_path / "train.yaml").write_text("pairs: pairs.jsonl\nmodel: demo\ndev_split: test\n")
-        seen = []
-        monkeypatch.setattr("bixse.training.dry_run.plan_training", lambda config, out: seen.append(config) or 1 / 0)
-        main(["train", "--config", str(tmp_path / "train.yaml"), "--dry-run", *flags])
-        assert seen[0].dev_split == ("dev" if flags else "test")
-
     def test_a_half_written_checkpoint_is_passed_over(self, tmp_path):
         for step in (2, 10, 12):
             (tmp_path / f"checkpoint-{step}").mkdir()

@@ -67,10 +67,6 @@ def entries(out, epoch):
     return list(zip(table["query_id"], table["document_id"], strict=True))
 
 
-def answers(out, epoch):
-    return json.loads((out / "regrade" / f"epoch-{epoch}" / "run.json").read_text())["results"]["summary"]
-
-
 def test_the_budget_is_asked_after_each_epoch_but_the_last(settings, training_files, tmp_path):
     result = run(settings(), tmp_path / "out")
     known = load_graded_pairs(training_files / "pairs.jsonl")
@@ -98,7 +94,8 @@ def test_one_ledger_serves_grade_and_training(settings, training_files, held_bac
     ledger = tmp_path / "shared"
     run(settings(regrade={"ledger": str(ledger)}), tmp_path / "one")
     run(settings(regrade={"ledger": str(ledger)}), tmp_path / "two")
-    assert [answers(tmp_path / name, 1)["asked"] for name in ("one", "two")] == [BUDGET, 0]
+    records = [json.loads((tmp_path / name / "regrade/epoch-1/run.json").read_text()) for name in ("one", "two")]
+    assert [record["results"]["summary"]["asked"] for record in records] == [BUDGET, 0]
     judge = open_replay(f"replay:qrels:{held_back}", GradeScale(0.0, 3.0))
     pairs = load_pairs(tmp_path / "one" / "regrade" / "epoch-1.asked.parquet")
     summary = graded(pairs, judge, tmp_path / "graded", ledger=ledger).summary

@@ -29,8 +29,6 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 class After(TrainerCallback):
-    """Calls an action after a step."""
-
     def __init__(self, step, action):
         self.step, self.action = step, action
 
@@ -91,11 +89,19 @@ def test_numbers_that_are_not_finite_stop_the_run_and_are_not_written(
     assert not list(tmp_path.glob("checkpoint-[34]/*.safetensors"))
 
 
-@pytest.mark.parametrize("stop_at", [1, 4, 5, 9])
-def test_an_interrupted_and_resumed_run_equals_an_uninterrupted_one(tiny_model_path, graded_pairs, tmp_path, stop_at):
-    whole = make_trainer(fresh(tiny_model_path), graded_pairs, tmp_path / "whole")
-    whole.train()
-    assert whole.state.global_step == 12
+@pytest.fixture(scope="module")
+def whole(tiny_model_path, graded_pairs, tmp_path_factory):
+    """A trainer after three epochs of four steps."""
+    trainer = make_trainer(fresh(tiny_model_path), graded_pairs, tmp_path_factory.mktemp("whole"))
+    trainer.train()
+    assert trainer.state.global_step == 12
+    return trainer
+
+
+@pytest.mark.parametrize("stop_at", [1, 4, 9])
+def test_an_interrupted_and_resumed_run_equals_an_uninterrupted_one(
+    tiny_model_path, graded_pairs, tmp_path, whole, stop_at
+):
     stop = lambda control: setattr(control, "should_training_stop", True)  # noqa: E731
     first = make_trainer(fresh(tiny_model_path), graded_pairs, tmp_path / "cut", callbacks=[After(stop_at, stop)])
     first.train()

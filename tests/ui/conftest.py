@@ -17,7 +17,6 @@ from helpers.ui_server import PORT, Browser, graded_folder
 
 @pytest.fixture(scope="session")
 def graded(tmp_path_factory):
-    """Made once; tests copy it."""
     return graded_folder(tmp_path_factory.mktemp("graded") / "run")
 
 
@@ -40,7 +39,6 @@ def browser(run, open_server):
 
 @pytest.fixture
 def compare(tmp_path, open_server):
-    """A browser of two systems that are loaded."""
 
     def make(*systems, run=tmp_path / "empty", person="ann", **settings):
         run.mkdir(exist_ok=True)

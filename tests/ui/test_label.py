@@ -1,5 +1,3 @@
-"""Labelling by forms, as a browser without JavaScript does it, then the file of labels: what is wrong first."""
-
 import json
 import os
 import re
@@ -42,7 +40,6 @@ def forms(html, action="/label/save"):
 
 
 def label(browser, answer, page=None, **more):
-    """Answer the first form of the page, and follow."""
     html = page if page is not None else browser.get("/label").text
     return browser.submit("/label/save", {**forms(html)[0], "answer": answer, **more}).text
 
@@ -93,7 +90,6 @@ def test_folder_that_cannot_be_labelled_is_refused(tmp_path, run, broken, got):
 
 
 def judge_in(html):
-    """Grades of the judge on the page Label."""
     return re.findall(r"the judge (\d\.\d\d)", html)
 
 

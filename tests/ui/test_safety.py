@@ -1,5 +1,3 @@
-"""What the verb refuses and how it ends; requests that no page sends, and what answers bind the browser to."""
-
 import contextlib
 import re
 import signal

@@ -1,5 +1,3 @@
-"""A training run while it is under way, the calibration of a model, and a batch as a matrix: damage first."""
-
 import json
 import re
 import shutil
@@ -126,7 +124,6 @@ OPTIMIZER = {"global_batch_size": 8, "documents_per_query": 3, "num_train_epochs
 
 @pytest.fixture
 def trained_model(actions, student, tmp_path):
-    """What `bixse train` leaves."""
     folder = tmp_path / "trained_model"
     shutil.copytree(student, folder / "model")
     (folder / "model" / "SHA256SUMS").unlink(missing_ok=True)
