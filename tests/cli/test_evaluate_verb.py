@@ -64,6 +64,15 @@ def test_empty_documents_are_searched_and_warned_of(capsys, model, tmp_path):
     assert call(capsys, "search", model, "copy", *options)[1]["warnings"] == [warning]
 
 
+def test_queries_that_stand_in_a_relevant_document_are_counted(capsys, tmp_path):
+    corpus = {"d1": Document("", "First: how do i copy a file? See cp."), "d2": Document("", "how to move a folder")}
+    queries = {"q1": "How do I copy a file?", "q2": "how do i move a folder"}
+    save_collection(Collection("toy", corpus, queries, {"test": {"q1": {"d1": 1}, "q2": {"d2": 1}}}), tmp_path / "toy")
+    code, envelope = call(capsys, "evaluate", "bm25", "--collection", tmp_path / "toy")
+    (warning,) = envelope["warnings"]
+    assert code == 0 and warning.startswith("1 of 2 queries")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

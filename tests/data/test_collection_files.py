@@ -5,7 +5,15 @@ import shutil
 import pytest
 
 from bixse.data import pydocs
-from bixse.data.collection import Collection, Document, load_collection, load_corpus, save_collection, warn_of_empty
+from bixse.data.collection import (
+    Collection,
+    Document,
+    check_corpus,
+    load_collection,
+    load_corpus,
+    save_collection,
+    warn_of_empty,
+)
 from bixse.errors import InputError
 from helpers.row_files import faults, jsonl
 
@@ -83,6 +91,28 @@ def test_documents_without_title_and_text_stay_and_are_counted(tmp_path):
     assert warn_of_empty([], 3) == []
     with pytest.raises(InputError, match="2 documents"):
         load_corpus(make(tmp_path / "all", corpus=empty))
+
+
+@pytest.mark.parametrize(
+    ("query", "grade", "quoted"),
+    [
+        ("Does it copy the file?", 1, True),
+        ("does  it, COPY the\nfile", 1, True),
+        ("does it copy the file", 0, False),
+        ("does it copy the fil", 1, False),  # ends within a word
+        ("it copy the file", 3, False),  # too short: the name of a topic
+        ("the file does it copy", 3, False),
+        ("?! ... -", 3, False),
+    ],
+)
+def test_queries_that_stand_in_a_relevant_document_are_counted(tmp_path, query, grade, quoted):
+    corpus = [
+        {"_id": "d1", "title": "", "text": "First: does it copy the file? It does."},
+        {"_id": "d2", "text": query},
+    ]
+    folder = make(tmp_path, corpus, [{"_id": "q1", "text": query}], HEADER + f"q1\td1\t{grade}\nq1\tother\t1\n")
+    check = check_corpus(folder / "corpus.jsonl", {"q1": {"d1": grade, "other": 1}}, queries={"q1": query, "q2": query})
+    assert check.quoted == ({"q1"} if quoted else set())
 
 
 def test_odd_collection_survives_writing_and_reading(tmp_path):

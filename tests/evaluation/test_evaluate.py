@@ -63,11 +63,14 @@ def test_a_run_file_or_its_folder_is_scored_again_and_refused_for_other_queries(
         evaluate(tmp_path / "other.trec", folder)
 
 
-def test_a_system_that_finds_nothing_leaves_an_empty_run(folder, tmp_path):
+def test_a_system_that_finds_nothing_is_an_error_and_no_0(folder, tmp_path):
     task = Task("t", lambda: iter([("d", "copy")]), 1, (QuerySet("t", {"q": "wait"}, {"q": {"d": 1}}),))
-    for reused in (False, True):
-        result = evaluate("bm25", task, tmp_path / "out")
-        assert (result.metrics["ndcg@10"], result.reused) == (0, reused)
+    for _ in range(2):
+        with pytest.raises(InputError):
+            evaluate("bm25", task, tmp_path / "out")
+    assert not (tmp_path / "out" / RUN_NAME).exists()
+    queries = QuerySet("t", {"q": "wait", "r": "copy"}, {"q": {"d": 1}, "r": {"d": 1}})
+    assert evaluate("bm25", Task("t", task.documents, 1, (queries,))).metrics["ndcg@10"] == 0.5
 
 
 def test_a_task_of_several_query_sets_is_refused(folder):

@@ -26,7 +26,7 @@ from bixse.calibration.calibrate_head import (
 )
 from bixse.data.run import open_run
 from bixse.encoders.head import HEAD_FILE, RelevanceHead
-from bixse.encoders.instructions import use_task
+from bixse.encoders.instructions import prompt_for, use_task
 from bixse.encoders.loading.build import build_encoder, model_hashes, model_path_settings, quiet_loading
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.encoders.relevance_model import save_whole
@@ -35,7 +35,7 @@ from bixse.files.files import file_hash, storage_errors, write_atomically
 from bixse.report.plots import reliability_diagram, save_plot
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from bixse.calibration.calibrate_settings import CalibrateSettings
     from bixse.data.run import Run
@@ -46,7 +46,10 @@ EXPORT_FOLDER = "export"
 CUTS_FILE = "cuts.json"
 COSINE_ROUNDING = 1e-6
 """Scores beyond 1 by more than this are no cosines, so that no snippet for a store of cosines is written."""
-STORES = ("langchain", "llama_index", "haystack", "qdrant", "elasticsearch", "opensearch", "pgvector")
+STORES = (
+    "langchain", "llama_index", "haystack", "qdrant", "lancedb", "duckdb", "pgvector", "elasticsearch", "opensearch",
+    "mongodb", "vespa",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -130,8 +133,6 @@ def calibrate(
     result = CalibrateResult(check, before, (), facts, negatives, precision, {}, saved)
     if result.refused:
         return result
-    if record is not None:
-        record.save("running")
     head = before
     if saved:
         head = fit_head(before, pairs.cosines, pairs.relevance, facts, pairs.new)
@@ -139,6 +140,10 @@ def calibrate(
     points: list[OperatingPoint] = []
     if settings.at_precision and head is not None:
         head, points = choose_thresholds(head, pairs, settings.at_precision)
+    # before a file is written: a head of slope 0 has no cuts, and is refused
+    cuts = cuts_of(head, settings.export) if settings.export and head is not None else []
+    if record is not None:
+        record.save("running")
     artifacts: dict[str, str] = {}
     if head is not None and head != before:
         if encoder is not None and out is not None:
@@ -152,12 +157,13 @@ def calibrate(
     if out is not None:
         save_plot(reliability_diagram(check.calibrated, "calibrated, held-out half"), out / DIAGRAM)
         artifacts["diagram"] = str(out / DIAGRAM)
-    cuts: list[CosineCut] = []
-    if settings.export and head is not None:
-        cuts = cuts_of(head, settings.export)
+    if cuts and head is not None:
         name = artifacts.get("model", model or str(settings.scored_by))
         stores = STORES if np.abs(pairs.cosines).max() <= 1 + COSINE_ROUNDING else ()
-        artifacts |= write_export(cuts, name, home / EXPORT_FOLDER, stores)
+        prompts = None
+        if encoder is not None:
+            prompts = {"query": prompt_for(encoder, "query") or "", "document": prompt_for(encoder, "document") or ""}
+        artifacts |= write_export(head, cuts, name, home / EXPORT_FOLDER, stores, prompts)
     result = replace(result, head=head, points=tuple(points), artifacts=artifacts, cuts=tuple(cuts))
     if record is not None:
         record.results = TypeAdapter(CalibrateResult).dump_python(result, mode="json")
@@ -203,14 +209,29 @@ def cuts_of(head: RelevanceHead, probabilities: Sequence[float]) -> list[CosineC
     return sorted(cuts, key=lambda cut: -cut.cosine)
 
 
-def write_export(cuts: Sequence[CosineCut], model: str, folder: Path, stores: Sequence[str] = STORES) -> dict[str, str]:
-    """Write `cuts.json`, and a snippet with the first cut for each store; return name -> path."""
+def write_export(
+    head: RelevanceHead,
+    cuts: Sequence[CosineCut],
+    model: str,
+    folder: Path,
+    stores: Sequence[str] = STORES,
+    prompts: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """Write `cuts.json`, and per store a snippet with the head's probability and the first cut; return name -> path."""
     files = {"cuts": folder / CUTS_FILE, **{store: folder / f"{store}.py" for store in stores}}
-    shown = {"probability": f"{cuts[0].probability:g}", "cosine": f"{cuts[0].cosine:.6f}", "model": model}
+    # p = sigma(slope * (alpha * cosine + beta) + intercept); repr has every digit, and quotes what is in a text
+    shown = {"scale": repr(head.slope * head.logit_scale), "bias": repr(head.logit(0.0)), "model": repr(model)}
+    shown |= {"probability": f"{cuts[0].probability:g}", "cosine": repr(cuts[0].cosine), "prompts": repr(prompts)}
+    shown["dimensions"] = repr(head.dimensions)
+    shown["numbers"] = _snippet("numbers", shown)
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(files["cuts"], json.dumps([asdict(cut) for cut in cuts], indent=2) + "\n")
         for store in stores:
-            text = resources.files(__package__).joinpath("snippets", f"{store}.py.txt").read_text(encoding="utf-8")
-            write_atomically(files[store], Template(text).substitute(shown))
+            write_atomically(files[store], _snippet(store, shown))
     return {name: str(path) for name, path in files.items()}
+
+
+def _snippet(name: str, shown: Mapping[str, str]) -> str:
+    text = resources.files(__package__).joinpath("snippets", f"{name}.py.txt").read_text(encoding="utf-8")
+    return Template(text).substitute(shown)

@@ -47,8 +47,8 @@ class CalibrateSettings(Settings):
     """Precisions in (0, 1]. For each, the lowest probability threshold that reaches it is saved with the model."""
     export: Annotated[tuple[Probability, ...], Flag(metavar="P")] = ()
     """Probabilities to write as cosines to export/ of the output folder, beside the thresholds of at_precision. Code
-    there cuts at the highest cosine in LangChain, LlamaIndex, Haystack, Qdrant, Elasticsearch, OpenSearch and
-    pgvector."""
+    there computes the probability, and cuts at the highest cosine, in LangChain, LlamaIndex, Haystack, Qdrant, LanceDB,
+    DuckDB, pgvector, Elasticsearch, OpenSearch, MongoDB Atlas and Vespa."""
     positive_from: Annotated[float, Flag(metavar="Z")] = Field(default=POSITIVE_FROM, gt=0, le=1)
     """Lowest relevance, in (0, 1], that counts as relevant for at_precision."""
     anyway: bool = False

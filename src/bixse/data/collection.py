@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
@@ -28,6 +29,9 @@ DOCUMENT_COLUMNS = (
     FileColumn("text", may_be_empty=True),
 )
 """Columns of a corpus. Documents without title and text are valid: published corpora hold some, even judged ones."""
+WORD = re.compile(r"\w+")
+QUOTED_WORDS = 5
+"""Shorter queries are names of topics, which relevant documents are expected to hold."""
 QUERY_COLUMNS = (FileColumn("_id", "id", unique=True), FileColumn("text"))
 
 
@@ -153,11 +157,27 @@ class CorpusCheck:
     """Documents with the id of a judged query."""
     missing: set[str] = field(default_factory=set)
     """Judged documents that the corpus lacks."""
+    quoted: set[str] = field(default_factory=set)
+    """Queries of `QUOTED_WORDS` words or more that stand in one of their relevant documents."""
 
 
-def check_corpus(path: Path, qrels: Qrels, see: Callable[[str, Document], object] | None = None) -> CorpusCheck:
-    """Read a corpus of any size once and find the judged documents; `see` is called for every document."""
+def check_corpus(
+    path: Path,
+    qrels: Qrels,
+    see: Callable[[str, Document], object] | None = None,
+    queries: Mapping[str, str] | None = None,
+) -> CorpusCheck:
+    """Read a corpus of any size once and find the judged documents; `see` is called for every document.
+
+    With `queries`, each relevant document is searched for the words of its own queries.
+    """
     check = CorpusCheck(missing={document_id for judged in qrels.values() for document_id in judged})
+    phrases = {query_id: _words(text) for query_id, text in (queries or {}).items() if query_id in qrels}
+    asked: dict[str, list[str]] = {}
+    for query_id, phrase in phrases.items():
+        for document_id, grade in qrels[query_id].items() if len(phrase.split()) >= QUOTED_WORDS else ():
+            if grade > 0:
+                asked.setdefault(document_id, []).append(query_id)
     for name, document in stream_documents(path):
         check.count += 1
         check.missing.discard(name)
@@ -167,6 +187,9 @@ def check_corpus(path: Path, qrels: Qrels, see: Callable[[str, Document], object
             check.empty.append(name)
         if name in qrels:
             check.named_as_queries[name] = document
+        if name in asked:
+            words = _words(document.content)
+            check.quoted.update(query_id for query_id in asked[name] if phrases[query_id] in words)
     _refuse_all_empty(path, check.count, len(check.empty))
     return check
 
@@ -248,6 +271,7 @@ def warn_of_collection(
         *warn_of_missing(missing, qrels, split),
         *_warn_of_grades(qrels, min_relevant_grade),
         *_warn_of_self_matches(queries, corpus.named_as_queries, exclude_self),
+        *_warn_of_quoted(len(corpus.quoted), len(queries)),
     ]
 
 
@@ -309,6 +333,19 @@ def _warn_of_self_matches(
         f"{len(same):,} queries are documents too, with the same id and the same text ({same[0]!r}), and will find "
         f"themselves; fix: --exclude-self leaves the document with the query's id out of its answers{accident}"
     ]
+
+
+def _warn_of_quoted(quoted: int, queries: int) -> list[str]:
+    warning = (
+        f"{quoted:,} of {queries:,} queries stand word by word in a relevant document: likely leakage, or queries that "
+        "ask for a known document; figures on them say little of other queries"
+    )
+    return [warning] if quoted else []
+
+
+def _words(text: str) -> str:
+    """Return the words of a text between spaces, so that a phrase is found from word to word."""
+    return f" {' '.join(WORD.findall(normal_form(text)))} "
 
 
 def _is_document(query: str, document: Document) -> bool:

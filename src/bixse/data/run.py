@@ -102,7 +102,7 @@ def open_run(
         raise OutputExistsError(f"{folder}: got {got}; expected a new or empty folder; fix: choose another --out")
     if not visible:
         return record
-    earlier = _read_record(folder / RUN_FILE)
+    earlier = read_record(folder / RUN_FILE)
     if changed := _changes(earlier, record):
         raise OutputExistsError(
             f"{folder}: got the folder of another run ({changed}); expected a new folder or the same settings; "
@@ -114,7 +114,8 @@ def open_run(
     return record
 
 
-def _read_record(path: Path) -> dict[str, Any]:
+def read_record(path: Path) -> dict[str, Any]:
+    """Return the content of a run.json; raises InputError if it is damaged."""
     kinds: dict[str, type] = dict.fromkeys(("fingerprint", "status", "started", "command"), str)
     kinds |= dict.fromkeys(("config", "inputs", "results", "timings"), dict)
     try:

@@ -94,14 +94,13 @@ def evaluate_query_sets(
     record = open_evaluation(system, task, out) if out is not None else None
     reused = record is not None and record.status == "finished"
     if record is not None and reused:
-        files = {query_set.name: _folder(record, task, query_set) / RUN_NAME for query_set in task.query_sets}
-        # the run of a search without a hit is an empty file
         runs: Mapping[str, Ranking] = {
-            name: {} if file.is_file() and not file.stat().st_size else read_run(file) for name, file in files.items()
+            query_set.name: read_run(_folder(record, task, query_set) / RUN_NAME) for query_set in task.query_sets
         }
         seconds = float(record.results.get("seconds", 0.0))
     else:
         runs, seconds = _search(system, task, record, progress)
+        _refuse_no_hits(system, runs)
     results = {}
     for query_set in task.query_sets:
         per_query = evaluate_run(query_set.qrels, runs[query_set.name], METRICS, task.min_relevant_grade)
@@ -132,6 +131,16 @@ def _search(
     step = progress(f"{system.label}: {task.name}", task.count) if progress is not None else None
     started = time.perf_counter()
     return system.search(task, DEPTH, partial, step), time.perf_counter() - started
+
+
+def _refuse_no_hits(system: System, runs: Mapping[str, Ranking]) -> None:
+    """Refuse a finished search without a document: 0 would be the figure of a system, not of a broken input."""
+    for name, run in runs.items():
+        if system.complete and not any(run.values()):
+            raise InputError(
+                f"{system.label}: got no document for any query of {name}; expected some; fix: check that its index, "
+                "run or words are those of this collection"
+            )
 
 
 def _write(record: Run, system: System, task: Task, results: Mapping[str, Evaluation], seconds: float) -> None:

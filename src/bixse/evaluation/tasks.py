@@ -111,7 +111,7 @@ def _judged_corpus(folder: Path, qrels: Qrels, source: Path, drop: bool = False)
     """Return the task, the check of its corpus, and the number of dropped judgements."""
     corpus_file, missing = folder / "corpus.jsonl", 0
     texts = read_queries(folder / "queries.jsonl")
-    corpus = check_corpus(corpus_file, qrels)
+    corpus = check_corpus(corpus_file, qrels, queries=texts)
     if drop:
         qrels, missing = drop_missing(qrels, corpus.missing)
         corpus.missing.clear()

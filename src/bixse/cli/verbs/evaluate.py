@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 
 OF_FEW_LABELS = ("grades", "human", "scale")
-OF_A_COLLECTION = ("collection", "split", "min_relevant_grade", "exclude_self", "missing_documents", *OF_FEW_LABELS)
+OF_A_GATE = ("fail_if_worse_than", "by")
+OF_A_COLLECTION = ("collection", "split", "min_relevant_grade", "exclude_self", "missing_documents", *OF_FEW_LABELS,
+                   *OF_A_GATE)  # fmt: skip
 OF_A_SUITE = ("data", "tasks", "download")
 
 
@@ -69,6 +71,11 @@ class EvaluateSettings(EncodingSettings):
     """Tasks of the suite to run (years for TREC). Without it, all tasks."""
     download: bool = False
     """Download missing data of the suite from the hub."""
+    fail_if_worse_than: Annotated[Path | None, Flag(metavar="DIR")] = None
+    """Folder of an earlier evaluation of the same queries. Exit code 1 if the nDCG@10 of the model is worse: the whole
+    interval of the difference lies below 0."""
+    by: Annotated[float, Flag(metavar="LOSS"), Field(ge=0, le=1)] = 0.0
+    """Mean loss of nDCG@10, in [0, 1], up to which fail_if_worse_than lets the model pass."""
     exact: bool = False
     """Score every document of an index exactly, even if the index is approximate."""
 
@@ -85,6 +92,12 @@ class EvaluateSettings(EncodingSettings):
                 got = "no collection" if self.grades is None else "a collection with --grades"
                 raise ValueError(f"got {got}; expected one of them, or another suite; fix: name its folder, or the "
                                  "grades and run files alone")  # fmt: skip
+            gates = [f"--{name.replace('_', '-')}" for name in OF_A_GATE if getattr(self, name)]
+            systems = len(self.model) * max(1, len(self.dimensions))
+            if gates and (self.fail_if_worse_than is None or self.grades is not None or systems > 1):
+                raise ValueError(f"got {', '.join(gates)}, {systems} models or dimensions, and "
+                                 f"{'--grades' if self.grades else 'a collection'}; expected --fail-if-worse-than for "
+                                 "one model on a collection; fix: evaluate the others without it")  # fmt: skip
         else:
             self._refuse(OF_A_COLLECTION, "data alone: the tasks of a suite have their own", "leave it out")
         return self
@@ -123,6 +136,7 @@ def run(settings: EvaluateSettings, options: Options) -> CommandResult:
 
 
 def _on_collection(settings: EvaluateSettings, systems: Sequence[System], out: Path | None) -> CommandResult:
+    from bixse.evaluation.gate import gate, read_baseline
     from bixse.evaluation.tasks import collection_task
     from bixse.lab.suites.suite_run import compare_on_task
     from bixse.progress import progress_bar
@@ -130,16 +144,26 @@ def _on_collection(settings: EvaluateSettings, systems: Sequence[System], out: P
     assert settings.collection is not None
     chosen = settings.model_dump(include={"split", "exclude_self", "min_relevant_grade", "missing_documents"})
     task = collection_task(settings.collection, **chosen)
+    # before the search: a baseline of another collection is named at once
+    baseline = None if settings.fail_if_worse_than is None else read_baseline(settings.fail_if_worse_than, task)
     result = compare_on_task(systems, task, out, progress_bar)
     heading = f"{settings.collection} ({settings.split}, {len(task.query_sets[0].queries)} queries"
     metrics, names = result.plain(), {"results": "results.json"}
     if len(systems) == 1:
         precision = {"precision": result.precision} if result.precision else {}
         heading = f"{systems[0].label} on {heading}{''.join(f', {name}' for name in precision.values())}"
-        metrics = {**result.scores[systems[0].label][task.name].metrics, **precision}
+        evaluation = result.scores[systems[0].label][task.name]
+        metrics = {**evaluation.metrics, **precision}
         names = {"run": "run.trec", "record": "run.json"}
     artifacts = {name: str(out / file) for name, file in names.items()} if out else {}
-    return CommandResult(f"{heading})\n\n{result.collection_text()}", metrics, artifacts, list(task.warnings))
+    text = f"{heading})\n\n{result.collection_text()}"
+    if baseline is None:
+        return CommandResult(text, metrics, artifacts, list(task.warnings))
+    tested = gate(evaluation, baseline, str(settings.fail_if_worse_than), settings.by)
+    metrics["gate"] = tested.plain()
+    line = f"{systems[0].label} is {tested.text()}"
+    errors = [] if tested.passed else [f"got {line}; expected no loss above {settings.by:g}; fix: find what changed"]
+    return CommandResult(f"{text}\n\n{line}", metrics, artifacts, list(task.warnings), errors, 1 - tested.passed)
 
 
 def _from_few_labels(settings: EvaluateSettings, grades: Path, out: Path | None) -> CommandResult:
