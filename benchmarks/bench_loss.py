@@ -30,10 +30,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, logsigmoid, normalize
 
-from bixse.losses.bce import graded_bce
 from bixse.losses.catalogue import LOSSES, build_loss
-from bixse.losses.products import TILE_SIDE
 from bixse.losses.targets import GradedTargets
+from bixse.losses.tiles.bce import graded_bce
+from bixse.losses.tiles.products import TILE_SIDE
 from measuring import (
     OUT,
     Option,

@@ -16,7 +16,7 @@ from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from bixse.judging.grade import ROWS
-from bixse.losses.products import DEVICE_TILE_BYTES
+from bixse.losses.tiles.products import DEVICE_TILE_BYTES
 from bixse.scale.index.index_files import GROUP_ROWS, shard_rows
 from measuring import Option, options
 

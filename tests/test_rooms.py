@@ -32,7 +32,7 @@ BUDGET = {
     "data": (1760, 24),
     "report": (710, 11),
     "encoders": (2070, 18),
-    "losses": (2280, 19),
+    "losses": (2420, 21),
     "search": (690, 18),
     "evaluation": (1280, 34),
     "calibration": (890, 28),

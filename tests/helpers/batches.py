@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn.functional import normalize
 
-from bixse.losses.bce import graded_bce
 from bixse.losses.catalogue import LOSSES
 from bixse.losses.targets import BaseProbability, GradedTargets
+from bixse.losses.tiles.bce import graded_bce
 
 CURVE = (12.9, -6.2)
 SINGLE = [w for w, entry in LOSSES.items() if entry.alone and not {"weights", "unlabelled"} & entry.fixed.keys()]

@@ -5,4 +5,4 @@ import pytest
 def form(request, monkeypatch):
     """The tiles of the CPU or, run on the CPU, those of a GPU."""
     if request.param == "gpu":
-        monkeypatch.setattr("bixse.losses.bce._on_host", lambda embeddings, rounded: False)
+        monkeypatch.setattr("bixse.losses.tiles.bce._on_host", lambda embeddings, rounded: False)

@@ -7,10 +7,10 @@ import torch
 
 from bixse.errors import InputError
 from bixse.losses import build_loss
-from bixse.losses.bce import graded_bce
-from bixse.losses.products import product_dtype
-from bixse.losses.row_chunks import row_wise_loss
 from bixse.losses.targets import GradedTargets
+from bixse.losses.tiles.bce import graded_bce
+from bixse.losses.tiles.products import product_dtype
+from bixse.losses.tiles.row_chunks import row_wise_loss
 from helpers.batches import random_batch, relative_errors, value_and_gradients
 
 pytestmark = [pytest.mark.usefixtures("form"), pytest.mark.parametrize("form", ["gpu"], indirect=True)]
@@ -79,7 +79,7 @@ def test_nothing_is_read_from_the_device(products, reduction):
 
 
 def test_bf16_products_that_pytorch_lacks_are_refused(monkeypatch):
-    monkeypatch.setattr("bixse.losses.products.has_wide_products", lambda device: False)
+    monkeypatch.setattr("bixse.losses.tiles.products.has_wide_products", lambda device: False)
     with pytest.raises(InputError, match="products: float32"):
         product_dtype("bfloat16", torch.device("cuda"), torch.float32)
     assert product_dtype("auto", torch.device("cuda"), torch.float32) == torch.float32

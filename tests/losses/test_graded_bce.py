@@ -5,9 +5,9 @@ import torch
 from torch.nn.functional import cosine_similarity
 
 from bixse.errors import InputError
-from bixse.losses.bce import graded_bce
-from bixse.losses.products import mean_logits
 from bixse.losses.targets import GradedTargets
+from bixse.losses.tiles.bce import graded_bce
+from bixse.losses.tiles.products import mean_logits
 from helpers.batches import assert_all_close, naive_bce, random_batch, relative_errors, value_and_gradients
 
 
@@ -133,7 +133,7 @@ def test_autocast_changes_nothing():
 
 @pytest.mark.parametrize("numbers_at_once", [2**20, 40])
 def test_mean_logits_equal_the_dense_computation(monkeypatch, numbers_at_once):
-    monkeypatch.setattr("bixse.losses.products.NUMBERS_AT_ONCE", numbers_at_once)
+    monkeypatch.setattr("bixse.losses.tiles.products.NUMBERS_AT_ONCE", numbers_at_once)
     batch = random_batch(23, 31, known=0.2).as_type(torch.float32)
     z, weight = batch.targets.dense()
     s = 20.0 * cosine_similarity(batch.queries.detach()[:, None], batch.documents.detach()[None], dim=2) - 5.0

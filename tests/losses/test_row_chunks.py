@@ -12,8 +12,8 @@ import torch
 from bixse import losses
 from bixse.errors import InputError
 from bixse.losses.catalogue import LOSSES, build_loss
-from bixse.losses.row_chunks import RowWiseLoss, row_wise_loss
 from bixse.losses.targets import GradedTargets
+from bixse.losses.tiles.row_chunks import RowWiseLoss, row_wise_loss
 from helpers.batches import SINGLE, assert_all_close, random_batch
 
 WHOLE_BATCH = {"wasserstein"}

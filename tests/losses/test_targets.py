@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from bixse.errors import InputError
-from bixse.losses.products import mean_target
 from bixse.losses.targets import GradedTargets
+from bixse.losses.tiles.products import mean_target
 from helpers.batches import random_batch
 
 NAN = math.nan

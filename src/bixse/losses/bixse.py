@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from bixse.errors import InputError
 from bixse.losses.base import BaseUse, GradedLoss
-from bixse.losses.bce import Reduction, graded_bce
 from bixse.losses.catalogue import LossOptions
-from bixse.losses.products import mean_logits, mean_of_all, mean_target
+from bixse.losses.tiles.bce import Reduction, graded_bce
+from bixse.losses.tiles.products import mean_logits, mean_of_all, mean_target
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

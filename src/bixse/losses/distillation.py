@@ -10,7 +10,7 @@ from pydantic import Field
 from bixse.encoders.processes import all_rows
 from bixse.losses.base import GradedLoss
 from bixse.losses.catalogue import LossOptions
-from bixse.losses.row_chunks import ChunkResult, RowWiseLoss
+from bixse.losses.tiles.row_chunks import ChunkResult, RowWiseLoss
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

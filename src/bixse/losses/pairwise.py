@@ -11,7 +11,7 @@ from pydantic import Field
 from torch.nn.functional import logsigmoid
 
 from bixse.losses.catalogue import LossOptions
-from bixse.losses.row_chunks import ChunkResult, RowWiseLoss
+from bixse.losses.tiles.row_chunks import ChunkResult, RowWiseLoss
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bixse.losses.products import (
+from bixse.losses.tiles.products import (
     TILE_SIDE,
     add_outer,
     add_product,

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bixse.losses.base import GradedLoss
-from bixse.losses.products import (
+from bixse.losses.tiles.products import (
     add_outer,
     add_product,
     mean_logits,
