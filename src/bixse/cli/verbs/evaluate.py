@@ -23,8 +23,11 @@ if TYPE_CHECKING:
     from bixse.evaluation.systems import System
 
 
+RERANK_DEPTH = 100
 OF_FEW_LABELS = ("grades", "human", "scale")
-OF_A_COLLECTION = ("collection", "split", "min_relevant_grade", "exclude_self", "missing_documents", *OF_FEW_LABELS)
+OF_A_COLLECTION = (
+    "collection", "split", "min_relevant_grade", "exclude_self", "missing_documents", "rerank", *OF_FEW_LABELS
+)  # fmt: skip
 OF_A_SUITE = ("data", "tasks", "download")
 
 
@@ -52,6 +55,10 @@ class EvaluateSettings(EncodingSettings):
     """Number of tokens that the model reads per text. Without it, the model's own limit."""
     dimensions: Annotated[tuple[int, ...], Flag(metavar="D")] = ()
     """Cut the embeddings of each model to these numbers of dimensions, and compare them. Without it, whole ones."""
+    rerank: Annotated[Path | None, Flag(metavar="DIR")] = None
+    """Folder of a reranker. Each model is evaluated as it is, and with its best documents reranked."""
+    rerank_depth: int = Field(default=RERANK_DEPTH, ge=1)
+    """Number of best documents per query that are reranked. The others follow in their order."""
     exclude_self: bool = False
     """Leave the document with the query's id out of its ranking, for collections whose queries are also documents
     (ArguAna, Quora)."""
@@ -79,6 +86,10 @@ class EvaluateSettings(EncodingSettings):
         if self.suite == LOCAL:
             self._refuse(OF_A_SUITE, "collection alone", "leave it out, or name a suite")
             given = [f"--{name}" for name in OF_FEW_LABELS if getattr(self, name) is not None]
+            if self.rerank is None and self.rerank_depth != RERANK_DEPTH:
+                raise ValueError("got rerank_depth without rerank; expected both; fix: give --rerank DIR")
+            if self.rerank is not None and self.grades is not None:
+                raise ValueError("got rerank and grades; expected one of them; fix: rerank a model, and no run file")
             if given and not (self.grades and self.human):
                 raise ValueError(f"got {', '.join(given)} alone; expected --grades and --human; fix: give both")
             if (self.collection is None) == (self.grades is None):
@@ -118,6 +129,11 @@ def run(settings: EvaluateSettings, options: Options) -> CommandResult:
     if settings.exact and not any(isinstance(system, IndexSystem) for system in systems):
         got = ", ".join(settings.model)
         raise InputError(f"--exact: got it for {got}; expected an index among the models; fix: leave it out")
+    if settings.rerank is not None:
+        from bixse.evaluation.reranking import RerankedSystem
+
+        depth = settings.rerank_depth
+        systems = [each for first in systems for each in (first, RerankedSystem(first, settings.rerank, depth))]
     work = _on_suite if settings.suite != LOCAL else _on_collection
     return work(settings, systems, options.out)
 

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import io
 import itertools
+import json
 import os
 import re
 from copy import deepcopy
@@ -20,9 +21,10 @@ from bixse.files.files import HASHES_FILE, damage, file_hash
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sentence_transformers import SentenceTransformer
+    from sentence_transformers import CrossEncoder, SentenceTransformer
 
     from bixse.encoders.relevance_model import RelevanceModel
+    from bixse.encoders.reranker import Reranker
 
 
 PoolingMode: TypeAlias = Literal["mean", "cls", "cls-head"]
@@ -79,13 +81,13 @@ def build_encoder(
             f"fix: {did_you_mean(str(pooling), known)}"
         )
     name = str(name_or_path)
-    source = str(_resolve(name_or_path))  # before the heavy import, so that a wrong path is reported at once
-    if fault := damage(Path(source)):
+    source = _undamaged(name_or_path)
+    if is_reranker(source):
         raise ModelError(
-            f"model {source!r}: got {fault}; expected the files as they were saved (hashes: {HASHES_FILE}); "
-            f"fix: restore the folder from a copy, or delete {HASHES_FILE} if you changed the files yourself"
+            f"model {name!r}: got a reranker (a CrossEncoder), which reads query and document together and has no "
+            "embeddings; expected an encoder; fix: name an encoder; a reranker is taken by `bixse evaluate MODEL "
+            "--rerank DIR`, `bixse calibrate` and `--judge cross-encoder:DIR`"
         )
-
     from bixse.encoders.loading.backbones import pool_backbone, set_attention
     from bixse.encoders.relevance_model import RelevanceModel
 
@@ -109,17 +111,57 @@ def build_encoder(
     set_attention(model, name, model.backbone_files is not None, bidirectional)
     _check_is_encoder(model, name)
     if max_length is not None:
-        if max_length < 4 or (longest is not None and max_length > longest):
-            raise ModelError(
-                f"max_length: got {max_length}; expected 4 to {longest or 'the context of the model'} tokens for model "
-                f"{name!r}; fix: lower it or leave it out"
-            )
+        _check_length(max_length, longest, name)
         model.native_max_length, model.max_seq_length = model.max_seq_length, max_length
     if dimensions is not None:
         check_dimensions(model, (dimensions,))
         if dimensions < (model.get_embedding_dimension() or 0):  # else the hash of the encoder would change
             model.truncate_dim = dimensions
     return model
+
+
+def build_reranker(
+    name_or_path: str | Path,
+    max_length: int | None = None,
+    device: str | None = None,
+    trust_remote_code: bool = False,
+    new_layer: bool = False,
+) -> Reranker:
+    """Load a CrossEncoder of one score per pair, in float32; arguments as for `build_encoder`.
+
+    With `new_layer`, any encoder becomes one: a layer of random weights gives the score, and is to be trained. Raises
+    ModelError for a model that cannot be used.
+    """
+    name, source = str(name_or_path), _undamaged(name_or_path)
+    from bixse.encoders.reranker import Reranker
+
+    kinds: dict[str, Any] = {"trust_remote_code": trust_remote_code, "model_kwargs": {"dtype": "float32"}}
+    try:
+        with quiet_loading():
+            model = Reranker(source, num_labels=1, device=device, **kinds)
+            _check_weights(model, name, trust_remote_code, new_layer)
+    except ModelError:
+        raise  # of missing weights or a damaged relevance head
+    except Exception as error:
+        raise ModelError(
+            f"model {name!r}: got {type(error).__name__}: {first_fault(error)}; expected a reranker of one score per "
+            "pair; fix: check the name, and that the folder holds config.json and model.safetensors"
+        ) from error
+    if max_length is not None:
+        _check_length(max_length, _keep_within_positions(model), name)
+        model.max_seq_length = max_length
+    return model
+
+
+def is_reranker(source: str | Path) -> bool:
+    """Return True for the folder of a CrossEncoder, by its files; False for a hub name."""
+    own, backbone = {}, {}
+    with contextlib.suppress(OSError, ValueError):  # the loader names a damaged file
+        backbone = json.loads((Path(source) / "config.json").read_bytes())
+        own = json.loads((Path(source) / "config_sentence_transformers.json").read_bytes())
+    # older versions of sentence-transformers save a CrossEncoder as transformers does
+    bare = not (Path(source) / "modules.json").is_file() and "ForSequenceClassification" in str(backbone)
+    return bool(own.get("model_type", "CrossEncoder" if bare else "") == "CrossEncoder")
 
 
 def check_dimensions(model: SentenceTransformer, dimensions: Sequence[int]) -> None:
@@ -133,6 +175,14 @@ def check_dimensions(model: SentenceTransformer, dimensions: Sequence[int]) -> N
             )
 
 
+def _check_length(max_length: int, longest: int | None, name: str) -> None:
+    if max_length < 4 or (longest is not None and max_length > longest):
+        raise ModelError(
+            f"max_length: got {max_length}; expected 4 to {longest or 'the context of the model'} tokens for model "
+            f"{name!r}; fix: lower it or leave it out"
+        )
+
+
 def use_attention_to_train_with(model: SentenceTransformer, longest: int | None) -> None:
     """Switch a model to the fastest attention for training on texts of at most `longest` tokens."""
     from bixse.encoders.loading.backbones import switch_attention
@@ -144,8 +194,25 @@ def use_attention_to_train_with(model: SentenceTransformer, longest: int | None)
         switch_attention(model, "eager")
 
 
-def load_relevance_model(path: str | Path, device: str | None = None, dimensions: int | None = None) -> RelevanceModel:
-    """Load a model that gives probabilities of relevance from a folder saved by bixse; see `build_encoder`.
+def load_scorer(name_or_path: str | Path, device: str | None = None, dimensions: int | None = None) -> Any:
+    """Load the encoder or the reranker of a name; the files of its folder say which it is."""
+    source = demo_model_path() if str(name_or_path) == "demo" else name_or_path
+    if not is_reranker(source):
+        return build_encoder(name_or_path, device=device, dimensions=dimensions)
+    if dimensions is not None:
+        raise ModelError(
+            f"dimensions: got {dimensions} for the reranker {str(name_or_path)!r}, which has no embeddings; expected "
+            "none; fix: leave it out"
+        )
+    return build_reranker(name_or_path, device=device)
+
+
+def load_relevance_model(
+    path: str | Path, device: str | None = None, dimensions: int | None = None
+) -> RelevanceModel | Reranker:
+    """Load a model that gives probabilities of relevance from a folder saved by bixse: an encoder or a reranker.
+
+    See `build_encoder` for the arguments and errors.
 
     Example:
         ::
@@ -153,7 +220,7 @@ def load_relevance_model(path: str | Path, device: str | None = None, dimensions
             model = load_relevance_model("runs/quickstart/bixse/model")
             model.relevance("copy a folder", ["shutil.copytree ...", "shutil.copy ...", "os.remove ..."])
     """
-    model = build_encoder(path, device=device, dimensions=dimensions)
+    model: RelevanceModel | Reranker = load_scorer(path, device, dimensions)
     if model.head is None:
         cut = "" if dimensions is None else f" for {dimensions} dimensions"
         raise ModelError(
@@ -198,8 +265,10 @@ def no_library_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _check_weights(model: SentenceTransformer, name: str, trust_remote_code: bool) -> None:
-    """Refuse a model whose files lack weights; a pooler whose output is not read may lack them."""
+def _check_weights(
+    model: SentenceTransformer | CrossEncoder, name: str, trust_remote_code: bool, new_layer: bool = False
+) -> None:
+    """Refuse a model whose files lack weights; a pooler whose output is not read, and a new layer, may lack them."""
     from bixse.encoders.loading.backbones import backbones
 
     for part in backbones(model):  # transformers fills missing weights at random, and only warns
@@ -213,7 +282,11 @@ def _check_weights(model: SentenceTransformer, name: str, trust_remote_code: boo
             output_loading_info=True,
         )
         reads_pooler = getattr(part, "module_output_name", None) == "sentence_embedding"
-        lacking = sorted(key for key in info["missing_keys"] if reads_pooler or not key.startswith("pooler."))
+        inside = f"{backbone.base_model_prefix}." if new_layer else ""
+        lacking = sorted(
+            key for key in info["missing_keys"]
+            if key.startswith(inside) and (reads_pooler or not key.removeprefix(inside).startswith("pooler."))
+        )  # fmt: skip
         if lacking:
             raise ModelError(
                 f"model {name!r}: got no weights for {len(lacking)} of its parameters ({', '.join(lacking[:3])}); "
@@ -229,6 +302,17 @@ def model_folder(name_or_path: str | Path) -> Path:
             "download a model of the hub with `hf download NAME --local-dir DIR`"
         )
     return Path(_resolve(name_or_path))
+
+
+def _undamaged(name_or_path: str | Path) -> str:
+    """Return the folder or hub name of a model; raises ModelError for a wrong path, or files unlike their hashes."""
+    source = str(_resolve(name_or_path))  # before the heavy imports, so that a wrong path is reported at once
+    if fault := damage(Path(source)):
+        raise ModelError(
+            f"model {source!r}: got {fault}; expected the files as they were saved (hashes: {HASHES_FILE}); "
+            f"fix: restore the folder from a copy, or delete {HASHES_FILE} if you changed the files yourself"
+        )
+    return source
 
 
 def _resolve(name_or_path: str | Path) -> str | Path:
@@ -370,7 +454,7 @@ def _check_is_encoder(model: SentenceTransformer, name: str) -> None:
         )
 
 
-def _keep_within_positions(model: SentenceTransformer) -> int | None:
+def _keep_within_positions(model: SentenceTransformer | CrossEncoder) -> int | None:
     """Lower length limits beyond the number of positions; return the highest number of tokens, None for no limit."""
     from bixse.encoders.loading.backbones import input_parts
 
