@@ -93,7 +93,7 @@ class RerankedSystem(System):
         best = {query: ranked(hits) for query, hits in run.items()}
         pairs = [(queries[query], texts[name]) for query, names in best.items() for name in names[: self.depth]]
         bar = None if progress is None else progress_bar(f"rerank {self.first.label}", len(pairs))
-        logits = iter(self._loaded.logits(*zip(*pairs, strict=True), bar).tolist() if pairs else ())
+        logits = iter(self._loaded.logits([query for query, _ in pairs], [text for _, text in pairs], bar).tolist())
         reranked: dict[str, dict[str, float]] = {}
         for query, names in best.items():
             hits = {name: next(logits) for name in names[: self.depth]}

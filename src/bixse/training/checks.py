@@ -105,7 +105,7 @@ def _prompts_before(model: SentenceTransformer, pairs: GradedPairs, kind: Kind) 
     return [prompts.prompt(task, kind, n) for task in pairs.tasks[0] for n in range(prompts.choices(task))]
 
 
-def embedding_spreads(model: SentenceTransformer, pairs: GradedPairs) -> dict[Kind, float]:
+def embedding_spreads(model: Any, pairs: GradedPairs) -> dict[Kind, float]:
     """Return 1 minus the smallest cosine between distinct texts of a kind, without prompts; {} for a reranker."""
     if not isinstance(model, SentenceTransformer):
         return {}

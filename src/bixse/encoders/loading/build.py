@@ -11,7 +11,7 @@ import os
 import re
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 from bixse.encoders.head import HEAD_FILE
 from bixse.encoders.loading.precision import default_device, make_weights_float32, resolve_precision
@@ -21,7 +21,8 @@ from bixse.files.files import HASHES_FILE, damage, file_hash
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sentence_transformers import CrossEncoder, SentenceTransformer
+    from sentence_transformers import SentenceTransformer
+    from torch import nn
 
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.encoders.reranker import Reranker
@@ -138,7 +139,7 @@ def build_reranker(
     kinds: dict[str, Any] = {"trust_remote_code": trust_remote_code, "model_kwargs": {"dtype": "float32"}}
     try:
         with quiet_loading():
-            model = Reranker(source, num_labels=1, device=device, **kinds)
+            model: Any = Reranker(source, num_labels=1, device=device, **kinds)
             _check_weights(model, name, trust_remote_code, new_layer)
     except ModelError:
         raise  # of missing weights or a damaged relevance head
@@ -150,7 +151,7 @@ def build_reranker(
     if max_length is not None:
         _check_length(max_length, _keep_within_positions(model), name)
         model.max_seq_length = max_length
-    return model
+    return cast("Reranker", model)
 
 
 def is_reranker(source: str | Path) -> bool:
@@ -230,7 +231,7 @@ def load_relevance_model(
     return model
 
 
-def set_dropout(model: SentenceTransformer, probability: float) -> None:
+def set_dropout(model: nn.Module, probability: float) -> None:
     """Set every dropout of the encoder to one probability."""
     from torch import nn
 
@@ -265,9 +266,7 @@ def no_library_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _check_weights(
-    model: SentenceTransformer | CrossEncoder, name: str, trust_remote_code: bool, new_layer: bool = False
-) -> None:
+def _check_weights(model: SentenceTransformer, name: str, trust_remote_code: bool, new_layer: bool = False) -> None:
     """Refuse a model whose files lack weights; a pooler whose output is not read, and a new layer, may lack them."""
     from bixse.encoders.loading.backbones import backbones
 
@@ -454,7 +453,7 @@ def _check_is_encoder(model: SentenceTransformer, name: str) -> None:
         )
 
 
-def _keep_within_positions(model: SentenceTransformer | CrossEncoder) -> int | None:
+def _keep_within_positions(model: SentenceTransformer) -> int | None:
     """Lower length limits beyond the number of positions; return the highest number of tokens, None for no limit."""
     from bixse.encoders.loading.backbones import input_parts
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from sentence_transformers.cross_encoder import CrossEncoderTrainer, losses
 
-from bixse.calibration.calibrate_head import fit_head
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.backbones import reading_at_most
+from bixse.encoders.platt import fit_platt
 from bixse.training.config import RERANKER_LOSSES
 from bixse.training.loop.trainer import GradedTrainer
 
@@ -70,8 +71,8 @@ class PairTrainer(GradedTrainer, CrossEncoderTrainer):  # type: ignore[misc]
     """
 
     model_class = CrossEncoderTrainer.model_class
-    model_card_data_class = CrossEncoderTrainer.model_card_data_class
-    model_card_callback_class = CrossEncoderTrainer.model_card_callback_class
+    model_card_data_class = CrossEncoderTrainer.model_card_data_class  # type: ignore[assignment]
+    model_card_callback_class = CrossEncoderTrainer.model_card_callback_class  # type: ignore[assignment]
 
     def make_collator(self, model: Any, args: Any, loss: Any) -> PairCollator:
         return PairCollator(self.pairs, loss.listwise)
@@ -87,9 +88,12 @@ class PairTrainer(GradedTrainer, CrossEncoderTrainer):  # type: ignore[misc]
 
     def heads(self, prior: float | None) -> dict[int | None, RelevanceHead]:
         """Return the sigmoid of the logit for binary cross-entropy, else a fit on training pairs."""
-        head, model, pairs = RelevanceHead(1.0, 0.0, trained_prior=prior, prior=prior), self.loss.model, self.pairs
+        head, pairs = RelevanceHead(1.0, 0.0, trained_prior=prior, prior=prior), self.pairs
         if self.loss.listwise:
             rows = np.arange(0, len(pairs), -(-len(pairs) // PAIRS_FITTED))
+            model = cast("Reranker", self.loss.model)
             logits = model.logits(pairs.texts("query", rows), pairs.texts("document", rows))
-            head = fit_head(head, logits, pairs.relevance[rows], f"{len(rows)} pairs that it was trained on")
+            slope, intercept = fit_platt(logits, pairs.relevance[rows])
+            fitted_on = f"{len(rows)} pairs that it was trained on"
+            head = replace(head, slope=slope, intercept=intercept, calibrated_on=fitted_on)
         return {None: head}

@@ -138,7 +138,7 @@ class GradedTrainer(SentenceTransformerTrainer):
             loss=loss,
             evaluator=evaluator,
             callbacks=callbacks,
-            data_collator=self.make_collator(model, args, loss),  # type: ignore[arg-type]
+            data_collator=self.make_collator(model, args, loss),
         )
         # gradients are averaged by `average_gradients`: no wrapper that counts forward passes
         self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
