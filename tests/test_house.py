@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src"
-LIMITS = {"lines": 34_704, "lines of code": 24_350, "modules": 197, "modules with one importer": 33,
-          "imports per module, mean": 6.28, "imports per module, highest": 14, "lines reached from train": 10_913,
-          "lines reached from evaluate": 5_522, "classes of settings": 45, "settings": 267}  # fmt: skip
+LIMITS = {"lines": 35_255, "lines of code": 24_748, "modules": 201, "modules with one importer": 35,
+          "imports per module, mean": 6.36, "imports per module, highest": 14, "lines reached from train": 11_424,
+          "lines reached from evaluate": 5_704, "classes of settings": 45, "settings": 270}  # fmt: skip
 
 
 def imports_of(tree, modules):

@@ -179,8 +179,6 @@ class TrainConfig(Settings):
         16
     """
 
-    kind: Literal["encoder", "reranker"] = "encoder"
-    """The model to train: an encoder, or a reranker that reads query and document together (a CrossEncoder)."""
     pairs: Path | Annotated[tuple[Path, ...], Field(min_length=1)]
     """File of graded pairs (.parquet, .jsonl, .csv, .tsv), or several files. With several files, the file name is the
     task of rows without a task column."""
@@ -207,6 +205,8 @@ class TrainConfig(Settings):
     """Merge the tuned weights with the weights of the base model. Null keeps the tuned weights."""
     min_relevant_grade: float = Field(default=1.0, gt=0)
     """Lowest relevant grade, on the scale of the grades, for recall and MRR on dev."""
+    kind: Literal["encoder", "reranker"] = "encoder"
+    """The model to train: an encoder, or a reranker that reads query and document together (a CrossEncoder)."""
     model: str = "demo"
     """Folder or hub name of the encoder. "demo" is the small model of the extra `bixse[demo]`."""
     max_length: int | None = Field(default=None, ge=4)
@@ -352,19 +352,16 @@ class TrainConfig(Settings):
     @classmethod
     def _known_loss(cls, value: str | dict[str, float], info: ValidationInfo) -> str | dict[str, float]:
         terms = {value: 1.0} if isinstance(value, str) else value
-        kind = info.data.get("kind", "encoder")
-        known = list(RERANKER_LOSSES if kind == "reranker" else LOSSES)
+        is_reranker = info.data.get("kind") == "reranker"
+        known = list(RERANKER_LOSSES if is_reranker else LOSSES)
         for name, weight in terms.items():
             if name not in known:
-                raise ValueError(
-                    f"expected one of {', '.join(known)} for kind {kind}; fix: {did_you_mean(name, known)}"
-                )
+                raise ValueError(f"expected one of {', '.join(known)}; fix: {did_you_mean(name, known)}")
             if not 0 < weight < math.inf:
                 raise ValueError(f"expected a number above 0, not {weight} for {name}; fix: leave it out for 0")
-        if kind == "reranker":
-            if not isinstance(value, str):
-                raise ValueError("expected one loss for a reranker, no sum; fix: name one")
-        elif not any(LOSSES[name].alone for name in terms):
+        if is_reranker and not isinstance(value, str):
+            raise ValueError("expected one loss for a reranker, no sum; fix: name one")
+        if not is_reranker and not any(LOSSES[name].alone for name in terms):
             raise ValueError("expected a loss that reads relevance; fix: add one, for example bixse with weight 1.0")
         return value
 

@@ -141,6 +141,7 @@ def build_reranker(
         with quiet_loading():
             model: Any = Reranker(source, num_labels=1, device=device, **kinds)
             _check_weights(model, name, trust_remote_code, new_layer)
+            longest = _keep_within_positions(model)
     except ModelError:
         raise  # of missing weights or a damaged relevance head
     except Exception as error:
@@ -149,20 +150,28 @@ def build_reranker(
             "pair; fix: check the name, and that the folder holds config.json and model.safetensors"
         ) from error
     if max_length is not None:
-        _check_length(max_length, _keep_within_positions(model), name)
+        _check_length(max_length, longest, name)
         model.max_seq_length = max_length
     return cast("Reranker", model)
 
 
 def is_reranker(source: str | Path) -> bool:
     """Return True for the folder of a CrossEncoder, by its files; False for a hub name."""
-    own, backbone = {}, {}
-    with contextlib.suppress(OSError, ValueError):  # the loader names a damaged file
-        backbone = json.loads((Path(source) / "config.json").read_bytes())
-        own = json.loads((Path(source) / "config_sentence_transformers.json").read_bytes())
+    names = ("config_sentence_transformers.json", "config.json")
+    settings, backbone = (_json_object(Path(source) / name) for name in names)
+    if "model_type" in settings:
+        return bool(settings["model_type"] == "CrossEncoder")
     # older versions of sentence-transformers save a CrossEncoder as transformers does
-    bare = not (Path(source) / "modules.json").is_file() and "ForSequenceClassification" in str(backbone)
-    return bool(own.get("model_type", "CrossEncoder" if bare else "") == "CrossEncoder")
+    architecture = str((backbone.get("architectures") or [""])[0])
+    return architecture.endswith("ForSequenceClassification") and not (Path(source) / "modules.json").is_file()
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):  # the loader names a damaged file
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def check_dimensions(model: SentenceTransformer, dimensions: Sequence[int]) -> None:
@@ -197,8 +206,7 @@ def use_attention_to_train_with(model: SentenceTransformer, longest: int | None)
 
 def load_scorer(name_or_path: str | Path, device: str | None = None, dimensions: int | None = None) -> Any:
     """Load the encoder or the reranker of a name; the files of its folder say which it is."""
-    source = demo_model_path() if str(name_or_path) == "demo" else name_or_path
-    if not is_reranker(source):
+    if not is_reranker(name_or_path):
         return build_encoder(name_or_path, device=device, dimensions=dimensions)
     if dimensions is not None:
         raise ModelError(
