@@ -105,7 +105,7 @@ def test_the_loss_of_a_step_equals_a_loop_in_float64(model, graded_pairs, word):
     groups = [DrawnGroup(number, graded_pairs.groups().rows(number)[: 3 + number % 3]) for number in range(5)]
     loss = pair_loss(word, model)
     batch = PairCollator(graded_pairs, loss.listwise)(groups)
-    value = float(loss([batch["query"], batch["document"]], batch["label"]))
+    value = loss([batch["query"], batch["document"]], batch["label"]).item()
     scores, grades = [], []
     for group in groups:
         texts = graded_pairs.texts("query", group.rows), graded_pairs.texts("document", group.rows)
@@ -168,9 +168,8 @@ def test_a_reranker_learns_and_loads_as_a_plain_cross_encoder(train_toy, trainin
     assert train_toy(**settings).reused
 
 
-@pytest.mark.parametrize("loss", ["bce", "listnet"])
-def test_a_stopped_run_ends_with_the_same_weights(run_config, train_both_ways, loss):
-    settings = run_config(kind="reranker", loss=loss, train_max_length=12, **SHORT)
+def test_a_stopped_run_ends_with_the_same_weights_and_head(run_config, train_both_ways):
+    settings = run_config(kind="reranker", loss="listnet", train_max_length=12, **SHORT)
     train_both_ways(settings, "model/relevance_head.json")
 
 

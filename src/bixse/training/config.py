@@ -192,9 +192,10 @@ class TrainConfig(Settings):
     dev_split: str = "dev"
     """Split of the dev collections."""
     dev_candidates: int = Field(default=30, ge=1)
-    """BM25 candidates added per dev query. Ranking the judged documents alone would be too easy."""
+    """BM25 candidates added per dev query, since the judged ones alone are too easy. A reranker ranks these alone."""
     guard: Path | Annotated[tuple[Path, ...], Field(min_length=1)] | None = None
-    """Collection folder, or several, that must not get worse: the merge weight is chosen to protect them."""
+    """Collection folder, or several, that must not get worse: the merge weight is chosen to protect them. A reranker
+    has no merge, and reports them."""
     guard_split: str | tuple[str, ...] = "test"
     """Split of the guard collections, or one split per collection."""
     guard_tolerance: float = Field(default=TOLERANCE, ge=0)
