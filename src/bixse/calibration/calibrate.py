@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import TypeAdapter
+from sentence_transformers import SentenceTransformer
 
 from bixse.calibration.calibrate_head import (
     PLAIN_SCALE,
@@ -27,7 +28,7 @@ from bixse.calibration.calibrate_head import (
 from bixse.data.run import open_run
 from bixse.encoders.head import HEAD_FILE, RelevanceHead
 from bixse.encoders.instructions import prompt_for, use_task
-from bixse.encoders.loading.build import build_encoder, model_hashes, model_path_settings, quiet_loading
+from bixse.encoders.loading.build import load_scorer, model_hashes, model_path_settings, quiet_loading
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.encoders.relevance_model import save_whole
 from bixse.errors import InputError
@@ -119,12 +120,13 @@ def calibrate(
         pairs, facts = scored
     elif judged is not None:
         graded, facts, negatives = judged
-        encoder = build_encoder(str(model), dimensions=settings.dimensions)
+        encoder = load_scorer(str(model), dimensions=settings.dimensions)
         use_task(encoder, settings.task)
+        scale = PLAIN_SCALE if isinstance(encoder, SentenceTransformer) else 1.0  # logits need no scale
         pairs = ScoredPairs(
             pair_cosines(encoder, graded, progress), graded.relevance, graded.query_ids,
             settings.prior, settings.positive_from, settings.seed,
-            new=RelevanceHead(PLAIN_SCALE, 0.0, dimensions=settings.dimensions),
+            new=RelevanceHead(scale, 0.0, dimensions=settings.dimensions),
         )  # fmt: skip
     before: RelevanceHead | None = getattr(encoder, "head", None)
     check = replace(held_out_check(before, pairs), auc=pairs.auc())

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from sentence_transformers import SentenceTransformer
 
 from bixse.calibration.calibrate_settings import POSITIVE_FROM
 from bixse.calibration.reliability import Auc, auc, calibration_report, reweight_to_prevalence
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from bixse.calibration.calibrate_settings import CalibrateSettings
     from bixse.data.graded_pairs import GradedPairs
     from bixse.encoders.relevance_model import RelevanceModel
+    from bixse.encoders.reranker import Reranker
     from bixse.evaluation.statistics import Floats
     from bixse.progress import ProgressBars
 
@@ -204,9 +206,11 @@ def read_scores(settings: CalibrateSettings, path: Path) -> tuple[ScoredPairs, s
 
 
 def pair_cosines(
-    model: RelevanceModel, pairs: GradedPairs, progress: ProgressBars | None = None
+    model: RelevanceModel | Reranker, pairs: GradedPairs, progress: ProgressBars | None = None
 ) -> NDArray[np.float64]:
-    """Return the (M,) cosines of pairs in [-1, 1]."""
+    """Return the (M,) cosines of pairs in [-1, 1]; the logits of a reranker, which its head takes in their place."""
+    if not isinstance(model, SentenceTransformer):
+        return model.logits(pairs.queries, pairs.documents, progress("score pairs", len(pairs)) if progress else None)
     step = progress("encode pairs", 2 * len(pairs)) if progress else None
     queries = encode_texts(model, pairs.queries, "query", progress=step).astype(np.float64)
     documents = encode_texts(model, pairs.documents, "document", progress=step).astype(np.float64)

@@ -86,11 +86,7 @@ class RelevanceModel(SentenceTransformer):
 
     def relevance(self, query: str, documents: Sequence[str]) -> NDArray[np.float64]:
         """Return (N,) probabilities, in [0, 1], that N documents are relevant for a query."""
-        if isinstance(documents, str):
-            raise InputError("relevance: got one string as documents; expected a list of texts; fix: write [document]")
-        others = [text for text in (query, *documents) if not isinstance(text, str)]
-        if others:
-            raise InputError(f"relevance: got {shorten(others[0])} as a text; expected strings; fix: leave it out")
+        check_texts(query, documents)
         if self.head is None:
             other = ", ".join(str(cut or "all") for cut in self.heads)
             raise ModelError(
@@ -129,6 +125,15 @@ class RelevanceModel(SentenceTransformer):
             write_atomically(Path(path) / INSTRUCTIONS_FILE, f"{text}\n")
         if self.heads:
             save_heads(self.heads, Path(path))
+
+
+def check_texts(query: str, documents: Sequence[str]) -> None:
+    """Refuse, by an InputError, arguments of `relevance` that are no text and no list of texts."""
+    if isinstance(documents, str):
+        raise InputError("relevance: got one string as documents; expected a list of texts; fix: write [document]")
+    others = [text for text in (query, *documents) if not isinstance(text, str)]
+    if others:
+        raise InputError(f"relevance: got {shorten(others[0])} as a text; expected strings; fix: leave it out")
 
 
 def set_instructions(model: RelevanceModel, table: Instructions) -> None:

@@ -83,7 +83,7 @@ class JudgeOptions(ServerSettings):
     max_tokens: int | None = Field(default=None, ge=1)
     """Maximum number of tokens per answer (default: measured with known questions)."""
     score_map: Annotated[str | None, Flag(metavar="MAP")] = None
-    """The map from scores of a cross-encoder to relevance: logit (default, a sigmoid), prob, percent or
-    platt:SLOPE,INTERCEPT."""
+    """The map from scores of a cross-encoder to relevance: logit (a sigmoid), prob, percent or platt:SLOPE,INTERCEPT.
+    The default is the relevance head in the folder of the model, or else logit."""
     scale: tuple[float, float] | None = None
     """Lowest and highest grade of replayed judgements."""

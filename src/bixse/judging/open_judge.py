@@ -64,7 +64,7 @@ class JudgeSettings(JudgeOptions):
         if name.startswith(CROSS_ENCODER):
             from bixse.judging.judges.cross_encoder_judge import CrossEncoderJudge
 
-            return CrossEncoderJudge(name.removeprefix(CROSS_ENCODER), self.score_map or "logit")
+            return CrossEncoderJudge(name.removeprefix(CROSS_ENCODER), self.score_map)
         from bixse.judging.judges.local_judge import LocalJudge
 
         return LocalJudge(name, rubric)

@@ -7,6 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from sentence_transformers import SentenceTransformer
 
 from bixse.data.task_instructions import Instructions
 from bixse.encoders.encode import encode_texts
@@ -17,8 +18,6 @@ from bixse.training.loop.trainer import FIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-
-    from sentence_transformers import SentenceTransformer
 
     from bixse.data.graded_pairs import GradedPairs
     from bixse.encoders.relevance_model import RelevanceModel
@@ -106,8 +105,10 @@ def _prompts_before(model: SentenceTransformer, pairs: GradedPairs, kind: Kind) 
     return [prompts.prompt(task, kind, n) for task in pairs.tasks[0] for n in range(prompts.choices(task))]
 
 
-def embedding_spreads(model: SentenceTransformer, pairs: GradedPairs) -> dict[Kind, float]:
-    """Return 1 minus the smallest cosine between distinct texts of a kind, without prompts."""
+def embedding_spreads(model: Any, pairs: GradedPairs) -> dict[Kind, float]:
+    """Return 1 minus the smallest cosine between distinct texts of a kind, without prompts; {} for a reranker."""
+    if not isinstance(model, SentenceTransformer):
+        return {}
     spreads: dict[Kind, float] = {}
     for kind in KINDS.values():
         rows = pairs.distinct(kind)

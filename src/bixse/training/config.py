@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from bixse.encoders.loading.build import PoolingMode
 from bixse.encoders.loading.precision import Setting, resolve_precision
@@ -30,6 +30,20 @@ CHECKPOINT_FOLDER = "checkpoints"
 """Checkpoints to resume from, until the run is finished."""
 REGRADE_FOLDER = "regrade"
 """Ledger of the judge, and per epoch the questions, a folder of answers and the outcome."""
+
+
+RERANKER_LOSSES = {"bce": "BinaryCrossEntropyLoss", "lambda": "LambdaLoss", "listnet": "ListNetLoss"}
+"""Loss of a reranker -> its class in `sentence_transformers.cross_encoder.losses`."""
+NOT_OF_A_RERANKER = {
+    **dict.fromkeys(("dimensions", "pooling", "bidirectional"), "a reranker has no embeddings"),
+    **dict.fromkeys(("lora", "frozen_layers", "max_distance"), "a reranker trains all weights"),
+    **dict.fromkeys(("scale", "loss_options", "bias_lr_multiplier"), "the losses of a reranker do not read it"),
+    "instructions": "a reranker reads query and document as one text",
+    "merge": "the base model lacks the layer that gives the score",
+    "sharding": "a reranker trains in one process",
+    "regrade": "the batches of a reranker have no unlabelled entries",
+}
+"""Setting that a reranker refuses -> the reason."""
 
 
 class LoraConfig(Settings):
@@ -178,9 +192,10 @@ class TrainConfig(Settings):
     dev_split: str = "dev"
     """Split of the dev collections."""
     dev_candidates: int = Field(default=30, ge=1)
-    """BM25 candidates added per dev query. Ranking the judged documents alone would be too easy."""
+    """BM25 candidates added per dev query, since the judged ones alone are too easy. A reranker ranks these alone."""
     guard: Path | Annotated[tuple[Path, ...], Field(min_length=1)] | None = None
-    """Collection folder, or several, that must not get worse: the merge weight is chosen to protect them."""
+    """Collection folder, or several, that must not get worse: the merge weight is chosen to protect them. A reranker
+    has no merge, and reports them."""
     guard_split: str | tuple[str, ...] = "test"
     """Split of the guard collections, or one split per collection."""
     guard_tolerance: float = Field(default=TOLERANCE, ge=0)
@@ -191,6 +206,8 @@ class TrainConfig(Settings):
     """Merge the tuned weights with the weights of the base model. Null keeps the tuned weights."""
     min_relevant_grade: float = Field(default=1.0, gt=0)
     """Lowest relevant grade, on the scale of the grades, for recall and MRR on dev."""
+    kind: Literal["encoder", "reranker"] = "encoder"
+    """The model to train: an encoder, or a reranker that reads query and document together (a CrossEncoder)."""
     model: str = "demo"
     """Folder or hub name of the encoder. "demo" is the small model of the extra `bixse[demo]`. "static:NAME" makes a
     static encoder of the token embeddings of a model, which trains in seconds."""
@@ -218,7 +235,8 @@ class TrainConfig(Settings):
     """Train low-rank adapters instead of all weights. `lora: {}` takes the defaults; null trains all weights."""
     loss: Annotated[str | dict[str, float], Flag(metavar="LOSS")] = "bixse"
     """Name of the loss, a key of `bixse.losses.LOSSES` such as infonce. A sum of losses is name -> weight, for example
-    `{bixse: 1.0, anchor: 0.1}`, or on the command line `--loss bixse=1 anchor=0.1`."""
+    `{bixse: 1.0, anchor: 0.1}`, or on the command line `--loss bixse=1 anchor=0.1`. A reranker takes bce (its
+    default), lambda or listnet."""
     scale: float = Field(default=LossOptions.model_fields["scale"].default, gt=0)
     """Logit scale alpha, 1 / temperature. The paper takes 20; 10 was better on dev for every loss."""
     dimensions: Annotated[tuple[Annotated[int, Field(ge=2)], ...], Flag(metavar="D")] = ()
@@ -244,9 +262,24 @@ class TrainConfig(Settings):
     report_to: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
     """Trackers that also get the log, through transformers. Each tracker needs its package."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_a_reranker(cls, values: Any) -> Any:
+        is_reranker = isinstance(values, dict) and values.get("kind") == "reranker"
+        return {"loss": "bce", "merge": None, **values} if is_reranker else values
+
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> TrainConfig:
+        for section in (self, self.optimizer) if self.kind == "reranker" else ():
+            for name in NOT_OF_A_RERANKER.keys() & type(section).model_fields.keys():
+                default = type(section).model_fields[name].get_default(call_default_factory=True)
+                if getattr(section, name) != (None if name == "merge" else default):
+                    raise ValueError(f"got {name}; expected none: {NOT_OF_A_RERANKER[name]}; fix: leave it out")
+        return self
+
     @model_validator(mode="after")
     def _used(self) -> TrainConfig:
-        if self.guard is not None and (self.dev is None or self.merge is None):
+        if self.guard is not None and (self.dev is None or (self.merge is None and self.kind == "encoder")):
             raise ValueError("got guard without dev and merge; expected all three; fix: set both, or leave guard out")
         splits = [] if isinstance(self.guard_split, str) else self.guard_split
         if splits and len(splits) != len(paths_in(self.guard)):
@@ -295,7 +328,8 @@ class TrainConfig(Settings):
     def identity(self) -> dict[str, Any]:
         """Return the settings that make two runs the same."""
         regrade = None if self.regrade is None else self.regrade.identity()
-        return {**self.model_dump(mode="json"), "regrade": regrade}
+        older = {"kind"} if self.kind == "encoder" else set()  # a run from before this setting goes on
+        return {**self.model_dump(mode="json", exclude=older), "regrade": regrade}
 
     def resolved(self) -> TrainConfig:
         """Return these settings with the precision of this machine instead of "auto"."""
@@ -318,14 +352,18 @@ class TrainConfig(Settings):
 
     @field_validator("loss")
     @classmethod
-    def _known_loss(cls, value: str | dict[str, float]) -> str | dict[str, float]:
+    def _known_loss(cls, value: str | dict[str, float], info: ValidationInfo) -> str | dict[str, float]:
         terms = {value: 1.0} if isinstance(value, str) else value
+        is_reranker = info.data.get("kind") == "reranker"
+        known = list(RERANKER_LOSSES if is_reranker else LOSSES)
         for name, weight in terms.items():
-            if name not in LOSSES:
-                raise ValueError(f"expected one of {', '.join(LOSSES)}; fix: {did_you_mean(name, LOSSES)}")
+            if name not in known:
+                raise ValueError(f"expected one of {', '.join(known)}; fix: {did_you_mean(name, known)}")
             if not 0 < weight < math.inf:
                 raise ValueError(f"expected a number above 0, not {weight} for {name}; fix: leave it out for 0")
-        if not any(LOSSES[name].alone for name in terms):
+        if is_reranker and not isinstance(value, str):
+            raise ValueError("expected one loss for a reranker, no sum; fix: name one")
+        if not is_reranker and not any(LOSSES[name].alone for name in terms):
             raise ValueError("expected a loss that reads relevance; fix: add one, for example bixse with weight 1.0")
         return value
 

@@ -54,6 +54,7 @@ class Parts:
     loss: GradedLoss
     evaluator: GradedRetrievalEvaluator | None
     warnings: list[str]
+    trainer: type[GradedTrainer] = GradedTrainer
 
 
 def make_parts(config: TrainConfig, inputs: Inputs) -> Parts:
@@ -64,7 +65,8 @@ def make_parts(config: TrainConfig, inputs: Inputs) -> Parts:
     warnings += check_pairs(inputs.where, loss_name(config.loss), loss, pairs, config.optimizer.documents_per_query)
     warnings += check_max_length(model)
     warnings += check_lengths(model, pairs)
-    return Parts(loss, dev_evaluator(config, model, inputs.watched), warnings)
+    trainer: type[GradedTrainer] = GradedTrainer if config.sharding is None else extension("sharding")
+    return Parts(loss, dev_evaluator(config, model, inputs.watched), warnings, trainer)
 
 
 def make_trainer(
@@ -74,8 +76,7 @@ def make_trainer(
     arguments = training_arguments(config, out / CHECKPOINT_FOLDER, parts.evaluator)
     # a step cannot hold more queries than there are
     arguments.learning_rate = config.optimizer.scaled_learning_rate(len(inputs.pairs.groups()))
-    kind: type[GradedTrainer] = GradedTrainer if config.sharding is None else extension("sharding")
-    trainer = kind(parts.loss.model, arguments, inputs.pairs, loss=parts.loss, evaluator=parts.evaluator)
+    trainer = parts.trainer(parts.loss.model, arguments, inputs.pairs, loss=parts.loss, evaluator=parts.evaluator)
     if config.max_distance is not None:
         trainer.add_callback(_StayNear(trainer.loss, config.max_distance))
     trainer.args.save_steps = trainer.args.eval_steps = steps_of(config, len(trainer.plan))[2]

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from bixse.evaluation.systems import System
 
 
+RERANK_DEPTH = 100
 OF_FEW_LABELS = ("grades", "human", "scale")
 OF_A_GATE = ("fail_if_worse_than", "by")
-OF_A_COLLECTION = ("collection", "split", "min_relevant_grade", "exclude_self", "missing_documents", *OF_FEW_LABELS,
-                   *OF_A_GATE)  # fmt: skip
+OF_A_COLLECTION = ("collection", "split", "min_relevant_grade", "exclude_self", "missing_documents", "rerank",
+                   *OF_FEW_LABELS, *OF_A_GATE)  # fmt: skip
 OF_A_SUITE = ("data", "tasks", "download")
 
 
@@ -54,6 +55,10 @@ class EvaluateSettings(EncodingSettings):
     """Maximum number of tokens per text. The default is the limit of the model."""
     dimensions: Annotated[tuple[int, ...], Flag(metavar="D")] = ()
     """Cut the embeddings of each model to these numbers of dimensions, and compare them. Without it, whole ones."""
+    rerank: Annotated[Path | None, Flag(metavar="DIR")] = None
+    """Folder of a reranker. Each model is evaluated as it is, and with its best documents reranked."""
+    rerank_depth: int = Field(default=RERANK_DEPTH, ge=1)
+    """Number of best documents per query that are reranked. The others follow in their order."""
     exclude_self: bool = False
     """Leave the document with the query's id out of its ranking, for collections whose queries are also documents
     (ArguAna, Quora)."""
@@ -86,6 +91,10 @@ class EvaluateSettings(EncodingSettings):
         if self.suite == LOCAL:
             self._refuse(OF_A_SUITE, "collection alone", "leave it out, or name a suite")
             given = [f"--{name}" for name in OF_FEW_LABELS if getattr(self, name) is not None]
+            if self.rerank is None and self.rerank_depth != RERANK_DEPTH:
+                raise ValueError("got rerank_depth without rerank; expected both; fix: give --rerank DIR")
+            if self.rerank is not None and self.grades is not None:
+                raise ValueError("got rerank and grades; expected one of them; fix: rerank a model, and no run file")
             if given and not (self.grades and self.human):
                 raise ValueError(f"got {', '.join(given)} alone; expected --grades and --human; fix: give both")
             if (self.collection is None) == (self.grades is None):
@@ -93,7 +102,7 @@ class EvaluateSettings(EncodingSettings):
                 raise ValueError(f"got {got}; expected one of them, or another suite; fix: name its folder, or the "
                                  "grades and run files alone")  # fmt: skip
             gates = [f"--{name.replace('_', '-')}" for name in OF_A_GATE if getattr(self, name)]
-            systems = len(self.model) * max(1, len(self.dimensions))
+            systems = len(self.model) * max(1, len(self.dimensions)) * (1 if self.rerank is None else 2)
             if gates and (self.fail_if_worse_than is None or self.grades is not None or systems > 1):
                 raise ValueError(f"got {', '.join(gates)}, {systems} models or dimensions, and "
                                  f"{'--grades' if self.grades else 'a collection'}; expected --fail-if-worse-than for "
@@ -112,7 +121,6 @@ class EvaluateSettings(EncodingSettings):
 def run(settings: EvaluateSettings, options: Options) -> CommandResult:
     """Search, score, and return tables."""
     from bixse.evaluation.systems import EncoderSystem, open_system
-    from bixse.scale.index.search import IndexSystem
 
     if settings.grades is not None:
         return _from_few_labels(settings, settings.grades, options.out)
@@ -128,9 +136,14 @@ def run(settings: EvaluateSettings, options: Options) -> CommandResult:
             f"--dimensions: got it for {uncut[0]}, which embeds no texts here; expected models alone; fix: leave "
             "--dimensions out"
         )
-    if settings.exact and not any(isinstance(system, IndexSystem) for system in systems):
+    if settings.exact and not any(hasattr(system, "exact") for system in systems):  # an index
         got = ", ".join(settings.model)
         raise InputError(f"--exact: got it for {got}; expected an index among the models; fix: leave it out")
+    if settings.rerank is not None:
+        from bixse.evaluation.reranking import RerankedSystem
+
+        depth = settings.rerank_depth
+        systems = [each for first in systems for each in (first, RerankedSystem(first, settings.rerank, depth))]
     work = _on_suite if settings.suite != LOCAL else _on_collection
     return work(settings, systems, options.out)
 

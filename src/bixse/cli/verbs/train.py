@@ -1,4 +1,4 @@
-"""`bixse train`: train an encoder on graded pairs. `bixse merge`: average the weights of models."""
+"""`bixse train`: train an encoder or a reranker on graded pairs. `bixse merge`: average the weights of models."""
 
 from __future__ import annotations
 
@@ -30,6 +30,10 @@ def run_train(config: TrainConfig, options: Options) -> CommandResult:
         before, best = figures[0], figures[result.best_step]
         metrics |= {"dev_ndcg@10_before": before, "dev_ndcg@10": best}
         lines.append(f"dev nDCG@10: {before:.4f} before, {best:.4f} at step {result.best_step}")
+    guard = dev_figures(result.history, "guard")
+    if result.best_step in guard and 0 in guard:
+        metrics |= {"guard_ndcg@10_before": guard[0], "guard_ndcg@10": guard[result.best_step]}
+        lines.append(f"guard nDCG@10: {guard[0]:.4f} before, {guard[result.best_step]:.4f} at step {result.best_step}")
     if result.merge is not None:
         metrics["merge"] = asdict(result.merge)
         lines += result.merge.lines()
@@ -37,7 +41,8 @@ def run_train(config: TrainConfig, options: Options) -> CommandResult:
         lines.append("not merged with the base model: no dev collection to choose the weight on (`dev: DIR`)")
     lines += [epoch.line() for epoch in result.regrade]
     metrics["regrade"] = [asdict(epoch) for epoch in result.regrade]
-    lines.append(f"to go on: bixse evaluate {result.model_path} --collection DIR")
+    first = f"bm25 --rerank {result.model_path}" if config.kind == "reranker" else str(result.model_path)
+    lines.append(f"to go on: bixse evaluate {first} --collection DIR")
     artifacts = {"model": str(result.model_path), "run": str(options.folder / "run.json")}
     return CommandResult("\n".join(lines), metrics, artifacts, result.warnings)
 

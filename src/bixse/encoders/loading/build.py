@@ -6,11 +6,12 @@ import contextlib
 import importlib.util
 import io
 import itertools
+import json
 import os
 import re
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 from bixse.encoders.head import HEAD_FILE
 from bixse.encoders.loading.precision import default_device, make_weights_float32, resolve_precision
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sentence_transformers import SentenceTransformer
+    from torch import nn
 
     from bixse.encoders.relevance_model import RelevanceModel
+    from bixse.encoders.reranker import Reranker
 
 
 PoolingMode: TypeAlias = Literal["mean", "cls", "cls-head"]
@@ -93,13 +96,13 @@ def build_encoder(
         source_model = build_encoder(name.removeprefix(STATIC), device=device, trust_remote_code=trust_remote_code)
         with quiet_loading():
             return _limited(static_encoder(source_model), name, None, max_length, dimensions)
-    source = str(_resolve(name_or_path))  # before the heavy import, so that a wrong path is reported at once
-    if fault := damage(Path(source)):
+    source = _undamaged(name_or_path)
+    if is_reranker(source):
         raise ModelError(
-            f"model {source!r}: got {fault}; expected the files as they were saved (hashes: {HASHES_FILE}); "
-            f"fix: restore the folder from a copy, or delete {HASHES_FILE} if you changed the files yourself"
+            f"model {name!r}: got a reranker (a CrossEncoder), which reads query and document together and has no "
+            "embeddings; expected an encoder; fix: name an encoder; a reranker is taken by `bixse evaluate MODEL "
+            "--rerank DIR`, `bixse calibrate` and `--judge cross-encoder:DIR`"
         )
-
     from bixse.encoders.loading.backbones import pool_backbone, set_attention
     from bixse.encoders.relevance_model import RelevanceModel
 
@@ -130,11 +133,7 @@ def _limited(
 ) -> RelevanceModel:
     """Set the length of texts and of embeddings; `longest` is the highest number of tokens, None for no limit."""
     if max_length is not None:
-        if max_length < 4 or (longest is not None and max_length > longest):
-            raise ModelError(
-                f"max_length: got {max_length}; expected 4 to {longest or 'the context of the model'} tokens for model "
-                f"{name!r}; fix: lower it or leave it out"
-            )
+        _check_length(max_length, longest, name)
         try:
             model.native_max_length, model.max_seq_length = model.max_seq_length, max_length
         except AttributeError as error:  # static embeddings have no setter
@@ -149,6 +148,59 @@ def _limited(
     return model
 
 
+def build_reranker(
+    name_or_path: str | Path,
+    max_length: int | None = None,
+    device: str | None = None,
+    trust_remote_code: bool = False,
+    new_layer: bool = False,
+) -> Reranker:
+    """Load a CrossEncoder of one score per pair, in float32; arguments as for `build_encoder`.
+
+    With `new_layer`, any encoder becomes one: a layer of random weights gives the score, and is to be trained. Raises
+    ModelError for a model that cannot be used.
+    """
+    name, source = str(name_or_path), _undamaged(name_or_path)
+    from bixse.encoders.reranker import Reranker
+
+    kinds: dict[str, Any] = {"trust_remote_code": trust_remote_code, "model_kwargs": {"dtype": "float32"}}
+    try:
+        with quiet_loading():
+            model: Any = Reranker(source, num_labels=1, device=device, **kinds)
+            _check_weights(model, name, trust_remote_code, new_layer)
+            longest = _keep_within_positions(model)
+    except ModelError:
+        raise  # of missing weights or a damaged relevance head
+    except Exception as error:
+        raise ModelError(
+            f"model {name!r}: got {type(error).__name__}: {first_fault(error)}; expected a reranker of one score per "
+            "pair; fix: check the name, and that the folder holds config.json and model.safetensors"
+        ) from error
+    if max_length is not None:
+        _check_length(max_length, longest, name)
+        model.max_seq_length = max_length
+    return cast("Reranker", model)
+
+
+def is_reranker(source: str | Path) -> bool:
+    """Return True for the folder of a CrossEncoder, by its files; False for a hub name."""
+    names = ("config_sentence_transformers.json", "config.json")
+    settings, backbone = (_json_object(Path(source) / name) for name in names)
+    if "model_type" in settings:
+        return bool(settings["model_type"] == "CrossEncoder")
+    # older versions of sentence-transformers save a CrossEncoder as transformers does
+    architecture = str((backbone.get("architectures") or [""])[0])
+    return architecture.endswith("ForSequenceClassification") and not (Path(source) / "modules.json").is_file()
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):  # the loader names a damaged file
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
 def check_dimensions(model: SentenceTransformer, dimensions: Sequence[int]) -> None:
     """Refuse, by a ModelError, a number of dimensions that embeddings cannot be cut to."""
     whole = model.get_embedding_dimension() or 0
@@ -158,6 +210,14 @@ def check_dimensions(model: SentenceTransformer, dimensions: Sequence[int]) -> N
                 f"dimensions: got {number}; expected 2 to {whole}, as the model's embeddings have {whole} dimensions; "
                 "fix: lower it or leave it out"
             )
+
+
+def _check_length(max_length: int, longest: int | None, name: str) -> None:
+    if max_length < 4 or (longest is not None and max_length > longest):
+        raise ModelError(
+            f"max_length: got {max_length}; expected 4 to {longest or 'the context of the model'} tokens for model "
+            f"{name!r}; fix: lower it or leave it out"
+        )
 
 
 def use_attention_to_train_with(model: SentenceTransformer, longest: int | None) -> None:
@@ -171,8 +231,24 @@ def use_attention_to_train_with(model: SentenceTransformer, longest: int | None)
         switch_attention(model, "eager")
 
 
-def load_relevance_model(path: str | Path, device: str | None = None, dimensions: int | None = None) -> RelevanceModel:
-    """Load a model that gives probabilities of relevance from a folder saved by bixse; see `build_encoder`.
+def load_scorer(name_or_path: str | Path, device: str | None = None, dimensions: int | None = None) -> Any:
+    """Load the encoder or the reranker of a name; the files of its folder say which it is."""
+    if not is_reranker(name_or_path):
+        return build_encoder(name_or_path, device=device, dimensions=dimensions)
+    if dimensions is not None:
+        raise ModelError(
+            f"dimensions: got {dimensions} for the reranker {str(name_or_path)!r}, which has no embeddings; expected "
+            "none; fix: leave it out"
+        )
+    return build_reranker(name_or_path, device=device)
+
+
+def load_relevance_model(
+    path: str | Path, device: str | None = None, dimensions: int | None = None
+) -> RelevanceModel | Reranker:
+    """Load a model that gives probabilities of relevance from a folder saved by bixse: an encoder or a reranker.
+
+    See `build_encoder` for the arguments and errors.
 
     Example:
         ::
@@ -180,7 +256,7 @@ def load_relevance_model(path: str | Path, device: str | None = None, dimensions
             model = load_relevance_model("runs/quickstart/bixse/model")
             model.relevance("copy a folder", ["shutil.copytree ...", "shutil.copy ...", "os.remove ..."])
     """
-    model = build_encoder(path, device=device, dimensions=dimensions)
+    model: RelevanceModel | Reranker = load_scorer(path, device, dimensions)
     if model.head is None:
         cut = "" if dimensions is None else f" for {dimensions} dimensions"
         raise ModelError(
@@ -190,7 +266,7 @@ def load_relevance_model(path: str | Path, device: str | None = None, dimensions
     return model
 
 
-def set_dropout(model: SentenceTransformer, probability: float) -> None:
+def set_dropout(model: nn.Module, probability: float) -> None:
     """Set every dropout of the encoder to one probability."""
     from torch import nn
 
@@ -225,8 +301,8 @@ def no_library_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _check_weights(model: SentenceTransformer, name: str, trust_remote_code: bool) -> None:
-    """Refuse a model whose files lack weights; a pooler whose output is not read may lack them."""
+def _check_weights(model: SentenceTransformer, name: str, trust_remote_code: bool, new_layer: bool = False) -> None:
+    """Refuse a model whose files lack weights; a pooler whose output is not read, and a new layer, may lack them."""
     from bixse.encoders.loading.backbones import backbones
 
     for part in backbones(model):  # transformers fills missing weights at random, and only warns
@@ -240,7 +316,11 @@ def _check_weights(model: SentenceTransformer, name: str, trust_remote_code: boo
             output_loading_info=True,
         )
         reads_pooler = getattr(part, "module_output_name", None) == "sentence_embedding"
-        lacking = sorted(key for key in info["missing_keys"] if reads_pooler or not key.startswith("pooler."))
+        inside = f"{backbone.base_model_prefix}." if new_layer else ""
+        lacking = sorted(
+            key for key in info["missing_keys"]
+            if key.startswith(inside) and (reads_pooler or not key.removeprefix(inside).startswith("pooler."))
+        )  # fmt: skip
         if lacking:
             raise ModelError(
                 f"model {name!r}: got no weights for {len(lacking)} of its parameters ({', '.join(lacking[:3])}); "
@@ -256,6 +336,17 @@ def model_folder(name_or_path: str | Path) -> Path:
             "download a model of the hub with `hf download NAME --local-dir DIR`"
         )
     return Path(_resolve(name_or_path))
+
+
+def _undamaged(name_or_path: str | Path) -> str:
+    """Return the folder or hub name of a model; raises ModelError for a wrong path, or files unlike their hashes."""
+    source = str(_resolve(name_or_path))  # before the heavy imports, so that a wrong path is reported at once
+    if fault := damage(Path(source)):
+        raise ModelError(
+            f"model {source!r}: got {fault}; expected the files as they were saved (hashes: {HASHES_FILE}); "
+            f"fix: restore the folder from a copy, or delete {HASHES_FILE} if you changed the files yourself"
+        )
+    return source
 
 
 def _resolve(name_or_path: str | Path) -> str | Path:

@@ -11,6 +11,7 @@ import numpy as np
 from sentence_transformers import CrossEncoder
 from torch import nn
 
+from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import quiet_loading
 from bixse.errors import InputError, ModelError
 from bixse.judging.judge import Answer, Usage
@@ -40,17 +41,18 @@ class CrossEncoderJudge:
     """A judge by the raw score of a sentence-transformers CrossEncoder, mapped to relevance once (mode "score").
 
     The rubric is not read; grades are relevance, 0 to 1. A pair beyond the model's length is answered "too-long" and
-    never cut. Maps are "logit" (a sigmoid), "prob" for scores in [0, 1], and "platt:SLOPE,INTERCEPT". Raise InputError
-    for another map, or for a model that gives three different pairs one score.
+    never cut. Maps are "logit" (a sigmoid), "prob" for scores in [0, 1], and "platt:SLOPE,INTERCEPT". None takes the
+    relevance head of a folder, or else "logit". Raise InputError for another map, or for a model that gives three
+    different pairs one score.
     """
 
     at_once = 1
     scale = GradeScale(0.0, 1.0)
 
     def __init__(
-        self, model: str | Path, score_map: str = "logit", device: str | None = None, dtype: Dtype = "auto"
+        self, model: str | Path, score_map: str | None = None, device: str | None = None, dtype: Dtype = "auto"
     ) -> None:
-        self._map = score_map_of(score_map)  # before the model is loaded
+        self._map = score_map_of(score_map or _map_of_head(Path(model)))  # before the model is loaded
         torch_device = judge_device(device)
         weights = weights_dtype(dtype, torch_device)
         self._encoder: Any = _load(str(model), torch_device, weights)
@@ -127,6 +129,13 @@ class CrossEncoderJudge:
                 f"cross-encoder {self.name!r}: all raw scores lie in [0, 1] and pass a sigmoid; where they are "
                 "probabilities already, use the map 'prob'"
             ]
+
+
+def _map_of_head(folder: Path) -> str:
+    """Return the name of the map in the relevance head of a folder; "logit" without a head."""
+    head = RelevanceHead.load(folder) or RelevanceHead(1.0, 0.0)
+    intercept, slope = head.logit(0.0), head.logit(1.0) - head.logit(0.0)
+    return "logit" if (slope, intercept) == (1.0, 0.0) else f"platt:{slope!r},{intercept!r}"
 
 
 def score_map_of(text: str) -> ScoreMap:

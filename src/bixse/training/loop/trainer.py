@@ -28,6 +28,7 @@ from bixse.encoders.serving import saved_for_servers
 from bixse.errors import DivergedError, NotFiniteError
 from bixse.files.files import storage_errors, write_hashes
 from bixse.losses import BiXSELoss, GradedTargets
+from bixse.losses.relevance_head import trained_heads
 from bixse.training.distributed import any_process, average_gradients, raise_together
 from bixse.training.loop.batches import (
     COUNTS,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from sentence_transformers.base.evaluation import BaseEvaluator
     from transformers import TrainerCallback
 
+    from bixse.encoders.head import RelevanceHead
     from bixse.losses import GradedLoss
 
 FIX = "lower learning_rate or set max_grad_norm, and give another --out folder"
@@ -136,19 +138,27 @@ class GradedTrainer(SentenceTransformerTrainer):
             loss=loss,
             evaluator=evaluator,
             callbacks=callbacks,
-            data_collator=GradedCollator(  # type: ignore[arg-type]
-                shortened_preprocess(model, args.train_max_length),
-                self.pairs,
-                loss.options.in_batch_labels,
-                prompts_of(model, args.prompts, self.pairs),
-                args.process_index,
-                args.world_size,
-            ),
+            data_collator=self.make_collator(model, args, loss),
         )
         # gradients are averaged by `average_gradients`: no wrapper that counts forward passes
         self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
         if args.world_size > 1:
             torch.manual_seed(args.seed + args.process_index)  # other texts, other dropout
+
+    def make_collator(self, model: SentenceTransformer, args: GradedTrainingArguments, loss: GradedLoss) -> Any:
+        """Return the collator of a loss."""
+        return GradedCollator(
+            shortened_preprocess(model, args.train_max_length),
+            self.pairs,
+            loss.options.in_batch_labels,
+            prompts_of(model, args.prompts, self.pairs),
+            args.process_index,
+            args.world_size,
+        )
+
+    def heads(self, prior: float | None) -> dict[int | None, RelevanceHead]:
+        """Return dimensions -> relevance head as trained; `prior` is the mean target."""
+        return trained_heads(self.loss, prior)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as sentence-transformers does; all processes begin with the weights of the first."""

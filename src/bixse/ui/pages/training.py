@@ -247,7 +247,7 @@ class TrainBatches:
         with self._encoding:  # pairs and model are loaded once, and one batch is encoded at a time
             if self._pairs is None:
                 self._pairs = load_several(config.pair_files)
-            if self._model is None and (self.folder / MODEL_FOLDER).is_dir():
+            if self._model is None and config.kind == "encoder" and (self.folder / MODEL_FOLDER).is_dir():
                 job.begin("loading the model")
                 self._model = load_relevance_model(self.folder / MODEL_FOLDER)
             job.begin("drawing the batch")

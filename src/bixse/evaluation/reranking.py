@@ -1,0 +1,109 @@
+"""A first stage whose best documents a reranker ranks again."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bixse.data.trec import ranked
+from bixse.encoders.loading.build import build_reranker, is_reranker, model_hashes
+from bixse.encoders.loading.precision import resolve_precision
+from bixse.errors import InputError
+from bixse.evaluation.systems import System
+from bixse.progress import progress_bar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from bixse.encoders.reranker import Reranker
+    from bixse.evaluation.tasks import Task
+    from bixse.relevance import Ranking
+
+
+class RerankedSystem(System):
+    """The `depth` best documents of a first stage in the order of a reranker; the others follow in their order.
+
+    `reranker` is a folder, or a loaded model. Equal logits are a tie, which trec_eval's rule orders by document id.
+    Raises InputError for a folder that is no reranker, and for a depth below 1.
+
+    Example:
+        ::
+
+            system = RerankedSystem(Bm25System(), "runs/reranker/model", depth=30)
+            evaluate(system, "my-collection").metrics
+    """
+
+    def __init__(self, first: System, reranker: str | Path | Reranker, depth: int) -> None:
+        self.first, self.depth = first, depth
+        self.source = str(reranker) if isinstance(reranker, (str, Path)) else "model"
+        self.label = f"{first.label} + {self.source}"
+        self._loaded = None if isinstance(reranker, (str, Path)) else reranker
+        self._candidates: dict[str, tuple[Mapping[str, Ranking], dict[str, str]]] = {}
+        if self._loaded is None and not is_reranker(self.source):
+            raise InputError(
+                f"--rerank: got {self.source!r}; expected the folder of a reranker (a CrossEncoder); fix: name the "
+                "model folder of `bixse train --kind reranker`"
+            )
+
+    @cached_property
+    def inputs(self) -> Mapping[str, str]:
+        files = {} if self.source == "model" else model_hashes(self.source)
+        return {**self.first.inputs, **{f"rerank/{name}": digest for name, digest in files.items()}}
+
+    @property
+    def name(self) -> str:
+        weights = self.inputs.get("rerank/model/model.safetensors", "")
+        return f"{self.first.name}+{Path(self.source).name}-{weights[:8]}-{self.depth}"
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return {**self.first.settings, "rerank_depth": self.depth, "precision": self.precision}
+
+    @property
+    def precision(self) -> str:
+        return resolve_precision(device=None if self._loaded is None else self._loaded.device)
+
+    @property
+    def complete(self) -> bool:
+        return self.first.complete
+
+    def check(self, instructions: Sequence[str]) -> None:
+        self.first.check(instructions)
+
+    def search(
+        self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
+    ) -> Mapping[str, Ranking]:
+        if self._loaded is None:
+            self._loaded = build_reranker(self.source)
+        if task.name not in self._candidates:  # a dev collection is searched once, and reranked at each evaluation
+            runs = self.first.search(task, max(depth, self.depth), partial, progress)
+            wanted = {name for run in runs.values() for hits in run.values() for name in ranked(hits)[: self.depth]}
+            self._candidates[task.name] = runs, {name: text for name, text in task.documents() if name in wanted}
+        runs, texts = self._candidates[task.name]
+        return {
+            part.name: self._rerank(part.queries, runs[part.name], texts, depth, progress) for part in task.query_sets
+        }
+
+    def _rerank(
+        self, queries: Mapping[str, str], run: Ranking, texts: Mapping[str, str], depth: int, progress: Any
+    ) -> Ranking:
+        assert self._loaded is not None
+        best = {query: ranked(hits) for query, hits in run.items()}
+        pairs = [(queries[query], texts[name]) for query, names in best.items() for name in names[: self.depth]]
+        bar = None if progress is None else progress_bar(f"rerank {self.first.label}", len(pairs))
+        logits = iter(self._loaded.logits([query for query, _ in pairs], [text for _, text in pairs], bar).tolist())
+        reranked: dict[str, dict[str, float]] = {}
+        for query, names in best.items():
+            hits = {name: next(logits) for name in names[: self.depth]}
+            lowest = min(hits.values(), default=0.0)
+            hits |= {name: lowest - rank for rank, name in enumerate(names[self.depth :], 1)}
+            reranked[query] = {name: hits[name] for name in islice(ranked(hits), depth)}
+        return reranked
+
+    def release(self) -> None:
+        """Unload first stage and reranker, which are loaded again on demand."""
+        self.first.release()
+        self._candidates.clear()
+        self._loaded = None if self.source != "model" else self._loaded

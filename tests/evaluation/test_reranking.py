@@ -1,0 +1,90 @@
+"""A reranked first stage: its order, what lies below the depth, ties, and what is refused."""
+
+import numpy as np
+import pytest
+
+from bixse.data.trec import ranked
+from bixse.encoders.loading.build import build_reranker
+from bixse.errors import InputError
+from bixse.evaluation.evaluate import evaluate
+from bixse.evaluation.reranking import RerankedSystem
+from bixse.evaluation.systems import Bm25System, RunFileSystem
+from bixse.evaluation.tasks import collection_task
+from bixse.search.exact import DEPTH
+from helpers.rerankers import save_reranker
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, tiny_model_path):
+    return save_reranker(tiny_model_path, tmp_path_factory.mktemp("reranker") / "model")
+
+
+@pytest.fixture
+def task(actions):
+    return collection_task(actions)
+
+
+@pytest.mark.parametrize("name", ["owner/name", "none", ""])
+def test_what_is_no_reranker(name, tiny_model_path):
+    for other in (name, tiny_model_path):
+        with pytest.raises(InputError, match="CrossEncoder"):
+            RerankedSystem(Bm25System(), other, 10)
+
+
+@pytest.mark.parametrize("depth", [1, 3, 200])
+def test_the_best_are_ordered_by_logit_and_the_others_follow(folder, task, depth):
+    first = Bm25System().search(task, DEPTH)[task.name]
+    run = RerankedSystem(Bm25System(), folder, depth).search(task, DEPTH)[task.name]
+    model, texts = build_reranker(folder), dict(task.documents())
+    for query, hits in list(first.items())[:5]:
+        before, after = ranked(hits), ranked(run[query])
+        names = before[:depth]
+        text = task.query_sets[0].queries[query]
+        logits = model.logits([text] * len(names), [texts[name] for name in names])
+        assert [run[query][name] for name in names] == pytest.approx(logits.tolist(), abs=1e-4)
+        assert set(after[:depth]) == set(names)
+        assert after[depth:] == before[depth:DEPTH]
+
+
+def test_a_depth_beyond_that_of_the_first_stage_searches_deeper(folder, tmp_path, actions):
+    task = collection_task(actions)
+    query = next(iter(task.query_sets[0].queries))
+    names = [name for name, _ in task.documents()]
+    lines = [f"{query} Q0 {name} {rank} {-rank} x" for rank, name in enumerate(names[:110], 1)]
+    (tmp_path / "first.trec").write_text("\n".join(lines) + "\n")
+    run = RerankedSystem(RunFileSystem(tmp_path / "first.trec"), folder, 110).search(task, DEPTH)[task.name]
+    assert len(run[query]) == DEPTH
+    assert set(run[query]) - set(names[:DEPTH])
+
+
+def test_equal_texts_tie_and_their_order_does_not_depend_on_the_first_stage(folder, task):
+    twins = dict(task.documents())
+    one, other = sorted(twins)[:2]
+    twins[other] = twins[one]
+    query = next(iter(task.query_sets[0].queries))
+    orders = []
+    for scores in ({one: 2.0, other: 1.0}, {one: 1.0, other: 2.0}):
+        system = RerankedSystem(Bm25System(), folder, 10)
+        system._loaded = build_reranker(folder)
+        hits = system._rerank({query: "copy"}, {query: scores}, twins, 10, None)[query]
+        assert hits[one] == hits[other]
+        orders.append(ranked(hits))
+    assert orders[0] == orders[1]
+
+
+def test_a_query_without_hits_stays_without(folder, task):
+    system = RerankedSystem(Bm25System(), folder, 10)
+    system._candidates[task.name] = ({task.name: {"q": {}}}, {})
+    assert system.search(task, DEPTH) == {task.name: {"q": {}}}
+
+
+def test_a_record_knows_reranker_and_depth(folder, tmp_path, task, tiny_model_path):
+    system = RerankedSystem(Bm25System(), folder, 5)
+    first = evaluate(system, task, tmp_path / "out")
+    assert evaluate(RerankedSystem(Bm25System(), folder, 5), task, tmp_path / "out").reused
+    assert first.metrics["ndcg@10"] == pytest.approx(np.mean(list(first.per_query["ndcg@10"].values())))
+    other = save_reranker(tiny_model_path, tmp_path / "other", seed=1)
+    for changed in (RerankedSystem(Bm25System(), folder, 6), RerankedSystem(Bm25System(), other, 5)):
+        assert changed.name != system.name
+        with pytest.raises(InputError):
+            evaluate(changed, task, tmp_path / "out")
