@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src"
-LIMITS = {"lines": 35_618, "lines of code": 24_992, "modules": 204, "modules with one importer": 35,
-          "imports per module, mean": 6.37, "imports per module, highest": 14, "lines reached from train": 11_552,
-          "lines reached from evaluate": 5_833, "classes of settings": 45, "settings": 272}  # fmt: skip
+LIMITS = {"lines": 35_627, "lines of code": 24_996, "modules": 205, "modules with one importer": 36,
+          "imports per module, mean": 6.37, "imports per module, highest": 14, "lines reached from train": 11_562,
+          "lines reached from evaluate": 5_843, "classes of settings": 45, "settings": 272}  # fmt: skip
 
 
 def imports_of(tree, modules):

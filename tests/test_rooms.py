@@ -31,7 +31,7 @@ BUDGET = {
     "settings": (230, 2),
     "data": (1760, 24),
     "report": (710, 11),
-    "encoders": (2250, 20),
+    "encoders": (2260, 21),
     "losses": (2420, 21),
     "search": (690, 18),
     "evaluation": (1390, 41),

