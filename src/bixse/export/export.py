@@ -1,9 +1,8 @@
-"""`export`: write a model for another runtime, if its embeddings agree with those of torch."""
+"""`export`: write a model for another runtime, if it embeds as it does in torch."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,45 +16,48 @@ from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.loading.precision import use_precision
 from bixse.errors import OutputExistsError
 from bixse.evaluation.tasks import collection_task
-from bixse.export.graph import RECORD_FILE, check_installed, inputs_of, load_exported, write_graph
-from bixse.export.proof import disagreement, of_all_lengths, ranking_difference, speed
+from bixse.export.graph import RECORD_FILE, check_installed, load_exported, write_graph
+from bixse.export.proof import disagreement, of_all_lengths, ranking_difference, seconds
 from bixse.files.files import storage_errors, write_atomically, write_hashes
 
 if TYPE_CHECKING:
-    from bixse.evaluation.tasks import Task
     from bixse.export.export_settings import ExportSettings
     from bixse.progress import ProgressBars
-    from bixse.relevance import Kind
     from bixse.results import Difference
 
 LARGEST_DIFFERENCE = 1e-3
-"""Largest 1 - cosine of embeddings that count as equal: that of rounding in float32 is a thousandth of it."""
+"""Lowest 1 - cosine that counts as a difference: rounding in float32 gives a thousandth of it."""
 
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What was measured on a graph, and why it was not written."""
+    """What was measured on a graph."""
 
-    megabytes: float
     differences: dict[str, float]
     """Batch size, or full length -> largest 1 - cosine between the graph's embeddings and those of torch."""
-    speed: dict[str, tuple[float, float]]
-    """Measure -> its value in torch, and of the graph, on the same number of threads."""
-    ndcg: Difference | None = None
-    """nDCG@10 of int8 minus that of torch; None for other targets."""
-    fault: str | None = None
-    """How the graph differs too much; None if it does not."""
+    seconds: dict[str, tuple[float, float]]
+    """Work -> seconds of torch and of the graph, on equally many threads."""
+    ndcg: Difference | None
+    """nDCG@10 of an int8 graph minus that of torch; None for other targets."""
+
+    @property
+    def fault(self) -> str | None:
+        """How the graph differs too much; None if it does not."""
+        if self.ndcg is not None:
+            return f"nDCG@10 is lower by {-self.ndcg.mean:.4f}" if self.ndcg.verdict == "worse" else None
+        if all(value < LARGEST_DIFFERENCE for value in self.differences.values()):  # NaN is not
+            return None
+        return f"embeddings differ from those of torch by {max(self.differences.values()):.2g} (1 - cosine)"
 
 
 def export(settings: ExportSettings, out: str | Path, progress: ProgressBars | None = None) -> ExportResult:
     """Write encoder, pooling and normalisation as one graph to `out`, unless it differs from the model in torch.
 
-    A float32 graph is refused if the largest 1 - cosine reaches 0.001, at batch sizes 1 and 32 and at full length. An
+    A float32 graph is refused if 1 - cosine of a text reaches 0.001, at batch sizes 1 and 32 and at full length. An
     int8 graph is refused if its nDCG@10 on the collection is worse, by the paired bootstrap. Then nothing is in `out`.
 
     Raises:
         InputError: a package of the extra is missing, or texts or model cannot be used.
-        ModelError: the model is no single graph of tokens.
         OutputExistsError: `out` holds files.
         StorageError: `out` cannot be written.
 
@@ -68,54 +70,30 @@ def export(settings: ExportSettings, out: str | Path, progress: ProgressBars | N
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise OutputExistsError(f"{out}: got files; expected a new or empty folder; fix: choose another --out")
     check_installed(settings.to)
-    with use_precision("float32"), TemporaryDirectory() as scratch, storage_errors(out):
-        task, texts = _texts(settings, Path(scratch))
+    with storage_errors(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        scratch = TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.")  # on one disk, so that a rename is enough
+    with scratch as folder, use_precision("float32"), storage_errors(out):
+        if settings.pairs is not None:
+            pairs = load_pairs(settings.pairs)
+            queries, documents = (pair.query for pair in pairs), (pair.document for pair in pairs)
+        else:
+            if settings.collection is None:
+                save_collection(load_pydocs(), folder)
+            task = collection_task(settings.collection or folder, settings.split)
+            queries, documents = iter(task.query_sets[0].queries.values()), (text for _, text in task.documents())
         model = build_encoder(settings.model, device="cpu", dimensions=settings.dimensions)
         use_task(model, settings.task)
-        inputs_of(model)  # a model that cannot be exported is refused before folders are made
-        part = out.with_name(f".{out.name}.part")
-        shutil.rmtree(part, ignore_errors=True)  # of a killed process
-        part.mkdir(parents=True)
-        try:
-            write_graph(model, settings.to, part)
-            exported = load_exported(part)
-            differences, times = disagreement(model, exported, texts), speed(model, exported, texts)
-            compared = task if settings.to == "onnx-int8" else None
-            ndcg = None if compared is None else ranking_difference(model, exported, compared, progress)
-            megabytes = sum(file.stat().st_size for file in part.glob("model.*")) / 1e6
-            result = ExportResult(megabytes, differences, times, ndcg, _fault(differences, ndcg))
-            if result.fault is None or settings.anyway:
-                record = json.loads((part / RECORD_FILE).read_bytes())
-                record |= {"settings": settings.model_dump(mode="json"), "proof": asdict(result)}
-                write_atomically(part / RECORD_FILE, json.dumps(record, indent=2) + "\n")
-                write_hashes(part)
-                shutil.rmtree(out, ignore_errors=True)
-                part.rename(out)
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
+        graph = Path(folder) / "graph"
+        graph.mkdir()
+        write_graph(model, settings.to, graph)
+        exported = load_exported(graph)
+        compared = (model, exported, {"query": of_all_lengths(queries), "document": of_all_lengths(documents)})
+        ndcg = ranking_difference(model, exported, task, progress) if settings.to == "onnx-int8" else None
+        result = ExportResult(disagreement(*compared), seconds(*compared), ndcg)
+        if result.fault is None or settings.anyway:
+            record = {**json.loads((graph / RECORD_FILE).read_bytes()), "proof": asdict(result)}
+            write_atomically(graph / RECORD_FILE, json.dumps(record, indent=2) + "\n")
+            write_hashes(graph)
+            graph.rename(out)
     return result
-
-
-def _texts(settings: ExportSettings, scratch: Path) -> tuple[Task | None, dict[Kind, list[str]]]:
-    """Return the task of a collection, None for pairs, and the texts that are embedded by both."""
-    if settings.pairs is not None:
-        pairs = load_pairs(settings.pairs)
-        return None, {
-            "query": of_all_lengths(pair.query for pair in pairs),
-            "document": of_all_lengths(pair.document for pair in pairs),
-        }
-    if settings.collection is None:
-        save_collection(load_pydocs(), scratch)
-    task = collection_task(settings.collection or scratch, settings.split)
-    return task, {
-        "query": of_all_lengths(task.query_sets[0].queries.values()),
-        "document": of_all_lengths(text for _, text in task.documents()),
-    }
-
-
-def _fault(differences: dict[str, float], ndcg: Difference | None) -> str | None:
-    if ndcg is not None:
-        return f"nDCG@10 is lower by {-ndcg.mean:.4f}" if ndcg.verdict == "worse" else None
-    largest = max(differences.values())
-    equal = all(value < LARGEST_DIFFERENCE for value in differences.values())  # NaN is not
-    return None if equal else f"embeddings differ from those of torch by {largest:.2g} (1 - cosine)"

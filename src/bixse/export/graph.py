@@ -2,70 +2,57 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import logging
-import warnings
 from dataclasses import replace
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
 from sentence_transformers.base.modules import InputModule
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from bixse.encoders.head import load_heads, save_heads
 from bixse.encoders.instructions import prompt_for
+from bixse.encoders.loading.build import quiet_loading
 from bixse.encoders.relevance_model import RelevanceModel
 from bixse.errors import InputError, ModelError, first_fault
 from bixse.files.files import damage, write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
+    from collections.abc import Sequence
 
     from bixse.export.export_settings import Target
 
-RECORD_FILE = "export.json"
-ONNX_FILE, OPENVINO_FILE = "model.onnx", "model.xml"
-OUTPUT = "sentence_embedding"
-TORCH_TO_ONNX = ("onnx", "onnxscript")
-NEEDED = {
-    "onnx": ("onnx", (*TORCH_TO_ONNX, "onnxruntime")),
-    "onnx-int8": ("onnx", (*TORCH_TO_ONNX, "onnxruntime")),
-    "openvino": ("openvino", (*TORCH_TO_ONNX, "openvino")),  # it reads the ONNX graph
-}
+RECORD_FILE, ONNX_FILE, OPENVINO_FILE, TOKENIZER_FILE = "export.json", "model.onnx", "model.xml", "tokenizer.json"
+NEEDED = {"openvino": ("openvino", "onnxscript", "openvino")}  # OpenVINO reads the ONNX graph
 """Target -> extra of bixse, and its packages."""
 COLUMNS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 """Input of a graph -> its name in the library tokenizers."""
 SAMPLES = ["one two", "one two three four five six"]
-ONE_FILE = 2**31 - 2**24
-"""Bytes of a graph from which its weights become a file of their own: a protocol buffer holds 2 GB."""
 
 
 def check_installed(to: str) -> None:
     """Raise InputError, with the name of the extra, if a package that a target needs is not installed."""
-    extra, packages = NEEDED[to]
-    missing = [name for name in packages if find_spec(name) is None]
-    if missing:
+    extra, *packages = NEEDED.get(to, ("onnx", "onnxscript", "onnxruntime"))
+    try:
+        for name in packages:
+            import_module(name)
+    except ModuleNotFoundError as error:
         raise InputError(
-            f"{', '.join(missing)}: got no such package; expected it for --to {to}; fix: pip install 'bixse[{extra}]'"
-        )
+            f"{error.name}: got no such package; expected it for --to {to}; fix: pip install 'bixse[{extra}]'"
+        ) from error
 
 
 def inputs_of(model: RelevanceModel) -> list[str]:
     """Return the inputs of a model's graph; raise ModelError for a model that is no single graph of tokens."""
-    tokenizer = getattr(model[0], "tokenizer", None)
-    prompts = [prompt_for(model, "query"), prompt_for(model, "document")]
-    leaves_out = any(getattr(module, "include_prompt", True) is False for module in model.children())
     fault = ""
-    if model.transformers_model is None or not hasattr(tokenizer, "backend_tokenizer"):
+    if not hasattr(getattr(model[0], "tokenizer", None), "backend_tokenizer") or model.transformers_model is None:
         fault = f"a {type(model[0]).__name__} as its first module; expected a transformer with a fast tokenizer"
-    elif leaves_out and any(prompts):
+    elif any(getattr(part, "include_prompt", True) is False for part in model) and any(model.prompts.values()):
         fault = "prompts and a pooling that leaves them out; expected a pooling of all tokens"
     if fault:
         raise ModelError(f"model: got {fault}; fix: serve this model with sentence-transformers")
@@ -80,123 +67,108 @@ class _UnitEmbedding(nn.Module):
 
     def forward(self, *tokens: Tensor) -> Tensor:
         embeddings = self.model(dict(zip(self.inputs, tokens, strict=True)))["sentence_embedding"]
-        return nn.functional.normalize(embeddings[:, : self.dimensions].float(), dim=-1)
+        return nn.functional.normalize(embeddings[:, : self.dimensions], dim=-1)
 
 
 def write_graph(model: RelevanceModel, to: Target, folder: Path) -> None:
     """Write the graph, the tokenizer, the relevance head and the record of a float32 model on the CPU.
 
-    The graph maps (N, T) tokens, any N and T, to (N, D) unit embeddings. The tokenizer cuts and pads as the model does.
+    The graph maps (N, T) tokens, any N and T, to (N, D) unit embeddings. It holds the record as metadata, too.
     """
-    inputs, path = inputs_of(model), folder / ONNX_FILE
-    features = model.preprocess(SAMPLES)
-    axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
-    with _quiet(), torch.no_grad():
-        program = torch.onnx.export(
-            _UnitEmbedding(model, inputs).eval(),
-            tuple(features[name] for name in inputs),
-            dynamo=True,
-            input_names=inputs,
-            output_names=[OUTPUT],
-            dynamic_shapes=(tuple(axes for _ in inputs),),
-        )
-        assert program is not None
-        program.save(path)
-        if to == "onnx-int8":
-            _quantise(path)
+    inputs, head = inputs_of(model), model.head
     record = {
         "to": to,
         "inputs": inputs,
         "dimensions": model.get_embedding_dimension(),
         "max_length": model.max_seq_length,
         "prompts": {**model.prompts, **{kind: prompt_for(model, kind) or "" for kind in ("query", "document")}},
+        # a graph of one text cannot give the probability of a pair: sigma(scale * cosine + bias)
+        "head": None if head is None else {"scale": head.slope * head.logit_scale, "bias": head.logit(0.0)},
     }
+    features = model.preprocess(SAMPLES)
+    axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns about packages that the graph does not need
+    with TemporaryDirectory() as scratch, quiet_loading(), torch.no_grad():
+        path = (folder if to == "onnx" else Path(scratch)) / ONNX_FILE
+        program = torch.onnx.export(
+            _UnitEmbedding(model, inputs).eval(),
+            tuple(features[name] for name in inputs),
+            dynamo=True,
+            verbose=False,
+            input_names=inputs,
+            output_names=["sentence_embedding"],
+            dynamic_shapes=(tuple(axes for _ in inputs),),
+        )
+        assert program is not None
+        program.model.metadata_props["bixse"] = json.dumps(record)
+        program.save(path)
+        if to == "onnx-int8":
+            _quantise(path, folder / ONNX_FILE)
+        elif to == "openvino":
+            import openvino
+
+            openvino.save_model(openvino.convert_model(path), folder / OPENVINO_FILE, compress_to_fp16=False)
     write_atomically(folder / RECORD_FILE, json.dumps(record, indent=2) + "\n")
+    if head is not None:  # of embeddings that the graph has already cut
+        save_heads({None: replace(head, dimensions=None)}, folder)
     _save_tokenizer(model, folder)
-    if model.head is not None:  # of embeddings that the graph has already cut
-        save_heads({None: replace(model.head, dimensions=None)}, folder)
-    _add_metadata(path, record, model)
-    if to == "openvino":
-        import openvino
-
-        openvino.save_model(openvino.convert_model(path), folder / OPENVINO_FILE, compress_to_fp16=False)
-        for part in folder.glob(f"{ONNX_FILE}*"):
-            part.unlink()
 
 
-def _quantise(path: Path) -> None:
+def _quantise(path: Path, target: Path) -> None:
     """Give the matrices of weights 8 bits per entry and a scale per column. Embeddings of tokens stay float32."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    large = sum(part.stat().st_size for part in path.parent.glob(f"{path.name}*")) > ONE_FILE
-    quantize_dynamic(
-        path,
-        path,
-        op_types_to_quantize=["MatMul", "Gemm"],
-        per_channel=True,
-        reduce_range=True,  # 7 bits: a CPU without VNNI adds two products in 16 bits, where 8 bits would saturate
-        weight_type=QuantType.QInt8,
-        use_external_data_format=large,
-    )
+    # 7 bits of the 8: a CPU without VNNI adds two products in 16 bits, where 8 bits would saturate
+    options: dict[str, Any] = {"per_channel": True, "reduce_range": True, "weight_type": QuantType.QInt8}
+    quantize_dynamic(path, target, op_types_to_quantize=["MatMul", "Gemm"], **options)
 
 
 def _save_tokenizer(model: RelevanceModel, folder: Path) -> None:
     """Save the tokenizer with the cutting and padding of the model, which it otherwise gets on each call."""
-    from tokenizers import Tokenizer
-
     tokenizer = model[0].tokenizer
     tokenizer.save_pretrained(folder)
     fast = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     if model.max_seq_length is not None:
         fast.enable_truncation(model.max_seq_length, direction=tokenizer.truncation_side)
-    fast.enable_padding(
-        direction=tokenizer.padding_side,
-        pad_id=tokenizer.pad_token_id,
-        pad_token=tokenizer.pad_token,
-        pad_type_id=tokenizer.pad_token_type_id,
-    )
-    fast.save(str(folder / "tokenizer.json"))
-
-
-def _add_metadata(path: Path, record: dict[str, Any], model: RelevanceModel) -> None:
-    """Write prompts and relevance head into the graph: a graph of one text cannot compute a pair's probability."""
-    import onnx
-
-    graph = onnx.load(path, load_external_data=False)
-    head = model.head
-    facts = {
-        **record,
-        "head": {} if head is None else {"scale": head.slope * head.logit_scale, "bias": head.logit(0.0)},
-    }
-    onnx.helper.set_model_props(graph, {"bixse": json.dumps(facts)})
-    onnx.save(graph, path)
+    pad = {"pad_id": tokenizer.pad_token_id, "pad_token": tokenizer.pad_token}
+    fast.enable_padding(direction=tokenizer.padding_side, pad_type_id=tokenizer.pad_token_type_id, **pad)
+    fast.save(str(folder / TOKENIZER_FILE))
 
 
 class _Graph(InputModule):
-    """A graph as the only module of a model."""
+    """A graph as the only module of a model, on as many threads as torch uses."""
 
     def __init__(self, folder: Path, record: dict[str, Any]) -> None:
-        from tokenizers import Tokenizer
-
         super().__init__()
-        self.record, self.inputs = record, record["inputs"]
-        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self.compute = _session(folder, record["to"])
-        self.max_seq_length = record["max_length"]
+        self.record, self.max_seq_length = record, record["max_length"]
+        self.tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
+        if record["to"] == "openvino":
+            import openvino
+
+            settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
+            compiled = openvino.Core().compile_model(folder / OPENVINO_FILE, "CPU", settings)
+            self.compute = lambda tokens: compiled(tokens)[0]
+        else:
+            import onnxruntime
+
+            options = onnxruntime.SessionOptions()
+            options.intra_op_num_threads = torch.get_num_threads()
+            session = onnxruntime.InferenceSession(folder / ONNX_FILE, options, providers=["CPUExecutionProvider"])
+            self.compute = lambda tokens: session.run(None, tokens)[0]
 
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **_: Any) -> dict[str, Any]:
         texts = self.tokenizer.encode_batch([f"{prompt or ''}{text}" for text in inputs])
-        return {name: torch.tensor([getattr(text, COLUMNS[name]) for text in texts]) for name in self.inputs}
+        return {name: torch.tensor([getattr(text, COLUMNS[name]) for text in texts]) for name in self.record["inputs"]}
 
     def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
-        embeddings = self.compute({name: features[name].numpy() for name in self.inputs})
+        embeddings = self.compute({name: features[name].numpy() for name in self.record["inputs"]})
         return {**features, "sentence_embedding": torch.from_numpy(embeddings)}
 
     def get_embedding_dimension(self) -> int:
         return int(self.record["dimensions"])
 
     def save(self, *_: Any, **__: Any) -> None:
-        raise ModelError("export: got an exported graph to save; expected a model; fix: copy its folder")
+        raise ModelError("export: got a graph to save; expected a model; fix: copy the folder of the graph")
 
 
 def load_exported(folder: str | Path) -> RelevanceModel:
@@ -209,7 +181,7 @@ def load_exported(folder: str | Path) -> RelevanceModel:
     Example:
         ::
 
-            evaluate(load_exported("runs/onnx"), "runs/quickstart/collection").metrics
+            evaluate(EncoderSystem(load_exported("runs/onnx"), cache="none"), "my-collection").metrics
     """
     folder = Path(folder)
     try:
@@ -223,32 +195,3 @@ def load_exported(folder: str | Path) -> RelevanceModel:
     model = RelevanceModel(modules=[_Graph(folder, record)], prompts=record["prompts"], device="cpu")
     model.heads = load_heads(folder)
     return model
-
-
-def _session(folder: Path, to: str) -> Callable[[dict[str, NDArray[np.int64]]], Any]:
-    """Return the function of a graph, on as many threads as torch uses."""
-    if to == "openvino":
-        import openvino
-
-        settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
-        compiled = openvino.Core().compile_model(folder / OPENVINO_FILE, "CPU", settings)
-        return lambda tokens: compiled(tokens)[0]
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    session = onnxruntime.InferenceSession(folder / ONNX_FILE, options, providers=["CPUExecutionProvider"])
-    return lambda tokens: session.run([OUTPUT], tokens)[0]
-
-
-@contextlib.contextmanager
-def _quiet() -> Any:
-    """Keep the warnings and the log of torch's exporter off the terminal: they are about its own code."""
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)
