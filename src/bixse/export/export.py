@@ -31,7 +31,7 @@ LARGEST_DIFFERENCE = 1e-3
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What was measured on a graph."""
+    """The measurements on a graph."""
 
     differences: dict[str, float]
     """Batch size, or full length -> largest 1 - cosine between the graph's embeddings and those of torch."""
@@ -42,7 +42,7 @@ class ExportResult:
 
     @property
     def fault(self) -> str | None:
-        """How the graph differs too much; None if it does not."""
+        """The difference for which the graph is refused, in words, or None."""
         if self.ndcg is not None:
             return f"nDCG@10 is lower by {-self.ndcg.mean:.4f}" if self.ndcg.verdict == "worse" else None
         if all(value < LARGEST_DIFFERENCE for value in self.differences.values()):  # NaN is not

@@ -16,12 +16,7 @@ Target: TypeAlias = Literal["onnx", "onnx-int8", "openvino"]
 
 
 class ExportSettings(Settings):
-    """The settings of `bixse export`.
-
-    Example:
-        >>> ExportSettings(model="runs/mine/model").to
-        'onnx'
-    """
+    """The settings of `bixse export`."""
 
     model: Annotated[str, Flag(metavar="MODEL", positional=True)]
     """Model folder, Hugging Face name, or demo (the small model of bixse[demo])."""

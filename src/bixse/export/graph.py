@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sentence_transformers.base.modules import InputModule
+from sentence_transformers.base.modules import InputModule, Transformer
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
@@ -50,7 +50,7 @@ def check_installed(to: str) -> None:
 def inputs_of(model: RelevanceModel) -> list[str]:
     """Return the inputs of a model's graph; raise ModelError for a model that is no single graph of tokens."""
     fault = ""
-    if not hasattr(getattr(model[0], "tokenizer", None), "backend_tokenizer") or model.transformers_model is None:
+    if not isinstance(model[0], Transformer) or not hasattr(model[0].tokenizer, "backend_tokenizer"):
         fault = f"a {type(model[0]).__name__} as its first module; expected a transformer with a fast tokenizer"
     elif any(getattr(part, "include_prompt", True) is False for part in model) and any(model.prompts.values()):
         fault = "prompts and a pooling that leaves them out; expected a pooling of all tokens"
@@ -186,12 +186,12 @@ def load_exported(folder: str | Path) -> RelevanceModel:
     folder = Path(folder)
     try:
         record = json.loads((folder / RECORD_FILE).read_bytes())
-        fault = damage(folder)
-    except (OSError, ValueError) as error:
+        to, fault = record["to"], damage(folder)
+    except (OSError, ValueError, TypeError, KeyError) as error:
         fault = f"no readable {RECORD_FILE} ({first_fault(error)})"
     if fault:
         raise ModelError(f"{folder}: got {fault}; expected what `bixse export` wrote; fix: export the model again")
-    check_installed(record["to"])
+    check_installed(to)
     model = RelevanceModel(modules=[_Graph(folder, record)], prompts=record["prompts"], device="cpu")
     model.heads = load_heads(folder)
     return model

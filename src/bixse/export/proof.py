@@ -1,10 +1,9 @@
-"""Whether an exported graph embeds, ranks and runs as the model in torch does."""
+"""The comparison of an exported graph with the model in torch: embeddings, ranking and speed."""
 
 from __future__ import annotations
 
 import time
 from itertools import islice
-from statistics import median
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -48,13 +47,9 @@ def disagreement(model: RelevanceModel, exported: RelevanceModel, texts: Texts) 
     The graph's embedding counts as it is: if its length is not 1, it disagrees.
     """
     full = "a " * (model.max_seq_length or 512)
-    cases: dict[str, tuple[int, Texts]] = {
-        "batches of 1": (1, texts),
-        "batches of 32": (32, texts),
-        "full length": (2, {"document": [full, full]}),
-    }
+    cases = [("batches of 1", 1, texts), ("batches of 32", 32, texts), ("full length", 2, {"document": [full, full]})]
     largest = {}
-    for name, (batch, of_kind) in cases.items():
+    for name, batch, of_kind in cases:
         cosines = []
         for kind, some in of_kind.items():
             reference, prompt = encode_texts(model, some, kind, "float32"), prompt_for(exported, kind)
@@ -68,24 +63,21 @@ def disagreement(model: RelevanceModel, exported: RelevanceModel, texts: Texts) 
 
 
 def seconds(model: RelevanceModel, exported: RelevanceModel, texts: Texts) -> dict[str, tuple[float, float]]:
-    """Return the seconds of torch and of the graph, for all documents and per query.
-
-    They take turns, so that other work on the machine slows both. Each is the median of `ROUNDS` rounds.
-    """
+    """Return the median seconds of torch and of the graph, for all documents together and per query."""
     measured = {}
-    work: dict[str, tuple[Kind, list[list[str]]]] = {
-        "all documents": ("document", [texts["document"]]),
-        "one query": ("query", [[query] for query in texts["query"][:8]]),
-    }
-    for name, (kind, parts) in work.items():
-        times: tuple[list[float], list[float]] = ([], [])
-        for _ in range(1 + ROUNDS):
-            for encoder, rounds in zip((model, exported), times, strict=True):
+    for name, kind, parts in (
+        ("all documents", "document", [texts["document"]]),
+        ("one query", "query", [[query] for query in texts["query"][:8]]),
+    ):
+        times = np.zeros((1 + ROUNDS, 2))
+        for round_times in times:
+            for column, encoder in enumerate((model, exported)):  # in turn: other work on the machine slows both
                 started = time.perf_counter()
                 for part in parts:
                     encode_texts(encoder, part, kind, "float32")
-                rounds.append((time.perf_counter() - started) / len(parts))
-        measured[name] = (median(times[0][1:]), median(times[1][1:]))  # the first round reserves memory
+                round_times[column] = (time.perf_counter() - started) / len(parts)
+        of_torch, of_graph = np.median(times[1:], axis=0).tolist()  # the first round reserves memory
+        measured[name] = (of_torch, of_graph)
     return measured
 
 

@@ -34,7 +34,7 @@ UNREACHED = ("a hub that takes the files", "check the network; if the repository
 
 @dataclass(frozen=True)
 class Pushed:
-    """What was sent, or what a dry run would send."""
+    """The files and the card that were sent, or that a dry run would send."""
 
     files: tuple[str, ...]
     """Paths within the repository."""

@@ -1,15 +1,15 @@
-"""`bixse export`: a model for other runtimes, with a proof."""
+"""`bixse export` and `bixse push`: a model for other runtimes, and on the Hugging Face hub."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from bixse.cli.verb import CommandResult, Options, Output, Verb
-from bixse.export.export_settings import ExportSettings
+from bixse.export.export_settings import ExportSettings, PushSettings
 
 
-def run(settings: ExportSettings, options: Options) -> CommandResult:
+def run_export(settings: ExportSettings, options: Options) -> CommandResult:
     """Write the graph, unless it differs from the model."""
-    from dataclasses import asdict
-
     from bixse.export.export import export
     from bixse.progress import progress_bar
     from bixse.report.table import format_interval, format_table
@@ -32,5 +32,17 @@ def run(settings: ExportSettings, options: Options) -> CommandResult:
     return CommandResult(f"{text}\n\nsaved: {options.folder}", metrics, {"folder": str(options.folder)}, warnings)
 
 
+def run_push(settings: PushSettings, options: Options) -> CommandResult:
+    """Send the files, or show them."""
+    from bixse.export.push import push
+
+    pushed = push(settings, options.dry_run)
+    if pushed.url is None:
+        text = "\n".join([f"{len(pushed.files)} files", *(f"  {name}" for name in pushed.files), "", pushed.card])
+        return CommandResult(text, asdict(pushed))
+    return CommandResult(f"sent {len(pushed.files)} files: {pushed.url}", asdict(pushed), {"repository": pushed.url})
+
+
 OUT = Output("New folder of the graph, its tokenizer and its relevance head.", "runs/export")
-VERB = Verb(ExportSettings, Options, run, out=OUT, first=("model", "to", "collection", "pairs"))
+EXPORT = Verb(ExportSettings, Options, run_export, out=OUT, first=("model", "to", "collection", "pairs"))
+PUSH = Verb(PushSettings, Options, run_push, dry_run="Print the files and the card. Send nothing.")
