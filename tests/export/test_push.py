@@ -21,10 +21,12 @@ HEAD = RelevanceHead(12.0, -5.0, 0.5, 0.25, "120 pairs", trained_prior=0.02, pri
 GAIN = {"collection": "mine/dev", "role": "dev", "mean": 0.06, "low": 0.03, "high": 0.09, "queries": 60}
 LOSS = {"collection": "other/test", "role": "guard", "mean": -0.05, "low": -0.09, "high": -0.01, "queries": 40}
 RUN = {
+    **dict.fromkeys(("fingerprint", "status", "started"), "-"),
     "command": "train",
     "config": {"pairs": "/secret/folder/train.jsonl", "dev": ["/secret/mine"], "model": "base/model", "lora": None},
     "inputs": {"pairs": "ab" * 32},
     "results": {"merge": {"changes": [{**change, "model": "merged"} for change in (GAIN, LOSS)]}},
+    "timings": {},
     "versions": {"bixse": "1.0", "platform": "Linux-of-my-company"},
 }
 
@@ -70,6 +72,14 @@ def test_damaged_folder_is_not_sent(run, hub):
     with pytest.raises(ModelError) as error:
         push(settings(run))
     assert "config.json" in error.value.got and not hub.requests
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}"])
+def test_damaged_record_of_the_run(content, run, hub):
+    (run / "run.json").write_text(content)
+    with pytest.raises(InputError):
+        push(settings(run))
+    assert not hub.requests
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "2_Extra/weights.dat", "optimizer.pt"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -17,12 +18,13 @@ from bixse.encoders.loading.precision import use_precision
 from bixse.errors import OutputExistsError
 from bixse.evaluation.tasks import collection_task
 from bixse.export.graph import RECORD_FILE, check_installed, load_exported, write_graph
-from bixse.export.proof import disagreement, of_all_lengths, ranking_difference, seconds
+from bixse.export.proof import MOST_READ, disagreement, of_all_lengths, ranking_difference, seconds
 from bixse.files.files import storage_errors, write_atomically, write_hashes
 
 if TYPE_CHECKING:
     from bixse.export.export_settings import ExportSettings
     from bixse.progress import ProgressBars
+    from bixse.relevance import Kind
     from bixse.results import Difference
 
 LARGEST_DIFFERENCE = 1e-3
@@ -74,23 +76,25 @@ def export(settings: ExportSettings, out: str | Path, progress: ProgressBars | N
         out.parent.mkdir(parents=True, exist_ok=True)
         scratch = TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.")  # on one disk, so that a rename is enough
     with scratch as folder, use_precision("float32"), storage_errors(out):
+        texts: dict[Kind, list[str]]
         if settings.pairs is not None:
             pairs = load_pairs(settings.pairs)
-            queries, documents = (pair.query for pair in pairs), (pair.document for pair in pairs)
+            texts = {"query": [pair.query for pair in pairs], "document": [pair.document for pair in pairs]}
         else:
             if settings.collection is None:
                 save_collection(load_pydocs(), folder)
             task = collection_task(settings.collection or folder, settings.split)
-            queries, documents = iter(task.query_sets[0].queries.values()), (text for _, text in task.documents())
+            documents = [text for _, text in islice(task.documents(), MOST_READ)]
+            texts = {"query": list(task.query_sets[0].queries.values()), "document": documents}
+        texts = {kind: of_all_lengths(some) for kind, some in texts.items()}
         model = build_encoder(settings.model, device="cpu", dimensions=settings.dimensions)
         use_task(model, settings.task)
         graph = Path(folder) / "graph"
         graph.mkdir()
         write_graph(model, settings.to, graph)
         exported = load_exported(graph)
-        compared = (model, exported, {"query": of_all_lengths(queries), "document": of_all_lengths(documents)})
         ndcg = ranking_difference(model, exported, task, progress) if settings.to == "onnx-int8" else None
-        result = ExportResult(disagreement(*compared), seconds(*compared), ndcg)
+        result = ExportResult(disagreement(model, exported, texts), seconds(model, exported, texts), ndcg)
         if result.fault is None or settings.anyway:
             record = {**json.loads((graph / RECORD_FILE).read_bytes()), "proof": asdict(result)}
             write_atomically(graph / RECORD_FILE, json.dumps(record, indent=2) + "\n")

@@ -23,7 +23,7 @@ from bixse.errors import InputError, ModelError, first_fault
 from bixse.files.files import damage, write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from bixse.export.export_settings import Target
 
@@ -90,17 +90,26 @@ def write_graph(model: RelevanceModel, to: Target, folder: Path) -> None:
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns about packages that the graph does not need
     with TemporaryDirectory() as scratch, quiet_loading(), torch.no_grad():
         path = (folder if to == "onnx" else Path(scratch)) / ONNX_FILE
-        program = torch.onnx.export(
-            _UnitEmbedding(model, inputs).eval(),
-            tuple(features[name] for name in inputs),
-            dynamo=True,
-            verbose=False,
-            input_names=inputs,
-            output_names=["sentence_embedding"],
-            dynamic_shapes=(tuple(axes for _ in inputs),),
-        )
+        try:
+            program = torch.onnx.export(
+                _UnitEmbedding(model, inputs).eval(),
+                tuple(features[name] for name in inputs),
+                dynamo=True,
+                verbose=False,
+                input_names=inputs,
+                output_names=["sentence_embedding"],
+                dynamic_shapes=(tuple(axes for _ in inputs),),
+            )
+        except torch.onnx.OnnxExporterError as error:
+            raise ModelError(
+                f"model: got no graph ({first_fault(error)}); expected an architecture that torch.onnx knows; fix: "
+                "serve this model with sentence-transformers"
+            ) from error
         assert program is not None
-        program.model.metadata_props["bixse"] = json.dumps(record)
+        # torch has done what this pre-processing would do; without the mark, a warning sets up Python's root logger
+        program.model.metadata_props.update(
+            {"bixse": json.dumps(record), "onnx.quant.pre_process": "onnxruntime.quant"}
+        )
         program.save(path)
         if to == "onnx-int8":
             _quantise(path, folder / ONNX_FILE)
@@ -125,7 +134,7 @@ def _quantise(path: Path, target: Path) -> None:
 
 def _save_tokenizer(model: RelevanceModel, folder: Path) -> None:
     """Save the tokenizer with the cutting and padding of the model, which it otherwise gets on each call."""
-    tokenizer = model[0].tokenizer
+    tokenizer: Any = model[0].tokenizer
     tokenizer.save_pretrained(folder)
     fast = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     if model.max_seq_length is not None:
@@ -138,8 +147,10 @@ def _save_tokenizer(model: RelevanceModel, folder: Path) -> None:
 class _Graph(InputModule):
     """A graph as the only module of a model, on as many threads as torch uses."""
 
+    compute: Callable[[dict[str, Any]], Any]
+
     def __init__(self, folder: Path, record: dict[str, Any]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.record, self.max_seq_length = record, record["max_length"]
         self.tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
         if record["to"] == "openvino":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -17,7 +16,7 @@ from bixse.evaluation.statistics import paired_bootstrap
 from bixse.evaluation.systems import EncoderSystem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from bixse.encoders.relevance_model import RelevanceModel
     from bixse.evaluation.tasks import Task
@@ -30,13 +29,13 @@ if TYPE_CHECKING:
 TEXTS = 128
 """Queries, and documents, that both embed."""
 MOST_READ = 20_000
-"""Texts among which they are chosen."""
+"""Documents of a collection among which they are chosen."""
 ROUNDS = 5
 
 
-def of_all_lengths(texts: Iterable[str]) -> list[str]:
+def of_all_lengths(texts: Sequence[str]) -> list[str]:
     """Return distinct texts from the shortest to the longest one, mixed, so that batches have padding."""
-    distinct = list(dict.fromkeys(text for text in islice(texts, MOST_READ) if text.strip()))
+    distinct = list(dict.fromkeys(text for text in texts if text.strip()))
     evenly = np.unique(np.linspace(0, len(distinct) - 1, TEXTS).astype(int))
     return [distinct[row] for row in np.random.default_rng(0).permutation(by_length(distinct)[evenly])]
 
@@ -47,9 +46,9 @@ def disagreement(model: RelevanceModel, exported: RelevanceModel, texts: Texts) 
     The graph's embedding counts as it is: if its length is not 1, it disagrees.
     """
     full = "a " * (model.max_seq_length or 512)
-    cases = [("batches of 1", 1, texts), ("batches of 32", 32, texts), ("full length", 2, {"document": [full, full]})]
+    longest: Texts = {"document": [full, full]}
     largest = {}
-    for name, batch, of_kind in cases:
+    for name, batch, of_kind in (("batches of 1", 1, texts), ("batches of 32", 32, texts), ("full length", 2, longest)):
         cosines = []
         for kind, some in of_kind.items():
             reference, prompt = encode_texts(model, some, kind, "float32"), prompt_for(exported, kind)
@@ -65,10 +64,11 @@ def disagreement(model: RelevanceModel, exported: RelevanceModel, texts: Texts) 
 def seconds(model: RelevanceModel, exported: RelevanceModel, texts: Texts) -> dict[str, tuple[float, float]]:
     """Return the median seconds of torch and of the graph, for all documents together and per query."""
     measured = {}
-    for name, kind, parts in (
+    work: list[tuple[str, Kind, list[list[str]]]] = [
         ("all documents", "document", [texts["document"]]),
         ("one query", "query", [[query] for query in texts["query"][:8]]),
-    ):
+    ]
+    for name, kind, parts in work:
         times = np.zeros((1 + ROUNDS, 2))
         for round_times in times:
             for column, encoder in enumerate((model, exported)):  # in turn: other work on the machine slows both

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from bixse.data.run import RUN_FILE
+from bixse.data.run import RUN_FILE, read_record
 from bixse.encoders.head import RelevanceHead
 from bixse.errors import InputError, ModelError, first_fault
-from bixse.files.files import HASHES_FILE, damage, read_text
+from bixse.files.files import HASHES_FILE, damage
 from bixse.results import VERDICT_WORDS, IntervalEstimate
 from bixse.training.config import MODEL_FOLDER
 
@@ -56,8 +55,9 @@ def push(settings: PushSettings, dry_run: bool = False) -> Pushed:
 
             push(PushSettings(model="runs/mine", name="owner/name"), dry_run=True).card
     """
-    from huggingface_hub import CommitOperationAdd, HfApi
-    from huggingface_hub.utils import HFValidationError, get_token, validate_repo_id
+    from huggingface_hub import CommitOperationAdd, HfApi, get_token
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     name, folder = settings.name, settings.model
     folder = folder / MODEL_FOLDER if (folder / RUN_FILE).is_file() else folder
@@ -90,7 +90,7 @@ def push(settings: PushSettings, dry_run: bool = False) -> Pushed:
         operations = [CommitOperationAdd(part, content) for part, content in contents.items()]
         commit = HfApi().create_commit(name, operations, commit_message="Add the model, with bixse")
     except Exception as error:  # which HTTP library the hub uses depends on its version
-        status = getattr(getattr(error, "response", None), "status_code", None)
+        status = getattr(getattr(error, "response", None), "status_code", 0)
         expected, fix = REFUSALS.get(status, UNREACHED)
         raise InputError(f"{name}: got {first_fault(error)}; expected {expected}; fix: {fix}") from error
     return Pushed(tuple(contents), card, commit.commit_url)
@@ -106,7 +106,7 @@ def model_card(folder: Path, name: str) -> str:
     from huggingface_hub import ModelCard, ModelCardData
 
     path = folder.parent / RUN_FILE
-    run: dict[str, Any] = json.loads(read_text(path)) if path.is_file() else {}
+    run: dict[str, Any] = read_record(path) if path.is_file() else {}
     settings: dict[str, Any] = run.get("config", {})
     base = str(settings.get("model"))
     data = ModelCardData(
