@@ -42,7 +42,8 @@ BUDGET = {
     "judging": (6950, 111),
     "lab": (4460, 143),
     "ui": (2500, 75),
-    "cli": (1670, 83),
+    "export": (600, 34),
+    "cli": (1720, 89),
 }
 """Room -> most lines, and most imports of modules of other rooms; running this file prints today's."""
 SPARE = 1.05

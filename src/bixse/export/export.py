@@ -23,8 +23,8 @@ from bixse.files.files import storage_errors, write_atomically, write_hashes
 
 if TYPE_CHECKING:
     from bixse.export.export_settings import ExportSettings
+    from bixse.export.proof import Texts
     from bixse.progress import ProgressBars
-    from bixse.relevance import Kind
     from bixse.results import Difference
 
 LARGEST_DIFFERENCE = 1e-3
@@ -76,7 +76,7 @@ def export(settings: ExportSettings, out: str | Path, progress: ProgressBars | N
         out.parent.mkdir(parents=True, exist_ok=True)
         scratch = TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.")  # on one disk, so that a rename is enough
     with scratch as folder, use_precision("float32"), storage_errors(out):
-        texts: dict[Kind, list[str]]
+        texts: Texts
         if settings.pairs is not None:
             pairs = load_pairs(settings.pairs)
             texts = {"query": [pair.query for pair in pairs], "document": [pair.document for pair in pairs]}
