@@ -119,7 +119,7 @@ def model_card(folder: Path, name: str) -> str:
     verdicts = [IntervalEstimate(each["mean"], each["low"], each["high"]).verdict() for each in changes]
     card = ModelCard.from_template(
         data,
-        template_path=str(Path(__file__).with_name("card.md.j2")),
+        template_path=str(Path(__file__).with_name("card.j2")),
         name=name,
         head=RelevanceHead.load(folder),
         changes=[(change, VERDICT_WORDS[verdict]) for change, verdict in zip(changes, verdicts, strict=True)],
