@@ -81,9 +81,10 @@ def export(settings: ExportSettings, out: str | Path, progress: ProgressBars | N
             pairs = load_pairs(settings.pairs)
             texts = {"query": [pair.query for pair in pairs], "document": [pair.document for pair in pairs]}
         else:
+            collection = settings.collection or Path(folder) / "pydocs"
             if settings.collection is None:
-                save_collection(load_pydocs(), folder)
-            task = collection_task(settings.collection or folder, settings.split)
+                save_collection(load_pydocs(), collection)
+            task = collection_task(collection, settings.split)
             documents = [text for _, text in islice(task.documents(), MOST_READ)]
             texts = {"query": list(task.query_sets[0].queries.values()), "document": documents}
         texts = {kind: of_all_lengths(some) for kind, some in texts.items()}
