@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src"
-LIMITS = {"lines": 36_268, "lines of code": 25_440, "modules": 211, "modules with one importer": 39,
-          "imports per module, mean": 6.37, "imports per module, highest": 14, "lines reached from train": 11_552,
+LIMITS = {"lines": 36_267, "lines of code": 25_439, "modules": 211, "modules with one importer": 39,
+          "imports per module, mean": 6.41, "imports per module, highest": 14, "lines reached from train": 11_552,
           "lines reached from evaluate": 5_833, "classes of settings": 47, "settings": 284}  # fmt: skip
 
 

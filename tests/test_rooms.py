@@ -43,7 +43,7 @@ BUDGET = {
     "lab": (4460, 143),
     "ui": (2500, 75),
     "export": (600, 34),
-    "cli": (1720, 89),
+    "cli": (1720, 88),
 }
 """Room -> most lines, and most imports of modules of other rooms; running this file prints today's."""
 SPARE = 1.05
