@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src"
-LIMITS = {"lines": 35_627, "lines of code": 24_996, "modules": 205, "modules with one importer": 36,
-          "imports per module, mean": 6.37, "imports per module, highest": 14, "lines reached from train": 11_562,
-          "lines reached from evaluate": 5_843, "classes of settings": 45, "settings": 272}  # fmt: skip
+LIMITS = {"lines": 36_277, "lines of code": 25_444, "modules": 212, "modules with one importer": 40,
+          "imports per module, mean": 6.39, "imports per module, highest": 14, "lines reached from train": 11_562,
+          "lines reached from evaluate": 5_843, "classes of settings": 47, "settings": 284}  # fmt: skip
 
 
 def imports_of(tree, modules):

@@ -139,6 +139,7 @@ TABLES = ROOT / "docs" / "results"
 QUOTING = (
     "README.md",
     *(f"docs/{task}.md" for task in ("start", "train", "evaluate", "scale")),
+    "docs/reference/export.md",
     *(f"docs/studies/{page}.md" for page in ("studies", "results", "study-results")),
 )
 """Pages whose figures must be in a table."""

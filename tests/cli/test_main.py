@@ -183,6 +183,8 @@ REQUIRED = {
     "calibrate": "demo --pairs pairs.csv",
     "index": "demo --collection toy",
     "search": "index copy",
+    "export": "demo",
+    "push": "runs/mine owner/name",
     "ui": "runs/grade",
 }
 """Verb -> its required words."""

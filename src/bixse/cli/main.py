@@ -51,6 +51,8 @@ VERBS = {
     "calibrate": ("calibrate", "fit and check a model's probabilities of relevance on graded pairs"),
     "index": ("index", "make a search index of a collection"),
     "search": ("search", "search a collection, with probabilities of relevance"),
+    "export": ("export:EXPORT", "write a model for ONNX Runtime or OpenVINO, with a proof that it embeds as before"),
+    "push": ("export:PUSH", "send a model to the Hugging Face hub, with a card made from its run"),
     "ui": ("ui", "open pages in the browser: label pairs, see where judge and people differ, edit the rubric"),
     "doctor": ("doctor", "check this machine, or a model's folder for servers"),
 }

@@ -53,7 +53,7 @@ class EvaluateSettings(EncodingSettings):
     """Lowest relevant grade for recall, MRR and MAP, and for precision with few labels."""
     max_length: Annotated[int | None, Flag(metavar="TOKENS")] = None
     """Maximum number of tokens per text. The default is the limit of the model."""
-    dimensions: Annotated[tuple[int, ...], Flag(metavar="D")] = ()
+    dimensions: Annotated[tuple[int, ...] | None, Flag(metavar="D")] = None
     """Cut the embeddings of each model to these numbers of dimensions, and compare them. Without it, whole ones."""
     rerank: Annotated[Path | None, Flag(metavar="DIR")] = None
     """Folder of a reranker. Each model is evaluated as it is, and with its best documents reranked."""
@@ -102,7 +102,7 @@ class EvaluateSettings(EncodingSettings):
                 raise ValueError(f"got {got}; expected one of them, or another suite; fix: name its folder, or the "
                                  "grades and run files alone")  # fmt: skip
             gates = [f"--{name.replace('_', '-')}" for name in OF_A_GATE if getattr(self, name)]
-            systems = len(self.model) * max(1, len(self.dimensions)) * (1 if self.rerank is None else 2)
+            systems = len(self.model) * len(self.dimensions or (None,)) * (1 if self.rerank is None else 2)
             if gates and (self.fail_if_worse_than is None or self.grades is not None or systems > 1):
                 raise ValueError(f"got {', '.join(gates)}, {systems} models or dimensions, and "
                                  f"{'--grades' if self.grades else 'a collection'}; expected --fail-if-worse-than for "
