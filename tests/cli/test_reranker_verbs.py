@@ -75,7 +75,8 @@ def test_a_table_has_each_first_stage_before_and_after(capsys, reranker, actions
     code, result = call(capsys, *words, "--out", tmp_path / "out")
     assert code == 0
     stored = json.loads((tmp_path / "out" / "results.json").read_text())
-    labels = ["bm25", f"bm25 + {reranker}", str(tiny_model_path), f"{tiny_model_path} + {reranker}"]
+    firsts = ["bm25", str(tiny_model_path)]
+    labels = firsts + [f"{first}, reranked by {reranker}" for first in firsts]
     assert [label for label in labels if label not in json.dumps(stored)] == []
     assert len(result["metrics"]["comparisons"]) == 6
 

@@ -204,7 +204,7 @@ def test_training_goes_on_from_a_reranker(train_toy, tmp_path):
 
 
 @pytest.mark.slow
-def test_all_minilm_learns_from_the_sample_data(tmp_path):
+def test_all_minilm_trains_on_the_sample_data(tmp_path):
     pairs = GradedPairs.from_collection(load_pydocs(), "train", PYDOCS_SCALE)
     save_graded_pairs(pairs, tmp_path / "pairs.jsonl")
     optimizer = {"max_steps": 12, "global_batch_size": 8, "learning_rate": 4e-4}
@@ -212,6 +212,6 @@ def test_all_minilm_learns_from_the_sample_data(tmp_path):
     result = train(config, tmp_path / "out", progress=False)
     losses = [entry["loss"] for entry in result.history if "loss" in entry]
     assert np.mean(losses[-3:]) < np.mean(losses[:3])
-    model = load_relevance_model(result.model_path)
-    likely, unlikely = model.relevance("copy a file", ["Copy data and mode bits of a file.", "Return the sine of x."])
-    assert 0 < unlikely < likely < 1
+    texts = ["Copy data and mode bits of a file.", "Return the sine of x."]
+    plain = CrossEncoder(str(result.model_path), device="cpu").predict([("copy a file", text) for text in texts])
+    assert load_relevance_model(result.model_path).relevance("copy a file", texts) == pytest.approx(plain, abs=1e-6)

@@ -38,7 +38,7 @@ class RerankedSystem(System):
     def __init__(self, first: System, reranker: str | Path | Reranker, depth: int) -> None:
         self.first, self.depth = first, depth
         self.source = str(reranker) if isinstance(reranker, (str, Path)) else "model"
-        self.label = f"{first.label} + {self.source}"
+        self.label = f"{first.label}, reranked by {self.source}"
         self._loaded = None if isinstance(reranker, (str, Path)) else reranker
         self._candidates: dict[str, tuple[Mapping[str, Ranking], dict[str, str]]] = {}
         if self._loaded is None and not is_reranker(self.source):
