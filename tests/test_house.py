@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src"
-LIMITS = {"lines": 34_935, "lines of code": 24_516, "modules": 198, "modules with one importer": 33,
-          "imports per module, mean": 6.3, "imports per module, highest": 14, "lines reached from train": 11_043,
-          "lines reached from evaluate": 5_651, "classes of settings": 45, "settings": 269}  # fmt: skip
+LIMITS = {"lines": 35_271, "lines of code": 24_754, "modules": 202, "modules with one importer": 33,
+          "imports per module, mean": 6.31, "imports per module, highest": 14, "lines reached from train": 11_043,
+          "lines reached from evaluate": 5_651, "classes of settings": 46, "settings": 278}  # fmt: skip
 
 
 def imports_of(tree, modules):

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from bixse.adapters.adapt_settings import AdaptSettings
     from bixse.progress import ProgressBars
-    from bixse.results import Difference
 
 ADAPTER_FILE = "adapter.safetensors"
 DEV_SHARE = 0.3
@@ -51,9 +50,7 @@ PAIR_COLUMNS = (
     FileColumn("document_id", "id"),
     FileColumn("relevance", "number", low=0, high=1),
 )
-
-
-Graded: TypeAlias = dict[str, dict[str, float]]
+Graded: TypeAlias = dict[Any, dict[Any, float]]
 """Query id -> document id -> relevance in [0, 1]."""
 PerQuery: TypeAlias = dict[str, float]
 """Query id -> nDCG@10."""
@@ -92,13 +89,6 @@ def adapt(settings: AdaptSettings, out: Path, progress: ProgressBars | None = No
     Raises:
         InputError: vectors that differ in length, are zero or not finite; unknown ids; too few queries.
         OutputExistsError: `out` holds another run.
-
-    Example:
-        ::
-
-            settings = AdaptSettings(vectors="documents.parquet", queries="queries.parquet", pairs="pairs.parquet",
-                                     vectors_of="text-embedding-3-small, 1536 dimensions")
-            adapt(settings, Path("runs/adapter")).gain["verdict"]
     """
     started, paths = time.monotonic(), settings.path_settings()
     files = {name: path for name in paths if (path := getattr(settings, name)) is not None}
@@ -120,12 +110,11 @@ def adapt(settings: AdaptSettings, out: Path, progress: ProgressBars | None = No
     perfect = {query: {name: dev[query].get(name, 0.0) for name in hits} for query, hits in run.items()}
     scores, maps = {BASE: base[PRIMARY_METRIC]}, {}
     ceiling = mean(evaluate_run(dev, perfect, [PRIMARY_METRIC]))[PRIMARY_METRIC]
-    title = (
-        f"adapt (nDCG@10 {mean(base)[PRIMARY_METRIC]:.3f}; {ceiling:.3f} if the first {DEPTH} were in perfect order)"
-    )
+    title = f"adapt, from nDCG@10 {mean(base)[PRIMARY_METRIC]:.3f} (perfect order of the first {DEPTH}: {ceiling:.3f})"
     step = progress(title, settings.steps) if progress else None
     train_queries = queries[[query_rows[query] for query in train]]
-    for number, down, up in train_map(settings, train_queries, documents, _targets(train, rows)):
+    targets = GradedTargets.from_ids(list(train), ids, train)
+    for number, down, up in train_map(settings, train_queries, documents, targets):
         if number in {settings.steps >> halving for halving in range(6)}:
             maps[number] = down.clone(), up.clone()
             for factor in SHRINKAGE:
@@ -133,11 +122,12 @@ def adapt(settings: AdaptSettings, out: Path, progress: ProgressBars | None = No
                 scores[number, factor] = _search(dev, moved, documents, ids)[0][PRIMARY_METRIC]
         if step is not None:
             step(1)
-    difference, (steps, shrinkage) = cross_checked(scores, settings.seed), _best(scores, scores[BASE])
+    difference = paired_bootstrap(cross_chosen(scores, settings.seed), scores[BASE])
+    steps, shrinkage = _best(scores, scores[BASE])
     gain, artifacts = {**asdict(difference), "verdict": difference.verdict}, {}
     if difference.verdict == "better" and steps:
         down, up = maps[steps][0], shrinkage * maps[steps][1]
-        scale, bias = fit_head(adapted(dev_queries, down, up), documents, _targets(dev, rows))
+        scale, bias = fit_head(adapted(dev_queries, down, up), documents, GradedTargets.from_ids(list(dev), ids, dev))
         save_adapter(out / ADAPTER_FILE, down, up, scale, bias, settings.vectors_of)
         artifacts["adapter"] = str(out / ADAPTER_FILE)
     seconds = round(time.monotonic() - started, 1)
@@ -189,21 +179,26 @@ def train_map(
     up = torch.zeros(width, settings.rank)
     scale, bias = fit_head(queries, documents, targets)
     head = torch.tensor([math.log(scale), bias])
-    groups = [{"params": [down, up]}, {"params": [head], "lr": RATE_OF_HEAD}]
-    optimizer = torch.optim.Adam(groups, lr=settings.learning_rate)
+    optimizer = torch.optim.Adam([down, up], lr=settings.learning_rate)
+    optimizer.add_param_group({"params": [head], "lr": RATE_OF_HEAD})
     for tensor in (down, up, head):
         tensor.requires_grad_()
     batches = cycle(list(targets.row_chunks(BATCH_SIZE)))
     for number, (block, known) in enumerate(islice(batches, settings.steps), start=1):
         optimizer.zero_grad()
         loss = graded_bce(adapted(queries[block], down, up), documents, known, head[0].exp(), head[1])
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         yield number, down.detach(), up.detach()
 
 
 def adapted(queries: Tensor, down: Tensor, up: Tensor) -> Tensor:
-    """Return q' = normalise(q + B A q) of (B, D) queries, with A (rank, D) and B (D, rank)."""
+    """Return q' = normalise(q + B A q) of (B, D) queries, with A (rank, D) and B (D, rank).
+
+    Example:
+        >>> adapted(torch.eye(2), torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0], [1.0]])).tolist()
+        [[0.7071..., 0.7071...], [0.0, 1.0]]
+    """
     return normalize(queries + queries @ down.T @ up.T, dim=1)
 
 
@@ -215,12 +210,11 @@ def fit_head(queries: Tensor, documents: Tensor, targets: GradedTargets) -> tupl
     return max(slope, 1.0), intercept
 
 
-def cross_checked(scores: Mapping[Candidate, PerQuery], seed: int) -> Difference:
-    """Return the gain over the base: each half of the queries has the candidate that the other half chose."""
+def cross_chosen(scores: Mapping[Candidate, PerQuery], seed: int) -> PerQuery:
+    """Return the scores of each half of the queries with the candidate that the other half chose."""
     order = np.random.default_rng(seed).permutation(sorted(scores[BASE])).tolist()
     halves = order[::2], order[1::2]
-    chosen = {query: scores[_best(scores, halves[1 - n])][query] for n in (0, 1) for query in halves[n]}
-    return paired_bootstrap(chosen, scores[BASE])
+    return {query: scores[_best(scores, halves[1 - n])][query] for n in (0, 1) for query in halves[n]}
 
 
 def save_adapter(path: Path, down: Tensor, up: Tensor, scale: float, bias: float, vectors_of: str) -> None:
@@ -242,15 +236,6 @@ def _best(scores: Mapping[Candidate, PerQuery], queries: Iterable[str]) -> Candi
     """Return the steps and the shrinkage with the highest mean over these queries; the first of equals."""
     listed = list(queries)
     return max(scores, key=lambda candidate: sum(scores[candidate][query] for query in listed))
-
-
-def _targets(graded: Graded, documents: Mapping[str, int]) -> GradedTargets:
-    entries = [
-        (row, documents[name], relevance)
-        for row, judged in enumerate(graded.values())
-        for name, relevance in judged.items()
-    ]
-    return GradedTargets.from_entries(*zip(*entries, strict=True), (len(graded), len(documents)))
 
 
 def _split(settings: AdaptSettings, queries: Mapping[str, int], documents: Mapping[str, int]) -> tuple[Graded, Graded]:
