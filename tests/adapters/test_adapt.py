@@ -21,6 +21,7 @@ from helpers.command import call, refused
 MODEL = "a model, 16 dimensions"
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "adapters.md"
 SIZE = 16
+ROTATION = np.linalg.qr(np.random.default_rng(1).normal(size=(SIZE, SIZE)))[0]
 
 
 def unit(rows, width=SIZE, seed=0):
@@ -48,9 +49,8 @@ def words(tmp_path, monkeypatch):
     """Words of a command over 300 documents; queries are rotated documents with a little noise."""
     monkeypatch.chdir(tmp_path)
     documents = unit(300)
-    rotation = np.linalg.qr(np.random.default_rng(1).normal(size=(SIZE, SIZE)))[0]
     save_vectors(tmp_path / "documents.parquet", documents)
-    save_vectors(tmp_path / "queries.parquet", (documents[:260] + 0.02 * unit(260, seed=2)) @ rotation, "q")
+    save_vectors(tmp_path / "queries.parquet", (documents[:260] + 0.02 * unit(260, seed=2)) @ ROTATION, "q")
     save_pairs(tmp_path / "pairs.parquet", range(200))
     save_pairs(tmp_path / "dev.parquet", range(200, 260))
     files = {"--vectors": "documents.parquet", "--queries": "queries.parquet", "--pairs": "pairs.parquet"}
@@ -120,6 +120,7 @@ def test_pairs_without_vectors_or_with_two_relevances_are_refused(tmp_path, rows
         {"vectors": "no.parquet"},
         {"vectors": "damaged.parquet"},
         {"vectors_of": ""},
+        {"learning_rate": 1.5},
     ],
 )
 def test_what_cannot_be_used_is_refused_and_leaves_no_folder(capsys, tmp_path, words, changes):
@@ -161,6 +162,13 @@ def test_planted_rotation_is_recovered(capsys, tmp_path, words):
         adapt(settings_of(tmp_path, seed=1), tmp_path / "out")
     (tmp_path / "out" / "adapter.safetensors").unlink()
     refused(capsys, *words())
+
+
+def test_map_that_goes_too_far_is_saved_shrunk(capsys, monkeypatch, tmp_path, words):
+    down, up = torch.eye(SIZE), torch.tensor(2 * (ROTATION - np.eye(SIZE)), dtype=torch.float32)
+    monkeypatch.setattr(module, "train_map", lambda *given: iter([(160, down, up)]))
+    assert call(capsys, *words())[1]["metrics"]["shrinkage"] == 0.5
+    assert np.array_equal(load_file(tmp_path / "out" / "adapter.safetensors")["B"], 0.5 * up.numpy())
 
 
 def settings_of(folder, **changes):
