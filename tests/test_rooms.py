@@ -43,7 +43,7 @@ BUDGET = {
     "adapters": (300, 14),
     "lab": (4460, 143),
     "ui": (2500, 75),
-    "cli": (1695, 87),
+    "cli": (1690, 87),
 }
 """Room -> most lines, and most imports of modules of other rooms; running this file prints today's."""
 SPARE = 1.05

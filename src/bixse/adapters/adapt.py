@@ -52,11 +52,9 @@ PAIR_COLUMNS = (
 )
 Graded: TypeAlias = dict[Any, dict[Any, float]]
 """Query id -> document id -> relevance in [0, 1]."""
-PerQuery: TypeAlias = dict[str, float]
-"""Query id -> nDCG@10."""
-Candidate: TypeAlias = tuple[int, float]
-"""Number of steps, and shrinkage."""
-BASE: Candidate = (0, 0.0)
+_Candidate: TypeAlias = tuple[int, float]
+"""Number of steps, and shrinkage; its scores are nDCG@10 per query id."""
+BASE: _Candidate = (0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -210,7 +208,7 @@ def fit_head(queries: Tensor, documents: Tensor, targets: GradedTargets) -> tupl
     return max(slope, 1.0), intercept
 
 
-def cross_chosen(scores: Mapping[Candidate, PerQuery], seed: int) -> PerQuery:
+def cross_chosen(scores: Mapping[_Candidate, dict[str, float]], seed: int) -> dict[str, float]:
     """Return the scores of each half of the queries with the candidate that the other half chose."""
     order = np.random.default_rng(seed).permutation(sorted(scores[BASE])).tolist()
     halves = order[::2], order[1::2]
@@ -226,13 +224,13 @@ def save_adapter(path: Path, down: Tensor, up: Tensor, scale: float, bias: float
 
 def _search(
     graded: Graded, queries: Tensor, documents: Tensor, ids: Sequence[str]
-) -> tuple[dict[str, PerQuery], dict[str, dict[str, float]]]:
+) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
     """Return nDCG@10 and recall@100 per query, and the run; a document of any relevance above 0 is relevant."""
     run = to_run(list(graded), ids, *exact_search(queries, documents, DEPTH))
     return evaluate_run(graded, run, (PRIMARY_METRIC, f"recall@{DEPTH}"), min_relevant_grade=1e-9), run
 
 
-def _best(scores: Mapping[Candidate, PerQuery], queries: Iterable[str]) -> Candidate:
+def _best(scores: Mapping[_Candidate, dict[str, float]], queries: Iterable[str]) -> _Candidate:
     """Return the steps and the shrinkage with the highest mean over these queries; the first of equals."""
     listed = list(queries)
     return max(scores, key=lambda candidate: sum(scores[candidate][query] for query in listed))

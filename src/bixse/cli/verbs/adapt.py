@@ -24,7 +24,7 @@ def run(settings: AdaptSettings, options: Options) -> CommandResult:
         f"a perfect order of the first 100 would give ndcg@10 {result.ceiling:.3f}",
         f"adapter: {format_difference(gain['mean'])} {interval} ndcg@10, "
         f"{VERDICT_WORDS[gain['verdict']]} ({result.train_queries} queries, {duration(result.seconds)})",
-        f"saved: {saved}, of {result.steps} steps, shrunk by {result.shrinkage:g}" if saved else "no adapter is saved",
+        f"saved: {saved}, of {result.steps} steps, times {result.shrinkage:g}" if saved else "no adapter is saved",
     ]
     metrics = {name: value for name, value in asdict(result).items() if name != "artifacts"}
     warnings = [FINISHED_BEFORE] if result.reused else []
