@@ -4,7 +4,7 @@
     python docs/studies/adapters/measure.py COLLECTION --train DATA/train/pairs.parquet --dev DATA/dev/pairs.parquet \
         --test DATA/test/pairs.parquet --out runs/adapters
 
-`--pad 100000` adds random vectors until there are so many documents: the time of a larger index, at the same gain.
+`--pad 100000` adds random vectors until there are so many documents, for the time of a larger index.
 """
 
 from __future__ import annotations
