@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src"
-LIMITS = {"lines": 35_269, "lines of code": 24_753, "modules": 202, "modules with one importer": 33,
+LIMITS = {"lines": 35_275, "lines of code": 24_759, "modules": 202, "modules with one importer": 33,
           "imports per module, mean": 6.31, "imports per module, highest": 14, "lines reached from train": 11_043,
           "lines reached from evaluate": 5_651, "classes of settings": 46, "settings": 278}  # fmt: skip
 

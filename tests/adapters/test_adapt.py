@@ -135,7 +135,7 @@ def test_what_cannot_be_used_is_refused_and_leaves_no_folder(capsys, tmp_path, w
 
 
 def test_queries_that_have_nothing_to_do_with_documents_get_no_adapter(capsys, tmp_path, words):
-    save_vectors(tmp_path / "noise.parquet", unit(260, seed=3), "q")
+    save_vectors(tmp_path / "noise.parquet", unit(260, seed=4), "q")
     for _ in range(2):  # the second call shows the finished run
         code, envelope = call(capsys, *words(queries="noise.parquet", steps=20))
         assert code == 1 and envelope["errors"] and not envelope["artifacts"]

@@ -44,6 +44,7 @@ SHRINKAGE = (0.25, 0.5, 0.75, 1.0)
 """Factors of B A that dev chooses from."""
 FEWEST_QUERIES = 4
 """Fewest queries with a relevant document, of pairs and of dev: two to choose on, two to check."""
+SPLITS = 20  # one split alone decides by its luck
 VECTOR_COLUMNS = (FileColumn("id", "id", unique=True), FileColumn("vector", "numbers", other_names=("embedding",)))
 PAIR_COLUMNS = (
     FileColumn("query_id", "id"),
@@ -209,10 +210,15 @@ def fit_head(queries: Tensor, documents: Tensor, targets: GradedTargets) -> tupl
 
 
 def cross_chosen(scores: Mapping[_Candidate, dict[str, float]], seed: int) -> dict[str, float]:
-    """Return the scores of each half of the queries with the candidate that the other half chose."""
-    order = np.random.default_rng(seed).permutation(sorted(scores[BASE])).tolist()
-    halves = order[::2], order[1::2]
-    return {query: scores[_best(scores, halves[1 - n])][query] for n in (0, 1) for query in halves[n]}
+    """Return the scores of each half of the queries with what the other half chose: the mean of `SPLITS` splits."""
+    generator, chosen = np.random.default_rng(seed), dict.fromkeys(scores[BASE], 0.0)
+    for _ in range(SPLITS):
+        order = generator.permutation(sorted(chosen)).tolist()
+        for half, other in ((order[::2], order[1::2]), (order[1::2], order[::2])):
+            candidate = _best(scores, other)
+            for query in half:
+                chosen[query] += scores[candidate][query] / SPLITS
+    return chosen
 
 
 def save_adapter(path: Path, down: Tensor, up: Tensor, scale: float, bias: float, vectors_of: str) -> None:
