@@ -181,6 +181,7 @@ REQUIRED = {
     "study": "losses --preset smoke",
     "evaluate": "bm25 --collection toy",
     "calibrate": "demo --pairs pairs.csv",
+    "adapt": "--vectors documents.csv --queries queries.csv --pairs pairs.csv --vectors-of model",
     "index": "demo --collection toy",
     "search": "index copy",
     "export": "demo",

@@ -49,6 +49,7 @@ VERBS = {
     ),
     "evaluate": ("evaluate", "search a collection with models or bm25, and score the rankings"),
     "calibrate": ("calibrate", "fit and check a model's probabilities of relevance on graded pairs"),
+    "adapt": ("adapt", "learn a small map of queries for an index of vectors whose model cannot be trained"),
     "index": ("index", "make a search index of a collection"),
     "search": ("search", "search a collection, with probabilities of relevance"),
     "export": ("export:EXPORT", "write a model for ONNX Runtime or OpenVINO, with a proof that it embeds as before"),

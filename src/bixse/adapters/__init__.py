@@ -1,0 +1,1 @@
+"""Adapters: a better index of stored vectors, without their model."""

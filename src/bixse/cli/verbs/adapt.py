@@ -1,0 +1,39 @@
+"""`bixse adapt`: an adapter of queries for stored vectors."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from bixse.adapters.adapt_settings import AdaptSettings
+from bixse.cli.verb import FINISHED_BEFORE, CommandResult, Options, Output, Verb
+
+
+def run(settings: AdaptSettings, options: Options) -> CommandResult:
+    """Learn an adapter, and keep it only if it is better on dev."""
+    from bixse.adapters.adapt import adapt
+    from bixse.progress import duration, progress_bar
+    from bixse.report.table import format_difference, format_interval
+    from bixse.results import VERDICT_WORDS
+
+    result = adapt(settings, options.folder, progress_bar)
+    gain, saved = result.gain, result.artifacts.get("adapter")
+    interval = format_interval(gain["low"], gain["high"], signed=True)
+    base = ", ".join(f"{name} {value:.3f}" for name, value in result.base.items())
+    lines = [
+        f"{result.documents:,} vectors of {result.dimensions} dimensions, {gain['queries']} dev queries: {base}",
+        f"a perfect order of the first 100 would give ndcg@10 {result.ceiling:.3f}",
+        f"adapter: {format_difference(gain['mean'])} {interval} ndcg@10, "
+        f"{VERDICT_WORDS[gain['verdict']]} ({result.train_queries} queries, {duration(result.seconds)})",
+        f"saved: {saved}, of {result.steps} steps, times {result.shrinkage:g}" if saved else "no adapter is saved",
+    ]
+    metrics = {name: value for name, value in asdict(result).items() if name != "artifacts"}
+    warnings = [FINISHED_BEFORE] if result.reused else []
+    why = "the adapter is not shown to be better on dev; fix: grade documents of more queries, or train another model"
+    return CommandResult(
+        "\n".join(lines), metrics, result.artifacts, warnings, [] if saved else [why], exit_code=0 if saved else 1
+    )
+
+
+OUT = Output("Folder for the adapter and run.json.", "runs/adapter")
+FIRST = ("vectors", "queries", "pairs", "vectors_of", "dev")
+VERB = Verb(AdaptSettings, Options, run, out=OUT, first=FIRST)
