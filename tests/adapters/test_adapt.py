@@ -14,8 +14,8 @@ from bixse.adapters.adapt import BASE, adapt, adapted, cross_chosen, read_pairs,
 from bixse.adapters.adapt_settings import AdaptSettings
 from bixse.errors import InvalidFileError, OutputExistsError
 from bixse.files.rows import write_rows
-from bixse.losses.bce import graded_bce
 from bixse.losses.targets import GradedTargets
+from bixse.losses.tiles.bce import graded_bce
 from helpers.command import call, refused
 
 MODEL = "a model, 16 dimensions"

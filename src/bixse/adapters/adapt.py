@@ -23,8 +23,8 @@ from bixse.evaluation.statistics import paired_bootstrap
 from bixse.files.files import hash_files, write_atomically
 from bixse.files.rows import read_blocks, read_rows
 from bixse.files.values import FileColumn
-from bixse.losses.bce import graded_bce
 from bixse.losses.targets import GradedTargets
+from bixse.losses.tiles.bce import graded_bce
 from bixse.search.exact import DEPTH, exact_search, to_run
 
 if TYPE_CHECKING:
