@@ -106,7 +106,7 @@ def test_figures_of_the_slider_are_those_of_the_command(compare, calibrated, act
     html = browser.get("/compare/results", params={"text": "copy a file", "p": point.threshold}).text
     for value, (low, high) in ((point.precision, point.interval), (point.recall, point.recall_interval)):
         assert f'{value:.3f} <span class="quiet">{low:.3f} to {high:.3f}' in html
-    assert f"<dd>{point.pairs} <span" in html and "gives scores and no probabilities" in html
+    assert f"<dd>{point.pairs} pairs of" in html and "has no probabilities" in html
     html = browser.get("/compare", params={"text": "copy a file", "p": 0.25}).text
     assert f"<code>{cut.cosine:.4f}</code>" in html and "--export 0.25" in html and "--threshold 0.25" in html
     assert f"p={point.threshold}" in html  # the threshold that the command found is one click away
@@ -218,17 +218,20 @@ def test_pair_shows_the_answers_of_judge_and_people(labelled):
 
 @pytest.mark.parametrize("user", [None, "no fields", "{query} alone", "{query} {query} {document}"])
 def test_prompt_without_its_fields_is_not_saved(labelled, run, user):
-    answer = labelled.submit("/rubric/save", {"system-0": "Judge."} | ({"user-0": user} if user else {}))
+    answer = labelled.submit("/rubric/save", {"system-0": "Judge me."} | ({"user-0": user} if user else {}))
     assert answer.status_code == 400 and not list(run.glob("rubric-*")) and not list(run.glob(".rubric*"))
+    assert "Judge me." in answer.text and (user or "") in answer.text and 'action="/rubric/save"' in answer.text
 
 
 def test_versions_are_never_overwritten(labelled, run):
     texts = {"system-0": 'Judge "well".\r\n\\0 \x07 - nothing\r\n"""', "user-0": "{query}\n{document}"}
-    for _ in range(2):
-        assert "Saved as rubric-" in labelled.submit("/rubric/save", texts).text
+    for system in (texts["system-0"], "Judge."):
+        assert "Saved as rubric-" in labelled.submit("/rubric/save", {**texts, "system-0": system}).text
     second, third = (load_rubric(run / f"rubric-{number}.toml") for number in (2, 3))
     assert second.variants[0].system == texts["system-0"].replace("\r\n", "\n")
-    assert second.labels == ("0", "1", "2", "3") and second.content_hash == third.content_hash
+    assert second.labels == ("0", "1", "2", "3") and third.variants[0].system == "Judge."
+    assert labelled.submit("/rubric/save", {**texts, "system-0": "Judge."}).status_code == 400  # nothing was changed
+    assert not (run / "rubric-4.toml").exists() and "Judge.</textarea>" in labelled.get("/rubric").text
     assert labelled.submit("/rubric/try", {"version": "9"}).status_code == 400
     assert labelled.submit("/rubric/decide", {"version": "2", "decision": "perhaps"}).status_code == 400
 

@@ -38,7 +38,10 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",  # texts and labels may be private
 }
-WITHOUT_SESSION = "No session. Open the link that `bixse ui` printed when it started."
+WITHOUT_SESSION = (
+    "You are signed out: the server was restarted, or this browser is new. Open the link shown in the terminal. "
+    "Nothing saved is lost."
+)
 SECRET_FILE, SECRET_BYTES = ".ui-secret", 32
 """The file signs the sessions, so that they outlive the server; everybody who can read it can make a session."""
 

@@ -22,7 +22,7 @@ from bixse.errors import BixseError, InputError, printable
 from bixse.report.page import page_environment
 from bixse.ui.pages import compare, label, rubric, runs, training
 from bixse.ui.safety import Guard, Session, Sessions, open_secret, read_form
-from bixse.ui.workspace import NotReadyError, Page, Visit, open_workspace
+from bixse.ui.workspace import NotReadyError, Page, RefusedFormError, Visit, open_workspace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,12 +98,14 @@ class Server:
         """Show a one-time address that admits another browser."""
         visit = await self.visit(request)
         visit.session.messages.append(
-            f"Link for one more browser, valid once: {visit.address}/enter?token={self.sessions.new_token()}"
+            f"Link for another person, valid once: {visit.address}/enter?token={self.sessions.new_token()}"
         )
         return RedirectResponse("/", 303)
 
-    def show(self, page: Page, show: Show, template: str, visit: Visit) -> Response:
-        return self.page(f"{template}.html.j2", 200, visit.session, page, **show(self.workspace, visit))
+    def show(self, page: Page, show: Show, template: str, visit: Visit, refusal: str = "") -> Response:
+        """Render a page or a part; `refusal` says why a form was not saved, and the form keeps its texts."""
+        status, values = 400 if refusal else 200, {"refusal": refusal, "sent": visit.form}
+        return self.page(f"{template}.html.j2", status, visit.session, page, **values, **show(self.workspace, visit))
 
     def act(self, act: Act, visit: Visit) -> Response:
         """Run an action, and redirect to the address that it returns."""
@@ -126,6 +128,9 @@ class Server:
             response = self.page("loading.html.j2", 200, session, page, message=str(job), title="Loading")
             response.headers["HX-Refresh"] = "true"  # where a script asked for a part of the page
             return response
+        except RefusedFormError as error:
+            again = partial(self.show, page, page.show, page.name, visit, str(error))
+            return await run_in_threadpool(again)
         except BixseError as error:
             return self.page("message.html.j2", 400, session, page, message=str(error), title="That did not work")
         except Exception:

@@ -238,6 +238,10 @@ class Page:
     """True if the page asks for a name first."""
 
 
+class RefusedFormError(InputError):
+    """A form that cannot be saved; the server shows its page again with the fields as they were sent."""
+
+
 class NotReadyError(Exception):
     """A page needs a result of a job that is running; the server shows its progress, and loads the page again."""
 

@@ -270,6 +270,6 @@ def draw_reliability(workspace: Workspace, visit: Visit) -> str | None:
 
 FIGURES, DIAGRAM = {"figures": calibration}, {"diagram": draw_reliability}
 PAGES = (
-    Page("compare", "Search", compare, lambda of: bool(of.settings.systems), {"grade": grade}, {"results": compare}),
+    Page("compare", "Compare", compare, lambda of: bool(of.settings.systems), {"grade": grade}, {"results": compare}),
     Page("calibration", "Calibration", calibration, lambda of: bool(of.settings.held_out), {}, FIGURES, DIAGRAM),
 )
