@@ -78,6 +78,7 @@ def page(folder, actions, calibrated, chromium):
     with running(folder, *map(str, words)) as server, tab(chromium, server, PERSON) as opened:
         opened.origin = server.origin
         opened.goto(f"{server.origin}/rubric")
+        opened.get_by_label("System message").fill("Judge well.")
         opened.get_by_role("button", name="Save as a new version").click()
         opened.get_by_role("button", name="Keep").click()
         yield opened
@@ -260,6 +261,7 @@ def test_trial_shows_its_progress_without_a_reload(run, chromium):
     jsonl(run / "labels.jsonl", *rows)
     with running(run, "--judge", "http://127.0.0.1:9") as server, tab(chromium, server, "Ann") as page:
         page.goto(f"{server.origin}/rubric")
+        page.get_by_label("System message").fill("Judge well.")
         page.get_by_role("button", name="Save as a new version").click()
         page.get_by_role("button", name="Try it").click()
         page.wait_for_selector("#trial .message", timeout=120_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from dataclasses import asdict, replace
@@ -30,6 +31,12 @@ SHOWN = 4000  # number of characters of a document that are shown at first
 LONGEST_EXPLANATION = 10_000
 ANSWERS: dict[str, LabelStatus] = {"cannot-tell": "cannot-tell", "skip": "skipped"}  # answers that are not a grade
 AT_ONCE = 20  # pairs per page
+MOST_MARKED = 30  # number of words of a query that are marked in its documents
+COMMON = """
+all and any are but can does for from has have how into its never not only some than that the them then they this want
+was what when where which who why will with without you your
+""".split()  # noqa: SIM905
+"""English words that are not marked."""
 
 
 def make_card(workspace: Workspace, visit: Visit, row: int) -> dict[str, Any]:
@@ -40,7 +47,7 @@ def make_card(workspace: Workspace, visit: Visit, row: int) -> dict[str, Any]:
     return {
         **asdict(pair),
         "row": row,
-        "document": pair.document[:shown],
+        "pieces": marked(pair.query, pair.document[:shown]),
         "cut": max(0, len(pair.document) - shown),  # characters that are not shown
         "judge": index.grade(row, scale),
         "bounds": index.bounds(row, scale),
@@ -51,9 +58,27 @@ def make_card(workspace: Workspace, visit: Visit, row: int) -> dict[str, Any]:
     }
 
 
-def options(workspace: Workspace) -> list[tuple[str, str]]:
-    """The key and label of each grade; the key is the label if that is one character, else its position."""
-    return [(x if len(x) == 1 else str(position), x) for position, x in enumerate(workspace.rubric.labels)]
+def marked(query: str, text: str) -> list[tuple[str, bool]]:
+    """Split a text into pieces; True marks a word of the query, with another ending too.
+
+    Example:
+        >>> marked("copy files", "Copying a file")
+        [('', False), ('Copying', True), (' a ', False), ('file', True), ('', False)]
+    """
+    words = dict.fromkeys(word.casefold() for word in re.findall(r"\w{3,}", query))
+    stems = [word.removesuffix("s") for word in words if word not in COMMON][:MOST_MARKED]
+    if not stems:
+        return [(text, False)]
+    parts = re.split(rf"\b((?:{'|'.join(map(re.escape, stems))})\w{{0,3}})\b", text, flags=re.IGNORECASE)
+    return [(part, bool(position % 2)) for position, part in enumerate(parts)]
+
+
+def options(workspace: Workspace) -> list[tuple[str, str, str, float]]:
+    """The key, label, meaning and value of each grade; the key is a label of one character, else its position."""
+    rubric = workspace.rubric
+    meanings = rubric.meanings or [""] * len(rubric.labels)
+    grades = enumerate(zip(rubric.labels, meanings, rubric.values, strict=True))
+    return [(grade[0] if len(grade[0]) == 1 else str(position), *grade) for position, grade in grades]
 
 
 def grading_form(workspace: Workspace) -> dict[str, Any]:
@@ -127,10 +152,17 @@ def label(workspace: Workspace, visit: Visit) -> dict[str, Any]:
         "done": [card for card in done if (card["query_id"], card["document_id"]) in shown],
         "options": options(workspace),
         "rubric": current_rubric(workspace),
+        "last": _last_answer(workspace, person),
         "answered": sum(not desk.is_open(row, person) for row in workspace.plan.rows),
         "later": sum(bool(event.seen) for event in workspace.labels.events),
         "event": secrets.token_hex(8),
     }
+
+
+def _last_answer(workspace: Workspace, person: str) -> tuple[str, str] | None:
+    """The answer and the document of the person's last event."""
+    last = workspace.labels.last_of(person)
+    return None if last is None else (_word(workspace, last), last.document_id)
 
 
 def save_label(workspace: Workspace, visit: Visit) -> str:
