@@ -3,6 +3,7 @@ import re
 import shlex
 import threading
 import time
+from html import unescape
 
 import pytest
 
@@ -120,6 +121,33 @@ def test_too_few_held_out_queries_leave_the_hits_and_no_calibration(compare, cal
     html = browser.get("/compare", params={"text": "copy a file"}).text
     assert "expected at least 20" in html and html.count('class="hit"') + html.count('class="hit below"') > 10
     assert "expected at least 4" in browser.get("/calibration").text
+
+
+def test_name_that_is_given_keeps_query_and_threshold(compare_runs):
+    browser = compare_runs(person="")
+    html = browser.get("/compare", params={"query": "q1", "p": "0.25", "top": "5"}).text
+    form = re.search(r'action="/person".*?</form>', html, re.DOTALL)[0]
+    query = unescape(re.search(r'name="query" value="([^"]+)"', form)[1])
+    answer = browser.submit("/person", {"person": "ann", "to": "compare", "query": query})
+    assert dict(answer.url.params) == {"query": "q1", "p": "0.25", "top": "5"} and "labels as" in answer.text
+    for hostile in ("//evil.example", "\r\nSet-Cookie: a=b", "x#y"):
+        answer = browser.submit("/person", {"person": "ann", "to": "compare", "query": hostile}, follow_redirects=False)
+        assert re.fullmatch(r"/compare\?[\w%+=.&-]*", answer.headers["location"])
+
+
+def test_score_of_the_query_and_its_neighbours_are_shown(compare_runs):
+    browser = compare_runs()
+    html = browser.get("/compare", params={"query": "q1"}).text
+    assert re.findall(r"nDCG@10 ([\d.]+)<", html) == ["1.000", "0.631"]
+    assert "Next query" not in html and "Previous query" not in html  # the split has one query
+    assert "query=q1" in re.search(r'href="([^"]+)" aria-label="Next query"', browser.get("/compare").text)[1]
+    assert "nDCG" not in browser.get("/compare", params={"query": "q2"}).text  # it has no judgement
+
+
+def test_slider_begins_at_the_threshold_of_the_model(compare, calibrated, actions):
+    model, result = calibrated
+    html = compare("bm25", model, collection=actions).get("/compare").text
+    assert f'value="{result.points[0].threshold}" data-shows' in html
 
 
 @pytest.mark.parametrize("form", [{"document_id": "d9"}, {"query_id": "q9"}, {"answer": "7"}, {"answer": ""}])

@@ -152,6 +152,7 @@ def test_slider_changes_the_figures_and_the_command(page, folder):
     page.locator("#p").press("End")
     page.wait_for_function("() => document.querySelector('.command code').innerText.includes('--export 0.999')")
     assert page.locator("#p-shown").inner_text() == "0.999" and page.locator(".cuts").inner_text() != shown
+    assert "p=0.999" in page.url and "p=0.999" in page.get_by_label("Next query").get_attribute("href")
 
 
 def test_training_page_follows_its_log_without_a_reload(page, folder):

@@ -9,7 +9,7 @@ import threading
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote, urlencode
 
 import uvicorn
 from starlette.applications import Starlette
@@ -91,7 +91,8 @@ class Server:
         visit = await self.visit(request)
         visit.session.person = _name(visit.form.get("person", ""))
         to = visit.form.get("to", "")
-        response = RedirectResponse(f"/{to}" if to in {page.name for page in self.pages} else "/", 303)
+        query = urlencode(parse_qsl(visit.form.get("query", "")))  # read and written again: nothing but a query
+        response = RedirectResponse(f"/{to}?{query}" if to in {page.name for page in self.pages} else "/", 303)
         return self.guard.hand_over(response, visit.session)
 
     async def invite(self, request: Request) -> Response:

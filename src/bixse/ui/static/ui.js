@@ -49,4 +49,14 @@ addEventListener("pageshow", () => document.querySelectorAll("form").forEach((fo
 document.addEventListener("input", (event) => {
   const shown = event.target.dataset.shows && document.getElementById(event.target.dataset.shows);
   if (shown) shown.textContent = event.target.value;
+  if (!("inAddress" in event.target.dataset)) return;
+  const { name, value } = event.target;
+  const moved = (address) => { // the address, the links and the forms of the page keep the slider
+    const url = new URL(address, location.href);
+    url.searchParams.set(name, value);
+    return url;
+  };
+  history.replaceState(null, "", moved(location.href));
+  document.querySelectorAll("a[data-address]").forEach((link) => { link.href = moved(link.href); });
+  document.querySelectorAll(`[data-follows="${CSS.escape(name)}"]`).forEach((field) => { field.value = value; });
 });
