@@ -314,6 +314,8 @@ def test_agreement_counts_labels_by_how_they_were_drawn(run, open_server):
     assert agreement.labels == 24 and within.value == pytest.approx(1 - weights[wrong].sum() / weights.sum())
     assert within.low < within.value < within.high
     assert agreement.left(0.01) > agreement.left(0.1) >= 0
+    assert agreement.width(96) == pytest.approx((agreement.kappa.high - agreement.kappa.low) / 2)
+    assert agreement.verdict in browser.get("/label").text and agreement.verdict in browser.get("/disagreements").text
 
 
 NUMBERS = count()

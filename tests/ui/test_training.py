@@ -171,6 +171,28 @@ def test_entries_are_those_of_the_pairs_and_sigma_that_of_the_model(trained_mode
     assert re.findall(r"<li><strong>([\d.]+)<", html) == [f"{value:.2f}" for value in zeros[:10]]
 
 
+def test_entry_of_a_batch_is_shown_with_its_texts(trained_model, open_server):
+    server = open_server(trained_model)
+    matrix = server.workspace.once(TrainBatches).start(0, 0).wait().result
+    browser = Browser(server)
+    html = browser.get("/batch/entry", params={"row": "2", "column": "3"}).text
+    assert matrix.queries[1] in html and matrix.documents[2] in html and f"{matrix.sigma[1, 2]:.2f}" in html
+    assert html.split("</p>")[0] in browser.get("/batch", params={"row": "2", "column": "3"}).text  # without JavaScript
+    for row, column in (("0", "1"), ("9", "1"), ("1", "999"), ("x", "-1")):
+        assert "Row" not in browser.get("/batch/entry", params={"row": row, "column": column}).text
+
+
+def test_paths_of_a_run_are_found_from_another_folder(trained_model, actions, tmp_path, open_server, monkeypatch):
+    shutil.copy(actions.parent / "pairs.jsonl", tmp_path / "pairs.jsonl")
+    record = json.loads((trained_model / "run.json").read_text())
+    record["config"]["pairs"] = "pairs.jsonl"  # as named from the folder above the run
+    (trained_model / "run.json").write_text(json.dumps(record))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    job = open_server(trained_model).workspace.once(TrainBatches).start(0, 0).wait()
+    assert not job.error and job.result.shape[0] == 8
+
+
 @pytest.mark.parametrize("query", [{"batch": "99999"}, {"epoch": "-1", "batch": "x"}, {"epoch": "9" * 40}])
 def test_address_with_nonsense_is_a_page(trained_model, open_server, query):
     assert Browser(open_server(trained_model)).get("/batch", params=query).status_code == 200

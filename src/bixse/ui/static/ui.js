@@ -45,6 +45,23 @@ document.addEventListener("submit", (event) => {
 });
 addEventListener("pageshow", () => document.querySelectorAll("form").forEach((form) => delete form.dataset.sent));
 
+// A press on the picture of a batch, or the mouse resting on it, names an entry: the form below shows it.
+let resting;
+const entryAt = (event) => {
+  const picture = event.target.closest("[data-entries]");
+  if (!picture) return;
+  const box = picture.getBoundingClientRect(), { width, height } = picture.viewBox.baseVal;
+  const at = (part, count) => Math.min(count, Math.max(1, Math.ceil(part * count)));
+  document.getElementById("row").value = at((event.clientY - box.top) / box.height, height);
+  document.getElementById("column").value = at((event.clientX - box.left) / box.width, width);
+  document.getElementById("entry-form").requestSubmit();
+};
+document.addEventListener("click", entryAt);
+document.addEventListener("pointermove", (event) => {
+  clearTimeout(resting);
+  if (event.pointerType === "mouse") resting = setTimeout(entryAt, 150, event);
+});
+
 // A slider says its number while it is moved.
 document.addEventListener("input", (event) => {
   const shown = event.target.dataset.shows && document.getElementById(event.target.dataset.shows);
