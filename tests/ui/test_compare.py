@@ -169,7 +169,7 @@ def test_hit_is_graded_once_by_a_form_sent_twice(compare_runs, tmp_path):
         html = browser.submit("/compare/grade", GRADE).text
     (event,) = events_of(tmp_path / "empty")
     assert event["grade"] == 2.0 and event["person"] == "ann" and "probability" not in event
-    assert "you <strong>2<" in html and "Saved: 2 for d2" not in html
+    assert "data-key" not in html and "you <strong>2<" in html and "Saved: 2 for d2" not in html
     assert read_labels(tmp_path / "empty" / "labels.jsonl", GradeScale(0, 3)).grades == {("q1", "d2"): 2.0}
 
 
@@ -242,6 +242,22 @@ def test_pair_shows_the_answers_of_judge_and_people(labelled):
     html = labelled.get("/disagreements?query=q3&judge=0").text
     assert html.count('aria-label="90 percent"') == 1 and "why d3-0" in html
     assert "0.00 to 0.20" in html  # the bounds of the judge's 0.10
+
+
+def test_grade_given_where_the_mistake_is_seen_stays_out_of_agreement(labelled, run):
+    before = labelled.server.workspace.agreement
+    html = labelled.get("/disagreements?human=2&judge=0").text
+    form = re.findall(r'action="/disagreements/correct".*?</form>', html, re.DOTALL)[0]
+    fields = {name: unescape(value) for name, value in re.findall(r'name="(\w+)" value="([^"]*)">\n', form)}
+    right = re.search(r'value="(\d)">The judge was right', form)[1]
+    answer = labelled.submit("/disagreements/correct", {**fields, "answer": right})
+    assert "data-key" not in html  # a key pressed on this page must not grade the first of twenty pairs
+    assert right == "0" and dict(answer.url.params) == {"human": "2", "judge": "0"}
+    event = events_of(run)[-1]
+    assert event["seen"] == "judge" and event["grade"] == 0.0 and event["document_id"].endswith("-0")
+    assert labelled.server.workspace.agreement == before
+    assert ">9 pairs, the largest gap first" in answer.text
+    assert labelled.submit("/disagreements/correct", {**fields, "event": "x", "answer": "7"}).status_code == 400
 
 
 @pytest.mark.parametrize("user", [None, "no fields", "{query} alone", "{query} {query} {document}"])

@@ -22,7 +22,7 @@ REFUSED = "disagreements?human=9"
 PATHS = """
 overview label label?query=q1 adjudicate disagreements disagreements?human=0&judge=1 disagreements?human=9 rubric
 compare compare?query=q20-0&p=0.2 compare?text=copy+a+file+that+nobody+has calibration calibration?exponent=-2
-training batch batch?epoch=2&batch=3 runs
+training batch batch?epoch=2&batch=3 batch?row=1&column=1
 """.split()  # noqa: SIM905
 WIDTHS = {"desktop": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 800}}
 pytestmark = [pytest.mark.slow, needs_chromium]
@@ -211,6 +211,42 @@ def test_twenty_pairs_by_keyboard_survive_a_reload_an_undo_and_a_kill(run, chrom
               if event["status"] == "graded" and event["event"] not in undone]  # fmt: skip
     assert len(labels) == 20
     assert set(labels) == set(read_labels(run / "labels.jsonl", GradeScale(0, 3)).grades)
+
+
+def test_keyboard_alone_leads_from_graded_pairs_to_a_checked_judge_and_a_kept_rubric(run, chromium):
+    def reach(name, exact=False):
+        """Press Tab until the focus is on what has a name, as a person without a mouse does."""
+        wanted = page.locator("a, button, textarea, summary, input").filter(visible=True)
+        names = "x => x.getAttribute('aria-label') || x.labels?.[0]?.innerText || x.innerText"
+        for _ in range(150):
+            page.keyboard.press("Tab")
+            text = " ".join(page.evaluate(f"() => (({names})(document.activeElement) || '')").split())
+            if text == name or (not exact and name in text and len(text) < 80):
+                return
+        raise AssertionError(f"no Tab leads to {name} among {wanted.all_inner_texts()}")
+
+    def follow(name):
+        reach(name)
+        press(page, "Enter")
+
+    with running(run, "--planned", "12") as server, tab(chromium, server, "") as page:
+        follow("Label the next pair")
+        assert page.evaluate("() => document.activeElement.id") == "person"
+        page.keyboard.type("Ann")
+        press(page, "Enter")
+        for turn in range(12):
+            press(page, str(turn % 4))
+        assert "Everything is labelled" in page.locator("h1").inner_text()
+        follow("See where judge and people differ")
+        assert "The judge" in page.locator(".matrix").inner_text()
+        reach("System message")
+        page.keyboard.press("Control+A")
+        page.keyboard.type("Judge strictly. Answer with 0, 1, 2 or 3.")
+        follow("Save as a new version")
+        follow("Keep")
+        assert "keep" in page.locator(".messages").inner_text() and (run / "rubric-2.toml").is_file()
+        follow("Home")
+        assert "The judge" in page.locator(".lead").inner_text()
 
 
 def test_keys_move_between_the_documents_of_a_query(tmp_path, chromium):

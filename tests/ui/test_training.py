@@ -11,7 +11,7 @@ from bixse.calibration.calibrate_settings import CalibrateSettings
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import load_relevance_model
-from bixse.ui.pages.runs import list_runs
+from bixse.ui.pages.home import list_runs
 from bixse.ui.pages.training import TrainBatches, TrainRun
 from helpers.html_page import Page
 from helpers.ui_server import Browser
@@ -73,7 +73,8 @@ def test_damaged_record_leaves_the_curves(trained, open_server, record):
 
 def test_running_training_is_shown_as_it_is_now(trained, open_server):
     browser = Browser(open_server(trained))
-    assert str(browser.get("/").url).endswith("/training")  # there are no pairs to label
+    home = browser.get("/")
+    assert str(home.url).endswith("/overview") and 'class="button primary" href="/training"' in home.text
     html = browser.get("/training").text
     assert "Step 2, 10 % of the run: running" in html and 'hx-get="/training/now"' in html
     assert re.findall(r'src="/training/(\w+)\.svg', html) == ["loss", "bias"]
@@ -233,9 +234,39 @@ def test_page_lists_progress_and_money_of_every_run(root, open_server):
     assert stopped.answers == {"graded": 40}  # the ledger moved along with the folder
     assert runs["one"].grading.left == 0
     browser = Browser(open_server(root))
-    assert str(browser.get("/").url).endswith("/runs")
-    html = browser.get("/runs").text
+    html = browser.get("/").text
     assert "2.0000 US dollars so far" in html and "about 2.5000" in html and "interrupted" in html
     assert "<img" not in html and "<b>" not in html and "&lt;b&gt;x" in html
     (root / "broken" / "run.json").write_text((root / "one" / "run.json").read_text())
-    assert "damaged record" in html and browser.get("/runs").text.count("damaged record") < html.count("damaged record")
+    assert "damaged record" in html and browser.get("/").text.count("damaged record") < html.count("damaged record")
+
+
+def test_reports_below_are_served_without_scripts_and_nothing_else_is(root, open_server, tmp_path):
+    (tmp_path / "secret.html").write_text("secret")
+    (root / "one" / "audit.html").write_text("<p>An audit</p>")
+    (root / "one" / "<b>report.html").write_text("<script>alert(1)</script>")
+    (root / "one" / "out.html").symlink_to(tmp_path / "secret.html")
+    browser = Browser(open_server(root))
+    html = browser.get("/").text
+    Page(html).check_served()
+    links = re.findall(r'href="(/reports/[^"]+)"', html)
+    assert len(links) == 2
+    for link, text in zip(sorted(links), ("<script>alert(1)</script>", "<p>An audit</p>"), strict=True):
+        answer = browser.get(link)
+        assert answer.text == text and answer.headers["content-security-policy"].startswith(
+            "sandbox; default-src 'none'"
+        )
+        assert answer.headers["x-content-type-options"] == "nosniff"
+    for name in ("one/out.html", "../secret.html", "%2e%2e/secret.html", "one/run.json", ""):
+        assert browser.get(f"/reports/{name}").status_code == 404
+    browser.cookies.clear()
+    assert browser.get(links[0]).status_code == 403
+
+
+def test_main_button_is_the_next_step(browser):
+    assert 'class="button primary" href="/label"' in browser.get("/").text
+    for row, (query_id, document_id) in enumerate(browser.server.workspace.index.row_of):
+        form = {"query_id": query_id, "document_id": document_id, "event": f"e{row}", "answer": str(row % 4)}
+        browser.submit("/label/save", form, follow_redirects=False)
+    html = browser.get("/").text
+    assert 'class="button primary" href="/disagreements"' in html and "The judge " in html

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,8 @@ def run_train(config: TrainConfig, options: Options) -> CommandResult:
         lines.append("not merged with the base model: no dev collection to choose the weight on (`dev: DIR`)")
     lines += [epoch.line() for epoch in result.regrade]
     metrics["regrade"] = [asdict(epoch) for epoch in result.regrade]
-    lines.append(f"to go on: bixse evaluate {result.model_path} --collection DIR")
+    lines.append(f"next: bixse ui {shlex.quote(str(options.folder))}  # curves, merge and batches in the browser")
+    lines.append(f"      bixse evaluate {shlex.quote(str(result.model_path))} --collection DIR")
     artifacts = {"model": str(result.model_path), "run": str(options.folder / "run.json")}
     return CommandResult("\n".join(lines), metrics, artifacts, result.warnings)
 

@@ -1,4 +1,4 @@
-"""Pages for graded pairs: overview, labelling, settling labels that differ, and the judge against people."""
+"""Pages for graded pairs: labelling, settling labels that differ, and the judge against people."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from dataclasses import asdict, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
 import krippendorff
 import numpy as np
@@ -126,13 +126,6 @@ def _seconds(workspace: Workspace, visit: Visit) -> float | None:
     since = max(shown, datetime.fromisoformat(last.time).timestamp()) if last is not None else shown
     seconds = round(time.time() - since, 1)
     return seconds if 0 <= seconds < 1e6 else None
-
-
-def overview(workspace: Workspace, visit: Visit) -> dict[str, Any]:
-    """The counts of the folder."""
-    index = workspace.index
-    statuses = index.status.fillna("not judged").value_counts().to_dict()
-    return {"queries": len(set(index.query_ids)), "statuses": statuses.items()}
 
 
 def label(workspace: Workspace, visit: Visit) -> dict[str, Any]:
@@ -263,15 +256,28 @@ def disagreements(workspace: Workspace, visit: Visit) -> dict[str, Any]:
         "chosen": chosen,
         "selected": len(selected),
         "cards": [
-            {**make_card(workspace, visit, row), "human": human}
-            for row, human in zip(shown["row"].tolist(), shown["human"].tolist(), strict=True)
+            {**make_card(workspace, visit, row), "human": human, "nearest": judge}
+            for row, human, judge in shown[["row", "human", "judge"]].itertuples(index=False)
         ],
+        "largest": max(1, int(counts.max())),
+        "options": options(workspace),
+        "query": urlencode({name: value for name, value in visit.query.items() if name in (*chosen, "page")}),
         "page": page,
         "pages_left": page * AT_ONCE < len(selected),
         "address": f"/disagreements?{urlencode({name: value for name, value in chosen.items() if value})}",
         "people": people_agreement(workspace),
         "rubric": current_rubric(workspace),
     }
+
+
+def correct(workspace: Workspace, visit: Visit) -> str:
+    """Write a label of a person who sees the judge's grade: it is no independent one. Show the same pairs again."""
+    if not visit.person:
+        raise InputError("label: got no name; expected the name of the person; fix: give it on the page Home")
+    event = replace(event_of(workspace, visit), seen="judge")
+    if workspace.labels.add(event):
+        visit.session.messages.append(f"Saved: {_word(workspace, event)} for {event.document_id}.")
+    return f"/disagreements?{urlencode(parse_qsl(visit.form.get('address', '')))}"
 
 
 def _chosen(workspace: Workspace, visit: Visit, entries: pd.DataFrame, chosen: Mapping[str, str]) -> pd.DataFrame:
@@ -306,8 +312,7 @@ def with_pairs(workspace: Workspace) -> bool:
 
 
 PAGES = (
-    Page("overview", "Overview", overview, with_pairs),
     Page("label", "Label", label, with_pairs, {"save": save_label, "undo": undo_label}, needs_person=True),
     Page("adjudicate", "Settle", adjudicate, with_pairs, {"settle": settle}, needs_person=True),
-    Page("disagreements", "Disagreements", disagreements, has_judge),
+    Page("disagreements", "Disagreements", disagreements, has_judge, {"correct": correct}),
 )
