@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src"
-LIMITS = {"lines": 35_071, "lines of code": 24_599, "modules": 200, "modules with one importer": 33,
+LIMITS = {"lines": 35_280, "lines of code": 24_736, "modules": 200, "modules with one importer": 33,
           "imports per module, mean": 6.3, "imports per module, highest": 14, "lines reached from train": 11_043,
-          "lines reached from evaluate": 5_651, "classes of settings": 45, "settings": 269}  # fmt: skip
+          "lines reached from evaluate": 5_651, "classes of settings": 45, "settings": 270}  # fmt: skip
 
 
 def imports_of(tree, modules):

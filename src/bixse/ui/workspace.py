@@ -72,7 +72,7 @@ class AgreementSoFar:
 
     @property
     def verdict(self) -> str:
-        """What kappa says, as the end of a sentence about the judge."""
+        """Return what kappa says, as the end of a sentence about the judge."""
         return agreement_in_words(self.kappa)
 
     def width(self, labels: int) -> float | None:

@@ -313,7 +313,7 @@ class JudgeAudit:
 
     @property
     def verdict(self) -> str:
-        """What kappa says, as the end of a sentence about the judge."""
+        """Return what kappa says, as the end of a sentence about the judge."""
         return agreement_in_words(self.measures["kappa"])
 
 
