@@ -144,6 +144,12 @@ def test_score_of_the_query_and_its_neighbours_are_shown(compare_runs):
     assert "nDCG" not in browser.get("/compare", params={"query": "q2"}).text  # it has no judgement
 
 
+def test_query_without_a_relevant_document_has_hits_and_no_score(compare_runs, toy):
+    (toy / "toy" / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t0\nq2\td1\t1\n")
+    html = compare_runs().get("/compare", params={"query": "q1"}).text
+    assert 'class="hit' in html and "nDCG" not in html
+
+
 def test_slider_begins_at_the_threshold_of_the_model(compare, calibrated, actions):
     model, result = calibrated
     html = compare("bm25", model, collection=actions).get("/compare").text

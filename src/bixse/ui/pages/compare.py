@@ -179,12 +179,12 @@ def _scores(
     systems: TwoSystems, query_id: str | None, sides: list[list[HitRow]], cutoff: int
 ) -> dict[str, list[float]] | None:
     """The nDCG of both lists; None for a query without a relevant document."""
-    if query_id not in systems.qrels or not sides:
+    grades = systems.qrels.get(query_id or "", {})
+    if query_id is None or not sides or max(grades.values(), default=0) <= 0:
         return None
-    qrels, name = {query_id: systems.qrels[query_id]}, f"ndcg@{cutoff}"
+    qrels, name = {query_id: grades}, f"ndcg@{cutoff}"
     runs = [{query_id: {row.hit.document_id: -float(rank) for rank, row in enumerate(rows)}} for rows in sides]
-    values = [evaluate_run(qrels, run, [name])[name] for run in runs]
-    return {name.replace("ndcg", "nDCG"): [value[query_id] for value in values]} if all(values) else None
+    return {name.replace("ndcg", "nDCG"): [evaluate_run(qrels, run, [name])[name][query_id] for run in runs]}
 
 
 def _rows(
