@@ -6,14 +6,17 @@ import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
+AXE_PACKAGE = find_spec("axe_playwright_python")
+AXE_FOLDER = Path(AXE_PACKAGE.origin).parent if AXE_PACKAGE else Path(__file__).parents[2] / "node_modules" / "axe-core"
+AXE = AXE_FOLDER / "axe.min.js"
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-needs_axe = pytest.mark.skipif(not AXE.is_file(), reason="npm install --no-save axe-core brings the checker")
+needs_axe = pytest.mark.skipif(not AXE.is_file(), reason="pip install --no-deps axe-playwright-python brings axe-core")
 
 
 @contextmanager

@@ -40,7 +40,7 @@ def test_a_changed_word_changes_the_hash_and_a_changed_summary_does_not(tmp_path
 
     def load(system, summary):
         path.write_text(
-            f'[mine]\nsummary = "{summary}"\nlabels = ["no", "yes"]\nvalues = [0, 1]\n'
+            f'[mine]\nsummary = "{summary}"\nmeanings = ["{summary}", ""]\nlabels = ["no", "yes"]\nvalues = [0, 1]\n'
             f'[[mine.orders]]\nname = "one"\nsystem = "{system}"\nuser = "{{query}} {{document}}"\n'
         )
         return load_rubric(path).content_hash
@@ -62,6 +62,7 @@ GOOD = '[mine]\nlabels = ["0", "1"]\n[[mine.orders]]\nname = "one"\nuser = "{que
         (GOOD.replace('["0", "1"]', '["0"]'), "labels"),
         (GOOD.replace('["0", "1"]', '["no", "yes"]\nvalues = [0, inf]'), "finite"),
         (GOOD.replace('["0", "1"]', '[" 0", "1"]'), "spaces"),
+        (GOOD.replace('["0", "1"]', '["0", "1"]\nmeanings = ["irrelevant"]'), "meanings"),
         (GOOD + "colour = 3\n", "colour"),
         (GOOD.replace("labels", "lables"), "lables"),
         ("not = [toml", "no valid TOML"),
@@ -94,7 +95,8 @@ TEXTS = st.text(st.characters(codec="utf-8"), max_size=20) | st.sampled_from(['"
 def test_a_rubric_that_is_written_is_read_as_it_was(tmp_path_factory, system, text, name):
     user = f"{{query}}{text.replace('{', '')}{{document}}"
     variants = (PromptVariant(name="a", system=system, user=user), PromptVariant(name=name + "b", user=user))
-    rubric = Rubric(name=name, labels=("no", "yes"), values=(0.0, 1.5), variants=variants, summary=text, source=system)
+    rubric = Rubric(name=name, labels=("no", "yes"), values=(0.0, 1.5), variants=variants, summary=text, source=system,
+                    meanings=(text, ""))  # fmt: skip
     path = tmp_path_factory.getbasetemp() / "written.toml"
     path.write_bytes(rubric_toml(rubric).encode())
     assert load_rubric(path) == rubric

@@ -3,6 +3,7 @@ import re
 import shlex
 import threading
 import time
+from html import unescape
 
 import pytest
 
@@ -106,7 +107,7 @@ def test_figures_of_the_slider_are_those_of_the_command(compare, calibrated, act
     html = browser.get("/compare/results", params={"text": "copy a file", "p": point.threshold}).text
     for value, (low, high) in ((point.precision, point.interval), (point.recall, point.recall_interval)):
         assert f'{value:.3f} <span class="quiet">{low:.3f} to {high:.3f}' in html
-    assert f"<dd>{point.pairs} <span" in html and "gives scores and no probabilities" in html
+    assert f"<dd>{point.pairs} pairs of" in html and "has no probabilities" in html
     html = browser.get("/compare", params={"text": "copy a file", "p": 0.25}).text
     assert f"<code>{cut.cosine:.4f}</code>" in html and "--export 0.25" in html and "--threshold 0.25" in html
     assert f"p={point.threshold}" in html  # the threshold that the command found is one click away
@@ -120,6 +121,39 @@ def test_too_few_held_out_queries_leave_the_hits_and_no_calibration(compare, cal
     html = browser.get("/compare", params={"text": "copy a file"}).text
     assert "expected at least 20" in html and html.count('class="hit"') + html.count('class="hit below"') > 10
     assert "expected at least 4" in browser.get("/calibration").text
+
+
+def test_name_that_is_given_keeps_query_and_threshold(compare_runs):
+    browser = compare_runs(person="")
+    html = browser.get("/compare", params={"query": "q1", "p": "0.25", "top": "5"}).text
+    form = re.search(r'action="/person".*?</form>', html, re.DOTALL)[0]
+    query = unescape(re.search(r'name="query" value="([^"]+)"', form)[1])
+    answer = browser.submit("/person", {"person": "ann", "to": "compare", "query": query})
+    assert dict(answer.url.params) == {"query": "q1", "p": "0.25", "top": "5"} and "labels as" in answer.text
+    for hostile in ("//evil.example", "\r\nSet-Cookie: a=b", "x#y"):
+        answer = browser.submit("/person", {"person": "ann", "to": "compare", "query": hostile}, follow_redirects=False)
+        assert re.fullmatch(r"/compare\?[\w%+=.&-]*", answer.headers["location"])
+
+
+def test_score_of_the_query_and_its_neighbours_are_shown(compare_runs):
+    browser = compare_runs()
+    html = browser.get("/compare", params={"query": "q1"}).text
+    assert re.findall(r"nDCG@10 ([\d.]+)<", html) == ["1.000", "0.631"]
+    assert "Next query" not in html and "Previous query" not in html  # the split has one query
+    assert "query=q1" in re.search(r'href="([^"]+)" aria-label="Next query"', browser.get("/compare").text)[1]
+    assert "nDCG" not in browser.get("/compare", params={"query": "q2"}).text  # it has no judgement
+
+
+def test_query_without_a_relevant_document_has_hits_and_no_score(compare_runs, toy):
+    (toy / "toy" / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t0\nq2\td1\t1\n")
+    html = compare_runs().get("/compare", params={"query": "q1"}).text
+    assert 'class="hit' in html and "nDCG" not in html
+
+
+def test_slider_begins_at_the_threshold_of_the_model(compare, calibrated, actions):
+    model, result = calibrated
+    html = compare("bm25", model, collection=actions).get("/compare").text
+    assert f'value="{result.points[0].threshold}" data-shows' in html
 
 
 @pytest.mark.parametrize("form", [{"document_id": "d9"}, {"query_id": "q9"}, {"answer": "7"}, {"answer": ""}])
@@ -141,7 +175,7 @@ def test_hit_is_graded_once_by_a_form_sent_twice(compare_runs, tmp_path):
         html = browser.submit("/compare/grade", GRADE).text
     (event,) = events_of(tmp_path / "empty")
     assert event["grade"] == 2.0 and event["person"] == "ann" and "probability" not in event
-    assert "you <strong>2<" in html and "Saved: 2 for d2" not in html
+    assert "data-key" not in html and "you <strong>2<" in html and "Saved: 2 for d2" not in html
     assert read_labels(tmp_path / "empty" / "labels.jsonl", GradeScale(0, 3)).grades == {("q1", "d2"): 2.0}
 
 
@@ -216,19 +250,38 @@ def test_pair_shows_the_answers_of_judge_and_people(labelled):
     assert "0.00 to 0.20" in html  # the bounds of the judge's 0.10
 
 
+def test_grade_given_where_the_mistake_is_seen_stays_out_of_agreement(labelled, run):
+    before = labelled.server.workspace.agreement
+    html = labelled.get("/disagreements?human=2&judge=0").text
+    form = re.findall(r'action="/disagreements/correct".*?</form>', html, re.DOTALL)[0]
+    fields = {name: unescape(value) for name, value in re.findall(r'name="(\w+)" value="([^"]*)">\n', form)}
+    right = re.search(r'value="(\d)">The judge was right', form)[1]
+    answer = labelled.submit("/disagreements/correct", {**fields, "answer": right})
+    assert "data-key" not in html  # a key pressed on this page must not grade the first of twenty pairs
+    assert right == "0" and dict(answer.url.params) == {"human": "2", "judge": "0"}
+    event = events_of(run)[-1]
+    assert event["seen"] == "judge" and event["grade"] == 0.0 and event["document_id"].endswith("-0")
+    assert labelled.server.workspace.agreement == before
+    assert ">9 pairs, the largest gap first" in answer.text
+    assert labelled.submit("/disagreements/correct", {**fields, "event": "x", "answer": "7"}).status_code == 400
+
+
 @pytest.mark.parametrize("user", [None, "no fields", "{query} alone", "{query} {query} {document}"])
 def test_prompt_without_its_fields_is_not_saved(labelled, run, user):
-    answer = labelled.submit("/rubric/save", {"system-0": "Judge."} | ({"user-0": user} if user else {}))
+    answer = labelled.submit("/rubric/save", {"system-0": "Judge me."} | ({"user-0": user} if user else {}))
     assert answer.status_code == 400 and not list(run.glob("rubric-*")) and not list(run.glob(".rubric*"))
+    assert "Judge me." in answer.text and (user or "") in answer.text and 'action="/rubric/save"' in answer.text
 
 
 def test_versions_are_never_overwritten(labelled, run):
     texts = {"system-0": 'Judge "well".\r\n\\0 \x07 - nothing\r\n"""', "user-0": "{query}\n{document}"}
-    for _ in range(2):
-        assert "Saved as rubric-" in labelled.submit("/rubric/save", texts).text
+    for system in (texts["system-0"], "Judge."):
+        assert "Saved as rubric-" in labelled.submit("/rubric/save", {**texts, "system-0": system}).text
     second, third = (load_rubric(run / f"rubric-{number}.toml") for number in (2, 3))
     assert second.variants[0].system == texts["system-0"].replace("\r\n", "\n")
-    assert second.labels == ("0", "1", "2", "3") and second.content_hash == third.content_hash
+    assert second.labels == ("0", "1", "2", "3") and third.variants[0].system == "Judge."
+    assert labelled.submit("/rubric/save", {**texts, "system-0": "Judge."}).status_code == 400  # nothing was changed
+    assert not (run / "rubric-4.toml").exists() and "Judge.</textarea>" in labelled.get("/rubric").text
     assert labelled.submit("/rubric/try", {"version": "9"}).status_code == 400
     assert labelled.submit("/rubric/decide", {"version": "2", "decision": "perhaps"}).status_code == 400
 

@@ -22,7 +22,7 @@ REFUSED = "disagreements?human=9"
 PATHS = """
 overview label label?query=q1 adjudicate disagreements disagreements?human=0&judge=1 disagreements?human=9 rubric
 compare compare?query=q20-0&p=0.2 compare?text=copy+a+file+that+nobody+has calibration calibration?exponent=-2
-training batch batch?epoch=2&batch=3 runs
+training batch batch?epoch=2&batch=3 batch?row=1&column=1
 """.split()  # noqa: SIM905
 WIDTHS = {"desktop": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 800}}
 pytestmark = [pytest.mark.slow, needs_chromium]
@@ -78,6 +78,7 @@ def page(folder, actions, calibrated, chromium):
     with running(folder, *map(str, words)) as server, tab(chromium, server, PERSON) as opened:
         opened.origin = server.origin
         opened.goto(f"{server.origin}/rubric")
+        opened.get_by_label("System message").fill("Judge well.")
         opened.get_by_role("button", name="Save as a new version").click()
         opened.get_by_role("button", name="Keep").click()
         yield opened
@@ -151,6 +152,7 @@ def test_slider_changes_the_figures_and_the_command(page, folder):
     page.locator("#p").press("End")
     page.wait_for_function("() => document.querySelector('.command code').innerText.includes('--export 0.999')")
     assert page.locator("#p-shown").inner_text() == "0.999" and page.locator(".cuts").inner_text() != shown
+    assert "p=0.999" in page.url and "p=0.999" in page.get_by_label("Next query").get_attribute("href")
 
 
 def test_training_page_follows_its_log_without_a_reload(page, folder):
@@ -211,6 +213,39 @@ def test_twenty_pairs_by_keyboard_survive_a_reload_an_undo_and_a_kill(run, chrom
     assert set(labels) == set(read_labels(run / "labels.jsonl", GradeScale(0, 3)).grades)
 
 
+def test_keyboard_alone_leads_from_graded_pairs_to_a_checked_judge_and_a_kept_rubric(run, chromium):
+    def reach(name):
+        """Press Tab until the focus is on what has a name, as a person without a mouse does."""
+        passed = []
+        while name not in passed:
+            page.keyboard.press("Tab")
+            passed.append(page.evaluate("() => (x => x.labels?.[0]?.innerText || x.innerText)(document.activeElement)"))
+            assert len(passed) < 150, passed
+
+    def follow(name):
+        reach(name)
+        press(page, "Enter")
+
+    with running(run, "--planned", "12") as server, tab(chromium, server, "") as page:
+        follow("Label the next pair")
+        assert page.evaluate("() => document.activeElement.id") == "person"
+        page.keyboard.type("Ann")
+        press(page, "Enter")
+        for turn in range(12):
+            press(page, str(turn % 4))
+        assert "Everything is labelled" in page.locator("h1").inner_text()
+        follow("See where judge and people differ")
+        assert "The judge" in page.locator(".matrix").inner_text()
+        reach("System message")
+        page.keyboard.press("Control+A")
+        page.keyboard.type("Judge strictly. Answer with 0, 1, 2 or 3.")
+        follow("Save as a new version")
+        follow("Keep")
+        assert "keep" in page.locator(".stay .messages").inner_text() and (run / "rubric-2.toml").is_file()
+        follow("Home")
+        assert "The judge" in page.locator(".lead").inner_text()
+
+
 def test_keys_move_between_the_documents_of_a_query(tmp_path, chromium):
     run = graded_folder(tmp_path / "run", queries=2, documents=5)
     with running(run, "--planned", "10") as server, tab(chromium, server, "Ann") as page:
@@ -260,6 +295,7 @@ def test_trial_shows_its_progress_without_a_reload(run, chromium):
     jsonl(run / "labels.jsonl", *rows)
     with running(run, "--judge", "http://127.0.0.1:9") as server, tab(chromium, server, "Ann") as page:
         page.goto(f"{server.origin}/rubric")
+        page.get_by_label("System message").fill("Judge well.")
         page.get_by_role("button", name="Save as a new version").click()
         page.get_by_role("button", name="Try it").click()
         page.wait_for_selector("#trial .message", timeout=120_000)

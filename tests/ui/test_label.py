@@ -15,6 +15,7 @@ from bixse.judging.audit.labels import read_labels
 from bixse.relevance import GradeScale
 from bixse.ui.label_log import LabelEvent, open_labels
 from bixse.ui.label_plan import LabelPlan, inclusion_probabilities
+from bixse.ui.pages.label import marked
 from bixse.ui.serve import Server
 from bixse.ui.ui_settings import UiSettings
 from bixse.ui.workspace import open_workspace
@@ -162,6 +163,26 @@ def test_changes_after_the_judge_was_shown_stay_out_of_agreement(tmp_path, run, 
     assert read_labels(run / "labels.jsonl", SCALE).grades[shown] == 2
 
 
+@pytest.mark.parametrize(
+    ("query", "text", "words"),
+    [("", "a text", []), ("the of", "the text of", []), ("(.* [a", "a (.* text", []),
+     ("Copies files", "copies; a FILE, filed, profile", ["copies", "FILE", "filed"]),
+     ("<b>bold", "<b>bold</b>", ["bold"])],
+)  # fmt: skip
+def test_words_of_the_query_are_marked_and_the_text_stays_as_it_is(query, text, words):
+    pieces = marked(query, text)
+    assert "".join(piece for piece, _ in pieces) == text
+    assert [piece for piece, is_marked in pieces if is_marked] == words
+
+
+def test_button_says_its_meaning_and_the_given_grade_is_marked(browser):
+    html = browser.get("/label").text
+    assert "exact answer" in html and "<mark>query</mark>" in html and "aria-pressed" not in html
+    label(browser, "2", html)
+    given = browser.get("/label", params={"query": events_of(browser.server.workspace.run)[0]["query_id"]}).text
+    assert re.findall(r'value="(\w+)"[^>]* aria-pressed="true"', given) == ["2"]
+
+
 def test_file_can_be_read_again_whatever_a_form_holds(run, open_server):
     odd = (" ", "\u2028\n", "x" * 999, "\ud7ff\x00\x1b", '"}\n{"')
     with open_workspace(UiSettings(run=run)) as workspace:
@@ -293,6 +314,8 @@ def test_agreement_counts_labels_by_how_they_were_drawn(run, open_server):
     assert agreement.labels == 24 and within.value == pytest.approx(1 - weights[wrong].sum() / weights.sum())
     assert within.low < within.value < within.high
     assert agreement.left(0.01) > agreement.left(0.1) >= 0
+    assert agreement.width(96) == pytest.approx((agreement.kappa.high - agreement.kappa.low) / 2)
+    assert agreement.verdict in browser.get("/label").text and agreement.verdict in browser.get("/disagreements").text
 
 
 NUMBERS = count()

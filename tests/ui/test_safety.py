@@ -1,11 +1,14 @@
 import contextlib
+import io
 import re
 import signal
 import socket
+import sys
 import urllib.request
 
 import pytest
 
+from bixse.cli.verbs import ui
 from bixse.errors import ConfigError
 from bixse.ui.label_log import open_labels
 from bixse.ui.ui_settings import UiSettings
@@ -155,6 +158,30 @@ def test_chunked_form_has_the_limit_too(run):
                     with contextlib.suppress(OSError):  # the server may answer before all is sent, and close
                         connection.sendall(part)
                 assert status in connection.recv(200).split(b"\r\n")[0]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("why", ["no terminal", "--no-browser", "ssh", "no display", "other machines", None])
+def test_browser_opens_for_a_person_at_a_screen_alone(run, monkeypatch, why):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.setattr("uvicorn.Server.run", lambda *words, **options: None)
+    for name in ("stdin", "stderr"):
+        monkeypatch.setattr(sys, name, Terminal() if why != "no terminal" else io.StringIO())
+    monkeypatch.setattr(sys, "platform", "linux")
+    for name, value in (("DISPLAY", why != "no display"), ("SSH_CONNECTION", why == "ssh"), ("WAYLAND_DISPLAY", False)):
+        monkeypatch.setenv(name, ":0") if value else monkeypatch.delenv(name, raising=False)
+    more = {"--no-browser": {"no_browser": True}, "other machines": {"host": "0.0.0.0", "yes_expose": True}}.get(
+        why, {}
+    )
+    ui.run(UiSettings(run=run, port=0, **more), None)
+    printed = "" if why == "no terminal" else re.search(r"http://\S+", sys.stderr.getvalue())[0]
+    assert bool(opened) == (why is None) and printed not in opened
+    assert not opened or opened[0].partition("token=")[0] == printed.partition("token=")[0]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -11,7 +11,7 @@ from bixse.calibration.calibrate_settings import CalibrateSettings
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import load_relevance_model
-from bixse.ui.pages.runs import list_runs
+from bixse.ui.pages.home import list_runs
 from bixse.ui.pages.training import TrainBatches, TrainRun
 from helpers.html_page import Page
 from helpers.ui_server import Browser
@@ -73,7 +73,8 @@ def test_damaged_record_leaves_the_curves(trained, open_server, record):
 
 def test_running_training_is_shown_as_it_is_now(trained, open_server):
     browser = Browser(open_server(trained))
-    assert str(browser.get("/").url).endswith("/training")  # there are no pairs to label
+    home = browser.get("/")
+    assert str(home.url).endswith("/overview") and 'class="button primary" href="/training"' in home.text
     html = browser.get("/training").text
     assert "Step 2, 10 % of the run: running" in html and 'hx-get="/training/now"' in html
     assert re.findall(r'src="/training/(\w+)\.svg', html) == ["loss", "bias"]
@@ -171,6 +172,28 @@ def test_entries_are_those_of_the_pairs_and_sigma_that_of_the_model(trained_mode
     assert re.findall(r"<li><strong>([\d.]+)<", html) == [f"{value:.2f}" for value in zeros[:10]]
 
 
+def test_entry_of_a_batch_is_shown_with_its_texts(trained_model, open_server):
+    server = open_server(trained_model)
+    matrix = server.workspace.once(TrainBatches).start(0, 0).wait().result
+    browser = Browser(server)
+    html = browser.get("/batch/entry", params={"row": "2", "column": "3"}).text
+    assert matrix.queries[1] in html and matrix.documents[2] in html and f"{matrix.sigma[1, 2]:.2f}" in html
+    assert html.split("</p>")[0] in browser.get("/batch", params={"row": "2", "column": "3"}).text  # without JavaScript
+    for row, column in (("0", "1"), ("9", "1"), ("1", "999"), ("x", "-1")):
+        assert "Row" not in browser.get("/batch/entry", params={"row": row, "column": column}).text
+
+
+def test_paths_of_a_run_are_found_from_another_folder(trained_model, actions, tmp_path, open_server, monkeypatch):
+    shutil.copy(actions.parent / "pairs.jsonl", tmp_path / "pairs.jsonl")
+    record = json.loads((trained_model / "run.json").read_text())
+    record["config"]["pairs"] = "pairs.jsonl"  # as named from the folder above the run
+    (trained_model / "run.json").write_text(json.dumps(record))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    job = open_server(trained_model).workspace.once(TrainBatches).start(0, 0).wait()
+    assert not job.error and job.result.shape[0] == 8
+
+
 @pytest.mark.parametrize("query", [{"batch": "99999"}, {"epoch": "-1", "batch": "x"}, {"epoch": "9" * 40}])
 def test_address_with_nonsense_is_a_page(trained_model, open_server, query):
     assert Browser(open_server(trained_model)).get("/batch", params=query).status_code == 200
@@ -211,9 +234,39 @@ def test_page_lists_progress_and_money_of_every_run(root, open_server):
     assert stopped.answers == {"graded": 40}  # the ledger moved along with the folder
     assert runs["one"].grading.left == 0
     browser = Browser(open_server(root))
-    assert str(browser.get("/").url).endswith("/runs")
-    html = browser.get("/runs").text
+    html = browser.get("/").text
     assert "2.0000 US dollars so far" in html and "about 2.5000" in html and "interrupted" in html
     assert "<img" not in html and "<b>" not in html and "&lt;b&gt;x" in html
     (root / "broken" / "run.json").write_text((root / "one" / "run.json").read_text())
-    assert "damaged record" in html and browser.get("/runs").text.count("damaged record") < html.count("damaged record")
+    assert "damaged record" in html and browser.get("/").text.count("damaged record") < html.count("damaged record")
+
+
+def test_reports_below_are_served_without_scripts_and_nothing_else_is(root, open_server, tmp_path):
+    (tmp_path / "secret.html").write_text("secret")
+    (root / "one" / "audit.html").write_text("<p>An audit</p>")
+    (root / "one" / "<b>report.html").write_text("<script>alert(1)</script>")
+    (root / "one" / "out.html").symlink_to(tmp_path / "secret.html")
+    browser = Browser(open_server(root))
+    html = browser.get("/").text
+    Page(html).check_served()
+    links = re.findall(r'href="(/reports/[^"]+)"', html)
+    assert len(links) == 2
+    for link, text in zip(sorted(links), ("<script>alert(1)</script>", "<p>An audit</p>"), strict=True):
+        answer = browser.get(link)
+        assert answer.text == text and answer.headers["content-security-policy"].startswith(
+            "sandbox; default-src 'none'"
+        )
+        assert answer.headers["x-content-type-options"] == "nosniff"
+    for name in ("one/out.html", "../secret.html", "%2e%2e/secret.html", "one/run.json", ""):
+        assert browser.get(f"/reports/{name}").status_code == 404
+    browser.cookies.clear()
+    assert browser.get(links[0]).status_code == 403
+
+
+def test_main_button_is_the_next_step(browser):
+    assert 'class="button primary" href="/label"' in browser.get("/").text
+    for row, (query_id, document_id) in enumerate(browser.server.workspace.index.row_of):
+        form = {"query_id": query_id, "document_id": document_id, "event": f"e{row}", "answer": str(row % 4)}
+        browser.submit("/label/save", form, follow_redirects=False)
+    html = browser.get("/").text
+    assert 'class="button primary" href="/disagreements"' in html and "The judge " in html

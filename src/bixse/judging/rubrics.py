@@ -64,6 +64,8 @@ class Rubric(BaseModel):
     """Answers of the judge, from irrelevant to perfectly relevant; distinct, without spaces around them."""
     values: tuple[float, ...] = ()
     """Grade of each label, rising; the default is the number that the label spells."""
+    meanings: tuple[str, ...] = ()
+    """A few words per label for people who label, on the buttons of `bixse ui`; the judge does not read them."""
     variants: tuple[PromptVariant, ...] = Field(min_length=1, validation_alias=AliasChoices("variants", "orders"))
     """Prompts that are all asked; their relevances are averaged. Files of earlier versions name them `orders`."""
     summary: str = ""
@@ -92,6 +94,8 @@ class Rubric(BaseModel):
                 f"values: got {list(self.values)}; expected a finite number per label, rising from irrelevant to "
                 "perfectly relevant"
             )
+        if len(self.meanings) not in (0, len(self.labels)):
+            raise ValueError(f"meanings: got {len(self.meanings)}; expected one per label, {len(self.labels)}, or none")
         if len({variant.name for variant in self.variants}) != len(self.variants):
             raise ValueError("variants: got two with one name; expected different names")
         return self
@@ -103,7 +107,7 @@ class Rubric(BaseModel):
     @property
     def content_hash(self) -> str:
         """SHA-256 of all prompts, labels and values; a changed word changes it."""
-        asked = self.model_dump(mode="json", exclude={"name", "summary", "source"})
+        asked = self.model_dump(mode="json", exclude={"name", "summary", "source", "meanings"})
         asked["orders"] = asked.pop("variants")  # hashes of the first version have this name, and must stay equal
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode("utf-8")).hexdigest()
 
@@ -143,6 +147,8 @@ def rubric_toml(rubric: Rubric) -> str:
     notes = {"summary": rubric.summary, "source": rubric.source}
     lines = [f"[{name}]", *(f"{key} = {_toml_text(text)}" for key, text in notes.items() if text)]
     lines += [f"labels = [{', '.join(map(_toml_text, rubric.labels))}]", f"values = {list(rubric.values)}"]
+    if rubric.meanings:
+        lines.append(f"meanings = [{', '.join(map(_toml_text, rubric.meanings))}]")
     for variant in rubric.variants:
         lines += ["", f"[[{name}.variants]]", f"name = {_toml_text(variant.name)}"]
         lines += [f"{key} = {_toml_text(text, blocks=True)}" for key, text in

@@ -9,9 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import ValidationError
 
-from bixse.errors import InputError
 from bixse.evaluation.statistics import percentile_estimate
 from bixse.files.files import append_line, write_atomically
 from bixse.files.parquet import read_table
@@ -21,6 +19,7 @@ from bixse.judging.audit.agreement import cohen_kappa, counts_by_query
 from bixse.judging.grade import JUDGEMENTS_NAME
 from bixse.judging.rubrics import Rubric, load_rubric, rubric_toml
 from bixse.ui.ui_settings import SEED
+from bixse.ui.workspace import RefusedFormError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,25 +70,42 @@ def current_rubric(workspace: Workspace) -> Rubric:
     return next((version.rubric for version in versions(workspace) if version.decision == "keep"), workspace.rubric)
 
 
+def newest_rubric(workspace: Workspace) -> Rubric:
+    """The newest version, kept or not: an edit begins with its text."""
+    return next((version.rubric for version in versions(workspace)), workspace.rubric)
+
+
 def save_version(workspace: Workspace, texts: Mapping[str, str]) -> Version:
-    """Write an edited rubric as the next version; raise InputError if a prompt lacks `{query}` or `{document}`."""
-    base = current_rubric(workspace)
+    """Write an edited rubric as the next version.
+
+    Raises:
+        RefusedFormError: a prompt lacks `{query}` or `{document}`, or the text is that of the newest version.
+    """
+    base = newest_rubric(workspace)
     variants = [  # labels and values stay, so that people's labels stay comparable; forms send lines that end in CRLF
         {"name": variant.name}
         | {key: texts.get(f"{key}-{position}", "").replace("\r\n", "\n") for key in ("system", "user")}
         for position, variant in enumerate(base.variants)
     ]
-    try:
-        rubric = Rubric.model_validate(base.model_dump() | {"variants": variants})
-    except ValidationError as error:
-        why = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise InputError(f"rubric: {why}; fix: go back and correct it") from error
+    for variant in variants:
+        _check_fields(variant["user"])
+    rubric = Rubric.model_validate(base.model_dump() | {"variants": variants})
+    if rubric.content_hash == base.content_hash:
+        raise RefusedFormError("Nothing was changed: the text is that of the newest version.")
     with workspace.lock:  # two saves must not take the same number
         number = max((version.number for version in versions(workspace)), default=1) + 1
         rubric = rubric.model_copy(update={"name": f"{workspace.rubric.name}-version-{number}"})
         path = workspace.run / f"rubric-{number}.toml"
         write_atomically(path, rubric_toml(rubric))
     return Version(number, path, rubric, None)
+
+
+def _check_fields(user: str) -> None:
+    for field in ("{query}", "{document}"):
+        count = user.count(field)
+        if count != 1:
+            fault = f"stands there {count} times" if count else "is missing"
+            raise RefusedFormError(f"The text must contain {{query}} and {{document}} once each. {field} {fault}.")
 
 
 def change_of(workspace: Workspace, version: Version) -> dict[str, Any] | None:

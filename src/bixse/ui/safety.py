@@ -29,16 +29,23 @@ if TYPE_CHECKING:
 
 LONGEST_FORM = 1 << 20  # maximum size of a form in bytes
 MOST_ADDRESSES = 100  # maximum number of unused one-time addresses; the oldest are forgotten
+POLICY = "Content-Security-Policy"
+REPORT_POLICY = (
+    "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+)
+"""The policy of a report's own page, and `sandbox`: a report has no scripts, and is of no origin."""
 HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; "
-    "frame-ancestors 'none'",
+    POLICY: "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",  # "no-referrer" would make the Origin of forms null
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",  # texts and labels may be private
 }
-WITHOUT_SESSION = "No session. Open the link that `bixse ui` printed when it started."
+WITHOUT_SESSION = (
+    "You are signed out: the server was restarted, or this browser is new. Open the link shown in the terminal. "
+    "Nothing saved is lost."
+)
 SECRET_FILE, SECRET_BYTES = ".ui-secret", 32
 """The file signs the sessions, so that they outlive the server; everybody who can read it can make a session."""
 
@@ -131,7 +138,8 @@ class Guard:
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
+                sent = MutableHeaders(scope=message)
+                sent.update({**HEADERS, POLICY: sent.get(POLICY, HEADERS[POLICY])})
             await send(message)
 
         refusal = self._refusal(scope, headers)

@@ -9,20 +9,20 @@ import threading
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote, urlencode
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from bixse.errors import BixseError, InputError, printable
 from bixse.report.page import page_environment
-from bixse.ui.pages import compare, label, rubric, runs, training
-from bixse.ui.safety import Guard, Session, Sessions, open_secret, read_form
-from bixse.ui.workspace import NotReadyError, Page, Visit, open_workspace
+from bixse.ui.pages import compare, home, label, rubric, training
+from bixse.ui.safety import POLICY, REPORT_POLICY, Guard, Session, Sessions, open_secret, read_form
+from bixse.ui.workspace import NotReadyError, Page, RefusedFormError, Visit, open_workspace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from bixse.ui.ui_settings import UiSettings
     from bixse.ui.workspace import Act, Draw, Show, Workspace
 
-PAGES = (*label.PAGES, *rubric.PAGES, *compare.PAGES, *training.PAGES, *runs.PAGES)
+PAGES = (*home.PAGES, *label.PAGES, *rubric.PAGES, *compare.PAGES, *training.PAGES)
 """All pages in the order of the navigation; `/` shows the first page that fits the folder."""
 SVG = "image/svg+xml"
 LONGEST_NAME = 40  # maximum number of characters of a person's name
@@ -51,6 +51,7 @@ class Server:
             Route("/", self.first),
             Route("/enter", self.enter),
             Route("/person", self.name_person, methods=["POST"]),
+            Route("/reports/{name:path}", self.report),
             Route("/invite", self.invite, methods=["POST"]),
             Mount("/static", StaticFiles(directory=Path(__file__).parent / "static")),
         ]
@@ -78,9 +79,7 @@ class Server:
             return RedirectResponse("/", 303)
         session = self.sessions.enter(request.query_params.get("token", ""))
         if session is None:
-            why = (
-                "This link was used, or belongs to an earlier start. Restart, or make a new link on the Overview page."
-            )
+            why = "This link was used, or belongs to an earlier start. Restart, or make a new link on the page Home."
             return self.page("message.html.j2", 403, None, title="This link is not valid", message=why)
         session.person = _name(request.query_params.get("person", ""))
         # a page and no redirect: after a link on another site, browsers follow a redirect without the strict cookie
@@ -91,19 +90,29 @@ class Server:
         visit = await self.visit(request)
         visit.session.person = _name(visit.form.get("person", ""))
         to = visit.form.get("to", "")
-        response = RedirectResponse(f"/{to}" if to in {page.name for page in self.pages} else "/", 303)
+        query = urlencode(parse_qsl(visit.form.get("query", "")))  # read and written again: nothing but a query
+        response = RedirectResponse(f"/{to}?{query}" if to in {page.name for page in self.pages} else "/", 303)
         return self.guard.hand_over(response, visit.session)
 
     async def invite(self, request: Request) -> Response:
         """Show a one-time address that admits another browser."""
         visit = await self.visit(request)
         visit.session.messages.append(
-            f"Link for one more browser, valid once: {visit.address}/enter?token={self.sessions.new_token()}"
+            f"Link for another person, valid once: {visit.address}/enter?token={self.sessions.new_token()}"
         )
         return RedirectResponse("/", 303)
 
-    def show(self, page: Page, show: Show, template: str, visit: Visit) -> Response:
-        return self.page(f"{template}.html.j2", 200, visit.session, page, **show(self.workspace, visit))
+    async def report(self, request: Request) -> Response:
+        """A report of the folder, without scripts and without this server's cookie, whoever wrote it."""
+        path = home.list_reports(self.workspace.run).get(request.path_params["name"])
+        if path is None:
+            return Response("There is no such report.", 404)
+        return FileResponse(path, headers={POLICY: REPORT_POLICY})
+
+    def show(self, page: Page, show: Show, template: str, visit: Visit, refusal: str = "") -> Response:
+        """Render a page or a part; `refusal` says why a form was not saved, and the form keeps its texts."""
+        status, values = 400 if refusal else 200, {"refusal": refusal, "sent": visit.form}
+        return self.page(f"{template}.html.j2", status, visit.session, page, **values, **show(self.workspace, visit))
 
     def act(self, act: Act, visit: Visit) -> Response:
         """Run an action, and redirect to the address that it returns."""
@@ -126,6 +135,9 @@ class Server:
             response = self.page("loading.html.j2", 200, session, page, message=str(job), title="Loading")
             response.headers["HX-Refresh"] = "true"  # where a script asked for a part of the page
             return response
+        except RefusedFormError as error:
+            again = partial(self.show, page, page.show, page.name, visit, str(error))
+            return await run_in_threadpool(again)
         except BixseError as error:
             return self.page("message.html.j2", 400, session, page, message=str(error), title="That did not work")
         except Exception:
@@ -160,20 +172,24 @@ def _name(text: str) -> str:
     return " ".join(printable(text).split())[:LONGEST_NAME]
 
 
-def serve(settings: UiSettings, say: Callable[[str], Any]) -> None:
-    """Serve the pages of a run folder until Ctrl-C or SIGTERM; `say` receives the address to open."""
+def serve(settings: UiSettings, say: Callable[[str], Any], show: Callable[[str], Any] | None = None) -> None:
+    """Serve the pages of a run folder until Ctrl-C or SIGTERM; `say` receives lines to print.
+
+    `show` receives the address once it can be opened; connections wait until the pages are there.
+    """
     with open_workspace(settings) as workspace, _listening(settings) as listener:
         port = listener.getsockname()[1]
         server = Server(workspace, port)
         name = f"[{settings.host}]" if ":" in settings.host else settings.host
-        say(
-            f"open this link in a browser, it is valid once: http://{name}:{port}/enter?token={server.sessions.new_token()}"
-        )
+        address = f"http://{name}:{port}/enter?token="
+        say(f"open this link in a browser, it is valid once: {address}{server.sessions.new_token()}")
         say("Ctrl-C ends the server; a label is on the disk when the page shows it as saved")
         config = uvicorn.Config(
             server.guard, log_level="warning", access_log=False, server_header=False, proxy_headers=False,
             lifespan="off", timeout_graceful_shutdown=3,
         )  # fmt: skip
+        if show is not None:
+            show(f"{address}{server.sessions.new_token()}")  # a token of its own: the printed link stays valid
         with contextlib.suppress(KeyboardInterrupt):
             uvicorn.Server(config).run(sockets=[listener])
 

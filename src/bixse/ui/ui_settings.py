@@ -48,6 +48,8 @@ class UiSettings(Settings):
     """IP address or host name to listen on. The default is reached from this machine alone."""
     port: int = Field(default=8765, ge=0, le=65535)
     """Port to listen on. 0 takes any free port."""
+    no_browser: bool = False
+    """Only print the address. Otherwise the browser opens it, if a person sits at a terminal of this machine."""
     yes_expose: bool = False
     """Listen on an address that other machines reach. Texts, labels and cookies then cross the network unencrypted."""
 

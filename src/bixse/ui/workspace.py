@@ -18,7 +18,7 @@ import pandas as pd
 from bixse.data.run import RUN_FILE
 from bixse.errors import BixseError, InputError
 from bixse.files.files import read_text
-from bixse.judging.audit.agreement import agreement_within, cohen_kappa, counts_by_query
+from bixse.judging.audit.agreement import agreement_in_words, agreement_within, cohen_kappa, counts_by_query
 from bixse.judging.grade import JUDGEMENTS_NAME
 from bixse.judging.open_judge import DEFAULT_RUBRIC, GradeConfig
 from bixse.judging.rubrics import load_rubric, rubric_names
@@ -70,13 +70,22 @@ class AgreementSoFar:
     kappa: IntervalEstimate  # kappa with quadratic weights
     within_one: IntervalEstimate
 
-    def left(self, width: float) -> int | None:
-        """Estimate the number of labels missing until the interval of kappa has this width; None if unknown."""
+    @property
+    def verdict(self) -> str:
+        """Return what kappa says, as the end of a sentence about the judge."""
+        return agreement_in_words(self.kappa)
+
+    def width(self, labels: int) -> float | None:
+        """Estimate the width of kappa's interval with this number of labels; None if unknown."""
         low, high = self.kappa.low, self.kappa.high
         if low is None or high is None or math.isclose(low, high, abs_tol=1e-9):  # the judge gives all pairs one grade
             return None
-        # the width falls with the root of the number of labels
-        return max(0, math.ceil(self.labels * (((high - low) / width) ** 2 - 1)))
+        return (high - low) * math.sqrt(self.labels / labels)  # it falls with the root of the number of labels
+
+    def left(self, width: float) -> int | None:
+        """Estimate the number of labels missing until the interval of kappa has this width; None if unknown."""
+        now = self.width(self.labels)
+        return None if now is None else max(0, math.ceil(self.labels * ((now / width) ** 2 - 1)))
 
 
 class Workspace:
@@ -236,6 +245,10 @@ class Page:
     """`/NAME/PICTURE.svg`, by GET."""
     needs_person: bool = False
     """True if the page asks for a name first."""
+
+
+class RefusedFormError(InputError):
+    """A form that cannot be saved; the server shows its page again with the fields as they were sent."""
 
 
 class NotReadyError(Exception):

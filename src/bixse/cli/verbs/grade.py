@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from bixse.cli.verb import FINISHED_BEFORE, CommandResult, ComputingOptions, Options, Output, Verb, waits
 from bixse.judging.audit.audit_settings import AuditSettings, GradeMapSettings
-from bixse.judging.open_judge import GradeConfig, RankConfig
+from bixse.judging.open_judge import DEFAULT_RUBRIC, GradeConfig, RankConfig
+from bixse.judging.rubrics import load_rubric
 from bixse.progress import progress_bar
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
 
 def run_grade(config: GradeConfig, options: ComputingOptions) -> CommandResult:
@@ -32,15 +35,25 @@ def run_grade(config: GradeConfig, options: ComputingOptions) -> CommandResult:
         return CommandResult(plan.text(judge.name), asdict(plan), warnings=warnings)
     text, metrics, artifacts = result.summary.text(judge.name), asdict(result.summary), dict(result.artifacts)
     if "pairs" in artifacts:
-        text += (
-            f"\nnext: bixse grade audit --judge {artifacts['judgements']} --human QRELS"
-            f"\n      bixse train --pairs {artifacts['pairs']}"
-        )
+        text += "\n" + _next_commands(config, options.folder, artifacts)
     warnings += result.summary.warnings(judge.name, config.prices)
     if result.waiting:
         waiting = waits(result.waiting, warnings, **metrics)
         return replace(waiting, text=f"{waiting.text}\n\n{text}", artifacts=artifacts)
     return CommandResult(text, metrics, artifacts, warnings, exit_code=0 if result.complete else 3)
+
+
+def _next_commands(config: GradeConfig, out: Path, artifacts: Mapping[str, str]) -> str:
+    """Say how to check the judge, by labels on a page, before its grades are trained on."""
+    scale = (config.asked_rubric or load_rubric(DEFAULT_RUBRIC)).scale
+    audit = ["--judge", artifacts["judgements"], "--human", out / "labels.jsonl", "--scale"]
+    commands = (
+        ["bixse", "ui", out, "--pairs", config.pairs],
+        ["bixse", "grade", "audit", *audit, f"{scale.minimum:g}", f"{scale.maximum:g}"],
+        ["bixse", "train", "--pairs", artifacts["pairs"]],
+    )
+    page, *others = (shlex.join(map(str, words)) for words in commands)
+    return "\n      ".join([f"next: {page}  # label about 60 pairs: is the judge worth training on?", *others])
 
 
 GRADE = Verb(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +42,11 @@ def run_train(config: TrainConfig, options: Options) -> CommandResult:
         lines.append("not merged with the base model: no dev collection to choose the weight on (`dev: DIR`)")
     lines += [epoch.line() for epoch in result.regrade]
     metrics["regrade"] = [asdict(epoch) for epoch in result.regrade]
-    first = f"bm25 --rerank {result.model_path}" if config.kind == "reranker" else str(result.model_path)
-    lines.append(f"to go on: bixse evaluate {first} --collection DIR")
+    model = shlex.quote(str(result.model_path))
+    lines.append(f"next: bixse ui {shlex.quote(str(options.folder))}  # curves, merge and batches in the browser")
+    lines.append(
+        f"      bixse evaluate {f'bm25 --rerank {model}' if config.kind == 'reranker' else model} --collection DIR"
+    )
     artifacts = {"model": str(result.model_path), "run": str(options.folder / "run.json")}
     return CommandResult("\n".join(lines), metrics, artifacts, result.warnings)
 

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import webbrowser
 
 from bixse.cli.verb import CommandResult, Options, Verb
 from bixse.errors import InputError
 from bixse.ui.ui_settings import UiSettings
+
+
+def has_screen() -> bool:
+    """Return True if a person sits at a terminal of a machine with a screen, and not at one that a network leads to."""
+    if not sys.stdin.isatty() or not sys.stderr.isatty() or "SSH_CONNECTION" in os.environ:
+        return False
+    # without a display `webbrowser` would start a browser of text in this terminal
+    return sys.platform in ("darwin", "win32") or bool({"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys())
 
 
 def run(settings: UiSettings, options: Options) -> CommandResult:
@@ -21,7 +31,8 @@ def run(settings: UiSettings, options: Options) -> CommandResult:
         ) from error
 
     # standard output is for the verb's result
-    serve(settings, lambda line: sys.stderr.write(f"{line}\n"))
+    show = webbrowser.open if has_screen() and settings.is_local and not settings.no_browser else None
+    serve(settings, lambda line: sys.stderr.write(f"{line}\n"), show)
     return CommandResult(f"ended; labels: {settings.labels_path}", artifacts={"labels": str(settings.labels_path)})
 
 

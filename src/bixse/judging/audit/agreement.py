@@ -61,6 +61,25 @@ class CountsByQuery:
         return {name: percentile_estimate(value, drawn[name]) for name, value in self.values(measures).items()}
 
 
+def agreement_in_words(kappa: IntervalEstimate) -> str:
+    """Return what a kappa says, as the end of a sentence about the judge.
+
+    Example:
+        >>> from bixse.results import IntervalEstimate
+        >>> agreement_in_words(IntervalEstimate(0.0, -0.11, 0.1))
+        'is not shown to agree with people more than chance would: kappa 0.00, -0.11 to 0.10'
+    """
+    if kappa.value is None or kappa.low is None or kappa.high is None:
+        return "cannot be compared with people yet: kappa is not defined for these labels"
+    verdict = {
+        "better": "agrees with people more than chance would",
+        "no difference": "is not shown to agree with people more than chance would",
+        "worse": "agrees with people less than chance would",
+    }[kappa.verdict()]
+    value, low, high = (f"{round(figure, 2) + 0:.2f}" for figure in (kappa.value, kappa.low, kappa.high))
+    return f"{verdict}: kappa {value}, {low} to {high}"
+
+
 def counts_by_query(
     human: Floats, judged: Floats, query_ids: Sequence[str], levels: Floats | None, weights: Floats | None = None
 ) -> CountsByQuery:

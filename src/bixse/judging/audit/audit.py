@@ -17,7 +17,7 @@ from bixse.errors import InputError
 from bixse.evaluation.statistics import mean_estimate, wilson_interval
 from bixse.files.files import file_hash, write_atomically
 from bixse.judging.audit import agreement
-from bixse.judging.audit.agreement import counts_by_query, nearest_level
+from bixse.judging.audit.agreement import agreement_in_words, counts_by_query, nearest_level
 from bixse.judging.audit.labels import impossible_lines, labels_of
 from bixse.report.page import render_page
 from bixse.report.plots import reliability_diagram
@@ -311,6 +311,11 @@ class JudgeAudit:
     """Brier score minus that of a constant mean, paired by query; below 0 the grades are informative."""
     worst_pairs: tuple[Disagreement, ...]
 
+    @property
+    def verdict(self) -> str:
+        """Return what kappa says, as the end of a sentence about the judge."""
+        return agreement_in_words(self.measures["kappa"])
+
 
 @dataclass(frozen=True)
 class AuditReport:
@@ -386,4 +391,5 @@ class AuditReport:
             "",
             format_table(rows, head),
         ]
-        return "\n".join([*lines, *impossible_lines(self.impossible)])
+        verdicts = ["", *(f"{judge.name} {judge.verdict}" for judge in self.judges)]
+        return "\n".join([*lines, *verdicts, *impossible_lines(self.impossible)])

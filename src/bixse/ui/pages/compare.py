@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from bixse.errors import BixseError, InputError, shorten
+from bixse.evaluation.metrics import evaluate_run
 from bixse.ui.pages.label import event_of, grading_form
 from bixse.ui.ui_settings import SEED
 from bixse.ui.workspace import BackgroundJob, Page
@@ -126,7 +127,8 @@ def compare(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     text = queries.get(query_id or "", typed)
     query_id = query_id if query_id in queries else None
     threshold = visit.real("p")
-    probability = 0.5 if threshold is None else min(max(threshold, 0.001), 0.999)  # 0 and 1 have no finite logit
+    probability = _first_threshold(systems.searchers) if threshold is None else threshold
+    probability = min(max(probability, 0.001), 0.999)  # 0 and 1 have no finite logit
     top = next((number for number in TOPS if query.get("top") == str(number)), 10)
     sides: list[list[HitRow]] = []
     problem = None
@@ -144,6 +146,9 @@ def compare(workspace: Workspace, visit: Visit) -> dict[str, Any]:
         "p": probability,
         "systems": systems,
         "queries": [(name, queries[name]) for name in systems.qrels][:SHOWN_QUERIES],
+        "neighbours": _neighbours(list(systems.qrels), query_id),
+        "scores": _scores(systems, query_id, sides, min(top, 10)),
+        "limits": [getattr(searcher.model, "max_seq_length", None) for searcher in systems.searchers],
         "sides": sides,
         "problem": problem,
         "lines": [*sides[0], *(row for row in sides[1] if row.ranks[0] is None)] if sides else [],
@@ -153,6 +158,33 @@ def compare(workspace: Workspace, visit: Visit) -> dict[str, Any]:
         "commands": _commands(workspace, systems.searchers, text if sides else "", top, probability),
         "address": urlencode({"text": text} if query_id is None else {"query": query_id}),
     }
+
+
+def _first_threshold(searchers: Sequence[Searcher]) -> float:
+    """The threshold of the calibrated model, the second first; else the share of relevant pairs that a head is for."""
+    heads = [searcher.head for searcher in reversed(searchers) if searcher.head is not None]
+    calibrated = [head.thresholds[0].probability for head in heads if head.thresholds]
+    priors = [prior for head in heads if (prior := head.prior or head.trained_prior)]
+    return next(iter([*calibrated, *priors]), 0.5)
+
+
+def _neighbours(names: list[str], query_id: str | None) -> list[tuple[str, str]]:
+    """The previous and the next query of the split, each with its title; the first query before one is chosen."""
+    at = names.index(query_id) if query_id in names else -1
+    around = [("Previous query", at - 1), ("Next query", at + 1)]
+    return [(title, names[position]) for title, position in around if 0 <= position < len(names)]
+
+
+def _scores(
+    systems: TwoSystems, query_id: str | None, sides: list[list[HitRow]], cutoff: int
+) -> dict[str, list[float]] | None:
+    """The nDCG of both lists; None for a query without a relevant document."""
+    grades = systems.qrels.get(query_id or "", {})
+    if query_id is None or not sides or max(grades.values(), default=0) <= 0:
+        return None
+    qrels, name = {query_id: grades}, f"ndcg@{cutoff}"
+    runs = [{query_id: {row.hit.document_id: -float(rank) for rank, row in enumerate(rows)}} for rows in sides]
+    return {name.replace("ndcg", "nDCG"): [evaluate_run(qrels, run, [name])[name][query_id] for run in runs]}
 
 
 def _rows(
@@ -270,6 +302,6 @@ def draw_reliability(workspace: Workspace, visit: Visit) -> str | None:
 
 FIGURES, DIAGRAM = {"figures": calibration}, {"diagram": draw_reliability}
 PAGES = (
-    Page("compare", "Search", compare, lambda of: bool(of.settings.systems), {"grade": grade}, {"results": compare}),
+    Page("compare", "Compare", compare, lambda of: bool(of.settings.systems), {"grade": grade}, {"results": compare}),
     Page("calibration", "Calibration", calibration, lambda of: bool(of.settings.held_out), {}, FIGURES, DIAGRAM),
 )

@@ -1,13 +1,14 @@
-"""Pages for graded pairs: overview, labelling, settling labels that differ, and the judge against people."""
+"""Pages for graded pairs: labelling, settling labels that differ, and the judge against people."""
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from dataclasses import asdict, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
 import krippendorff
 import numpy as np
@@ -30,6 +31,12 @@ SHOWN = 4000  # number of characters of a document that are shown at first
 LONGEST_EXPLANATION = 10_000
 ANSWERS: dict[str, LabelStatus] = {"cannot-tell": "cannot-tell", "skip": "skipped"}  # answers that are not a grade
 AT_ONCE = 20  # pairs per page
+MOST_MARKED = 30  # number of words of a query that are marked in its documents
+COMMON = """
+all and any are but can does for from has have how into its never not only some than that the them then they this want
+was what when where which who why will with without you your
+""".split()  # noqa: SIM905
+"""English words that are not marked."""
 
 
 def make_card(workspace: Workspace, visit: Visit, row: int) -> dict[str, Any]:
@@ -40,7 +47,7 @@ def make_card(workspace: Workspace, visit: Visit, row: int) -> dict[str, Any]:
     return {
         **asdict(pair),
         "row": row,
-        "document": pair.document[:shown],
+        "pieces": marked(pair.query, pair.document[:shown]),
         "cut": max(0, len(pair.document) - shown),  # characters that are not shown
         "judge": index.grade(row, scale),
         "bounds": index.bounds(row, scale),
@@ -51,9 +58,27 @@ def make_card(workspace: Workspace, visit: Visit, row: int) -> dict[str, Any]:
     }
 
 
-def options(workspace: Workspace) -> list[tuple[str, str]]:
-    """The key and label of each grade; the key is the label if that is one character, else its position."""
-    return [(x if len(x) == 1 else str(position), x) for position, x in enumerate(workspace.rubric.labels)]
+def marked(query: str, text: str) -> list[tuple[str, bool]]:
+    """Split a text into pieces; True marks a word of the query, with another ending too.
+
+    Example:
+        >>> marked("copy files", "Copying a file")
+        [('', False), ('Copying', True), (' a ', False), ('file', True), ('', False)]
+    """
+    words = dict.fromkeys(word.casefold() for word in re.findall(r"\w{3,}", query))
+    stems = [word.removesuffix("s") for word in words if word not in COMMON][:MOST_MARKED]
+    if not stems:
+        return [(text, False)]
+    parts = re.split(rf"\b((?:{'|'.join(map(re.escape, stems))})\w{{0,3}})\b", text, flags=re.IGNORECASE)
+    return [(part, bool(position % 2)) for position, part in enumerate(parts)]
+
+
+def options(workspace: Workspace) -> list[tuple[str, str, str, float]]:
+    """The key, label, meaning and value of each grade; the key is a label of one character, else its position."""
+    rubric = workspace.rubric
+    meanings = rubric.meanings or [""] * len(rubric.labels)
+    grades = enumerate(zip(rubric.labels, meanings, rubric.values, strict=True))
+    return [(grade[0] if len(grade[0]) == 1 else str(position), *grade) for position, grade in grades]
 
 
 def grading_form(workspace: Workspace) -> dict[str, Any]:
@@ -103,13 +128,6 @@ def _seconds(workspace: Workspace, visit: Visit) -> float | None:
     return seconds if 0 <= seconds < 1e6 else None
 
 
-def overview(workspace: Workspace, visit: Visit) -> dict[str, Any]:
-    """The counts of the folder."""
-    index = workspace.index
-    statuses = index.status.fillna("not judged").value_counts().to_dict()
-    return {"queries": len(set(index.query_ids)), "statuses": statuses.items()}
-
-
 def label(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     """The next query or the named query, and above it the query of `done` if that is complete."""
     desk, person = workspace.desk, visit.person
@@ -127,10 +145,17 @@ def label(workspace: Workspace, visit: Visit) -> dict[str, Any]:
         "done": [card for card in done if (card["query_id"], card["document_id"]) in shown],
         "options": options(workspace),
         "rubric": current_rubric(workspace),
+        "last": _last_answer(workspace, person),
         "answered": sum(not desk.is_open(row, person) for row in workspace.plan.rows),
         "later": sum(bool(event.seen) for event in workspace.labels.events),
         "event": secrets.token_hex(8),
     }
+
+
+def _last_answer(workspace: Workspace, person: str) -> tuple[str, str] | None:
+    """The answer and the document of the person's last event."""
+    last = workspace.labels.last_of(person)
+    return None if last is None else (_word(workspace, last), last.document_id)
 
 
 def save_label(workspace: Workspace, visit: Visit) -> str:
@@ -231,15 +256,28 @@ def disagreements(workspace: Workspace, visit: Visit) -> dict[str, Any]:
         "chosen": chosen,
         "selected": len(selected),
         "cards": [
-            {**make_card(workspace, visit, row), "human": human}
-            for row, human in zip(shown["row"].tolist(), shown["human"].tolist(), strict=True)
+            {**make_card(workspace, visit, row), "human": human, "nearest": judge}
+            for row, human, judge in shown[["row", "human", "judge"]].itertuples(index=False)
         ],
+        "largest": max(1, int(counts.max())),
+        "options": options(workspace),
+        "query": urlencode({name: value for name, value in visit.query.items() if name in (*chosen, "page")}),
         "page": page,
         "pages_left": page * AT_ONCE < len(selected),
         "address": f"/disagreements?{urlencode({name: value for name, value in chosen.items() if value})}",
         "people": people_agreement(workspace),
         "rubric": current_rubric(workspace),
     }
+
+
+def correct(workspace: Workspace, visit: Visit) -> str:
+    """Write a label of a person who sees the judge's grade: it is no independent one. Show the same pairs again."""
+    if not visit.person:
+        raise InputError("label: got no name; expected the name of the person; fix: give it on the page Home")
+    event = replace(event_of(workspace, visit), seen="judge")
+    if workspace.labels.add(event):
+        visit.session.messages.append(f"Saved: {_word(workspace, event)} for {event.document_id}.")
+    return f"/disagreements?{urlencode(parse_qsl(visit.form.get('address', '')))}"
 
 
 def _chosen(workspace: Workspace, visit: Visit, entries: pd.DataFrame, chosen: Mapping[str, str]) -> pd.DataFrame:
@@ -274,8 +312,7 @@ def with_pairs(workspace: Workspace) -> bool:
 
 
 PAGES = (
-    Page("overview", "Overview", overview, with_pairs),
     Page("label", "Label", label, with_pairs, {"save": save_label, "undo": undo_label}, needs_person=True),
     Page("adjudicate", "Settle", adjudicate, with_pairs, {"settle": settle}, needs_person=True),
-    Page("disagreements", "Disagreements", disagreements, has_judge),
+    Page("disagreements", "Disagreements", disagreements, has_judge, {"correct": correct}),
 )

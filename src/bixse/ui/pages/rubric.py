@@ -14,7 +14,7 @@ from bixse.data.pairs_files import save_graded_pairs
 from bixse.errors import InputError, shorten
 from bixse.judging.grade import JUDGEMENTS_NAME, LEDGER_NAME, estimate, grade
 from bixse.ui.label_plan import share_of
-from bixse.ui.rubric_versions import change_of, current_rubric, decide, save_version, versions
+from bixse.ui.rubric_versions import change_of, decide, newest_rubric, save_version, versions
 from bixse.ui.ui_settings import SEED
 from bixse.ui.workspace import BackgroundJob, Page
 
@@ -101,11 +101,11 @@ def try_now(workspace: Workspace, version: Version, job: BackgroundJob) -> None:
 
 
 def rubric(workspace: Workspace, visit: Visit) -> dict[str, Any]:
-    """The current rubric, and every version with its change."""
+    """The text to edit, and every version with its change."""
     entries = [
         (version, change_of(workspace, version), commands(workspace, version)) for version in versions(workspace)
     ]
-    return {"rubric": current_rubric(workspace), "entries": entries}
+    return {"rubric": newest_rubric(workspace), "entries": entries}
 
 
 def save(workspace: Workspace, visit: Visit) -> str:

@@ -9,6 +9,7 @@ import threading
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from bixse.training.config import LOG_FILE, MODEL_FOLDER, REGRADE_FOLDER
 from bixse.ui.workspace import BackgroundJob, Page, read_record
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from bixse.report.plots import Plot
@@ -246,7 +249,7 @@ class TrainBatches:
         optimizer = config.optimizer
         with self._encoding:  # pairs and model are loaded once, and one batch is encoded at a time
             if self._pairs is None:
-                self._pairs = load_several(config.pair_files)
+                self._pairs = load_several(_located(self.folder, config.pair_files))
             if self._model is None and config.kind == "encoder" and (self.folder / MODEL_FOLDER).is_dir():
                 job.begin("loading the model")
                 self._model = load_relevance_model(self.folder / MODEL_FOLDER)
@@ -278,11 +281,28 @@ class TrainBatches:
         return np.asarray(self._model.head.probability(cosines.astype(np.float64)))
 
 
+def _located(folder: Path, files: Sequence[Path]) -> list[Path]:
+    """Find files that run.json names from where training was started: here, or in a folder above the run."""
+    starts = [Path(), *folder.resolve().parents]
+    return [next((start / file for start in starts if (start / file).exists()), file) for file in files]
+
+
 def batch(workspace: Workspace, visit: Visit) -> dict[str, Any]:
-    """The batch that the address names, counted from 1."""
+    """The batch that the address names and an entry of it, counted from 1."""
     job = workspace.once(TrainBatches).start(visit.number("epoch") - 1, visit.number("batch") - 1)
     job.check()
-    return {"matrix": job.result, "shades": _shades(job.result), "zeros": _doubtful(job.result)}
+    matrix: BatchMatrix = job.result
+    row, column = visit.number("row"), visit.number("column")
+    rows, columns = matrix.known.shape
+    is_shown = 1 <= row <= rows and 1 <= column <= columns
+    entry = _entry_of(matrix, row - 1, column - 1) if is_shown else None
+    return {"matrix": matrix, "shades": _shades(matrix), "zeros": _doubtful(matrix), "entry": entry}
+
+
+def _entry_of(matrix: BatchMatrix, row: int, column: int) -> dict[str, Any]:
+    sigma = None if matrix.sigma is None else float(matrix.sigma[row, column])
+    texts = {"query": matrix.queries[row], "document": matrix.documents[column]}
+    return {**texts, "row": row + 1, "column": column + 1, "known": float(matrix.known[row, column]), "sigma": sigma}
 
 
 def _doubtful(matrix: BatchMatrix) -> list[dict[str, Any]]:
@@ -292,12 +312,7 @@ def _doubtful(matrix: BatchMatrix) -> list[dict[str, Any]]:
     values = np.where(matrix.unlabelled, matrix.sigma, -1.0)
     order = np.argsort(-values, axis=None, kind="stable")[:MOST_DOUBTFUL]
     positions = zip(*(side.tolist() for side in np.unravel_index(order, values.shape)), strict=True)
-    return [
-        {"sigma": values[row, column], "query": matrix.queries[row], "document": matrix.documents[column]}
-        | {"row": row + 1, "column": column + 1}
-        for row, column in positions
-        if matrix.unlabelled[row, column]
-    ]
+    return [_entry_of(matrix, *position) for position in positions if matrix.unlabelled[position]]
 
 
 def _shades(matrix: BatchMatrix) -> list[dict[str, Any]]:
@@ -328,5 +343,5 @@ def _path(mask: NDArray[np.bool_]) -> str:
 PICTURES = {name: partial(_panel, name) for name in PANELS}
 PAGES = (
     Page("training", "Training", training, _is_training, parts={"now": training}, pictures=PICTURES),
-    Page("batch", "Batch", batch, lambda workspace: workspace.record.get("command") == "train"),
+    Page("batch", "Batch", batch, lambda of: of.record.get("command") == "train", parts={"entry": batch}),
 )

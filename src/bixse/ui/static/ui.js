@@ -45,8 +45,35 @@ document.addEventListener("submit", (event) => {
 });
 addEventListener("pageshow", () => document.querySelectorAll("form").forEach((form) => delete form.dataset.sent));
 
+// A press on the picture of a batch, or the mouse resting on it, names an entry: the form below shows it.
+let resting;
+const entryAt = (event) => {
+  const picture = event.target.closest("[data-entries]");
+  if (!picture) return;
+  const box = picture.getBoundingClientRect(), { width, height } = picture.viewBox.baseVal;
+  const at = (part, count) => Math.min(count, Math.max(1, Math.ceil(part * count)));
+  document.getElementById("row").value = at((event.clientY - box.top) / box.height, height);
+  document.getElementById("column").value = at((event.clientX - box.left) / box.width, width);
+  document.getElementById("entry-form").requestSubmit();
+};
+document.addEventListener("click", entryAt);
+document.addEventListener("pointermove", (event) => {
+  clearTimeout(resting);
+  if (event.pointerType === "mouse") resting = setTimeout(entryAt, 150, event);
+});
+
 // A slider says its number while it is moved.
 document.addEventListener("input", (event) => {
   const shown = event.target.dataset.shows && document.getElementById(event.target.dataset.shows);
   if (shown) shown.textContent = event.target.value;
+  if (!("inAddress" in event.target.dataset)) return;
+  const { name, value } = event.target;
+  const moved = (address) => { // the address, the links and the forms of the page keep the slider
+    const url = new URL(address, location.href);
+    url.searchParams.set(name, value);
+    return url;
+  };
+  history.replaceState(null, "", moved(location.href));
+  document.querySelectorAll("a[data-address]").forEach((link) => { link.href = moved(link.href); });
+  document.querySelectorAll(`[data-follows="${CSS.escape(name)}"]`).forEach((field) => { field.value = value; });
 });

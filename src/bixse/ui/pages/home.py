@@ -1,4 +1,4 @@
-"""The page of the runs below a folder: their progress, and the cost of grading so far and of the rest."""
+"""The home page: the state of the folder, the next step, and the reports and runs below, with the cost of grading."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from bixse.ui.workspace import Visit, Workspace
 
-MOST_RUNS = 200  # maximum number of listed runs
+MOST_RUNS = 200  # maximum number of listed runs, and of listed reports
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,24 @@ def _grading(folder: Path, results: Mapping[str, Any]) -> GradingState:
     return GradingState(answers, pairs, summary.get("statuses") or {}, summary.get("usd"))
 
 
-def runs(workspace: Workspace, visit: Visit) -> dict[str, Any]:
-    """The table of runs, and their total cost in dollars."""
+def list_reports(root: Path) -> dict[str, Path]:
+    """Path below a folder -> file, of its reports and those up to two levels below; no link leads out of the folder."""
+    files = [path for pattern in ("", "*/", "*/*/") for path in sorted(root.glob(f"{pattern}*.html"))]
+    inside = [path for path in files if path.resolve().is_relative_to(root.resolve())]
+    return {path.relative_to(root).as_posix(): path for path in inside[:MOST_RUNS]}
+
+
+def home(workspace: Workspace, visit: Visit) -> dict[str, Any]:
+    """The counts of the folder, its reports, and the table of runs with their total cost in dollars."""
+    index, plan = workspace.index, workspace.plan
     states = list_runs(workspace.run)
     gradings = [run.grading for run in states if run.grading is not None]
     return {
+        "queries": len(set(index.query_ids)),
+        "statuses": index.status.fillna("not judged").value_counts().to_dict().items(),
+        "is_open": workspace.desk.next_query(visit.person) is not None,
+        "answered": sum(not workspace.desk.is_open(row, visit.person) for row in plan.rows),
+        "reports": list_reports(workspace.run),
         "runs": states,
         "usd": sum(grading.usd or 0 for grading in gradings),
         "usd_to_come": sum(grading.usd_to_come or 0 for grading in gradings),
@@ -92,4 +105,4 @@ def runs(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     }
 
 
-PAGES = (Page("runs", "Runs", runs, lambda workspace: any(runs_below(workspace.run))),)
+PAGES = (Page("overview", "Home", home, lambda workspace: True),)
