@@ -84,6 +84,8 @@ def test_queries_that_stand_in_a_relevant_document_are_counted(capsys, tmp_path)
         (["bm25", "--collection", "NFCorpus"], "the same checkpoint"),
         (["./none", "--collection", "NFCorpus", "--out", "out"], "got no such folder"),
         (["--grades", str(CAREFUL)], "give both"),
+        (["--grades", str(CAREFUL), "--human", str(HUMAN), "--max-length", "9"], "embed no text"),
+        (["--suite", "beir", "--data", ".", "--rerank-depth", "5"], "got rerank_depth for suite beir"),
     ],
 )
 def test_settings_that_do_not_fit(capsys, data, monkeypatch, words, message):

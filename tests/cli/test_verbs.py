@@ -170,6 +170,9 @@ def test_cut_embeddings_have_probabilities_of_their_own(capsys, model, tmp_path)
     )
     with pytest.raises(ModelError):
         load_relevance_model(model, dimensions=16)
+    (model / "relevance_head.json").unlink()
+    assert call(capsys, *words, "--dimensions", 32)[0] == 0, "the whole length"
+    assert load_relevance_model(model).head == load_relevance_model(model, dimensions=32).head
     refused(capsys, *words, "--dimensions", 33)
 
 

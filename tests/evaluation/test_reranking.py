@@ -88,3 +88,19 @@ def test_a_record_knows_reranker_and_depth(folder, tmp_path, task, tiny_model_pa
         assert changed.name != system.name
         with pytest.raises(InputError):
             evaluate(changed, task, tmp_path / "out")
+
+
+def test_other_weights_in_a_folder_called_model_are_another_system(folder, tmp_path, monkeypatch, tiny_model_path):
+    monkeypatch.chdir(folder.parent)  # named "model", as a loaded model is
+    names = {RerankedSystem(Bm25System(), other, 10).name for other in ("model", build_reranker(folder))}
+    save_reranker(tiny_model_path, tmp_path / "model", seed=1)
+    monkeypatch.chdir(tmp_path)
+    names |= {RerankedSystem(Bm25System(), other, 10).name for other in ("model", build_reranker(tmp_path / "model"))}
+    assert len(names) == 4
+
+
+def test_a_run_of_another_collection_is_refused(folder, task, tmp_path):
+    query = next(iter(task.query_sets[0].queries))
+    (tmp_path / "other.trec").write_text(f"{query} Q0 unknown 1 1.0 x\n")
+    with pytest.raises(InputError):
+        RerankedSystem(RunFileSystem(tmp_path / "other.trec"), folder, 10).search(task, DEPTH)

@@ -14,6 +14,7 @@ from bixse.export.export_settings import PushSettings
 from bixse.export.push import push
 from helpers.command import call, ended, refused, start
 from helpers.hub_server import TOKEN, hub_server
+from helpers.rerankers import save_reranker
 
 NAME = "owner/retriever"
 CUT = Threshold(0.9, 0.62, 0.91, 0.85, 0.95, 0.4, 120, 60, 0.5)
@@ -194,3 +195,12 @@ def test_command_sends_to_the_hub_of_the_environment(run):
         code, metrics = ended(start("push", run / "model", NAME, **environment))
         assert code == 0, metrics
         assert set(metrics["files"]) == set(hub.repositories[NAME])
+
+
+def test_a_reranker_is_refused_and_only_a_name_of_the_hub_is_a_base(tiny_model_path, tmp_path, run):
+    with pytest.raises(ModelError):
+        push(PushSettings(model=save_reranker(tiny_model_path, tmp_path / "model"), name=NAME), dry_run=True)
+    for inputs, base in (({"pairs": "ab"}, "base/model"), ({"model/config.json": "ab"}, None)):
+        (run / "run.json").write_text(json.dumps({**RUN, "inputs": inputs}))
+        card = push(PushSettings(model=run, name=NAME), dry_run=True).card
+        assert yaml.safe_load(card.split("---")[1]).get("base_model") == base

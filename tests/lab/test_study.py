@@ -159,3 +159,9 @@ def test_noise_hits_the_same_queries_for_any_number_of_labels(pairs):
         return {query for query, document in clean if clean[query, document] != noisy[query, document]}
 
     assert hit({"labels_per_query": 4}) == hit({}) != set()
+
+
+def test_a_static_encoder_reads_the_whole_text():
+    model = build_encoder("static:demo", device="cpu")
+    first, second = (model.encode(f"{'cat ' * 600}{end}") for end in ("engine", "archive"))
+    assert np.abs(first - second).max() > 0

@@ -112,3 +112,9 @@ def test_a_trained_model_loads_in_the_plain_library_with_its_probabilities(model
     )
     head = RelevanceHead.load(Path(tmp_path / "model"))
     assert 0 < head.probability(float(score)) < 1
+
+
+@pytest.mark.parametrize("options", [{"dimensions": (4,)}, {"gradient_cache": True}])
+def test_options_that_are_not_read_are_refused(model, options):
+    with pytest.raises(InputError):
+        ScoreLoss(model, **options)

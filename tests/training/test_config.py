@@ -66,6 +66,18 @@ def test_all_errors_together(tmp_path):
     assert "set 'pairs' in the file or with its flag" in lines[0]
 
 
+@pytest.mark.parametrize(
+    "setting", [{"train_max_length": 16}, {"dropout": 0.1}, {"frozen_layers": 1}, {"kind": "reranker"}]
+)
+def test_settings_of_transformers_are_refused_for_a_static_encoder(setting):
+    with pytest.raises(ConfigError):
+        TrainConfig.load(None, {"pairs": "pairs.jsonl", "model": "static:demo", **setting})
+
+
+def test_settings_that_came_later_do_not_change_a_run_without_them():
+    assert not {"kind", "dimensions"} & TrainConfig(pairs="pairs.jsonl").identity().keys()
+
+
 @pytest.mark.parametrize("setting", [{"frozen_layers": 1}, {"max_distance": 0.1}])
 @pytest.mark.parametrize("other", [{"lora": {}}, {"sharding": "full"}])
 def test_settings_that_exclude_each_other(setting, other):

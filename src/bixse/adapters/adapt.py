@@ -103,6 +103,7 @@ def adapt(settings: AdaptSettings, out: Path, progress: ProgressBars | None = No
             f"{settings.vectors} and a rank up to it; fix: embed both with one model, or lower --rank"
         )
     train, dev = _split(settings, query_rows, rows)
+    record.save("running")  # after all checks; before the adapter, so that a killed run is known as one
 
     ids, dev_queries = list(rows), queries[[query_rows[query] for query in dev]]
     base, run = _search(dev, dev_queries, documents, ids)

@@ -126,7 +126,7 @@ def calibrate(
         pairs = ScoredPairs(
             pair_cosines(encoder, graded, progress), graded.relevance, graded.query_ids,
             settings.prior, settings.positive_from, settings.seed,
-            new=RelevanceHead(scale, 0.0, dimensions=settings.dimensions),
+            new=RelevanceHead(scale, 0.0, dimensions=getattr(encoder, "truncate_dim", None)),
         )  # fmt: skip
     before: RelevanceHead | None = getattr(encoder, "head", None)
     check = replace(held_out_check(before, pairs), auc=pairs.auc())
@@ -161,7 +161,8 @@ def calibrate(
         artifacts["diagram"] = str(out / DIAGRAM)
     if cuts and head is not None:
         name = artifacts.get("model", model or str(settings.scored_by))
-        stores = STORES if np.abs(pairs.cosines).max() <= 1 + COSINE_ROUNDING else ()
+        of_vectors = encoder is None or isinstance(encoder, SentenceTransformer)  # no store holds logits
+        stores = STORES if of_vectors and np.abs(pairs.cosines).max() <= 1 + COSINE_ROUNDING else ()
         prompts = None
         if encoder is not None:
             prompts = {"query": prompt_for(encoder, "query") or "", "document": prompt_for(encoder, "document") or ""}

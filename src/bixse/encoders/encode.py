@@ -98,9 +98,14 @@ def _with_tokens(mask: object) -> Tensor | None:
     return mask.any(dim=1).nonzero().squeeze(1) if isinstance(mask, torch.Tensor) and mask.ndim == 2 else None
 
 
-def embeddings_key(model: SentenceTransformer, portable: bool = False) -> str:
-    """Hash everything that a document's embedding depends on, but not its text; `portable` leaves out the precision."""
+def weights_key(model: torch.nn.Module) -> str:
+    """Hash the weights of a model."""
     digest = hashlib.sha256()
+    _add_weights(digest, model)
+    return digest.hexdigest()
+
+
+def _add_weights(digest: Any, model: torch.nn.Module, portable: bool = False) -> None:
     for name, state in sorted(model.state_dict().items()):
         for part in state if isinstance(state, tuple) else (state,):  # a quantised layer keeps weight and bias as one
             if not isinstance(part, torch.Tensor):
@@ -111,6 +116,12 @@ def embeddings_key(model: SentenceTransformer, portable: bool = False) -> str:
             tensor = part.dequantize() if part.is_quantized else part
             digest.update(f"{name} {dtype}".encode())
             digest.update(tensor.detach().cpu().contiguous().view(-1).float().numpy().tobytes())
+
+
+def embeddings_key(model: SentenceTransformer, portable: bool = False) -> str:
+    """Hash everything that a document's embedding depends on, but not its text; `portable` leaves out the precision."""
+    digest = hashlib.sha256()
+    _add_weights(digest, model, portable)
     for module in parts_of(model):
         backbone = getattr(getattr(module, "auto_model", None), "config", None)
         options: dict[str, Any] = getattr(module, "get_config_dict", dict)()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.data.trec import ranked
+from bixse.encoders.encode import weights_key
 from bixse.encoders.loading.build import build_reranker, is_reranker, model_hashes
 from bixse.encoders.loading.precision import resolve_precision
-from bixse.errors import InputError
-from bixse.evaluation.systems import System
+from bixse.errors import InputError, shorten
+from bixse.evaluation.systems import HASH_DIGITS, System
 from bixse.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -37,11 +39,12 @@ class RerankedSystem(System):
 
     def __init__(self, first: System, reranker: str | Path | Reranker, depth: int) -> None:
         self.first, self.depth = first, depth
+        self._given = None if isinstance(reranker, (str, Path)) else reranker
+        self._loaded = self._given
         self.source = str(reranker) if isinstance(reranker, (str, Path)) else "model"
         self.label = f"{first.label}, reranked by {self.source}"
-        self._loaded = None if isinstance(reranker, (str, Path)) else reranker
         self._candidates: dict[str, tuple[Mapping[str, Ranking], dict[str, str]]] = {}
-        if self._loaded is None and not is_reranker(self.source):
+        if self._given is None and not is_reranker(self.source):
             raise InputError(
                 f"--rerank: got {self.source!r}; expected the folder of a reranker (a CrossEncoder); fix: name the "
                 "model folder of `bixse train --kind reranker`"
@@ -49,17 +52,22 @@ class RerankedSystem(System):
 
     @cached_property
     def inputs(self) -> Mapping[str, str]:
-        files = {} if self.source == "model" else model_hashes(self.source)
+        files = model_hashes(self.source) if self._given is None else {"weights": weights_key(self._given)}
         return {**self.first.inputs, **{f"rerank/{name}": digest for name, digest in files.items()}}
 
     @property
     def name(self) -> str:
-        weights = self.inputs.get("rerank/model/model.safetensors", "")
-        return f"{self.first.name}+{Path(self.source).name}-{weights[:8]}-{self.depth}"
+        digest = hashlib.sha256(repr(sorted(self.inputs.items())).encode()).hexdigest()
+        return f"{self.first.name}+{Path(self.source).name}-{digest[:HASH_DIGITS]}-{self.depth}"
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        return {**self.first.settings, "rerank_depth": self.depth, "precision": self.precision}
+        return {
+            **self.first.settings,
+            "rerank": self.source,
+            "rerank_depth": self.depth,
+            "precision": self.precision,
+        }
 
     @property
     def precision(self) -> str:
@@ -80,7 +88,14 @@ class RerankedSystem(System):
         if task.name not in self._candidates:  # a dev collection is searched once, and reranked at each evaluation
             runs = self.first.search(task, max(depth, self.depth), partial, progress)
             wanted = {name for run in runs.values() for hits in run.values() for name in ranked(hits)[: self.depth]}
-            self._candidates[task.name] = runs, {name: text for name, text in task.documents() if name in wanted}
+            texts = {name: text for name, text in task.documents() if name in wanted}
+            unknown = sorted(wanted - texts.keys())
+            if unknown:
+                raise InputError(
+                    f"--rerank: got {len(unknown)} documents of {self.first.label} that {task.name} lacks "
+                    f"({shorten(unknown[0])}); expected documents of the collection; fix: rerank a run of it"
+                )
+            self._candidates[task.name] = runs, texts
         runs, texts = self._candidates[task.name]
         return {
             part.name: self._rerank(part.queries, runs[part.name], texts, depth, progress) for part in task.query_sets
@@ -106,4 +121,4 @@ class RerankedSystem(System):
         """Unload first stage and reranker, which are loaded again on demand."""
         self.first.release()
         self._candidates.clear()
-        self._loaded = None if self.source != "model" else self._loaded
+        self._loaded = self._given

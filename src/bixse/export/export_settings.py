@@ -43,6 +43,8 @@ class ExportSettings(Settings):
                 "got pairs for onnx-int8; expected a collection, since int8 is judged by its ranking; fix: give "
                 "--collection DIR"
             )
+        if self.split != "test" and self.collection is None:
+            raise ValueError("got split without collection; expected both; fix: give --collection DIR, or leave it out")
         return self.at_most_one("collection", "pairs")
 
 

@@ -10,6 +10,8 @@ import yaml
 
 from bixse.data.run import RUN_FILE, read_record
 from bixse.encoders.head import RelevanceHead
+from bixse.encoders.loading.build import STATIC, is_reranker
+from bixse.encoders.loading.hub import HUB_NAME
 from bixse.errors import InputError, ModelError, first_fault
 from bixse.files.files import HASHES_FILE, damage
 from bixse.results import VERDICT_WORDS, IntervalEstimate
@@ -79,6 +81,10 @@ def push(settings: PushSettings, dry_run: bool = False) -> Pushed:
             f"{folder}: got {fault}; expected the files of a model as they were saved (safetensors, {HASHES_FILE}); "
             "fix: save the model again"
         )
+    if is_reranker(folder):
+        raise ModelError(
+            f"{folder}: got a reranker; expected an encoder, which the card describes; fix: `hf upload {name} {folder}`"
+        )
     card = model_card(folder, name)
     contents = {part.as_posix(): path for part, path in files.items()} | {CARD_FILE: card.encode()}
     if dry_run:
@@ -108,12 +114,13 @@ def model_card(folder: Path, name: str) -> str:
     path = folder.parent / RUN_FILE
     run: dict[str, Any] = read_record(path) if path.is_file() else {}
     settings: dict[str, Any] = run.get("config", {})
-    base = str(settings.get("model"))
+    base = str(settings.get("model")).removeprefix(STATIC)
+    of_a_folder = any(name.startswith("model/") for name in run.get("inputs", {}))
     data = ModelCardData(
         library_name="sentence-transformers",
         pipeline_tag="sentence-similarity",
         tags=["sentence-transformers", "feature-extraction", "bixse"],
-        base_model=base if base.count("/") == 1 and not Path(base).exists() else None,
+        base_model=base if base.count("/") == 1 and HUB_NAME.fullmatch(base) and not of_a_folder else None,
     )
     changes = (run.get("results", {}).get("merge") or {}).get("changes", ())
     verdicts = [IntervalEstimate(each["mean"], each["low"], each["high"]).verdict() for each in changes]

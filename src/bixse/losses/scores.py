@@ -63,6 +63,14 @@ class ScoreLoss(nn.Module):
             )
         self.model = model
         self.mini_batch_size = mini_batch_size
+        unread = sorted({"dimensions", "gradient_cache"} & options.keys())
+        if mini_batch_size is not None and isinstance(model, SparseEncoder):
+            unread.append("mini_batch_size")
+        if unread:
+            raise InputError(
+                f"loss: got {unread[0]} for {type(model).__name__}, which does not read it; expected none; "
+                "fix: leave it out"
+            )
         # float32: on a GPU the products would round the scores themselves to bf16
         self.loss: GradedLoss = build_loss(loss, nn.Identity(), **{"products": "float32", **options})  # type: ignore[arg-type]
         terms = terms_of(loss) or {str(loss): 1.0}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from bixse.encoders.loading.build import PoolingMode
+from bixse.encoders.loading.build import STATIC, PoolingMode
 from bixse.encoders.loading.precision import Setting, resolve_precision
 from bixse.errors import SEEDS, ConfigError, did_you_mean
 from bixse.extensions import extension
@@ -44,6 +44,11 @@ NOT_OF_A_RERANKER = {
     "regrade": "the batches of a reranker have no unlabelled entries",
 }
 """Setting that a reranker refuses -> the reason."""
+
+
+NOT_OF_A_STATIC_ENCODER = (
+    "max_length", "train_max_length", "dropout", "bidirectional", "pooling", "frozen_layers", "lora"
+)  # fmt: skip
 
 
 class LoraConfig(Settings):
@@ -278,6 +283,17 @@ class TrainConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _fits_a_static_encoder(self) -> TrainConfig:
+        given = ["kind"] if self.kind == "reranker" else []
+        given += [name for name in NOT_OF_A_STATIC_ENCODER if getattr(self, name) is not None]
+        if self.model.startswith(STATIC) and given:
+            raise ValueError(
+                f"got {given[0]} for a static encoder, which is a table of token embeddings; expected none; "
+                "fix: leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _used(self) -> TrainConfig:
         if self.guard is not None and (self.dev is None or (self.merge is None and self.kind == "encoder")):
             raise ValueError("got guard without dev and merge; expected all three; fix: set both, or leave guard out")
@@ -328,8 +344,9 @@ class TrainConfig(Settings):
     def identity(self) -> dict[str, Any]:
         """Return the settings that make two runs the same."""
         regrade = None if self.regrade is None else self.regrade.identity()
-        older = {"kind"} if self.kind == "encoder" else set()  # a run from before this setting goes on
-        return {**self.model_dump(mode="json", exclude=older), "regrade": regrade}
+        newer = {"kind": "encoder", "dimensions": ()}  # left out at their defaults: a run from before them goes on
+        left_out = {name for name, default in newer.items() if getattr(self, name) == default}
+        return {**self.model_dump(mode="json", exclude=left_out), "regrade": regrade}
 
     def resolved(self) -> TrainConfig:
         """Return these settings with the precision of this machine instead of "auto"."""

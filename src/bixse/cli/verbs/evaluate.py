@@ -27,7 +27,7 @@ RERANK_DEPTH = 100
 OF_FEW_LABELS = ("grades", "human", "scale")
 OF_A_GATE = ("fail_if_worse_than", "by")
 OF_A_COLLECTION = ("collection", "split", "min_relevant_grade", "exclude_self", "missing_documents", "rerank",
-                   *OF_FEW_LABELS, *OF_A_GATE)  # fmt: skip
+                   "rerank_depth", *OF_FEW_LABELS, *OF_A_GATE)  # fmt: skip
 OF_A_SUITE = ("data", "tasks", "download")
 
 
@@ -56,7 +56,8 @@ class EvaluateSettings(EncodingSettings):
     dimensions: Annotated[tuple[int, ...] | None, Flag(metavar="D")] = None
     """Cut the embeddings of each model to these numbers of dimensions, and compare them. Without it, whole ones."""
     rerank: Annotated[Path | None, Flag(metavar="DIR")] = None
-    """Folder of a reranker. Each model is evaluated as it is, and with its best documents reranked."""
+    """Folder of a reranker. Each model is evaluated as it is, and with its best documents reranked. max_length is that
+    of the model; the reranker reads as many tokens as it was trained with."""
     rerank_depth: int = Field(default=RERANK_DEPTH, ge=1)
     """Number of best documents per query that are reranked. The others follow in their order."""
     exclude_self: bool = False
@@ -93,6 +94,10 @@ class EvaluateSettings(EncodingSettings):
             given = [f"--{name}" for name in OF_FEW_LABELS if getattr(self, name) is not None]
             if self.rerank is None and self.rerank_depth != RERANK_DEPTH:
                 raise ValueError("got rerank_depth without rerank; expected both; fix: give --rerank DIR")
+            unread = [name for name in ("dimensions", "max_length", "exact") if getattr(self, name)]
+            if self.grades is not None and unread:
+                raise ValueError(f"got {unread[0]} and grades; expected one of them: run files embed no text; "
+                                 f"fix: leave {unread[0]} out")  # fmt: skip
             if self.rerank is not None and self.grades is not None:
                 raise ValueError("got rerank and grades; expected one of them; fix: rerank a model, and no run file")
             if given and not (self.grades and self.human):
@@ -128,7 +133,7 @@ def run(settings: EvaluateSettings, options: Options) -> CommandResult:
     systems = [
         open_system(model, **shared, dimensions=cut)
         for model in settings.model
-        for cut in settings.dimensions or (None,)
+        for cut in dict.fromkeys(settings.dimensions or (None,))
     ]
     uncut = [system.label for system in systems if settings.dimensions and not isinstance(system, EncoderSystem)]
     if uncut:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from sentence_transformers.base.modules import Router
-from sentence_transformers.sentence_transformer.modules import Dense, LayerNorm, Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import Dense, LayerNorm, Pooling, StaticEmbedding, Transformer
 from sentence_transformers.util import batch_to_device
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -59,6 +59,11 @@ def input_parts(model: SentenceTransformer) -> list[nn.Module]:
 def reading_at_most(model: SentenceTransformer, max_length: int | None) -> Iterator[None]:
     """Let the model read at most `max_length` tokens per text inside the block; None changes nothing."""
     parts: list[Any] = input_parts(model) if max_length is not None else []
+    if any(isinstance(part, StaticEmbedding) for part in parts):  # its length has no setter
+        raise ModelError(
+            f"train_max_length: got {max_length} for static embeddings, which read texts of any length; expected none; "
+            "fix: leave it out"
+        )
     limits = [part.max_seq_length for part in parts]
     try:
         for part, length in zip(parts, limits, strict=True):

@@ -92,17 +92,17 @@ def build_encoder(
             return _limited(static_encoder(source_model), name, None, max_length, dimensions)
     source = _undamaged(name_or_path)
     if is_reranker(source):
-        raise ModelError(
-            f"model {name!r}: got a reranker (a CrossEncoder), which reads query and document together and has no "
-            "embeddings; expected an encoder; fix: name an encoder; a reranker is taken by `bixse evaluate MODEL "
-            "--rerank DIR`, `bixse calibrate` and `--judge cross-encoder:DIR`"
-        )
-    from bixse.encoders.loading.backbones import pool_backbone, set_attention
+        raise _is_a_reranker(name)
+    from bixse.encoders.loading.backbones import backbones, pool_backbone, set_attention
     from bixse.encoders.relevance_model import RelevanceModel
 
     try:
         with quiet_loading():
             model = RelevanceModel(source, device=device, trust_remote_code=trust_remote_code)
+            if model.backbone_files is not None and any(
+                _gives_one_score(part.auto_model.config.to_dict()) for part in backbones(model)
+            ):
+                raise _is_a_reranker(name)  # of the hub, whose files were not there before
             _check_weights(model, name, trust_remote_code)
     except ModelError:
         raise  # of missing weights or a damaged relevance head
@@ -120,6 +120,14 @@ def build_encoder(
     set_attention(model, name, model.backbone_files is not None, bidirectional)
     _check_is_encoder(model, name)
     return _limited(model, name, longest, max_length, dimensions)
+
+
+def _is_a_reranker(name: str) -> ModelError:
+    return ModelError(
+        f"model {name!r}: got a reranker (a CrossEncoder), which reads query and document together and has no "
+        "embeddings; expected an encoder; fix: name an encoder; the folder of a reranker is taken by `bixse evaluate "
+        "MODEL --rerank DIR`, `bixse calibrate` and `--judge cross-encoder:DIR`"
+    )
 
 
 def _limited(
@@ -183,9 +191,13 @@ def is_reranker(source: str | Path) -> bool:
     if "model_type" in settings:
         return bool(settings["model_type"] == "CrossEncoder")
     # older versions of sentence-transformers save a CrossEncoder as transformers does
-    architecture = str((backbone.get("architectures") or [""])[0])
-    scores = architecture.endswith("ForSequenceClassification") and len(backbone.get("id2label", ())) == 1
-    return scores and not (Path(source) / "modules.json").is_file()
+    return _gives_one_score(backbone) and not (Path(source) / "modules.json").is_file()
+
+
+def _gives_one_score(config: dict[str, Any]) -> bool:
+    """Return True for the config.json of a classifier with one label."""
+    architecture = str((config.get("architectures") or [""])[0])
+    return architecture.endswith("ForSequenceClassification") and len(config.get("id2label") or ()) == 1
 
 
 def _json_object(path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,7 +46,9 @@ def static_encoder(source: SentenceTransformer, dimensions: int = DIMENSIONS) ->
     axes = np.linalg.eigh(vectors.T @ vectors)[1][:, ::-1]  # eigh sorts eigenvalues in ascending order
     vectors = vectors @ axes[:, :dimensions]
     vectors /= np.linalg.norm(vectors, axis=1).mean()
-    module = StaticEmbedding(source.tokenizer, embedding_weights=vectors.astype(np.float32))
+    tokenizer = deepcopy(getattr(source.tokenizer, "backend_tokenizer", source.tokenizer))
+    tokenizer.no_truncation()  # a transformer cuts texts at its positions; the mean of tokens has no limit
+    module = StaticEmbedding(tokenizer, embedding_weights=vectors.astype(np.float32))
     return RelevanceModel(modules=[module], device=str(source.device))
 
 

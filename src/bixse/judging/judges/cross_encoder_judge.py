@@ -134,6 +134,11 @@ class CrossEncoderJudge:
 def _map_of_head(folder: Path) -> str:
     """Return the name of the map in the relevance head of a folder; "logit" without a head."""
     head = RelevanceHead.load(folder) or RelevanceHead(1.0, 0.0)
+    if head.slope == 0:
+        raise InputError(
+            f"{folder}: got a relevance head of slope 0, which gives every pair the same relevance; expected above 0; "
+            "fix: calibrate the model on other pairs, or give --score-map"
+        )
     intercept, slope = head.logit(0.0), head.logit(1.0) - head.logit(0.0)
     return "logit" if (slope, intercept) == (1.0, 0.0) else f"platt:{slope!r},{intercept!r}"
 

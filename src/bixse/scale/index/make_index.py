@@ -132,6 +132,11 @@ def make_index(
         encoder, identity = load_encoder(
             settings.model if model is None else model, settings.task, settings.max_length, settings.dimensions
         )
+        if settings.dimensions not in (None, identity.dimensions):
+            raise InputError(
+                f"dimensions: got {settings.dimensions} and a model in memory that gives {identity.dimensions}; "
+                "expected the same; fix: build_encoder(NAME, dimensions=...)"
+            )
         manifest = Manifest(
             encoder=identity,
             corpus=file_hash(path),
