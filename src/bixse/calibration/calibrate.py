@@ -115,14 +115,15 @@ def calibrate(
     record = None if out is None else _open(settings, out)
     if record is not None and record.status == "finished":
         return replace(TypeAdapter(CalibrateResult).validate_python(record.results), reused=True)
-    encoder, negatives = None, 0
+    encoder, negatives, of_vectors = None, 0, True
     if scored is not None:
         pairs, facts = scored
     elif judged is not None:
         graded, facts, negatives = judged
         encoder = load_scorer(str(model), dimensions=settings.dimensions)
         use_task(encoder, settings.task)
-        scale = PLAIN_SCALE if isinstance(encoder, SentenceTransformer) else 1.0  # logits need no scale
+        of_vectors = isinstance(encoder, SentenceTransformer)  # a reranker gives logits, which need no scale
+        scale = PLAIN_SCALE if of_vectors else 1.0
         pairs = ScoredPairs(
             pair_cosines(encoder, graded, progress), graded.relevance, graded.query_ids,
             settings.prior, settings.positive_from, settings.seed,
@@ -161,7 +162,6 @@ def calibrate(
         artifacts["diagram"] = str(out / DIAGRAM)
     if cuts and head is not None:
         name = artifacts.get("model", model or str(settings.scored_by))
-        of_vectors = encoder is None or isinstance(encoder, SentenceTransformer)  # no store holds logits
         stores = STORES if of_vectors and np.abs(pairs.cosines).max() <= 1 + COSINE_ROUNDING else ()
         prompts = None
         if encoder is not None:

@@ -151,9 +151,9 @@ class RelevanceHead:
         return head
 
     @classmethod
-    def load(cls, folder: Path, dimensions: int | None = None) -> RelevanceHead | None:
-        """Return the head of a model folder, or None if it has none; raises ModelError for a damaged file."""
-        return load_heads(folder).get(dimensions)
+    def load(cls, folder: Path) -> RelevanceHead | None:
+        """Return the head of whole embeddings, or None without one; raises ModelError for a damaged file."""
+        return load_heads(folder).get(None)
 
 
 @dataclass(frozen=True)
@@ -170,8 +170,7 @@ def load_heads(folder: Path) -> dict[int | None, RelevanceHead]:
     if not path.is_file():
         return {}
     try:
-        # strict: no number from a text or a boolean
-        file = TypeAdapter(_HeadFile).validate_json(path.read_bytes(), strict=True)
+        file = TypeAdapter(_HeadFile).validate_json(path.read_bytes(), strict=True)  # no numbers from texts or booleans
     except (OSError, ValueError) as error:
         raise ModelError(
             f"{path}: got no readable relevance head ({first_fault(error)}); expected a finite logit_scale "

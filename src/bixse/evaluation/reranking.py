@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -13,7 +12,7 @@ from bixse.encoders.encode import weights_key
 from bixse.encoders.loading.build import build_reranker, is_reranker, model_hashes
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError, shorten
-from bixse.evaluation.systems import HASH_DIGITS, System
+from bixse.evaluation.systems import System
 from bixse.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -57,8 +56,7 @@ class RerankedSystem(System):
 
     @property
     def name(self) -> str:
-        digest = hashlib.sha256(repr(sorted(self.inputs.items())).encode()).hexdigest()
-        return f"{self.first.name}+{Path(self.source).name}-{digest[:HASH_DIGITS]}-{self.depth}"
+        return f"{self.first.name}+{Path(self.source).name}-{self.digest}-{self.depth}"
 
     @property
     def settings(self) -> Mapping[str, Any]:

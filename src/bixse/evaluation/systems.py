@@ -189,6 +189,11 @@ class System:
         return {}
 
     @property
+    def digest(self) -> str:
+        """The first digits of a hash of all inputs, for names."""
+        return hashlib.sha256(repr(sorted(self.inputs.items())).encode()).hexdigest()[:HASH_DIGITS]
+
+    @property
     def precision(self) -> str | None:
         """The dtype that a model computes in; None without a model."""
         return None
@@ -274,9 +279,7 @@ class EncoderSystem(System):
     @property
     def name(self) -> str:
         """The last part of path or hub name, and the first digits of the checkpoint's hash."""
-        digest = hashlib.sha256(repr(sorted(self.inputs.items())).encode()).hexdigest()
-        words = "-".join((Path(self.label).name or "model").split())
-        return f"{words}-{digest[:HASH_DIGITS]}"
+        return f"{'-'.join((Path(self.label).name or 'model').split())}-{self.digest}"
 
     @property
     def precision(self) -> str:

@@ -22,6 +22,14 @@ from bixse.relevance import GradeScale
 _FIELDS = re.compile(r"\{(query|document)\}")
 
 
+def field_fault(user: str) -> str | None:
+    """Return the field that a user message lacks or repeats, in words; None if each stands there once."""
+    for field in ("{query}", "{document}"):
+        if (count := user.count(field)) != 1:
+            return f"{field} stands there {count} times" if count else f"{field} is missing"
+    return None
+
+
 class PromptVariant(BaseModel):
     """A prompt: its system text, and its user text with `{query}` and `{document}`."""
 
@@ -35,9 +43,8 @@ class PromptVariant(BaseModel):
 
     @model_validator(mode="after")
     def _whole(self) -> PromptVariant:
-        fields = sorted(_FIELDS.findall(self.user))
-        if fields != ["document", "query"]:
-            raise ValueError(f"user: got the fields {fields}; expected {{query}} and {{document}} once each")
+        if fault := field_fault(self.user):
+            raise ValueError(f"user: got a message in which {fault}; expected {{query}} and {{document}} once each")
         return self
 
     def messages(self, query: str, document: str) -> tuple[dict[str, str], ...]:

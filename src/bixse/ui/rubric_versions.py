@@ -17,7 +17,7 @@ from bixse.files.rows import read_rows
 from bixse.files.values import FileColumn
 from bixse.judging.audit.agreement import cohen_kappa, counts_by_query
 from bixse.judging.grade import JUDGEMENTS_NAME
-from bixse.judging.rubrics import Rubric, load_rubric, rubric_toml
+from bixse.judging.rubrics import Rubric, field_fault, load_rubric, rubric_toml
 from bixse.ui.ui_settings import SEED
 from bixse.ui.workspace import RefusedFormError
 
@@ -87,8 +87,8 @@ def save_version(workspace: Workspace, texts: Mapping[str, str]) -> Version:
         | {key: texts.get(f"{key}-{position}", "").replace("\r\n", "\n") for key in ("system", "user")}
         for position, variant in enumerate(base.variants)
     ]
-    for variant in variants:
-        _check_fields(variant["user"])
+    if fault := next(filter(None, (field_fault(variant["user"]) for variant in variants)), None):
+        raise RefusedFormError(f"The text must contain {{query}} and {{document}} once each. {fault}.")
     rubric = Rubric.model_validate(base.model_dump() | {"variants": variants})
     if rubric.content_hash == base.content_hash:
         raise RefusedFormError("Nothing was changed: the text is that of the newest version.")
@@ -98,14 +98,6 @@ def save_version(workspace: Workspace, texts: Mapping[str, str]) -> Version:
         path = workspace.run / f"rubric-{number}.toml"
         write_atomically(path, rubric_toml(rubric))
     return Version(number, path, rubric, None)
-
-
-def _check_fields(user: str) -> None:
-    for field in ("{query}", "{document}"):
-        count = user.count(field)
-        if count != 1:
-            fault = f"stands there {count} times" if count else "is missing"
-            raise RefusedFormError(f"The text must contain {{query}} and {{document}} once each. {field} {fault}.")
 
 
 def change_of(workspace: Workspace, version: Version) -> dict[str, Any] | None:

@@ -96,22 +96,13 @@ def build_encoder(
     from bixse.encoders.loading.backbones import backbones, pool_backbone, set_attention
     from bixse.encoders.relevance_model import RelevanceModel
 
-    try:
-        with quiet_loading():
-            model = RelevanceModel(source, device=device, trust_remote_code=trust_remote_code)
-            if model.backbone_files is not None and any(
-                _gives_one_score(part.auto_model.config.to_dict()) for part in backbones(model)
-            ):
-                raise _is_a_reranker(name)  # of the hub, whose files were not there before
-            _check_weights(model, name, trust_remote_code)
-    except ModelError:
-        raise  # of missing weights or a damaged relevance head
-    except Exception as error:
-        raise ModelError(
-            f"model {name!r}: got {type(error).__name__}: {first_fault(error)}; expected a sentence-transformers or "
-            "transformers encoder; fix: check the name, that the folder holds config.json and model.safetensors, and "
-            "that a hub name can be reached"
-        ) from error
+    with _loading(name, "a sentence-transformers or transformers encoder"):
+        model = RelevanceModel(source, device=device, trust_remote_code=trust_remote_code)
+        if model.backbone_files is not None and any(
+            _gives_one_score(part.auto_model.config.to_dict()) for part in backbones(model)
+        ):
+            raise _is_a_reranker(name)  # of the hub, whose files were not there before
+        _check_weights(model, name, trust_remote_code)
     if resolve_precision(device=model.device) == "float32":
         make_weights_float32(model)
     longest = _keep_within_positions(model)
@@ -120,6 +111,21 @@ def build_encoder(
     set_attention(model, name, model.backbone_files is not None, bidirectional)
     _check_is_encoder(model, name)
     return _limited(model, name, longest, max_length, dimensions)
+
+
+@contextlib.contextmanager
+def _loading(name: str, expected: str) -> Iterator[None]:
+    """Turn errors of the libraries into a ModelError, and keep their output off the terminal."""
+    try:
+        with quiet_loading():
+            yield
+    except ModelError:
+        raise  # of missing weights or a damaged relevance head
+    except Exception as error:
+        raise ModelError(
+            f"model {name!r}: got {type(error).__name__}: {first_fault(error)}; expected {expected}; fix: check the "
+            "name, that the folder holds config.json and model.safetensors, and that a hub name can be reached"
+        ) from error
 
 
 def _is_a_reranker(name: str) -> ModelError:
@@ -166,18 +172,10 @@ def build_reranker(
     from bixse.encoders.reranker import Reranker
 
     kinds: dict[str, Any] = {"trust_remote_code": trust_remote_code, "model_kwargs": {"dtype": "float32"}}
-    try:
-        with quiet_loading():
-            model: Any = Reranker(source, num_labels=1, device=device, **kinds)
-            _check_weights(model, name, trust_remote_code, new_layer)
-            longest = _keep_within_positions(model)
-    except ModelError:
-        raise  # of missing weights or a damaged relevance head
-    except Exception as error:
-        raise ModelError(
-            f"model {name!r}: got {type(error).__name__}: {first_fault(error)}; expected a reranker of one score per "
-            "pair; fix: check the name, and that the folder holds config.json and model.safetensors"
-        ) from error
+    with _loading(name, "a reranker of one score per pair"):
+        model: Any = Reranker(source, num_labels=1, device=device, **kinds)
+        _check_weights(model, name, trust_remote_code, new_layer)
+        longest = _keep_within_positions(model)
     if max_length is not None:
         _check_length(max_length, longest, name)
         model.max_seq_length = max_length

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -13,7 +12,7 @@ from bixse.encoders.instructions import prompt_for, prompts_hash, use_task
 from bixse.encoders.loading.build import build_encoder
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError, ModelError, shorten
-from bixse.evaluation.systems import HASH_DIGITS, System, without_self
+from bixse.evaluation.systems import System, without_self
 from bixse.scale.index.index_files import EncoderIdentity, IndexFiles
 from bixse.scale.index.vector_store import is_stored, open_stored
 from bixse.search.search_collection import Hit, checked_limits, hits_of, probable
@@ -234,8 +233,7 @@ class IndexSystem(System):
     @property
     def name(self) -> str:
         """Return the last part of folder or address, and digits of a hash of encoder, corpus and kind of search."""
-        digest = hashlib.sha256(repr(sorted(self.inputs.items())).encode()).hexdigest()
-        return f"{'-'.join(Path(self.label).name.split())}-{digest[:HASH_DIGITS]}"
+        return f"{'-'.join(Path(self.label).name.split())}-{self.digest}"
 
     @property
     def precision(self) -> str:
