@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -182,6 +183,7 @@ def _plain(value: Any, integers: bool = False) -> Any:
     return value if value is None or isinstance(value, (str, int)) else str(value)
 
 
+@cache  # a record is written several times per run
 def _versions() -> dict[str, str]:
     versions = {"python": sys.version.split()[0], "platform": platform.platform()}
     for package in PACKAGES:
