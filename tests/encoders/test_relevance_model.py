@@ -229,6 +229,7 @@ def test_a_pooling_that_servers_lack_has_a_key_of_its_own(tiny_model, tmp_path, 
     assert {key for key, value in saved.items() if value is True} >= {POOLING_KEYS[mode] for mode in modes}
 
 
+@pytest.mark.slow
 def test_the_folder_loads_without_a_word(tiny_model, tmp_path):
     tiny_model.save(str(tmp_path))
     code = f"from sentence_transformers import SentenceTransformer as S; S({str(tmp_path)!r}, device='cpu')"

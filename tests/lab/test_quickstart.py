@@ -77,13 +77,12 @@ def test_the_guard_is_measured_and_the_merge_is_in_the_report(finished):
     assert "weight of the tuned model" in page
 
 
-def test_its_rows_are_those_of_evaluate(finished, tiny_model_path, capsys):
+def test_its_row_is_that_of_evaluate(finished, capsys):
     out, result = finished
-    rows = {system.name: system.metrics for system in result.report.systems}
-    for name, model in {"base": tiny_model_path, "bixse": out / "bixse" / "model"}.items():
-        words = ["evaluate", str(model), "--collection", str(out / "collection"), "--split", "test", "--json"]
-        assert main(words) == 0
-        assert json.loads(capsys.readouterr().out)["metrics"].items() >= rows[name].items()
+    (row,) = (system.metrics for system in result.report.systems if system.name == "bixse")
+    words = [str(out / "bixse" / "model"), "--collection", str(out / "collection"), "--split", "test", "--json"]
+    assert main(["evaluate", *words]) == 0
+    assert json.loads(capsys.readouterr().out)["metrics"].items() >= row.items()
 
 
 def test_what_it_saves_reads_as_much_as_the_base_model(finished, tiny_model_path):
