@@ -39,7 +39,7 @@ BUDGET = {
     "training": (3390, 112),
     "scale": (1810, 48),
     "preparing": (2790, 59),
-    "judging": (6990, 111),
+    "judging": (6990, 112),
     "adapters": (310, 14),
     "lab": (4460, 143),
     "ui": (2700, 75),

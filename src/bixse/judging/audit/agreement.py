@@ -15,6 +15,7 @@ import numpy.typing as npt
 from scipy.sparse import coo_matrix
 
 from bixse.evaluation.statistics import Floats, numbered_queries, percentile_estimate, query_draws, quotient
+from bixse.report.table import format_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -76,7 +77,7 @@ def agreement_in_words(kappa: IntervalEstimate) -> str:
         "no difference": "is not shown to agree with people more than chance would",
         "worse": "agrees with people less than chance would",
     }[kappa.verdict()]
-    value, low, high = (f"{round(figure, 2) + 0:.2f}" for figure in (kappa.value, kappa.low, kappa.high))
+    value, low, high = (format_number(figure, 2) for figure in (kappa.value, kappa.low, kappa.high))
     return f"{verdict}: kappa {value}, {low} to {high}"
 
 
