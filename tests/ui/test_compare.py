@@ -327,9 +327,12 @@ def test_edit_and_changed_grades_are_shown_as_text(tmp_path, open_server):
     Page(html).check_served()
     (card,) = re.findall(r"<article.*?</article>", html, re.DOTALL)
     assert "<ins>&lt;script&gt;alert(1)&lt;/script&gt;" in card and "\x1b" not in card and len(card) < 10_000
-    rows = re.findall(r'<tr><th scope="row">.*?text (\d-\d) &lt;.*?</tr>', card)
-    figures = [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r'<tr><th scope="row">.*?</tr>', card)]
-    assert rows == ["0-0", "1-1"] and figures == [["0.10", "3.00", "2"], ["1.20", "–", "2"]]
+    items = re.findall(r"<li>(.*?)</li>", card)
+    figures = [re.findall(r"<strong>(.*?)</strong>", item) for item in items]
+    assert [re.search(r"text (\d-\d) &lt;", item)[1] for item in items] == ["0-0", "1-1"] and figures == [
+        ["0.10", "3.00", "2"],
+        ["1.20", "–", "2"],
+    ]
 
 
 def test_last_decision_about_a_version_counts(labelled, run):
@@ -380,7 +383,7 @@ def test_trial_and_its_commands_give_the_same_figures(tmp_path, server, open_ser
     assert "was tried" in result and "Better: the whole interval" in result and "before, on 12 pairs" in result
     drawn = load_pairs(run / "rubric-pairs.parquet")
     moved = sum(int(pair.query_id[1:]) % 4 != 0 for pair in drawn)
-    assert len(drawn) == 12 and result.count('<tr><th scope="row">') == moved > 0
+    assert len(drawn) == 12 and result.count("<li>") == moved > 0
     text = browser.get("/rubric").text
     assert "<del>" in text and "<ins>" in text
     browser.submit("/rubric/decide", {"version": "2", "decision": "keep"})

@@ -7,9 +7,12 @@ import shutil
 import pytest
 
 from bixse.data.collection import Collection, Document, save_collection
+from bixse.data.pairs_files import load_pairs
 from bixse.judging.audit.labels import read_labels
 from bixse.relevance import GradeScale
 from helpers.row_files import jsonl
+from helpers.scripted_judge import ScriptedJudge
+from helpers.scripted_judge import graded as grade_pairs
 from helpers.toy import action_collection
 from helpers.ui_browser import faults, needs_axe, needs_chromium, running, tab
 from helpers.ui_server import events_of, graded_folder
@@ -81,6 +84,7 @@ def page(folder, actions, calibrated, chromium):
         opened.get_by_label("System message").fill("Judge well.")
         opened.get_by_role("button", name="Save as a new version").click()
         opened.get_by_role("button", name="Keep").click()
+        grade_pairs(load_pairs(folder / "pairs.parquet"), ScriptedJudge(), folder / "rubric-2", rubric="trec-dl-0-3")
         yield opened
 
 
@@ -95,6 +99,8 @@ def show(page, path):
 @pytest.mark.parametrize("path", PATHS)
 def test_page_has_no_fault_of_accessibility_and_fits_a_phone(page, path):
     show(page, path)
+    page.evaluate("() => document.querySelectorAll('main details:not(.grading)').forEach(x => { x.open = true })")
+    assert page.locator(".changes").count() == (path == "rubric")  # the grades that the edited rubric changed
     issues = []
     for name, size in WIDTHS.items():
         page.set_viewport_size(size)

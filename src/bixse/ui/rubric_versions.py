@@ -108,8 +108,9 @@ def changed_words(before: Rubric, after: Rubric) -> list[tuple[str, str]]:
     pieces = [("del", old), ("ins", new)]
     if max(len(old), len(new)) <= LONGEST_COMPARED:
         pieces = []
-        for kind, i, j, k, m in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
-            pieces += [("", old[i:j])] if kind == "equal" else [("del", old[i:j]), ("ins", new[k:m])]
+        first, second = ([word.rstrip() for word in side] for side in (old, new))
+        for kind, i, j, k, m in SequenceMatcher(None, first, second, autojunk=False).get_opcodes():
+            pieces += [("", new[k:m])] if kind == "equal" else [("del", old[i:j]), ("ins", new[k:m])]
     return [(kind, "".join(words)) for kind, words in pieces if words]
 
 

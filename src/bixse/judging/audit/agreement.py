@@ -62,7 +62,7 @@ class CountsByQuery:
         return {name: percentile_estimate(value, drawn[name]) for name, value in self.values(measures).items()}
 
 
-def agreement_in_words(kappa: IntervalEstimate) -> str:
+def agreement_in_words(kappa: IntervalEstimate, name: str = "kappa") -> str:
     """Return what a kappa says, as the end of a sentence about the judge.
 
     Example:
@@ -78,7 +78,7 @@ def agreement_in_words(kappa: IntervalEstimate) -> str:
         "worse": "agrees with people less than chance would",
     }[kappa.verdict()]
     value, low, high = (format_number(figure, 2) for figure in (kappa.value, kappa.low, kappa.high))
-    return f"{verdict}: kappa {value}, {low} to {high}"
+    return f"{verdict}: {name} {value}, {low} to {high}"
 
 
 def counts_by_query(

@@ -128,8 +128,7 @@ def _result(workspace: Workspace, version: Version) -> dict[str, Any]:
 def progress(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     """The result of the last trial, or how far it is."""
     number = None if workspace.trial is None else workspace.trial[0].number
-    tried = next((version for version in versions(workspace) if version.number == number), None)
-    return {"entry": None if tried is None else _result(workspace, tried)}
+    return {"entry": next((_result(workspace, each) for each in versions(workspace) if each.number == number), None)}
 
 
 def save(workspace: Workspace, visit: Visit) -> str:
@@ -156,7 +155,7 @@ def try_version(workspace: Workspace, visit: Visit) -> str:
         if workspace.trial is None or not workspace.trial[1].is_running:
             job = BackgroundJob(f"trial of rubric {version.number}", partial(try_now, workspace, version))
             workspace.trial = (version, job)
-    return "/rubric#trial"
+    return f"/rubric#version-{workspace.trial[0].number}"
 
 
 def keep_or_drop(workspace: Workspace, visit: Visit) -> str:
