@@ -282,6 +282,10 @@ class TestCommand:
         shown = capsys.readouterr().out
         assert all(name in shown for name in [*STUDIES, *preset_names()])
 
+    @pytest.mark.parametrize("preset", preset_names())
+    def test_note_of_a_preset_names_no_number_of_seeds(self, preset):
+        assert "seed" not in StudyConfig.load(None, {"study": "losses", "preset": preset}).note  # --seeds may change it
+
     @pytest.mark.parametrize("preset", [name for name in preset_names() if name.startswith("paper")])
     @pytest.mark.parametrize("study", STUDIES)
     def test_the_papers_settings_are_checked_without_their_data(self, preset, study, capsys):

@@ -37,6 +37,8 @@ class TestMeasure:
     )
     def test_the_finding_follows_from_interval_and_seeds(self, seeds, shift, finding):
         assert measure(A_ABOVE_B, {A: table(seeds, 50, shift), B: table(seeds, 50, seed=1)}).finding == finding
+        explained = measure(A_ABOVE_B, {A: table(seeds, 50, shift), B: table(seeds, 50, seed=1)}).explained
+        assert explained.startswith(finding) and (explained == finding) == (finding != "not shown")
 
     def test_a_system_without_training_counts_for_every_seed(self):
         assert measure(A_ABOVE_B, {A: table(3, 30, 0.2), B: {7: table(1, 30)[0]}}, {B}).seeds == 3
@@ -44,6 +46,7 @@ class TestMeasure:
     def test_a_trained_arm_with_one_seed_left_does_not_stand_for_all(self):
         claim = measure(A_ABOVE_B, {A: table(3, 30, 0.2), B: {2: table(3, 30)[2]}})
         assert (claim.seeds, claim.finding) == (1, "not shown")
+        assert "1 seed" in claim.explained
         assert measure(A_ABOVE_B, {A: {0: table(1, 30)[0]}, B: {2: table(3, 30)[2]}}).difference is None
 
     def test_an_arm_without_figures_gives_no_figures(self):

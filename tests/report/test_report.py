@@ -34,9 +34,11 @@ from bixse.report.table import (
     format_p_value,
     format_seconds,
     format_table,
+    metric_title,
 )
 from bixse.results import CalibrationReport, Comparison, Difference, MergePoint, ReliabilityBin
 from helpers.html_page import Page
+from helpers.ui_browser import faults, needs_axe, needs_chromium, started_chromium
 
 SYSTEMS = {
     "bm25": ("BM25", {"ndcg@10": 0.411, "recall@100": 0.86, "mrr@10": 0.49}),
@@ -151,6 +153,13 @@ def with_text(data, change):
     return ReportData.model_validate(walk(data.model_dump(), ""))
 
 
+def test_metrics_are_spelled_for_readers(full_html):
+    assert "nDCG@10" in full_html and "MRR@10" in full_html and "ndcg@" not in full_html
+    assert [metric_title(name) for name in ("map@100", "recall@100", "<b>@1@2", "")] == [
+        "MAP@100", "recall@100", "<b>@1@2", "",
+    ]  # fmt: skip
+
+
 def test_no_element_comes_from_data(full_data):
     payload = " ".join(HOSTILE)
     hostile = Page(render_report(with_text(full_data, lambda text: payload + text + payload)))
@@ -181,6 +190,8 @@ def test_sections_are_in_order_and_none_is_empty(full_html, minimal_data):
     ]  # fmt: skip
     html = render_report(minimal_data)
     assert re.findall(r'<h2 id="(\w+)"', html) == ["findings", "results"]
+    for page in (full_html, html):
+        assert re.findall(r'<li><a href="#(.*?)">(.*?)</a>', page) == re.findall(r'<h2 id="(\w+)">(.*?)</h2>', page)
     assert "claims no improvement" in html
     assert "<img" not in html
 
@@ -205,6 +216,25 @@ def test_headings_are_in_order_and_tables_have_scopes(full_html):
     assert len(ids) == len(set(ids))
     labelled = {a["aria-labelledby"] for _, a in page.elements if "aria-labelledby" in a}
     assert labelled <= set(ids)
+
+
+@pytest.mark.slow
+@needs_chromium
+@needs_axe
+def test_page_has_no_fault_of_accessibility_and_fits_a_phone(full_html, minimal_data):
+    issues = []
+    with started_chromium() as chromium:
+        page = chromium.new_page()
+        for html in (full_html, render_report(minimal_data)):
+            page.set_content(html)
+            page.evaluate("() => document.querySelectorAll('details').forEach(x => { x.open = true })")
+            for width in (1280, 390):
+                page.set_viewport_size({"width": width, "height": 800})
+                assert not page.evaluate("() => document.documentElement.scrollWidth > innerWidth")
+                for scheme in ("light", "dark"):
+                    page.emulate_media(color_scheme=scheme)
+                    issues += faults(page)
+    assert not issues
 
 
 def test_verdicts_have_words_and_the_best_of_a_column_is_bold(full_html):
@@ -337,8 +367,16 @@ def test_numbers_are_right_aligned_and_texts_left():
     assert format_table([], ["name", "n"]).splitlines() == ["name    n", "------  ---"]
 
 
-NUMBERS = {0.0: "0.000", -0.0001: "0.000", -0.5: "-0.500", None: "–", 12.3456: "12.346"}
-DIFFERENCES = {0.05: "+0.050", -0.05: "−0.050", 0.0: "0.000", -0.0004: "0.000", 0.0006: "+0.001"}
+NUMBERS = {
+    0.0: "0.000",
+    0.0004: "0.0004",
+    -0.0001: "-0.0001",
+    -1e-05: "0.000",
+    -0.5: "-0.500",
+    None: "–",
+    12.3456: "12.346",
+}
+DIFFERENCES = {0.05: "+0.050", -0.05: "−0.050", 0.0: "0.000", -0.0004: "−0.0004", 0.00001: "0.000", 0.0006: "+0.001"}
 SECONDS = {
     None: "–", 0.0: "< 0.1 s", 59.94: "59.9 s", 59.96: "1 min 00 s", 3599.4: "59 min 59 s", 3599.6: "1 h 00 min",
     86400: "24 h 00 min",
@@ -350,6 +388,11 @@ SECONDS = {
 )
 def test_values_are_rounded_and_have_their_unit_and_sign(write, texts):
     assert {value: write(value) for value in texts} == texts
+
+
+def test_interval_that_does_not_hold_zero_does_not_read_as_if_it_did():
+    assert format_interval(0.0003, 0.02, signed=True) == "[+0.0003, +0.020]"
+    assert format_interval(-0.2, -0.004, digits=2) == "[-0.20, -0.004]"
 
 
 def test_unknown_interval_and_p_value_have_a_text():

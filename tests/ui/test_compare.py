@@ -3,24 +3,29 @@ import re
 import shlex
 import threading
 import time
+from dataclasses import replace
 from html import unescape
 
 import pytest
 
 from bixse.data.collection import Collection, Document, save_collection
+from bixse.data.pairs_files import load_pairs
 from bixse.data.trec import write_run
 from bixse.errors import ConfigError
 from bixse.judging.audit.labels import read_labels
-from bixse.judging.rubrics import load_rubric
+from bixse.judging.judge import Answer
+from bixse.judging.rubrics import PromptVariant, load_rubric
 from bixse.relevance import GradeScale
 from bixse.ui.pages import rubric
 from bixse.ui.pages.compare import TwoSystems
+from bixse.ui.rubric_versions import LONGEST_COMPARED, changed_words
 from bixse.ui.searcher import open_searcher
 from bixse.ui.ui_settings import UiSettings
 from helpers.chat_server import planted
 from helpers.command import call
 from helpers.html_page import Page
-from helpers.ui_server import Browser, events_of, graded_folder
+from helpers.scripted_judge import ScriptedJudge, graded
+from helpers.ui_server import Browser, by_number, events_of, graded_folder
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m <img src=x onerror=alert(1)>"
 GRADE = {"event": "e1", "query_id": "q1", "document_id": "d2", "answer": "2", "p": "0.5", "top": "10"}
@@ -286,6 +291,50 @@ def test_versions_are_never_overwritten(labelled, run):
     assert labelled.submit("/rubric/decide", {"version": "2", "decision": "perhaps"}).status_code == 400
 
 
+@pytest.mark.parametrize(
+    ("system", "pieces"),
+    [("", [("del", "Judge the text.\n\n"), ("", "{query} {document}")]),
+     ("Judge the text.", [("", "Judge the text.\n\n{query} {document}")]),
+     ("Judge the whole text.", [("", "Judge the "), ("ins", "whole "), ("", "text.\n\n{query} {document}")]),
+     ("x " * LONGEST_COMPARED, [("del", "Judge the text.\n\n{query} {document}"),
+                                ("ins", "x " * LONGEST_COMPARED + "\n\n{query} {document}")])],
+    ids=["no message", "the same", "one word more", "too long to compare"],
+)  # fmt: skip
+def test_edit_is_shown_by_its_words(system, pieces):
+    rubric = load_rubric("trec-dl-0-3")
+    before, after = (
+        rubric.model_copy(update={"variants": (PromptVariant(name="a", system=text, user="{query} {document}"),)})
+        for text in ("Judge the text.", system)
+    )
+    assert changed_words(before, after) == pieces
+
+
+def test_edit_and_changed_grades_are_shown_as_text(tmp_path, open_server):
+    run = graded_folder(tmp_path / "run", queries=2, texts=lambda q, d: f"text {q}-{d} {HOSTILE} {'long ' * 999}")
+    browser = Browser(open_server(run, planned=8), "ann")
+    label_all(browser, lambda query_id, document_id: 2)
+    browser.submit("/rubric/save", {**EDIT, "system-0": HOSTILE})
+
+    def rule(question):
+        """The same grades, but for a refusal, a grade that stays the nearest one, and a much higher grade."""
+        answer, number = by_number(question), {"d0-0": 3.0, "d0-1": 1.4}.get(question.document_id)
+        if question.document_id == "d1-1":
+            return Answer("refused", "token-ids", judge="scripted")
+        return answer if number is None else replace(answer, grade=number, low=number, high=number)
+
+    graded(load_pairs(run / "pairs.parquet"), ScriptedJudge(rule=rule), run / "rubric-2", rubric="trec-dl-0-3")
+    html = browser.get("/rubric").text
+    Page(html).check_served()
+    (card,) = re.findall(r"<article.*?</article>", html, re.DOTALL)
+    assert "<ins>&lt;script&gt;alert(1)&lt;/script&gt;" in card and "\x1b" not in card and len(card) < 10_000
+    items = re.findall(r"<li>(.*?)</li>", card)
+    figures = [re.findall(r"<strong>(.*?)</strong>", item) for item in items]
+    assert [re.search(r"text (\d-\d) &lt;", item)[1] for item in items] == ["0-0", "1-1"] and figures == [
+        ["0.10", "3.00", "2"],
+        ["1.20", "–", "2"],
+    ]
+
+
 def test_last_decision_about_a_version_counts(labelled, run):
     for text in ("Judge kindly.", "Judge sternly."):
         labelled.submit("/rubric/save", {**EDIT, "system-0": text})
@@ -330,9 +379,13 @@ def test_trial_and_its_commands_give_the_same_figures(tmp_path, server, open_ser
     browser.submit("/rubric/save", EDIT)
     assert "12 pairs, 12 questions" in browser.submit("/rubric/price", {"version": "2"}).text
     browser.submit("/rubric/try", {"version": "2"})
-    assert "was tried" in wait_for_trial(browser)
+    result = wait_for_trial(browser)  # the page asks for it by itself
+    assert "was tried" in result and "Better: the whole interval" in result and "before, on 12 pairs" in result
+    drawn = load_pairs(run / "rubric-pairs.parquet")
+    moved = sum(int(pair.query_id[1:]) % 4 != 0 for pair in drawn)
+    assert len(drawn) == 12 and result.count("<li>") == moved > 0
     text = browser.get("/rubric").text
-    assert "Better: the whole interval" in text and "before, on 12 pairs" in text
+    assert "<del>" in text and "<ins>" in text
     browser.submit("/rubric/decide", {"version": "2", "decision": "keep"})
     lines = re.search(r"<code>(bixse grade.*?)</code>", text, re.DOTALL)[1].split("\n\n")
     price, again, audit = map(shlex.split, lines)

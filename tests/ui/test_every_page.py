@@ -7,9 +7,13 @@ import shutil
 import pytest
 
 from bixse.data.collection import Collection, Document, save_collection
+from bixse.data.pairs_files import load_pairs
 from bixse.judging.audit.labels import read_labels
 from bixse.relevance import GradeScale
+from helpers.chat_server import planted
 from helpers.row_files import jsonl
+from helpers.scripted_judge import ScriptedJudge
+from helpers.scripted_judge import graded as grade_pairs
 from helpers.toy import action_collection
 from helpers.ui_browser import faults, needs_axe, needs_chromium, running, tab
 from helpers.ui_server import events_of, graded_folder
@@ -81,6 +85,7 @@ def page(folder, actions, calibrated, chromium):
         opened.get_by_label("System message").fill("Judge well.")
         opened.get_by_role("button", name="Save as a new version").click()
         opened.get_by_role("button", name="Keep").click()
+        grade_pairs(load_pairs(folder / "pairs.parquet"), ScriptedJudge(), folder / "rubric-2", rubric="trec-dl-0-3")
         yield opened
 
 
@@ -95,6 +100,8 @@ def show(page, path):
 @pytest.mark.parametrize("path", PATHS)
 def test_page_has_no_fault_of_accessibility_and_fits_a_phone(page, path):
     show(page, path)
+    page.evaluate("() => document.querySelectorAll('main details:not(.grading)').forEach(x => { x.open = true })")
+    assert page.locator(".changes").count() == (path == "rubric")  # the grades that the edited rubric changed
     issues = []
     for name, size in WIDTHS.items():
         page.set_viewport_size(size)
@@ -300,3 +307,21 @@ def test_trial_shows_its_progress_without_a_reload(run, chromium):
         page.get_by_role("button", name="Try it").click()
         page.wait_for_selector("#trial .message", timeout=120_000)
         assert "127.0.0.1:9" in page.locator("#trial").inner_text()
+
+
+def test_result_of_a_trial_comes_up_by_itself_and_a_new_edit_stays(tmp_path, server, chromium):
+    shares = [[0.9, 0.1, 0, 0], [0.1, 0.8, 0.1, 0], [0, 0.1, 0.8, 0.1], [0, 0, 0.1, 0.9]]
+    run = graded_folder(tmp_path / "run", queries=4, texts=lambda q, d: planted(f"{q}-{d}", shares[(d + q) % 4]))
+    row = {"person": "Ann", "time": "2026-01-01T00:00:00Z", "status": "graded"}
+    ids = [{"event": f"e{q}-{d}", "query_id": f"q{q}", "document_id": f"d{q}-{d}"} for q in range(4) for d in range(4)]
+    jsonl(run / "labels.jsonl", *({**row, **pair, "grade": 1} for pair in ids))
+    with running(run, "--judge", server.scenario()) as ui, tab(chromium, ui, "Ann") as page:
+        page.goto(f"{ui.origin}/rubric")
+        page.get_by_label("System message").fill("Judge well.")
+        page.get_by_role("button", name="Save as a new version").click()
+        page.get_by_role("button", name="Try it").click()
+        page.wait_for_selector("#trial")
+        page.get_by_label("System message").fill("The next edit")
+        page.wait_for_selector(".changes li", timeout=120_000)
+        assert page.locator(".changes li").count() == 12  # the grades of the queries 1 to 3
+        assert page.get_by_label("System message").input_value() == "The next edit"

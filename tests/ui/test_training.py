@@ -204,7 +204,7 @@ def test_grades_are_shown_before_there_is_a_model(trained_model, open_server):
     server = open_server(trained_model)
     assert server.workspace.once(TrainBatches).start(0, 0).wait().result.sigma is None
     html = Browser(server).get("/batch").text
-    assert "when it is trained" in html and "unlabelled<" in html
+    assert "when it is trained" in html and "taken as irrelevant<" in html
 
 
 @pytest.fixture
@@ -261,6 +261,23 @@ def test_reports_below_are_served_without_scripts_and_nothing_else_is(root, open
         assert browser.get(f"/reports/{name}").status_code == 404
     browser.cookies.clear()
     assert browser.get(links[0]).status_code == 403
+
+
+def test_folder_of_a_training_run_says_nothing_of_grading(tmp_path, open_server):
+    (tmp_path / "run.json").write_text(json.dumps({"command": "train", "status": "finished"}))
+    html = Browser(open_server(tmp_path)).get("/").text
+    assert "this folder" in html and "dollars" not in html and "to come" not in html
+
+
+def test_who_is_signed_out_or_lost_sees_a_page(browser):
+    for path, status in (("/nothing", 404), ("/reports/<b>nothing.html", 404), ("/static/none.css", 404)):
+        answer = browser.get(path)
+        Page(answer.text).check_served()
+        assert answer.status_code == status and "Go to Home" in answer.text and "<b>" not in answer.text
+    browser.cookies.clear()
+    answer = browser.get("/label")
+    Page(answer.text).check_served()
+    assert answer.status_code == 403 and "terminal" in answer.text and 'href="/label"' not in answer.text
 
 
 def test_main_button_is_the_next_step(browser):

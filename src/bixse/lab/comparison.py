@@ -80,7 +80,11 @@ class Comparer:
 
     def _summary(self, system: str, against: Sequence[str]) -> str:
         verdicts = {other: self._difference(system, other, False).verdict for other in against}
-        parts = [f"{VERDICT_IN_A_SENTENCE[verdict]} {self.labels[other]}" for other, verdict in verdicts.items()]
+        reason = {"no difference": " (the interval holds 0)"}
+        parts = [
+            f"{VERDICT_IN_A_SENTENCE[verdict]} {self.labels[other]}{reason.get(verdict, '')}"
+            for other, verdict in verdicts.items()
+        ]
         return f"{self.labels[system]} is {' and '.join(parts)} on the held-out queries."
 
     def write_report(

@@ -44,15 +44,13 @@ def render_report(data: ReportData) -> str:
         best=_best_scores(data),
         training=plots.training_plots(data.training, data.label),
         merges={
-            f"{data.label(curve.system)}: dev and guard against the weight of the tuned model": plots.merge_plot(
-                curve, data.label
-            )
+            f"{data.label(curve.system)}: change by weight of the tuned model": plots.merge_plot(curve, data.label)
             for curve in data.merges
         },
         diagrams={
             name: plots.reliability_diagram(report, name) for name, report in data.calibrations.items() if report.curve
         },
-        gains=plots.gains_and_losses_plot(changes, data.primary_metric) if changes else None,
+        gains=plots.gains_and_losses_plot(changes, table.metric_title(data.primary_metric)) if changes else None,
         largest_gains=[change for change in changes if change.change > 0][:CHANGES_LISTED],
         largest_losses=[change for change in reversed(changes) if change.change < 0][:CHANGES_LISTED],
     )
@@ -74,6 +72,8 @@ def page_environment(package: str = "bixse.report") -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
+        headings=re.compile(r'<h2 id="(\w+)">(.*?)</h2>').findall,
+        metric=table.metric_title,
         number=table.format_number,
         difference=table.format_difference,
         seconds=table.format_seconds,

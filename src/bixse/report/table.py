@@ -21,6 +21,12 @@ Cell = str | int | float | None
 """Floats get three decimals; None is an empty cell."""
 
 
+def metric_title(metric: str) -> str:
+    """The name of a metric for readers: nDCG@10 for ndcg@10."""
+    name, at, cutoff = metric.partition("@")
+    return {"ndcg": "nDCG", "mrr": "MRR", "map": "MAP"}.get(name, name) + at + cutoff
+
+
 def format_verdict(difference: Difference) -> str:
     """A verdict with its sign, and a remark if the queries are few.
 
@@ -33,18 +39,22 @@ def format_verdict(difference: Difference) -> str:
 
 
 def format_number(value: float | None, digits: int = 3) -> str:
-    """A number with fixed decimals, or a dash for None; never "-0.000"."""
-    return "–" if value is None else f"{value:z.{digits}f}"
+    """A number with fixed decimals, one more where it would read as zero; a dash for None; never "-0.000"."""
+    return "–" if value is None else f"{value:z.{_finer(value, digits)}f}"
+
+
+def _finer(value: float, digits: int) -> int:
+    return digits + (round(value, digits) == 0 and round(value, digits + 1) != 0)
 
 
 def format_difference(value: float, digits: int = 3) -> str:
-    """A signed difference with a true minus sign; a difference that rounds to zero has no sign.
+    """A signed difference with a true minus sign, and the decimals of `format_number`.
 
     Example:
-        >>> format_difference(0.0531), format_difference(-0.02), format_difference(-0.0001)
-        ('+0.053', '−0.020', '0.000')
+        >>> format_difference(0.0531), format_difference(-0.02), format_difference(-0.0001), format_difference(0.0)
+        ('+0.053', '−0.020', '−0.0001', '0.000')
     """
-    text = f"{value:+z.{digits}f}".replace("-", "−")
+    text = f"{value:+z.{_finer(value, digits)}f}".replace("-", "−")
     return text if text.strip("+0.") else text[1:]
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from bixse.files.files import append_line, write_atomically
 from bixse.files.parquet import read_table
 from bixse.files.rows import read_rows
 from bixse.files.values import FileColumn
-from bixse.judging.audit.agreement import cohen_kappa, counts_by_query
+from bixse.judging.audit.agreement import cohen_kappa, counts_by_query, nearest_level
 from bixse.judging.grade import JUDGEMENTS_NAME
 from bixse.judging.rubrics import Rubric, field_fault, load_rubric, rubric_toml
 from bixse.ui.ui_settings import SEED
@@ -25,12 +27,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    import pandas as pd
+
     from bixse.ui.workspace import Workspace
 
 DECISIONS_FILE = "rubrics.jsonl"
 FILE_NAME = re.compile(r"rubric-(\d+)\.toml")
+PAIR_IDS = ["query_id", "document_id"]
 DECISION_COLUMNS = (FileColumn("version", "integer"), FileColumn("decision"))
 SAMPLES = 1000  # number of resamples; that of `bixse grade audit`, so that the figures are equal
+LONGEST_COMPARED = 2000  # number of words; the time of a comparison grows with its square
 
 
 @dataclass(frozen=True)
@@ -70,18 +76,13 @@ def current_rubric(workspace: Workspace) -> Rubric:
     return next((version.rubric for version in versions(workspace) if version.decision == "keep"), workspace.rubric)
 
 
-def newest_rubric(workspace: Workspace) -> Rubric:
-    """The newest version, kept or not: an edit begins with its text."""
-    return next((version.rubric for version in versions(workspace)), workspace.rubric)
-
-
 def save_version(workspace: Workspace, texts: Mapping[str, str]) -> Version:
     """Write an edited rubric as the next version.
 
     Raises:
         RefusedFormError: a prompt lacks `{query}` or `{document}`, or the text is that of the newest version.
     """
-    base = newest_rubric(workspace)
+    base = next((version.rubric for version in versions(workspace)), workspace.rubric)
     variants = [  # labels and values stay, so that people's labels stay comparable; forms send lines that end in CRLF
         {"name": variant.name}
         | {key: texts.get(f"{key}-{position}", "").replace("\r\n", "\n") for key in ("system", "user")}
@@ -100,6 +101,43 @@ def save_version(workspace: Workspace, texts: Mapping[str, str]) -> Version:
     return Version(number, path, rubric, None)
 
 
+def changed_words(before: Rubric, after: Rubric) -> list[tuple[str, str]]:
+    """Split the prompts of two rubrics into pieces (kind, words): "del" is in `before` alone, "ins" in `after`."""
+    prompts = ([(each.system, each.user) for each in rubric.variants] for rubric in (before, after))
+    old, new = (re.findall(r"\S+\s*", "\n\n".join(filter(None, itertools.chain(*texts)))) for texts in prompts)
+    pieces = [("del", old), ("ins", new)]
+    if max(len(old), len(new)) <= LONGEST_COMPARED:
+        pieces = []
+        first, second = ([word.rstrip() for word in side] for side in (old, new))
+        for kind, i, j, k, m in SequenceMatcher(None, first, second, autojunk=False).get_opcodes():
+            pieces += [("", new[k:m])] if kind == "equal" else [("del", old[i:j]), ("ins", new[k:m])]
+    return [(kind, "".join(words)) for kind, words in pieces if words]
+
+
+def changed_grades(workspace: Workspace, version: Version) -> list[dict[str, Any]]:
+    """The pairs whose nearest grade differs between the folder and a tried version, the largest change first.
+
+    Each has its `pair` and the grades `before`, `after` and of `people`; None for no grade.
+    """
+    index, scale, people = workspace.index, workspace.rubric.scale, workspace.labels.grades()
+    levels = np.array(workspace.rubric.values)
+    changed = []
+    for query_id, document_id, relevance in _tried(version).itertuples(index=False):
+        row = index.row_of.get((query_id, document_id))
+        before = None if row is None else index.grade(row, scale)
+        after = None if np.isnan(relevance) else scale.to_grade(relevance)
+        nearest = [None if grade is None else int(nearest_level(np.array(grade), levels)) for grade in (before, after)]
+        if row is not None and nearest[0] != nearest[1]:
+            grade = people.get((query_id, document_id))
+            changed.append({"pair": index.pair(row), "before": before, "after": after, "people": grade})
+    return sorted(changed, key=lambda pair: -abs((pair["after"] or 0.0) - (pair["before"] or 0.0)))
+
+
+def _tried(version: Version) -> pd.DataFrame:
+    """The ids of the pairs that a trial asked for, and their relevance; NaN for no grade."""
+    return read_table(version.out / JUDGEMENTS_NAME, [*PAIR_IDS, "relevance"]).to_pandas()
+
+
 def change_of(workspace: Workspace, version: Version) -> dict[str, Any] | None:
     """The quadratic kappa of judge and people before and after a tried version, and its difference after - before.
 
@@ -108,10 +146,9 @@ def change_of(workspace: Workspace, version: Version) -> dict[str, Any] | None:
     """
     if not version.is_tried:
         return None
-    ids = ["query_id", "document_id"]
-    tried = read_table(version.out / JUDGEMENTS_NAME, [*ids, "relevance"]).to_pandas()
+    tried = _tried(version)
     tried = tried[tried["relevance"].notna()]
-    graded = workspace.graded_by_both(independent=True).merge(tried, on=ids)
+    graded = workspace.graded_by_both(independent=True).merge(tried, on=PAIR_IDS)
     if graded["query_id"].nunique() < 2:
         return None
     human, before = graded["human"].to_numpy(np.float64), graded["judge"].to_numpy(np.float64)

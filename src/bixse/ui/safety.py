@@ -42,10 +42,6 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",  # texts and labels may be private
 }
-WITHOUT_SESSION = (
-    "You are signed out: the server was restarted, or this browser is new. Open the link shown in the terminal. "
-    "Nothing saved is lost."
-)
 SECRET_FILE, SECRET_BYTES = ".ui-secret", 32
 """The file signs the sessions, so that they outlive the server; everybody who can read it can make a session."""
 
@@ -120,11 +116,11 @@ class Guard:
 
     - The Host must be an address of this server, so that no other site's name can be bound to it (DNS rebinding).
     - Only POST changes anything, and only from a page of the same origin (CSRF).
-    - Every path but `/enter` and `/static/` needs a session, which `/enter?token=` gives once.
+    - Every path but `/enter` and `/static/` gives `locked` without a session, which `/enter?token=` opens once.
     """
 
-    def __init__(self, app: ASGIApp, sessions: Sessions, host: str, port: int, is_local: bool) -> None:
-        self.app, self.sessions, self.port, self.is_local = app, sessions, port, is_local
+    def __init__(self, app: ASGIApp, locked: ASGIApp, sessions: Sessions, host: str, port: int, is_local: bool) -> None:
+        self.app, self.locked, self.sessions, self.port, self.is_local = app, locked, sessions, port, is_local
         self.cookie = f"bixse-{port}"  # cookies know no ports, and two servers may run here
         self.names = {"127.0.0.1", "localhost", "[::1]", host.lower()}
         if not is_local:
@@ -150,7 +146,7 @@ class Guard:
         scope["session"] = None if cookie is None else self.sessions.find(cookie)
         path = scope["path"]
         if scope["session"] is None and path != "/enter" and not path.startswith("/static/"):
-            await PlainTextResponse(WITHOUT_SESSION, 403)(scope, receive, with_headers)
+            await self.locked(scope, receive, with_headers)
             return
         await self.app(scope, receive, with_headers)
 

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -66,7 +67,12 @@ class Server:
                 make = partial(self.act, act)
                 routes.append(Route(f"/{page.name}/{name}", partial(self.respond, page, make), methods=["POST"]))
         settings = workspace.settings
-        self.guard = Guard(Starlette(routes=routes), self.sessions, settings.host, port, settings.is_local)
+        app = Starlette(routes=routes, exception_handlers={404: self.missing})
+        locked = self.page("signed-out.html.j2", 403, None, title="You are signed out")
+        self.guard = Guard(app, locked, self.sessions, settings.host, port, settings.is_local)
+
+    async def missing(self, request: Request, error: Exception) -> Response:
+        return self.page("missing.html.j2", 404, request.scope["session"], title="There is no such page")
 
     async def first(self, request: Request) -> Response:
         return RedirectResponse(f"/{self.pages[0].name}", 303)
@@ -79,7 +85,7 @@ class Server:
             return RedirectResponse("/", 303)
         session = self.sessions.enter(request.query_params.get("token", ""))
         if session is None:
-            why = "This link was used, or belongs to an earlier start. Restart, or make a new link on the page Home."
+            why = "This link was used, or belongs to an earlier start. Restart `bixse ui`, or make a new link on Home."
             return self.page("message.html.j2", 403, None, title="This link is not valid", message=why)
         session.person = _name(request.query_params.get("person", ""))
         # a page and no redirect: after a link on another site, browsers follow a redirect without the strict cookie
@@ -106,7 +112,7 @@ class Server:
         """A report of the folder, without scripts and without this server's cookie, whoever wrote it."""
         path = home.list_reports(self.workspace.run).get(request.path_params["name"])
         if path is None:
-            return Response("There is no such report.", 404)
+            raise HTTPException(404)
         return FileResponse(path, headers={POLICY: REPORT_POLICY})
 
     def show(self, page: Page, show: Show, template: str, visit: Visit, refusal: str = "") -> Response:

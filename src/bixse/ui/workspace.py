@@ -73,7 +73,7 @@ class AgreementSoFar:
     @property
     def verdict(self) -> str:
         """Return what kappa says, as the end of a sentence about the judge."""
-        return agreement_in_words(self.kappa)
+        return agreement_in_words(self.kappa, "weighted kappa")
 
     def width(self, labels: int) -> float | None:
         """Estimate the width of kappa's interval with this number of labels; None if unknown."""
@@ -262,7 +262,7 @@ class BackgroundJob:
     """Work in a thread that the constructor starts; pages read its progress, and after its end `result` or `error`."""
 
     def __init__(self, name: str, work: Callable[[BackgroundJob], Any]) -> None:
-        self.name, self.doing, self.note, self.error = name, "pending", "", ""
+        self.name, self.doing, self.note, self.error = name, "starting", "", ""
         self.done = self.total = 0
         self.result: Any = None
         self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)  # Ctrl-C does not wait for it

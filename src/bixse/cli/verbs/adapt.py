@@ -21,8 +21,8 @@ def run(settings: AdaptSettings, options: Options) -> CommandResult:
     base = ", ".join(f"{name} {value:.3f}" for name, value in result.base.items())
     lines = [
         f"{result.documents:,} vectors of {result.dimensions} dimensions, {gain['queries']} dev queries: {base}",
-        f"a perfect order of the first 100 would give ndcg@10 {result.ceiling:.3f}",
-        f"adapter: {format_difference(gain['mean'])} {interval} ndcg@10, "
+        f"a perfect order of the first 100 would give nDCG@10 {result.ceiling:.3f}",
+        f"adapter: {format_difference(gain['mean'])} {interval} nDCG@10, "
         f"{VERDICT_WORDS[gain['verdict']]} ({result.train_queries} queries, {duration(result.seconds)})",
         f"saved: {saved}, of {result.steps} steps, times {result.shrinkage:g}" if saved else "no adapter is saved",
     ]

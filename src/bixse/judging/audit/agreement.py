@@ -15,6 +15,7 @@ import numpy.typing as npt
 from scipy.sparse import coo_matrix
 
 from bixse.evaluation.statistics import Floats, numbered_queries, percentile_estimate, query_draws, quotient
+from bixse.report.table import format_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -61,7 +62,7 @@ class CountsByQuery:
         return {name: percentile_estimate(value, drawn[name]) for name, value in self.values(measures).items()}
 
 
-def agreement_in_words(kappa: IntervalEstimate) -> str:
+def agreement_in_words(kappa: IntervalEstimate, name: str = "kappa") -> str:
     """Return what a kappa says, as the end of a sentence about the judge.
 
     Example:
@@ -76,8 +77,8 @@ def agreement_in_words(kappa: IntervalEstimate) -> str:
         "no difference": "is not shown to agree with people more than chance would",
         "worse": "agrees with people less than chance would",
     }[kappa.verdict()]
-    value, low, high = (f"{round(figure, 2) + 0:.2f}" for figure in (kappa.value, kappa.low, kappa.high))
-    return f"{verdict}: kappa {value}, {low} to {high}"
+    value, low, high = (format_number(figure, 2) for figure in (kappa.value, kappa.low, kappa.high))
+    return f"{verdict}: {name} {value}, {low} to {high}"
 
 
 def counts_by_query(

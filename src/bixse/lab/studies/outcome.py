@@ -108,7 +108,7 @@ class StudyOutcome:
                 "claim": result.claim,
                 **_difference_entries("difference", result.difference),
                 "p (Holm)": format_p_value(result.adjusted if result.difference else None),
-                "finding": result.finding,
+                "finding": result.explained,
             }
             for result in self.claims
         ]

@@ -151,6 +151,14 @@ class ClaimResult:
             return "not shown"
         return "reproduced" if self.difference.mean > 0 else "contradicted"
 
+    @property
+    def explained(self) -> str:
+        """The finding for readers: "not shown" with its reason."""
+        if self.finding != "not shown":
+            return self.finding
+        too_few = f"{self.seeds} seed{'s' if self.seeds > 1 else ''} of at least {FEWEST_SEEDS}"
+        return f"not shown: {too_few if 0 < self.seeds < FEWEST_SEEDS else f'p is not below {LEVEL}'}"
+
 
 def above(claim: str, first: ArmLabels, second: ArmLabels) -> Contrast:
     """Return the claim that one arm is above another."""

@@ -137,6 +137,7 @@ def label(workspace: Workspace, visit: Visit) -> dict[str, Any]:
     still_open = [row for row in rows if desk.is_open(row, person)]
     shown = workspace.labels.shown_to(person)
     done = [make_card(workspace, visit, row) for row in desk.rows_for(visit.query.get("done", ""), person)]
+    last = workspace.labels.last_of(person)
     return {
         "query_id": query_id,
         "cards": cards,
@@ -145,17 +146,11 @@ def label(workspace: Workspace, visit: Visit) -> dict[str, Any]:
         "done": [card for card in done if (card["query_id"], card["document_id"]) in shown],
         "options": options(workspace),
         "rubric": current_rubric(workspace),
-        "last": _last_answer(workspace, person),
+        "last": None if last is None else (_word(workspace, last), last.document_id),
         "answered": sum(not desk.is_open(row, person) for row in workspace.plan.rows),
         "later": sum(bool(event.seen) for event in workspace.labels.events),
         "event": secrets.token_hex(8),
     }
-
-
-def _last_answer(workspace: Workspace, person: str) -> tuple[str, str] | None:
-    """The answer and the document of the person's last event."""
-    last = workspace.labels.last_of(person)
-    return None if last is None else (_word(workspace, last), last.document_id)
 
 
 def save_label(workspace: Workspace, visit: Visit) -> str:

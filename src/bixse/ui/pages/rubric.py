@@ -14,7 +14,7 @@ from bixse.data.pairs_files import save_graded_pairs
 from bixse.errors import InputError, shorten
 from bixse.judging.grade import JUDGEMENTS_NAME, LEDGER_NAME, estimate, grade
 from bixse.ui.label_plan import share_of
-from bixse.ui.rubric_versions import change_of, decide, newest_rubric, save_version, versions
+from bixse.ui.rubric_versions import change_of, changed_grades, changed_words, decide, save_version, versions
 from bixse.ui.ui_settings import SEED
 from bixse.ui.workspace import BackgroundJob, Page
 
@@ -101,11 +101,34 @@ def try_now(workspace: Workspace, version: Version, job: BackgroundJob) -> None:
 
 
 def rubric(workspace: Workspace, visit: Visit) -> dict[str, Any]:
-    """The text to edit, and every version with its change."""
-    entries = [
-        (version, change_of(workspace, version), commands(workspace, version)) for version in versions(workspace)
+    """The text to edit, and every version with its change and the words that its edit changed."""
+    edited = versions(workspace)
+    rubrics = [*((version.number, version.rubric) for version in edited), (1, workspace.rubric)]
+    entries = [  # an edit begins with the version before it
+        {**_result(workspace, version), "older": older, "words": changed_words(text, version.rubric)}
+        for version, (older, text) in zip(edited, rubrics[1:], strict=True)
     ]
-    return {"rubric": newest_rubric(workspace), "entries": entries}
+    return {"rubric": rubrics[0][1], "entries": entries}
+
+
+def _result(workspace: Workspace, version: Version) -> dict[str, Any]:
+    """The change by a version, known once its trial ended; `job` is its trial, if that is the last one."""
+    tried, job = workspace.trial or (None, None)
+    job = job if tried is not None and tried.number == version.number else None
+    is_known = version.is_tried and not (job is not None and job.is_running)
+    return {
+        "version": version,
+        "job": job,
+        "change": change_of(workspace, version) if is_known else None,
+        "changed": changed_grades(workspace, version) if is_known else [],
+        "commands": commands(workspace, version),
+    }
+
+
+def progress(workspace: Workspace, visit: Visit) -> dict[str, Any]:
+    """The result of the last trial, or how far it is."""
+    number = None if workspace.trial is None else workspace.trial[0].number
+    return {"entry": next((_result(workspace, each) for each in versions(workspace) if each.number == number), None)}
 
 
 def save(workspace: Workspace, visit: Visit) -> str:
@@ -132,7 +155,7 @@ def try_version(workspace: Workspace, visit: Visit) -> str:
         if workspace.trial is None or not workspace.trial[1].is_running:
             job = BackgroundJob(f"trial of rubric {version.number}", partial(try_now, workspace, version))
             workspace.trial = (version, job)
-    return "/rubric#trial"
+    return f"/rubric#version-{workspace.trial[0].number}"
 
 
 def keep_or_drop(workspace: Workspace, visit: Visit) -> str:
@@ -153,4 +176,4 @@ def has_judge(workspace: Workspace) -> bool:
 
 
 ACTIONS = {"save": save, "price": say_price, "try": try_version, "decide": keep_or_drop}
-PAGES = (Page("rubric", "Rubric", rubric, has_judge, ACTIONS, {"progress": lambda workspace, visit: {}}),)
+PAGES = (Page("rubric", "Rubric", rubric, has_judge, ACTIONS, {"progress": progress}),)

@@ -323,7 +323,7 @@ def _shades(matrix: BatchMatrix) -> list[dict[str, Any]]:
         inside = (known >= 0) & (np.digitize(known, RELEVANCE_EDGES[1:-1]) == level)
         masks[f"known-{level}"] = (f"known, relevance {low:g} to {high:g}", inside)
     for level, (low, high) in enumerate(pairwise(SIGMA_EDGES)):
-        title = "unlabelled" if matrix.sigma is None else f"unlabelled, sigma {low:g} to {high:g}"
+        title = "taken as irrelevant" + ("" if matrix.sigma is None else f", probability {low:g} to {high:g}")
         masks[f"zero-{level}"] = (title, matrix.unlabelled & (np.digitize(sigma, SIGMA_EDGES[1:-1]) == level))
     return [
         {"style": style, "title": title, "count": int(mask.sum()), "path": _path(mask)}
