@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SparseEncoder
+from sentence_transformers.base.model import BaseModel
 from sentence_transformers.base.modules import Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder
+from sentence_transformers.util import fullname
 from torch import nn
 
 from bixse.encoders.head import RelevanceHead, load_heads, save_heads
+from bixse.encoders.loading.backbones import BidirectionalTransformer
 from bixse.encoders.loading.precision import autocast
 from bixse.encoders.relevance_model import check_texts
 from bixse.errors import ModelError, NotFiniteError
@@ -36,7 +39,7 @@ DOCUMENTS_AT_ONCE = 256
 """Documents whose embeddings are in memory together: at 256 tokens of 384 numbers they take 100 MB."""
 
 
-class Scorer:
+class Scorer(BaseModel):
     """The part of a model that scores N pairs of texts, and maps scores to probabilities by its relevance head.
 
     A class puts it before its model of sentence-transformers, whose plain class loads a saved folder with the same
@@ -47,7 +50,9 @@ class Scorer:
     """The kind as `bixse train --kind` names it."""
 
     def __init__(self, model_name_or_path: str | None = None, **kwargs: Any) -> None:
-        super().__init__(model_name_or_path, **kwargs)  # type: ignore[call-arg]
+        # as in a `RelevanceModel`: this class is given by name
+        self._module_classes = {fullname(BidirectionalTransformer): BidirectionalTransformer, **self._module_classes}
+        super().__init__(model_name_or_path, **kwargs)
         self.heads: dict[int | None, RelevanceHead] = load_heads(Path(model_name_or_path or ""))
         """The relevance head under the key None, as in a `RelevanceModel`."""
 
@@ -96,7 +101,7 @@ class Scorer:
         """Save the model with its head; raises StorageError."""
         drop_hashes(Path(path))  # they belong to the older files
         with storage_errors(Path(path)), usual_modes(Path(path)):
-            super().save(path, *args, **kwargs)  # type: ignore[misc]
+            super().save(path, *args, **kwargs)
         if self.heads:
             save_heads(self.heads, Path(path))
 
@@ -134,7 +139,7 @@ class EmbeddingScorer(Scorer):
                 yield part, model.similarity_pairwise(*sides).float().cpu().numpy()
 
     def _embed(self, encode: Callable[..., Any], texts: list[str]) -> dict[str, Tensor]:
-        with autocast(self.device):  # type: ignore[attr-defined]
+        with autocast(self.device):
             return dict(zip(texts, encode(texts, show_progress_bar=False), strict=True))
 
 
@@ -148,9 +153,14 @@ class LateInteractionEncoder(EmbeddingScorer, MultiVectorEncoder):
 
     @classmethod
     def of_encoder(cls, encoder: RelevanceModel) -> Self:
-        """Return the late interaction of an encoder's own token states; a random projection would start far lower."""
-        transformers = [part for part in encoder if isinstance(part, Transformer)]
-        modules = [*transformers, MultiVectorMask(), Normalize("token_embeddings")]
+        """Return the late interaction of an encoder's own token states; a random projection starts lower."""
+        first: Any = encoder[0]
+        if not isinstance(first, Transformer):
+            raise ModelError(
+                f"kind: got late-interaction for an encoder that begins with {type(first).__name__}; expected one with "
+                "a state per token; fix: name a transformer"
+            )
+        modules = [first, MultiVectorMask(), Normalize("token_embeddings")]
         return cls(
             modules=modules, prompts=encoder.prompts, similarity_fn_name="meanmaxsim", device=str(encoder.device)
         )
@@ -172,7 +182,7 @@ class SparseScorer(EmbeddingScorer, SparseEncoder):
         layer = SparseAutoEncoder(dimensions, 2 * dimensions, k=max(1, dimensions // 4), k_aux=0)
         identity = torch.eye(dimensions)
         with torch.no_grad():
-            layer.encoder.weight.copy_(torch.cat([identity, -identity]))  # type: ignore[operator, union-attr]
+            layer.encoder.weight.copy_(torch.cat([identity, -identity]))  # type: ignore[operator]
         # unit length: the dot product is a cosine, for which scale, bias and thresholds are made
         modules = [*encoder, layer, Normalize()]
         return cls(modules=modules, prompts=encoder.prompts, similarity_fn_name="dot", device=str(encoder.device))

@@ -84,8 +84,7 @@ def push(settings: PushSettings, dry_run: bool = False) -> Pushed:
         )
     if (kind := kind_of(folder)) != "encoder":
         raise ModelError(
-            f"{folder}: got a model of the kind {kind}; expected an encoder, which the card describes; fix: `hf upload "
-            f"{name} {folder}`"
+            f"{folder}: got the kind {kind}; expected an encoder, as the card says; fix: `hf upload {name} {folder}`"
         )
     card = model_card(folder, name)
     contents = {part.as_posix(): path for part, path in files.items()} | {CARD_FILE: card.encode()}

@@ -10,7 +10,6 @@ from sentence_transformers.base.losses.merged_forward import embed_columns, embe
 from sentence_transformers.util import maxsim
 from torch import Tensor, nn
 
-from bixse.encoders.embedding import number_of_texts
 from bixse.errors import InputError, ModelError
 from bixse.losses.catalogue import LOSSES, build_loss, loss_name, terms_of
 from bixse.losses.targets import GradedTargets
@@ -92,8 +91,8 @@ class ScoreLoss(nn.Module):
         """Return the loss of one batch: the first feature set holds the queries, the others documents."""
         queries, *documents = [dict(features) for features in sentence_features]  # the model writes into them
         if not isinstance(labels, Tensor):  # one column of distinct documents
-            targets = GradedTargets.from_tensors(labels, (number_of_texts(queries), number_of_texts(documents[0])))
-            return self._of_scores(self._scores(queries, documents), targets)
+            scores = self._scores(queries, documents)
+            return self._of_scores(scores, GradedTargets.from_tensors(labels, (scores.shape[0], scores.shape[1])))
         first, targets = self.loss.targets_of_labels(queries, documents, labels)
         return self._of_scores(self._scores(queries, documents)[:, first], targets)
 

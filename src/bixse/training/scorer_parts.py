@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from transformers import set_seed
@@ -10,8 +11,8 @@ from bixse.encoders.loading.build import build_embedding_scorer, build_reranker,
 from bixse.errors import InputError
 from bixse.evaluation.reranking import RerankedSystem
 from bixse.evaluation.systems import Bm25System
+from bixse.losses import ScoreLoss
 from bixse.losses.catalogue import loss_name
-from bixse.losses.scores import ScoreLoss
 from bixse.training.checks import check_lengths, check_pairs
 from bixse.training.dev_evaluation import (
     GradedRetrievalEvaluator,
@@ -22,7 +23,6 @@ from bixse.training.dev_evaluation import (
 )
 from bixse.training.distributed import world_size
 from bixse.training.loop.pair_trainer import PairTrainer, pair_loss
-from bixse.training.loop.trainer import GradedTrainer
 from bixse.training.setup import Parts
 
 if TYPE_CHECKING:
@@ -42,12 +42,12 @@ def make_scorer_parts(config: TrainConfig, inputs: Inputs) -> Parts:
     loss: Any
     if config.kind == "reranker":
         model: Any = build_reranker(config.model, config.max_length, None, config.trust_remote_code, new_layer=True)
-        loss, trainer = pair_loss(str(config.loss), model), PairTrainer
+        loss = pair_loss(str(config.loss), model)
     else:
         model = build_embedding_scorer(
             config.kind, config.model, config.max_length, None, config.trust_remote_code, convert=True
         )
-        loss, trainer = ScoreLoss(model, config.loss, scale=config.scale, **config.loss_options), GradedTrainer
+        loss = ScoreLoss(model, config.loss, scale=config.scale, **config.loss_options)
     if config.dropout is not None:
         set_dropout(model, config.dropout)
     pairs = inputs.pairs
@@ -59,7 +59,8 @@ def make_scorer_parts(config: TrainConfig, inputs: Inputs) -> Parts:
     if config.evaluations_per_epoch and tasks["dev"]:
         system = RerankedSystem(Bm25System(), model, config.dev_candidates)
         evaluator = GradedRetrievalEvaluator(tasks["dev"], guards=tasks["guard"], system=system)
-    return Parts(loss, evaluator, warnings, trainer)
+    parts = Parts(loss, evaluator, warnings)
+    return replace(parts, trainer=PairTrainer) if config.kind == "reranker" else parts
 
 
 def _tasks(inputs: Inputs, role: Role, min_relevant_grade: float) -> list[Task]:

@@ -1,4 +1,4 @@
-"""`bixse train`: train an encoder or a reranker on graded pairs. `bixse merge`: average the weights of models."""
+"""`bixse train`: train an encoder, or a model of another kind. `bixse merge`: average the weights of models."""
 
 from __future__ import annotations
 

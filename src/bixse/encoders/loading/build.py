@@ -167,8 +167,8 @@ def build_reranker(
     source = _undamaged(name_or_path)
     from bixse.encoders.scorers import Reranker
 
-    kinds = {"device": device, "trust_remote_code": trust_remote_code, "num_labels": 1}
-    return cast("Reranker", _load_whole(Reranker, str(name_or_path), source, max_length, new_layer, **kinds))
+    files = str(name_or_path), source, trust_remote_code
+    return cast("Reranker", _load_whole(Reranker, *files, max_length, new_layer, device=device, num_labels=1))
 
 
 def build_embedding_scorer(
@@ -199,17 +199,22 @@ def build_embedding_scorer(
             f"model {name!r}: got a model of the kind {stored}; expected {kind}; fix: name the model folder of "
             f"`bixse train --kind {kind}`"
         )
-    kinds = {"device": device, "trust_remote_code": trust_remote_code}
-    return cast("EmbeddingScorer", _load_whole(cls, name, source, max_length, **kinds))
+    return cast("EmbeddingScorer", _load_whole(cls, name, source, trust_remote_code, max_length, device=device))
 
 
 def _load_whole(
-    cls: Any, name: str, source: str, max_length: int | None, new_layer: bool = False, **kinds: Any
+    cls: Any,
+    name: str,
+    source: str,
+    trust_remote_code: bool,
+    max_length: int | None,
+    new_layer: bool = False,
+    **options: Any,
 ) -> Scorer:
     """Load a model of a class in float32, and refuse one whose files lack weights."""
     with _loading(name, f"a model of the kind {cls.kind}"):
-        model = cls(source, model_kwargs={"dtype": "float32"}, **kinds)
-        _check_weights(model, name, kinds["trust_remote_code"], new_layer)
+        model = cls(source, trust_remote_code=trust_remote_code, model_kwargs={"dtype": "float32"}, **options)
+        _check_weights(model, name, trust_remote_code, new_layer)
         longest = _keep_within_positions(model)
     if max_length is not None:
         _check_length(max_length, longest, name)

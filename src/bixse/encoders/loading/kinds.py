@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -46,7 +47,7 @@ def _content(source: str | Path, name: str, kind: type) -> Any:
     from sentence_transformers.util import load_file_path  # not at the top: it imports torch
 
     try:
-        path = load_file_path(str(source), name)
+        path = load_file_path(str(source), name, cache_folder=os.getenv("SENTENCE_TRANSFORMERS_HOME"))
         content = None if path is None else json.loads(Path(path).read_bytes())
     except (OSError, ValueError):
         return kind()
