@@ -126,8 +126,8 @@ def _loading(name: str, expected: str) -> Iterator[None]:
 
 def _is_no_encoder(name: str, kind: ModelKind) -> ModelError:
     return ModelError(
-        f"model {name!r}: got a model of the kind {kind}, which scores pairs and has not one vector per text; expected "
-        "an encoder; fix: name an encoder; such a folder is taken by `bixse evaluate MODEL --rerank DIR` and `bixse "
+        f"model {name!r}: got a model of the kind {kind}, which does not give one vector per text; expected an "
+        "encoder; fix: name an encoder; such a folder is taken by `bixse evaluate MODEL --rerank DIR` and `bixse "
         "calibrate`, a reranker's by `--judge cross-encoder:DIR` too"
     )
 
