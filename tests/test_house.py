@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src"
-LIMITS = {"lines": 37_139, "lines of code": 26_051, "modules": 217, "modules with one importer": 39,
-          "imports per module, mean": 6.42, "imports per module, highest": 14, "lines reached from train": 11_832,
+LIMITS = {"lines": 37_141, "lines of code": 26_053, "modules": 217, "modules with one importer": 39,
+          "imports per module, mean": 6.42, "imports per module, highest": 14, "lines reached from train": 11_834,
           "lines reached from evaluate": 6_048, "classes of settings": 48, "settings": 294}  # fmt: skip
 
 

@@ -40,6 +40,11 @@ class TestUnhappyPaths:
         with pytest.raises(ConfigError, match=NOT_OF_AN_EMBEDDING_SCORER[name]):
             TrainConfig.load(None, {"pairs": "pairs.jsonl", "kind": kind, name: OTHERS[name]})
 
+    @pytest.mark.parametrize("other", [["sparse"], "colbert", None])
+    def test_an_unknown_kind(self, other):
+        with pytest.raises(ConfigError, match="kind"):
+            TrainConfig.load(None, {"pairs": "pairs.jsonl", "kind": other})
+
     @pytest.mark.parametrize("change", [{"loss": "bce"}, {"model": "static:demo"}, {"guard": "guard"}])
     def test_settings_of_another_kind(self, kind, change):
         with pytest.raises(ConfigError):

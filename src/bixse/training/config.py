@@ -288,8 +288,10 @@ class TrainConfig(Settings):
     @classmethod
     def _defaults_of_its_kind(cls, values: Any) -> Any:
         kind = values.get("kind") if isinstance(values, dict) else None
-        defaults = {"merge": None} if kind in REFUSED else {}
-        return {**defaults, **({"loss": "bce"} if kind == "reranker" else {}), **values} if defaults else values
+        if kind not in tuple(REFUSED):  # a tuple: a file may hold a list, which has no hash
+            return values
+        loss = {"loss": "bce"} if kind == "reranker" else {}
+        return {"merge": None, **loss, **values}
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> TrainConfig:
