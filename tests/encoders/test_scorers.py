@@ -1,11 +1,12 @@
 """Late interaction and sparse encoders: what is refused, and scores that equal those of the plain library."""
 
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import MultiVectorEncoder, SparseEncoder
+from sentence_transformers import MultiVectorEncoder, SparseEncoder, util
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
 from bixse.encoders import scorers
@@ -171,3 +172,16 @@ def test_a_bare_masked_language_model_becomes_splade(tiny_model_path, tmp_path):
     assert model.encode_query(["copy"]).shape == (1, len(tokenizer))
     with pytest.raises(ModelError):
         build_embedding_scorer("sparse", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["demo", "static:demo"])
+def test_a_name_of_ours_is_not_asked_of_the_hub(monkeypatch, name):
+    asked, load_file_path = [], util.load_file_path
+
+    def record(source, *rest, **kinds):
+        asked.append(source)
+        return load_file_path(source, *rest, **kinds)
+
+    monkeypatch.setattr(util, "load_file_path", record)
+    assert load_scorer(name, device="cpu").get_embedding_dimension()
+    assert asked and all(Path(source).is_dir() for source in asked)

@@ -13,6 +13,8 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+import torch
+
 from bixse import load_collection
 from bixse.encoders.loading.build import load_scorer
 from bixse.encoders.loading.kinds import kind_of
@@ -34,7 +36,7 @@ def main() -> None:
     for name in args.model:
         model: Any = load_scorer(name)
         documents = model.encode_document(texts)
-        numbers = sum(int((document != 0).sum()) for document in documents) / len(texts)
+        numbers = sum(int(torch.as_tensor(document).to_dense().count_nonzero()) for document in documents) / len(texts)
         each = 8 if kind_of(name) == "sparse" else 4
         embedding, comparing = [], []
         for query in queries:

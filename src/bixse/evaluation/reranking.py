@@ -45,7 +45,7 @@ class RerankedSystem(System):
         self.source = str(reranker) if isinstance(reranker, (str, Path)) else "model"
         self.label = f"{first.label}, reranked by {self.source}"
         self._candidates: dict[str, tuple[Mapping[str, Ranking], dict[str, str]]] = {}
-        if self._given is None and kind_of(self.source) == "encoder":
+        if self._given is None and (not Path(self.source).is_dir() or kind_of(self.source) == "encoder"):
             raise InputError(
                 f"--rerank: got {self.source!r}; expected the folder of a reranker, a late interaction or a sparse "
                 "encoder; fix: name the model folder of `bixse train --kind reranker`"

@@ -254,7 +254,7 @@ def use_attention_to_train_with(model: SentenceTransformer, longest: int | None)
 
 def load_scorer(name_or_path: str | Path, device: str | None = None, dimensions: int | None = None) -> Any:
     """Load the encoder, or the model of another kind, of a name; the files of its folder say which it is."""
-    kind = kind_of(name_or_path)
+    kind = "encoder" if str(name_or_path).startswith(STATIC) else kind_of(_resolve(name_or_path))
     if kind == "encoder":
         return build_encoder(name_or_path, device=device, dimensions=dimensions)
     if dimensions is not None:

@@ -19,7 +19,7 @@ SAVED_KINDS: dict[str, ModelKind] = {
 
 
 def kind_of(source: str | Path) -> ModelKind:
-    """Return the kind of a folder or a hub name; "encoder" where the files do not say."""
+    """Return the kind of a folder, or of a name that the hub has; "encoder" where the files do not say."""
     settings = _content(source, "config_sentence_transformers.json", dict)
     if "model_type" in settings:
         return SAVED_KINDS.get(str(settings["model_type"]), "encoder")
