@@ -14,10 +14,10 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from sentence_transformers import SparseEncoder
 
 from bixse import load_collection
 from bixse.encoders.loading.build import load_scorer
-from bixse.encoders.loading.kinds import kind_of
 
 QUERIES = DOCUMENTS = 100
 
@@ -37,7 +37,7 @@ def main() -> None:
         model: Any = load_scorer(name)
         documents = model.encode_document(texts)
         numbers = sum(int(torch.as_tensor(document).to_dense().count_nonzero()) for document in documents) / len(texts)
-        each = 8 if kind_of(name) == "sparse" else 4
+        each = 8 if isinstance(model, SparseEncoder) else 4
         embedding, comparing = [], []
         for query in queries:
             start = perf_counter()
