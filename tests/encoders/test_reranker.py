@@ -12,7 +12,8 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from bixse.encoders.head import HEAD_FILE, RelevanceHead
-from bixse.encoders.loading.build import build_encoder, build_reranker, is_reranker, load_relevance_model
+from bixse.encoders.loading.build import build_encoder, build_reranker, load_relevance_model
+from bixse.encoders.loading.kinds import kind_of
 from bixse.errors import InputError, ModelError, NotFiniteError
 from bixse.files.files import HASHES_FILE
 from helpers.rerankers import save_reranker
@@ -30,7 +31,7 @@ class TestUnhappyPaths:
     def test_a_reranker_where_an_encoder_belongs(self, folder):
         with pytest.raises(InputError) as caught:
             build_encoder(folder)
-        assert "CrossEncoder" in caught.value.got
+        assert "reranker" in caught.value.got
 
     def test_an_encoder_where_a_reranker_belongs(self, tiny_model_path):
         with pytest.raises(ModelError) as caught:
@@ -94,11 +95,11 @@ class TestUnhappyPaths:
 
 
 def test_the_kind_is_read_from_the_files_alone(folder, tiny_model_path, tmp_path):
-    assert is_reranker(folder) and not is_reranker(tiny_model_path) and not is_reranker("owner/name")
+    assert [kind_of(source) for source in (folder, tiny_model_path, "owner/name")] == ["reranker", "encoder", "encoder"]
     older = tmp_path / "older"  # as transformers saves it, and CrossEncoder did before sentence-transformers 6
     AutoModelForSequenceClassification.from_pretrained(folder).save_pretrained(older)
     AutoTokenizer.from_pretrained(folder).save_pretrained(older)
-    assert is_reranker(older)
+    assert kind_of(older) == "reranker"
     assert build_reranker(older).logits([QUERY] * 4, DOCUMENTS) == pytest.approx(
         build_reranker(folder).logits([QUERY] * 4, DOCUMENTS)
     )

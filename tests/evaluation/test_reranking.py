@@ -27,7 +27,7 @@ def task(actions):
 @pytest.mark.parametrize("name", ["owner/name", "none", ""])
 def test_what_is_no_reranker(name, tiny_model_path):
     for other in (name, tiny_model_path):
-        with pytest.raises(InputError, match="CrossEncoder"):
+        with pytest.raises(InputError, match="reranker"):
             RerankedSystem(Bm25System(), other, 10)
 
 

@@ -1,16 +1,21 @@
-"""Tiny rerankers: the tiny BERT with a random layer on top, whose scores differ."""
+"""Tiny models that score pairs: rerankers, late interaction and sparse encoders of random weights."""
 
 import torch
 
 from bixse.encoders.head import RelevanceHead
-from bixse.encoders.loading.build import build_reranker
+from bixse.encoders.loading.build import build_embedding_scorer, build_reranker
 from bixse.encoders.relevance_model import save_whole
 
+EMBEDDING_KINDS = ("late-interaction", "sparse")
 
-def save_reranker(encoder, folder, head=RelevanceHead(1.0, 0.0), seed=0):  # noqa: B008 a frozen dataclass
-    """Save a reranker of random weights as `bixse train` does; without a head if it is None."""
+
+def save_reranker(encoder, folder, head=RelevanceHead(1.0, 0.0), seed=0, kind="reranker"):  # noqa: B008 a frozen dataclass
+    """Save a model of a kind with random weights as `bixse train` does; without a head if it is None."""
     torch.manual_seed(seed)
-    model = build_reranker(encoder, new_layer=True, device="cpu")
+    if kind == "reranker":
+        model = build_reranker(encoder, new_layer=True, device="cpu")
+    else:
+        model = build_embedding_scorer(kind, encoder, convert=True, device="cpu")
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

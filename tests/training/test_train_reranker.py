@@ -76,7 +76,7 @@ class TestUnhappyPaths:
                 plan_training(run_config(kind="reranker"), tmp_path / "out")
             return
         if change == "processes":
-            monkeypatch.setattr("bixse.training.reranker_parts.world_size", lambda: 2)
+            monkeypatch.setattr("bixse.training.scorer_parts.world_size", lambda: 2)
         with pytest.raises(InputError if change == "processes" else ModelError):
             train_toy(kind="reranker", model=student)  # no transformer
         assert not (tmp_path / "out" / "run.json").exists()

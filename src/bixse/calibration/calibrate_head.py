@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from bixse.calibration.calibrate_settings import CalibrateSettings
     from bixse.data.graded_pairs import GradedPairs
     from bixse.encoders.relevance_model import RelevanceModel
-    from bixse.encoders.reranker import Reranker
+    from bixse.encoders.scorers import Scorer
     from bixse.evaluation.statistics import Floats
     from bixse.progress import ProgressBars
 
@@ -206,9 +206,9 @@ def read_scores(settings: CalibrateSettings, path: Path) -> tuple[ScoredPairs, s
 
 
 def pair_cosines(
-    model: RelevanceModel | Reranker, pairs: GradedPairs, progress: ProgressBars | None = None
+    model: RelevanceModel | Scorer, pairs: GradedPairs, progress: ProgressBars | None = None
 ) -> NDArray[np.float64]:
-    """Return the (M,) cosines of pairs in [-1, 1]; the logits of a reranker, which its head takes in their place."""
+    """Return the (M,) cosines of pairs in [-1, 1]; for a model of another kind its scores."""
     if not isinstance(model, SentenceTransformer):
         return model.logits(pairs.queries, pairs.documents, progress("score pairs", len(pairs)) if progress else None)
     step = progress("encode pairs", 2 * len(pairs)) if progress else None

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from bixse.data.trec import ranked
 from bixse.encoders.encode import weights_key
-from bixse.encoders.loading.build import build_reranker, is_reranker, model_hashes
+from bixse.encoders.loading.build import load_scorer, model_hashes
+from bixse.encoders.loading.kinds import kind_of
 from bixse.encoders.loading.precision import resolve_precision
 from bixse.errors import InputError, shorten
 from bixse.evaluation.systems import System
@@ -18,7 +19,7 @@ from bixse.progress import progress_bar
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from bixse.encoders.reranker import Reranker
+    from bixse.encoders.scorers import Scorer
     from bixse.evaluation.tasks import Task
     from bixse.relevance import Ranking
 
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 class RerankedSystem(System):
     """The `depth` best documents of a first stage in the order of a reranker; the others follow in their order.
 
-    `reranker` is a folder, or a loaded model. Equal logits are a tie, which trec_eval's rule orders by document id.
+    `reranker` is a folder, or a loaded model, of any kind that scores pairs. Equal scores are a tie, which trec_eval's
+    rule orders by document id.
     Raises InputError for a folder that is no reranker, and for a depth below 1.
 
     Example:
@@ -36,17 +38,17 @@ class RerankedSystem(System):
             evaluate(system, "my-collection").metrics
     """
 
-    def __init__(self, first: System, reranker: str | Path | Reranker, depth: int) -> None:
+    def __init__(self, first: System, reranker: str | Path | Scorer, depth: int) -> None:
         self.first, self.depth = first, depth
         self._given = None if isinstance(reranker, (str, Path)) else reranker
         self._loaded = self._given
         self.source = str(reranker) if isinstance(reranker, (str, Path)) else "model"
         self.label = f"{first.label}, reranked by {self.source}"
         self._candidates: dict[str, tuple[Mapping[str, Ranking], dict[str, str]]] = {}
-        if self._given is None and not is_reranker(self.source):
+        if self._given is None and (not Path(self.source).is_dir() or kind_of(self.source) == "encoder"):
             raise InputError(
-                f"--rerank: got {self.source!r}; expected the folder of a reranker (a CrossEncoder); fix: name the "
-                "model folder of `bixse train --kind reranker`"
+                f"--rerank: got {self.source!r}; expected the folder of a reranker, a late interaction or a sparse "
+                "encoder; fix: name the model folder of `bixse train --kind reranker`"
             )
 
     @cached_property
@@ -82,7 +84,7 @@ class RerankedSystem(System):
         self, task: Task, depth: int, partial: Path | None = None, progress: Callable[[int], None] | None = None
     ) -> Mapping[str, Ranking]:
         if self._loaded is None:
-            self._loaded = build_reranker(self.source)
+            self._loaded = load_scorer(self.source)
         if task.name not in self._candidates:  # a dev collection is searched once, and reranked at each evaluation
             runs = self.first.search(task, max(depth, self.depth), partial, progress)
             wanted = {name for run in runs.values() for hits in run.values() for name in ranked(hits)[: self.depth]}

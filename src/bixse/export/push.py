@@ -10,8 +10,9 @@ import yaml
 
 from bixse.data.run import RUN_FILE, read_record
 from bixse.encoders.head import RelevanceHead
-from bixse.encoders.loading.build import STATIC, is_reranker
+from bixse.encoders.loading.build import STATIC
 from bixse.encoders.loading.hub import HUB_NAME
+from bixse.encoders.loading.kinds import kind_of
 from bixse.errors import InputError, ModelError, first_fault
 from bixse.files.files import HASHES_FILE, damage
 from bixse.results import VERDICT_WORDS, IntervalEstimate
@@ -81,9 +82,9 @@ def push(settings: PushSettings, dry_run: bool = False) -> Pushed:
             f"{folder}: got {fault}; expected the files of a model as they were saved (safetensors, {HASHES_FILE}); "
             "fix: save the model again"
         )
-    if is_reranker(folder):
+    if (kind := kind_of(folder)) != "encoder":
         raise ModelError(
-            f"{folder}: got a reranker; expected an encoder, which the card describes; fix: `hf upload {name} {folder}`"
+            f"{folder}: got the kind {kind}; expected an encoder, as the card says; fix: `hf upload {name} {folder}`"
         )
     card = model_card(folder, name)
     contents = {part.as_posix(): path for part, path in files.items()} | {CARD_FILE: card.encode()}

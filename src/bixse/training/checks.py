@@ -106,7 +106,7 @@ def _prompts_before(model: SentenceTransformer, pairs: GradedPairs, kind: Kind) 
 
 
 def embedding_spreads(model: Any, pairs: GradedPairs) -> dict[Kind, float]:
-    """Return 1 minus the smallest cosine between distinct texts of a kind, without prompts; {} for a reranker."""
+    """Return 1 minus the smallest cosine between distinct texts of a kind, without prompts; {} for another model."""
     if not isinstance(model, SentenceTransformer):
         return {}
     spreads: dict[Kind, float] = {}

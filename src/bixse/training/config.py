@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from bixse.encoders.loading.build import STATIC, PoolingMode
+from bixse.encoders.loading.kinds import ModelKind
 from bixse.encoders.loading.precision import Setting, resolve_precision
 from bixse.errors import SEEDS, ConfigError, did_you_mean
 from bixse.extensions import extension
@@ -44,6 +45,21 @@ NOT_OF_A_RERANKER = {
     "regrade": "the batches of a reranker have no unlabelled entries",
 }
 """Setting that a reranker refuses -> the reason."""
+NOT_OF_AN_EMBEDDING_SCORER = {
+    **dict.fromkeys(("dimensions", "pooling", "bidirectional"), "its embeddings are those of the encoder at --model"),
+    **dict.fromkeys(("lora", "frozen_layers", "max_distance"), "it trains all weights"),
+    "instructions": "it has no table of instructions, only the prompts of the encoder",
+    "merge": "merge weights are chosen by a search of one vector per text",
+    "sharding": "it trains in one process",
+    "regrade": "likely false negatives are looked for among cosines of one vector per text",
+}
+"""Setting that a late interaction or a sparse encoder refuses -> the reason."""
+REFUSED: dict[str, dict[str, str]] = {
+    "reranker": NOT_OF_A_RERANKER,
+    "late-interaction": NOT_OF_AN_EMBEDDING_SCORER,
+    "sparse": NOT_OF_AN_EMBEDDING_SCORER,
+}
+"""Kind of model -> the settings that it refuses, with the reason."""
 
 
 NOT_OF_A_STATIC_ENCODER = (
@@ -211,8 +227,9 @@ class TrainConfig(Settings):
     """Merge the tuned weights with the weights of the base model. Null keeps the tuned weights."""
     min_relevant_grade: float = Field(default=1.0, gt=0)
     """Lowest relevant grade, on the scale of the grades, for recall and MRR on dev."""
-    kind: Literal["encoder", "reranker"] = "encoder"
-    """The model to train: an encoder, or a reranker that reads query and document together (a CrossEncoder)."""
+    kind: ModelKind = "encoder"
+    """The model to train: an encoder (one vector per text), a reranker that reads query and document together (a
+    CrossEncoder), late-interaction (one vector per token) or sparse (few numbers that are not 0)."""
     model: str = "demo"
     """Folder or hub name of the encoder. "demo" is the small model of the extra `bixse[demo]`. "static:NAME" makes a
     static encoder of the token embeddings of a model, which trains in seconds."""
@@ -269,22 +286,26 @@ class TrainConfig(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _defaults_of_a_reranker(cls, values: Any) -> Any:
-        is_reranker = isinstance(values, dict) and values.get("kind") == "reranker"
-        return {"loss": "bce", "merge": None, **values} if is_reranker else values
+    def _defaults_of_its_kind(cls, values: Any) -> Any:
+        kind = values.get("kind") if isinstance(values, dict) else None
+        if kind not in tuple(REFUSED):  # a tuple: a file may hold a list, which has no hash
+            return values
+        loss = {"loss": "bce"} if kind == "reranker" else {}
+        return {"merge": None, **loss, **values}
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> TrainConfig:
-        for section in (self, self.optimizer) if self.kind == "reranker" else ():
-            for name in NOT_OF_A_RERANKER.keys() & type(section).model_fields.keys():
+        refused = REFUSED.get(self.kind, {})
+        for section in (self, self.optimizer):
+            for name in refused.keys() & type(section).model_fields.keys():
                 default = type(section).model_fields[name].get_default(call_default_factory=True)
                 if getattr(section, name) != (None if name == "merge" else default):
-                    raise ValueError(f"got {name}; expected none: {NOT_OF_A_RERANKER[name]}; fix: leave it out")
+                    raise ValueError(f"got {name}; expected none: {refused[name]}; fix: leave it out")
         return self
 
     @model_validator(mode="after")
     def _fits_a_static_encoder(self) -> TrainConfig:
-        given = ["kind"] if self.kind == "reranker" else []
+        given = ["kind"] if self.kind != "encoder" else []
         given += [name for name in NOT_OF_A_STATIC_ENCODER if getattr(self, name) is not None]
         if self.model.startswith(STATIC) and given:
             raise ValueError(

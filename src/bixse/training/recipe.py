@@ -20,7 +20,7 @@ from bixse.training.finish import merge_tuned, save_model, weights_to_merge_with
 from bixse.training.inputs import open_training
 from bixse.training.loop.checkpoints import StopOnInterrupt, checkpoint_to_resume
 from bixse.training.merge import MergeResult  # noqa: TC001 pydantic reads it
-from bixse.training.reranker_parts import make_reranker_parts
+from bixse.training.scorer_parts import make_scorer_parts
 from bixse.training.setup import add_regrading, make_parts, make_trainer
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class TrainResult:
 
 
 def train(config: TrainConfig, out: Path, progress: bool = True, title: str = "train") -> TrainResult:
-    """Train an encoder or a reranker on graded pairs and save it to `out/model` with `out/run.json`.
+    """Train an encoder, or a model of another `kind`, on graded pairs and save it to `out/model` with `out/run.json`.
 
     A second call with the same configuration and precision continues an interrupted run from its last checkpoint, and
     returns a finished run as it is. With torchrun or `accelerate launch` the processes share every batch; the first
@@ -76,7 +76,7 @@ def train(config: TrainConfig, out: Path, progress: bool = True, title: str = "t
             saved = {**record.results, "model_path": model_path, "reused": True}
             return TypeAdapter(TrainResult).validate_python(saved)
         started = time.perf_counter()
-        make = make_reranker_parts if config.kind == "reranker" else make_parts
+        make = make_parts if config.kind == "encoder" else make_scorer_parts
         parts = guard.together(make, config, inputs)
         guard.begin_writing()
         trainer = guard.together(make_trainer, config, out, inputs, parts, title if progress else None)

@@ -56,8 +56,8 @@ class EvaluateSettings(EncodingSettings):
     dimensions: Annotated[tuple[int, ...] | None, Flag(metavar="D")] = None
     """Cut the embeddings of each model to these numbers of dimensions, and compare them. Without it, whole ones."""
     rerank: Annotated[Path | None, Flag(metavar="DIR")] = None
-    """Folder of a reranker. Each model is evaluated as it is, and with its best documents reranked. max_length is that
-    of the model; the reranker reads as many tokens as it was trained with."""
+    """Folder of a reranker, a late interaction or a sparse encoder. Each model is evaluated as it is, and with its best
+    documents reranked. max_length is that of the model; the reranker reads as many tokens as it was trained with."""
     rerank_depth: int = Field(default=RERANK_DEPTH, ge=1)
     """Number of best documents per query that are reranked. The others follow in their order."""
     exclude_self: bool = False

@@ -1,4 +1,4 @@
-"""`bixse train`: train an encoder or a reranker on graded pairs. `bixse merge`: average the weights of models."""
+"""`bixse train`: train an encoder, or a model of another kind. `bixse merge`: average the weights of models."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run_train(config: TrainConfig, options: Options) -> CommandResult:
     model = shlex.quote(str(result.model_path))
     lines.append(f"next: bixse ui {shlex.quote(str(options.folder))}  # curves, merge and batches in the browser")
     lines.append(
-        f"      bixse evaluate {f'bm25 --rerank {model}' if config.kind == 'reranker' else model} --collection DIR"
+        f"      bixse evaluate {f'bm25 --rerank {model}' if config.kind != 'encoder' else model} --collection DIR"
     )
     artifacts = {"model": str(result.model_path), "run": str(options.folder / "run.json")}
     return CommandResult("\n".join(lines), metrics, artifacts, result.warnings)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
-import json
 import os
 from copy import deepcopy
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 from bixse.encoders.head import HEAD_FILE
 from bixse.encoders.loading.hub import MODEL_FILES, check_hub_name
+from bixse.encoders.loading.kinds import ModelKind, kind_of, predicts_words
 from bixse.encoders.loading.precision import default_device, make_weights_float32, resolve_precision
 from bixse.errors import InputError, ModelError, did_you_mean, first_fault
 from bixse.files.files import HASHES_FILE, damage, file_hash
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from bixse.encoders.relevance_model import RelevanceModel
-    from bixse.encoders.reranker import Reranker
+    from bixse.encoders.scorers import EmbeddingScorer, Reranker, Scorer
 
 
 PoolingMode: TypeAlias = Literal["mean", "cls", "cls-head"]
@@ -91,17 +91,13 @@ def build_encoder(
         with quiet_loading():
             return _limited(static_encoder(source_model), name, None, max_length, dimensions)
     source = _undamaged(name_or_path)
-    if is_reranker(source):
-        raise _is_a_reranker(name)
-    from bixse.encoders.loading.backbones import backbones, pool_backbone, set_attention
+    from bixse.encoders.loading.backbones import pool_backbone, set_attention
     from bixse.encoders.relevance_model import RelevanceModel
 
+    if (kind := kind_of(source)) != "encoder":
+        raise _is_no_encoder(name, kind)
     with _loading(name, "a sentence-transformers or transformers encoder"):
         model = RelevanceModel(source, device=device, trust_remote_code=trust_remote_code)
-        if model.backbone_files is not None and any(
-            _gives_one_score(part.auto_model.config.to_dict()) for part in backbones(model)
-        ):
-            raise _is_a_reranker(name)  # of the hub, whose files were not there before
         _check_weights(model, name, trust_remote_code)
     if resolve_precision(device=model.device) == "float32":
         make_weights_float32(model)
@@ -128,11 +124,11 @@ def _loading(name: str, expected: str) -> Iterator[None]:
         ) from error
 
 
-def _is_a_reranker(name: str) -> ModelError:
+def _is_no_encoder(name: str, kind: ModelKind) -> ModelError:
     return ModelError(
-        f"model {name!r}: got a reranker (a CrossEncoder), which reads query and document together and has no "
-        "embeddings; expected an encoder; fix: name an encoder; the folder of a reranker is taken by `bixse evaluate "
-        "MODEL --rerank DIR`, `bixse calibrate` and `--judge cross-encoder:DIR`"
+        f"model {name!r}: got a model of the kind {kind}, which does not give one vector per text; expected an "
+        "encoder; fix: name an encoder; such a folder is taken by `bixse evaluate MODEL --rerank DIR` and `bixse "
+        "calibrate`, a reranker's by `--judge cross-encoder:DIR` too"
     )
 
 
@@ -168,42 +164,62 @@ def build_reranker(
     With `new_layer`, any encoder becomes one: a layer of random weights gives the score, and is to be trained. Raises
     ModelError for a model that cannot be used.
     """
-    name, source = str(name_or_path), _undamaged(name_or_path)
-    from bixse.encoders.reranker import Reranker
+    source = _undamaged(name_or_path)
+    from bixse.encoders.scorers import Reranker
 
-    kinds: dict[str, Any] = {"trust_remote_code": trust_remote_code, "model_kwargs": {"dtype": "float32"}}
-    with _loading(name, "a reranker of one score per pair"):
-        model: Any = Reranker(source, num_labels=1, device=device, **kinds)
+    files = str(name_or_path), source, trust_remote_code
+    return cast("Reranker", _load_whole(Reranker, *files, max_length, new_layer, device=device, num_labels=1))
+
+
+def build_embedding_scorer(
+    kind: ModelKind,
+    name_or_path: str | Path,
+    max_length: int | None = None,
+    device: str | None = None,
+    trust_remote_code: bool = False,
+    convert: bool = False,
+) -> EmbeddingScorer:
+    """Load a late interaction or a sparse encoder, in float32; arguments as for `build_encoder`.
+
+    With `convert`, any encoder becomes one: late interaction has its token states, sparse embeddings its largest
+    numbers. A bare masked language model becomes a SPLADE model. Raises ModelError for a model that cannot be used.
+    """
+    name, source = str(name_or_path), _undamaged(name_or_path)
+    from bixse.encoders.scorers import LateInteractionEncoder, SparseScorer
+
+    cls: Any = LateInteractionEncoder if kind == "late-interaction" else SparseScorer
+    stored = kind_of(source)
+    new_splade = convert and kind == "sparse" and predicts_words(source)
+    if stored == "encoder" and convert and not new_splade:
+        model: EmbeddingScorer = cls.of_encoder(build_encoder(name_or_path, max_length, device, trust_remote_code))
+        make_weights_float32(model)
+        return model
+    if stored != kind and not new_splade:
+        raise ModelError(
+            f"model {name!r}: got a model of the kind {stored}; expected {kind}; fix: name the model folder of "
+            f"`bixse train --kind {kind}`"
+        )
+    return cast("EmbeddingScorer", _load_whole(cls, name, source, trust_remote_code, max_length, device=device))
+
+
+def _load_whole(
+    cls: Any,
+    name: str,
+    source: str,
+    trust_remote_code: bool,
+    max_length: int | None,
+    new_layer: bool = False,
+    **options: Any,
+) -> Scorer:
+    """Load a model of a class in float32, and refuse one whose files lack weights."""
+    with _loading(name, f"a model of the kind {cls.kind}"):
+        model = cls(source, trust_remote_code=trust_remote_code, model_kwargs={"dtype": "float32"}, **options)
         _check_weights(model, name, trust_remote_code, new_layer)
         longest = _keep_within_positions(model)
     if max_length is not None:
         _check_length(max_length, longest, name)
         model.max_seq_length = max_length
-    return cast("Reranker", model)
-
-
-def is_reranker(source: str | Path) -> bool:
-    """Return True for the folder of a CrossEncoder, by its files; False for a hub name."""
-    names = ("config_sentence_transformers.json", "config.json")
-    settings, backbone = (_json_object(Path(source) / name) for name in names)
-    if "model_type" in settings:
-        return bool(settings["model_type"] == "CrossEncoder")
-    # older versions of sentence-transformers save a CrossEncoder as transformers does
-    return _gives_one_score(backbone) and not (Path(source) / "modules.json").is_file()
-
-
-def _gives_one_score(config: dict[str, Any]) -> bool:
-    """Return True for the config.json of a classifier with one label."""
-    architecture = str((config.get("architectures") or [""])[0])
-    return architecture.endswith("ForSequenceClassification") and len(config.get("id2label") or ()) == 1
-
-
-def _json_object(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):  # the loader names a damaged file
-        return {}
-    return content if isinstance(content, dict) else {}
+    return cast("Scorer", model)
 
 
 def check_dimensions(model: SentenceTransformer, dimensions: Sequence[int]) -> None:
@@ -237,21 +253,24 @@ def use_attention_to_train_with(model: SentenceTransformer, longest: int | None)
 
 
 def load_scorer(name_or_path: str | Path, device: str | None = None, dimensions: int | None = None) -> Any:
-    """Load the encoder or the reranker of a name; the files of its folder say which it is."""
-    if not is_reranker(name_or_path):
+    """Load the encoder, or the model of another kind, of a name; the files of its folder say which it is."""
+    kind = "encoder" if str(name_or_path).startswith(STATIC) else kind_of(_resolve(name_or_path))
+    if kind == "encoder":
         return build_encoder(name_or_path, device=device, dimensions=dimensions)
     if dimensions is not None:
         raise ModelError(
-            f"dimensions: got {dimensions} for the reranker {str(name_or_path)!r}, which has no embeddings; expected "
-            "none; fix: leave it out"
+            f"dimensions: got {dimensions} for {str(name_or_path)!r} of the kind {kind}, whose embeddings are not cut; "
+            "expected none; fix: leave it out"
         )
-    return build_reranker(name_or_path, device=device)
+    if kind == "reranker":
+        return build_reranker(name_or_path, device=device)
+    return build_embedding_scorer(kind, name_or_path, device=device)
 
 
 def load_relevance_model(
     path: str | Path, device: str | None = None, dimensions: int | None = None
-) -> RelevanceModel | Reranker:
-    """Load a model that gives probabilities of relevance from a folder saved by bixse: an encoder or a reranker.
+) -> RelevanceModel | Scorer:
+    """Load a model that gives probabilities of relevance from a folder saved by bixse, of any kind.
 
     See `build_encoder` for the arguments and errors.
 
@@ -261,7 +280,7 @@ def load_relevance_model(
             model = load_relevance_model("runs/quickstart/bixse/model")
             model.relevance("copy a folder", ["shutil.copytree ...", "shutil.copy ...", "os.remove ..."])
     """
-    model: RelevanceModel | Reranker = load_scorer(path, device, dimensions)
+    model: RelevanceModel | Scorer = load_scorer(path, device, dimensions)
     if model.head is None:
         cut = "" if dimensions is None else f" for {dimensions} dimensions"
         raise ModelError(

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import torch
-    from sentence_transformers import SentenceTransformer
 
 PRECISION_VARIABLE = "BIXSE_PRECISION"
 Precision: TypeAlias = Literal["float32", "bfloat16"]
@@ -93,7 +92,7 @@ def autocast(device: torch.device | str, setting: str | None = None) -> Abstract
     return torch.autocast(torch.device(device).type, torch.bfloat16)
 
 
-def make_weights_float32(model: SentenceTransformer) -> None:
+def make_weights_float32(model: torch.nn.Module) -> None:
     """Make half-precision weights and buffers float32, in place; quantised ones stay."""
     import torch
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bixse.data.graded_pairs import GradedPairs
-    from bixse.encoders.reranker import Reranker
+    from bixse.encoders.scorers import Reranker
     from bixse.training.loop.batches import DrawnGroup
 
 TOP_GRADE = 3.0

@@ -1,16 +1,19 @@
-"""The parts of a reranker's training: its loss, and the dev and guard collections that it reranks."""
+"""The parts of training a model that scores pairs: its loss, and the dev and guard collections that it reranks."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from transformers import set_seed
 
-from bixse.encoders.loading.build import build_reranker, set_dropout
+from bixse.encoders.loading.build import build_embedding_scorer, build_reranker, set_dropout
 from bixse.errors import InputError
 from bixse.evaluation.reranking import RerankedSystem
 from bixse.evaluation.systems import Bm25System
-from bixse.training.checks import check_pairs
+from bixse.losses import ScoreLoss
+from bixse.losses.catalogue import loss_name
+from bixse.training.checks import check_lengths, check_pairs
 from bixse.training.dev_evaluation import (
     GradedRetrievalEvaluator,
     check_not_trained_on,
@@ -29,24 +32,35 @@ if TYPE_CHECKING:
     from bixse.training.inputs import Inputs
 
 
-def make_reranker_parts(config: TrainConfig, inputs: Inputs) -> Parts:
-    """Make a reranker's loss and dev evaluator, and refuse inputs that cannot be trained on."""
+def make_scorer_parts(config: TrainConfig, inputs: Inputs) -> Parts:
+    """Make the loss and the dev evaluator of any kind but an encoder, and refuse inputs that cannot be trained on."""
     if world_size() > 1:
-        raise InputError(f"kind: got a reranker and {world_size()} processes; expected one; fix: start it alone")
-    set_seed(config.seed)  # before the model: the layer that gives the score is random
-    model = build_reranker(config.model, config.max_length, None, config.trust_remote_code, new_layer=True)
+        raise InputError(
+            f"kind: got {config.kind} and {world_size()} processes; expected one; fix: start it without the launcher"
+        )
+    set_seed(config.seed)  # before the model: the layer that gives a reranker's score is random
+    loss: Any
+    if config.kind == "reranker":
+        model: Any = build_reranker(config.model, config.max_length, None, config.trust_remote_code, new_layer=True)
+        loss = pair_loss(str(config.loss), model)
+    else:
+        model = build_embedding_scorer(
+            config.kind, config.model, config.max_length, None, config.trust_remote_code, convert=True
+        )
+        loss = ScoreLoss(model, config.loss, scale=config.scale, **config.loss_options)
     if config.dropout is not None:
         set_dropout(model, config.dropout)
-    word, pairs = str(config.loss), inputs.pairs
-    loss = pair_loss(word, model)
+    pairs = inputs.pairs
     warnings = check_not_trained_on(queries_of(inputs.watched), pairs.queries, config.allow_shared_queries)
-    warnings += check_pairs(inputs.where, word, loss, pairs, config.optimizer.documents_per_query)
+    warnings += check_pairs(inputs.where, loss_name(config.loss), loss, pairs, config.optimizer.documents_per_query)
+    warnings += check_lengths(model, pairs) if config.kind != "reranker" else []
     tasks = {role: _tasks(inputs, role, config.min_relevant_grade) for role in ("dev", "guard")}
     evaluator = None
     if config.evaluations_per_epoch and tasks["dev"]:
         system = RerankedSystem(Bm25System(), model, config.dev_candidates)
         evaluator = GradedRetrievalEvaluator(tasks["dev"], guards=tasks["guard"], system=system)
-    return Parts(loss, evaluator, warnings, PairTrainer)
+    parts = Parts(loss, evaluator, warnings)
+    return replace(parts, trainer=PairTrainer) if config.kind == "reranker" else parts
 
 
 def _tasks(inputs: Inputs, role: Role, min_relevant_grade: float) -> list[Task]:

@@ -1,0 +1,54 @@
+"""The kind of a model, by its files: what reads query and document."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+ModelKind: TypeAlias = Literal["encoder", "reranker", "late-interaction", "sparse"]
+"""One vector per text, query and document read together, one vector per token, a sparse vector per text."""
+SAVED_KINDS: dict[str, ModelKind] = {
+    "CrossEncoder": "reranker",
+    "MultiVectorEncoder": "late-interaction",
+    "ColBERT": "late-interaction",
+    "SparseEncoder": "sparse",
+}
+"""`model_type` in the files of sentence-transformers -> kind; any other is an encoder."""
+
+
+def kind_of(source: str | Path) -> ModelKind:
+    """Return the kind of a folder, or of a name that the hub has; "encoder" where the files do not say."""
+    settings = _content(source, "config_sentence_transformers.json", dict)
+    if "model_type" in settings:
+        return SAVED_KINDS.get(str(settings["model_type"]), "encoder")
+    # older versions of sentence-transformers save a CrossEncoder as transformers does
+    bare, config = _bare_backbone(source)
+    is_classifier = bare.endswith("ForSequenceClassification") and len(config.get("id2label") or ()) == 1
+    return "reranker" if is_classifier else "encoder"
+
+
+def predicts_words(source: str | Path) -> bool:
+    """Return True for a bare masked language model, which sentence-transformers makes a SPLADE model."""
+    return _bare_backbone(source)[0].endswith("ForMaskedLM")
+
+
+def _bare_backbone(source: str | Path) -> tuple[str, dict[str, Any]]:
+    """Return the architecture and the config.json of a model without modules; "" for a model with modules."""
+    if _content(source, "modules.json", list):
+        return "", {}
+    config = _content(source, "config.json", dict)
+    return str((config.get("architectures") or [""])[0]), config
+
+
+def _content(source: str | Path, name: str, kind: type) -> Any:
+    """Return the content of a JSON file; empty for a file that is missing or damaged, which the loader names."""
+    from sentence_transformers.util import load_file_path  # not at the top: it imports torch
+
+    try:
+        path = load_file_path(str(source), name, cache_folder=os.getenv("SENTENCE_TRANSFORMERS_HOME"))
+        content = None if path is None else json.loads(Path(path).read_bytes())
+    except (OSError, ValueError):
+        return kind()
+    return content if isinstance(content, kind) else kind()

@@ -1,0 +1,187 @@
+"""Late interaction and sparse encoders: what is refused, and scores that equal those of the plain library."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import MultiVectorEncoder, SparseEncoder, util
+from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
+
+from bixse.encoders import scorers
+from bixse.encoders.encode import encode_texts
+from bixse.encoders.head import HEAD_FILE, RelevanceHead
+from bixse.encoders.loading.build import build_embedding_scorer, build_encoder, load_relevance_model, load_scorer
+from bixse.encoders.loading.kinds import kind_of
+from bixse.errors import InputError, ModelError, NotFiniteError
+from bixse.files.files import HASHES_FILE
+from helpers.rerankers import EMBEDDING_KINDS, save_reranker
+from helpers.toy import BERT_SIZES
+
+QUERIES = ["copy a file", "sort", "how do i read a line"]
+DOCUMENTS = ["copy the file", "sleep and wait", "sort the list in the heap", "how do i read a line of text", "copy"]
+PAIRS = [(query, document) for query in QUERIES for document in DOCUMENTS]
+PLAIN = {"late-interaction": MultiVectorEncoder, "sparse": SparseEncoder}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory, tiny_model_path):
+    """Kind -> folder of a model of it, the reranker too."""
+    home = tmp_path_factory.mktemp("scorers")
+    kinds = (*EMBEDDING_KINDS, "reranker")
+    return {kind: save_reranker(tiny_model_path, home / kind, RelevanceHead(2.0, -1.0), kind=kind) for kind in kinds}
+
+
+@pytest.fixture(params=EMBEDDING_KINDS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def folder(folders, kind):
+    return folders[kind]
+
+
+def logits_of(model, pairs=PAIRS):
+    return model.logits([query for query, _ in pairs], [document for _, document in pairs])
+
+
+class TestUnhappyPaths:
+    def test_where_an_encoder_belongs(self, folder, kind):
+        with pytest.raises(ModelError, match=kind):
+            build_encoder(folder)
+
+    @pytest.mark.parametrize("convert", [True, False])
+    def test_a_folder_of_another_kind(self, folders, kind, convert):
+        for other in folders.keys() - {kind}:
+            with pytest.raises(ModelError, match=other):
+                build_embedding_scorer(kind, folders[other], convert=convert)
+
+    def test_an_encoder_that_is_not_to_be_converted(self, kind, tiny_model_path):
+        with pytest.raises(ModelError, match="encoder"):
+            build_embedding_scorer(kind, tiny_model_path)
+
+    def test_late_interaction_without_token_states(self, student):
+        with pytest.raises(ModelError, match="StaticEmbedding"):
+            build_embedding_scorer("late-interaction", student, convert=True)
+
+    @pytest.mark.parametrize("fault", ["changed", "cut", "config", "head"])
+    def test_a_damaged_folder(self, folder, tmp_path, fault):
+        copy = shutil.copytree(folder, tmp_path / "model")
+        weights = copy / "model.safetensors"
+        if fault != "changed":
+            (copy / HASHES_FILE).unlink()
+        if fault == "config":
+            (copy / "modules.json").write_text("{")
+        elif fault == "head":
+            (copy / HEAD_FILE).write_text('{"logit_scale": -1}')
+        else:
+            weights.write_bytes(weights.read_bytes()[:-100])
+        with pytest.raises(ModelError):
+            load_relevance_model(copy)
+
+    @pytest.mark.parametrize("length", [3, 65])
+    def test_a_length_that_the_model_cannot_read(self, folder, kind, length):
+        with pytest.raises(ModelError, match=str(length)):
+            build_embedding_scorer(kind, folder, max_length=length)
+
+    def test_dimensions(self, folder):
+        with pytest.raises(ModelError, match="dimensions"):
+            load_relevance_model(folder, dimensions=16)
+
+    def test_no_head(self, tiny_model_path, tmp_path, kind):
+        folder = save_reranker(tiny_model_path, tmp_path / "model", None, kind=kind)
+        with pytest.raises(ModelError, match="calibrate"):
+            load_relevance_model(folder)
+        with pytest.raises(ModelError, match="calibrate"):
+            load_scorer(folder).relevance("copy", DOCUMENTS)
+
+    def test_documents_that_are_no_list_of_texts(self, folder):
+        with pytest.raises(InputError):
+            load_relevance_model(folder).relevance("copy", "copy the file")
+
+    def test_weights_that_are_not_finite(self, folder):
+        model = load_scorer(folder, device="cpu")
+        next(model.parameters()).data.fill_(float("nan"))
+        with pytest.raises(NotFiniteError):
+            logits_of(model)
+
+
+def test_the_kind_is_read_from_the_files_alone(folders, tmp_path):
+    assert {kind: kind_of(folder) for kind, folder in folders.items()} == {kind: kind for kind in folders}
+    (tmp_path / "config_sentence_transformers.json").write_text("[]")
+    assert kind_of(tmp_path) == kind_of("owner/name") == "encoder"
+
+
+def test_scores_equal_those_of_the_plain_library(folder, kind):
+    plain = PLAIN[kind](str(folder), device="cpu")
+    raw = plain.similarity(plain.encode_query(QUERIES), plain.encode_document(DOCUMENTS)).flatten().numpy()
+    model = load_relevance_model(folder, device="cpu")
+    assert logits_of(model) == pytest.approx(raw, abs=1e-5)
+    assert np.ptp(raw) > 0.01
+    expected = 1 / (1 + np.exp(1.0 - 2.0 * raw[:5].astype(float)))
+    assert model.relevance(QUERIES[0], DOCUMENTS) == pytest.approx(expected, abs=1e-5)
+    assert model.relevance(QUERIES[0], []).shape == (0,)
+
+
+def test_a_new_model_equals_a_loop_over_the_numbers_of_its_encoder(tiny_model_path, kind):
+    encoder = build_encoder(tiny_model_path, device="cpu")
+    expected = []
+    for query, document in PAIRS:
+        if kind == "late-interaction":
+            tokens = [encoder.encode([text], output_value="token_embeddings")[0].double() for text in (query, document)]
+            first, second = (states / states.norm(dim=1, keepdim=True) for states in tokens)
+            expected.append(float(np.mean([max(float(a @ b) for b in second) for a in first])))
+        else:
+            vectors = encode_texts(encoder, [query, document], "query").astype(np.float64)
+            both = [np.concatenate([vector, -vector]) for vector in vectors]
+            largest = [np.where(values >= np.sort(values)[-8], values, 0.0) for values in both]  # 32 dimensions / 4
+            first, second = (values / np.linalg.norm(values) for values in largest)
+            expected.append(float(first @ second))
+    model = build_embedding_scorer(kind, tiny_model_path, convert=True, device="cpu")
+    assert logits_of(model) == pytest.approx(expected, abs=1e-5)
+
+
+def test_each_text_is_embedded_once_and_parts_change_nothing(folder, monkeypatch):
+    model, seen, counted = load_scorer(folder, device="cpu"), [], []
+    expected, preprocess = logits_of(model), model.preprocess
+    monkeypatch.setattr(scorers, "DOCUMENTS_AT_ONCE", 2)
+    monkeypatch.setattr(scorers, "PAIRS_AT_ONCE", 3)
+    monkeypatch.setattr(model, "preprocess", lambda texts, **kinds: seen.extend(texts) or preprocess(texts, **kinds))
+    pairs = [*PAIRS, *PAIRS[:4]]
+    values = model.logits([query for query, _ in pairs], [document for _, document in pairs], counted.append)
+    assert values[: len(PAIRS)] == pytest.approx(expected, abs=1e-5)
+    assert values[len(PAIRS) :].tolist() == values[:4].tolist()
+    assert sorted(seen) == sorted([*QUERIES, *DOCUMENTS])
+    assert sum(counted) == len(PAIRS)
+
+
+def test_a_bare_decoder_becomes_late_interaction(decoder_path, tmp_path):
+    model = build_embedding_scorer("late-interaction", decoder_path("qwen3"), convert=True, device="cpu")
+    model.save_pretrained(str(tmp_path / "model"))
+    assert logits_of(load_scorer(tmp_path / "model", device="cpu")) == pytest.approx(logits_of(model), abs=1e-5)
+
+
+def test_a_bare_masked_language_model_becomes_splade(tiny_model_path, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model_path)
+    torch.manual_seed(0)
+    BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), **BERT_SIZES)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    model = build_embedding_scorer("sparse", tmp_path, convert=True, device="cpu")
+    assert model.encode_query(["copy"]).shape == (1, len(tokenizer))
+    with pytest.raises(ModelError):
+        build_embedding_scorer("sparse", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["demo", "static:demo"])
+def test_a_name_of_ours_is_not_asked_of_the_hub(monkeypatch, name):
+    asked, load_file_path = [], util.load_file_path
+
+    def record(source, *rest, **kinds):
+        asked.append(source)
+        return load_file_path(source, *rest, **kinds)
+
+    monkeypatch.setattr(util, "load_file_path", record)
+    assert load_scorer(name, device="cpu").get_embedding_dimension()
+    assert asked and all(Path(source).is_dir() for source in asked)

@@ -1,0 +1,150 @@
+"""Training late interaction and sparse encoders: what is refused, and that a stopped run ends as one without a stop."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from sentence_transformers import MultiVectorEncoder, SparseEncoder
+
+from bixse.data.graded_pairs import GradedPairs
+from bixse.data.pairs_files import load_pairs, save_graded_pairs
+from bixse.data.pydocs import PYDOCS_SCALE, load_pydocs
+from bixse.encoders.head import HEAD_FILE, RelevanceHead
+from bixse.encoders.loading.build import load_relevance_model, load_scorer
+from bixse.errors import ConfigError, InputError, ModelError, OutputExistsError
+from bixse.training.config import NOT_OF_AN_EMBEDDING_SCORER, TrainConfig
+from bixse.training.dev_evaluation import dev_figures
+from bixse.training.dry_run import plan_training
+from bixse.training.recipe import train
+from helpers.command import call
+from helpers.rerankers import EMBEDDING_KINDS, save_reranker
+
+OTHERS = {
+    "instructions": "paper", "merge": {"weights": [0.5]}, "bidirectional": True, "pooling": "mean", "frozen_layers": 1,
+    "max_distance": 0.1, "lora": {}, "dimensions": [16], "sharding": "full", "regrade": {"judge": "replay:x"},
+}  # fmt: skip
+"""A value of each setting that is refused."""
+ONE_STEP = {"dev": None, "optimizer": {"max_steps": 1}}
+PLAIN = {"late-interaction": MultiVectorEncoder, "sparse": SparseEncoder}
+
+
+@pytest.fixture(params=EMBEDDING_KINDS)
+def kind(request):
+    return request.param
+
+
+class TestUnhappyPaths:
+    @pytest.mark.parametrize("name", NOT_OF_AN_EMBEDDING_SCORER)
+    def test_a_setting_without_a_meaning_is_refused_with_its_reason(self, kind, name):
+        with pytest.raises(ConfigError, match=NOT_OF_AN_EMBEDDING_SCORER[name]):
+            TrainConfig.load(None, {"pairs": "pairs.jsonl", "kind": kind, name: OTHERS[name]})
+
+    @pytest.mark.parametrize("other", [["sparse"], "colbert", None])
+    def test_an_unknown_kind(self, other):
+        with pytest.raises(ConfigError, match="kind"):
+            TrainConfig.load(None, {"pairs": "pairs.jsonl", "kind": other})
+
+    @pytest.mark.parametrize("change", [{"loss": "bce"}, {"model": "static:demo"}, {"guard": "guard"}])
+    def test_settings_of_another_kind(self, kind, change):
+        with pytest.raises(ConfigError):
+            TrainConfig.load(None, {"pairs": "pairs.jsonl", "kind": kind, **change})
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"loss": "bixse-anchor"},
+            {"loss": {"bixse": 1.0, "spread-out": 0.1}},
+            {"loss_options": {"unlabelled": "base"}},
+            {"loss_options": {"gradient_cache": True}},
+        ],
+    )
+    def test_a_loss_that_needs_embeddings(self, train_toy, tmp_path, kind, change):
+        with pytest.raises(InputError):
+            train_toy(kind=kind, **change)
+        assert not (tmp_path / "out" / "run.json").exists()
+
+    def test_the_folder_of_a_reranker_to_start_from(self, train_toy, tiny_model_path, tmp_path, kind):
+        with pytest.raises(ModelError, match="reranker"):
+            train_toy(kind=kind, model=save_reranker(tiny_model_path, tmp_path / "reranker"))
+
+    def test_several_processes_and_a_dry_run(self, train_toy, run_config, tmp_path, monkeypatch, kind):
+        with pytest.raises(InputError, match="dry-run"):
+            plan_training(run_config(kind=kind), tmp_path / "out")
+        monkeypatch.setattr("bixse.training.scorer_parts.world_size", lambda: 2)
+        with pytest.raises(InputError, match="processes"):
+            train_toy(kind=kind)
+
+    def test_the_folder_of_a_run_of_the_other_kind(self, train_toy):
+        train_toy(kind="sparse", **ONE_STEP)
+        with pytest.raises(OutputExistsError, match="kind"):
+            train_toy(kind="late-interaction", **ONE_STEP)
+
+
+def test_a_trained_model_has_a_head_and_loads_in_the_plain_library(train_toy, training_files, tmp_path, kind):
+    settings = {"kind": kind, "dev": None, "optimizer": {"max_steps": 12, "learning_rate": 3e-3}}
+    result = train_toy(**settings)
+    losses = [entry["loss"] for entry in result.history if "loss" in entry]
+    assert losses[-1] < losses[0]
+    last = [entry for entry in result.history if "loss" in entry][-1]
+    head = RelevanceHead.load(result.model_path)
+    assert (head.logit_scale, head.logit_bias) == pytest.approx((last["logit_scale"], last["logit_bias"]), abs=0.5)
+    assert head.prior == pytest.approx(np.mean([entry["mean_target"] for entry in result.history if "loss" in entry]))
+    first, plain = load_pairs(training_files / "pairs.jsonl")[0], PLAIN[kind](str(result.model_path), device="cpu")
+    raw = float(plain.similarity(plain.encode_query([first.query]), plain.encode_document([first.document])))
+    probability = load_relevance_model(result.model_path).relevance(first.query, [first.document])
+    assert probability == pytest.approx(head.probability(raw), abs=1e-5)
+    record = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert (record["status"], record["config"]["kind"]) == ("finished", kind)
+    assert train_toy(**settings).reused
+
+
+def test_a_stopped_run_ends_equal_and_dev_chooses_the_checkpoint(
+    run_config, training_files, tmp_path, train_both_ways, kind
+):
+    guard = shutil.copytree(training_files / "collection", tmp_path / "guard")
+    settings = run_config(kind=kind, guard=guard, guard_split="dev", dev_candidates=4, optimizer={"max_steps": 5})
+    result = train_both_ways(settings, f"model/{HEAD_FILE}")
+    figures, guard = dev_figures(result.history), dev_figures(result.history, "guard")
+    assert set(figures) == {0, 4, 5} and figures == guard  # the same documents and queries
+    assert result.best_step == max((4, 5), key=lambda step: (figures[step], -step))
+
+
+@pytest.fixture(scope="module")
+def without_head(run_config, tmp_path_factory):
+    """Kind -> folder of a model that infonce has trained for a step."""
+    home = tmp_path_factory.mktemp("without-head")
+    runs = {kind: run_config(kind=kind, loss="infonce", **ONE_STEP) for kind in EMBEDDING_KINDS}
+    return {kind: train(settings, home / kind, progress=False).model_path for kind, settings in runs.items()}
+
+
+def test_training_goes_on_from_a_model_of_the_kind(train_toy, without_head, kind):
+    optimizer = {"max_steps": 1, "learning_rate": 1e-12}
+    folder = train_toy(kind=kind, model=without_head[kind], optimizer=optimizer, dev=None).model_path
+    texts = ["copy a file"] * 2, ["copy the file", "sort a list"]
+    before, after = (load_scorer(path, device="cpu") for path in (without_head[kind], folder))
+    assert (before.head is None, after.head is None) == (True, False)  # only bixse learns a probability
+    assert after.logits(*texts) == pytest.approx(before.logits(*texts), abs=1e-5)
+
+
+def test_commands_rerank_and_calibrate(capsys, without_head, training_files, tmp_path, kind):
+    folder = shutil.copytree(without_head[kind], tmp_path / "model")
+    words = ("--collection", training_files / "collection", "--split", "dev", "--rerank-depth", "100")
+    code, result = call(capsys, "evaluate", "bm25", "--rerank", folder, *words, "--out", tmp_path / "evaluated")
+    assert (code, len(result["metrics"]["comparisons"])) == (0, 1)
+    call(capsys, "calibrate", folder, "--pairs", training_files / "pairs.jsonl", "--anyway")
+    assert load_relevance_model(folder).head.calibrated_on
+
+
+@pytest.mark.slow
+def test_all_minilm_trains_on_the_sample_data_by_the_command(capsys, tmp_path, kind):
+    pairs = GradedPairs.from_collection(load_pydocs(), "train", PYDOCS_SCALE)
+    save_graded_pairs(pairs, tmp_path / "pairs.jsonl")
+    words = ("--pairs", tmp_path / "pairs.jsonl", "--max-length", "64", "--max-steps", "8", "--global-batch-size", "8")
+    code, result = call(capsys, "train", "--kind", kind, *words, "--out", tmp_path / "out")
+    losses = [json.loads(line).get("loss") for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
+    losses = [value for value in losses if value is not None]
+    assert code == 0 and np.mean(losses[-3:]) < np.mean(losses[:3])
+    texts = ["Copy data and mode bits of a file.", "Return the sine of x."]
+    probabilities = load_relevance_model(result["artifacts"]["model"]).relevance("copy a file", texts)
+    assert probabilities[0] > probabilities[1]
