@@ -189,6 +189,7 @@ def test_sent_files_are_those_of_the_folder(run, hub, tmp_path):
     assert np.array_equal(copy.relevance("move a file", texts), model.relevance("move a file", texts))
 
 
+@pytest.mark.slow
 def test_command_sends_to_the_hub_of_the_environment(run):
     with hub_server() as hub:
         environment = {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0", "HF_TOKEN": TOKEN}

@@ -159,6 +159,7 @@ def kill_after(step, processes, config, out):
     assert not (out / "model").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_at_any_moment_ends_as_if_it_never_was(config, tmp_path):
     out = tmp_path / "killed"
     kill_after(3, 1, config, out)
