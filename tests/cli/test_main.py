@@ -328,7 +328,7 @@ def words_of(inputs, settings, tmp_path):
         ("evaluate", {}),
         ("train", {}),
         ("sweep", {"sweep.csv": 2, "best.yaml": 1}),
-        ("study", {"findings.md": 2, "runs.csv": 2}),
+        pytest.param("study", {"findings.md": 2, "runs.csv": 2}, marks=pytest.mark.slow),
     ],
 )
 def test_precision_is_in_results_and_tables_and_another_one_is_another_run(capsys, words_of, tmp_path, verb, files):

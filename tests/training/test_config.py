@@ -194,7 +194,9 @@ def at_rate(rate):
     return {"dev": None, "optimizer": {"learning_rate": rate, "max_steps": 20}}
 
 
-@pytest.mark.parametrize(("loss", "rate"), [("bixse", 100.0), ("infonce", 0.3), ("lambdaloss-v2", 0.3)])
+@pytest.mark.parametrize(
+    ("loss", "rate"), [("bixse", 100.0), ("infonce", 0.3), pytest.param("lambdaloss-v2", 0.3, marks=pytest.mark.slow)]
+)
 def test_a_collapsed_encoder_is_not_saved(tmp_path, loss, rate, train_toy):
     for _ in range(2):  # the same command fails again
         with pytest.raises(TrainingError, match="diverged"):

@@ -137,7 +137,7 @@ def test_a_sum_trains_logs_its_terms_and_has_the_head_of_its_bixse(tmp_path, tra
 
 
 class TestDimensions:
-    @pytest.mark.parametrize("loss", ["bixse-base", "infonce"])
+    @pytest.mark.parametrize("loss", ["bixse-base", pytest.param("infonce", marks=pytest.mark.slow)])
     def test_each_length_has_the_head_that_it_learned(self, run_config, train_both_ways, loss):
         settings = run_config(dimensions=[8, 16], loss=loss)
         heads = ["model/relevance_head.json"] if loss.startswith("bixse") else []
@@ -248,8 +248,12 @@ def test_a_head_after_the_pooling_is_trained_saved_and_resumed(run_config, heade
 
 @pytest.mark.parametrize(
     "optimizer",
-    [{}, {"num_train_epochs": 3, "gradient_accumulation_steps": 2}, {"max_steps": 7}],
-    ids=["epochs", "accumulation", "steps"],
+    [
+        {"num_train_epochs": 3, "gradient_accumulation_steps": 2},
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"max_steps": 7}, marks=pytest.mark.slow),
+    ],
+    ids=["accumulation", "epochs", "steps"],
 )
 def test_a_dry_run_tells_the_figures_of_the_run_and_leaves_no_file(
     run_config, training_files, tmp_path, monkeypatch, optimizer
