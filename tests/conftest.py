@@ -14,6 +14,7 @@ import torch
 from bixse.encoders.loading.precision import PRECISION_VARIABLE, use_precision
 from helpers.chat_server import chat_server
 from helpers.toy import BERT_SIZES
+from helpers.ui_browser import started_chromium
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts its background jobs with SIGINT ignored
@@ -62,6 +63,13 @@ def cache_path(request, monkeypatch):
     folder = Path(CACHES.name) / str(abs(hash(request.node.nodeid)))
     monkeypatch.setenv("BIXSE_CACHE_DIR", str(folder))
     return folder
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    """The one Chromium of this process, in which playwright can run only once."""
+    with started_chromium() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="session")

@@ -38,7 +38,7 @@ from bixse.report.table import (
 )
 from bixse.results import CalibrationReport, Comparison, Difference, MergePoint, ReliabilityBin
 from helpers.html_page import Page
-from helpers.ui_browser import faults, needs_axe, needs_chromium, started_chromium
+from helpers.ui_browser import faults, needs_axe, needs_chromium
 
 SYSTEMS = {
     "bm25": ("BM25", {"ndcg@10": 0.411, "recall@100": 0.86, "mrr@10": 0.49}),
@@ -221,19 +221,19 @@ def test_headings_are_in_order_and_tables_have_scopes(full_html):
 @pytest.mark.slow
 @needs_chromium
 @needs_axe
-def test_page_has_no_fault_of_accessibility_and_fits_a_phone(full_html, minimal_data):
+def test_page_has_no_fault_of_accessibility_and_fits_a_phone(chromium, full_html, minimal_data):
     issues = []
-    with started_chromium() as chromium:
-        page = chromium.new_page()
-        for html in (full_html, render_report(minimal_data)):
-            page.set_content(html)
-            page.evaluate("() => document.querySelectorAll('details').forEach(x => { x.open = true })")
-            for width in (1280, 390):
-                page.set_viewport_size({"width": width, "height": 800})
-                assert not page.evaluate("() => document.documentElement.scrollWidth > innerWidth")
-                for scheme in ("light", "dark"):
-                    page.emulate_media(color_scheme=scheme)
-                    issues += faults(page)
+    page = chromium.new_page()
+    for html in (full_html, render_report(minimal_data)):
+        page.set_content(html)
+        page.evaluate("() => document.querySelectorAll('details').forEach(x => { x.open = true })")
+        for width in (1280, 390):
+            page.set_viewport_size({"width": width, "height": 800})
+            assert not page.evaluate("() => document.documentElement.scrollWidth > innerWidth")
+            for scheme in ("light", "dark"):
+                page.emulate_media(color_scheme=scheme)
+                issues += faults(page)
+    page.close()
     assert not issues
 
 

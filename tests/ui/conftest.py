@@ -11,7 +11,6 @@ from bixse.ui.pages.compare import TwoSystems
 from bixse.ui.serve import Server
 from bixse.ui.ui_settings import UiSettings
 from bixse.ui.workspace import open_workspace
-from helpers.ui_browser import started_chromium
 from helpers.ui_server import PORT, Browser, graded_folder
 
 
@@ -55,9 +54,3 @@ def calibrated(actions, student, tmp_path_factory):
     pairs, out = actions.parent / "pairs.jsonl", tmp_path_factory.mktemp("calibrated") / "out"
     settings = CalibrateSettings(model=str(student), pairs=pairs, at_precision=[0.5], export=[0.25])
     return str(out / "model"), calibrate(settings, out)
-
-
-@pytest.fixture(scope="session")
-def chromium():
-    with started_chromium() as browser:
-        yield browser
