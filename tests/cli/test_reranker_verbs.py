@@ -8,7 +8,7 @@ import pytest
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.encoders.head import RelevanceHead
-from bixse.encoders.loading.build import build_reranker, load_relevance_model
+from bixse.encoders.loading.build import build_scorer, load_relevance_model
 from bixse.judging.judge import Question
 from bixse.judging.open_judge import JudgeSettings
 from bixse.judging.rubrics import load_rubric
@@ -82,7 +82,7 @@ def test_a_table_has_each_first_stage_before_and_after(capsys, reranker, actions
 
 
 def test_calibrate_fits_the_head_of_a_reranker(capsys, reranker, pairs, tmp_path):
-    model = build_reranker(reranker)
+    model = build_scorer("reranker", reranker)
     logits = model.logits([row["query"] for row in pairs], [row["document"] for row in pairs])
     middle = sorted(logits)[len(logits) // 2]
     for row, logit in zip(pairs, logits, strict=True):
@@ -100,7 +100,7 @@ def test_calibrate_fits_the_head_of_a_reranker(capsys, reranker, pairs, tmp_path
     assert probability == pytest.approx(head.probability(logits[:1]), abs=1e-6)
     head.as_trained().save(reranker)
     assert call(capsys, *words, "--out", tmp_path / "out")[0] == 0
-    copy = build_reranker(tmp_path / "out" / "model")
+    copy = build_scorer("reranker", tmp_path / "out" / "model")
     assert copy.head.slope == pytest.approx(head.slope)
     assert copy.logits(["copy a file"], ["copy the file"]) == model.logits(["copy a file"], ["copy the file"])
 
@@ -112,7 +112,7 @@ def test_a_judge_grades_with_the_head_of_the_folder(tiny_model_path, tmp_path, h
     rubric = load_rubric("trec-dl-0-3")
     judge = JudgeSettings(name=f"cross-encoder:{folder}").open(rubric)
     (_, answer), *_ = judge.answers([Question("q", "d", "copy a file", "copy the file")])
-    logit = build_reranker(folder).logits(["copy a file"], ["copy the file"])
+    logit = build_scorer("reranker", folder).logits(["copy a file"], ["copy the file"])
     expected = (head or RelevanceHead(1.0, 0.0)).probability(logit)[0]
     assert answer.grade == pytest.approx(expected, abs=1e-5)
     assert (judge.identity["map"] == "logit") == (head is None or head.slope == 1.0)

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from bixse.encoders.head import HEAD_FILE, RelevanceHead
-from bixse.encoders.loading.build import build_encoder, build_reranker, load_relevance_model
+from bixse.encoders.loading.build import build_encoder, build_scorer, load_relevance_model
 from bixse.encoders.loading.kinds import kind_of
 from bixse.errors import InputError, ModelError, NotFiniteError
 from bixse.files.files import HASHES_FILE
@@ -35,7 +35,7 @@ class TestUnhappyPaths:
 
     def test_an_encoder_where_a_reranker_belongs(self, tiny_model_path):
         with pytest.raises(ModelError) as caught:
-            build_reranker(tiny_model_path)
+            build_scorer("reranker", tiny_model_path)
         assert "classifier" in str(caught.value)
 
     @pytest.mark.parametrize("kind", ["changed", "config", "cut", "lacking", "head"])
@@ -64,12 +64,12 @@ class TestUnhappyPaths:
             tensors[name] = tensors[name].repeat_interleave(3, 0)
         save_file(tensors, copy / "model.safetensors", {"format": "pt"})
         with pytest.raises(ModelError):
-            build_reranker(copy)
+            build_scorer("reranker", copy)
 
     @pytest.mark.parametrize("length", [3, 65])
     def test_a_length_that_the_model_cannot_read(self, folder, length):
         with pytest.raises(ModelError, match=str(length)):
-            build_reranker(folder, max_length=length)
+            build_scorer("reranker", folder, max_length=length)
 
     def test_dimensions(self, folder):
         with pytest.raises(ModelError, match="dimensions"):
@@ -80,7 +80,7 @@ class TestUnhappyPaths:
         with pytest.raises(ModelError, match="calibrate"):
             load_relevance_model(folder)
         with pytest.raises(ModelError, match="calibrate"):
-            build_reranker(folder).relevance(QUERY, DOCUMENTS)
+            build_scorer("reranker", folder).relevance(QUERY, DOCUMENTS)
 
     @pytest.mark.parametrize("documents", ["copy the file", [3], [None]])
     def test_documents_that_are_no_list_of_texts(self, folder, documents):
@@ -88,7 +88,7 @@ class TestUnhappyPaths:
             load_relevance_model(folder).relevance(QUERY, documents)
 
     def test_weights_that_are_not_finite(self, folder):
-        model = build_reranker(folder, device="cpu")
+        model = build_scorer("reranker", folder, device="cpu")
         next(model.parameters()).data.fill_(float("nan"))
         with pytest.raises(NotFiniteError):
             model.logits([QUERY], DOCUMENTS[:1])
@@ -100,8 +100,8 @@ def test_the_kind_is_read_from_the_files_alone(folder, tiny_model_path, tmp_path
     AutoModelForSequenceClassification.from_pretrained(folder).save_pretrained(older)
     AutoTokenizer.from_pretrained(folder).save_pretrained(older)
     assert kind_of(older) == "reranker"
-    assert build_reranker(older).logits([QUERY] * 4, DOCUMENTS) == pytest.approx(
-        build_reranker(folder).logits([QUERY] * 4, DOCUMENTS)
+    assert build_scorer("reranker", older).logits([QUERY] * 4, DOCUMENTS) == pytest.approx(
+        build_scorer("reranker", folder).logits([QUERY] * 4, DOCUMENTS)
     )
 
 
@@ -120,11 +120,13 @@ def test_a_logit_equals_that_of_transformers_on_one_pair(folder):
     tokenizer, model = (kind.from_pretrained(folder) for kind in (AutoTokenizer, AutoModelForSequenceClassification))
     with torch.inference_mode():
         alone = [float(model.eval()(**tokenizer(QUERY, text, return_tensors="pt")).logits[0, 0]) for text in DOCUMENTS]
-    assert build_reranker(folder, device="cpu").logits([QUERY] * 4, DOCUMENTS) == pytest.approx(alone, abs=1e-5)
+    assert build_scorer("reranker", folder, device="cpu").logits([QUERY] * 4, DOCUMENTS) == pytest.approx(
+        alone, abs=1e-5
+    )
 
 
 def test_equal_pairs_have_equal_logits_in_any_batch(folder):
-    model = build_reranker(folder, device="cpu")
+    model = build_scorer("reranker", folder, device="cpu")
     others = [f"{text} {'file ' * number}" for number in range(12) for text in DOCUMENTS]
     texts = ["copy the file", *others, "copy the file"]
     logits = model.logits([QUERY] * len(texts), texts)
@@ -133,14 +135,18 @@ def test_equal_pairs_have_equal_logits_in_any_batch(folder):
 
 def test_progress_counts_the_pairs(folder):
     seen = []
-    build_reranker(folder, device="cpu").logits([QUERY] * 4, DOCUMENTS, seen.append)
+    build_scorer("reranker", folder, device="cpu").logits([QUERY] * 4, DOCUMENTS, seen.append)
     assert sum(seen) == 4
 
 
 def test_the_length_is_saved(folder, tiny_model_path, tmp_path):
-    model = build_reranker(folder, max_length=8, device="cpu")
+    model = build_scorer("reranker", folder, max_length=8, device="cpu")
     model.save_pretrained(str(tmp_path / "short"))
     long = "copy " + "file " * 30
-    expected = build_reranker(tmp_path / "short", device="cpu").logits([QUERY], [long])
-    assert expected == model.logits([QUERY], [long]) != build_reranker(folder, device="cpu").logits([QUERY], [long])
+    expected = build_scorer("reranker", tmp_path / "short", device="cpu").logits([QUERY], [long])
+    assert (
+        expected
+        == model.logits([QUERY], [long])
+        != build_scorer("reranker", folder, device="cpu").logits([QUERY], [long])
+    )
     assert json.loads((tmp_path / "short" / HEAD_FILE).read_text())["logit_scale"] == 2.0

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 from bixse.encoders import scorers
 from bixse.encoders.encode import encode_texts
 from bixse.encoders.head import HEAD_FILE, RelevanceHead
-from bixse.encoders.loading.build import build_embedding_scorer, build_encoder, load_relevance_model, load_scorer
+from bixse.encoders.loading.build import build_encoder, build_scorer, load_relevance_model, load_scorer
 from bixse.encoders.loading.kinds import kind_of
 from bixse.errors import InputError, ModelError, NotFiniteError
 from bixse.files.files import HASHES_FILE
@@ -56,15 +56,15 @@ class TestUnhappyPaths:
     def test_a_folder_of_another_kind(self, folders, kind, convert):
         for other in folders.keys() - {kind}:
             with pytest.raises(ModelError, match=other):
-                build_embedding_scorer(kind, folders[other], convert=convert)
+                build_scorer(kind, folders[other], convert=convert)
 
     def test_an_encoder_that_is_not_to_be_converted(self, kind, tiny_model_path):
         with pytest.raises(ModelError, match="encoder"):
-            build_embedding_scorer(kind, tiny_model_path)
+            build_scorer(kind, tiny_model_path)
 
     def test_late_interaction_without_token_states(self, student):
         with pytest.raises(ModelError, match="StaticEmbedding"):
-            build_embedding_scorer("late-interaction", student, convert=True)
+            build_scorer("late-interaction", student, convert=True)
 
     @pytest.mark.parametrize("fault", ["changed", "cut", "config", "head"])
     def test_a_damaged_folder(self, folder, tmp_path, fault):
@@ -84,7 +84,7 @@ class TestUnhappyPaths:
     @pytest.mark.parametrize("length", [3, 65])
     def test_a_length_that_the_model_cannot_read(self, folder, kind, length):
         with pytest.raises(ModelError, match=str(length)):
-            build_embedding_scorer(kind, folder, max_length=length)
+            build_scorer(kind, folder, max_length=length)
 
     def test_dimensions(self, folder):
         with pytest.raises(ModelError, match="dimensions"):
@@ -139,7 +139,7 @@ def test_a_new_model_equals_a_loop_over_the_numbers_of_its_encoder(tiny_model_pa
             largest = [np.where(values >= np.sort(values)[-8], values, 0.0) for values in both]  # 32 dimensions / 4
             first, second = (values / np.linalg.norm(values) for values in largest)
             expected.append(float(first @ second))
-    model = build_embedding_scorer(kind, tiny_model_path, convert=True, device="cpu")
+    model = build_scorer(kind, tiny_model_path, convert=True, device="cpu")
     assert logits_of(model) == pytest.approx(expected, abs=1e-5)
 
 
@@ -158,7 +158,7 @@ def test_each_text_is_embedded_once_and_parts_change_nothing(folder, monkeypatch
 
 
 def test_a_bare_decoder_becomes_late_interaction(decoder_path, tmp_path):
-    model = build_embedding_scorer("late-interaction", decoder_path("qwen3"), convert=True, device="cpu")
+    model = build_scorer("late-interaction", decoder_path("qwen3"), convert=True, device="cpu")
     model.save_pretrained(str(tmp_path / "model"))
     assert logits_of(load_scorer(tmp_path / "model", device="cpu")) == pytest.approx(logits_of(model), abs=1e-5)
 
@@ -168,10 +168,10 @@ def test_a_bare_masked_language_model_becomes_splade(tiny_model_path, tmp_path):
     torch.manual_seed(0)
     BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), **BERT_SIZES)).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    model = build_embedding_scorer("sparse", tmp_path, convert=True, device="cpu")
+    model = build_scorer("sparse", tmp_path, convert=True, device="cpu")
     assert model.encode_query(["copy"]).shape == (1, len(tokenizer))
     with pytest.raises(ModelError):
-        build_embedding_scorer("sparse", tmp_path)
+        build_scorer("sparse", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["demo", "static:demo"])

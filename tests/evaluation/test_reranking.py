@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bixse.data.trec import ranked
-from bixse.encoders.loading.build import build_reranker
+from bixse.encoders.loading.build import build_scorer
 from bixse.errors import InputError
 from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.reranking import RerankedSystem
@@ -35,7 +35,7 @@ def test_what_is_no_reranker(name, tiny_model_path):
 def test_the_best_are_ordered_by_logit_and_the_others_follow(folder, task, depth):
     first = Bm25System().search(task, DEPTH)[task.name]
     run = RerankedSystem(Bm25System(), folder, depth).search(task, DEPTH)[task.name]
-    model, texts = build_reranker(folder), dict(task.documents())
+    model, texts = build_scorer("reranker", folder), dict(task.documents())
     for query, hits in list(first.items())[:5]:
         before, after = ranked(hits), ranked(run[query])
         names = before[:depth]
@@ -65,7 +65,7 @@ def test_equal_texts_tie_and_their_order_does_not_depend_on_the_first_stage(fold
     orders = []
     for scores in ({one: 2.0, other: 1.0}, {one: 1.0, other: 2.0}):
         system = RerankedSystem(Bm25System(), folder, 10)
-        system._loaded = build_reranker(folder)
+        system._loaded = build_scorer("reranker", folder)
         hits = system._rerank({query: "copy"}, {query: scores}, twins, 10, None)[query]
         assert hits[one] == hits[other]
         orders.append(ranked(hits))
@@ -92,10 +92,13 @@ def test_a_record_knows_reranker_and_depth(folder, tmp_path, task, tiny_model_pa
 
 def test_other_weights_in_a_folder_called_model_are_another_system(folder, tmp_path, monkeypatch, tiny_model_path):
     monkeypatch.chdir(folder.parent)  # named "model", as a loaded model is
-    names = {RerankedSystem(Bm25System(), other, 10).name for other in ("model", build_reranker(folder))}
+    names = {RerankedSystem(Bm25System(), other, 10).name for other in ("model", build_scorer("reranker", folder))}
     save_reranker(tiny_model_path, tmp_path / "model", seed=1)
     monkeypatch.chdir(tmp_path)
-    names |= {RerankedSystem(Bm25System(), other, 10).name for other in ("model", build_reranker(tmp_path / "model"))}
+    names |= {
+        RerankedSystem(Bm25System(), other, 10).name
+        for other in ("model", build_scorer("reranker", tmp_path / "model"))
+    }
     assert len(names) == 4
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from bixse.encoders.head import RelevanceHead
-from bixse.encoders.loading.build import build_embedding_scorer, build_reranker
+from bixse.encoders.loading.build import build_scorer
 from bixse.encoders.relevance_model import save_whole
 
 EMBEDDING_KINDS = ("late-interaction", "sparse")
@@ -12,10 +12,7 @@ EMBEDDING_KINDS = ("late-interaction", "sparse")
 def save_reranker(encoder, folder, head=RelevanceHead(1.0, 0.0), seed=0, kind="reranker"):  # noqa: B008 a frozen dataclass
     """Save a model of a kind with random weights as `bixse train` does; without a head if it is None."""
     torch.manual_seed(seed)
-    if kind == "reranker":
-        model = build_reranker(encoder, new_layer=True, device="cpu")
-    else:
-        model = build_embedding_scorer(kind, encoder, convert=True, device="cpu")
+    model = build_scorer(kind, encoder, convert=True, device="cpu")
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

@@ -13,7 +13,7 @@ from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import load_pairs, save_graded_pairs
 from bixse.data.pydocs import PYDOCS_SCALE, load_pydocs
 from bixse.encoders.head import RelevanceHead
-from bixse.encoders.loading.build import build_reranker, load_relevance_model
+from bixse.encoders.loading.build import build_scorer, load_relevance_model
 from bixse.errors import ConfigError, InputError, ModelError, OutputExistsError
 from bixse.training.config import NOT_OF_A_RERANKER, TrainConfig
 from bixse.training.dev_evaluation import dev_figures
@@ -95,7 +95,7 @@ def test_an_earlier_run_of_an_encoder_has_the_same_identity(run_config):
 @pytest.fixture
 def model(tiny_model_path):
     torch.manual_seed(0)
-    return build_reranker(tiny_model_path, device="cpu", new_layer=True).eval()
+    return build_scorer("reranker", tiny_model_path, device="cpu", convert=True).eval()
 
 
 @pytest.mark.parametrize("word", ["bce", "lambda", "listnet"])
@@ -188,7 +188,7 @@ def test_the_head_of_a_loss_over_lists_is_fitted(train_toy, graded_pairs, loss):
     folder = train_toy(kind="reranker", loss=loss, **ONE_STEP).model_path
     head = RelevanceHead.load(folder)
     assert head.calibrated_on
-    logits = build_reranker(folder).logits(graded_pairs.queries, graded_pairs.documents)
+    logits = build_scorer("reranker", folder).logits(graded_pairs.queries, graded_pairs.documents)
     z = graded_pairs.relevance
     assert np.mean((head.probability(logits) - z) ** 2) <= np.mean((z.mean() - z) ** 2) + 1e-3
 
@@ -199,7 +199,7 @@ def test_training_goes_on_from_a_reranker(train_toy, tmp_path):
         "second", kind="reranker", model=first, optimizer={"max_steps": 1, "learning_rate": 1e-12}, dev=None
     )
     texts = ["copy a file"] * 2, ["copy the file", "sort a list"]
-    before, after = (build_reranker(path, device="cpu").logits(*texts) for path in (first, second.model_path))
+    before, after = (build_scorer("reranker", path, device="cpu").logits(*texts) for path in (first, second.model_path))
     assert after == pytest.approx(before, abs=1e-6)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import set_seed
 
-from bixse.encoders.loading.build import build_embedding_scorer, build_reranker, set_dropout
+from bixse.encoders.loading.build import build_scorer, set_dropout
 from bixse.errors import InputError
 from bixse.evaluation.reranking import RerankedSystem
 from bixse.evaluation.systems import Bm25System
@@ -39,14 +39,13 @@ def make_scorer_parts(config: TrainConfig, inputs: Inputs) -> Parts:
             f"kind: got {config.kind} and {world_size()} processes; expected one; fix: start it without the launcher"
         )
     set_seed(config.seed)  # before the model: the layer that gives a reranker's score is random
+    model: Any = build_scorer(
+        config.kind, config.model, config.max_length, None, config.trust_remote_code, convert=True
+    )
     loss: Any
     if config.kind == "reranker":
-        model: Any = build_reranker(config.model, config.max_length, None, config.trust_remote_code, new_layer=True)
         loss = pair_loss(str(config.loss), model)
     else:
-        model = build_embedding_scorer(
-            config.kind, config.model, config.max_length, None, config.trust_remote_code, convert=True
-        )
         loss = ScoreLoss(model, config.loss, scale=config.scale, **config.loss_options)
     if config.dropout is not None:
         set_dropout(model, config.dropout)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from bixse.encoders.relevance_model import RelevanceModel
-    from bixse.encoders.scorers import EmbeddingScorer, Reranker, Scorer
+    from bixse.encoders.scorers import Scorer
 
 
 PoolingMode: TypeAlias = Literal["mean", "cls", "cls-head"]
@@ -152,46 +152,31 @@ def _limited(
     return model
 
 
-def build_reranker(
-    name_or_path: str | Path,
-    max_length: int | None = None,
-    device: str | None = None,
-    trust_remote_code: bool = False,
-    new_layer: bool = False,
-) -> Reranker:
-    """Load a CrossEncoder of one score per pair, in float32; arguments as for `build_encoder`.
-
-    With `new_layer`, any encoder becomes one: a layer of random weights gives the score, and is to be trained. Raises
-    ModelError for a model that cannot be used.
-    """
-    source = _undamaged(name_or_path)
-    from bixse.encoders.scorers import Reranker
-
-    files = str(name_or_path), source, trust_remote_code
-    return cast("Reranker", _load_whole(Reranker, *files, max_length, new_layer, device=device, num_labels=1))
-
-
-def build_embedding_scorer(
+def build_scorer(
     kind: ModelKind,
     name_or_path: str | Path,
     max_length: int | None = None,
     device: str | None = None,
     trust_remote_code: bool = False,
     convert: bool = False,
-) -> EmbeddingScorer:
-    """Load a late interaction or a sparse encoder, in float32; arguments as for `build_encoder`.
+) -> Scorer:
+    """Load a reranker, a late interaction or a sparse encoder in float32; other arguments as for `build_encoder`.
 
-    With `convert`, any encoder becomes one: late interaction has its token states, sparse embeddings its largest
-    numbers. A bare masked language model becomes a SPLADE model. Raises ModelError for a model that cannot be used.
+    With `convert`, any encoder becomes one. A reranker gets a layer of random weights for its score, which is to be
+    trained. Late interaction has the encoder's token states, sparse embeddings its largest numbers. A bare masked
+    language model becomes a SPLADE model. Raises ModelError for a model that cannot be used.
     """
-    name, source = str(name_or_path), _undamaged(name_or_path)
-    from bixse.encoders.scorers import LateInteractionEncoder, SparseScorer
+    name, source = str(name_or_path), _resolve(name_or_path)
+    from bixse.encoders.scorers import LateInteractionEncoder, Reranker, SparseScorer
 
-    cls: Any = LateInteractionEncoder if kind == "late-interaction" else SparseScorer
+    files = name_or_path, trust_remote_code, max_length
+    if kind == "reranker":
+        return _load_whole(Reranker, *files, convert, device=device, num_labels=1)
+    cls = LateInteractionEncoder if kind == "late-interaction" else SparseScorer
     stored = kind_of(source)
     new_splade = convert and kind == "sparse" and predicts_words(source)
     if stored == "encoder" and convert and not new_splade:
-        model: EmbeddingScorer = cls.of_encoder(build_encoder(name_or_path, max_length, device, trust_remote_code))
+        model = cls.of_encoder(build_encoder(name_or_path, max_length, device, trust_remote_code))
         make_weights_float32(model)
         return model
     if stored != kind and not new_splade:
@@ -199,19 +184,19 @@ def build_embedding_scorer(
             f"model {name!r}: got a model of the kind {stored}; expected {kind}; fix: name the model folder of "
             f"`bixse train --kind {kind}`"
         )
-    return cast("EmbeddingScorer", _load_whole(cls, name, source, trust_remote_code, max_length, device=device))
+    return _load_whole(cls, *files, device=device)
 
 
 def _load_whole(
     cls: Any,
-    name: str,
-    source: str,
+    name_or_path: str | Path,
     trust_remote_code: bool,
     max_length: int | None,
     new_layer: bool = False,
     **options: Any,
 ) -> Scorer:
-    """Load a model of a class in float32, and refuse one whose files lack weights."""
+    """Load a model of a class in float32, and refuse one whose files are damaged or lack weights."""
+    name, source = str(name_or_path), _undamaged(name_or_path)
     with _loading(name, f"a model of the kind {cls.kind}"):
         model = cls(source, trust_remote_code=trust_remote_code, model_kwargs={"dtype": "float32"}, **options)
         _check_weights(model, name, trust_remote_code, new_layer)
@@ -262,9 +247,7 @@ def load_scorer(name_or_path: str | Path, device: str | None = None, dimensions:
             f"dimensions: got {dimensions} for {str(name_or_path)!r} of the kind {kind}, whose embeddings are not cut; "
             "expected none; fix: leave it out"
         )
-    if kind == "reranker":
-        return build_reranker(name_or_path, device=device)
-    return build_embedding_scorer(kind, name_or_path, device=device)
+    return build_scorer(kind, name_or_path, device=device)
 
 
 def load_relevance_model(
