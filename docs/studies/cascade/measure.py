@@ -13,13 +13,14 @@ import argparse
 from typing import Any
 
 import numpy as np
-from sklearn.metrics import cohen_kappa_score
 
 from bixse import load_collection
 from bixse.encoders.loading.build import load_scorer
+from bixse.judging.audit.agreement import agreement_within, cohen_kappa, counts_by_query
 
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.5)
 DRAWS = 1000
+MEASURES = {"agreement": agreement_within(0), "kappa": cohen_kappa()}
 
 
 def main() -> None:
@@ -46,9 +47,6 @@ def main() -> None:
     queries, scores, labels = scored("test")
     guess, certainty = scores > cut, np.abs(scores - cut)
     budget = sum(len(row) for split in ("train", "dev") for row in collection.qrels[split].values())
-    rows_of: dict[str, list[int]] = {}
-    for row, query in enumerate(queries):
-        rows_of.setdefault(query, []).append(row)
     rng = np.random.default_rng(0)
     print("share sent back,which pairs,judge's calls,agreement,kappa,low,high")
     for share in SHARES:
@@ -59,15 +57,11 @@ def main() -> None:
         for which, order in orders.items():
             answer = guess.copy()
             answer[order[:number]] = labels[order[:number]]
-            kappas = []
-            names = list(rows_of)
-            for _ in range(DRAWS):
-                drawn = np.concatenate([rows_of[names[i]] for i in rng.integers(len(names), size=len(names))])
-                kappas.append(cohen_kappa_score(labels[drawn], answer[drawn]))
-            low, high = np.quantile(kappas, (0.025, 0.975))
+            tables = counts_by_query(labels.astype(float), answer.astype(float), queries, np.array([0.0, 1.0]))
+            estimates = tables.estimates(MEASURES, DRAWS, 0)
+            agreement, kappa = estimates["agreement"].value, estimates["kappa"]
             calls = (budget + number) / (budget + len(labels))
-            agreement, kappa = float((answer == labels).mean()), cohen_kappa_score(labels, answer)
-            print(f"{share:.2f},{which},{calls:.2f},{agreement:.3f},{kappa:.3f},{low:.3f},{high:.3f}")
+            print(f"{share:.2f},{which},{calls:.2f},{agreement:.3f},{kappa.value:.3f},{kappa.low:.3f},{kappa.high:.3f}")
 
 
 if __name__ == "__main__":
