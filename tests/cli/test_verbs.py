@@ -371,6 +371,7 @@ def test_a_sweep_ends_with_1_or_3_where_arms_diverge(capsys, monkeypatch, sweep_
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_pairs_of_the_readme_train(tmp_path, monkeypatch):
     blocks = re.findall(r"^```\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
     (position,) = [number for number, block in enumerate(blocks) if block.startswith('{"query"')]

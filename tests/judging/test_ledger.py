@@ -83,7 +83,9 @@ def test_a_ledger_of_a_later_version_or_a_damaged_one(folder, content, said):
         Ledger(folder)
 
 
-@pytest.mark.parametrize("position", ["open", "cut", 0, 11, 200, -40, -1])
+@pytest.mark.parametrize(
+    "position", ["open", 0, -1, *(pytest.param(at, marks=pytest.mark.slow) for at in ("cut", 11, 200, -40))]
+)
 def test_a_damaged_segment_is_named_and_left_as_it_is(folder, position):
     killed(folder, 0, 50)
     if position != "open":
@@ -342,7 +344,7 @@ def test_answers_of_other_processes_are_found_as_they_come_and_only_what_is_new_
 
 
 @pytest.mark.parametrize("prefix", [here, elsewhere])
-@pytest.mark.parametrize("sealing", [here, elsewhere])
+@pytest.mark.parametrize("sealing", [here, pytest.param(elsewhere, marks=pytest.mark.slow)])
 def test_no_process_seals_the_segment_of_a_living_writer(folder, prefix, sealing):
     with worker(folder, prefix=prefix) as living, worker(folder, prefix=sealing) as other:
         living.do("write", "k0", 0)
@@ -482,6 +484,7 @@ def test_answers_of_version_0_1_0_are_read(tmp_path):
         assert ledger.find("key") == Completion("written", "how to copy", Usage(9, 0, 3), 0.5, "m")
 
 
+@pytest.mark.slow
 def test_killed_amid_answers_nothing_answered_is_asked_again(tmp_path):
     ledger, log, count, kills = tmp_path / "ledger", tmp_path / "asked.txt", 60, 3
     for _ in range(kills):
@@ -498,7 +501,7 @@ def test_killed_amid_answers_nothing_answered_is_asked_again(tmp_path):
     assert all(row["grade"] == planted(Question("", "", "", row["document"])) for row in table)
 
 
-@pytest.mark.parametrize("prefix", [here, elsewhere])
+@pytest.mark.parametrize("prefix", [here, pytest.param(elsewhere, marks=pytest.mark.slow)])
 def test_processes_share_a_ledger_and_the_work(tmp_path, prefix):
     ledger, count = tmp_path / "ledger", 60
     logs = [tmp_path / f"{i}.txt" for i in range(3)]

@@ -84,6 +84,7 @@ def shaken(model, seed):
     return model
 
 
+@pytest.mark.slow
 def test_missing_data_is_listed_without_the_network(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
     with pytest.raises(InputError) as error:

@@ -96,6 +96,7 @@ def divided_actions(folder):
     return {"pairs": [folder / "pairs.parquet"], "test": [folder / "test"], "beside": [folder / "other"]}
 
 
+@pytest.mark.slow
 def test_extra_collections_and_the_model_before_merging_have_a_table_without_claims(study, tmp_path):
     data = divided_actions(tmp_path)
     merge = {"weights": [0.5], "keep_tuned": True}

@@ -282,6 +282,7 @@ def test_the_best_settings_train_the_same_model_again(settings, tmp_path, monkey
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
+@pytest.mark.slow
 def test_ctrl_c_within_a_run_continues_from_its_checkpoint(settings, tmp_path, at_step):
     out, whole, config = tmp_path / "out", tmp_path / "whole", settings(vary={"scale": [5, 10]})
 
@@ -303,6 +304,7 @@ def test_ctrl_c_within_a_run_continues_from_its_checkpoint(settings, tmp_path, a
     assert (out / model).read_bytes() == (whole / model).read_bytes()
 
 
+@pytest.mark.slow
 def test_seeds_are_ranked_by_their_mean(settings, tmp_path):
     out, config = tmp_path / "out", settings(vary={"optimizer.learning_rate": [1e-3, 5e-3]}, seeds=(3, 4))
     result = sweep(config, out, progress=False)

@@ -96,7 +96,7 @@ def test_many_negatives_in_a_row_do_not_fill_the_memory_of_the_database(run):
     assert len(run("sentence-transformers", rows)[1]) == 500 * 31
 
 
-@pytest.mark.parametrize("rows_at_once", [1, 5, 4096])
+@pytest.mark.parametrize("rows_at_once", [pytest.param(1, marks=pytest.mark.slow), 5, 4096])
 def test_transforms_of_files_equal_those_of_tables_in_memory(pairs, run, tmp_path, monkeypatch, rows_at_once):
     monkeypatch.setattr("bixse.preparing.transforms.ROWS_AT_ONCE", rows_at_once)
     monkeypatch.setattr("bixse.preparing.source.ROWS_AT_ONCE", rows_at_once)

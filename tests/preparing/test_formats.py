@@ -409,7 +409,7 @@ NASTY = [b"", b"\x00", b"\xff", b'"', b"{", b"}", b"[", b"\n", b"null", b"NaN", 
 
 
 @pytest.mark.parametrize("name", FUZZED)
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(damages=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 30), st.sampled_from(NASTY)), min_size=1, max_size=4))
 def test_damaged_files_give_rows_or_a_clear_error(tmp_path, name, damages):
     file, content, options = FUZZED[name]

@@ -440,6 +440,7 @@ def test_text_from_data_becomes_no_markup():
     assert any(text.startswith("<script>aler") for text in texts_of(plots[-1])), "a script as label is shown as it is"
 
 
+@pytest.mark.slow
 def test_same_data_give_the_same_bytes_under_any_settings_of_matplotlib(full_data):
     expected = all_plots(full_data)
     with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "black", "svg.fonttype": "path"}):

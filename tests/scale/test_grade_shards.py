@@ -148,6 +148,7 @@ def test_only_shards_with_pending_questions_are_done_again(capsys, server, tmp_p
     assert (found["metrics"]["asked"], len(pairs_files(tmp_path / "out"))) == (1, 4), "a lost part is written again"
 
 
+@pytest.mark.slow
 def test_limit_is_shared_by_the_shards(capsys, words, tmp_path):
     flags = (*words[2], "--out", tmp_path / "out")
     code, found = call(capsys, *flags, "--max-pairs", "33")

@@ -43,7 +43,7 @@ class TestAdapters:
         assert all(sees_whole_text(model[0]) for model in (whole, adapters, plain))
         assert 0 < whole.relevance("copy the file", ["copy a file"])[0] < 1
 
-    @pytest.mark.parametrize("lora", [None, {"rank": 4}])
+    @pytest.mark.parametrize("lora", [pytest.param(None, marks=pytest.mark.slow), {"rank": 4}])
     def test_a_decoder_stored_in_bf16_is_trained_in_float32(self, run_config, decoder_path, tmp_path, lora):
         learning = {"learning_rate": 1e-5}  # in bf16 a step of this size changes no weight
         folders = {}
@@ -64,13 +64,15 @@ class TestAdapters:
         before = build_encoder(tmp_path / "whole", device="cpu")
         assert not all(torch.equal(a, b) for a, b in zip(before.parameters(), trained[0].parameters(), strict=True))
 
-    @pytest.mark.parametrize("stored", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
     def test_an_interrupted_run_is_bit_equal(self, settings, decoder_path, tmp_path, train_both_ways, stored):
         shutil.copytree(decoder_path("qwen3"), tmp_path / "base")
         AutoModel.from_pretrained(decoder_path("qwen3")).to(stored).save_pretrained(tmp_path / "base")
         run = settings(tmp_path / "base")
         train_both_ways(run, "adapter/adapter_model.safetensors", "model/relevance_head.json")
 
+    @pytest.mark.slow
     def test_cached_and_checkpointed_training_gives_the_weights_of_the_plain_one(
         self, run_config, decoder_path, tmp_path
     ):

@@ -326,7 +326,10 @@ def test_a_batch_brings_the_base_models_probability_of_every_entry(trainer):
         np.testing.assert_allclose(probabilities, expected, rtol=2e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("loss", [{}, {"loss": {"bixse": 1.0, "anchor": 0.5}, "loss_options": {}}], ids=["base", "sum"])
+SUM = {"loss": {"bixse": 1.0, "anchor": 0.5}, "loss_options": {}}
+
+
+@pytest.mark.parametrize("loss", [{}, pytest.param(SUM, marks=pytest.mark.slow)], ids=["base", "sum"])
 def test_an_interrupted_run_is_bit_equal(run_config, tmp_path, train_both_ways, loss):
     train_both_ways(run_config(**{**BASE, **loss}))
     assert not (tmp_path / "cut" / "checkpoints" / BASE_FOLDER).exists()

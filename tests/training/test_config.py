@@ -195,7 +195,8 @@ def at_rate(rate):
 
 
 @pytest.mark.parametrize(
-    ("loss", "rate"), [("bixse", 100.0), ("infonce", 0.3), pytest.param("lambdaloss-v2", 0.3, marks=pytest.mark.slow)]
+    ("loss", "rate"),
+    [("bixse", 100.0), *(pytest.param(loss, 0.3, marks=pytest.mark.slow) for loss in ("infonce", "lambdaloss-v2"))],
 )
 def test_a_collapsed_encoder_is_not_saved(tmp_path, loss, rate, train_toy):
     for _ in range(2):  # the same command fails again

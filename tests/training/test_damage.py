@@ -56,7 +56,9 @@ def whole(settings, tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("part", ["model.safetensors", "optimizer.pt", STATE_FILE])
+@pytest.mark.parametrize(
+    "part", ["model.safetensors", *(pytest.param(p, marks=pytest.mark.slow) for p in ("optimizer.pt", STATE_FILE))]
+)
 def test_a_damaged_checkpoint_is_passed_over_with_a_warning(settings, cut, whole, part):
     flip(checkpoints(cut)[-1] / part)
     result = train(settings, cut, progress=False)
@@ -104,6 +106,7 @@ def test_a_best_checkpoint_that_is_damaged_while_training_goes_on_is_no_model(ru
     assert not (tmp_path / "model").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_was_moved_goes_on(run_config, tmp_path, train_interrupted):
     settings = run_config(max_length=None, evaluations_per_epoch=4)
     train_interrupted(settings, tmp_path / "there")
@@ -168,6 +171,7 @@ def test_a_run_that_is_killed_at_any_moment_ends_as_if_it_never_was(config, tmp_
     assert len(outcome(out)[1]) == 10
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_while_a_checkpoint_is_written(config, tmp_path, monkeypatch):
     settings = TrainConfig.load(config)
     train(settings, tmp_path / "whole", progress=False)

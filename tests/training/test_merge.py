@@ -243,6 +243,7 @@ class TestTraining:
         assert all(line in card for line in result.merge.lines())
         assert train_guarded().merge == result.merge
 
+    @pytest.mark.slow
     def test_a_run_killed_before_it_was_merged_is_merged_the_same(self, monkeypatch, train_guarded):
         whole = train_guarded("whole")
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):

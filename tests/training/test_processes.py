@@ -31,7 +31,7 @@ RUNS = [
     *((name, "whole") for name in ("bixse", "mean", "base", "sum", *BOTH_WAYS)),
     *((name, "in parts") for name in ("clipped", WITH_HEAD, *BOTH_WAYS)),
 ]
-QUICK = [("sum", "whole"), (WITH_DEV, "in parts")]
+QUICK = [(WITH_DEV, "in parts")]
 TOGETHER = {
     (2, False): QUICK,
     (2, True): [run for run in RUNS if run not in QUICK],

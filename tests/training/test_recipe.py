@@ -115,7 +115,13 @@ def test_a_run_trains_records_and_is_reused(tmp_path, train_toy):
     assert again.history == result.history
 
 
-@pytest.mark.parametrize("loss", [word for word, entry in LOSSES.items() if entry.alone])
+QUICK = ("bixse", "infonce", "margin-mse", "lambdaloss-v2", "wasserstein", "bixse-anchor")
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [pytest.param(word, marks=() if word in QUICK else pytest.mark.slow) for word in LOSSES if LOSSES[word].alone],
+)
 def test_every_loss_trains(tiny_model_path, tmp_path, loss, train_toy):
     result = train_toy(loss=loss, dev=None)
     assert all(entry["loss"] > 0 for entry in result.history)
@@ -137,7 +143,8 @@ def test_a_sum_trains_logs_its_terms_and_has_the_head_of_its_bixse(tmp_path, tra
 
 
 class TestDimensions:
-    @pytest.mark.parametrize("loss", ["bixse-base", pytest.param("infonce", marks=pytest.mark.slow)])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("loss", ["bixse-base", "infonce"])
     def test_each_length_has_the_head_that_it_learned(self, run_config, train_both_ways, loss):
         settings = run_config(dimensions=[8, 16], loss=loss)
         heads = ["model/relevance_head.json"] if loss.startswith("bixse") else []
@@ -222,6 +229,7 @@ def test_training_on_real_grades_raises_dev_ndcg(train_toy):
     assert max(figures.values()) > figures[0] + 0.1
 
 
+@pytest.mark.slow
 def test_every_folder_that_is_saved_is_read_alike_by_older_servers(tiny_model_path, graded_pairs, tmp_path, train_toy):
     trained = train_toy(merge={"keep_tuned": True}).model_path
     plain = SentenceTransformer(str(tiny_model_path), device="cpu")

@@ -98,7 +98,9 @@ def whole(tiny_model_path, graded_pairs, tmp_path_factory):
     return trainer
 
 
-@pytest.mark.parametrize("stop_at", [1, 4, 9])
+@pytest.mark.parametrize(
+    "stop_at", [pytest.param(1, marks=pytest.mark.slow), 4, pytest.param(9, marks=pytest.mark.slow)]
+)
 def test_an_interrupted_and_resumed_run_equals_an_uninterrupted_one(
     tiny_model_path, graded_pairs, tmp_path, whole, stop_at
 ):

@@ -184,7 +184,7 @@ def test_browser_opens_for_a_person_at_a_screen_alone(run, monkeypatch, why):
     assert not opened or opened[0].partition("token=")[0] == printed.partition("token=")[0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_signal_ends_it_with_exit_code_0(run, number):
     with running(run) as server:
         with urllib.request.urlopen(server.address, timeout=10) as answer:

@@ -3,8 +3,9 @@
     python docs/studies/unlabelled/measure.py --data DATA --out runs/unlabelled nfcorpus 1 base 0
 
 DATA holds what ../nfcorpus/prepare.py wrote, and beside it `train.jsonl` and `collection` of `bixse quickstart`.
-The words are the training set, the passes, the target of unlabelled entries (zero, base, half, or a variant of
-variants.py) or the name of another loss, and the seed. What is there is not done again.
+The words are the training set, the passes, an arm, and the seed. An arm is a target of unlabelled entries (zero, base,
+half, or a variant of variants.py), a key of SETTINGS, the name of another loss, or "then-LOSS": the model that was
+trained with `zero` is trained on with that loss, for as many passes again. What is there is not done again.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from bixse.losses.catalogue import LOSSES
 MEASURED_ON = {
     "nfcorpus": ("nfcorpus", "test", 1),
     "scifact": ("scifact", "test", 1),
+    "scifact-short": ("scifact-short", "test", 1),
     "pydocs": ("collection", "test", 2),
     "pydocs-guard": ("collection", "guard", 2),
 }
@@ -29,6 +31,13 @@ BASE = "demo"
 VARIANTS = ("prior", "graded", "merged", "tuned")
 OPTIONS = {"zero": {"unlabelled": "zero"}, "half": {"unlabelled": "base", "unlabelled_weight": 0.5}}
 """Target of unlabelled entries -> options of the loss; any other target is made from the base model's probability."""
+SETTINGS: dict[str, dict[str, float]] = {
+    "frozen": {"frozen_layers": 0},
+    "frozen-3": {"frozen_layers": 3},
+    "no-dropout": {"dropout": 0.0},
+}
+"""Arm -> settings of `bixse train`, beside BiXSE with zero."""
+THEN = "then-"
 
 
 def bixse(*words: object) -> None:
@@ -43,6 +52,34 @@ def train(target: str, *words: object) -> None:
         subprocess.run([sys.executable, str(script), target, *map(str, words)], check=True)
     else:
         bixse("train", *words)
+
+
+def train_cell(data: Path, out: Path, train_on: str, passes: int, arm: str, seed: int) -> dict[str, Path]:
+    """Train an arm and return its folders: `model`, merged with the base model, and `tuned`."""
+    cell = out / f"{train_on}-{passes}-{arm}-{seed}"
+    settings = yaml.safe_load(Path(__file__).with_name(f"{train_on}.yaml").read_text(encoding="utf-8"))
+    settings["optimizer"]["num_train_epochs"] = passes
+    merge, then = settings["merge"]["weights"], arm.startswith(THEN)
+    if then:  # the weights of the first loss would be the base of its merge
+        first = train_cell(data, out, train_on, passes, "zero", seed)["tuned"]
+        settings |= {"model": str(first.resolve()), "merge": None}
+    if arm in SETTINGS:
+        settings |= SETTINGS[arm]
+    elif (loss := arm.removeprefix(THEN)) in LOSSES:
+        settings["loss"] = loss
+    else:
+        settings["loss_options"] = OPTIONS.get(arm, {"unlabelled": "base"})
+    config = data / f"{cell.name}.yaml"  # its paths are taken from its folder
+    config.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    train(arm, "--config", config, "--seed", seed, "--out", cell)
+    if not then:
+        return {"model": cell / "model", "tuned": cell / "tuned"}
+    merged = cell.with_name(f"{cell.name}-merged")
+    if not merged.exists():
+        watched = ("--dev", data / settings["dev"], "--guard", data / settings["guard"])
+        splits = ("--dev-split", settings.get("dev_split", "dev"), "--guard-split", settings["guard_split"])
+        bixse("merge", BASE, cell / "model", *watched, *splits, "--candidates", *merge, "--out", merged)
+    return {"model": merged, "tuned": cell / "model"}
 
 
 def evaluate(model: str | Path, name: str, data: Path, out: Path) -> None:
@@ -62,25 +99,17 @@ def main() -> None:
     parser.add_argument("--on", nargs="+", choices=MEASURED_ON, default=list(MEASURED_ON), help="sets to measure on")
     parser.add_argument("train_on", choices=("nfcorpus", "pydocs"))
     parser.add_argument("passes", type=int)
-    parser.add_argument(
-        "target", choices=(*OPTIONS, "base", *VARIANTS, *(name for name in LOSSES if LOSSES[name].alone))
-    )
+    losses = [name for name in LOSSES if LOSSES[name].alone]
+    arms = (*OPTIONS, "base", *VARIANTS, *SETTINGS, *losses, *(THEN + name for name in losses))
+    parser.add_argument("arm", choices=arms)
     parser.add_argument("seed", type=int)
     args = parser.parse_args()
-    cell = args.out / f"{args.train_on}-{args.passes}-{args.target}-{args.seed}"
     args.out.mkdir(parents=True, exist_ok=True)
-    settings = yaml.safe_load(Path(__file__).with_name(f"{args.train_on}.yaml").read_text(encoding="utf-8"))
-    settings["optimizer"]["num_train_epochs"] = args.passes
-    if args.target in LOSSES:
-        settings["loss"] = args.target
-    else:
-        settings["loss_options"] = OPTIONS.get(args.target, {"unlabelled": "base"})
-    config = args.data / f"{cell.name}.yaml"  # its paths are taken from its folder
-    config.write_text(yaml.safe_dump(settings), encoding="utf-8")
-    train(args.target, "--config", config, "--seed", args.seed, "--out", cell)
+    models = train_cell(args.data, args.out, args.train_on, args.passes, args.arm, args.seed)
     for name in args.on:
-        for model in ("model", "tuned"):
-            evaluate(cell / model, name, args.data, args.out / f"{cell.name}-{model}-{name}")
+        for kind, model in models.items():
+            cell = f"{args.train_on}-{args.passes}-{args.arm}-{args.seed}"
+            evaluate(model, name, args.data, args.out / f"{cell}-{kind}-{name}")
         evaluate(BASE, name, args.data, args.out / f"base-{name}")
 
 

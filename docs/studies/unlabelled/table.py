@@ -1,10 +1,11 @@
-"""Add the cells in the folder that measure.py filled to the table of docs/studies/unlabelled.
+"""Add the cells in the folder that measure.py filled to the tables of docs/studies/unlabelled.
 
     python docs/studies/unlabelled/table.py runs/unlabelled docs/results/unlabelled.csv
+    python docs/studies/unlabelled/table.py runs/unlabelled docs/results/objectives.csv --over-seeds
 
-Each line is a difference in nDCG@10 of one seed, with its 95 % interval over queries: of a trained model from the base
-model, or (`target` is "base - zero") of the two targets from each other. Lines of other cells stay, so that machines
-can share the seeds.
+Each line is a difference in nDCG@10 with its 95 % interval: of a trained model from the base model, or
+(`target` is "ARM - zero") of two arms from each other. Without `--over-seeds` it is of one seed, over queries, and lines
+of other cells stay, so that machines can share the seeds. With it, it is over all seeds of the folder and queries.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections import defaultdict
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,30 +24,26 @@ from numpy import array
 from bixse.lab.studies.study import crossed_interval
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
+Scores = dict[str, float]
+"""Query -> nDCG@10."""
 KEY = ("trained on", "passes", "target", "model", "measured on", "seed", "precision")
+FIGURES = ("queries", "difference", "low", "high")
 KINDS = {"tuned": "as trained", "model": "merged"}
 
 
-def scores(folder: Path) -> dict[str, float] | None:
+def scores(folder: Path) -> Scores | None:
     """Query -> nDCG@10; None where the folder was not measured."""
     path = folder / "per_query.json"
     if not path.exists():
         return None
-    per_query: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))["ndcg@10"]
+    per_query: Scores = json.loads(path.read_text(encoding="utf-8"))["ndcg@10"]
     return per_query
 
 
-def difference(scores: dict[str, float], base: dict[str, float]) -> tuple[str, ...]:
-    """Return the number of queries, the mean difference and its interval, as text."""
-    gap = crossed_interval(array([[scores[query] - base[query] for query in base]]), [0] * len(base))
-    return (str(gap.queries), *(f"{value:+.4f}" for value in (gap.mean, gap.low, gap.high)))
-
-
-def lines(runs: Path) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Yield the key and the figures of each line, in the order of the folders."""
-    tables: dict[tuple[str, ...], dict[str, float]] = {}
+def measured(runs: Path) -> Iterator[tuple[tuple[str, ...], Scores, Scores]]:
+    """Yield the key of each measured cell with its scores and the base model's, in the order of the folders."""
     for cell in sorted(runs.glob("*-*-*-*/run.json")):
         match = re.fullmatch(r"(\w+)-(\d+)-([a-z0-9+-]+)-(\d+)", cell.parent.name)
         if match is None:
@@ -54,14 +52,28 @@ def lines(runs: Path) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
         precision = json.loads(cell.read_text(encoding="utf-8"))["config"]["precision"]
         for (kind, words), measured_on in product(KINDS.items(), MEASURED_ON):
             base, of = scores(runs / f"base-{measured_on}"), scores(runs / f"{cell.parent.name}-{kind}-{measured_on}")
-            if base is None or of is None:
-                continue
-            rest = words, measured_on, seed, precision
-            yield (trained_on, passes, target, *rest), difference(of, base)
-            tables[trained_on, passes, target, *rest] = of
-            other = tables.get((trained_on, passes, "base", *rest))  # "base" comes before "zero"
-            if target == "zero" and other is not None:
-                yield (trained_on, passes, "base - zero", *rest), difference(other, of)
+            if base is not None and of is not None:
+                yield (trained_on, passes, target, words, measured_on, seed, precision), of, base
+
+
+def difference(pairs: list[tuple[Scores, Scores]]) -> tuple[str, ...]:
+    """Return the number of queries, the mean difference over pairs of scores, and its interval, as text."""
+    queries = list(pairs[0][1])
+    table = array([[of[query] - other[query] for query in queries] for of, other in pairs])
+    gap = crossed_interval(table, [0] * len(queries))
+    return (str(gap.queries), *(f"{value:+.4f}" for value in (gap.mean, gap.low, gap.high)))
+
+
+def lines(cells: Mapping[tuple[str, ...], dict[str, tuple[Scores, Scores]]]) -> Iterator[tuple[str, ...]]:
+    """Yield the lines of cells: key without a seed -> seed -> scores and the base model's scores."""
+    for key, by_seed in cells.items():
+        trained_on, passes, target, *rest, precision = key
+        yield (*key[:-1], " ".join(by_seed), precision, *difference(list(by_seed.values())))
+        zero = cells.get((trained_on, passes, "zero", *rest, precision), {})
+        both = [seed for seed in by_seed if seed in zero]
+        if target != "zero" and both:
+            gap = difference([(by_seed[seed][0], zero[seed][0]) for seed in both])
+            yield (trained_on, passes, f"{target} - zero", *rest, " ".join(both), precision, *gap)
 
 
 def main() -> None:
@@ -69,13 +81,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path)
     parser.add_argument("table", type=Path)
+    parser.add_argument("--over-seeds", action="store_true")
     args = parser.parse_args()
-    rows = [tuple(line.split(",")) for line in args.table.read_text(encoding="utf-8").splitlines()[1:]]
-    table = {row[: len(KEY)]: row[len(KEY) :] for row in rows} | dict(lines(args.runs))
-    text = [
-        ",".join((*KEY, "queries", "difference", "low", "high")),
-        *(",".join(key + row) for key, row in table.items()),
-    ]
+    groups: dict[str, dict[tuple[str, ...], dict[str, tuple[Scores, Scores]]]] = defaultdict(lambda: defaultdict(dict))
+    for (*key, seed, precision), *both in measured(args.runs):
+        groups["" if args.over_seeds else seed][(*key, precision)][seed] = (both[0], both[1])
+    found = [line for cells in groups.values() for line in lines(cells)]
+    old = [] if args.over_seeds else args.table.read_text(encoding="utf-8").splitlines()[1:]
+    rows = [*(tuple(line.split(",")) for line in old), *found]
+    table = {row[: len(KEY)]: row[len(KEY) :] for row in rows}
+    text = [",".join((*KEY, *FIGURES)), *(",".join(key + row) for key, row in table.items())]
     args.table.write_text("\n".join(text) + "\n", encoding="utf-8")
 
 
