@@ -3,9 +3,9 @@
     python docs/studies/unlabelled/table.py runs/unlabelled docs/results/unlabelled.csv
     python docs/studies/unlabelled/table.py runs/unlabelled docs/results/objectives.csv --over-seeds
 
-Each line is a difference in nDCG@10 with its 95 % interval: of a trained model from the base model, or
-(`target` is "ARM - zero") of two arms from each other. Without `--over-seeds` it is of one seed, over queries, and lines
-of other cells stay, so that machines can share the seeds. With it, it is over all seeds of the folder and queries.
+Each line is a difference in nDCG@10 with its 95 % interval: of a trained model from the base model, or, where `target`
+is "ARM - zero", of two arms from each other. Without `--over-seeds` each seed has a line with an interval over queries,
+and lines of other cells stay, so that machines can share the seeds. With it, the line covers all seeds of the folder.
 """
 
 from __future__ import annotations
