@@ -122,7 +122,8 @@ def test_a_terminal_shows_dollars_and_statuses(server, pairs):
     assert re.search(r"grade:.*/400 .*\d+ graded, 0\.\d{4} US dollars", shown.decode()), shown
 
 
-@pytest.mark.parametrize("form", [[], pytest.param(["--json"], marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [[], ["--json"]])
 def test_what_a_server_says_never_reaches_the_terminal_as_codes(server, pairs, form):
     address = server.scenario(models=[HOSTILE], known=0.02)  # its name stands in warnings and in the result
     log = pairs.with_suffix(".log")

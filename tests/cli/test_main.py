@@ -327,7 +327,7 @@ def words_of(inputs, settings, tmp_path):
     [
         ("evaluate", {}),
         ("train", {}),
-        ("sweep", {"sweep.csv": 2, "best.yaml": 1}),
+        pytest.param("sweep", {"sweep.csv": 2, "best.yaml": 1}, marks=pytest.mark.slow),
         pytest.param("study", {"findings.md": 2, "runs.csv": 2}, marks=pytest.mark.slow),
     ],
 )
@@ -344,6 +344,7 @@ def test_precision_is_in_results_and_tables_and_another_one_is_another_run(capsy
     assert CHANGED in refused(capsys, *words, "--precision", "float32")
 
 
+@pytest.mark.slow
 def test_a_launchers_mixed_precision_does_not_decide(monkeypatch, capsys, settings, tmp_path):
     losses = []
     for name, words in (("plain", ()), ("launched", ()), ("bfloat16", ("--precision", "bfloat16"))):

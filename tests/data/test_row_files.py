@@ -116,6 +116,7 @@ def test_line_without_end_does_not_fill_the_memory(tmp_path, monkeypatch):
     assert places(put(tmp_path, "rows.csv", f"text\na\n{long}\n"), TEXT) == [(2, None)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "column", "values", "most"),
     [(".jsonl", FileColumn("value"), ["x" * 1000] * 20_000, 8e6),

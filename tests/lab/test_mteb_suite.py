@@ -18,6 +18,7 @@ from helpers.command import result_of
 from helpers.toy import save_toy
 
 mteb = pytest.importorskip("mteb", reason="needs bixse[mteb]")
+pytestmark = pytest.mark.slow
 
 from datasets import Dataset  # noqa: E402
 from mteb.abstasks.retrieval import AbsTaskRetrieval  # noqa: E402
@@ -84,7 +85,6 @@ def shaken(model, seed):
     return model
 
 
-@pytest.mark.slow
 def test_missing_data_is_listed_without_the_network(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
     with pytest.raises(InputError) as error:

@@ -1,10 +1,12 @@
 import json
 import shlex
+from dataclasses import replace
 
 import pytest
 
 from bixse.cli.main import main, parse
 from bixse.cli.verb import settings_from
+from bixse.data.pydocs import load_pydocs
 from bixse.data.trec import read_run
 from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import build_encoder
@@ -17,6 +19,13 @@ SETTINGS = QuickstartConfig(fast=True, compare=("infonce",))
 TRAINED = {"base", "infonce-tuned", "infonce", "bixse-tuned", "bixse"}
 
 
+def short_documents():
+    """The sample collection with the beginning of each document: the same queries and grades in half of the time."""
+    sample = load_pydocs()
+    corpus = {name: document._replace(text=document.text[:150]) for name, document in sample.corpus.items()}
+    return replace(sample, corpus=corpus)
+
+
 @pytest.fixture(scope="module")
 def finished(tiny_model_path, tmp_path_factory):
     """The folder and result of a quick start on the sample collection, with a tiny random encoder."""
@@ -24,6 +33,7 @@ def finished(tiny_model_path, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "MODEL", str(tiny_model_path))
         patch.setattr(module, "FAST_TRAIN_LENGTH", 16)
+        patch.setattr(module, "load_pydocs", short_documents)
         result = module.quickstart(SETTINGS, out)
         again = module.quickstart(SETTINGS, out)
         assert (again.reused, again.report, again.verdicts) == (True, result.report, result.verdicts)
@@ -43,7 +53,7 @@ def test_quickstart_writes_model_runs_report_and_record(finished):
     assert {path.stem for path in (out / "runs").glob("*.trec")} == {"bm25", *TRAINED}
     assert len(read_run(out / "runs" / "bixse.trec")) == 266
     bm25 = next(system for system in result.report.systems if system.name == "bm25")
-    assert bm25.metrics["ndcg@10"] == pytest.approx(0.209, abs=0.01), "it does not depend on training"
+    assert bm25.metrics["ndcg@10"] == pytest.approx(0.172, abs=0.01), "it does not depend on training"
     assert not (out / "bixse" / "checkpoints").exists()
     config = TrainConfig.load(out / "train.yaml")
     assert (config.pairs, config.loss) == (out / "train.jsonl", "bixse")

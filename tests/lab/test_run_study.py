@@ -24,7 +24,7 @@ from bixse.relevance import GradeScale
 from helpers.command import call, refused
 from helpers.toy import action_collection
 
-QUICK = ("cutoff", "rankers")
+QUICK = ("rankers",)
 """Studies that are run by default besides losses; the others are slow tests."""
 OPTIMIZER = {"learning_rate": 1e-2, "num_train_epochs": 1, "global_batch_size": 8}
 

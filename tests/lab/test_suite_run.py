@@ -287,6 +287,7 @@ def test_every_task_says_how_to_get_its_data():
         assert any(word in task.fetch for word in ("curl -LO https://", "--download", "licence")), task
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("suite", "benchmark"), [("beir", "BEIR"), ("nanobeir", "NanoBEIR")])
 def test_splits_self_matches_and_data_sets_are_mteb_s(suite, benchmark):
     whole = pytest.importorskip("mteb").get_benchmark(benchmark).tasks
@@ -299,6 +300,7 @@ def test_splits_self_matches_and_data_sets_are_mteb_s(suite, benchmark):
         assert task.hub == theirs[name].metadata.dataset["path"], name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("suite", "tasks"), [("mteb-eng-v2", 41), ("mteb-multilingual-v1", 132), ("mteb-multilingual-v2", 131)]
 )

@@ -282,7 +282,7 @@ def test_what_a_query_must_bring(word, options, requires, informative, not_infor
     assert not any(loss.is_informative(group) for group in not_informative)
 
 
-@pytest.mark.parametrize("word", ["BiXSELoss", "LambdaLoss"])
+@pytest.mark.parametrize("word", ["BiXSELoss", pytest.param("LambdaLoss", marks=pytest.mark.slow)])
 def test_the_example_in_the_docstring_trains(word, tmp_path, monkeypatch):
     """sentence-transformers' own trainer, the real encoder, the text a user reads; another loss in its place."""
     text = (inspect.getdoc(bixse.losses.BiXSELoss) or "").partition("trainer::\n\n")[2]

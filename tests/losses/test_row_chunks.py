@@ -18,6 +18,7 @@ from helpers.batches import SINGLE, assert_all_close, random_batch
 
 WHOLE_BATCH = {"wasserstein"}
 """Losses that compare distributions over all queries: no sum over them, and not 0 without grades."""
+QUICK = ("bixse", "infonce", "margin-mse", "lambdaloss-v2", "wasserstein")
 ROW_WISE = [word for word in SINGLE if issubclass(getattr(losses, LOSSES[word].name), RowWiseLoss)]
 
 
@@ -128,7 +129,9 @@ class TestEngine:
             loss.compute_loss_from_embeddings(batch.queries, batch.documents, targets)
 
 
-@pytest.mark.parametrize("word", SINGLE)
+@pytest.mark.parametrize(
+    "word", [pytest.param(word, marks=() if word in QUICK else pytest.mark.slow) for word in SINGLE]
+)
 def test_cached_equals_uncached(tiny_model, word):
     texts = [f"{a} {b}" for a in ("copy", "sort", "open") for b in ("a file", "a list", "a page of the web", "it")]
     features = [tiny_model.preprocess(column) for column in (texts[:6], texts)]

@@ -161,6 +161,7 @@ def test_limit_is_shared_by_the_shards(capsys, words, tmp_path):
     assert 0.02 < found["metrics"]["usd"] <= 0.03
 
 
+@pytest.mark.slow
 def test_dry_run_looks_at_the_first_shard_and_a_folder_of_another_number_of_shards_is_refused(capsys, words, tmp_path):
     flags = (*words[2], "--out", tmp_path / "out")
     code, dry = call(capsys, *flags, "--dry-run")

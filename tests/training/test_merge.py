@@ -259,6 +259,7 @@ class TestTraining:
         assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "interrupted"
         assert train_guarded().merge is not None
 
+    @pytest.mark.slow
     def test_adapters_are_scaled(self, decoder_path, tmp_path, train_toy):
         path = decoder_path("llama")
         learning = {"learning_rate": 1e-2, "num_train_epochs": 1}

@@ -254,13 +254,10 @@ def test_a_head_after_the_pooling_is_trained_saved_and_resumed(run_config, heade
     assert (after.linear.weight - before.linear.weight).abs().max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "optimizer",
-    [
-        {"num_train_epochs": 3, "gradient_accumulation_steps": 2},
-        pytest.param({}, marks=pytest.mark.slow),
-        pytest.param({"max_steps": 7}, marks=pytest.mark.slow),
-    ],
+    [{"num_train_epochs": 3, "gradient_accumulation_steps": 2}, {}, {"max_steps": 7}],
     ids=["accumulation", "epochs", "steps"],
 )
 def test_a_dry_run_tells_the_figures_of_the_run_and_leaves_no_file(
@@ -360,6 +357,7 @@ def test_a_mixture_of_files_is_trained_by_task_and_the_instructions_are_saved_an
     assert all(default != twins for default, twins in zip(*results, strict=True))
 
 
+@pytest.mark.slow
 def test_a_model_with_instructions_keeps_them_in_further_training(files, settings):
     first = train(settings(), files / "first", progress=False)
     second = train(settings(model=first.model_path, instructions=None), files / "second", progress=False)
@@ -367,6 +365,7 @@ def test_a_model_with_instructions_keeps_them_in_further_training(files, setting
     assert build_encoder(second.model_path, device="cpu").instructions == table
 
 
+@pytest.mark.slow
 def test_of_several_dev_collections_the_mean_decides(files, settings, training_files):
     shutil.copytree(training_files / "collection", files / "half")
     lines = (files / "half" / "qrels" / "dev.tsv").read_text().splitlines(keepends=True)

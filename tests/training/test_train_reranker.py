@@ -173,6 +173,7 @@ def test_a_stopped_run_ends_with_the_same_weights_and_head(run_config, train_bot
     train_both_ways(settings, "model/relevance_head.json")
 
 
+@pytest.mark.slow
 def test_dev_chooses_the_checkpoint_and_guard_is_reported(run_config, training_files, tmp_path, train_both_ways):
     guard = shutil.copytree(training_files / "collection", tmp_path / "guard")
     settings = run_config(kind="reranker", guard=guard, guard_split="dev", dev_candidates=4, optimizer={"max_steps": 5})

@@ -99,6 +99,7 @@ def test_a_trained_model_has_a_head_and_loads_in_the_plain_library(train_toy, tr
     assert train_toy(**settings).reused
 
 
+@pytest.mark.slow
 def test_a_stopped_run_ends_equal_and_dev_chooses_the_checkpoint(
     run_config, training_files, tmp_path, train_both_ways, kind
 ):

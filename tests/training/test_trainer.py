@@ -295,7 +295,7 @@ def test_the_example_of_the_documentation(tiny_model_path, training_files, tmp_p
 
 
 class TestFlatRows:
-    @pytest.mark.parametrize("kind", [MarginMSELoss, DistillKLLoss])
+    @pytest.mark.parametrize("kind", [MarginMSELoss, pytest.param(DistillKLLoss, marks=pytest.mark.slow)])
     def test_are_refused_unless_each_row_has_several_documents(self, model, graded_pairs, tmp_path, kind):
         flat_rows = graded_pairs.to_dataset().select(range(0, 60, 5))
         with pytest.raises(InputError, match=rf"{kind.__name__}.*a column for each document"):
