@@ -3,9 +3,10 @@
     python docs/studies/unlabelled/measure.py --data DATA --out runs/unlabelled nfcorpus 1 base 0
 
 DATA holds what ../nfcorpus/prepare.py wrote, and beside it `train.jsonl` and `collection` of `bixse quickstart`.
-The words are the training set, the passes, an arm, and the seed. An arm is a target of unlabelled entries (zero, base,
-half, or a variant of variants.py), a key of SETTINGS, the name of another loss, or "then-LOSS": the model that was
-trained with `zero` is trained on with that loss, for as many passes again. What is there is not done again.
+The words are the training set (nfcorpus, pydocs, or another YAML file), the passes, an arm, and the seed. An arm is a
+target of unlabelled entries (zero, base, half, or a variant of variants.py), a key of SETTINGS, the name of another
+loss, or "then-LOSS": the model that was trained with `zero` is trained on with that loss, for as many passes again.
+What is there is not done again.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ MEASURED_ON = {
     "scifact": ("scifact", "test", 1),
     "scifact-short": ("scifact-short", "test", 1),
     "pydocs": ("collection", "test", 2),
+    "pydocs-dev": ("collection", "dev", 2),
     "pydocs-guard": ("collection", "guard", 2),
 }
 """Name of a measured set -> folder in DATA, split, lowest relevant grade."""
-BASE = "demo"
 VARIANTS = ("prior", "graded", "merged", "tuned")
 OPTIONS = {"zero": {"unlabelled": "zero"}, "half": {"unlabelled": "base", "unlabelled_weight": 0.5}}
 """Target of unlabelled entries -> options of the loss; any other target is made from the base model's probability."""
@@ -35,6 +36,7 @@ SETTINGS: dict[str, dict[str, float]] = {
     "frozen": {"frozen_layers": 0},
     "frozen-3": {"frozen_layers": 3},
     "no-dropout": {"dropout": 0.0},
+    "orbit": {"max_distance": 0.002},  # one pass of pydocs ends at .0054
 }
 """Arm -> settings of `bixse train`, beside BiXSE with zero."""
 THEN = "then-"
@@ -54,14 +56,23 @@ def train(target: str, *words: object) -> None:
         bixse("train", *words)
 
 
-def train_cell(data: Path, out: Path, train_on: str, passes: int, arm: str, seed: int) -> dict[str, Path]:
+def base_model(file: Path, data: Path) -> str:
+    """Return the model that a file trains: a folder in DATA or a name."""
+    name: str = yaml.safe_load(file.read_text(encoding="utf-8")).get("model", "demo")
+    return str((data / name).resolve()) if (data / name).exists() else name
+
+
+def train_cell(file: Path, data: Path, out: Path, passes: int, arm: str, seed: int) -> dict[str, Path]:
     """Train an arm and return its folders: `model`, merged with the base model, and `tuned`."""
-    cell = out / f"{train_on}-{passes}-{arm}-{seed}"
-    settings = yaml.safe_load(Path(__file__).with_name(f"{train_on}.yaml").read_text(encoding="utf-8"))
+    cell = out / f"{file.stem}-{passes}-{arm}-{seed}"
+    settings = yaml.safe_load(file.read_text(encoding="utf-8"))
     settings["optimizer"]["num_train_epochs"] = passes
+    settings["model"] = base_model(file, data)
+    if "instructions" in settings:  # it lies beside the file, and everything else beside the data
+        settings["instructions"] = str((file.parent / settings["instructions"]).resolve())
     merge, then = settings["merge"]["weights"], arm.startswith(THEN)
     if then:  # the weights of the first loss would be the base of its merge
-        first = train_cell(data, out, train_on, passes, "zero", seed)["tuned"]
+        first = train_cell(file, data, out, passes, "zero", seed)["tuned"]
         settings |= {"model": str(first.resolve()), "merge": None}
     if arm in SETTINGS:
         settings |= SETTINGS[arm]
@@ -78,7 +89,9 @@ def train_cell(data: Path, out: Path, train_on: str, passes: int, arm: str, seed
     if not merged.exists():
         watched = ("--dev", data / settings["dev"], "--guard", data / settings["guard"])
         splits = ("--dev-split", settings.get("dev_split", "dev"), "--guard-split", settings["guard_split"])
-        bixse("merge", BASE, cell / "model", *watched, *splits, "--candidates", *merge, "--out", merged)
+        bixse(
+            "merge", base_model(file, data), cell / "model", *watched, *splits, "--candidates", *merge, "--out", merged
+        )
     return {"model": merged, "tuned": cell / "model"}
 
 
@@ -97,7 +110,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--on", nargs="+", choices=MEASURED_ON, default=list(MEASURED_ON), help="sets to measure on")
-    parser.add_argument("train_on", choices=("nfcorpus", "pydocs"))
+    parser.add_argument("train_on", help="nfcorpus, pydocs, or a YAML file")
     parser.add_argument("passes", type=int)
     losses = [name for name in LOSSES if LOSSES[name].alone]
     arms = (*OPTIONS, "base", *VARIANTS, *SETTINGS, *losses, *(THEN + name for name in losses))
@@ -105,12 +118,14 @@ def main() -> None:
     parser.add_argument("seed", type=int)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    models = train_cell(args.data, args.out, args.train_on, args.passes, args.arm, args.seed)
+    word = Path(args.train_on)
+    file = word if word.suffix == ".yaml" else Path(__file__).with_name(f"{word}.yaml")
+    models = train_cell(file, args.data, args.out, args.passes, args.arm, args.seed)
     for name in args.on:
         for kind, model in models.items():
-            cell = f"{args.train_on}-{args.passes}-{args.arm}-{args.seed}"
+            cell = f"{file.stem}-{args.passes}-{args.arm}-{args.seed}"
             evaluate(model, name, args.data, args.out / f"{cell}-{kind}-{name}")
-        evaluate(BASE, name, args.data, args.out / f"base-{name}")
+        evaluate(base_model(file, args.data), name, args.data, args.out / f"base-{name}")
 
 
 if __name__ == "__main__":
