@@ -16,7 +16,7 @@ from bixse.encoders.loading.build import build_encoder, build_scorer, load_relev
 from bixse.encoders.loading.kinds import kind_of
 from bixse.errors import InputError, ModelError, NotFiniteError
 from bixse.files.files import HASHES_FILE
-from helpers.rerankers import save_reranker
+from helpers.rerankers import DAMAGES, damaged, save_reranker
 
 QUERY = "copy a file"
 DOCUMENTS = ["copy the file", "sleep and wait", "sort the list in the heap", "how do i read a line of text"]
@@ -38,30 +38,20 @@ class TestUnhappyPaths:
             build_scorer("reranker", tiny_model_path)
         assert "classifier" in str(caught.value)
 
-    @pytest.mark.parametrize("kind", ["changed", "config", "cut", "lacking", "head"])
-    def test_a_damaged_folder(self, folder, tmp_path, kind):
-        copy = shutil.copytree(folder, tmp_path / "model")
-        weights = copy / "model.safetensors"
-        if kind != "changed":
-            (copy / HASHES_FILE).unlink()
-        if kind == "config":
-            (copy / "config.json").write_text("{")
-        elif kind == "lacking":
-            tensors = {name: value for name, value in load_file(weights).items() if name != "classifier.weight"}
-            save_file(tensors, weights, {"format": "pt"})
-        elif kind == "head":
-            (copy / HEAD_FILE).write_text('{"logit_scale": -1}')
-        else:
-            weights.write_bytes(weights.read_bytes()[:-100])
+    @pytest.mark.parametrize("damage", DAMAGES)
+    def test_a_damaged_folder(self, folder, tmp_path, damage):
         with pytest.raises(ModelError):
-            load_relevance_model(copy)
+            load_relevance_model(damaged(folder, tmp_path / "model", damage, config="config.json"))
 
-    def test_a_classifier_of_three_labels(self, folder, tmp_path):
+    @pytest.mark.parametrize("labels", [0, 3])
+    def test_a_classifier_of_no_or_three_labels(self, folder, tmp_path, labels):
         copy = shutil.copytree(folder, tmp_path / "model")
         (copy / HASHES_FILE).unlink()
         tensors = load_file(copy / "model.safetensors")
         for name in ("classifier.weight", "classifier.bias"):
-            tensors[name] = tensors[name].repeat_interleave(3, 0)
+            layer = tensors.pop(name)
+            if labels:
+                tensors[name] = layer.repeat_interleave(labels, 0)
         save_file(tensors, copy / "model.safetensors", {"format": "pt"})
         with pytest.raises(ModelError):
             build_scorer("reranker", copy)

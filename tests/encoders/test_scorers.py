@@ -1,6 +1,5 @@
 """Late interaction and sparse encoders: what is refused, and scores that equal those of the plain library."""
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +10,11 @@ from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
 from bixse.encoders import scorers
 from bixse.encoders.encode import encode_texts
-from bixse.encoders.head import HEAD_FILE, RelevanceHead
+from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import build_encoder, build_scorer, load_relevance_model, load_scorer
 from bixse.encoders.loading.kinds import kind_of
 from bixse.errors import InputError, ModelError, NotFiniteError
-from bixse.files.files import HASHES_FILE
-from helpers.rerankers import EMBEDDING_KINDS, save_reranker
+from helpers.rerankers import DAMAGES, EMBEDDING_KINDS, damaged, save_reranker
 from helpers.toy import BERT_SIZES
 
 QUERIES = ["copy a file", "sort", "how do i read a line"]
@@ -66,20 +64,10 @@ class TestUnhappyPaths:
         with pytest.raises(ModelError, match="StaticEmbedding"):
             build_scorer("late-interaction", student, convert=True)
 
-    @pytest.mark.parametrize("fault", ["changed", "cut", "config", "head"])
-    def test_a_damaged_folder(self, folder, tmp_path, fault):
-        copy = shutil.copytree(folder, tmp_path / "model")
-        weights = copy / "model.safetensors"
-        if fault != "changed":
-            (copy / HASHES_FILE).unlink()
-        if fault == "config":
-            (copy / "modules.json").write_text("{")
-        elif fault == "head":
-            (copy / HEAD_FILE).write_text('{"logit_scale": -1}')
-        else:
-            weights.write_bytes(weights.read_bytes()[:-100])
+    @pytest.mark.parametrize("damage", DAMAGES)
+    def test_a_damaged_folder(self, folder, tmp_path, damage):
         with pytest.raises(ModelError):
-            load_relevance_model(copy)
+            load_relevance_model(damaged(folder, tmp_path / "model", damage))
 
     @pytest.mark.parametrize("length", [3, 65])
     def test_a_length_that_the_model_cannot_read(self, folder, kind, length):
