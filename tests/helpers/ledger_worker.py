@@ -30,6 +30,7 @@ here = pytest.param((), id="here")
 elsewhere = pytest.param(
     NAMESPACE, id="namespace", marks=pytest.mark.skipif(not namespaces_allowed(), reason="needs the right to unshare")
 )
+slow_elsewhere = pytest.param(NAMESPACE, id="namespace", marks=[*elsewhere.marks, pytest.mark.slow])
 """What to start a process with, as a parameter of tests."""
 
 

@@ -25,7 +25,7 @@ from bixse.judging.ledgers.segments import StoredRow, answers_by_status, seal
 from bixse.judging.ledgers.writers import LEASE, seal_left
 from helpers import scripted_judge
 from helpers.command import kill_amid_answers
-from helpers.ledger_worker import FLOCK, elsewhere, here, worker
+from helpers.ledger_worker import FLOCK, elsewhere, here, slow_elsewhere, worker
 from helpers.scripted_judge import ScriptedJudge, planted, some_pairs
 from helpers.scripted_judge import graded as grade
 
@@ -344,7 +344,7 @@ def test_answers_of_other_processes_are_found_as_they_come_and_only_what_is_new_
 
 
 @pytest.mark.parametrize("prefix", [here, elsewhere])
-@pytest.mark.parametrize("sealing", [here, pytest.param(elsewhere, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sealing", [here, slow_elsewhere])
 def test_no_process_seals_the_segment_of_a_living_writer(folder, prefix, sealing):
     with worker(folder, prefix=prefix) as living, worker(folder, prefix=sealing) as other:
         living.do("write", "k0", 0)
@@ -501,7 +501,7 @@ def test_killed_amid_answers_nothing_answered_is_asked_again(tmp_path):
     assert all(row["grade"] == planted(Question("", "", "", row["document"])) for row in table)
 
 
-@pytest.mark.parametrize("prefix", [here, pytest.param(elsewhere, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("prefix", [here, slow_elsewhere])
 def test_processes_share_a_ledger_and_the_work(tmp_path, prefix):
     ledger, count = tmp_path / "ledger", 60
     logs = [tmp_path / f"{i}.txt" for i in range(3)]
