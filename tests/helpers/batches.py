@@ -15,6 +15,8 @@ from bixse.losses.tiles.bce import graded_bce
 CURVE = (12.9, -6.2)
 SINGLE = [w for w, entry in LOSSES.items() if entry.alone and not {"weights", "unlabelled"} & entry.fixed.keys()]
 """Losses of one term that need no base model."""
+QUICK = ("bixse", "infonce", "margin-mse", "lambdaloss-v2", "wasserstein", "bixse-anchor")
+"""A loss of each shape of computation; what holds for them is slow for the others."""
 
 
 @dataclass

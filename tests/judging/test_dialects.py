@@ -77,7 +77,7 @@ def told(reply):
     return position(reply["written"], values[reply["written"]], [(token, values[token]) for token in reply["top"]])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(replies())
 def test_bounds_are_those_of_a_linear_program_and_hold_the_truth(reply):
     full, written = reply["full"], reply["written"]

@@ -6,6 +6,7 @@ import pytest
 
 from bixse.cli.main import main, parse
 from bixse.cli.verb import settings_from
+from bixse.data.collection import save_collection
 from bixse.data.pydocs import load_pydocs
 from bixse.data.trec import read_run
 from bixse.encoders.head import RelevanceHead
@@ -61,6 +62,12 @@ def test_quickstart_writes_model_runs_report_and_record(finished):
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "src=" not in page.replace("src='data:", "").replace('src="data:', ""), "it opens without a network"
     assert "<script" not in page and "http-equiv" in page
+
+
+def test_bm25_on_whole_documents(tmp_path, capsys):
+    save_collection(load_pydocs(), tmp_path)
+    assert main(["evaluate", "bm25", "--collection", str(tmp_path), "--split", "test", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["metrics"]["ndcg@10"] == pytest.approx(0.209, abs=0.01)
 
 
 def test_verdicts_follow_from_the_intervals(finished):

@@ -14,11 +14,10 @@ from bixse.errors import InputError
 from bixse.losses.catalogue import LOSSES, build_loss
 from bixse.losses.targets import GradedTargets
 from bixse.losses.tiles.row_chunks import RowWiseLoss, row_wise_loss
-from helpers.batches import SINGLE, assert_all_close, random_batch
+from helpers.batches import QUICK, SINGLE, assert_all_close, random_batch
 
 WHOLE_BATCH = {"wasserstein"}
 """Losses that compare distributions over all queries: no sum over them, and not 0 without grades."""
-QUICK = ("bixse", "infonce", "margin-mse", "lambdaloss-v2", "wasserstein")
 ROW_WISE = [word for word in SINGLE if issubclass(getattr(losses, LOSSES[word].name), RowWiseLoss)]
 
 

@@ -408,8 +408,10 @@ FUZZED = {
 NASTY = [b"", b"\x00", b"\xff", b'"', b"{", b"}", b"[", b"\n", b"null", b"NaN", b"-Infinity", b"1e999", b"\\ud800"]
 
 
-@pytest.mark.parametrize("name", FUZZED)
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ("lightblue", "table") else pytest.mark.slow) for name in FUZZED]
+)
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(damages=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 30), st.sampled_from(NASTY)), min_size=1, max_size=4))
 def test_damaged_files_give_rows_or_a_clear_error(tmp_path, name, damages):
     file, content, options = FUZZED[name]

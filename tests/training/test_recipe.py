@@ -29,6 +29,7 @@ from bixse.training.loop.checkpoints import checkpoint_to_resume, complete_check
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 from bixse.training.merge_models import merge_models
 from bixse.training.recipe import train
+from helpers.batches import QUICK
 from helpers.server_readers import text_embeddings_inference, vllm_before_september_2026
 
 
@@ -113,9 +114,6 @@ def test_a_run_trains_records_and_is_reused(tmp_path, train_toy):
     again = train_toy()
     assert again.reused
     assert again.history == result.history
-
-
-QUICK = ("bixse", "infonce", "margin-mse", "lambdaloss-v2", "wasserstein", "bixse-anchor")
 
 
 @pytest.mark.parametrize(
