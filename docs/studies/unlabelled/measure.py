@@ -41,6 +41,8 @@ SETTINGS: dict[str, dict[str, float | str]] = {
 }
 """Arm -> settings of `bixse train`; the others are those of `zero`."""
 THEN = "then-"
+BY_MERGE = ("merge", "dev", "dev_split", "guard", "guard_split")
+"""Settings of the choice of a merge weight."""
 
 
 def bixse(*words: object) -> None:
@@ -72,9 +74,12 @@ def train_cell(file: Path, data: Path, out: Path, passes: int, arm: str, seed: i
     if "instructions" in settings:  # it lies beside the file, and everything else beside the data
         settings["instructions"] = str((file.parent / settings["instructions"]).resolve())
     merge, then = settings["merge"]["weights"], arm.startswith(THEN)
-    if then:  # the weights of the first loss would be the base of its merge
+    watched = ("--dev", data / settings["dev"], "--guard", data / settings["guard"])
+    splits = ("--dev-split", settings.get("dev_split", "dev"), "--guard-split", settings["guard_split"])
+    if then:  # the base of a merge by `bixse train` would be the model of the first loss: `bixse merge` takes its part
         first = train_cell(file, data, out, passes, "zero", seed)["tuned"]
-        settings |= {"model": str(first.resolve()), "merge": None}
+        kept = {name: value for name, value in settings.items() if name not in BY_MERGE}
+        settings = {**kept, "model": str(first.resolve())}
     if arm in SETTINGS:
         settings |= SETTINGS[arm]
     elif (loss := arm.removeprefix(THEN)) in LOSSES:
@@ -88,11 +93,8 @@ def train_cell(file: Path, data: Path, out: Path, passes: int, arm: str, seed: i
         return {"model": cell / "model", "tuned": cell / "tuned"}
     merged = cell.with_name(f"{cell.name}-merged")
     if not merged.exists():
-        watched = ("--dev", data / settings["dev"], "--guard", data / settings["guard"])
-        splits = ("--dev-split", settings.get("dev_split", "dev"), "--guard-split", settings["guard_split"])
-        bixse(
-            "merge", base_model(file, data), cell / "model", *watched, *splits, "--candidates", *merge, "--out", merged
-        )
+        base = base_model(file, data)
+        bixse("merge", base, cell / "model", *watched, *splits, "--candidates", *merge, "--out", merged)
     return {"model": merged, "tuned": cell / "model"}
 
 
