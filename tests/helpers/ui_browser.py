@@ -19,14 +19,24 @@ needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on thi
 needs_axe = pytest.mark.skipif(not AXE.is_file(), reason="pip install --no-deps axe-playwright-python brings axe-core")
 
 
+class Chromium:
+    """A Chromium that starts again when it has died, so that it fails one test and not all later ones."""
+
+    def __init__(self, playwright):
+        self.engine, self.browser = playwright.chromium, None
+
+    def new_context(self, **options):
+        if self.browser is None or not self.browser.is_connected():
+            words = ["--no-sandbox"] if os.geteuid() == 0 else []
+            self.browser = self.engine.launch(executable_path=CHROMIUM, args=words)
+        return self.browser.new_context(**options)
+
+
 @contextmanager
 def started_chromium():
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with sync_api.sync_playwright() as playwright:
-        options = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
-        yield browser
-        browser.close()
+        yield Chromium(playwright)
 
 
 class Running:

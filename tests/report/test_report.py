@@ -223,7 +223,7 @@ def test_headings_are_in_order_and_tables_have_scopes(full_html):
 @needs_axe
 def test_page_has_no_fault_of_accessibility_and_fits_a_phone(chromium, full_html, minimal_data):
     issues = []
-    page = chromium.new_page()
+    page = chromium.new_context().new_page()
     for html in (full_html, render_report(minimal_data)):
         page.set_content(html)
         page.evaluate("() => document.querySelectorAll('details').forEach(x => { x.open = true })")
@@ -233,7 +233,7 @@ def test_page_has_no_fault_of_accessibility_and_fits_a_phone(chromium, full_html
             for scheme in ("light", "dark"):
                 page.emulate_media(color_scheme=scheme)
                 issues += faults(page)
-    page.close()
+    page.context.close()
     assert not issues
 
 
