@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src"
-LIMITS = {"lines": 37_205, "lines of code": 26_103, "modules": 217, "modules with one importer": 39,
-          "imports per module, mean": 6.42, "imports per module, highest": 14, "lines reached from train": 11_818,
+LIMITS = {"lines": 37_204, "lines of code": 26_103, "modules": 217, "modules with one importer": 39,
+          "imports per module, mean": 6.42, "imports per module, highest": 14, "lines reached from train": 11_817,
           "lines reached from evaluate": 6_033, "classes of settings": 48, "settings": 294}  # fmt: skip
 
 

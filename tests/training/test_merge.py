@@ -13,6 +13,7 @@ from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import build_encoder, load_relevance_model
 from bixse.encoders.weights import interpolate, trained_weights
 from bixse.errors import InputError, ModelError, OutputExistsError
+from bixse.progress import Progress
 from bixse.training.config import MergeConfig, MergeModelsConfig, TrainConfig
 from bixse.training.dev_evaluation import Split, load_watched
 from bixse.training.loop.batches import BatchPlan, GroupDataset
@@ -188,6 +189,13 @@ class TestPool:
         for mine, other in zip(pooled.points, whole.points, strict=True):
             assert mine.scores == pytest.approx(other.scores, abs=1e-6), mine.weight
         assert whole.points[-1].scores["hub"] < whole.points[0].scores["hub"]
+
+    @pytest.mark.parametrize(("most", "searches"), [(130, 5), (None, 3)])
+    def test_progress_counts_the_search_for_the_pool_too(self, hub, monkeypatch, capsys, most, searches):
+        model, base, tuned, watch = hub
+        monkeypatch.setattr(Progress, "close", Progress.report)  # a log has a line at the end of the work
+        merge(model, base, tuned, [0.5, 1.0], watch(most), progress=True)
+        assert f"{searches} of {searches} (100 %)" in capsys.readouterr().err
 
     def test_embeddings_of_weights_that_were_not_taken_leave_the_store(self, hub, cache_path):
         model, base, tuned, watch = hub

@@ -32,11 +32,12 @@ MEASURED_ON = {
 VARIANTS = ("prior", "graded", "merged", "tuned")
 OPTIONS = {"zero": {"unlabelled": "zero"}, "half": {"unlabelled": "base", "unlabelled_weight": 0.5}}
 """Target of unlabelled entries -> options of the loss; any other target is made from the base model's probability."""
-SETTINGS: dict[str, dict[str, float | str]] = {
+SETTINGS: dict[str, dict[str, object]] = {
     "frozen": {"frozen_layers": 0},
     "frozen-3": {"frozen_layers": 3},
     "no-dropout": {"dropout": 0.0},
     "orbit": {"max_distance": 0.002},  # one pass of pydocs ends at .0054
+    "spread-out": {"loss": {"bixse": 1.0, "spread-out": 1.0}},
     "wasserstein-6": {"loss": "wasserstein", "scale": 6.0},  # 10 asks for smaller differences of cosines than there are
 }
 """Arm -> settings of `bixse train`; the others are those of `zero`."""
@@ -65,8 +66,10 @@ def base_model(file: Path, data: Path) -> str:
     return str((data / name).resolve()) if (data / name).exists() else name
 
 
-def train_cell(file: Path, data: Path, out: Path, passes: int, arm: str, seed: int) -> dict[str, Path]:
-    """Train an arm and return its folders: `model`, merged with the base model, and `tuned`."""
+def train_cell(
+    file: Path, data: Path, out: Path, passes: int, arm: str, seed: int, as_trained: bool = False
+) -> dict[str, Path]:
+    """Train an arm and return its folders: `tuned` and, but for `as_trained`, `model`, merged with the base model."""
     cell = out / f"{file.stem}-{passes}-{arm}-{seed}"
     settings = yaml.safe_load(file.read_text(encoding="utf-8"))
     settings["optimizer"]["num_train_epochs"] = passes
@@ -76,10 +79,11 @@ def train_cell(file: Path, data: Path, out: Path, passes: int, arm: str, seed: i
     merge, then = settings["merge"]["weights"], arm.startswith(THEN)
     watched = ("--dev", data / settings["dev"], "--guard", data / settings["guard"])
     splits = ("--dev-split", settings.get("dev_split", "dev"), "--guard-split", settings["guard_split"])
+    if then or as_trained:
+        settings = {name: value for name, value in settings.items() if name not in BY_MERGE}
     if then:  # the base of a merge by `bixse train` would be the model of the first loss: `bixse merge` takes its part
         first = train_cell(file, data, out, passes, "zero", seed)["tuned"]
-        kept = {name: value for name, value in settings.items() if name not in BY_MERGE}
-        settings = {**kept, "model": str(first.resolve())}
+        settings["model"] = str(first.resolve())
     if arm in SETTINGS:
         settings |= SETTINGS[arm]
     elif (loss := arm.removeprefix(THEN)) in LOSSES:
@@ -89,13 +93,15 @@ def train_cell(file: Path, data: Path, out: Path, passes: int, arm: str, seed: i
     config = data / f"{cell.name}.yaml"  # its paths are taken from its folder
     config.write_text(yaml.safe_dump(settings), encoding="utf-8")
     train(arm, "--config", config, "--seed", seed, "--out", cell)
+    if as_trained:
+        return {"tuned": cell / "model"}
     if not then:
         return {"model": cell / "model", "tuned": cell / "tuned"}
     merged = cell.with_name(f"{cell.name}-merged")
     if not merged.exists():
         base = base_model(file, data)
         bixse("merge", base, cell / "model", *watched, *splits, "--candidates", *merge, "--out", merged)
-    return {"model": merged, "tuned": cell / "model"}
+    return {"model": merged / "model", "tuned": cell / "model"}
 
 
 def evaluate(model: str | Path, name: str, data: Path, out: Path) -> None:
@@ -113,6 +119,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--on", nargs="+", choices=MEASURED_ON, default=list(MEASURED_ON), help="sets to measure on")
+    parser.add_argument("--as-trained", action="store_true", help="do not merge with the base model")
     parser.add_argument("train_on", help="nfcorpus, pydocs, or a YAML file")
     parser.add_argument("passes", type=int)
     losses = [name for name in LOSSES if LOSSES[name].alone]
@@ -123,7 +130,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     word = Path(args.train_on)
     file = word if word.suffix == ".yaml" else Path(__file__).with_name(f"{word}.yaml")
-    models = train_cell(file, args.data, args.out, args.passes, args.arm, args.seed)
+    models = train_cell(file, args.data, args.out, args.passes, args.arm, args.seed, args.as_trained)
     for name in args.on:
         for kind, model in models.items():
             cell = f"{file.stem}-{args.passes}-{args.arm}-{args.seed}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from bixse.training.dev_evaluation import Scores, Watched
     from bixse.training.loop.trainer import GradedTrainer
 
+At: TypeAlias = "Callable[[float], SentenceTransformer]"
+"""Function that sets the encoder to a merge weight and returns it."""
 HEAD_ENTRIES = 60_000
 """Minimum entries of the training batches to which scale and bias of a merged encoder are fitted."""
 
@@ -156,8 +158,13 @@ def merge(
         return model
 
     sharded = is_sharded(model)
-    pools = _pools(at, watched, sharded)
-    scores, stored = _score(at, weights, watched, pools, progress, sharded)
+    # the processes of a sharded encoder search with each weight together, all others with a share of the weights
+    mine = slice(None) if sharded else slice(rank(), None, world_size())
+    find = [0.0, 1.0][mine] if any(corpus.is_sampled for corpus in watched) else []
+    share = sorted({0.0, 1.0, *weights})[mine] if watched else []
+    bar = Progress("merge: search", len(find) + len(share)) if progress and is_main_process() else lambda done: None
+    pools = _pools(at, watched, find, bar)
+    scores, stored = _score(at, watched, pools, share, bar, sharded)
     roles = {queries.name: queries.role for _, queries in sets_of(watched)}
     points, chosen = _choose(scores, roles, weights, tolerance)
     for weight, path in stored.items():  # the candidates of every run would fill the disk
@@ -183,34 +190,32 @@ def merge(
 
 
 def _pools(
-    at: Callable[[float], SentenceTransformer], watched: Sequence[Watched], sharded: bool
+    at: At, watched: Sequence[Watched], share: Sequence[float], bar: Callable[[int], None]
 ) -> list[dict[str, str]]:
     """Return per collection the documents that every weight searches: document id -> text."""
     runs: list[list[Any]] = [[] for _ in watched]
-    sampled = any(corpus.is_sampled for corpus in watched)
     with raise_together():
-        for weight in _share([0.0, 1.0], sharded) if sampled else []:
+        for weight in share:
             model = at(weight)
             for corpus, hits in zip(watched, runs, strict=True):
                 if corpus.is_sampled:
                     hits.append(corpus.hits(model))
-    parts = gather_object([runs]) if sampled else [runs]
+            bar(1)
+    parts = gather_object([runs])
     return [corpus.pool([run for part in parts for run in part[number]]) for number, corpus in enumerate(watched)]
 
 
 def _score(
-    at: Callable[[float], SentenceTransformer],
-    weights: Sequence[float],
+    at: At,
     watched: Sequence[Watched],
     pools: Sequence[Mapping[str, str]],
-    progress: bool,
+    share: Sequence[float],
+    bar: Callable[[int], None],
     sharded: bool,
 ) -> tuple[dict[float, Scores], dict[float, Path]]:
     """Return weight -> scores, 0 and 1 included, and weight -> new file of the store; the encoder keeps a weight."""
     scores: dict[float, Scores] = {}
     stored: dict[float, Path] = {}
-    share = _share(sorted({0.0, 1.0, *weights}), sharded) if watched else []
-    bar = Progress("merge: score weights", len(share)) if progress and is_main_process() else None
     with raise_together():
         for weight in share:
             model, scores[weight] = at(weight), {}
@@ -221,16 +226,10 @@ def _score(
                 stored[weight] = path
             for corpus, pool in zip(watched, pools, strict=True):
                 scores[weight] |= corpus.scores(model, pool, cache)
-            if bar is not None:
-                bar(1)
+            bar(1)
     parts = gather_object([(scores, stored)])
     every = {weight: values for part, _ in parts for weight, values in part.items()}
     return dict(sorted(every.items())), {weight: path for _, part in parts for weight, path in part.items()}
-
-
-def _share(weights: Sequence[float], sharded: bool) -> list[float]:
-    """Return the weights that this process scores; the processes of a sharded encoder score each weight together."""
-    return list(weights[slice(None) if sharded else slice(rank(), None, world_size())])
 
 
 def _choose(
