@@ -37,6 +37,7 @@ SETTINGS: dict[str, dict[str, object]] = {
     "frozen-3": {"frozen_layers": 3},
     "no-dropout": {"dropout": 0.0},
     "orbit": {"max_distance": 0.002},  # one pass of pydocs ends at .0054
+    "bias-prior": {"loss_options": {"bias": "prior"}},
     "spread-out": {"loss": {"bixse": 1.0, "spread-out": 1.0}},
     "wasserstein-6": {"loss": "wasserstein", "scale": 6.0},  # 10 asks for smaller differences of cosines than there are
 }
