@@ -1,11 +1,13 @@
-"""Add the cells in the folder that measure.py filled to the tables of docs/studies/unlabelled.
+r"""Add the cells in the folder that measure.py filled to the tables of docs/studies/unlabelled.
 
     python docs/studies/unlabelled/table.py runs/unlabelled docs/results/unlabelled.csv
-    python docs/studies/unlabelled/table.py runs/unlabelled docs/results/objectives.csv --over-seeds
+    python docs/studies/unlabelled/table.py runs/unlabelled docs/results/objectives.csv --over-seeds \
+        --against zero infonce
 
 Each line is a difference in nDCG@10 with its 95 % interval: of a trained model from the base model, or, where `target`
-is "ARM - zero", of two arms from each other. Without `--over-seeds` each seed has a line with an interval over queries,
-and lines of other cells stay, so that machines can share the seeds. With it, the line covers all seeds of the folder.
+is "ARM - OTHER", of an arm from one of `--against`. Without `--over-seeds` each seed has a line with an interval over
+queries, and lines of other cells stay, so that machines can share the seeds. With it, the line covers all seeds of the
+folder.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from numpy import array
 from bixse.lab.studies.study import crossed_interval
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 Scores = dict[str, float]
 """Query -> nDCG@10."""
@@ -64,16 +66,19 @@ def difference(pairs: list[tuple[Scores, Scores]]) -> tuple[str, ...]:
     return (str(gap.queries), *(f"{value:+.4f}" for value in (gap.mean, gap.low, gap.high)))
 
 
-def lines(cells: Mapping[tuple[str, ...], dict[str, tuple[Scores, Scores]]]) -> Iterator[tuple[str, ...]]:
+def lines(
+    cells: Mapping[tuple[str, ...], dict[str, tuple[Scores, Scores]]], against: Iterable[str]
+) -> Iterator[tuple[str, ...]]:
     """Yield the lines of cells: key without a seed -> seed -> scores and the base model's scores."""
     for key, by_seed in cells.items():
         trained_on, passes, target, *rest, precision = key
         yield (*key[:-1], " ".join(by_seed), precision, *difference(list(by_seed.values())))
-        zero = cells.get((trained_on, passes, "zero", *rest, precision), {})
-        both = [seed for seed in by_seed if seed in zero]
-        if target != "zero" and both:
-            gap = difference([(by_seed[seed][0], zero[seed][0]) for seed in both])
-            yield (trained_on, passes, f"{target} - zero", *rest, " ".join(both), precision, *gap)
+        for other in against:
+            of_other = cells.get((trained_on, passes, other, *rest, precision), {})
+            both = [seed for seed in by_seed if seed in of_other]
+            if target != other and both:
+                gap = difference([(by_seed[seed][0], of_other[seed][0]) for seed in both])
+                yield (trained_on, passes, f"{target} - {other}", *rest, " ".join(both), precision, *gap)
 
 
 def main() -> None:
@@ -82,11 +87,12 @@ def main() -> None:
     parser.add_argument("runs", type=Path)
     parser.add_argument("table", type=Path)
     parser.add_argument("--over-seeds", action="store_true")
+    parser.add_argument("--against", nargs="+", default=["zero"], help="arms that the others are compared with")
     args = parser.parse_args()
     groups: dict[str, dict[tuple[str, ...], dict[str, tuple[Scores, Scores]]]] = defaultdict(lambda: defaultdict(dict))
     for (*key, seed, precision), *both in measured(args.runs):
         groups["" if args.over_seeds else seed][(*key, precision)][seed] = (both[0], both[1])
-    found = [line for cells in groups.values() for line in lines(cells)]
+    found = [line for cells in groups.values() for line in lines(cells, args.against)]
     old = [] if args.over_seeds else args.table.read_text(encoding="utf-8").splitlines()[1:]
     rows = [*(tuple(line.split(",")) for line in old), *found]
     table = {row[: len(KEY)]: row[len(KEY) :] for row in rows}

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from bixse.training.dev_evaluation import Scores, Watched
     from bixse.training.loop.trainer import GradedTrainer
 
-At: TypeAlias = "Callable[[float], SentenceTransformer]"
+AtWeight: TypeAlias = "Callable[[float], SentenceTransformer]"
 """Function that sets the encoder to a merge weight and returns it."""
 HEAD_ENTRIES = 60_000
 """Minimum entries of the training batches to which scale and bias of a merged encoder are fitted."""
@@ -158,7 +158,7 @@ def merge(
         return model
 
     sharded = is_sharded(model)
-    # the processes of a sharded encoder search with each weight together, all others with a share of the weights
+    # processes of a sharded encoder search with every weight together; other processes share the weights
     mine = slice(None) if sharded else slice(rank(), None, world_size())
     find = [0.0, 1.0][mine] if any(corpus.is_sampled for corpus in watched) else []
     share = sorted({0.0, 1.0, *weights})[mine] if watched else []
@@ -190,7 +190,7 @@ def merge(
 
 
 def _pools(
-    at: At, watched: Sequence[Watched], share: Sequence[float], bar: Callable[[int], None]
+    at: AtWeight, watched: Sequence[Watched], share: Sequence[float], bar: Callable[[int], None]
 ) -> list[dict[str, str]]:
     """Return per collection the documents that every weight searches: document id -> text."""
     runs: list[list[Any]] = [[] for _ in watched]
@@ -206,7 +206,7 @@ def _pools(
 
 
 def _score(
-    at: At,
+    at: AtWeight,
     watched: Sequence[Watched],
     pools: Sequence[Mapping[str, str]],
     share: Sequence[float],
