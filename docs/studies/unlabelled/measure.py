@@ -29,8 +29,9 @@ MEASURED_ON = {
     "pydocs-guard": ("collection", "guard", 2),
 }
 """Name of a measured set -> folder in DATA, split, lowest relevant grade."""
-VARIANTS = ("prior", "graded", "merged", "tuned")
-OPTIONS = {"zero": {"unlabelled": "zero"}, "half": {"unlabelled": "base", "unlabelled_weight": 0.5}}
+VARIANTS = ("prior", "graded", "merged", "tuned", "bias-per-batch")
+ZERO = {"unlabelled": "zero"}
+OPTIONS = {"zero": ZERO, "bias-per-batch": ZERO, "half": {"unlabelled": "base", "unlabelled_weight": 0.5}}
 """Target of unlabelled entries -> options of the loss; any other target is made from the base model's probability."""
 SETTINGS: dict[str, dict[str, object]] = {
     "frozen": {"frozen_layers": 0},
@@ -42,6 +43,8 @@ SETTINGS: dict[str, dict[str, object]] = {
     "wasserstein-6": {"loss": "wasserstein", "scale": 6.0},  # 10 asks for smaller differences of cosines than there are
 }
 """Arm -> settings of `bixse train`; the others are those of `zero`."""
+OPTIMIZER = {"bias-fast": {"bias_lr_multiplier": 1000.0}}
+"""Arm -> settings of the optimizer; the others are those of `zero`."""
 THEN = "then-"
 BY_MERGE = ("merge", "dev", "dev_split", "guard", "guard_split")
 """Settings of the choice of a merge weight."""
@@ -87,6 +90,8 @@ def train_cell(
         settings["model"] = str(first.resolve())
     if arm in SETTINGS:
         settings |= SETTINGS[arm]
+    elif arm in OPTIMIZER:
+        settings["optimizer"] |= OPTIMIZER[arm]
     elif (loss := arm.removeprefix(THEN)) in LOSSES:
         settings["loss"] = loss
     else:
@@ -124,8 +129,8 @@ def main() -> None:
     parser.add_argument("train_on", help="nfcorpus, pydocs, or a YAML file")
     parser.add_argument("passes", type=int)
     losses = [name for name in LOSSES if LOSSES[name].alone]
-    arms = (*OPTIONS, "base", *VARIANTS, *SETTINGS, *losses, *(THEN + name for name in losses))
-    parser.add_argument("arm", choices=arms)
+    arms = {*OPTIONS, "base", *VARIANTS, *SETTINGS, *OPTIMIZER, *losses, *(THEN + name for name in losses)}
+    parser.add_argument("arm", choices=sorted(arms))
     parser.add_argument("seed", type=int)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)

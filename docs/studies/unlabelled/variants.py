@@ -1,4 +1,4 @@
-"""Train with another target of unlabelled entries: `bixse train`, with one piece replaced.
+"""Train with another target of unlabelled entries, or another bias: `bixse train`, with one piece replaced.
 
     python docs/studies/unlabelled/variants.py prior --config data/pydocs-1-prior-0.yaml --out runs/pydocs-1-prior-0
 
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sentence_transformers import SentenceTransformer
 
 from bixse.cli.main import main
+from bixse.losses.bixse import BiXSELoss
 from bixse.losses.targets import BaseProbability, GradedTargets
 from bixse.training.loop import batches, trainer
 from bixse.training.loop.unlabelled import BaseTargets, KnownEntries
@@ -72,11 +73,23 @@ def teacher(folder: str) -> None:
     trainer.base_embeddings = by_teacher
 
 
+def bias_of_each_batch() -> None:
+    """Fit the bias to each batch, and do not learn it: then no gradient moves all cosines of a batch together."""
+    compute = BiXSELoss.compute_loss_from_embeddings
+
+    def fitted(self: BiXSELoss, *batch: Any) -> Tensor:
+        self.bias_is_set.fill_(False)
+        return compute(self, *batch)
+
+    BiXSELoss.compute_loss_from_embeddings = fitted
+
+
 VARIANTS: dict[str, Callable[[], None]] = {
     "prior": only_above_the_prior,
     "graded": graded_entries_too,
     "merged": partial(teacher, "model"),
     "tuned": partial(teacher, "tuned"),
+    "bias-per-batch": bias_of_each_batch,
 }
 
 if __name__ == "__main__":
