@@ -12,11 +12,12 @@ from safetensors.numpy import load_file
 from bixse.adapters import adapt as module
 from bixse.adapters.adapt import BASE, adapt, adapted, cross_chosen, read_pairs, read_vectors, train_map
 from bixse.adapters.adapt_settings import AdaptSettings
-from bixse.errors import InvalidFileError, OutputExistsError
+from bixse.errors import OutputExistsError
 from bixse.files.rows import write_rows
 from bixse.losses.targets import GradedTargets
 from bixse.losses.tiles.bce import graded_bce
 from helpers.command import call, refused
+from helpers.row_files import faults
 
 MODEL = "a model, 16 dimensions"
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "adapters.md"
@@ -77,9 +78,7 @@ def words(tmp_path, monkeypatch):
 def test_vectors_that_have_no_direction_or_another_length_are_refused(tmp_path, vector, name):
     rows = {"id": ["a", "b"], "vector": [[1.0, 2.0] if isinstance(vector, list) else "[1, 2]", vector]}
     write_rows(pa.table(rows), tmp_path / name)
-    with pytest.raises(InvalidFileError) as error:
-        read_vectors(tmp_path / name)
-    assert [fault.row for fault in error.value.errors] == [2]
+    assert faults(read_vectors, tmp_path / name) == [(2, "vector")]
 
 
 def test_vectors_of_any_size_and_format_have_length_one(tmp_path):
@@ -94,18 +93,16 @@ def test_vectors_of_any_size_and_format_have_length_one(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "wrong"),
     [
-        ([("q0", "d0", 1.0), ("q9", "d0", 1.0)], 2),
-        ([("q0", "d9", 1.0)], 1),
-        ([("q0", "d0", 1.0), ("q0", "d0", 0.5)], 2),
-        ([("q0", "d0", 3.0)], 1),
+        ([("q0", "d0", 1.0), ("q9", "d0", 1.0)], (2, "query_id")),
+        ([("q0", "d9", 1.0)], (1, "document_id")),
+        ([("q0", "d0", 1.0), ("q0", "d0", 0.5)], (2, "relevance")),
+        ([("q0", "d0", 3.0)], (1, "relevance")),
     ],
 )
 def test_pairs_without_vectors_or_with_two_relevances_are_refused(tmp_path, rows, wrong):
     names = ("query_id", "document_id", "relevance")
     write_rows(pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in rows]), tmp_path / "pairs.csv")
-    with pytest.raises(InvalidFileError) as error:
-        read_pairs(tmp_path / "pairs.csv", {"q0": 0}, {"d0": 0, "d1": 1})
-    assert [fault.row for fault in error.value.errors] == [wrong]
+    assert faults(read_pairs, tmp_path / "pairs.csv", {"q0": 0}, {"d0": 0, "d1": 1}) == [wrong]
 
 
 @pytest.mark.parametrize(
