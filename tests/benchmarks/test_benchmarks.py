@@ -29,17 +29,22 @@ def run(script, *arguments):
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+def printed(script, *arguments):
+    done = run(script, *arguments)
+    assert done.returncode == 0, done.stderr + done.stdout
+    return done.stdout
+
+
 @pytest.fixture
 def table(tmp_path):
     """Runs a benchmark and gives the rows that it wrote and printed."""
 
     def rows_of(script, *arguments):
         out = tmp_path / "made" / "table.csv"
-        done = run(script, *arguments, "--out", out)
-        assert done.returncode == 0, done.stderr
+        shown = printed(script, *arguments, "--out", out)
         with out.open(encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
-        assert all(value in done.stdout for row in rows for value in row.values())
+        assert all(value in shown for row in rows for value in row.values())
         return rows
 
     return rows_of
@@ -57,9 +62,7 @@ def test_the_smallest_run(script):
     arguments, word = OTHERS[script]
     if script == "bench_stores":
         pytest.importorskip("lancedb", reason="needs bixse[lancedb]")
-    done = run(script, *arguments)
-    assert done.returncode == 0, done.stderr
-    assert word in done.stdout
+    assert word in printed(script, *arguments)
 
 
 @pytest.mark.slow
@@ -87,17 +90,15 @@ def test_every_figure_that_differs_is_printed(tmp_path):
     assert done.returncode == 1
     names = [line.split(":")[0] for line in done.stdout.splitlines()[:-1]]
     assert names == [f"train | {name}" for name in ("flag", "gone", "new", "rate", "word")]
-    assert run("behaviour", "compare", before, before).returncode == 0
+    printed("behaviour", "compare", before, before)
 
 
 @pytest.mark.slow
 def test_two_records_of_the_same_code_agree(tmp_path):
     paths = [tmp_path / "one.json", tmp_path / "two.json"]
     for path in paths:
-        done = run("behaviour", "record", path, "--only", "conversion")
-        assert done.returncode == 0, done.stderr
-    same = run("behaviour", "compare", *paths)
-    assert same.returncode == 0, same.stdout
+        printed("behaviour", "record", path, "--only", "conversion")
+    printed("behaviour", "compare", *paths)
     assert len(json.loads(paths[0].read_text())["conversion"]) > 100
 
 
