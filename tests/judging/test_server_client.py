@@ -33,8 +33,7 @@ from bixse.judging.judges.endpoints import (
     refusal,
 )
 from bixse.judging.judges.server_judge import ServerJudge, ServerTextModel
-from helpers.chat_server import planted
-from helpers.server_questions import RUBRIC, SHARES, ask_all, ask_one, planted_question
+from helpers.server_questions import RUBRIC, ask_all, ask_one, planted_question
 
 HELLO = {"model": "judge-model", "messages": [{"role": "user", "content": "hello"}]}
 KEY = "sk-very-secret-0123456789"
@@ -251,12 +250,9 @@ def test_a_question_without_messages_is_refused(server):
 
 def test_texts_are_completed(server):
     planned = {"tried": ["500"], "too-long": [], "none": []}
-    questions = [
-        Question("", end, "", "", messages=({"role": "user", "content": planted(end, SHARES, errors, end)},))
-        for end, errors in planned.items()
-    ]
+    questions = [planted_question(end, errors, end) for end, errors in planned.items()]
     with ServerTextModel(server.scenario(), max_tokens=3) as model:
-        found = {asked.document_id: completion for asked, completion in model.complete(questions)}
+        found = {asked.query_id: completion for asked, completion in model.complete(questions)}
     assert [found[end].status for end in planned] == ["written", "too-long", "truncated"]
     assert (found["tried"].tries, found["tried"].usage.prompt, found["none"].text) == (2, 50, "I have read")
 
@@ -301,13 +297,10 @@ def test_every_error_has_its_kind_of_failure(status, message, failure):
     assert f"HTTP {status}" in found.detail
 
 
-def test_a_detail_holds_the_code_and_the_start_of_the_message():
+def test_a_detail_holds_the_code_and_the_start_of_the_message_but_no_run_of_the_key():
     found = error_of(400, {"code": "odd_request", "message": "x" * 1000})
     assert found.detail.startswith("HTTP 400: odd_request: xxx")
     assert len(found.detail) <= len("HTTP 400: ") + 200
-
-
-def test_a_body_that_holds_a_run_of_the_key_is_dropped_but_its_kind_is_known():
     dropped = refusal(400, {}, {"error": {"code": KEY[3:15], "message": "too many tokens"}}, Secret(KEY))
     assert (dropped.failure, dropped.detail) == ("too-long", f"HTTP 400: {STAND_IN}")
 
