@@ -101,13 +101,6 @@ def test_figures_equal_scikit_learn(human, judges, report):
         assert row.low < row.relevant < row.high or row.relevant in (0, 1)
 
 
-def test_impossible_labels_are_reported_and_left_out(report):
-    assert [(bad.row, bad.value) for bad in report.impossible] == [(78, 10.0), (131, 5.0)]
-    assert (report.judges[1].pairs, report.judges[1].without_grade) == (178, 2)
-    assert sum(map(sum, report.judges[1].confusion)) == 178
-    assert "impossible labels off the scale: 2" in report.warnings()[0]
-
-
 def test_a_judge_on_another_scale_is_mapped():
     people = pairs([0, 1, 2, 3] * 3, queries=4)
     five = labels("j", {pair: 1 + 4 / 3 * grade for pair, grade in people.items()}, GradeScale(1, 5))
@@ -125,13 +118,6 @@ def test_the_worst_pairs_come_first(report):
     assert distances == sorted(distances, reverse=True) and len(distances) == 20
     of_queries = [pair.query_id for pair in found.worst_pairs]
     assert max(map(of_queries.count, of_queries)) <= 2
-
-
-def test_brier_against_the_constant(human):
-    blind = labels("blind", {pair: 3.0 * (i % 2) for i, pair in enumerate(sorted(human.grades))})
-    report = audit([replace(human, name="copy"), blind], human, samples=200)
-    verdicts = [judge.against_constant.verdict(lower_is_better=True) for judge in report.judges]
-    assert verdicts == ["better", "worse"]
 
 
 @pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the LLMJudge files are not here")
@@ -170,8 +156,8 @@ def test_every_text_from_data_is_escaped(human, judges):
 
 
 def test_the_page_lists_impossible_labels_and_no_undefined_figure(human, judges, report):
-    page = page_of(report).text
-    assert "Impossible labels" in page
+    page = page_of(report, report.warnings()).text
+    assert "Impossible labels" in page and "impossible labels off the scale: 2" in page
     assert "careless.txt 78 q5 d77 10" in page and "careless.txt 131 q8 d130 5" in page
     judge = report.judges[0]
     never = replace(judge.by_grade[3], pairs=0, relevant=None, low=None, high=None)
@@ -205,14 +191,6 @@ def test_resamples_without_a_value_are_left_out_of_the_interval():
     assert found.low is not None and found.low <= 0.5 <= found.high
 
 
-def test_weights_count_a_pair_as_if_it_were_there_so_often():
-    human, judged, ids = some_grades(0, pairs=50)
-    times = np.random.default_rng(1).integers(1, 4, 50)
-    weighted = counts_by_query(human, judged, ids, LEVELS, times.astype(float))
-    repeated = counts_by_query(np.repeat(human, times), np.repeat(judged, times), np.repeat(ids, times), LEVELS)
-    assert (weighted.counts != repeated.counts).nnz == 0
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_measures_equal_scikit_learn_scipy_and_krippendorff(seed):
     human, judged, ids = some_grades(seed)
@@ -234,7 +212,8 @@ def test_measures_equal_scikit_learn_scipy_and_krippendorff(seed):
     assert tau == pytest.approx(scipy.stats.kendalltau(human, judged).statistic, abs=1e-12)
 
 
-def test_intervals_equal_plain_resampling_of_whole_queries():
+def test_intervals_equal_plain_resampling_of_whole_queries(monkeypatch):
+    monkeypatch.setattr(agreement, "_BLOCK_SIZE", 50)  # the tables of three resamples
     human, judged, ids = some_grades(3, pairs=60)
     found = counts_by_query(human, judged, ids, LEVELS).estimates({"k": agreement.cohen_kappa()}, 300, seed=5)["k"]
     names = sorted(set(ids))
@@ -247,14 +226,6 @@ def test_intervals_equal_plain_resampling_of_whole_queries():
     assert (found.low, found.high) == pytest.approx(tuple(np.quantile(drawn, [0.025, 0.975])), abs=1e-12)
 
 
-def test_blocks_do_not_change_the_draws(monkeypatch):
-    human, judged, ids = some_grades(1)
-    counts = counts_by_query(human, judged, ids, None)
-    whole = counts.draws(agreement.OF_RANKS, 100, seed=2)["kendall"]
-    monkeypatch.setattr(agreement, "_BLOCK_SIZE", 50)
-    assert np.array_equal(counts.draws(agreement.OF_RANKS, 100, seed=2)["kendall"], whole)
-
-
 def overconfident(seed, pairs=600, queries=60):
     """A judge whose z claims too much: people find a share z^2 * 0.8 relevant."""
     generator = np.random.default_rng(seed)
@@ -263,7 +234,12 @@ def overconfident(seed, pairs=600, queries=60):
     return z, relevant, [f"q{i % queries}" for i in range(pairs)]
 
 
-def test_a_judge_that_knows_nothing_gets_no_map():
+def test_a_judge_that_is_calibrated_knows_nothing_or_grades_the_wrong_way_gets_no_map():
+    generator = np.random.default_rng(5)
+    z = generator.random(4000)
+    relevant = (generator.random(4000) < z).astype(float)
+    fitted = fit_grade_map(z, relevant, [f"q{i % 20}" for i in range(4000)])
+    assert fitted.held_out.brier_after > fitted.held_out.brier_before and fitted.helps is False
     generator = np.random.default_rng(3)
     z, relevant = generator.integers(0, 4, 400) / 3, (generator.random(400) < 0.3).astype(float)
     fitted = fit_grade_map(z, relevant, [f"q{i % 40}" for i in range(400)], seed=1)
@@ -271,16 +247,8 @@ def test_a_judge_that_knows_nothing_gets_no_map():
     assert found.brier_after < found.brier_before, "it is better than the grades, by forgetting them"
     assert fitted.helps is False
     z, relevant, ids = overconfident(0)
-    fitted = fit_grade_map(1 - z, relevant, ids)  # grades the wrong way
+    fitted = fit_grade_map(1 - z, relevant, ids)
     assert fitted.slope == 0 and fitted.helps is False
-
-
-def test_a_judge_that_is_calibrated_is_left_alone():
-    generator = np.random.default_rng(5)
-    z = generator.random(4000)
-    relevant = (generator.random(4000) < z).astype(float)
-    fitted = fit_grade_map(z, relevant, [f"q{i % 20}" for i in range(4000)])
-    assert fitted.held_out.brier_after > fitted.held_out.brier_before and fitted.helps is False
 
 
 def test_a_judge_that_claims_too_much_is_helped():
@@ -290,8 +258,6 @@ def test_a_judge_that_claims_too_much_is_helped():
     assert fitted.helps and found.change_high < 0
     assert found.brier_after < found.brier_before and found.ece_after < found.ece_before
     assert fitted.apply([0.0, 1 / 3, 2 / 3, 1.0]) == pytest.approx([0.0, 0.09, 0.36, 0.8], abs=0.1)
-    assert (fitted.labels, fitted.queries) == (600, 60)
-    assert GradeMap.model_validate_json(fitted.model_dump_json()) == fitted
 
 
 def test_held_out_queries_are_never_fitted_on():
@@ -308,10 +274,9 @@ def test_wrong_input_is_refused():
         fit_grade_map([0, 1, 0.5], [0, 1, 1], ["a", "b", "c"])
     with pytest.raises(InputError, match="expected 0 to 1"):
         fit_grade_map([0, 3, 1, 0], [0, 1, 1, 0], ["a", "b", "c", "d"])
-    with pytest.raises(InputError, match=r"got 1\.5; expected 0 to 1"):
-        GradeMap(slope=1.0, intercept=0.0).apply([0.5, 1.5])
-    with pytest.raises(InputError, match="got nan"):
-        GradeMap(slope=1.0, intercept=0.0).apply(float("nan"))
+    for wrong in (1.5, float("nan")):
+        with pytest.raises(InputError, match=f"got {wrong}; expected 0 to 1"):
+            GradeMap(slope=1.0, intercept=0.0).apply([0.5, wrong])
 
 
 @pytest.mark.parametrize("change", [{}, {"kind": "isotonic"}, {"slope": -1.0}, {"slope": float("nan")}])
