@@ -1,4 +1,3 @@
-import json
 import shutil
 
 import numpy as np
@@ -25,7 +24,7 @@ def save_reranker(folder, tiny_model_path, labels=1, gain=1.0, **config):
     """A random reranker over the words of the tiny encoder, its scores about -3 to 3."""
     AutoTokenizer.from_pretrained(tiny_model_path, model_max_length=32).save_pretrained(folder)
     settings = BertConfig.from_pretrained(tiny_model_path)
-    settings.num_labels = labels
+    settings.update({"num_labels": labels, **config})
     torch.manual_seed(0)
     model = BertForSequenceClassification(settings)
     with torch.no_grad():
@@ -34,9 +33,6 @@ def save_reranker(folder, tiny_model_path, labels=1, gain=1.0, **config):
                 parameter.normal_(0, 0.3)
         model.classifier.weight.mul_(gain)
     model.save_pretrained(folder)
-    if config:
-        path = folder / "config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
     return folder
 
 
