@@ -106,14 +106,6 @@ def test_samples(server, settings):
     assert answer.usage.completion >= 40
 
 
-def test_verbal(server):
-    with ServerJudge(server.scenario(no_logprobs=True), RUBRIC, JudgeOptions(mode="verbal")) as judge:
-        answer = ask_one(judge, [0.1, 0.2, 0.4, 0.3])
-        assert judge.identity["mode"] == "verbal"
-        assert "last line" in judge.identity["parameters"]["answer_line"]
-    assert (answer.probabilities, answer.grade, answer.mode) == ((0.0, 0.0, 1.0, 0.0), 2.0, "verbal")
-
-
 def test_options_of_several_letters_must_be_single_tokens(server):
     labels = ["1", "5", "10"]
     variant = PromptVariant(name="o", user="Query: {query}\n\nPassage: {document}")
@@ -125,14 +117,14 @@ def test_options_of_several_letters_must_be_single_tokens(server):
         answer = ask_one(judge, [0.1, 0.2, 0.6], rubric=rubric)
     assert answer.text == "10"
     assert answer.grade == pytest.approx(np.average([0, 1, 2], weights=[0.1, 0.2, 0.6]))
-    with ServerJudge(server.scenario(labels=labels, split_labels=["10"]), rubric, JudgeOptions(mode="verbal")):
-        pass  # needs no tokens
+    with ServerJudge(server.scenario(labels=labels, split_labels=["10"]), rubric, JudgeOptions(mode="verbal")) as judge:
+        answer = ask_one(judge, [0.1, 0.2, 0.6], rubric=rubric)  # a written option needs no token of its own
+    assert (answer.probabilities, answer.grade, answer.mode) == ((0.0, 0.0, 1.0), 2.0, "verbal")
 
 
 @pytest.mark.parametrize(
     ("settings", "options", "fact"),
     [
-        ({"models": ["a", "b"]}, {}, "2 models (a, b)"),
         ({"known_end": "refuse"}, {}, "expected one of 0, 1, 2, 3"),
         ({"context": 10}, {}, "maximum context length"),
         ({"prefix": "well, " * 20 + "it is clear that the answer is "}, {}, "--max-tokens"),
