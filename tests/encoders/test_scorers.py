@@ -1,37 +1,42 @@
-"""Late interaction and sparse encoders: what is refused, and scores that equal those of the plain library."""
+"""Rerankers, late interaction and sparse encoders: what is refused, and that scores are the plain library's."""
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import MultiVectorEncoder, SparseEncoder, util
-from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
+from safetensors.torch import load_file, save_file
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SparseEncoder, util
+from torch import nn
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForMaskedLM
 
 from bixse.encoders import scorers
 from bixse.encoders.encode import encode_texts
-from bixse.encoders.head import RelevanceHead
+from bixse.encoders.head import HEAD_FILE, RelevanceHead
 from bixse.encoders.loading.build import build_encoder, build_scorer, load_relevance_model, load_scorer
 from bixse.encoders.loading.kinds import kind_of
 from bixse.errors import InputError, ModelError, NotFiniteError
+from bixse.files.files import HASHES_FILE
 from helpers.rerankers import DAMAGES, EMBEDDING_KINDS, damaged, save_reranker
 from helpers.toy import BERT_SIZES
 
 QUERIES = ["copy a file", "sort", "how do i read a line"]
 DOCUMENTS = ["copy the file", "sleep and wait", "sort the list in the heap", "how do i read a line of text", "copy"]
 PAIRS = [(query, document) for query in QUERIES for document in DOCUMENTS]
-PLAIN = {"late-interaction": MultiVectorEncoder, "sparse": SparseEncoder}
+PLAIN = {"reranker": CrossEncoder, "late-interaction": MultiVectorEncoder, "sparse": SparseEncoder}
+ONLY_EMBEDDING = pytest.mark.parametrize("kind", EMBEDDING_KINDS)
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory, tiny_model_path):
-    """Kind -> folder of a model of it, the reranker too."""
+    """Kind -> folder of a model of it."""
     home = tmp_path_factory.mktemp("scorers")
-    kinds = (*EMBEDDING_KINDS, "reranker")
-    return {kind: save_reranker(tiny_model_path, home / kind, RelevanceHead(2.0, -1.0), kind=kind) for kind in kinds}
+    return {kind: save_reranker(tiny_model_path, home / kind, RelevanceHead(2.0, -1.0), kind=kind) for kind in PLAIN}
 
 
-@pytest.fixture(params=EMBEDDING_KINDS)
+@pytest.fixture(params=PLAIN)
 def kind(request):
     return request.param
 
@@ -41,15 +46,16 @@ def folder(folders, kind):
     return folders[kind]
 
 
-def logits_of(model, pairs=PAIRS):
-    return model.logits([query for query, _ in pairs], [document for _, document in pairs])
+def logits_of(model, pairs=PAIRS, progress=None):
+    return model.logits([query for query, _ in pairs], [document for _, document in pairs], progress)
 
 
 class TestUnhappyPaths:
     def test_where_an_encoder_belongs(self, folder, kind):
-        with pytest.raises(ModelError, match=kind):
+        with pytest.raises(ModelError, match=f"of the kind {kind}"):
             build_encoder(folder)
 
+    @ONLY_EMBEDDING
     @pytest.mark.parametrize("convert", [True, False])
     def test_a_folder_of_another_kind(self, folders, kind, convert):
         for other in folders.keys() - {kind}:
@@ -57,7 +63,7 @@ class TestUnhappyPaths:
                 build_scorer(kind, folders[other], convert=convert)
 
     def test_an_encoder_that_is_not_to_be_converted(self, kind, tiny_model_path):
-        with pytest.raises(ModelError, match="encoder"):
+        with pytest.raises(ModelError, match="classifier" if kind == "reranker" else "encoder"):
             build_scorer(kind, tiny_model_path)
 
     def test_late_interaction_without_token_states(self, student):
@@ -69,28 +75,37 @@ class TestUnhappyPaths:
         with pytest.raises(ModelError):
             load_relevance_model(damaged(folder, tmp_path / "model", damage))
 
-    @pytest.mark.parametrize("length", [3, 65])
-    def test_a_length_that_the_model_cannot_read(self, folder, kind, length):
-        with pytest.raises(ModelError, match=str(length)):
-            build_scorer(kind, folder, max_length=length)
+    @pytest.mark.parametrize("labels", [0, 3])
+    def test_a_classifier_of_no_or_three_labels(self, folders, tmp_path, labels):
+        copy = shutil.copytree(folders["reranker"], tmp_path / "model")
+        (copy / HASHES_FILE).unlink()
+        tensors = load_file(copy / "model.safetensors")
+        for name in ("classifier.weight", "classifier.bias"):
+            layer = tensors.pop(name)
+            if labels:
+                tensors[name] = layer.repeat_interleave(labels, 0)
+        save_file(tensors, copy / "model.safetensors", {"format": "pt"})
+        with pytest.raises(ModelError):
+            build_scorer("reranker", copy)
 
-    def test_dimensions(self, folder):
+    def test_a_length_that_the_model_cannot_read_and_any_dimensions(self, folder, kind):
+        for length in (3, 65):
+            with pytest.raises(ModelError, match=str(length)):
+                build_scorer(kind, folder, max_length=length)
         with pytest.raises(ModelError, match="dimensions"):
             load_relevance_model(folder, dimensions=16)
 
     def test_no_head(self, tiny_model_path, tmp_path, kind):
         folder = save_reranker(tiny_model_path, tmp_path / "model", None, kind=kind)
-        with pytest.raises(ModelError, match="calibrate"):
-            load_relevance_model(folder)
-        with pytest.raises(ModelError, match="calibrate"):
-            load_scorer(folder).relevance("copy", DOCUMENTS)
+        for probabilities in (load_relevance_model, lambda path: load_scorer(path).relevance("copy", DOCUMENTS)):
+            with pytest.raises(ModelError, match="calibrate"):
+                probabilities(folder)
 
-    def test_documents_that_are_no_list_of_texts(self, folder):
-        with pytest.raises(InputError):
-            load_relevance_model(folder).relevance("copy", "copy the file")
-
-    def test_weights_that_are_not_finite(self, folder):
-        model = load_scorer(folder, device="cpu")
+    def test_documents_that_are_no_list_of_texts_and_weights_that_are_not_finite(self, folder):
+        model = load_relevance_model(folder, device="cpu")
+        for documents in ("copy the file", [3], [None]):
+            with pytest.raises(InputError):
+                model.relevance("copy", documents)
         next(model.parameters()).data.fill_(float("nan"))
         with pytest.raises(NotFiniteError):
             logits_of(model)
@@ -100,19 +115,30 @@ def test_the_kind_is_read_from_the_files_alone(folders, tmp_path):
     assert {kind: kind_of(folder) for kind, folder in folders.items()} == {kind: kind for kind in folders}
     (tmp_path / "config_sentence_transformers.json").write_text("[]")
     assert kind_of(tmp_path) == kind_of("owner/name") == "encoder"
+    older = tmp_path / "older"  # as transformers saves it, and CrossEncoder did before sentence-transformers 6
+    for part in (AutoModelForSequenceClassification, AutoTokenizer):
+        part.from_pretrained(folders["reranker"]).save_pretrained(older)
+    assert kind_of(older) == "reranker"
+    by_both = [logits_of(build_scorer("reranker", path)) for path in (older, folders["reranker"])]
+    assert by_both[0] == pytest.approx(by_both[1])
 
 
 def test_scores_equal_those_of_the_plain_library(folder, kind):
     plain = PLAIN[kind](str(folder), device="cpu")
-    raw = plain.similarity(plain.encode_query(QUERIES), plain.encode_document(DOCUMENTS)).flatten().numpy()
+    if kind == "reranker":
+        raw, tolerance = plain.predict(PAIRS, activation_fn=nn.Identity()), 0
+    else:
+        raw = plain.similarity(plain.encode_query(QUERIES), plain.encode_document(DOCUMENTS)).flatten().numpy()
+        tolerance = 1e-5
     model = load_relevance_model(folder, device="cpu")
-    assert logits_of(model) == pytest.approx(raw, abs=1e-5)
+    assert logits_of(model) == pytest.approx(raw, abs=tolerance, rel=0)
     assert np.ptp(raw) > 0.01
-    expected = 1 / (1 + np.exp(1.0 - 2.0 * raw[:5].astype(float)))
-    assert model.relevance(QUERIES[0], DOCUMENTS) == pytest.approx(expected, abs=1e-5)
+    expected = 1 / (1 + np.exp(1.0 - 2.0 * logits_of(model, PAIRS[:5])))
+    assert model.relevance(QUERIES[0], DOCUMENTS) == pytest.approx(expected, abs=1e-12)
     assert model.relevance(QUERIES[0], []).shape == (0,)
 
 
+@ONLY_EMBEDDING
 def test_a_new_model_equals_a_loop_over_the_numbers_of_its_encoder(tiny_model_path, kind):
     encoder = build_encoder(tiny_model_path, device="cpu")
     expected = []
@@ -131,18 +157,26 @@ def test_a_new_model_equals_a_loop_over_the_numbers_of_its_encoder(tiny_model_pa
     assert logits_of(model) == pytest.approx(expected, abs=1e-5)
 
 
-def test_each_text_is_embedded_once_and_parts_change_nothing(folder, monkeypatch):
+def test_each_text_or_pair_is_read_once_and_parts_change_nothing(folder, kind, monkeypatch):
     model, seen, counted = load_scorer(folder, device="cpu"), [], []
     expected, preprocess = logits_of(model), model.preprocess
     monkeypatch.setattr(scorers, "DOCUMENTS_AT_ONCE", 2)
     monkeypatch.setattr(scorers, "PAIRS_AT_ONCE", 3)
     monkeypatch.setattr(model, "preprocess", lambda texts, **kinds: seen.extend(texts) or preprocess(texts, **kinds))
-    pairs = [*PAIRS, *PAIRS[:4]]
-    values = model.logits([query for query, _ in pairs], [document for _, document in pairs], counted.append)
+    values = logits_of(model, [*PAIRS, *PAIRS[:4]], counted.append)
     assert values[: len(PAIRS)] == pytest.approx(expected, abs=1e-5)
     assert values[len(PAIRS) :].tolist() == values[:4].tolist()
-    assert sorted(seen) == sorted([*QUERIES, *DOCUMENTS])
+    assert sorted(seen) == sorted(PAIRS if kind == "reranker" else [*QUERIES, *DOCUMENTS])
     assert sum(counted) == len(PAIRS)
+
+
+def test_the_length_is_saved(folder, kind, tmp_path):
+    model = build_scorer(kind, folder, max_length=8, device="cpu")
+    model.save_pretrained(str(tmp_path / "short"))
+    long = [("copy a file", "copy " + "file " * 12 + "sort the list")]
+    saved, whole = (logits_of(build_scorer(kind, path, device="cpu"), long) for path in (tmp_path / "short", folder))
+    assert saved == logits_of(model, long) != whole
+    assert json.loads((tmp_path / "short" / HEAD_FILE).read_text())["logit_scale"] == 2.0
 
 
 def test_a_bare_decoder_becomes_late_interaction(decoder_path, tmp_path):

@@ -9,7 +9,7 @@ from bixse.encoders.loading.build import build_scorer
 from bixse.encoders.relevance_model import save_whole
 from bixse.files.files import HASHES_FILE
 
-DAMAGES = ("changed", "cut", "config", "head")
+DAMAGES = ("changed", "cut", "head", "config.json", "modules.json")
 """What `damaged` can do to a folder: "changed" is "cut" beside the hash of the whole file."""
 EMBEDDING_KINDS = ("late-interaction", "sparse")
 
@@ -27,13 +27,13 @@ def save_reranker(encoder, folder, head=RelevanceHead(1.0, 0.0), seed=0, kind="r
     return folder
 
 
-def damaged(folder, copy, damage, config="modules.json"):
+def damaged(folder, copy, damage):
     """Copy a folder and damage the copy."""
     shutil.copytree(folder, copy)
     if damage != "changed":
         (copy / HASHES_FILE).unlink()
-    if damage == "config":
-        (copy / config).write_text("{")
+    if damage.endswith(".json"):
+        (copy / damage).write_text("{")
     elif damage == "head":
         (copy / HEAD_FILE).write_text('{"logit_scale": -1}')
     else:
