@@ -1,3 +1,4 @@
+import itertools
 import json
 import re
 import shutil
@@ -102,17 +103,12 @@ def test_disagreement_of_other_weights_and_of_lengths_that_are_not_1(tiny_model,
     assert max(disagreement(tiny_model, other, TEXTS_OF_BOTH).values()) > 1e-3
 
 
-@pytest.mark.parametrize("case", EQUAL)
-@pytest.mark.parametrize("value", [2e-3, float("nan")])
-def test_difference_in_any_case_is_a_fault(case, value):
+def test_difference_in_any_case_is_a_fault_and_int8_is_judged_by_its_ranking_alone():
     assert ExportResult(EQUAL, {}, None).fault is None
-    assert ExportResult({**EQUAL, case: value}, {}, None).fault
-
-
-def test_int8_is_judged_by_its_ranking_alone():
-    far = dict.fromkeys(EQUAL, 0.02)
+    for case, value in itertools.product(EQUAL, (2e-3, float("nan"))):
+        assert ExportResult({**EQUAL, case: value}, {}, None).fault
     assert ExportResult(EQUAL, {}, LOWER).fault
-    assert ExportResult(far, {}, Difference(-0.1, -0.2, 0.05, 0.2, 40)).fault is None
+    assert ExportResult(dict.fromkeys(EQUAL, 0.02), {}, Difference(-0.1, -0.2, 0.05, 0.2, 40)).fault is None
 
 
 def test_texts_of_all_lengths_are_chosen():

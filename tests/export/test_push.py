@@ -68,51 +68,39 @@ def test_name_that_the_hub_cannot_have(name, run, hub, capsys):
     assert not hub.requests
 
 
-def test_damaged_folder_is_not_sent(run, hub):
-    (run / "model" / "config.json").write_text("{}")
-    with pytest.raises(ModelError) as error:
+@pytest.mark.parametrize(
+    ("name", "content", "error"),
+    [
+        ("model/config.json", b"{}", ModelError),
+        *((f"model/{name}", b"\x80\x04\x95 the rest", ModelError)
+          for name in ("pytorch_model.bin", "2_Extra/weights.dat", "optimizer.pt")),
+        *(("run.json", content, InputError) for content in (b"{", b"[]", b"{}")),
+    ],
+)  # fmt: skip
+def test_damaged_folder_or_record_and_a_pickle_are_not_sent(name, content, error, run, hub):
+    (run / name).parent.mkdir(exist_ok=True)
+    (run / name).write_bytes(content)
+    with pytest.raises(error) as caught:
         push(settings(run))
-    assert "config.json" in error.value.got and not hub.requests
+    assert name.removeprefix("model/") in str(caught.value) and not hub.requests
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}"])
-def test_damaged_record_of_the_run(content, run, hub):
-    (run / "run.json").write_text(content)
-    with pytest.raises(InputError):
-        push(settings(run))
+def test_folder_without_an_encoder_is_not_sent(run, hub, tiny_model_path, tmp_path):
+    reranker = save_reranker(tiny_model_path, tmp_path / "reranker")
+    for folder in (run / "nowhere", run / "model" / "1_Pooling", reranker):
+        with pytest.raises(ModelError):
+            push(settings(folder))
     assert not hub.requests
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "2_Extra/weights.dat", "optimizer.pt"])
-def test_pickle_is_not_sent(name, run, hub):
-    path = run / "model" / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(b"\x80\x04\x95 the rest")
-    with pytest.raises(ModelError) as error:
-        push(settings(run))
-    assert name in error.value.got and not hub.requests
-
-
-@pytest.mark.parametrize("part", ["nowhere", "model/1_Pooling"])
-def test_folder_without_a_model(part, run, hub):
-    with pytest.raises(ModelError):
-        push(settings(run / part))
-    assert not hub.requests
-
-
-def test_without_a_token_nothing_is_asked(run, hub, monkeypatch, tmp_path):
-    monkeypatch.delenv("HF_TOKEN")
+@pytest.mark.parametrize("token", ["", "hf_secret"])
+def test_token_that_is_missing_or_wrong_is_in_no_message(token, run, hub, monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_TOKEN", token)
     monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
     with pytest.raises(InputError) as error:
         push(settings(run))
-    assert "hf auth login" in error.value.fix and not hub.requests
-
-
-def test_wrong_token_is_in_no_message(run, hub, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    with pytest.raises(InputError) as error:
-        push(settings(run))
     assert "hf auth login" in error.value.fix and "secret" not in str(error.value)
+    assert bool(hub.requests) == bool(token), "without a token nothing is asked"
 
 
 def test_taken_name_is_refused_and_its_files_stay(run, hub):
@@ -168,10 +156,14 @@ def test_card_says_what_the_run_holds_and_no_path(run):
     assert not [word for word in ("secret", "my-company", str(run)) if word in pushed.card]
 
 
-def test_model_without_head_and_run(tiny_model_path):
+def test_card_without_head_and_run_and_with_a_name_of_the_hub_alone_as_base(tiny_model_path, run):
     card = push(settings(tiny_model_path), dry_run=True).card
     assert huggingface_hub.ModelCard(card).data.base_model is None
     assert "Probabilities" not in card and "How it was made" not in card
+    for inputs, base in (({"pairs": "ab"}, "base/model"), ({"model/config.json": "ab"}, None)):
+        (run / "run.json").write_text(json.dumps({**RUN, "inputs": inputs}))
+        card = push(settings(run), dry_run=True).card
+        assert yaml.safe_load(card.split("---")[1]).get("base_model") == base
 
 
 def test_sent_files_are_those_of_the_folder(run, hub, tmp_path):
@@ -196,12 +188,3 @@ def test_command_sends_to_the_hub_of_the_environment(run):
         code, metrics = ended(start("push", run / "model", NAME, **environment))
         assert code == 0, metrics
         assert set(metrics["files"]) == set(hub.repositories[NAME])
-
-
-def test_a_reranker_is_refused_and_only_a_name_of_the_hub_is_a_base(tiny_model_path, tmp_path, run):
-    with pytest.raises(ModelError):
-        push(PushSettings(model=save_reranker(tiny_model_path, tmp_path / "model"), name=NAME), dry_run=True)
-    for inputs, base in (({"pairs": "ab"}, "base/model"), ({"model/config.json": "ab"}, None)):
-        (run / "run.json").write_text(json.dumps({**RUN, "inputs": inputs}))
-        card = push(PushSettings(model=run, name=NAME), dry_run=True).card
-        assert yaml.safe_load(card.split("---")[1]).get("base_model") == base
