@@ -123,11 +123,6 @@ def test_odd_collection_survives_writing_and_reading(tmp_path):
     assert load_collection(tmp_path) == collection
 
 
-@pytest.fixture(scope="module")
-def loaded():
-    return pydocs.load_pydocs()
-
-
 @pytest.mark.parametrize(
     "name", ["corpus.jsonl.gz", "queries.jsonl", *(f"qrels/{split}.tsv" for split in pydocs.SPLITS)]
 )
@@ -144,21 +139,16 @@ def test_missing_or_damaged_file_of_pydocs_is_named(tmp_path, monkeypatch, name)
             pydocs.load_pydocs()
 
 
-def test_documents_are_those_that_were_graded(loaded):
+def test_pydocs_are_the_documents_that_were_graded_and_every_query_has_a_kind_one_split_and_a_solution():
     """The digest is of what Python 3.11.7 under Linux documented when the queries were graded."""
+    loaded = pydocs.load_pydocs()
     content = json.dumps([[name, document.title, document.text] for name, document in loaded.corpus.items()])
     digest = hashlib.sha256(content.encode()).hexdigest()
     assert digest == "ecbcd951e402ff1101605ef31e200ae77808d85c17ed35f88c67b253a8686c97"
-
-
-def test_judgements_name_documents_and_every_query_has_a_solution(loaded):
     judged = [row for qrels in loaded.qrels.values() for row in qrels.values()]
     graded = {document for row in judged for document in row}
     assert (sum(map(len, judged)), len(graded), graded <= loaded.corpus.keys()) == (12_883, 3864, True)
     assert all(max(row.values()) >= pydocs.PYDOCS_RELEVANT_GRADE for row in judged)
-
-
-def test_every_query_has_a_kind_and_one_split(loaded):
     assert {name: len(qrels) for name, qrels in loaded.qrels.items()} == {
         "train": 679, "dev": 109, "test": 266, "guard": 45,
     }  # fmt: skip

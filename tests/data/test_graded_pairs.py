@@ -4,12 +4,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from datasets import Dataset, DatasetDict
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from bixse.data import columns
 from bixse.data.collection import Collection, Document
-from bixse.data.columns import numbered, text_id
+from bixse.data.columns import text_id
 from bixse.data.graded_pairs import GradedPairs, with_random_negatives
 from bixse.errors import InputError
 from bixse.files import parquet
@@ -120,6 +118,7 @@ def test_pairs_on_disk_equal_pairs_in_memory(monkeypatch, cache_path):
     rows = [{**row, "document": f"{row['document']} {number}"} for number in range(500) for row in ROWS]
     in_memory = GradedPairs.from_rows(rows)
     monkeypatch.setattr(parquet, "BYTES_IN_MEMORY", 1000)
+    monkeypatch.setattr(columns, "KEYS_AT_ONCE", 7)
     on_disk = GradedPairs.from_arrow(in_memory.to_arrow().to_batches(max_chunksize=7))
     assert on_disk.content_hash() == in_memory.content_hash()
     assert list(on_disk.groups()) == list(in_memory.groups())
@@ -170,18 +169,3 @@ def test_draw_depends_on_the_seed_and_not_on_other_queries():
 def test_number_that_cannot_be_drawn_is_refused(number):
     with pytest.raises(InputError, match=str(number)):
         with_random_negatives(PAIRS, COLLECTION, number)
-
-
-SMALL = st.integers(-5, 5)
-LARGE = st.integers(-(2**63), 2**63 - 1)
-
-
-@pytest.mark.parametrize("at_once", [1, 3, 2**20])
-@settings(deadline=None)
-@given(keys=st.lists(SMALL | LARGE, max_size=40))
-def test_numbers_go_up_in_order_of_first_appearance_however_many_keys_are_told_apart_at_once(at_once, keys):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(columns, "KEYS_AT_ONCE", at_once)
-        found = numbered(np.array(keys, dtype=np.int64)).tolist()
-    places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
-    assert found == [places[key] for key in keys]

@@ -45,14 +45,17 @@ def test_repeated_pair_is_read_once(pairs_of):
 
 
 @pytest.mark.parametrize(
-    ("rows", "where"),
+    ("load", "rows", "where"),
     [
-        ([ROW, {**ROW, "document": "other"}, {**ROW, "relevance": 0.25}], (3, "relevance")),
-        ([{**ROW, "document_id": "d1"}, {**ROW, "document_id": "d1", "document": "other"}], (2, "document_id")),
+        (load_graded_pairs, [ROW, {**ROW, "document": "other"}, {**ROW, "relevance": 0.25}], [(3, "relevance")]),
+        (load_graded_pairs, [{**ROW, "document_id": "d1"}, {**ROW, "document_id": "d1", "document": "other"}],
+         [(2, "document_id")]),
+        (load_pairs, [{"query_id": "1", "query": query, "document": "b"} for query in ("a", "other", "")],
+         [(2, "query_id"), (3, "query")]),
     ],
-)
-def test_rows_that_contradict_each_other_are_refused(pairs_of, rows, where):
-    assert faults(load_graded_pairs, pairs_of(*rows)) == [where]
+)  # fmt: skip
+def test_rows_that_contradict_each_other_are_refused_together(pairs_of, load, rows, where):
+    assert faults(load, pairs_of(*rows)) == where
 
 
 def test_pairs_to_grade_need_no_relevance(pairs_of):
@@ -64,12 +67,6 @@ def test_pairs_to_grade_need_no_relevance(pairs_of):
     first, second = load_pairs(pairs_of(*rows))  # the third repeats the second
     assert (first.query, first.task, first.document_id) == ("q", "t", text_id("d"))
     assert (second.query_id, second.document_id, second.task) == ("7", "x", None)
-
-
-def test_errors_of_pairs_to_grade_are_reported_together(tmp_path):
-    path = tmp_path / "pairs.csv"
-    path.write_text("query_id,query,document\n1,a,b\n1,other,c\n2,,d\n")
-    assert faults(load_pairs, path) == [(2, "query_id"), (3, "query")]
 
 
 def test_several_files_are_one_table_named_by_their_files(tmp_path):
