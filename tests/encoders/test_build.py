@@ -2,7 +2,6 @@ import hashlib
 import importlib.util
 import json
 import os
-import shutil
 import subprocess
 import sys
 from importlib.machinery import ModuleSpec
@@ -10,7 +9,6 @@ from importlib.machinery import ModuleSpec
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from transformers import AutoModel, AutoTokenizer, RobertaConfig, RobertaModel
 
 from bixse.encoders.encode import encode_texts
@@ -46,35 +44,29 @@ def test_a_model_takes_as_many_tokens_as_it_has_positions(request, fixture, limi
         assert build_encoder(path, length, device="cpu").encode("copy " * 100).shape == (32,)
 
 
-def test_a_pooling_of_other_dimensions_is_refused(tiny_model_path, tmp_path):
-    shutil.copytree(tiny_model_path, tmp_path / "model")
-    path = tmp_path / "model" / "1_Pooling" / "config.json"
+def test_a_pooling_of_other_dimensions_is_refused(model):
+    path = model / "1_Pooling" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_bytes()), "embedding_dimension": 16}))
     with pytest.raises(ModelError, match="of 32 dimensions") as caught:
-        build_encoder(tmp_path / "model", device="cpu")
+        build_encoder(model, device="cpu")
     assert "1_Pooling/config.json" in caught.value.fix
 
 
-class TestDropout:
-    def test_every_layer_of_a_bert(self, tiny_model):
-        set_dropout(tiny_model, 0.3)
-        assert {module.p for module in tiny_model.modules() if isinstance(module, nn.Dropout)} == {0.3}
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("before", [0.0, 0.1])
+def test_dropout_is_set_also_where_attention_keeps_it_as_a_number(modernbert_path, attention, before):
+    dropout = dict.fromkeys(("attention_dropout", "embedding_dropout", "mlp_dropout"), before)
+    folder = modernbert_path("ModernBertModel", **dropout)
+    model = AutoModel.from_pretrained(folder, attn_implementation=attention).train()
+    tokens = torch.arange(5, 25)[None]
 
-    @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-    @pytest.mark.parametrize("before", [0.0, 0.1])
-    def test_attention_that_keeps_its_probability_as_a_number(self, modernbert_path, attention, before):
-        dropout = dict.fromkeys(("attention_dropout", "embedding_dropout", "mlp_dropout"), before)
-        folder = modernbert_path("ModernBertModel", **dropout)
-        model = AutoModel.from_pretrained(folder, attn_implementation=attention).train()
-        tokens = torch.arange(5, 25)[None]
+    def varies():
+        return not torch.equal(model(tokens).last_hidden_state, model(tokens).last_hidden_state)
 
-        def varies():
-            return not torch.equal(model(tokens).last_hidden_state, model(tokens).last_hidden_state)
-
-        for probability in (0.0, 0.5, 0.0):
-            set_dropout(model, probability)
-            assert varies() == (probability > 0)
-        assert model.config.attention_dropout == before, "dropout of a training run is not saved with the model"
+    for probability in (0.0, 0.5, 0.0):
+        set_dropout(model, probability)
+        assert varies() == (probability > 0)
+    assert model.config.attention_dropout == before, "dropout of a training run is not saved with the model"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU it is transformers' choice")
