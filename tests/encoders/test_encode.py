@@ -7,7 +7,7 @@ import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
 
-from bixse.encoders.embedding import PASS_COST, embed_features, passes_by_length
+from bixse.encoders.embedding import PASS_COST, embed_features, identical_texts, passes_by_length
 from bixse.encoders.encode import embeddings_key, encode_texts
 from bixse.encoders.loading.build import build_encoder, model_hashes
 from bixse.encoders.loading.precision import resolve_precision, use_precision
@@ -224,3 +224,12 @@ class TestEmbedFeatures:
         cuts = [[b - a for a, b in itertools.pairwise((0, *ends, 9))] for ends in inner]
         assert max(numbers) <= mini_batch_size
         assert cost(numbers) == min(cost(cut) for cut in cuts if max(cut) <= mini_batch_size)
+
+
+@pytest.mark.parametrize("side", [padded_left, dict])
+def test_first_rows_of_texts_are_in_order_of_appearance_whatever_the_padding(tiny_model, side):
+    texts = ["sort a list", "copy", "sort a list", "delete", "copy", "copy copy"]
+    first, index = identical_texts(side(tiny_model.preprocess(texts)))
+    assert (first.tolist(), index.tolist()) == ([0, 1, 3, 5], [0, 1, 0, 2, 1, 3])
+    first, index = identical_texts({"input_ids": torch.zeros(0, 3, dtype=torch.long)})
+    assert first.tolist() == index.tolist() == []

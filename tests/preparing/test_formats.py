@@ -245,9 +245,7 @@ class TestSentenceTransformers:
         assert errors("sentence-transformers", path) == [(row, "score") for row in (1, 2, 3, 4)]
         found = rows("sentence-transformers", path, scale=(0, 5))
         assert [row.relevance for row in found] == [0.0, 0.5, 1.0, None]
-
-    def test_a_list_of_scores_belongs_to_positive_and_negatives(self, tmp_path):
-        path = written(tmp_path, {**files.TUPLES[0], "label": [0.9, 0.2, 0.1]})
+        path = written(tmp_path, {**files.TUPLES[0], "label": [0.9, 0.2, 0.1]})  # of the positive and each negative
         assert [row.relevance for row in rows("sentence-transformers", path, score_map="prob")] == [0.9, 0.2, 0.1]
 
 

@@ -95,14 +95,11 @@ def test_written_pairs_are_read_back_as_mined_and_as_pairs_to_grade(tmp_path):
         (["."], ["model"]),
     ],
 )
-def test_labels_are_short_and_tell_retrievers_apart(names, labels):
+def test_labels_are_short_and_tell_retrievers_apart_unless_one_is_repeated(names, labels):
     assert searching.retriever_labels(names) == dict(zip(labels, names, strict=True))
-
-
-@pytest.mark.parametrize("names", [[], ["bm25", "bm25"], ["a/m", "./a/m"]])
-def test_missing_or_repeated_retrievers_are_refused(names):
-    with pytest.raises(InputError):
-        searching.retriever_labels(names)
+    for repeated in ([], names * 2, ["a/m", "./a/m"]):
+        with pytest.raises(InputError):
+            searching.retriever_labels(repeated)
 
 
 def test_run_without_any_candidate_fails_and_corpus_and_queries_are_separate_files(collection, tmp_path):
@@ -118,29 +115,33 @@ def test_run_without_any_candidate_fails_and_corpus_and_queries_are_separate_fil
     assert mined(tmp_path / "second")[0].document_id == "copy-tree"
 
 
-def test_dtype_counts_for_a_model_and_not_for_bm25(collection, tiny_model_path, tmp_path, monkeypatch):
-    with_model = MineConfig(collection=collection, retrievers=(str(tiny_model_path),), max_length=16)
-    words = MineConfig(collection=collection, retrievers=("bm25",))
+def test_dtype_and_content_of_a_model_count_and_its_folder_does_not(collection, tiny_model_path, tmp_path, monkeypatch):
+    shutil.copytree(tiny_model_path, tmp_path / "here" / "model")
+    config = MineConfig(collection=collection, retrievers=(str(tmp_path / "here" / "model"),), max_length=16)
+    words = changed(config, retrievers=("bm25",))
     monkeypatch.setenv(PRECISION_VARIABLE, "float32")
-    for config, out in ((with_model, tmp_path / "model"), (words, tmp_path / "words")):
-        mine(config, out)
+    for settings, out in ((config, tmp_path / "model"), (words, tmp_path / "words")):
+        mine(settings, out)
+    (tmp_path / "here").rename(tmp_path / "there")
+    config = changed(config, retrievers=(str(tmp_path / "there" / "model"),))
+    assert mine(config, tmp_path / "model").reused
     monkeypatch.setenv(PRECISION_VARIABLE, "bfloat16")
     with pytest.raises(OutputExistsError, match="precision"):
-        mine(with_model, tmp_path / "model")
-    assert mine(words, tmp_path / "words").reused
+        mine(config, tmp_path / "model")
+    assert mine(words, tmp_path / "words").reused, "bm25 computes in no precision"
+    (tmp_path / "there" / "model" / "more.json").write_text("{}")
+    with pytest.raises(OutputExistsError, match=r"model/model/more\.json"):
+        mine(config, tmp_path / "model")
 
 
-def test_another_run_is_never_overwritten(collection, tmp_path):
-    config, out = MineConfig(collection=collection, split="train"), tmp_path / "out"
-    mine(config, out)
-    before = files_of(out)
-    for other, folder in ((changed(config, seed=1), out), (changed(config, strategy="top"), out), (config, collection)):
-        with pytest.raises(OutputExistsError):
-            mine(other, folder)
-    assert files_of(out) == before
-    (out / "pairs.parquet").unlink()
-    with pytest.raises(InputError):
-        mine(config, out)
+def test_folder_of_other_files_or_without_its_pairs_is_refused(collection, tmp_path):
+    config = MineConfig(collection=collection, split="train")
+    with pytest.raises(OutputExistsError):
+        mine(config, collection)
+    mine(config, tmp_path / "out")
+    (tmp_path / "out" / MINED_FILE).unlink()
+    with pytest.raises(InputError, match=MINED_FILE):
+        mine(config, tmp_path / "out")
 
 
 def test_verb_writes_files_and_shows_a_finished_run_again(capsys, collection, tmp_path, monkeypatch):
@@ -266,18 +267,6 @@ def test_index_answers_as_its_model_and_on_its_own_corpus_alone(collection, tiny
     with pytest.raises(InputError, match="another corpus"):
         mine(by_index, tmp_path / "other")
     assert not (tmp_path / "other").exists()
-
-
-def test_content_of_a_model_counts_and_its_folder_does_not(collection, tmp_path, tiny_model_path):
-    shutil.copytree(tiny_model_path, tmp_path / "here" / "model")
-    config = MineConfig(collection=collection, split="test", retrievers=(str(tmp_path / "here" / "model"),))
-    mine(config, tmp_path / "out")
-    (tmp_path / "here").rename(tmp_path / "there")
-    config = changed(config, retrievers=(str(tmp_path / "there" / "model"),))
-    assert mine(config, tmp_path / "out").reused
-    (tmp_path / "there" / "model" / "more.json").write_text("{}")
-    with pytest.raises(OutputExistsError, match=r"model/model/more\.json"):
-        mine(config, tmp_path / "out")
 
 
 def test_runs_equal_those_of_evaluate(collection, tmp_path, tiny_model):

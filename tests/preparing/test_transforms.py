@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.special import expit
 from sklearn.metrics import roc_auc_score
@@ -68,14 +68,10 @@ def test_rows_from_the_cutoff_up_stay_in_order_or_become_1():
     binary = transformed(pairs, Binarise(0.4))
     assert binary.relevance.tolist() == [float(value >= 0.4) for value in pairs.relevance]
     assert binary.extra["grade"] == pairs.extra["grade"]
-
-
-def test_a_grade_at_the_cutoff_counts_although_its_relevance_is_rounded():
     relevance = GradeScale(1, 5).to_relevance(4.6)
-    assert relevance < 0.9
+    assert relevance < 0.9, "a grade at the cutoff, rounded"
     pairs = GradedPairs.from_rows([{"query": "q", "document": "d", "relevance": relevance}])
-    assert len(transformed(pairs, KeepFrom(0.9))) == 1
-    assert transformed(pairs, Binarise(0.9)).relevance.tolist() == [1.0]
+    assert len(transformed(pairs, KeepFrom(0.9))) == transformed(pairs, Binarise(0.9)).relevance[0] == 1
 
 
 class TestLabelNoise:
@@ -190,12 +186,12 @@ def test_duplicates_have_one_row_with_the_mean_and_without_a_grade_nobody_gave()
 
 ROWS = st.lists(
     st.tuples(st.sampled_from("ABc"), st.sampled_from("xyz"), st.sampled_from([None, "s", "t"]), st.floats(0, 1)),
-    min_size=1,
     max_size=30,
 )
 
 
 @settings(max_examples=150, deadline=None)
+@example([], 0.5, 0, 0.5)
 @given(rows=ROWS, probability=st.floats(0, 1), seed=st.integers(0, 2**32 - 1), cutoff=st.floats(0, 1))
 def test_invariants_of_any_table(rows, probability, seed, cutoff):
     pairs = GradedPairs.from_rows(
@@ -207,7 +203,7 @@ def test_invariants_of_any_table(rows, probability, seed, cutoff):
     assert bool(((once.relevance >= 0) & (once.relevance <= 1)).all())
     noisy = transformed(once, LabelNoise(probability, seed))
     assert sorted(noisy.relevance) == sorted(once.relevance)
-    assert len(transformed(noisy, Sample(max(1, len(noisy) // 2), seed))) == max(1, len(noisy) // 2)
+    assert len(transformed(noisy, Sample(1 + len(noisy) // 3, seed))) == min(1 + len(noisy) // 3, len(noisy))
     assert (transformed(noisy, KeepFrom(cutoff)).relevance >= cutoff - 1e-9).all()
     parts = split_by_query(noisy, {"a": 0.5, "b": 0.5}, seed)
     assert len(parts["a"]) + len(parts["b"]) == len(noisy)
@@ -217,13 +213,6 @@ def test_invariants_of_any_table(rows, probability, seed, cutoff):
 def test_order_of_rows_does_not_matter(transform):
     pairs = graded(60)
     assert content(transformed(shuffled(pairs), transform)) == content(transformed(pairs, transform))
-
-
-def test_empty_table_stays_empty():
-    empty = GradedPairs.from_rows([])
-    for transform in (KeepFrom(0.5), LabelNoise(0.5), WithoutDuplicates()):
-        assert not len(transformed(empty, transform))
-    assert not len(split_by_query(empty, {"a": 1.0})["a"])
 
 
 OUT_OF_RANGE = [
@@ -314,14 +303,11 @@ def test_scores_without_grades_are_refused_and_strange_scores_warned_of(positive
     assert all(part in text for part, text in zip(warned, check_scores(*scores, score_map), strict=True))
 
 
-def test_summary_agrees_with_numpy_and_scikit_learn():
+def test_share_of_positives_above_is_the_auc_of_scikit_learn():
     generator = np.random.default_rng(3)
     positive, negative = generator.normal(2, 2, 300).round(1), generator.normal(0, 2, 700).round(1)  # with ties
-    scores = np.concatenate([positive, negative])
-    summary = summarise_scores(positive, negative)
-    assert (summary.count, summary.lowest, summary.highest) == (1000, scores.min(), scores.max())
-    assert summary.distinct == len(set(scores.tolist()))
-    assert summary.above == pytest.approx(roc_auc_score([1] * 300 + [0] * 700, scores))
+    auc = roc_auc_score([1] * 300 + [0] * 700, np.concatenate([positive, negative]))
+    assert summarise_scores(positive, negative).above == pytest.approx(auc)
     assert summarise_scores([1.0], []).above is None
     with pytest.raises(InputError):
         summarise_scores([], [])
