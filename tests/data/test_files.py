@@ -25,11 +25,6 @@ def write(folder, content):
     return path
 
 
-def test_text_has_no_byte_order_mark_and_unix_line_ends(tmp_path):
-    path = write(tmp_path, b"\xef\xbb\xbfa\r\nb\rc\n")
-    assert files.read_text(path) == "a\nb\nc\n"
-
-
 @pytest.mark.parametrize(
     ("content", "got"),
     [
@@ -68,7 +63,8 @@ def test_equal_keys_of_other_mappings_are_no_repeats(text):
     assert files.parse_yaml(text) == yaml.safe_load(text)
 
 
-def test_settings_with_aliases_and_windows_line_ends_are_read(tmp_path):
+def test_settings_with_aliases_a_byte_order_mark_and_line_ends_of_other_systems_are_read(tmp_path):
+    assert files.read_text(write(tmp_path, b"\xef\xbb\xbfa\r\nb\rc\n")) == "a\nb\nc\n"
     assert files.read_settings(write(tmp_path, b"\xef\xbb\xbfa: 1\r\nb: {c: x}\r\n")) == {"a": 1, "b": {"c": "x"}}
     assert files.read_settings(write(tmp_path, b"a: &x [1]\nb: [*x, *x]")) == {"a": [1], "b": [[1], [1]]}
     lines = ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 60))]
@@ -202,11 +198,6 @@ def test_line_that_fits_in_part_leaves_nothing(tmp_path):
     assert path.read_text() == "first\nsecond\n"
 
 
-def test_hash_is_that_of_sha256sum(tmp_path):
-    expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-2, appendix B.1
-    assert files.file_hash(write(tmp_path, b"abc")) == expected
-
-
 @pytest.fixture
 def folder(tmp_path):
     folder = tmp_path / "folder"
@@ -217,7 +208,9 @@ def folder(tmp_path):
     return folder
 
 
-def test_sha256sum_finds_no_damage_either(folder):
+def test_hashes_are_those_of_sha256sum(folder):
+    expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-2, appendix B.1
+    assert files.file_hash(write(folder.parent, b"abc")) == expected
     assert damage(folder) is None
     program = shutil.which("sha256sum")
     if program is not None:

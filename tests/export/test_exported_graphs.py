@@ -137,7 +137,7 @@ def onnx(saved, collection, tmp_path_factory):
 
 @real
 @pytest.mark.slow
-def test_graph_embeds_as_the_model(onnx, saved, collection):
+def test_graph_and_the_lines_of_the_page_embed_as_the_model_unless_the_graph_is_damaged(onnx, saved, collection):
     out, result = onnx
     assert result.fault is None and max(result.differences.values()) < 1e-5
     assert all(torch_seconds > 0 < seconds for torch_seconds, seconds in result.seconds.values())
@@ -147,23 +147,12 @@ def test_graph_embeds_as_the_model(onnx, saved, collection):
         evaluate(EncoderSystem(model, cache="none"), collection).metrics
     )
     assert hidden(out.parent) == ["onnx"]
-
-
-@real
-@pytest.mark.slow
-def test_lines_of_the_page_embed_as_the_model(onnx, saved):
     script = re.search(r"```python\n(import .*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[1]
     names = {}
-    exec(script.replace("runs/onnx", str(onnx[0])), names)
-    model = build_encoder(saved, device="cpu")
+    exec(script.replace("runs/onnx", str(out)), names)
     assert np.allclose(names["embed"](DOCUMENTS, "document"), encode_texts(model, DOCUMENTS, "document"), atol=1e-5)
     assert np.allclose(names["probabilities"], model.relevance(names["query"], names["documents"]), atol=1e-5)
-
-
-@real
-@pytest.mark.slow
-def test_damaged_graph_is_refused(onnx, tmp_path):
-    folder = shutil.copytree(onnx[0], tmp_path / "copy")
+    folder = shutil.copytree(out, out.parent / "copy")
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelError):
         load_exported(folder)

@@ -103,15 +103,12 @@ def test_token_that_is_missing_or_wrong_is_in_no_message(token, run, hub, monkey
     assert bool(hub.requests) == bool(token), "without a token nothing is asked"
 
 
-def test_taken_name_is_refused_and_its_files_stay(run, hub):
+def test_taken_name_and_a_refused_commit_leave_the_files_of_the_hub_and_update_goes_on(run, hub):
     hub.repositories[NAME] = {"README.md": b"of another model"}
     with pytest.raises(InputError) as error:
         push(settings(run))
     assert "--update" in error.value.fix
-    assert hub.repositories[NAME] == {"README.md": b"of another model"}
-
-
-def test_refused_commit_and_the_way_on(run, hub):
+    assert hub.repositories.pop(NAME) == {"README.md": b"of another model"}
     hub.refuses_commits = True
     with pytest.raises(InputError, match="write"):
         push(settings(run))
