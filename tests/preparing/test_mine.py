@@ -134,14 +134,17 @@ def test_dtype_and_content_of_a_model_count_and_its_folder_does_not(collection, 
         mine(config, tmp_path / "model")
 
 
-def test_folder_of_other_files_or_without_its_pairs_is_refused(collection, tmp_path):
-    config = MineConfig(collection=collection, split="train")
-    with pytest.raises(OutputExistsError):
-        mine(config, collection)
-    mine(config, tmp_path / "out")
-    (tmp_path / "out" / MINED_FILE).unlink()
-    with pytest.raises(InputError, match=MINED_FILE):
-        mine(config, tmp_path / "out")
+def test_another_run_is_never_overwritten(collection, tmp_path):
+    config, out = MineConfig(collection=collection, split="train"), tmp_path / "out"
+    mine(config, out)
+    before = files_of(out)
+    for other, folder in ((changed(config, strategy="top"), out), (config, collection)):
+        with pytest.raises(OutputExistsError):
+            mine(other, folder)
+    assert files_of(out) == before
+    (out / MINED_FILE).unlink()
+    with pytest.raises(InputError):
+        mine(config, out)
 
 
 def test_verb_writes_files_and_shows_a_finished_run_again(capsys, collection, tmp_path, monkeypatch):
