@@ -110,7 +110,7 @@ def test_taken_name_and_a_refused_commit_leave_the_files_of_the_hub_and_update_g
     assert "--update" in error.value.fix
     assert hub.repositories.pop(NAME) == {"README.md": b"of another model"}
     hub.refuses_commits = True
-    with pytest.raises(InputError, match="write"):
+    with pytest.raises(InputError, match="a token that may write"):
         push(settings(run))
     hub.refuses_commits = False
     assert hub.repositories[NAME] == {}
