@@ -81,35 +81,13 @@ def unknown_words(words):
     return [word for word in words if word.startswith("--") and word.partition("=")[0] not in flags(name)]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=title)
-def test_links_lead_to_files_and_headings(page):
-    assert not dead_links(page, page.read_text(encoding="utf-8"))
-
-
-@pytest.mark.parametrize("page", PAGES, ids=title)
-def test_commands_have_verbs_and_flags_that_exist(page):
-    unknown = [(words, bad) for words in commands(page.read_text(encoding="utf-8")) if (bad := unknown_words(words))]
-    assert not unknown
-
-
-def test_a_dead_link_and_an_unknown_flag_are_found():
-    page = DOCS / "style.md"
-    assert dead_links(page, "[a](nowhere.md) [b](style.md#names) [c](#nothing)") == ["nowhere.md", "#nothing"]
-    text = '```\nbixse train --pairs a --epochs 3\nsbatch --wrap "bixse index M --shard 2"\n```\n`bixse rate --all`'
-    bad = [unknown_words(words) for words in commands(text)]
-    assert bad == [["--epochs"], ["--shard"], ["rate"]]
-
-
-def test_a_task_has_a_page_at_the_top_and_the_index_names_every_page():
+def test_a_task_has_a_short_page_at_the_top_and_the_index_names_every_page():
     assert {path.stem for path in DOCS.glob("*.md")} == TOP
+    lengths = {task: len((DOCS / f"{task}.md").read_text(encoding="utf-8").splitlines()) for task in TASKS}
+    assert not {task: length for task, length in lengths.items() if not 40 <= length <= 140}
     index = (DOCS / "README.md").read_text(encoding="utf-8")
     linked = {(DOCS / link.partition("#")[0]).resolve() for link in LINK.findall(index) if "://" not in link}
     assert not [title(page) for page in DOCS.rglob("*.md") if page not in linked and page != DOCS / "README.md"]
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_a_task_page_is_short(task):
-    assert 40 <= len((DOCS / f"{task}.md").read_text(encoding="utf-8").splitlines()) <= 140
 
 
 def missing_tests(text):
@@ -126,11 +104,18 @@ def missing_tests(text):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=title)
-def test_the_tests_that_a_page_names_exist(page):
-    assert not list(missing_tests(page.read_text(encoding="utf-8")))
+def test_links_commands_and_tests_that_a_page_names_exist(page):
+    text = page.read_text(encoding="utf-8")
+    assert not dead_links(page, text)
+    assert not [(words, bad) for words in commands(text) if (bad := unknown_words(words))]
+    assert not list(missing_tests(text))
 
 
-def test_a_missing_test_is_seen():
+def test_a_dead_link_an_unknown_flag_and_a_missing_test_are_found():
+    links = "[a](nowhere.md) [b](style.md#names) [c](#nothing)"
+    assert dead_links(DOCS / "style.md", links) == ["nowhere.md", "#nothing"]
+    text = '```\nbixse train --pairs a --epochs 3\nsbatch --wrap "bixse index M --shard 2"\n```\n`bixse rate --all`'
+    assert [unknown_words(words) for words in commands(text)] == [["--epochs"], ["--shard"], ["rate"]]
     text = "`tests/test_pages.py::missing_tests`, `::no_such_test`, `tests/no_such_file.py`"
     assert list(missing_tests(text)) == ["tests/test_pages.py::no_such_test", "tests/no_such_file.py"]
 
@@ -177,24 +162,20 @@ def unfounded(text, figures):
     return missing
 
 
-def test_page_of_studies_is_written_from_its_tables():
-    module = results_module()
-    assert module.PAGE.read_text(encoding="utf-8") == module.page(), "run `python benchmarks/results.py`"
-
-
 @pytest.mark.parametrize("page", QUOTING)
 def test_every_quoted_figure_is_in_a_table(page):
     missing = unfounded((ROOT / page).read_text(encoding="utf-8"), table_figures())
     assert not missing, f"{page}: {', '.join(missing)} in no table under docs/results"
 
 
-def test_figure_of_no_table_is_reported():
-    assert unfounded("BiXSE reaches 0.123 and +.4567, see [here](0.999.md) and `0.888`", [0.1231]) == ["+.4567"]
-    assert unfounded("a difference of −0.012", [0.012]) == ["−0.012"]
-
-
-def test_every_stored_study_has_all_its_files():
+def test_page_of_studies_is_written_from_its_tables_and_every_stored_study_has_all_its_files():
     module = results_module()
+    assert module.PAGE.read_text(encoding="utf-8") == module.page(), "run `python benchmarks/results.py`"
     for folder in (path for path in module.STORED.glob("*/*") if path.is_dir()):
         names = {path.name for path in folder.iterdir()} - {module.BESIDE}
         assert names == {*module.KEPT, "command.txt"}, folder
+
+
+def test_figure_of_no_table_is_reported():
+    assert unfounded("BiXSE reaches 0.123 and +.4567, see [here](0.999.md) and `0.888`", [0.1231]) == ["+.4567"]
+    assert unfounded("a difference of −0.012", [0.012]) == ["−0.012"]
