@@ -2,7 +2,6 @@ import json
 import re
 import shlex
 import threading
-import time
 from dataclasses import replace
 from html import unescape
 
@@ -11,7 +10,6 @@ import pytest
 from bixse.data.collection import Collection, Document, save_collection
 from bixse.data.pairs_files import load_pairs
 from bixse.data.trec import write_run
-from bixse.errors import ConfigError
 from bixse.judging.audit.labels import read_labels
 from bixse.judging.judge import Answer
 from bixse.judging.rubrics import PromptVariant, load_rubric
@@ -20,7 +18,6 @@ from bixse.ui.pages import rubric
 from bixse.ui.pages.compare import TwoSystems
 from bixse.ui.rubric_versions import LONGEST_COMPARED, changed_words
 from bixse.ui.searcher import open_searcher
-from bixse.ui.ui_settings import UiSettings
 from helpers.chat_server import planted
 from helpers.command import call
 from helpers.html_page import Page
@@ -48,12 +45,6 @@ def compare_runs(compare, toy):
     return lambda *systems, **settings: compare(*(systems or runs), **{"collection": toy / "toy", **settings})
 
 
-@pytest.mark.parametrize("wrong", [{"systems": ["a"]}, {"systems": ["a", "b", "c"]}, {"held_out": "pairs.jsonl"}])
-def test_settings_that_compare_nothing_are_refused(tmp_path, wrong):
-    with pytest.raises(ConfigError):
-        UiSettings.load(None, {"run": str(tmp_path), **wrong})
-
-
 @pytest.mark.parametrize("broken", ["no collection", "no such split", "damaged run", "no such model"])
 def test_systems_that_cannot_be_loaded_are_an_error_on_the_page(compare_runs, toy, broken):
     settings = {"no collection": {"collection": None}, "no such split": {"split": "dev"}}.get(broken, {})
@@ -77,15 +68,13 @@ def test_page_reloads_until_models_are_loaded(toy, tmp_path, open_server, monkey
     assert "<h2" not in Browser(server).get("/compare/results").text  # there is no query yet
 
 
-@pytest.mark.parametrize("query", [{"text": "something else"}, {"query": "q2"}])
-def test_run_has_no_hits_for_an_unknown_query(compare_runs, query):
-    text = compare_runs().get("/compare", params=query).text
-    assert "does not answer" in text and 'class="hit' not in text
-
-
-@pytest.mark.parametrize("query", [{"p": "nan", "top": "-1"}, {"p": "1e999", "top": "x"}, {"p": "2", "query": "q9"}])
-def test_address_with_nonsense_is_a_page(compare_runs, query):
-    assert compare_runs().get("/compare", params={"text": "a query", **query}).status_code == 200
+def test_run_has_no_hits_for_an_unknown_query_and_nonsense_in_the_address_is_a_page(compare_runs):
+    browser = compare_runs()
+    for query in ({"text": "something else"}, {"query": "q2"}):
+        text = browser.get("/compare", params=query).text
+        assert "does not answer" in text and 'class="hit' not in text
+    for query in ({"p": "nan", "top": "-1"}, {"p": "1e999", "top": "x"}, {"p": "2", "query": "q9"}):
+        assert browser.get("/compare", params={"text": "a query", **query}).status_code == 200
 
 
 def test_moved_documents_have_their_ranks_and_lines(compare_runs):
@@ -108,7 +97,8 @@ def test_moved_documents_have_their_ranks_and_lines(compare_runs):
 def test_figures_of_the_slider_are_those_of_the_command(compare, calibrated, actions):
     model, result = calibrated
     (point,), (cut, *_) = result.points, [cut for cut in result.cuts if cut.precision is None]
-    browser = compare(model, "bm25", collection=actions, held_out=actions.parent / "pairs.jsonl")
+    browser = compare("bm25", model, collection=actions, held_out=actions.parent / "pairs.jsonl")
+    assert f'value="{point.threshold}" data-shows' in browser.get("/compare").text  # the slider begins there
     html = browser.get("/compare/results", params={"text": "copy a file", "p": point.threshold}).text
     for value, (low, high) in ((point.precision, point.interval), (point.recall, point.recall_interval)):
         assert f'{value:.3f} <span class="quiet">{low:.3f} to {high:.3f}' in html
@@ -119,13 +109,18 @@ def test_figures_of_the_slider_are_those_of_the_command(compare, calibrated, act
     assert html.count('class="bar"') == 10 and 'type="range"' in html
 
 
-def test_too_few_held_out_queries_leave_the_hits_and_no_calibration(compare, calibrated, actions, tmp_path):
+def test_too_few_held_out_queries_and_systems_without_a_head_have_hits_and_no_calibration(
+    compare, calibrated, actions, tmp_path
+):
     few = tmp_path / "few.jsonl"
     few.write_text("".join((actions.parent / "pairs.jsonl").read_text().splitlines(keepends=True)[:10]))
     browser = compare(calibrated[0], "bm25", collection=actions, held_out=few)
     html = browser.get("/compare", params={"text": "copy a file"}).text
     assert "expected at least 20" in html and html.count('class="hit"') + html.count('class="hit below"') > 10
     assert "expected at least 4" in browser.get("/calibration").text
+    browser = compare("bm25", "bm25", run=tmp_path / "other", collection=actions, held_out=few)
+    assert "without a relevance head" in browser.get("/calibration").text
+    assert browser.get("/calibration/diagram.svg").status_code == 400
 
 
 def test_name_that_is_given_keeps_query_and_threshold(compare_runs):
@@ -155,22 +150,13 @@ def test_query_without_a_relevant_document_has_hits_and_no_score(compare_runs, t
     assert 'class="hit' in html and "nDCG" not in html
 
 
-def test_slider_begins_at_the_threshold_of_the_model(compare, calibrated, actions):
-    model, result = calibrated
-    html = compare("bm25", model, collection=actions).get("/compare").text
-    assert f'value="{result.points[0].threshold}" data-shows' in html
-
-
-@pytest.mark.parametrize("form", [{"document_id": "d9"}, {"query_id": "q9"}, {"answer": "7"}, {"answer": ""}])
-def test_grade_that_no_page_of_ours_sends_is_refused(compare_runs, tmp_path, form):
-    assert compare_runs().submit("/compare/grade", {**GRADE, **form}).status_code == 400
-    assert not events_of(tmp_path / "empty")
-
-
-def test_without_a_name_nothing_is_graded(compare_runs, tmp_path):
+def test_without_a_name_and_by_a_form_that_no_page_of_ours_sends_nothing_is_graded(compare_runs, tmp_path):
     browser = compare_runs(person="")
     assert "give your name" in browser.get("/compare", params={"query": "q1"}).text
     assert "Nothing is saved" in browser.submit("/compare/grade", GRADE).text
+    browser.submit("/person", {"person": "ann"})
+    for form in ({"document_id": "d9"}, {"query_id": "q9"}, {"answer": "7"}, {"answer": ""}):
+        assert browser.submit("/compare/grade", {**GRADE, **form}).status_code == 400
     assert not events_of(tmp_path / "empty")
 
 
@@ -220,24 +206,17 @@ def decisions(run):
     return [json.loads(line) for line in (run / "rubrics.jsonl").read_text().splitlines()]
 
 
-def wait_for_trial(browser):
-    for _ in range(300):
-        text = browser.get("/rubric/progress").text
-        if "hx-trigger" not in text:
-            return text
-        time.sleep(0.1)
-    raise AssertionError(text)
+def end_of_trial(browser):
+    browser.server.workspace.trial[1].wait()
+    text = browser.get("/rubric/progress").text
+    assert "hx-trigger" not in text  # the page stops asking
+    return text
 
 
-@pytest.mark.parametrize(
-    "query", ["human=9", "judge=x", "gap=-1", "gap=nan", "gap=x", "page=0", "page=x", "page=1e300"]
-)
-def test_filters_that_mean_nothing_are_refused(labelled, query):
-    answer = labelled.get(f"/disagreements?{query}")
-    assert answer.status_code == 400 and "fix:" in answer.text
-
-
-def test_filters_of_the_address_select_pairs(labelled):
+def test_filters_of_the_address_select_pairs_and_those_that_mean_nothing_are_refused(labelled):
+    for query in ("human=9", "judge=x", "gap=-1", "gap=nan", "gap=x", "page=0", "page=x", "page=1e300"):
+        answer = labelled.get(f"/disagreements?{query}")
+        assert answer.status_code == 400 and "fix:" in answer.text
     html = labelled.get("/disagreements").text
     links = re.findall(r'href="/disagreements\?(human=\d&amp;judge=\d)"[^>]*>(\d+)</a>', html)
     assert len(links) == 4
@@ -247,10 +226,7 @@ def test_filters_of_the_address_select_pairs(labelled):
     assert "No pair is like that" in labelled.get("/disagreements?human=1").text
     pages = [labelled.get(f"/disagreements?page={page}").text for page in (1, 2)]
     assert len({row for page in pages for row in re.findall(r'id="card-(\d+)"', page)}) == 40
-
-
-def test_pair_shows_the_answers_of_judge_and_people(labelled):
-    html = labelled.get("/disagreements?query=q3&judge=0").text
+    html = labelled.get("/disagreements?query=q3&judge=0").text  # one pair, with the answers of judge and people
     assert html.count('aria-label="90 percent"') == 1 and "why d3-0" in html
     assert "0.00 to 0.20" in html  # the bounds of the judge's 0.10
 
@@ -271,14 +247,11 @@ def test_grade_given_where_the_mistake_is_seen_stays_out_of_agreement(labelled, 
     assert labelled.submit("/disagreements/correct", {**fields, "event": "x", "answer": "7"}).status_code == 400
 
 
-@pytest.mark.parametrize("user", [None, "no fields", "{query} alone", "{query} {query} {document}"])
-def test_prompt_without_its_fields_is_not_saved(labelled, run, user):
-    answer = labelled.submit("/rubric/save", {"system-0": "Judge me."} | ({"user-0": user} if user else {}))
-    assert answer.status_code == 400 and not list(run.glob("rubric-*")) and not list(run.glob(".rubric*"))
-    assert "Judge me." in answer.text and (user or "") in answer.text and 'action="/rubric/save"' in answer.text
-
-
-def test_versions_are_never_overwritten(labelled, run):
+def test_prompt_without_its_fields_is_not_saved_and_versions_are_never_overwritten(labelled, run):
+    for user in (None, "no fields", "{query} alone", "{query} {query} {document}"):
+        answer = labelled.submit("/rubric/save", {"system-0": "Judge me."} | ({"user-0": user} if user else {}))
+        assert answer.status_code == 400 and not list(run.glob("rubric-*")) and not list(run.glob(".rubric*"))
+        assert "Judge me." in answer.text and (user or "") in answer.text and 'action="/rubric/save"' in answer.text
     texts = {"system-0": 'Judge "well".\r\n\\0 \x07 - nothing\r\n"""', "user-0": "{query}\n{document}"}
     for system in (texts["system-0"], "Judge."):
         assert "Saved as rubric-" in labelled.submit("/rubric/save", {**texts, "system-0": system}).text
@@ -350,7 +323,7 @@ def test_judge_that_cannot_be_reached_is_an_error_on_the_page(labelled):
     labelled.submit("/rubric/save", EDIT)
     assert labelled.submit("/rubric/price", {"version": "2"}).status_code == 400
     labelled.submit("/rubric/try", {"version": "2"})
-    text = wait_for_trial(labelled)
+    text = end_of_trial(labelled)
     assert "127.0.0.1:9" in text and "fix:" in text
 
 
@@ -379,7 +352,7 @@ def test_trial_and_its_commands_give_the_same_figures(tmp_path, server, open_ser
     browser.submit("/rubric/save", EDIT)
     assert "12 pairs, 12 questions" in browser.submit("/rubric/price", {"version": "2"}).text
     browser.submit("/rubric/try", {"version": "2"})
-    result = wait_for_trial(browser)  # the page asks for it by itself
+    result = end_of_trial(browser)
     assert "was tried" in result and "Better: the whole interval" in result and "before, on 12 pairs" in result
     drawn = load_pairs(run / "rubric-pairs.parquet")
     moved = sum(int(pair.query_id[1:]) % 4 != 0 for pair in drawn)

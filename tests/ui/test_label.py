@@ -194,6 +194,7 @@ def test_file_can_be_read_again_whatever_a_form_holds(run, open_server):
                      headers={"origin": ORIGIN})  # fmt: skip
     with open_workspace(UiSettings(run=run)) as workspace:
         assert len(workspace.labels.events) == len(odd) + 1
+        assert not workspace.labels.add(workspace.labels.events[0])  # a form that is sent again to the next server
     assert read_labels(run / "labels.jsonl", SCALE).grades == {("q0", "d0-0"): 1.0}
 
 
@@ -215,6 +216,7 @@ def test_all_planned_pairs_are_labelled_and_skipped_ones_come_last(run, open_ser
     label(browser, "cannot-tell")
     for _ in range(10):
         page = label(browser, "1")
+    assert read_labels(run / "labels.jsonl", SCALE).statuses == {"skipped": 1, "cannot-tell": 1, "graded": 10}
     assert f'value="{first["document_id"]}"' in page  # nothing else is left
     assert "Everything is labelled" in label(browser, "2", page)
     assert [event["status"] for event in events_of(run)[:3]] == ["skipped", "cannot-tell", "graded"]
@@ -263,12 +265,12 @@ def test_hostile_texts_are_shown_as_text(tmp_path, open_server):
         for pair in load_pairs(folder / "pairs.parquet")
     ]  # fmt: skip
     save_graded_pairs(GradedPairs.from_rows(rows), tmp_path / "hostile.parquet")
-    browser = Browser(open_server(folder, pairs=tmp_path / "hostile.parquet"), HOSTILE)
+    browser = Browser(open_server(folder, pairs=tmp_path / "hostile.parquet"), HOSTILE + "x" * 99)
     html = browser.get("/label").text
     page = Page(html)
     page.check_served()
     assert "alert(1)" in page.text and "{{ 7*7 }}" in page.text
-    assert not {"\x1b", "\x00", "\u202e"} & set(html) and len(html) < 50_000
+    assert not {"\x1b", "\x00", "\u202e"} & set(html) and len(html) < 50_000 and "x" * 41 not in html
     row = re.search(r"all=(\d+)", html)[1]
     complete = browser.get("/label", params={"query": forms(html)[0]["query_id"], "all": row}).text
     assert complete.count("long ") >= 200_000
@@ -374,14 +376,6 @@ def test_event_that_could_not_be_written_does_not_count(path, monkeypatch):
     assert len(read_labels(path, SCALE).grades) == 2
 
 
-def test_event_that_is_sent_twice_is_written_once(path):
-    for is_new in (True, False):
-        with open_labels(path) as labels:
-            assert labels.add(event("ann", "a", 2.0, name="same")) == is_new
-            assert not labels.add(event("ann", "a", 3.0, name="same"))
-            assert labels.grades() == {("q", "a"): 2.0}
-
-
 CASES = {
     "an edit replaces": ([("ann", 1.0), ("ann", 3.0)], 3.0),
     "the lower of two": ([("ann", 1.0), ("bob", 3.0)], 1.0),
@@ -412,8 +406,3 @@ def test_page_and_audit_read_the_same_grade(path, case):
     assert grades.get(("q", "a")) == expected
     with open_labels(path) as labels:
         assert labels.grades() == grades
-
-
-def test_audit_counts_pairs_without_a_label(path):
-    write(path, event("ann", "a", 2.0), event("ann", "b"), event("bob", "c", status="skipped"), event("ann", "d", 0.0))
-    assert read_labels(path, SCALE).statuses == {"graded": 2, "cannot-tell": 1, "skipped": 1}

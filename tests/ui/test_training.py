@@ -35,7 +35,7 @@ def trained(tmp_path):
     folder = tmp_path / "trained"
     (folder / "regrade").mkdir(parents=True)
     (folder / "log.jsonl").write_text(line(1, loss=float("nan")) + line(2) + '{"step": 3, "lo')
-    record = {"status": "running", "config": {"optimizer": {"num_train_epochs": 2}}}
+    record = {"command": "train", "status": "running", "config": {"optimizer": {"num_train_epochs": 2}}}
     (folder / "run.json").write_text(json.dumps(record))
     return folder
 
@@ -75,6 +75,7 @@ def test_running_training_is_shown_as_it_is_now(trained, open_server):
     browser = Browser(open_server(trained))
     home = browser.get("/")
     assert str(home.url).endswith("/overview") and 'class="button primary" href="/training"' in home.text
+    assert "this folder" in home.text and "dollars" not in home.text and "to come" not in home.text
     html = browser.get("/training").text
     assert "Step 2, 10 % of the run: running" in html and 'hx-get="/training/now"' in html
     assert re.findall(r'src="/training/(\w+)\.svg', html) == ["loss", "bias"]
@@ -100,12 +101,6 @@ def test_finished_training_shows_merge_and_regrading(trained, open_server):
     page.check_served()
     assert "<b>dev" in page.text
     assert "weight of the tuned model" in browser.get("/training/merge.svg").text
-
-
-def test_systems_without_probabilities_have_no_calibration(compare, actions):
-    browser = compare("bm25", "bm25", collection=actions, held_out=actions.parent / "pairs.jsonl")
-    assert "without a relevance head" in browser.get("/calibration").text
-    assert browser.get("/calibration/diagram.svg").status_code == 400
 
 
 @pytest.mark.parametrize(("exponent", "prior"), [("", None), ("-2", 0.01), ("nan", None), ("-99", None), ("x", None)])
@@ -172,7 +167,7 @@ def test_entries_are_those_of_the_pairs_and_sigma_that_of_the_model(trained_mode
     assert re.findall(r"<li><strong>([\d.]+)<", html) == [f"{value:.2f}" for value in zeros[:10]]
 
 
-def test_entry_of_a_batch_is_shown_with_its_texts(trained_model, open_server):
+def test_entry_of_a_batch_is_shown_with_its_texts_and_nonsense_in_the_address_is_a_page(trained_model, open_server):
     server = open_server(trained_model)
     matrix = server.workspace.once(TrainBatches).start(0, 0).wait().result
     browser = Browser(server)
@@ -181,6 +176,8 @@ def test_entry_of_a_batch_is_shown_with_its_texts(trained_model, open_server):
     assert html.split("</p>")[0] in browser.get("/batch", params={"row": "2", "column": "3"}).text  # without JavaScript
     for row, column in (("0", "1"), ("9", "1"), ("1", "999"), ("x", "-1")):
         assert "Row" not in browser.get("/batch/entry", params={"row": row, "column": column}).text
+    for query in ({"batch": "99999"}, {"epoch": "-1", "batch": "x"}, {"epoch": "9" * 40}):
+        assert browser.get("/batch", params=query).status_code == 200
 
 
 def test_paths_of_a_run_are_found_from_another_folder(trained_model, actions, tmp_path, open_server, monkeypatch):
@@ -192,11 +189,6 @@ def test_paths_of_a_run_are_found_from_another_folder(trained_model, actions, tm
     monkeypatch.chdir(tmp_path / "elsewhere")
     job = open_server(trained_model).workspace.once(TrainBatches).start(0, 0).wait()
     assert not job.error and job.result.shape[0] == 8
-
-
-@pytest.mark.parametrize("query", [{"batch": "99999"}, {"epoch": "-1", "batch": "x"}, {"epoch": "9" * 40}])
-def test_address_with_nonsense_is_a_page(trained_model, open_server, query):
-    assert Browser(open_server(trained_model)).get("/batch", params=query).status_code == 200
 
 
 def test_grades_are_shown_before_there_is_a_model(trained_model, open_server):
@@ -261,23 +253,6 @@ def test_reports_below_are_served_without_scripts_and_nothing_else_is(root, open
         assert browser.get(f"/reports/{name}").status_code == 404
     browser.cookies.clear()
     assert browser.get(links[0]).status_code == 403
-
-
-def test_folder_of_a_training_run_says_nothing_of_grading(tmp_path, open_server):
-    (tmp_path / "run.json").write_text(json.dumps({"command": "train", "status": "finished"}))
-    html = Browser(open_server(tmp_path)).get("/").text
-    assert "this folder" in html and "dollars" not in html and "to come" not in html
-
-
-def test_who_is_signed_out_or_lost_sees_a_page(browser):
-    for path, status in (("/nothing", 404), ("/reports/<b>nothing.html", 404), ("/static/none.css", 404)):
-        answer = browser.get(path)
-        Page(answer.text).check_served()
-        assert answer.status_code == status and "Go to Home" in answer.text and "<b>" not in answer.text
-    browser.cookies.clear()
-    answer = browser.get("/label")
-    Page(answer.text).check_served()
-    assert answer.status_code == 403 and "terminal" in answer.text and 'href="/label"' not in answer.text
 
 
 def test_main_button_is_the_next_step(browser):
