@@ -1,60 +1,33 @@
-import random
+import json
 
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense
 
-from bixse.data.collection import Collection, Document, save_collection
 from bixse.data.graded_pairs import GradedPairs
-from bixse.data.pairs_files import save_graded_pairs
+from bixse.data.pairs_files import load_graded_pairs, save_graded_pairs
 from bixse.errors import InterruptedRunError
-from bixse.relevance import GradeScale
 from bixse.training.config import TrainConfig
 from bixse.training.loop.checkpoints import StopOnInterrupt
 from bixse.training.recipe import train
 
-ACTIONS = ["copy", "move", "delete", "open", "read", "write", "sort", "join", "split", "replace"]
-THINGS = ["file", "folder", "path", "name", "text", "line"]
 SHARED_QUERIES = 45
 """Queries of two tasks, of sizes no batch divides: the last batches are uneven among the processes."""
 
 
 @pytest.fixture(scope="session")
-def graded_collection():
-    """Documents about an action on a thing; the right one has grade 3, the same action on another thing grade 1."""
-    corpus = {f"{a}-{t}": Document(f"{a} {t}", f"{a} a {t} in the tree") for a in ACTIONS for t in THINGS}
-    rng = random.Random(0)
-    queries, qrels = {}, {"train": {}, "dev": {}}
-    for number, key in enumerate(rng.sample(sorted(corpus), 40)):
-        action, thing = key.split("-")
-        queries[f"q{number}"] = f"how do i {action} the {thing}"
-        others = rng.sample([d for d in sorted(corpus) if d != key], 4)
-        judged = {key: 3.0, **{d: 1.0 if d.startswith(action) else 0.0 for d in others}}
-        qrels["train" if number < 30 else "dev"][f"q{number}"] = judged
-    return Collection("toy", corpus, queries, qrels)
+def graded_pairs(actions):
+    return load_graded_pairs(actions.parent / "pairs.jsonl")
 
 
 @pytest.fixture(scope="session")
-def graded_pairs(graded_collection):
-    return GradedPairs.from_collection(graded_collection, "train", GradeScale(0, 3))
-
-
-@pytest.fixture(scope="session")
-def training_files(tmp_path_factory, graded_collection, graded_pairs):
-    folder = tmp_path_factory.mktemp("training-files")
-    save_graded_pairs(graded_pairs, folder / "pairs.jsonl")
-    save_collection(graded_collection, folder / "collection")
-    return folder
-
-
-@pytest.fixture(scope="session")
-def run_config(training_files, tiny_model_path):
+def run_config(actions, tiny_model_path):
     """Makes the configuration of a run on the toy collection; keywords replace its settings."""
 
     def make(model=tiny_model_path, **changes):
         optimizer = {"num_train_epochs": 2, "global_batch_size": 8, "learning_rate": 1e-3, "documents_per_query": 3}
-        settings = {"dev": training_files / "collection", "max_length": 16, "pairs": training_files / "pairs.jsonl"}
+        settings = {"dev": actions, "max_length": 16, "pairs": actions.parent / "pairs.jsonl"}
         optimizer |= changes.pop("optimizer", {})
         return TrainConfig(**{**settings, "model": str(model), "optimizer": optimizer, **changes})
 
@@ -91,6 +64,7 @@ def train_interrupted(monkeypatch):
         with monkeypatch.context() as patch, pytest.raises(InterruptedRunError):
             patch.setattr(StopOnInterrupt, "on_step_end", interrupted)
             train(settings, out, progress=False)
+        assert json.loads((out / "run.json").read_text())["status"] == "interrupted"
 
     return cut
 
@@ -99,9 +73,9 @@ def train_interrupted(monkeypatch):
 def train_both_ways(train_interrupted, tmp_path):
     """Trains without a stop and with one; the named files of both runs are equal to the last byte."""
 
-    def check(settings, *names):
+    def check(settings, *names, step=3):
         result = train(settings, tmp_path / "whole", progress=False)
-        train_interrupted(settings, tmp_path / "cut")
+        train_interrupted(settings, tmp_path / "cut", step)
         assert train(settings, tmp_path / "cut", progress=False).history == result.history
         for name in ("model/model.safetensors", *names):
             assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
@@ -113,13 +87,13 @@ def train_both_ways(train_interrupted, tmp_path):
 @pytest.fixture(scope="session")
 def tasks_file(tmp_path_factory):
     """Pairs of two tasks; documents are shared between queries, and the number a query has differs."""
-    rows = []
+    rows, things = [], ["file", "folder", "path", "name", "text", "line"]
     for number in range(SHARED_QUERIES):
         task = "short" if number < 19 else "long"
-        query = f"how do i {ACTIONS[number % 5]} the {THINGS[number % 6]} {number}"
+        query = f"how do i {['copy', 'move', 'delete', 'open', 'read'][number % 5]} the {things[number % 6]} {number}"
         for step in range(1 + number % 4):
             word = ["sort", "join", "split", "replace", "find", "match", "search", "map", "set"][(number + step) % 9]
-            document = f"{THINGS[(number + step) % 6]} {'list of words ' * (number % 3)}{word}"
+            document = f"{things[(number + step) % 6]} {'list of words ' * (number % 3)}{word}"
             rows.append({"query": query, "document": document, "relevance": (3 - step) / 3, "task": task})
     path = tmp_path_factory.mktemp("tasks") / "pairs.jsonl"
     save_graded_pairs(GradedPairs.from_rows(rows), path)

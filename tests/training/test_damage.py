@@ -128,8 +128,8 @@ class TestModels:
                 load(model, device="cpu")
             assert name in str(caught.value) and str(model) in str(caught.value)
 
-    def test_calibration_renews_the_hash_of_the_head(self, model, training_files, tmp_path, capsys):
-        words = ["calibrate", str(model), "--pairs", str(training_files / "pairs.jsonl"), "--json"]
+    def test_calibration_renews_the_hash_of_the_head(self, model, actions, tmp_path, capsys):
+        words = ["calibrate", str(model), "--pairs", str(actions.parent / "pairs.jsonl"), "--json"]
         head = (model / "relevance_head.json").read_bytes()
         assert main(words) == 0, capsys.readouterr()
         assert (model / "relevance_head.json").read_bytes() != head

@@ -14,14 +14,16 @@ from bixse.encoders.loading.build import build_encoder, load_relevance_model
 from bixse.encoders.weights import interpolate, trained_weights
 from bixse.errors import InputError, ModelError, OutputExistsError
 from bixse.progress import Progress
-from bixse.training.config import MergeConfig, MergeModelsConfig, TrainConfig
+from bixse.training.config import MergeConfig, MergeModelsConfig
 from bixse.training.dev_evaluation import Split, load_watched
 from bixse.training.loop.batches import BatchPlan, GroupDataset
 from bixse.training.merge import Change, MergeResult, _choose, merge
 from bixse.training.merge_models import merge_models
 from bixse.training.recipe import train
 from helpers.command import call
+from helpers.toy import action_collection
 
+ACTIONS = action_collection()
 HALF = MergeConfig(weights=(0.5,))
 
 
@@ -41,22 +43,19 @@ def assert_between(merged, base, tuned, share):
 
 
 @pytest.fixture(scope="module")
-def guarded_files(tmp_path_factory, training_files, graded_collection):
+def guarded_collection(tmp_path_factory):
     """The toy collection with its dev queries as dev and half of them, in other words, as guard."""
-    dev, queries = graded_collection.qrels["dev"], graded_collection.queries
+    dev = ACTIONS.qrels["dev"]
     guard = {f"g-{query}": judged for query, judged in list(dev.items())[:5]}
-    queries = {**queries, **{query: f"{queries[query[2:]]} now" for query in guard}}
-    folder = tmp_path_factory.mktemp("guarded")
-    toy = Collection("guarded", graded_collection.corpus, queries, {"dev": dev, "guard": guard})
-    save_collection(toy, folder / "collection")
-    shutil.copy(training_files / "pairs.jsonl", folder / "pairs.jsonl")
+    queries = {**ACTIONS.queries, **{query: f"{ACTIONS.queries[query[2:]]} now" for query in guard}}
+    folder = tmp_path_factory.mktemp("guarded") / "collection"
+    save_collection(Collection("guarded", ACTIONS.corpus, queries, {"dev": dev, "guard": guard}), folder)
     return folder
 
 
 @pytest.fixture
-def guarded(run_config, guarded_files):
-    collection = guarded_files / "collection"
-    return partial(run_config, dev=collection, guard=collection, guard_split="guard")
+def guarded(run_config, guarded_collection):
+    return partial(run_config, dev=guarded_collection, guard=guarded_collection, guard_split="guard")
 
 
 @pytest.fixture
@@ -65,26 +64,14 @@ def train_guarded(guarded, tmp_path):
 
 
 class TestRefused:
-    def test_dev_queries_of_the_training_pairs_are_counted_and_refused_unless_allowed(
-        self, graded_collection, tmp_path, train_toy
-    ):
-        leaky = {**graded_collection.qrels["dev"], "q0": graded_collection.qrels["train"]["q0"]}
-        toy = Collection("leaky", graded_collection.corpus, graded_collection.queries, {"dev": leaky})
-        save_collection(toy, tmp_path / "leaky")
+    def test_dev_queries_of_the_training_pairs_are_counted_and_refused_unless_allowed(self, tmp_path, train_toy):
+        leaky = {**ACTIONS.qrels["dev"], "q0-0": ACTIONS.qrels["train"]["q0-0"]}
+        save_collection(Collection("leaky", ACTIONS.corpus, ACTIONS.queries, {"dev": leaky}), tmp_path / "leaky")
         settings = {"dev": tmp_path / "leaky", "merge": HALF, "optimizer": {"num_train_epochs": 1}}
         with pytest.raises(InputError, match=f"1 of {len(leaky)}"):
             train_toy(**settings)
         result = train_toy(**settings, allow_shared_queries=True)
         assert any(f"1 of {len(leaky)}" in warning for warning in result.warnings)
-
-    def test_guard_needs_dev_and_a_split_for_each(self, tmp_path):
-        for settings in (
-            {"guard": tmp_path},
-            {"guard": tmp_path, "dev": tmp_path, "merge": None},
-            {"guard": (tmp_path / "a", tmp_path / "b"), "dev": tmp_path, "guard_split": ("a", "b", "c")},
-        ):
-            with pytest.raises(ValueError, match="fix:"):
-                TrainConfig(pairs="pairs.jsonl", **settings)
 
     def test_models_of_other_architecture_or_tokenizer(self, tiny_model_path, decoder_path, tmp_path):
         with pytest.raises(ModelError, match="embeddings"):
@@ -165,37 +152,32 @@ class TestPool:
     """A tuned model that ranks one unjudged, unrelated document first for every query."""
 
     @pytest.fixture
-    def hub(self, graded_collection, student, tmp_path):
+    def hub(self, student, tmp_path):
         rng = np.random.default_rng(0)
         words = ["stone", "river", "cloud", "horse", "green", "seven", "music", "bread", "glass", "night"]
         others = {f"x{n}": Document("", " ".join(rng.choice(words, 4))) for n in range(300)}
-        corpus = {**others, "hub": Document("", "zebra"), **graded_collection.corpus}
-        qrels = {"dev": graded_collection.qrels["dev"]}
-        save_collection(Collection("hub", corpus, graded_collection.queries, qrels), tmp_path / "hub")
+        corpus = {**others, "hub": Document("", "zebra"), **ACTIONS.corpus}
+        save_collection(Collection("hub", corpus, ACTIONS.queries, {"dev": ACTIONS.qrels["dev"]}), tmp_path / "hub")
         model = build_encoder(student)
         base = trained_weights(model)
         ((name, table),) = base.items()
         tuned = table.clone()
-        rows = model.tokenizer.encode("how do i zebra", add_special_tokens=False).ids
-        # words that only queries have, and the word of the unrelated document, get one vector
+        rows = model.tokenizer.encode("please zebra", add_special_tokens=False).ids
+        # the word that only queries have, and the word of the unrelated document, get one vector
         tuned[rows] = 100 * torch.nn.functional.normalize(torch.ones(table.shape[1]), dim=0)
         return model, base, {name: tuned}, lambda most: load_watched([Split(tmp_path / "hub", "dev", "dev")], most)
 
-    def test_the_pool_holds_it_and_the_scores_are_those_over_the_corpus(self, hub):
+    def test_the_pool_holds_it_and_the_scores_are_those_over_the_corpus(self, hub, monkeypatch, capsys):
+        monkeypatch.setattr(Progress, "close", Progress.report)  # a log has a line at the end of the work
         model, base, tuned, watch = hub
-        pooled = merge(model, base, tuned, [0.5, 1.0], watch(130))
-        whole = merge(model, base, tuned, [0.5, 1.0], watch(None))
-        assert pooled.documents == {"hub": (130, 361)} and whole.documents == {"hub": (361, 361)}
+        pooled = merge(model, base, tuned, [0.5, 1.0], watch(130), progress=True)
+        assert "5 of 5 (100 %)" in capsys.readouterr().err, "with the two searches for the pool"
+        whole = merge(model, base, tuned, [0.5, 1.0], watch(None), progress=True)
+        assert "3 of 3 (100 %)" in capsys.readouterr().err
+        assert pooled.documents == {"hub": (130, 421)} and whole.documents == {"hub": (421, 421)}
         for mine, other in zip(pooled.points, whole.points, strict=True):
             assert mine.scores == pytest.approx(other.scores, abs=1e-6), mine.weight
         assert whole.points[-1].scores["hub"] < whole.points[0].scores["hub"]
-
-    @pytest.mark.parametrize(("most", "searches"), [(130, 5), (None, 3)])
-    def test_progress_counts_the_search_for_the_pool_too(self, hub, monkeypatch, capsys, most, searches):
-        model, base, tuned, watch = hub
-        monkeypatch.setattr(Progress, "close", Progress.report)  # a log has a line at the end of the work
-        merge(model, base, tuned, [0.5, 1.0], watch(most), progress=True)
-        assert f"{searches} of {searches} (100 %)" in capsys.readouterr().err
 
     def test_embeddings_of_weights_that_were_not_taken_leave_the_store(self, hub, cache_path):
         model, base, tuned, watch = hub
@@ -206,16 +188,14 @@ class TestPool:
 
 
 class TestTraining:
-    def test_the_saved_weights_are_the_formula_and_the_head_is_refitted(self, tiny_model_path, train_toy):
+    def test_the_saved_weights_are_the_formula_and_the_refitted_head_has_the_least_loss_on_the_training_batches(
+        self, tiny_model_path, graded_pairs, train_toy
+    ):
         tuned, merged = (train_toy(str(m), dev=None, dropout=0.0, merge=m) for m in (None, HALF))
         assert tuned.merge is None and merged.merge.weight == 0.5
         assert_between(weights(merged.model_path), weights(tiny_model_path), weights(tuned.model_path), 0.5)
-        before, after = (RelevanceHead.load(result.model_path) for result in (tuned, merged))
-        assert after.logit_scale != before.logit_scale
-        assert after.trained_prior == pytest.approx(before.trained_prior, abs=0.01)
-
-    def test_the_refitted_head_has_the_least_loss_on_the_training_batches(self, graded_pairs, train_toy):
-        model = load_relevance_model(train_toy(dev=None, merge=HALF).model_path)
+        model, before = load_relevance_model(merged.model_path), RelevanceHead.load(tuned.model_path)
+        assert model.head.trained_prior == pytest.approx(before.trained_prior, abs=0.01)
         dataset = GroupDataset(graded_pairs, 3, 0)
         known = {(g.query, d): z for g in graded_pairs.groups() for d, z in zip(g.documents, g.relevance, strict=True)}
         cosines, targets = [], []
@@ -251,21 +231,10 @@ class TestTraining:
         assert all(line in card for line in result.merge.lines())
         assert train_guarded().merge == result.merge
 
-    @pytest.mark.slow
-    def test_a_run_killed_before_it_was_merged_is_merged_the_same(self, monkeypatch, train_guarded):
-        whole = train_guarded("whole")
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr("bixse.training.finish.merge", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
-            train_guarded("killed")
-        again = train_guarded("killed")
-        assert again.merge == whole.merge
-        names = ("model.safetensors", "relevance_head.json")
-        assert all((again.model_path / n).read_bytes() == (whole.model_path / n).read_bytes() for n in names)
-
-    def test_ctrl_c_during_the_last_step_ends_before_merging(self, guarded, tmp_path, train_guarded, train_interrupted):
-        train_interrupted(guarded(), tmp_path / "out", step=8)
-        assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "interrupted"
-        assert train_guarded().merge is not None
+    def test_a_run_interrupted_by_ctrl_c_before_it_was_merged_is_merged_the_same(self, guarded, train_both_ways):
+        settings = guarded(merge={"weights": [0.4, 0.8]})
+        whole = train_both_ways(settings, "model/relevance_head.json", step=8)  # the last step
+        assert whole.merge.weight in (0.4, 0.8)
 
     @pytest.mark.slow
     def test_adapters_are_scaled(self, decoder_path, tmp_path, train_toy):
@@ -302,11 +271,11 @@ class TestModelsThatExist:
             merged([tiny_model_path, tuned[0]], tmp_path / "out", weights=[0.5, 0.5])
 
     def test_the_verb_chooses_a_soup_on_dev_with_its_head(
-        self, guarded_files, tiny_model_path, tuned, tmp_path, capsys
+        self, guarded_collection, actions, tiny_model_path, tuned, tmp_path, capsys
     ):
-        collection = str(guarded_files / "collection")
-        words = ["merge", tiny_model_path, *tuned, "--dev", collection, "--guard", collection, "--guard-split", "guard"]
-        words += ["--pairs", guarded_files / "pairs.jsonl", "--candidates", 0.4, 0.8, "--out", tmp_path / "out"]
+        words = ["merge", tiny_model_path, *tuned, "--dev", guarded_collection]
+        words += ["--guard", guarded_collection, "--guard-split", "guard"]
+        words += ["--pairs", actions.parent / "pairs.jsonl", "--candidates", 0.4, 0.8, "--out", tmp_path / "out"]
         assert [point["weight"] for point in call(capsys, *words)[1]["metrics"]["points"]] == [0.0, 0.4, 0.8, 1.0]
         record = json.loads((tmp_path / "out" / "run.json").read_text())
         model, weight = tmp_path / "out" / "model", record["results"]["merge"]["weight"]

@@ -39,9 +39,9 @@ def weights(folder):
 
 class TestUnhappyPaths:
     @pytest.mark.parametrize("kind", ["pairs", "dev", "model", "lora"])
-    def test_refused_input_leaves_no_output_folder(self, training_files, student, tmp_path, train_toy, kind):
+    def test_refused_input_leaves_no_output_folder(self, actions, student, tmp_path, train_toy, kind):
         (tmp_path / "pairs.csv").write_text("query,document,relevance\ncopy,move,3\n")
-        shutil.copytree(training_files / "collection", tmp_path / "dev")
+        shutil.copytree(actions, tmp_path / "dev")
         with (tmp_path / "dev" / "qrels" / "dev.tsv").open("a") as file:
             file.write("q30\tgone\t2\n")
         changes, error, fact = {
@@ -81,8 +81,8 @@ class TestUnhappyPaths:
         assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "failed"
 
 
-def test_the_learning_rate_is_for_the_queries_that_a_step_holds(training_files, tiny_model_path, tmp_path, capsys):
-    words = ["train", "--pairs", training_files / "pairs.jsonl", "--dev", training_files / "collection"]
+def test_the_learning_rate_is_for_the_queries_that_a_step_holds(actions, tiny_model_path, tmp_path, capsys):
+    words = ["train", "--pairs", actions.parent / "pairs.jsonl", "--dev", actions]
     words += ["--model", tiny_model_path, "--num-train-epochs", "1", "--global-batch-size", "10"]
     words += ["--gradient-accumulation-steps", "100", "--out", tmp_path / "out"]
     rate = 1e-4 * (30 / 16) ** 0.5
@@ -259,14 +259,14 @@ def test_a_head_after_the_pooling_is_trained_saved_and_resumed(run_config, heade
     ids=["accumulation", "epochs", "steps"],
 )
 def test_a_dry_run_tells_the_figures_of_the_run_and_leaves_no_file(
-    run_config, training_files, tmp_path, monkeypatch, optimizer
+    run_config, actions, tmp_path, monkeypatch, optimizer
 ):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    before = sorted(training_files.rglob("*"))
+    before = sorted(actions.parent.rglob("*"))
     config = run_config(optimizer=optimizer)
     plan = plan_training(config, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
-    assert sorted(training_files.rglob("*")) == before
+    assert sorted(actions.parent.rglob("*")) == before
     result = train(config, tmp_path / "out", progress=False)
     assert plan.steps == max(entry["step"] for entry in result.history)
     assert plan.evaluations == sum("eval_dev_ndcg@10" in entry for entry in result.history)
@@ -339,7 +339,7 @@ def test_tasks_that_cannot_be_trained_are_refused(files, settings, table, pairs,
     assert not (files / "out").exists()
 
 
-def test_a_mixture_of_files_is_trained_by_task_and_the_instructions_are_saved_and_used(files, settings, training_files):
+def test_a_mixture_of_files_is_trained_by_task_and_the_instructions_are_saved_and_used(files, settings, actions):
     result = train(settings(task_shares={"twins": 0.5}), files / "out", progress=False)
     assert sum("loss" in entry for entry in result.history) == 4 + 2, "30 queries, and half of 24"
     record = json.loads((files / "out" / "run.json").read_text())
@@ -347,7 +347,7 @@ def test_a_mixture_of_files_is_trained_by_task_and_the_instructions_are_saved_an
     model = build_encoder(result.model_path, device="cpu")
     assert model.instructions is not None
     assert model.prompts["query"] == "list of\n"
-    dev, results = collection_task(training_files / "collection", "dev"), []
+    dev, results = collection_task(actions, "dev"), []
     for task in (None, "twins"):
         evaluated = evaluate(EncoderSystem(result.model_path, task=task), dev, files / f"eval-{task}")
         record = json.loads((files / f"eval-{task}" / "run.json").read_text())
@@ -364,11 +364,11 @@ def test_a_model_with_instructions_keeps_them_in_further_training(files, setting
 
 
 @pytest.mark.slow
-def test_of_several_dev_collections_the_mean_decides(files, settings, training_files):
-    shutil.copytree(training_files / "collection", files / "half")
+def test_of_several_dev_collections_the_mean_decides(files, settings, actions):
+    shutil.copytree(actions, files / "half")
     lines = (files / "half" / "qrels" / "dev.tsv").read_text().splitlines(keepends=True)
     (files / "half" / "qrels" / "dev.tsv").write_text("".join(lines[:11]))
-    dev = [training_files / "collection", files / "half"]
+    dev = [actions, files / "half"]
     result = train(settings(dev=dev, evaluations_per_epoch=4), files / "out", progress=False)
     entries = [entry for entry in result.history if "eval_dev_ndcg@10" in entry]
     assert len(entries) > 3

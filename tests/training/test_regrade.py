@@ -22,19 +22,20 @@ from bixse.training.dry_run import plan_training
 from bixse.training.recipe import train
 from helpers.batches import unit_vectors
 from helpers.scripted_judge import graded
+from helpers.toy import action_collection
 
 BUDGET = 12
 KEY = "sk-regrade-0123456789"
 
 
 @pytest.fixture(scope="module")
-def held_back(tmp_path_factory, graded_collection):
+def held_back(tmp_path_factory):
     """Qrels with the grade of every query and document: 3 for the right one, 1 for the same action."""
-    path, grades = tmp_path_factory.mktemp("held-back") / "all.tsv", {}
-    for query_id, judged in graded_collection.qrels["train"].items():
+    path, grades, collection = tmp_path_factory.mktemp("held-back") / "all.tsv", {}, action_collection()
+    for query_id, judged in collection.qrels["train"].items():
         right = max(judged, key=judged.get)
         action = right.partition("-")[0]
-        grades[query_id] = {d: 3 if d == right else int(d.startswith(action)) for d in graded_collection.corpus}
+        grades[query_id] = {d: 3 if d == right else int(d.startswith(action)) for d in collection.corpus}
     write_qrels(path, grades)
     return path
 
@@ -67,9 +68,9 @@ def entries(out, epoch):
     return list(zip(table["query_id"], table["document_id"], strict=True))
 
 
-def test_the_budget_is_asked_after_each_epoch_but_the_last(settings, training_files, tmp_path):
+def test_the_budget_is_asked_after_each_epoch_but_the_last(settings, actions, tmp_path):
     result = run(settings(), tmp_path / "out")
-    known = load_graded_pairs(training_files / "pairs.jsonl")
+    known = load_graded_pairs(actions.parent / "pairs.jsonl")
     pairs = set(zip(known.query_ids, known.document_ids, strict=True))
     first, second = entries(tmp_path / "out", 1), entries(tmp_path / "out", 2)
     assert [len(first), len(second), len({*first, *second, *pairs})] == [BUDGET, BUDGET, 2 * BUDGET + len(pairs)]
@@ -90,7 +91,7 @@ def test_the_grades_count_from_the_next_epoch_on(settings, tmp_path):
         assert one["filled_entries"] > other["filled_entries"]
 
 
-def test_one_ledger_serves_grade_and_training(settings, training_files, held_back, tmp_path):
+def test_one_ledger_serves_grade_and_training(settings, actions, held_back, tmp_path):
     ledger = tmp_path / "shared"
     run(settings(regrade={"ledger": str(ledger)}), tmp_path / "one")
     run(settings(regrade={"ledger": str(ledger)}), tmp_path / "two")

@@ -151,8 +151,8 @@ def lambda_loop(scores, grades):
 LOOPS = {"bce": bce_loop, "listnet": listnet_loop, "lambda": lambda_loop}
 
 
-def test_a_reranker_learns_and_loads_as_a_plain_cross_encoder(train_toy, training_files, tmp_path):
-    pairs = training_files / "pairs.jsonl"
+def test_a_reranker_learns_and_loads_as_a_plain_cross_encoder(train_toy, actions, tmp_path):
+    pairs = actions.parent / "pairs.jsonl"
     settings = {"kind": "reranker", "dev": None, "optimizer": {"max_steps": 12, "learning_rate": 3e-3}}
     result = train_toy(**settings)
     losses = [entry["loss"] for entry in result.history if "loss" in entry]
@@ -174,8 +174,8 @@ def test_a_stopped_run_ends_with_the_same_weights_and_head(run_config, train_bot
 
 
 @pytest.mark.slow
-def test_dev_chooses_the_checkpoint_and_guard_is_reported(run_config, training_files, tmp_path, train_both_ways):
-    guard = shutil.copytree(training_files / "collection", tmp_path / "guard")
+def test_dev_chooses_the_checkpoint_and_guard_is_reported(run_config, actions, tmp_path, train_both_ways):
+    guard = shutil.copytree(actions, tmp_path / "guard")
     settings = run_config(kind="reranker", guard=guard, guard_split="dev", dev_candidates=4, optimizer={"max_steps": 5})
     result = train_both_ways(settings)
     figures, guard = dev_figures(result.history), dev_figures(result.history, "guard")

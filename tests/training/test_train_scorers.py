@@ -81,7 +81,7 @@ class TestUnhappyPaths:
             train_toy(kind="late-interaction", **ONE_STEP)
 
 
-def test_a_trained_model_has_a_head_and_loads_in_the_plain_library(train_toy, training_files, tmp_path, kind):
+def test_a_trained_model_has_a_head_and_loads_in_the_plain_library(train_toy, actions, tmp_path, kind):
     settings = {"kind": kind, "dev": None, "optimizer": {"max_steps": 12, "learning_rate": 3e-3}}
     result = train_toy(**settings)
     losses = [entry["loss"] for entry in result.history if "loss" in entry]
@@ -90,7 +90,7 @@ def test_a_trained_model_has_a_head_and_loads_in_the_plain_library(train_toy, tr
     head = RelevanceHead.load(result.model_path)
     assert (head.logit_scale, head.logit_bias) == pytest.approx((last["logit_scale"], last["logit_bias"]), abs=0.5)
     assert head.prior == pytest.approx(np.mean([entry["mean_target"] for entry in result.history if "loss" in entry]))
-    first, plain = load_pairs(training_files / "pairs.jsonl")[0], PLAIN[kind](str(result.model_path), device="cpu")
+    first, plain = load_pairs(actions.parent / "pairs.jsonl")[0], PLAIN[kind](str(result.model_path), device="cpu")
     raw = float(plain.similarity(plain.encode_query([first.query]), plain.encode_document([first.document])))
     probability = load_relevance_model(result.model_path).relevance(first.query, [first.document])
     assert probability == pytest.approx(head.probability(raw), abs=1e-5)
@@ -100,10 +100,8 @@ def test_a_trained_model_has_a_head_and_loads_in_the_plain_library(train_toy, tr
 
 
 @pytest.mark.slow
-def test_a_stopped_run_ends_equal_and_dev_chooses_the_checkpoint(
-    run_config, training_files, tmp_path, train_both_ways, kind
-):
-    guard = shutil.copytree(training_files / "collection", tmp_path / "guard")
+def test_a_stopped_run_ends_equal_and_dev_chooses_the_checkpoint(run_config, actions, tmp_path, train_both_ways, kind):
+    guard = shutil.copytree(actions, tmp_path / "guard")
     settings = run_config(kind=kind, guard=guard, guard_split="dev", dev_candidates=4, optimizer={"max_steps": 5})
     result = train_both_ways(settings, f"model/{HEAD_FILE}")
     figures, guard = dev_figures(result.history), dev_figures(result.history, "guard")
@@ -128,12 +126,12 @@ def test_training_goes_on_from_a_model_of_the_kind(train_toy, without_head, kind
     assert after.logits(*texts) == pytest.approx(before.logits(*texts), abs=1e-5)
 
 
-def test_commands_rerank_and_calibrate(capsys, without_head, training_files, tmp_path, kind):
+def test_commands_rerank_and_calibrate(capsys, without_head, actions, tmp_path, kind):
     folder = shutil.copytree(without_head[kind], tmp_path / "model")
-    words = ("--collection", training_files / "collection", "--split", "dev", "--rerank-depth", "100")
+    words = ("--collection", actions, "--split", "dev", "--rerank-depth", "100")
     code, result = call(capsys, "evaluate", "bm25", "--rerank", folder, *words, "--out", tmp_path / "evaluated")
     assert (code, len(result["metrics"]["comparisons"])) == (0, 1)
-    call(capsys, "calibrate", folder, "--pairs", training_files / "pairs.jsonl", "--anyway")
+    call(capsys, "calibrate", folder, "--pairs", actions.parent / "pairs.jsonl", "--anyway")
     assert load_relevance_model(folder).head.calibrated_on
 
 

@@ -282,9 +282,9 @@ class TestHead:
         assert RelevanceHead.load(tmp_path / "checkpoint-4").trained_prior == pytest.approx(prior, abs=1e-6)
 
 
-def test_the_example_of_the_documentation(tiny_model_path, training_files, tmp_path, monkeypatch):
+def test_the_example_of_the_documentation(tiny_model_path, actions, tmp_path, monkeypatch):
     (code,) = re.findall(r"```python\n(.*?SentenceTransformerTrainer.*?)```", (DOCS / "losses.md").read_text(), re.S)
-    (tmp_path / "pairs.jsonl").write_bytes((training_files / "pairs.jsonl").read_bytes())
+    (tmp_path / "pairs.jsonl").write_bytes((actions.parent / "pairs.jsonl").read_bytes())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     names: dict = {}
