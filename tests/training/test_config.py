@@ -66,23 +66,39 @@ def test_all_errors_together(tmp_path):
     assert "set 'pairs' in the file or with its flag" in lines[0]
 
 
+KINDS = ("reranker", "late-interaction", "sparse")
+OF_TRANSFORMERS = [{"train_max_length": 16}, {"dropout": 0.1}, {"frozen_layers": 1}, *({"kind": k} for k in KINDS)]
+
+
 @pytest.mark.parametrize(
-    "setting", [{"train_max_length": 16}, {"dropout": 0.1}, {"frozen_layers": 1}, {"kind": "reranker"}]
+    ("settings", "fact"),
+    [
+        *(({"kind": kind}, "kind: got") for kind in (["sparse"], "colbert", None)),
+        *(({"kind": "reranker", "loss": loss}, "loss: got") for loss in ("bixse", {"bce": 1.0, "lambda": 1.0})),
+        *(({"kind": kind, "loss": "bce"}, "loss: got") for kind in ("encoder", "late-interaction", "sparse")),
+        *(({"kind": kind, "guard": "guard"}, "guard without dev") for kind in ("encoder", *KINDS)),
+        ({"guard": "guard", "dev": "dev", "merge": None}, "guard without dev and merge"),
+        ({"guard": ["a", "b"], "dev": "dev", "guard_split": ["a", "b", "c"]}, "got 3 guard splits for 2"),
+        *(({"model": "static:demo", **setting}, "for a static encoder") for setting in OF_TRANSFORMERS),
+        *(({"frozen_layers": 1, **other}, "got frozen_layers and") for other in ({"lora": {}}, {"sharding": "full"})),
+        *(({"max_distance": 0.1, **other}, "got max_distance and") for other in ({"lora": {}}, {"sharding": "full"})),
+        ({"optimizer": {"num_train_epochs": 1}, "regrade": {"judge": "http://x"}}, "got regrade with one epoch"),
+        ({"regrade": {"budget": 7}}, "judge"),
+        ({"regrade": {"judge": "http://x", "options": {"concurency": 3}}}, "concurency"),
+    ],
 )
-def test_settings_of_transformers_are_refused_for_a_static_encoder(setting):
-    with pytest.raises(ConfigError):
-        TrainConfig.load(None, {"pairs": "pairs.jsonl", "model": "static:demo", **setting})
+def test_settings_that_do_not_fit_together(settings, fact):
+    with pytest.raises(ConfigError, match=fact):
+        TrainConfig.load(None, {"pairs": "pairs.jsonl", **settings})
 
 
 def test_settings_that_came_later_do_not_change_a_run_without_them():
-    assert not {"kind", "dimensions"} & TrainConfig(pairs="pairs.jsonl").identity().keys()
-
-
-@pytest.mark.parametrize("setting", [{"frozen_layers": 1}, {"max_distance": 0.1}])
-@pytest.mark.parametrize("other", [{"lora": {}}, {"sharding": "full"}])
-def test_settings_that_exclude_each_other(setting, other):
-    with pytest.raises(ConfigError):
-        TrainConfig.load(None, {"pairs": "p.csv", **setting, **other})
+    encoder, reranker, sharded = (
+        TrainConfig(pairs="pairs.jsonl", **changes).identity()
+        for changes in ({}, {"kind": "reranker"}, {"sharding": "full"})
+    )
+    assert not {"kind", "dimensions"} & encoder.keys()
+    assert (reranker["loss"], encoder["sharding"], sharded["sharding"]) == ("bce", None, "full")
 
 
 def test_words_of_the_command_line_are_a_loss_or_a_sum():
@@ -103,13 +119,7 @@ def test_flags_override_the_file_and_leave_the_rest(tmp_path):
     assert TrainConfig.load(None, {"pairs": "p.csv", "optimizer.num_train_epochs": 1}).optimizer.num_train_epochs == 1
 
 
-def test_the_rate_grows_with_the_square_root_of_the_queries_of_a_step_that_there_are(tmp_path):
-    assert OptimizerConfig().scaled_learning_rate() == 1e-4
-    assert OptimizerConfig(gradient_accumulation_steps=4).scaled_learning_rate() == 2e-4
-    optimizer = OptimizerConfig(global_batch_size=16, gradient_accumulation_steps=250)
-    assert optimizer.queries_per_step(20) == 20
-    assert optimizer.scaled_learning_rate(20) == pytest.approx(1e-4 * (20 / 16) ** 0.5)
-    assert optimizer.scaled_learning_rate(10**6) == optimizer.scaled_learning_rate()
+def test_the_rates_of_the_encoder_and_of_the_bias(tmp_path):
     optimizer = OptimizerConfig(global_batch_size=64, bias_lr_multiplier=10)
     arguments = training_arguments(TrainConfig(pairs="p.csv", optimizer=optimizer), tmp_path, None)
     assert (arguments.learning_rate, arguments.bias_lr_multiplier) == (2e-4, 10)
@@ -241,7 +251,7 @@ def test_spreads_are_float32_after_training_in_bfloat16(tiny_model_path, graded_
     forward = model.forward
     spreads = embedding_spreads(model, graded_pairs)
     assert model.forward is forward
-    fresh = build_encoder(str(tiny_model_path))
+    fresh = build_encoder(str(tiny_model_path), 16)
     switch_attention(fresh, model[0].auto_model.config._attn_implementation)
     make_weights_float32(fresh)
     fresh.load_state_dict(model.state_dict())

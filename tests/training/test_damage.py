@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from bixse.cli.main import main
 from bixse.encoders.loading.build import build_encoder, load_relevance_model
-from bixse.errors import InputError, ModelError, OutputExistsError, StorageError, TrainingError
+from bixse.errors import InputError, ModelError, StorageError, TrainingError
 from bixse.files.files import damage, write_with_hash
 from bixse.losses import BiXSELoss
 from bixse.scale.sharding import check_can_be_sharded, load_weights, save_shards
@@ -363,9 +363,3 @@ class TestShardingRefused:
         layer.weight = torch.nn.Parameter(layer.weight.detach().to(torch.int8), requires_grad=False)
         with pytest.raises(ModelError, match=r"quantised encoder.*dense"):
             check_can_be_sharded(tiny_model, GradedTrainingArguments(str(tmp_path)))
-
-    def test_the_same_run_without_it(self, sharded, tmp_path):
-        settings = TrainConfig.load(sharded).model_copy(update={"evaluations_per_epoch": 1})
-        train(settings, tmp_path / "out", progress=False)
-        with pytest.raises(OutputExistsError):
-            train(settings.model_copy(update={"sharding": None}), tmp_path / "out", progress=False)

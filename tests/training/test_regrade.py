@@ -8,7 +8,7 @@ from launch import TRAIN_ALL, compare, finish, read, run_all, settings_file, sta
 
 from bixse.data.pairs_files import load_graded_pairs, load_pairs
 from bixse.data.trec import write_qrels
-from bixse.errors import ConfigError, InputError
+from bixse.errors import InputError
 from bixse.files.parquet import read_table
 from bixse.judging.judges.endpoints import ServerDownError
 from bixse.judging.judges.replay_judge import open_replay
@@ -239,16 +239,3 @@ def test_a_run_that_cannot_regrade_is_refused_before_training(settings, tmp_path
     with pytest.raises(error, match=fact):
         run(settings(judge, **changes), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("changes", "fact"),
-    [
-        ({"optimizer": {"num_train_epochs": 1}, "regrade": {"judge": "http://x"}}, "regrade"),
-        ({"regrade": {"budget": 7}}, "judge"),
-        ({"regrade": {"judge": "http://x", "options": {"concurency": 3}}}, "concurency"),
-    ],
-)
-def test_settings_that_cannot_regrade_are_refused(changes, fact):
-    with pytest.raises(ConfigError, match=fact):
-        TrainConfig.load(None, {"pairs": "p", **changes})
