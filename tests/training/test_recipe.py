@@ -33,12 +33,8 @@ from helpers.batches import QUICK
 from helpers.server_readers import text_embeddings_inference, vllm_before_september_2026
 
 
-def weights(folder):
-    return (folder / "model" / "model.safetensors").read_bytes()
-
-
 class TestUnhappyPaths:
-    @pytest.mark.parametrize("kind", ["pairs", "dev", "model", "lora"])
+    @pytest.mark.parametrize("kind", ["pairs", "dev", "model", "lora", "dimensions", "frozen layers"])
     def test_refused_input_leaves_no_output_folder(self, actions, student, tmp_path, train_toy, kind):
         (tmp_path / "pairs.csv").write_text("query,document,relevance\ncopy,move,3\n")
         shutil.copytree(actions, tmp_path / "dev")
@@ -49,15 +45,12 @@ class TestUnhappyPaths:
             "dev": ({"dev": tmp_path / "dev"}, InvalidFileError, "gone"),
             "model": ({"model": tmp_path / "no" / "model"}, ModelError, "no such folder"),
             "lora": ({"model": student, "max_length": None, "lora": {}}, ModelError, "lora"),
+            "dimensions": ({"dimensions": [33]}, ModelError, "dimensions"),
+            "frozen layers": ({"frozen_layers": 2}, InputError, "frozen_layers: got 2"),
         }[kind]
         with pytest.raises(error, match=fact):
             train_toy(**changes)
         assert not (tmp_path / "out").exists()
-
-    def test_a_folder_that_another_process_trains_into(self, tmp_path, train_toy):
-        with alone_in(tmp_path / "out"), pytest.raises(OutputExistsError):
-            train_toy()
-        train_toy(dev=None)
 
     def test_a_half_written_checkpoint_is_passed_over(self, tmp_path):
         for step in (2, 10, 12):
@@ -95,6 +88,8 @@ def test_the_learning_rate_is_for_the_queries_that_a_step_holds(actions, tiny_mo
 
 
 def test_a_run_trains_records_and_is_reused(tmp_path, train_toy):
+    with alone_in(tmp_path / "out"), pytest.raises(OutputExistsError):  # another process trains into the folder
+        train_toy()
     result = train_toy()
     assert not result.reused
     figures = dev_figures(result.history)
@@ -120,10 +115,11 @@ def test_a_run_trains_records_and_is_reused(tmp_path, train_toy):
     "loss",
     [pytest.param(word, marks=() if word in QUICK else pytest.mark.slow) for word in LOSSES if LOSSES[word].alone],
 )
-def test_every_loss_trains(tiny_model_path, tmp_path, loss, train_toy):
-    result = train_toy(loss=loss, dev=None)
+def test_every_loss_trains_and_the_head_of_the_base_model_is_not_kept(model, loss, train_toy):
+    RelevanceHead(20.0, -10.0).save(model)
+    result = train_toy(model=model, loss=loss, dev=None)
     assert all(entry["loss"] > 0 for entry in result.history)
-    assert weights(tmp_path / "out") != (tiny_model_path / "model.safetensors").read_bytes()
+    assert (result.model_path / "model.safetensors").read_bytes() != (model / "model.safetensors").read_bytes()
     assert (result.model_path / HEAD_FILE).is_file() == loss.startswith("bixse")
 
 
@@ -140,29 +136,22 @@ def test_a_sum_trains_logs_its_terms_and_has_the_head_of_its_bixse(tmp_path, tra
     assert RelevanceHead.load(result.model_path).logit_bias == pytest.approx(last["logit_bias"], abs=0.1)
 
 
-class TestDimensions:
-    @pytest.mark.slow
-    @pytest.mark.parametrize("loss", ["bixse-base", "infonce"])
-    def test_each_length_has_the_head_that_it_learned(self, run_config, train_both_ways, loss):
-        settings = run_config(dimensions=[8, 16], loss=loss)
-        heads = ["model/relevance_head.json"] if loss.startswith("bixse") else []
-        result = train_both_ways(settings, *heads)
-        assert {"loss_32", "loss_16", "loss_8"} <= result.history[1].keys()
-        found = load_heads(result.model_path)
-        assert set(found) == ({None, 16, 8} if heads else set())
-        assert len({head.logit_bias for head in found.values()}) == len(found)
-        if heads:
-            cut = load_relevance_model(result.model_path, dimensions=8)
-            vectors = SentenceTransformer(str(result.model_path), device="cpu", truncate_dim=8).encode(
-                ["copy", "sort"], normalize_embeddings=True
-            )
-            expected = found[8].probability(float(vectors[0] @ vectors[1]))
-            assert cut.relevance("copy", ["sort"])[0] == pytest.approx(expected, abs=1e-5)
-
-    def test_a_length_that_the_model_lacks_is_refused_before_training(self, tmp_path, train_toy):
-        with pytest.raises(ModelError, match="dimensions"):
-            train_toy(dimensions=[33])
-        assert not (tmp_path / "out" / "log.jsonl").exists()
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["bixse-base", "infonce"])
+def test_each_of_several_dimensions_has_the_head_that_it_learned(run_config, train_both_ways, loss):
+    settings = run_config(dimensions=[8, 16], loss=loss)
+    heads = ["model/relevance_head.json"] if loss.startswith("bixse") else []
+    result = train_both_ways(settings, *heads)
+    assert {"loss_32", "loss_16", "loss_8"} <= result.history[1].keys()
+    found = load_heads(result.model_path)
+    assert set(found) == ({None, 16, 8} if heads else set())
+    assert len({head.logit_bias for head in found.values()}) == len(found)
+    if heads:
+        cut = load_relevance_model(result.model_path, dimensions=8)
+        plain = SentenceTransformer(str(result.model_path), device="cpu", truncate_dim=8)
+        vectors = plain.encode(["copy", "sort"], normalize_embeddings=True)
+        expected = found[8].probability(float(vectors[0] @ vectors[1]))
+        assert cut.relevance("copy", ["sort"])[0] == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("loss", ["bixse", "wasserstein"])
@@ -196,12 +185,6 @@ def test_frozen_layers_and_embeddings_stay_as_they_are(tiny_model_path, train_to
     assert moved and not any(torch.equal(before[name], after[name]) for name in moved)
 
 
-def test_more_frozen_layers_than_there_are(train_toy):
-    with pytest.raises(InputError) as caught:
-        train_toy(frozen_layers=2)
-    assert (caught.value.where, caught.value.got) == ("frozen_layers", "2")
-
-
 def test_weights_are_pulled_back_to_the_base_model_beyond_the_limit(tiny_model_path, train_toy):
     free, near = (train_toy(f"out{limit}", merge=None, dev=None, max_distance=limit) for limit in (10.0, 1e-4))
     distances = [[entry["distance"] for entry in run.history if "distance" in entry] for run in (free, near)]
@@ -212,13 +195,6 @@ def test_weights_are_pulled_back_to_the_base_model_beyond_the_limit(tiny_model_p
         sum(float(x.square().sum()) for x in xs) for xs in ((saved[n] - base[n] for n in base), base.values())
     )
     assert (moved / norm) ** 0.5 < distances[1][-1]  # the last step was averaged too
-
-
-def test_the_head_of_the_base_model_is_not_kept(train_toy):
-    first = train_toy("first")
-    assert (first.model_path / HEAD_FILE).is_file()
-    second = train_toy("second", model=first.model_path, loss="infonce")
-    assert not (second.model_path / HEAD_FILE).exists()
 
 
 def test_training_on_real_grades_raises_dev_ndcg(train_toy):
@@ -339,13 +315,30 @@ def test_tasks_that_cannot_be_trained_are_refused(files, settings, table, pairs,
     assert not (files / "out").exists()
 
 
-def test_a_mixture_of_files_is_trained_by_task_and_the_instructions_are_saved_and_used(files, settings, actions):
+@pytest.fixture
+def prompts_seen(monkeypatch):
+    """Kind and prompt of each column of texts that was trained on."""
+    seen, features = set(), GradedCollator._features
+
+    def noted(self, texts, prompt, kind):
+        seen.add((kind, prompt))
+        return features(self, texts, prompt, kind)
+
+    monkeypatch.setattr(GradedCollator, "_features", noted)
+    return seen
+
+
+def test_a_mixture_of_files_is_trained_by_task_and_the_instructions_are_saved_and_used(
+    files, settings, actions, prompts_seen
+):
     result = train(settings(task_shares={"twins": 0.5}), files / "out", progress=False)
     assert sum("loss" in entry for entry in result.history) == 4 + 2, "30 queries, and half of 24"
     record = json.loads((files / "out" / "run.json").read_text())
     assert {"pairs/toy", "pairs/twins", "instructions"} <= set(record["inputs"])
     model = build_encoder(result.model_path, device="cpu")
-    assert model.instructions is not None
+    table = model.instructions
+    of_twins = {(kind, table.prompt("twins", kind, choice)) for kind in ("query", "document") for choice in (0, 1)}
+    assert prompts_seen == {("query", "list of\n"), ("document", None), *of_twins}
     assert model.prompts["query"] == "list of\n"
     dev, results = collection_task(actions, "dev"), []
     for task in (None, "twins"):
@@ -353,14 +346,8 @@ def test_a_mixture_of_files_is_trained_by_task_and_the_instructions_are_saved_an
         record = json.loads((files / f"eval-{task}" / "run.json").read_text())
         results.append((evaluated.per_query, record["results"]["prompts_hash"]))
     assert all(default != twins for default, twins in zip(*results, strict=True))
-
-
-@pytest.mark.slow
-def test_a_model_with_instructions_keeps_them_in_further_training(files, settings):
-    first = train(settings(), files / "first", progress=False)
-    second = train(settings(model=first.model_path, instructions=None), files / "second", progress=False)
-    table = build_encoder(first.model_path, device="cpu").instructions
-    assert build_encoder(second.model_path, device="cpu").instructions == table
+    again = train(settings(model=result.model_path, instructions=None), files / "again", progress=False)
+    assert build_encoder(again.model_path, device="cpu").instructions == table
 
 
 @pytest.mark.slow
@@ -378,21 +365,3 @@ def test_of_several_dev_collections_the_mean_decides(files, settings, actions):
         assert entry["eval_dev_ndcg@10"] == pytest.approx(sum(parts) / 2)
     after = [entry for entry in entries if entry["step"] > 0]
     assert result.best_step == max(after, key=lambda entry: (entry["eval_dev_ndcg@10"], -entry["step"]))["step"]
-
-
-def test_training_and_encoding_see_the_same_prompts(files, settings, monkeypatch):
-    seen = []
-    features = GradedCollator._features
-
-    def noted(self, texts, prompt, kind):
-        seen.append((kind, prompt))
-        return features(self, texts, prompt, kind)
-
-    monkeypatch.setattr(GradedCollator, "_features", noted)
-    result = train(settings(), files / "out", progress=False)
-    model = build_encoder(result.model_path, device="cpu")
-    table = model.instructions
-    assert set(seen) == {
-        ("query", "list of\n"), ("document", None),
-        *((kind, table.prompt("twins", kind, choice)) for kind in ("query", "document") for choice in (0, 1)),
-    }  # fmt: skip
