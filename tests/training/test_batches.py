@@ -59,24 +59,42 @@ def entries(batch):
 
 FILE, SORT = ("d", "a file"), ("e", "b")
 """Id and text of two documents."""
-KNOWN = {
+GRADES = {
     "another row's document": (
         [("a", "copy", *FILE, 1.0), ("b", "move", *SORT, 0.5), ("b", "move", *FILE, 0.25)],
         [(0, [0]), (1, [1])],
         [[0, 0, 1.0], [1, 0, 0.25], [1, 1, 0.5]],
+        [[0, 0, 1.0], [1, 1, 0.5]],
     ),
     "another id of the text": (
         [("a", "copy", *FILE, 1.0), ("a", "copy", *SORT, 0.0), ("b", "move", "d2", "a file", 0.5)],
         [(0, [1]), (1, [2])],
         [[0, 0, 0.0], [0, 1, 1.0], [1, 1, 0.5]],
+        [[0, 0, 0.0], [1, 1, 0.5]],
     ),
     "another query of the text": (
         [("a", "copy", *FILE, 1.0), ("b", "copy", *SORT, 0.25)],
         [],
         [[0, 0, 1.0], [0, 1, 0.25], [1, 0, 1.0], [1, 1, 0.25]],
+        [[0, 0, 1.0], [1, 1, 0.25]],
+    ),
+    "a text under two ids is one column": (
+        [("a", "copy", *FILE, 1.0), ("b", "move", "d2", "a file", 0.5), ("b", "move", *SORT, 0.0)],
+        [],
+        *[[[0, 0, 1.0], [1, 0, 0.5], [1, 1, 0.0]]] * 2,
+    ),
+    "grades of the same texts are averaged": (
+        [("a", "copy", *FILE, 1.0), ("a", "copy", "d2", "a file", 0.0), ("b", "copy", *FILE, 0.5)],
+        [],
+        *[[[0, 0, 0.5], [1, 0, 0.5]]] * 2,
+    ),
+    "also those of a query outside the batch": (
+        [("a", "copy", *FILE, 1.0), ("a", "copy", "d2", "a file", 0.0), ("b", "copy", *FILE, 0.5)],
+        [(0, [0, 1])],
+        *[[[0, 0, 0.5]]] * 2,
     ),
 }
-"""Rows, the rows of each group in the batch, and the entries that are then known."""
+"""Rows, the rows of each group in the batch, and the entries that have a grade with known and with paper labels."""
 
 
 def pairs_of(*rows):
@@ -84,28 +102,14 @@ def pairs_of(*rows):
     return GradedPairs.from_rows(dict(zip(names, row, strict=True)) for row in rows)
 
 
-@pytest.mark.parametrize("case", KNOWN)
-def test_a_known_grade_fills_its_cell(tiny_model, case):
-    rows, chosen, expected = KNOWN[case]
+@pytest.mark.parametrize("case", GRADES)
+def test_a_known_grade_fills_its_cell_and_labels_of_the_paper_only_those_of_the_rows_own_documents(tiny_model, case):
+    rows, chosen, *expected = GRADES[case]
     pairs = pairs_of(*rows)
-    assert entries(GradedCollator(tiny_model.preprocess, pairs)(drawn(pairs, *chosen))) == expected
-
-
-def test_labels_of_the_paper_leave_the_cell_of_another_rows_document_empty(tiny_model):
-    rows, chosen, _ = KNOWN["another row's document"]
-    pairs = pairs_of(*rows)
-    batch = GradedCollator(tiny_model.preprocess, pairs, "paper")(drawn(pairs, *chosen))
-    assert entries(batch) == [[0, 0, 1.0], [1, 1, 0.5]]
-
-
-@pytest.mark.parametrize("in_batch_labels", ["known", "paper"])
-def test_a_text_under_two_ids_is_one_column_and_never_its_own_negative(tiny_model, in_batch_labels):
-    pairs = pairs_of(
-        ("a", "copy", "d1", "a file", 1.0), ("b", "move", "d2", "a file", 0.5), ("b", "move", "e", "b", 0.0)
-    )
-    batch = GradedCollator(tiny_model.preprocess, pairs, in_batch_labels)(drawn(pairs))
-    assert batch["document_input_ids"].shape[0] == 2
-    assert entries(batch) == [[0, 0, 1.0], [1, 0, 0.5], [1, 1, 0.0]]
+    for in_batch_labels, cells in zip(("known", "paper"), expected, strict=True):
+        batch = GradedCollator(tiny_model.preprocess, pairs, in_batch_labels)(drawn(pairs, *chosen))
+        assert entries(batch) == cells
+        assert batch["document_input_ids"].shape[0] == 1 + max(column for _, column, _ in cells)
 
 
 def test_what_one_task_knows_says_nothing_of_another(tiny_model):
@@ -114,15 +118,6 @@ def test_what_one_task_knows_says_nothing_of_another(tiny_model):
     pairs = GradedPairs.joined({t: GradedPairs.from_rows([{**row, "relevance": z}]) for t, z in tasks.items()})
     collate = GradedCollator(tiny_model.preprocess, pairs)
     assert [entries(collate([group])) for group in drawn(pairs)] == [[[0, 0, 1.0]], [[0, 0, 0.0]]]
-
-
-@pytest.mark.parametrize("in_batch_labels", ["known", "paper"])
-def test_grades_of_the_same_texts_that_differ_are_averaged(tiny_model, in_batch_labels):
-    rows = [("a", "copy", "d1", "a file", 1.0), ("a", "copy", "d2", "a file", 0.0), ("b", "copy", "d1", "a file", 0.5)]
-    pairs = pairs_of(*rows)
-    collate = GradedCollator(tiny_model.preprocess, pairs, in_batch_labels)
-    assert entries(collate(drawn(pairs))) == [[0, 0, 0.5], [1, 0, 0.5]]
-    assert entries(collate(drawn(pairs)[:1])) == [[0, 0, 0.5]]
 
 
 SIZES = {"a": 37, "b": 10, "c": 64}
@@ -189,31 +184,19 @@ def test_less_than_a_tenth_of_what_the_encoder_computes_is_padding():
     assert 1 - tokens / padded > 0.3
 
 
-class TestInstructionsInBatches:
-    TABLE = Instructions(
-        template="{instruction} of\n",
-        tasks={"a": {"instructions": ["find the file"]}, "b": {"instructions": ["match", "sort"], "symmetric": True}},
-    )
+def test_one_of_several_instructions_is_chosen_by_the_queries_of_the_batch_for_both_sides(tiny_model):
+    tasks = {"b": {"instructions": ["match", "sort"], "symmetric": True}}
+    pairs, prompts = pairs_of_tasks({"b": 40}), Instructions(template="{instruction} of\n", tasks=tasks)
 
-    def texts_of(self, model, pairs, batch):
+    def first_words(batch):
         groups = [GroupDataset(pairs)[0, number] for number in batch]
-        features = GradedCollator(model.preprocess, pairs, prompts=self.TABLE)(groups)
-        ids = features["query_input_ids"], features["document_input_ids"]
-        return [model.tokenizer.batch_decode(texts, skip_special_tokens=True) for texts in ids]
+        features = GradedCollator(tiny_model.preprocess, pairs, prompts=prompts)(groups)
+        ids = *features["query_input_ids"], *features["document_input_ids"]
+        return {tiny_model.tokenizer.decode(text, skip_special_tokens=True).split()[0] for text in ids}
 
-    def test_queries_and_both_sides_of_symmetric_tasks_carry_them(self, tiny_model):
-        pairs = pairs_of_tasks({"a": 2, "b": 2})
-        queries, documents = self.texts_of(tiny_model, pairs, [0, 1])
-        assert all(text.startswith("find the file of a") for text in queries)
-        assert all(text.startswith("the") for text in documents)
-        queries, documents = self.texts_of(tiny_model, pairs, [2, 3])
-        assert len({text.split()[0] for text in [*queries, *documents]} | {"match", "sort"}) == 2
-
-    def test_one_of_several_is_chosen_by_the_queries_of_the_batch(self, tiny_model):
-        pairs = pairs_of_tasks({"b": 40})
-        chosen = [self.texts_of(tiny_model, pairs, [n, n + 1])[0] for n in range(0, 40, 2)]
-        assert chosen == [self.texts_of(tiny_model, pairs, [n, n + 1])[0] for n in range(0, 40, 2)]
-        assert {texts[0].split()[0] for texts in chosen} == {"match", "sort"}
+    chosen = [first_words([n, n + 1]) for n in range(0, 40, 2)]
+    assert chosen == [first_words([n, n + 1]) for n in range(0, 40, 2)]
+    assert {"match"} in chosen and {"sort"} in chosen and {"match", "sort"} not in chosen
 
 
 def test_a_batch_counts_its_duplicates_and_filled_entries(tiny_model):
@@ -257,7 +240,10 @@ def check_equal(trainer, model, passes=2):
 
 @pytest.mark.parametrize("passes", [2, 32])
 @pytest.mark.parametrize("include_prompt", [True, False])
-def test_a_prompt_is_pooled_or_left_out_alike(tiny_model, tmp_path, include_prompt, passes: int):
+def test_a_prompt_is_pooled_or_left_out_alike_and_embeddings_are_truncated(
+    tiny_model, tmp_path, include_prompt, passes: int
+):
+    tiny_model.truncate_dim = 8
     tiny_model.prompts = {"query": "find the list of ", "document": "text of a disk "}
     tiny_model[1].include_prompt = include_prompt
     trainer = trainer_of(tiny_model, tmp_path)
@@ -284,11 +270,6 @@ def test_a_router_takes_the_route_of_each_column_and_every_route_is_shortened_an
     batch = whole_batch(trainer_of(router_model, tmp_path, train_max_length=4))
     assert (batch["query_input_ids"].shape[1], batch["document_input_ids"].shape[1]) == (4, 4)
     assert (query.max_seq_length, document.max_seq_length) == (32, 6)
-
-
-def test_truncated_embeddings_are_truncated_in_training(tiny_model, tmp_path):
-    tiny_model.truncate_dim = 8
-    check_equal(trainer_of(tiny_model, tmp_path), tiny_model)
 
 
 BASE = {"loss_options": {"unlabelled": "base"}, "max_length": None, "dev": None}
@@ -339,15 +320,6 @@ def test_each_task_has_a_curve_of_its_own(train_toy, tasks_file):
     optimizer = {"global_batch_size": 4, "num_train_epochs": 1}
     result = train_toy(pairs=tasks_file, **BASE, optimizer=optimizer)
     assert len({entry["base_scale"] for entry in result.history if "base_scale" in entry}) == 2
-
-
-def test_gradient_cache_changes_nothing_but_rounding(train_toy):
-    losses = []
-    for options in ({}, {"gradient_cache": True, "mini_batch_size": 4}):
-        settings = {**BASE, "loss_options": {"unlabelled": "base", **options}, "dropout": 0.0}
-        run = train_toy(out=f"run{len(options)}", **settings)
-        losses.append([entry["loss"] for entry in run.history if "loss" in entry])
-    np.testing.assert_allclose(*losses, rtol=2e-2)
 
 
 def test_the_anchor_is_near_0_before_the_first_step(train_toy):

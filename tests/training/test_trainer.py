@@ -18,14 +18,23 @@ from bixse.encoders.loading.build import build_encoder, load_relevance_model, se
 from bixse.encoders.relevance_model import RelevanceModel
 from bixse.errors import DivergedError, InputError, ModelError, TrainingError
 from bixse.losses import BiXSELoss, DistillKLLoss, InfoNCELoss, MarginMSELoss
-from bixse.training.dev_evaluation import GradedRetrievalEvaluator
 from bixse.training.loop.checkpoints import LOSS_STATE_FILE, load_loss_state
 from bixse.training.loop.trainer import GradedTrainer, GradedTrainingArguments
 
 PLAIN = {"learning_rate_mapping": {}, "logging_steps": 1}
 """Arguments of a loss without parameters."""
-BEST = {"load_best_model_at_end": True, "greater_is_better": True, "eval_strategy": "steps"}
+BEST = {"load_best_model_at_end": True, "metric_for_best_model": "eval_score", "eval_strategy": "steps"}
 DOCS = Path(__file__).parents[2] / "docs"
+
+
+class Scripted(BaseEvaluator):
+    primary_metric = "score"
+
+    def __init__(self, *scores):
+        self.scores = iter(scores)
+
+    def __call__(self, *args, **kwargs):
+        return {"score": next(self.scores)}
 
 
 class After(TrainerCallback):
@@ -54,24 +63,19 @@ def fresh(path):
     return RelevanceModel(str(path), device="cpu")
 
 
-def per_parameter(trainer, setting):
-    return {id(p): group[setting] for group in trainer.create_optimizer().param_groups for p in group["params"]}
-
-
-def test_only_the_logit_bias_gets_the_multiplied_rate(tiny_model, graded_pairs, tmp_path):
-    trainer = make_trainer(tiny_model, graded_pairs, tmp_path)
-    rates = per_parameter(trainer, "lr")
-    assert rates[id(trainer.loss.logit_bias)] == pytest.approx(1e-2)
-    assert {rates[id(p)] for p in tiny_model.parameters()} == {1e-3}
-    assert id(trainer.loss.logit_scale) not in rates
-
-
-def test_a_learned_scale_takes_no_weight_decay(tiny_model, graded_pairs, tmp_path):
-    loss = BiXSELoss(tiny_model, learn_scale=True)
+@pytest.mark.parametrize("learn_scale", [False, True])
+def test_only_the_logit_bias_gets_the_multiplied_rate_and_a_learned_scale_takes_no_weight_decay(
+    tiny_model, graded_pairs, tmp_path, learn_scale
+):
+    loss = BiXSELoss(tiny_model, learn_scale=learn_scale)
     trainer = make_trainer(tiny_model, graded_pairs, tmp_path, loss, weight_decay=0.1)
-    decays = per_parameter(trainer, "weight_decay")
-    assert decays[id(loss.logit_scale)] == decays[id(loss.logit_bias)] == 0.0
-    assert 0.1 in decays.values()
+    groups = {id(p): group for group in trainer.create_optimizer().param_groups for p in group["params"]}
+    bias, scale = (groups.get(id(own), {}) for own in (loss.logit_bias, loss.logit_scale))
+    assert (bias["lr"], bias["weight_decay"]) == (pytest.approx(1e-2), 0.0)
+    assert (scale.get("lr"), scale.get("weight_decay")) == ((1e-3, 0.0) if learn_scale else (None, None))
+    encoder = [groups[id(p)] for p in tiny_model.parameters()]
+    assert {group["lr"] for group in encoder} == {1e-3}
+    assert 0.1 in {group["weight_decay"] for group in encoder}
 
 
 @pytest.mark.parametrize(
@@ -120,14 +124,8 @@ def test_an_interrupted_and_resumed_run_equals_an_uninterrupted_one(
 
 
 def test_the_best_checkpoints_bias_comes_back_with_its_weights(tiny_model_path, graded_pairs, tmp_path):
-    scores = iter([0.2, 0.9, 0.4, 0.1, *[0.05] * 20])
-
-    class Scripted(GradedRetrievalEvaluator):
-        def __call__(self, *args, **kwargs):
-            return {"dev_ndcg@10": next(scores)}
-
-    evaluator = Scripted([])
-    best = {**BEST, "metric_for_best_model": "eval_dev_ndcg@10", "eval_steps": 1, "max_steps": 4}
+    evaluator = Scripted(0.2, 0.9, 0.4, 0.1)
+    best = {**BEST, "eval_steps": 1, "max_steps": 4}
     trainer = make_trainer(fresh(tiny_model_path), graded_pairs, tmp_path, evaluator=evaluator, **best)
     trainer.train()
     assert trainer.state.best_global_step == 2
@@ -226,15 +224,8 @@ class TestHead:
         assert probabilities == pytest.approx(torch.sigmoid(logits).numpy(), abs=1e-5)
 
     def test_the_best_checkpoints_head_comes_with_its_weights(self, model, graded_pairs, tmp_path):
-        class Scripted(BaseEvaluator):
-            scores = iter([0.9, 0.1])
-            primary_metric = "score"
-
-            def __call__(self, *args, **kwargs):
-                return {"score": next(self.scores)}
-
         loss = BiXSELoss(model)
-        best = {**BEST, "metric_for_best_model": "eval_score", "eval_steps": 2, "evaluator": Scripted()}
+        best = {**BEST, "eval_steps": 2, "evaluator": Scripted(0.9, 0.1)}
         trainer = stock(model, graded_pairs.to_dataset(), tmp_path, loss, SaveRelevanceHead(loss), **best)
         trainer.train()
         trainer.save_model()
