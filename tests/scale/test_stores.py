@@ -218,7 +218,9 @@ def test_an_export_that_is_killed_goes_on(store, preamble, tiny_model_path, coll
 
 
 @pytest.mark.usefixtures("approximate")
-def test_exact_answers_are_those_of_the_local_index(store, model, collection, tmp_path):
+def test_exact_answers_are_those_of_the_local_index_and_approximate_ones_are_scored_exactly(
+    store, model, collection, tmp_path
+):
     index_of(model, collection, tmp_path / "index", shards=2)
     assert export_index(tmp_path / "index", store) == 100
     with open_index(store, model, exact=True) as there, open_index(tmp_path / "index", model) as here:
@@ -230,13 +232,8 @@ def test_exact_answers_are_those_of_the_local_index(store, model, collection, tm
         assert {name: list(found) for name, found in there.search_run(run).items()} == {
             name: list(found) for name, found in here.search_run(run).items()
         }
-
-
-@pytest.mark.usefixtures("approximate")
-def test_approximate_answers_are_scored_exactly(store, index, model):
-    export_index(index, store)
-    with open_index(store, model) as there, open_index(index, model) as here:
         cosine_of = {hit.document_id: hit.cosine for hit in here.search("copy a file", top=100)}
+    with open_index(store, model) as there:
         found = there.search("copy a file", top=5)
         assert len(there.search("copy a file", top=1000)) == 100, "too few found: all are scored"
     assert len(found) == 5

@@ -10,10 +10,9 @@ import torch
 from launch import TRAIN_ALL, compare, finish, read, run_all, settings_file, start, wait_until
 from safetensors.torch import load_file, save_file
 
-from bixse.cli.main import main
 from bixse.encoders.loading.build import build_encoder, load_relevance_model
 from bixse.errors import InputError, ModelError, StorageError, TrainingError
-from bixse.files.files import damage, write_with_hash
+from bixse.files.files import write_with_hash
 from bixse.losses import BiXSELoss
 from bixse.scale.sharding import check_can_be_sharded, load_weights, save_shards
 from bixse.training.config import TrainConfig
@@ -80,16 +79,19 @@ def test_without_an_undamaged_checkpoint_the_run_is_refused_and_nothing_is_lost(
     assert train(settings, cut, progress=False).warnings == []
 
 
-def test_a_damaged_best_checkpoint_is_refused_before_the_run_goes_on(run_config, tmp_path, train_interrupted):
-    settings = run_config(max_length=None, evaluations_per_epoch=4)
-    train_interrupted(settings, tmp_path)
-    best, last = checkpoints(tmp_path)
+def test_a_damaged_best_checkpoint_is_refused_and_a_moved_run_goes_on(run_config, tmp_path, train_interrupted):
+    settings, out = run_config(max_length=None, evaluations_per_epoch=4), tmp_path / "out"
+    train_interrupted(settings, out)
+    best, last = checkpoints(out)
     state = json.loads((last / STATE_FILE).read_bytes())
     assert state["best_model_checkpoint"]
     write_with_hash(last / STATE_FILE, json.dumps({**state, "best_model_checkpoint": str(best)}))
     flip(best / "model.safetensors")
     with pytest.raises(TrainingError, match=rf"{best.name}: got model\.safetensors"):
-        train(settings, tmp_path, progress=False)
+        train(settings, out, progress=False)
+    flip(best / "model.safetensors")
+    out.rename(tmp_path / "moved")
+    assert train(settings, tmp_path / "moved", progress=False).warnings == []
 
 
 def test_a_best_checkpoint_that_is_damaged_while_training_goes_on_is_no_model(run_config, tmp_path, monkeypatch):
@@ -106,35 +108,15 @@ def test_a_best_checkpoint_that_is_damaged_while_training_goes_on_is_no_model(ru
     assert not (tmp_path / "model").exists()
 
 
-@pytest.mark.slow
-def test_a_run_that_was_moved_goes_on(run_config, tmp_path, train_interrupted):
-    settings = run_config(max_length=None, evaluations_per_epoch=4)
-    train_interrupted(settings, tmp_path / "there")
-    (tmp_path / "there").rename(tmp_path / "here")
-    assert train(settings, tmp_path / "here", progress=False).warnings == []
-
-
-class TestModels:
-    @pytest.fixture
-    def model(self, whole, tmp_path):
-        return shutil.copytree(whole, tmp_path / "model")
-
-    @pytest.mark.parametrize("name", ["model.safetensors", "relevance_head.json", "1_Pooling/config.json"])
-    def test_a_damaged_file_is_named(self, model, name):
-        load_relevance_model(model, device="cpu")
-        flip(model / name)
-        for load in (load_relevance_model, build_encoder):
-            with pytest.raises(ModelError) as caught:
-                load(model, device="cpu")
-            assert name in str(caught.value) and str(model) in str(caught.value)
-
-    def test_calibration_renews_the_hash_of_the_head(self, model, actions, tmp_path, capsys):
-        words = ["calibrate", str(model), "--pairs", str(actions.parent / "pairs.jsonl"), "--json"]
-        head = (model / "relevance_head.json").read_bytes()
-        assert main(words) == 0, capsys.readouterr()
-        assert (model / "relevance_head.json").read_bytes() != head
-        load_relevance_model(model, device="cpu")
-        assert damage(model) is None
+@pytest.mark.parametrize("name", ["model.safetensors", "relevance_head.json", "1_Pooling/config.json"])
+def test_a_damaged_file_of_a_model_is_named(whole, tmp_path, name):
+    model = shutil.copytree(whole, tmp_path / "model")
+    load_relevance_model(model, device="cpu")
+    flip(model / name)
+    for load in (load_relevance_model, build_encoder):
+        with pytest.raises(ModelError) as caught:
+            load(model, device="cpu")
+        assert name in str(caught.value) and str(model) in str(caught.value)
 
 
 @pytest.fixture
