@@ -21,7 +21,7 @@ from bixse.scale.index import search as search_module
 from bixse.scale.index.index_files import read_manifest
 from bixse.scale.index.search import open_index
 from helpers.command import call, refused, result_of
-from helpers.toy import index_of
+from helpers.toy import index_of, save_toy
 
 pytestmark = [pytest.mark.usefixtures("small_shards"), pytest.mark.precision("float32")]
 QUERIES = ["copy a file", "delete tree", "sort", "how do i find the path"]
@@ -212,17 +212,9 @@ def test_index_replaced_while_it_is_opened_is_read_new(tiny_model, folder, write
     assert index_files.open_files(folder).manifest.documents == 1
 
 
-DOCUMENTS = {
-    "d1": ("copy", "copy a file to a folder"),
-    "d2": ("move", "move a file"),
-    "d3": ("sleep", "wait in a thread"),
-    "d4": ("", "sort a list of words"),
-}
-
-
 @pytest.fixture
-def collection(write_corpus):
-    return write_corpus(DOCUMENTS)
+def collection(tmp_path):
+    return save_toy(tmp_path / "corpus")
 
 
 @pytest.fixture
@@ -289,7 +281,7 @@ def test_run_of_many_queries_has_the_answers_of_each(capsys, index):
 def test_each_line_of_standard_input_is_answered_at_once_until_the_pipe_closes(index):
     words = [sys.executable, "-m", "bixse", "search", str(index), "--queries", "-", "--top", "2", "--json"]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    for query, best in (("copy a file to a folder", "d1"), ("  ", None), ("wait in a thread", "d3")):
+    for query, best in (("copy a file to a folder", "q1"), ("  ", None), ("wait in a thread", "d3")):
         process.stdin.write(query + "\n")
         process.stdin.flush()
         if best is not None:

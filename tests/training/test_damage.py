@@ -87,11 +87,11 @@ def test_a_damaged_best_checkpoint_is_refused_and_a_moved_run_goes_on(run_config
     assert state["best_model_checkpoint"]
     write_with_hash(last / STATE_FILE, json.dumps({**state, "best_model_checkpoint": str(best)}))
     flip(best / "model.safetensors")
+    moved = out.rename(tmp_path / "moved")
     with pytest.raises(TrainingError, match=rf"{best.name}: got model\.safetensors"):
-        train(settings, out, progress=False)
-    flip(best / "model.safetensors")
-    out.rename(tmp_path / "moved")
-    assert train(settings, tmp_path / "moved", progress=False).warnings == []
+        train(settings, moved, progress=False)
+    flip(moved / "checkpoints" / best.name / "model.safetensors")
+    assert train(settings, moved, progress=False).warnings == []
 
 
 def test_a_best_checkpoint_that_is_damaged_while_training_goes_on_is_no_model(run_config, tmp_path, monkeypatch):
