@@ -20,11 +20,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from bixse.calibration.calibrate import CUTS_FILE, STORES, calibrate, cuts_of, write_export
+from bixse.calibration.calibrate import CUTS_FILE, calibrate, cuts_of, write_export
 from bixse.calibration.calibrate_settings import CalibrateSettings
 from bixse.data.graded_pairs import GradedPairs
 from bixse.data.pairs_files import save_graded_pairs
-from bixse.encoders.head import RelevanceHead, Threshold
+from bixse.encoders.head import RelevanceHead
 from bixse.encoders.loading.build import build_encoder
 from bixse.errors import InputError
 
@@ -62,19 +62,6 @@ def snippet(tmp_path):
     return made
 
 
-@pytest.mark.parametrize("probability", [1e-6, 0.1, 0.5, 0.93])
-def test_a_cut_is_the_inverse_of_the_head(probability):
-    assert HEAD.probability(HEAD.cosine_at(probability)) == pytest.approx(probability, rel=1e-9)
-
-
-@pytest.mark.parametrize("probability", [0.0, 1.0, math.nan])
-def test_a_probability_that_no_cosine_has(probability):
-    with pytest.raises(InputError):
-        HEAD.cosine_at(probability)
-    with pytest.raises(InputError, match="slope"):
-        RelevanceHead(12.0, -5.0, slope=0.0).cosine_at(0.5)
-
-
 def test_a_head_of_slope_0_is_refused_before_a_file_is_written(tmp_path):
     rows = [{"query": f"q{n // 4}", "score": (0.9, 0.8, 0.2, 0.1)[n % 4], "relevance": float(n % 4 > 1)}
             for n in range(80)]  # fmt: skip
@@ -83,17 +70,6 @@ def test_a_head_of_slope_0_is_refused_before_a_file_is_written(tmp_path):
     with pytest.raises(InputError, match="slope"):
         calibrate(CalibrateSettings(**chosen, export=(0.5,)), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_thresholds_of_precisions_are_cuts_too(tmp_path):
-    threshold = Threshold(0.9, 0.62, 0.91, 0.85, 0.95, 0.4, 120, 60, 0.5)
-    head = RelevanceHead(12.0, -5.0, thresholds=(threshold,))
-    cuts = cuts_of(head, [0.5])
-    assert [(cut.probability, cut.precision) for cut in cuts] == [(0.62, 0.9), (0.5, None)]
-    files = write_export(head, cuts, "model", tmp_path)
-    assert json.loads((tmp_path / CUTS_FILE).read_text())[0]["cosine"] == cuts[0].cosine
-    assert set(files) == {"cuts", *STORES}
-    assert all(Path(path).is_file() for path in files.values())
 
 
 def test_a_name_with_quotes_and_backslashes_is_a_text_of_the_snippet(snippet):
@@ -131,9 +107,9 @@ def in_lancedb(module, vectors, query, **options):
         return [(row["id"], row["probability"]) for row in module.search(table, query, **options)]
 
 
-def in_langchain(module, vectors, query, **options):
+def of_langchain(kind, vectors, query):
+    """A store of LangChain that holds the vectors under their numbers, and knows one query."""
     from langchain_core.embeddings import Embeddings
-    from langchain_core.vectorstores import InMemoryVectorStore
 
     class Known(Embeddings):
         def embed_documents(self, texts):
@@ -142,8 +118,15 @@ def in_langchain(module, vectors, query, **options):
         def embed_query(self, text):
             return list(map(float, query))
 
-    store = InMemoryVectorStore(Known())
+    store = kind(Known())
     store.add_texts([str(number) for number in range(len(vectors))])
+    return store
+
+
+def in_langchain(module, vectors, query, **options):
+    from langchain_core.vectorstores import InMemoryVectorStore
+
+    store = of_langchain(InMemoryVectorStore, vectors, query)
     return [(int(document.page_content), p) for document, p in module.search(store, "query", **options)]
 
 
@@ -255,15 +238,9 @@ def test_a_store_gives_the_probability_of_the_head_from_the_cut_on(store, snippe
         assert [p for _, p in hits] == sorted((p for _, p in hits), reverse=True)
     best = max(range(len(VECTORS)), key=lambda n: COSINES[n])
     assert [n for n, _ in ask(snippet(name, head), VECTORS, QUERY, k=1)] == [best]
-
-
-@pytest.mark.parametrize("head", [HEADS["usual"], HEADS["all but 0 and 1"]], ids=["usual", "all but 0 and 1"])
-def test_a_store_gives_probabilities_near_0_too(store, snippet, head):
-    name, ask = store
-    if name == "qdrant" and head.logit_scale > 80:
-        pytest.skip("the formula of Qdrant has exp alone, which the cut keeps in its range")
-    hits = dict(ask(snippet(name, head), VECTORS, QUERY, k=60, cut=-1.01))
-    assert hits == pytest.approx(dict(enumerate(head.probability(COSINES))), abs=rounding(head))
+    if name != "qdrant" or head.logit_scale < 80:  # its formula has exp alone, which the cut keeps in its range
+        hits = dict(ask(snippet(name, head), VECTORS, QUERY, k=60, cut=-1.01))
+        assert hits == pytest.approx(dict(enumerate(head.probability(COSINES))), abs=rounding(head))
 
 
 @pytest.fixture(scope="module", params=[None, 24], ids=["whole", "cut"])
@@ -292,9 +269,8 @@ def test_a_store_agrees_with_the_model_that_was_exported(store, calibrated):
     name, ask = store
     out, words = calibrated
     module = load(out / "export" / f"{name}.py")
-    server = SentenceTransformer(
-        module.MODEL, device="cpu", truncate_dim=module.DIMENSIONS
-    )  # knows nothing of bixse; prompts are those of the snippet
+    # it knows nothing of bixse; prompts are those of the snippet
+    server = SentenceTransformer(module.MODEL, device="cpu", truncate_dim=module.DIMENSIONS)
     embeddings = {
         kind: server.encode([module.PROMPTS[kind] + word for word in words], prompt="")
         for kind in ("query", "document")
@@ -312,15 +288,7 @@ def test_a_store_agrees_with_the_model_that_was_exported(store, calibrated):
 
 def test_langchain_cuts_at_a_probability_itself(snippet):
     stores = pytest.importorskip("langchain_core.vectorstores")
-    embeddings = pytest.importorskip("langchain_core.embeddings")
     module = snippet("langchain")
-
-    class Known(embeddings.DeterministicFakeEmbedding):
-        def embed_query(self, text):
-            return QUERY.tolist() if text == "query" else VECTORS[int(text)].tolist()
-
-        def embed_documents(self, texts):
-            return [self.embed_query(text) for text in texts]
 
     class Distances(stores.InMemoryVectorStore):
         """A store as Chroma or PGVector: its scores are distances."""
@@ -337,10 +305,10 @@ def test_langchain_cuts_at_a_probability_itself(snippet):
 
     wanted = {str(n) for n, cosine in enumerate(COSINES) if HEAD.probability(float(cosine)) >= WANTED}
     for kind in (Distances, Cosines):
-        store = kind(Known(size=8))
-        store.add_texts([str(number) for number in range(len(VECTORS))])
         options = {"score_threshold": WANTED, "k": 60}
-        retriever = store.as_retriever(search_type="similarity_score_threshold", search_kwargs=options)
+        retriever = of_langchain(kind, VECTORS, QUERY).as_retriever(
+            search_type="similarity_score_threshold", search_kwargs=options
+        )
         assert {document.page_content for document in retriever.invoke("query")} == wanted
 
 

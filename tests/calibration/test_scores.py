@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -48,9 +49,10 @@ def test_scores_of_any_size_become_calibrated_probabilities(run, tmp_path, size,
     assert ((head.probability(scores) - hits) ** 2).mean() < 0.6 * hits.var()
     assert head.probability(scores).mean() == pytest.approx(hits.mean(), abs=0.1)
     assert head.thresholds[0].precision == 0.9
-    cuts = json.loads((tmp_path / "out" / "export" / "cuts.json").read_text())
+    cuts = json.loads(Path(result.artifacts["cuts"]).read_text())
+    assert [cut["precision"] for cut in cuts] == [0.9, None]
     assert head.probability(cuts[-1]["cosine"]) == pytest.approx(cuts[-1]["probability"])
-    assert (tmp_path / "out" / "export" / "qdrant.py").exists() == (np.abs(scores).max() <= 1 and size < 1)
+    assert ("qdrant" in result.artifacts) == (np.abs(scores).max() <= 1 and size < 1)
     assert result.check.auc.low > 0.8
     assert run(score_rows(size), name=name, at_precision=(0.9,), export=(0.5,)).reused
 
