@@ -105,18 +105,11 @@ def test_another_system_is_another_run(folder, tmp_path, tiny_model_path):
             evaluate(system, folder, tmp_path / out)
 
 
-def test_unchanged_documents_are_not_encoded_twice(folder, tmp_path, tiny_model_path, encoded, monkeypatch):
-    def documents():
-        return sum(kind == "document" for kind, _ in encoded)
-
-    for cache, number in ((tmp_path / "cache", 4), (tmp_path / "cache", 4), ("none", 8), ("none", 12)):
-        result = evaluate(EncoderSystem(tiny_model_path, cache=cache), folder)
-        assert documents() == number
-        assert result.run == evaluate(EncoderSystem(tiny_model_path, cache=tmp_path / "cache"), folder).run
+def test_a_corpus_that_is_long_is_not_cached_where_no_folder_is_named(folder, tiny_model_path, encoded, monkeypatch):
     monkeypatch.setattr("bixse.evaluation.systems.MOST_CACHED", 2)
     for _ in range(2):
         evaluate(tiny_model_path, folder)
-    assert documents() == 20  # a corpus that long is not kept where no folder is named
+    assert sum(kind == "document" for kind, _ in encoded) == 2 * len(CORPUS)
 
 
 def test_a_system_of_ones_own(folder):

@@ -3,9 +3,8 @@ import json
 import pytest
 
 from bixse import collection_task, evaluate
-from bixse.data.collection import Collection, Document, save_collection
+from bixse.data.collection import save_collection
 from bixse.data.trec import write_run
-from bixse.errors import InputError
 from bixse.evaluation.gate import gate, read_baseline
 from helpers.command import call, refused
 from helpers.toy import action_collection
@@ -68,32 +67,20 @@ def rewrite(base, name, change):
     (base / name).write_text(json.dumps(content))
 
 
-def test_another_collection_with_the_same_ids_is_refused_before_the_search(folder, tmp_path):
-    toy = action_collection(splits=False)
-    other = {**toy.corpus, "copy-0": Document("", "another text")}
-    save_collection(Collection("toy", other, toy.queries, toy.qrels), tmp_path / "toy")
-    with pytest.raises(InputError, match=r"corpus\.jsonl"):
-        read_baseline(folder / "base", collection_task(tmp_path / "toy"))
-
-
 @pytest.mark.parametrize(
-    "more",
+    "words",
     [
-        ("--by", "0.1"),
-        ("bm25", "--fail-if-worse-than", "base"),
-        ("--dimensions", "8", "16", "--fail-if-worse-than", "base"),
-        ("--fail-if-worse-than", "base", "--by", "-0.1"),
-        ("--fail-if-worse-than", "nowhere"),
+        "base --collection toy --by 0.1",
+        "base bm25 --collection toy --fail-if-worse-than base",
+        "MODEL --collection toy --dimensions 8 16 --fail-if-worse-than base",
+        "base --collection toy --fail-if-worse-than base --by -0.1",
+        "base --collection toy --fail-if-worse-than nowhere",
+        "bm25 --suite beir --data . --fail-if-worse-than base",
     ],
 )
-def test_a_gate_needs_one_model_and_a_baseline(capsys, folder, tmp_path, monkeypatch, more):
+def test_a_gate_needs_one_model_and_a_baseline(capsys, folder, tiny_model_path, monkeypatch, words):
     monkeypatch.chdir(folder)
-    refused(capsys, "evaluate", worse(folder, tmp_path, 1), "--collection", "toy", *more)
-
-
-def test_a_suite_has_no_gate(capsys, folder):
-    words = ("evaluate", "bm25", "--suite", "beir", "--data", folder, "--fail-if-worse-than", folder / "base")
-    refused(capsys, *words)
+    refused(capsys, "evaluate", *words.replace("MODEL", str(tiny_model_path)).split())
 
 
 def test_exit_code_1_for_a_worse_model_and_0_for_an_equal_one(capsys, folder, tmp_path):

@@ -83,23 +83,13 @@ def test_a_record_knows_reranker_and_depth(folder, tmp_path, task, tiny_model_pa
     first = evaluate(system, task, tmp_path / "out")
     assert evaluate(RerankedSystem(Bm25System(), folder, 5), task, tmp_path / "out").reused
     assert first.metrics["ndcg@10"] == pytest.approx(np.mean(list(first.per_query["ndcg@10"].values())))
-    other = save_reranker(tiny_model_path, tmp_path / "other", seed=1)
-    for changed in (RerankedSystem(Bm25System(), folder, 6), RerankedSystem(Bm25System(), other, 5)):
-        assert changed.name != system.name
+    other = save_reranker(tiny_model_path, tmp_path / "model", seed=1)  # named as a loaded model is
+    loaded = [(build_scorer("reranker", path), 5) for path in (folder, other)]
+    others = [RerankedSystem(Bm25System(), *given) for given in ((folder, 6), (other, 5), *loaded)]
+    for changed in others:
         with pytest.raises(InputError):
             evaluate(changed, task, tmp_path / "out")
-
-
-def test_other_weights_in_a_folder_called_model_are_another_system(folder, tmp_path, monkeypatch, tiny_model_path):
-    monkeypatch.chdir(folder.parent)  # named "model", as a loaded model is
-    names = {RerankedSystem(Bm25System(), other, 10).name for other in ("model", build_scorer("reranker", folder))}
-    save_reranker(tiny_model_path, tmp_path / "model", seed=1)
-    monkeypatch.chdir(tmp_path)
-    names |= {
-        RerankedSystem(Bm25System(), other, 10).name
-        for other in ("model", build_scorer("reranker", tmp_path / "model"))
-    }
-    assert len(names) == 4
+    assert len({each.name for each in (system, *others)}) == 5
 
 
 def test_a_run_of_another_collection_is_refused(folder, task, tmp_path):

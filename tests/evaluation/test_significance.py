@@ -9,7 +9,6 @@ from bixse.evaluation.statistics import (
     paired_bootstrap,
     query_draws,
     randomisation_test,
-    wilson_interval,
 )
 from bixse.report.table import format_verdict
 
@@ -121,12 +120,6 @@ def test_unusable_input_is_refused(a, b, options, message):
     for test in (paired_bootstrap, randomisation_test)[: 1 if "confidence" in options else 2]:
         with pytest.raises(InputError, match=message):
             test(a, b, **options)
-
-
-@pytest.mark.parametrize(("count", "total"), [(0, 1), (1, 1), (7, 20), (2999, 3000)])
-def test_wilson_interval_equals_scipys(count, total):
-    theirs = scipy.stats.binomtest(count, total).proportion_ci(0.95, method="wilson")
-    assert wilson_interval(count, total) == pytest.approx((theirs.low, theirs.high), abs=1e-12)
 
 
 def test_holm():
