@@ -68,9 +68,13 @@ def test_every_kind_of_loss_reads_scores(model, kind):
 
 @pytest.mark.parametrize(
     ("loss", "options"),
-    [("bixse-anchor", {}), ({"bixse": 1.0, "spread-out": 0.1}, {}), ("bixse", {"unlabelled": "base"})],
+    [
+        ("bixse-anchor", {}),
+        ({"bixse": 1.0, "spread-out": 0.1}, {}),
+        *(("bixse", option) for option in ({"unlabelled": "base"}, {"dimensions": (4,)}, {"gradient_cache": True})),
+    ],
 )
-def test_losses_of_embeddings_are_refused(model, loss, options):
+def test_losses_of_embeddings_and_options_that_are_not_read_are_refused(model, loss, options):
     with pytest.raises(InputError):
         ScoreLoss(model, loss, **options)
 
@@ -112,9 +116,3 @@ def test_a_trained_model_loads_in_the_plain_library_with_its_probabilities(model
     )
     head = RelevanceHead.load(Path(tmp_path / "model"))
     assert 0 < head.probability(float(score)) < 1
-
-
-@pytest.mark.parametrize("options", [{"dimensions": (4,)}, {"gradient_cache": True}])
-def test_options_that_are_not_read_are_refused(model, options):
-    with pytest.raises(InputError):
-        ScoreLoss(model, **options)

@@ -268,22 +268,24 @@ def cross_encoder_loss(kind, batch, scale, **options):
 
 @pytest.mark.parametrize(
     ("word", "scheme"),
-    [("lambdaloss-v2", "NDCGLoss2Scheme"), ("lambdarank", "LambdaRankScheme"), ("ndcg-loss2++", "NDCGLoss2PPScheme")],
+    [
+        ("lambdaloss-v2", "NDCGLoss2Scheme"),
+        ("lambdarank", "LambdaRankScheme"),
+        ("ndcg-loss2++", "NDCGLoss2PPScheme"),
+        ("pairwise-bce", None),
+    ],
 )
-def test_lambda_losses_equal_sentence_transformers(graded, word, scheme):
+def test_losses_over_lists_equal_sentence_transformers(graded, word, scheme):
     from sentence_transformers.cross_encoder import losses
 
-    theirs = cross_encoder_loss(losses.LambdaLoss, graded, 3.0, weighting_scheme=getattr(losses, scheme)(), k=None)
-    # theirs is a mean over pairs, ours over the 4 queries; NaN is above nothing
-    pairs = sum(high > low for z in graded.relevance() for high in z for low in z)
-    check(graded, word, theirs * pairs / 4, scale=3.0, top_grade=1.0, **SINGLE)
-
-
-def test_pairwise_bce_equals_sentence_transformers_ranknet(graded):
-    from sentence_transformers.cross_encoder.losses import RankNetLoss
-
-    theirs = cross_encoder_loss(RankNetLoss, graded, 3.0) * math.log(2)
-    check(graded, "pairwise-bce", theirs, scale=3.0, **SINGLE)
+    if scheme is None:
+        options, theirs = {}, cross_encoder_loss(losses.RankNetLoss, graded, 3.0) * math.log(2)
+    else:
+        options, weighting = {"top_grade": 1.0}, getattr(losses, scheme)()
+        theirs = cross_encoder_loss(losses.LambdaLoss, graded, 3.0, weighting_scheme=weighting, k=None)
+        # theirs is a mean over pairs, ours over the 4 queries; NaN is above nothing
+        theirs = theirs * sum(high > low for z in graded.relevance() for high in z for low in z) / 4
+    check(graded, word, theirs, scale=3.0, **options, **SINGLE)
 
 
 @pytest.mark.parametrize(
