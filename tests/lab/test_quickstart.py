@@ -109,8 +109,7 @@ def test_what_it_saves_reads_as_much_as_the_base_model(finished, tiny_model_path
     assert all(build_encoder(out / "bixse" / name).max_seq_length == longest for name in ("model", "tuned"))
 
 
-def test_without_compare_it_trains_bixse_alone():
-    assert module.compared(()) == [("bixse", "base"), ("bixse-tuned", "base")]
+def test_losses_to_compare_with_are_other_losses_and_each_named_once():
     for wrong in (("bixse",), ("infonce", "infonce"), ("no-such",)):
         with pytest.raises(ValueError, match="fix:"):
             QuickstartConfig(compare=wrong)

@@ -168,7 +168,6 @@ class TestUnhappyPaths:
         ("changes", "error"),
         [
             ({"per_loss": {"bixse": {"learning_rat": 1}}}, ConfigError),
-            ({"values": {"loses": []}}, ConfigError),
             ({"data": {"pairs": ["no.parquet"], "dev": ["dev"], "test": ["test"]}}, InputError),
             ({"name": "cutoff", "values": {"cutoffs": [0, 1.1]}}, InputError),
             ({"jobs": 1000}, InputError),

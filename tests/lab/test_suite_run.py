@@ -11,7 +11,7 @@ from bixse.errors import InputError, ModelError, OutputExistsError
 from bixse.evaluation import systems
 from bixse.evaluation.evaluate import evaluate
 from bixse.evaluation.statistics import holm, paired_bootstrap, randomisation_test
-from bixse.evaluation.systems import EncoderSystem, instructions_of
+from bixse.evaluation.systems import EncoderSystem
 from bixse.evaluation.tasks import collection_task, cut_collection
 from bixse.lab.suites.known_suites import SUITES
 from bixse.lab.suites.suite_result import compare_systems
@@ -72,14 +72,6 @@ def test_wrong_arguments(data, options, message):
         evaluate_suite(**{"systems": ["bm25"], "suite": "beir", "data": data, "tasks": TASKS, **options})
 
 
-def test_a_wrong_second_model_is_refused_before_the_first_search(data, tmp_path, monkeypatch):
-    searched = count_searches(monkeypatch)
-    with pytest.raises(ModelError, match="got no such folder"):
-        evaluate_suite(["bm25", "./no/such"], "beir", data, tmp_path / "out", TASKS)
-    assert searched == []
-    assert not (tmp_path / "out").exists()
-
-
 def test_figures_are_those_of_evaluate_without_self_matches_where_mteb_leaves_them_out(data, tiny_model_path, tmp_path):
     result = evaluate_suite([str(tiny_model_path), "bm25"], "beir", data, tmp_path / "out", TASKS)
     for model, scores in result.scores.items():
@@ -104,40 +96,33 @@ def test_means_over_groups_and_over_zero_shot_tasks(data):
     assert list(evaluate_suite(["bm25"], "beir", data, tasks=["BioASQ"]).means["bm25"]) == ["mean over tasks"]
 
 
-def test_each_task_gets_its_instructions_and_the_model_stays_as_it_was(tiny_model, data, tmp_path):
-    table = Instructions(
-        default="find it", tasks={"fiqa2018": {"instructions": ["answer it"]}, "nf": {"instructions": ["same"]}}
-    )
-    set_instructions(tiny_model, table)
-    with instructions_of(tiny_model, ("FiQA2018", "fiqa")) as chosen:
-        assert chosen == "fiqa2018"
-        assert tiny_model.prompts["query"].startswith("Instruct: answer it")
-    assert tiny_model.prompts["query"].startswith("Instruct: find it")
-    assert tiny_model.task is None
-    with instructions_of(tiny_model, ("Unknown",)) as chosen:
-        assert chosen is None
-    tiny_model.instructions = Instructions(tasks={"a": {"instructions": ["x"]}, "c": {"instructions": ["y"]}})
-    with pytest.raises(InputError, match="task 'b'"), instructions_of(tiny_model, ("b",), must=True):
-        pass
-    tiny_model.instructions = table
-    tiny_model.save_pretrained(str(tmp_path / "model"), create_model_card=False)
-    seen = []
-    system = EncoderSystem(str(tmp_path / "model"))
-    before = system.encoder.preprocess
-    system.encoder.preprocess = lambda texts, **given: seen.append(given.get("prompt")) or before(texts, **given)
-    evaluate_suite([system], "beir", data, tasks=["FiQA2018"])
-    assert set(seen) == {"Instruct: answer it\nQuery:\n", None}
+def test_each_task_gets_its_instructions_and_the_model_stays_as_it_was(tiny_model, data):
+    tasks = {"fiqa2018": {"instructions": ["answer it"]}, "other": {"instructions": ["same"]}}
+    set_instructions(tiny_model, Instructions(default="find it", tasks=tasks))
+    seen, before = [], tiny_model.preprocess
+    tiny_model.preprocess = lambda texts, **given: seen.append(given.get("prompt")) or before(texts, **given)
+    evaluate_suite([tiny_model], "beir", data, tasks=TASKS)
+    assert list(dict.fromkeys(filter(None, seen))) == ["Instruct: find it\nQuery:\n", "Instruct: answer it\nQuery:\n"]
+    assert None in seen, "documents have no prompt"
+    assert tiny_model.task is None and tiny_model.prompts["query"].startswith("Instruct: find it")
+    tiny_model.instructions = Instructions(tasks=tasks)
+    with pytest.raises(InputError, match="task 'b'"):
+        evaluate_suite([EncoderSystem(tiny_model, task="b")], "beir", data, tasks=TASKS)
 
 
-def test_a_model_without_an_instruction_for_a_task_is_refused_before_work(tiny_model, data, tmp_path, monkeypatch):
+def test_a_second_model_that_cannot_be_used_is_refused_before_work(tiny_model, data, tmp_path, monkeypatch):
     tasks = {"FiQA2018": {"instructions": ["a"]}, "b": {"instructions": ["b"]}}
     set_instructions(tiny_model, Instructions(tasks=tasks))
     model = str(tmp_path / "model")
     tiny_model.save_pretrained(model, create_model_card=False)
     searched = count_searches(monkeypatch)
-    with pytest.raises(InputError, match="instructions: got no task; expected one of FiQA2018, b"):
-        evaluate_suite([model], "beir", data, tasks=TASKS)
-    assert searched == []
+    for second, error, message in (
+        ("./no/such", ModelError, "got no such folder"),
+        (model, InputError, "instructions: got no task; expected one of FiQA2018, b"),
+    ):
+        with pytest.raises(error, match=message):
+            evaluate_suite(["bm25", second], "beir", data, tmp_path / "out", TASKS)
+    assert (searched, (tmp_path / "out").exists()) == ([], False)
     assert evaluate_suite([model], "beir", data, tasks=["FiQA2018"]).scores
     assert evaluate_suite([EncoderSystem(model, task="b")], "beir", data, tasks=TASKS).scores
 
@@ -233,18 +218,13 @@ def test_one_task_is_the_comparison_of_its_queries():
     assert pair.randomisation_p == randomisation_test(a["task0"], b["task0"])
 
 
-def test_tasks_count_alike_whatever_their_size():
-    a = {"large": {f"q{n}": 1.0 for n in range(100)}, "small": {"q1": 0.0, "q2": 0.0}}
-    b = {"large": {f"q{n}": 0.0 for n in range(100)}, "small": {"q1": 1.0, "q2": 1.0}}
+def test_tasks_count_alike_whatever_their_size_and_those_of_a_group_together_count_as_one():
+    tasks = (("x1", 100, 1.0), ("x2", 2, 1.0), ("x3", 3, 1.0), ("y", 2, 0.0))
+    a = {task: {f"q{n}": value for n in range(size)} for task, size, value in tasks}
+    b = {task: {f"q{n}": 1.0 - value for n in range(size)} for task, size, value in tasks}
     (pair,) = compare_systems({"a": a, "b": b})
-    assert (pair.difference.mean, pair.difference.low, pair.difference.high) == (0.0, 0.0, 0.0)
-    assert [task.verdict for task in pair.tasks] == ["better", "worse"]
-
-
-def test_the_tasks_of_a_group_together_count_as_one():
-    a = {name: {"q1": value, "q2": value} for name, value in (("x1", 1.0), ("x2", 1.0), ("x3", 1.0), ("y", 0.0))}
-    b = {name: {"q1": value, "q2": value} for name, value in (("x1", 0.0), ("x2", 0.0), ("x3", 0.0), ("y", 1.0))}
-    assert compare_systems({"a": a, "b": b})[0].difference.mean == pytest.approx(0.5)
+    assert (pair.difference.mean, pair.difference.low, pair.difference.high) == (0.5, 0.5, 0.5)
+    assert [task.verdict for task in pair.tasks] == ["better", "better", "better", "worse"]
     (pair,) = compare_systems({"a": a, "b": b}, {"x1": "x", "x2": "x", "x3": "x"})
     assert pair.difference.mean == pytest.approx(0.0)
     assert pair.randomisation_p > 0.8
@@ -269,21 +249,17 @@ def test_every_pair_is_compared_and_corrected():
     assert [task.holm_p for each in pairs.values() for task in each.tasks] == holm(every)
 
 
-BEIR = SUITES["beir"]
 CORPUS = [f"d{number}" for number in range(200)]
 QRELS = {f"q{number}": {f"d{number}": 1.0, f"d{number + 50}": 0.0} for number in range(40)}
 
 
-def test_the_tasks_of_beir():
-    assert len({task.group or task.name for task in BEIR.tasks}) == 15
-    assert sum(task.group == "CQADupstackRetrieval" for task in BEIR.tasks) == 12
-    assert [task.name for task in BEIR.optional if task.hub is None] == ["BioASQ", "Signal1M", "TRECNEWS", "Robust04"]
-    short = SUITES["beir-short"].tasks
-    assert len(short) == 6 and all(task in BEIR.tasks for task in short)
-
-
-def test_every_task_says_how_to_get_its_data():
-    for task in (*BEIR.tasks, *BEIR.optional, *SUITES["nanobeir"].tasks):
+def test_the_tasks_of_beir_and_how_to_get_their_data():
+    beir, short = SUITES["beir"], SUITES["beir-short"].tasks
+    assert len({task.group or task.name for task in beir.tasks}) == 15
+    assert sum(task.group == "CQADupstackRetrieval" for task in beir.tasks) == 12
+    assert [task.name for task in beir.optional if task.hub is None] == ["BioASQ", "Signal1M", "TRECNEWS", "Robust04"]
+    assert len(short) == 6 and all(task in beir.tasks for task in short)
+    for task in (*beir.tasks, *beir.optional, *SUITES["nanobeir"].tasks):
         assert any(word in task.fetch for word in ("curl -LO https://", "--download", "licence")), task
 
 
