@@ -360,7 +360,7 @@ def test_of_several_dev_collections_the_mean_decides(files, settings, actions):
     entries = [entry for entry in result.history if "eval_dev_ndcg@10" in entry]
     assert len(entries) > 3
     for entry in entries:
-        parts = [entry["eval_dev_collection_ndcg@10"], entry["eval_dev_half_ndcg@10"]]
+        parts = [entry["eval_dev_actions_ndcg@10"], entry["eval_dev_half_ndcg@10"]]
         assert parts[0] != parts[1]
         assert entry["eval_dev_ndcg@10"] == pytest.approx(sum(parts) / 2)
     after = [entry for entry in entries if entry["step"] > 0]

@@ -6,9 +6,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from sentence_transformers import CrossEncoder
 
+from bixse.data.graded_pairs import GradedPairs
+from bixse.data.pairs_files import save_graded_pairs
+from bixse.data.pydocs import PYDOCS_SCALE, load_pydocs
 from bixse.encoders.head import RelevanceHead
-from bixse.encoders.loading.build import build_scorer
+from bixse.encoders.loading.build import build_scorer, load_relevance_model
 from bixse.errors import InputError
 from bixse.training.loop.batches import DrawnGroup
 from bixse.training.loop.pair_trainer import PairCollator, pair_loss
@@ -97,3 +101,17 @@ def test_the_head_of_a_loss_over_lists_is_fitted(train_toy, graded_pairs, loss):
     logits = build_scorer("reranker", folder).logits(graded_pairs.queries, graded_pairs.documents)
     z = graded_pairs.relevance
     assert np.mean((head.probability(logits) - z) ** 2) <= np.mean((z.mean() - z) ** 2) + 1e-3
+
+
+@pytest.mark.slow
+def test_all_minilm_trains_on_the_sample_data(train_toy, tmp_path):
+    pairs = GradedPairs.from_collection(load_pydocs(), "train", PYDOCS_SCALE)
+    save_graded_pairs(pairs, tmp_path / "pairs.jsonl")
+    optimizer = {"max_steps": 12, "global_batch_size": 8, "documents_per_query": 4, "learning_rate": 4e-4}
+    settings = {"pairs": tmp_path / "pairs.jsonl", "model": "demo", "dev": None, "max_length": 64}
+    result = train_toy(kind="reranker", **settings, optimizer=optimizer)
+    losses = [entry["loss"] for entry in result.history if "loss" in entry]
+    assert np.mean(losses[-3:]) < np.mean(losses[:3])
+    texts = ["Copy data and mode bits of a file.", "Return the sine of x."]
+    plain = CrossEncoder(str(result.model_path), device="cpu").predict([("copy a file", text) for text in texts])
+    assert load_relevance_model(result.model_path).relevance("copy a file", texts) == pytest.approx(plain, abs=1e-6)

@@ -150,11 +150,11 @@ def test_commands_rerank_and_calibrate(capsys, of_one_step, actions, tmp_path, k
 
 
 @pytest.mark.slow
-def test_all_minilm_trains_on_the_sample_data_by_the_command(capsys, tmp_path, kind):
+def test_all_minilm_trains_on_the_sample_data_by_the_command(capsys, tmp_path, embedding_kind):
     pairs = GradedPairs.from_collection(load_pydocs(), "train", PYDOCS_SCALE)
     save_graded_pairs(pairs, tmp_path / "pairs.jsonl")
-    words = ("--pairs", tmp_path / "pairs.jsonl", "--max-length", "64", "--max-steps", "12", "--global-batch-size", "8")
-    code, result = call(capsys, "train", "--kind", kind, *words, "--out", tmp_path / "out")
+    words = ("--pairs", tmp_path / "pairs.jsonl", "--max-length", "64", "--max-steps", "8", "--global-batch-size", "8")
+    code, result = call(capsys, "train", "--kind", embedding_kind, *words, "--out", tmp_path / "out")
     losses = [json.loads(line).get("loss") for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
     losses = [value for value in losses if value is not None]
     assert code == 0 and np.mean(losses[-3:]) < np.mean(losses[:3])
