@@ -303,11 +303,14 @@ def test_scores_without_grades_are_refused_and_strange_scores_warned_of(positive
     assert all(part in text for part, text in zip(warned, check_scores(*scores, score_map), strict=True))
 
 
-def test_share_of_positives_above_is_the_auc_of_scikit_learn():
+def test_summary_agrees_with_numpy_and_scikit_learn():
     generator = np.random.default_rng(3)
     positive, negative = generator.normal(2, 2, 300).round(1), generator.normal(0, 2, 700).round(1)  # with ties
-    auc = roc_auc_score([1] * 300 + [0] * 700, np.concatenate([positive, negative]))
-    assert summarise_scores(positive, negative).above == pytest.approx(auc)
+    scores = np.concatenate([positive, negative])
+    summary = summarise_scores(positive, negative)
+    assert (summary.count, summary.lowest, summary.highest) == (1000, scores.min(), scores.max())
+    assert summary.distinct == len(set(scores.tolist()))
+    assert summary.above == pytest.approx(roc_auc_score([1] * 300 + [0] * 700, scores))
     assert summarise_scores([1.0], []).above is None
     with pytest.raises(InputError):
         summarise_scores([], [])

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from bixse.scale.index.index_files import read_manifest
 from bixse.scale.index.search import open_index
 from helpers.toy import index_of
 
@@ -47,3 +48,36 @@ def test_index_killed_again_and_again_is_completed(tiny_model_path, tiny_model, 
     with open_index(words[-1], tiny_model) as index:
         assert {hit.document_id for hit in index.search("copy", top=1000)} == set(documents)
     assert [path.name for path in words[-1].glob("files-*")] == [report.manifest.folder]
+
+
+REPLACING = """
+import json, pathlib, sys
+from bixse.scale.index.index_settings import IndexSettings
+from bixse.scale.index.make_index import make_index
+corpus = pathlib.Path(sys.argv[2]) / "corpus.jsonl"
+rows = [json.loads(line) for line in corpus.read_text().splitlines()]
+for version in range(20):
+    changed = [{**row, "text": f"{row['text']} {version}"} for row in rows]
+    corpus.write_text("".join(json.dumps(row) + chr(10) for row in changed))
+    make_index(IndexSettings(model=sys.argv[1], collection=sys.argv[2]), sys.argv[3])
+"""
+
+
+def test_readers_see_complete_indexes_while_a_process_replaces_them(
+    tiny_model_path, tiny_model, write_corpus, documents, tmp_path
+):
+    words = (tiny_model_path, write_corpus(documents), tmp_path / "index")
+    index_of(*words)
+    # no fork: of a process with the threads of torch and pyarrow it may hang for ever
+    process = subprocess.Popen([sys.executable, "-c", REPLACING, *map(str, words)])
+    seen = set()
+    while process.poll() is None:
+        with open_index(words[-1], tiny_model) as index:
+            versions = {hit.text.rpartition(" ")[2] for hit in index.search("copy", top=100)}
+        digits = {version for version in versions if version.isdigit()}
+        assert len(digits) <= 1
+        assert not digits or versions == digits
+        seen |= digits
+    assert process.returncode == 0
+    assert len(seen) > 2
+    assert read_manifest(words[-1]).documents == 100

@@ -237,6 +237,17 @@ class TestTraining:
         assert whole.merge.weight in (0.4, 0.8)
 
     @pytest.mark.slow
+    def test_a_run_killed_before_it_was_merged_is_merged_the_same(self, monkeypatch, train_guarded):
+        whole = train_guarded("whole")
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr("bixse.training.finish.merge", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
+            train_guarded("killed")
+        again = train_guarded("killed")
+        assert again.merge == whole.merge
+        names = ("model.safetensors", "relevance_head.json")
+        assert all((again.model_path / n).read_bytes() == (whole.model_path / n).read_bytes() for n in names)
+
+    @pytest.mark.slow
     def test_adapters_are_scaled(self, decoder_path, tmp_path, train_toy):
         path = decoder_path("llama")
         learning = {"learning_rate": 1e-2, "num_train_epochs": 1}

@@ -15,6 +15,7 @@ import argparse
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -33,18 +34,17 @@ VARIANTS = ("prior", "graded", "merged", "tuned", "bias-per-batch")
 ZERO = {"unlabelled": "zero"}
 OPTIONS = {"zero": ZERO, "bias-per-batch": ZERO, "half": {"unlabelled": "base", "unlabelled_weight": 0.5}}
 """Target of unlabelled entries -> options of the loss; any other target is made from the base model's probability."""
-SETTINGS: dict[str, dict[str, object]] = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "frozen": {"frozen_layers": 0},
     "frozen-3": {"frozen_layers": 3},
     "no-dropout": {"dropout": 0.0},
     "orbit": {"max_distance": 0.002},  # one pass of pydocs ends at .0054
+    "bias-fast": {"optimizer": {"bias_lr_multiplier": 1000.0}},
     "bias-prior": {"loss_options": {"bias": "prior"}},
     "spread-out": {"loss": {"bixse": 1.0, "spread-out": 1.0}},
     "wasserstein-6": {"loss": "wasserstein", "scale": 6.0},  # 10 asks for smaller differences of cosines than there are
 }
-"""Arm -> settings of `bixse train`; the others are those of `zero`."""
-OPTIMIZER = {"bias-fast": {"bias_lr_multiplier": 1000.0}}
-"""Arm -> settings of the optimizer; the others are those of `zero`."""
+"""Arm -> settings of `bixse train`; the others, also of the optimizer, are those of `zero`."""
 THEN = "then-"
 BY_MERGE = ("merge", "dev", "dev_split", "guard", "guard_split")
 """Settings of the choice of a merge weight."""
@@ -89,9 +89,8 @@ def train_cell(
         first = train_cell(file, data, out, passes, "zero", seed)["tuned"]
         settings["model"] = str(first.resolve())
     if arm in SETTINGS:
-        settings |= SETTINGS[arm]
-    elif arm in OPTIMIZER:
-        settings["optimizer"] |= OPTIMIZER[arm]
+        optimizer = settings["optimizer"] | SETTINGS[arm].get("optimizer", {})
+        settings |= {**SETTINGS[arm], "optimizer": optimizer}
     elif (loss := arm.removeprefix(THEN)) in LOSSES:
         settings["loss"] = loss
     else:
@@ -129,7 +128,7 @@ def main() -> None:
     parser.add_argument("train_on", help="nfcorpus, pydocs, or a YAML file")
     parser.add_argument("passes", type=int)
     losses = [name for name in LOSSES if LOSSES[name].alone]
-    arms = {*OPTIONS, "base", *VARIANTS, *SETTINGS, *OPTIMIZER, *losses, *(THEN + name for name in losses)}
+    arms = {*OPTIONS, "base", *VARIANTS, *SETTINGS, *losses, *(THEN + name for name in losses)}
     parser.add_argument("arm", choices=sorted(arms))
     parser.add_argument("seed", type=int)
     args = parser.parse_args()
