@@ -117,11 +117,11 @@ def test_the_gradient_of_one_side_alone_is_the_same_and_multiplied_with_the_loss
     torch.testing.assert_close(torch.autograd.grad(value, leaves[alone])[0], factor * expected)
 
 
-@pytest.mark.parametrize("word", ["infonce"])
-@pytest.mark.parametrize("shape", [(3, 14), (9, 13)])
+@pytest.mark.parametrize("word", ["infonce", "bixse"])
+@pytest.mark.parametrize("shape", [(10, 14), (9, 13)])
 def test_targets_of_another_batch_are_refused(loss, batch, shape):
+    targets = GradedTargets.from_entries([shape[0] - 1], [0], [1.0], shape)
     with pytest.raises(InputError, match=r"expected \(9, 14\)"):
-        targets = GradedTargets.from_entries([], [], [], shape)
         loss.compute_loss_from_embeddings(batch.queries, batch.documents, targets)
 
 

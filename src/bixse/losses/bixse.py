@@ -100,6 +100,7 @@ class BiXSELoss(GradedLoss):
 
     def compute_loss_from_embeddings(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> Tensor:
         """Return the loss; the first call sets the bias."""
+        targets.check_fits("loss", queries, documents)
         targets = self._targets(targets)
         bias: Tensor = self.logit_bias
         if not bool(self.bias_is_set):
@@ -108,10 +109,8 @@ class BiXSELoss(GradedLoss):
                 # a fitted bias has gradient 0 but for rounding, of which Adam would make a step of the full rate
                 bias = self.logit_bias.detach() + 0.0 * self.logit_bias
         self._note(targets, mean_logits(queries, documents, targets, self.logit_scale, self.logit_bias))
-        options = self.options
-        return graded_bce(
-            queries, documents, targets, self.logit_scale, bias, options.reduction, products=options.products
-        )
+        reduction, products = self.options.reduction, self.options.products
+        return graded_bce(queries, documents, targets, self.logit_scale, bias, reduction, products=products)
 
     def _targets(self, targets: GradedTargets) -> GradedTargets:
         if self.options.unlabelled == "base" and targets.unlabelled is None and self.model.training:
