@@ -14,6 +14,7 @@ from bixse.encoders.loading.build import build_encoder, load_relevance_model
 from bixse.encoders.weights import interpolate, trained_weights
 from bixse.errors import InputError, ModelError, OutputExistsError
 from bixse.progress import Progress
+from bixse.search.store import EmbeddingStore
 from bixse.training.config import MergeConfig, MergeModelsConfig
 from bixse.training.dev_evaluation import Split, load_watched
 from bixse.training.loop.batches import BatchPlan, GroupDataset
@@ -179,12 +180,18 @@ class TestPool:
             assert mine.scores == pytest.approx(other.scores, abs=1e-6), mine.weight
         assert whole.points[-1].scores["hub"] < whole.points[0].scores["hub"]
 
-    def test_embeddings_of_weights_that_were_not_taken_leave_the_store(self, hub, cache_path):
+    @pytest.mark.parametrize("searched", [None, 130])
+    def test_embeddings_of_weights_that_were_not_taken_leave_the_store(self, hub, cache_path, searched):
         model, base, tuned, watch = hub
-        taken = merge(model, base, tuned, [0.2, 0.5, 0.8, 1.0], watch(None)).weight
+        taken = merge(model, base, tuned, [0.2, 0.5, 0.8, 1.0], watch(searched)).weight
         files = {path.stem for path in (cache_path / "embeddings").iterdir()}
         assert taken < 1 and len(files) == 3
         assert embeddings_key(model) in files, "the model is left at the chosen weight"
+        for weight in (0.0, 1.0):
+            interpolate(model, base, tuned, weight)
+            store = EmbeddingStore(model)
+            store.encode([document.content for document in watch(None)[0].collection.corpus.values()])
+            assert store.encoded == 0, "also where the search for the pool encoded them"
 
 
 class TestTraining:

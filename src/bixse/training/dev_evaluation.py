@@ -86,18 +86,17 @@ class Watched:
             return weights * documents
         return weights * max(self.most or 0, len(self._judged)) + 2 * min(documents, HITS_FROM)
 
-    def hits(self, model: SentenceTransformer) -> dict[str, Ranking]:
+    def hits(self, model: SentenceTransformer, cache: str | None) -> dict[str, Ranking]:
         """Search the corpus, or `HITS_FROM` documents of a larger one: name of a query set -> run."""
-        return {name: result.run for name, result in self._search(model, self._texts(self._searched_for_hits)).items()}
+        texts = self._texts(self._searched_for_hits)
+        return {name: result.run for name, result in self._search(model, texts, cache).items()}
 
     def scores(self, model: SentenceTransformer, pool: Mapping[str, str], cache: str | None) -> Scores:
         """Return nDCG@10 of every judged query over a pool, whose documents are encoded once for all query sets."""
         return {name: result.per_query[PRIMARY_METRIC] for name, result in self._search(model, pool, cache).items()}
 
-    def _search(
-        self, model: SentenceTransformer, documents: Mapping[str, str], cache: str | None = "none"
-    ) -> dict[str, Evaluation]:
-        task = Task("watched", lambda: iter(documents.items()), len(documents), self.sets)
+    def _search(self, model: SentenceTransformer, texts: Mapping[str, str], cache: str | None) -> dict[str, Evaluation]:
+        task = Task("watched", lambda: iter(texts.items()), len(texts), self.sets)
         return evaluate_query_sets(EncoderSystem(model, cache=cache), task)
 
     @cached_property

@@ -158,13 +158,15 @@ def merge(
         return model
 
     sharded = is_sharded(model)
+    # no saved model has the weights of sharded or adapted encoders
+    cache = "none" if sharded or has_lora(model) else None
     # processes of a sharded encoder search with every weight together; other processes share the weights
     mine = slice(None) if sharded else slice(rank(), None, world_size())
     find = [0.0, 1.0][mine] if any(corpus.is_sampled for corpus in watched) else []
     share = sorted({0.0, 1.0, *weights})[mine] if watched else []
     bar = Progress("merge: search", len(find) + len(share)) if progress and is_main_process() else lambda done: None
-    pools = _pools(at, watched, find, bar)
-    scores, stored = _score(at, watched, pools, share, bar, sharded)
+    pools = _pools(at, watched, find, bar, cache)
+    scores, stored = _score(at, watched, pools, share, bar, cache)
     roles = {queries.name: queries.role for _, queries in sets_of(watched)}
     points, chosen = _choose(scores, roles, weights, tolerance)
     for weight, path in stored.items():  # the candidates of every run would fill the disk
@@ -190,7 +192,7 @@ def merge(
 
 
 def _pools(
-    at: AtWeight, watched: Sequence[Watched], share: Sequence[float], bar: Callable[[int], None]
+    at: AtWeight, watched: Sequence[Watched], share: Sequence[float], bar: Callable[[int], None], cache: str | None
 ) -> list[dict[str, str]]:
     """Return per collection the documents that every weight searches: document id -> text."""
     runs: list[list[Any]] = [[] for _ in watched]
@@ -199,7 +201,7 @@ def _pools(
             model = at(weight)
             for corpus, hits in zip(watched, runs, strict=True):
                 if corpus.is_sampled:
-                    hits.append(corpus.hits(model))
+                    hits.append(corpus.hits(model, cache))
             bar(1)
     parts = gather_object([runs])
     return [corpus.pool([run for part in parts for run in part[number]]) for number, corpus in enumerate(watched)]
@@ -211,7 +213,7 @@ def _score(
     pools: Sequence[Mapping[str, str]],
     share: Sequence[float],
     bar: Callable[[int], None],
-    sharded: bool,
+    cache: str | None,
 ) -> tuple[dict[float, Scores], dict[float, Path]]:
     """Return weight -> scores, 0 and 1 included, and weight -> new file of the store; the encoder keeps a weight."""
     scores: dict[float, Scores] = {}
@@ -219,8 +221,6 @@ def _score(
     with raise_together():
         for weight in share:
             model, scores[weight] = at(weight), {}
-            # no saved model has the weights of sharded or adapted encoders
-            cache = "none" if sharded or has_lora(model) else None
             path = EmbeddingStore(model, cache).path
             if path is not None and not path.exists():
                 stored[weight] = path
