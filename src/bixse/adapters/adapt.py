@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 ADAPTER_FILE = "adapter.safetensors"
 DEV_SHARE = 0.3
-RATE_OF_HEAD = 0.05  # of log alpha and beta, which move further than the map
+RATE_OF_HEAD = 0.05  # of log alpha and beta, which change more than the map
 BATCH_SIZE = 256
 SHRINKAGE = (0.25, 0.5, 0.75, 1.0)
 """Factors of B A that dev chooses from."""
 FEWEST_QUERIES = 4
 """Fewest queries with a relevant document, of pairs and of dev: two to choose on, two to check."""
-SPLITS = 20  # one split alone decides by its luck
+SPLITS = 20  # with a single split, chance would decide
 VECTOR_COLUMNS = (FileColumn("id", "id", unique=True), FileColumn("vector", "numbers", other_names=("embedding",)))
 PAIR_COLUMNS = (
     FileColumn("query_id", "id"),
@@ -103,7 +103,7 @@ def adapt(settings: AdaptSettings, out: Path, progress: ProgressBars | None = No
             f"{settings.vectors} and a rank up to it; fix: embed both with one model, or lower --rank"
         )
     train, dev = _split(settings, query_rows, rows)
-    record.save("running")  # after all checks; before the adapter, so that a killed run is known as one
+    record.save("running")  # after all checks, but before the adapter: a killed run leaves a record
 
     ids, dev_queries = list(rows), queries[[query_rows[query] for query in dev]]
     base, run = _search(dev, dev_queries, documents, ids)
@@ -253,14 +253,14 @@ def _split(settings: AdaptSettings, queries: Mapping[str, int], documents: Mappi
         dev = read_pairs(settings.dev, queries, documents)
     if both := train.keys() & dev.keys():
         raise InputError(
-            f"dev: got {len(both)} queries of pairs, such as {min(both)!r}; expected other queries; fix: leave --dev "
-            "out, or drop them from one of the files"
+            f"dev: got {len(both)} queries that are also in pairs, such as {min(both)!r}; expected other queries; fix: "
+            "leave --dev out, or drop them from one of the files"
         )
     for name, part in (("pairs", train), ("dev", dev)):
         number = sum(any(judged.values()) for judged in part.values())
         if number < FEWEST_QUERIES:
             raise InputError(
-                f"{name}: got {number} queries with a relevant document; expected at least {FEWEST_QUERIES}, and some "
+                f"{name}: got {number} queries with a relevant document; expected at least {FEWEST_QUERIES}, and about "
                 "50 for a verdict; fix: grade documents of more queries"
             )
     return train, dev

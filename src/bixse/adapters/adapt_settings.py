@@ -27,8 +27,8 @@ class AdaptSettings(Settings):
     rank: int = Field(default=32, ge=1)
     """Rank of the map, at most the dimensions of the vectors."""
     steps: int = Field(default=160, ge=1)
-    """Highest number of steps. Dev chooses among it, its half, its quarter, and so on."""
+    """Maximum number of steps. Dev chooses between this number, its half, its quarter, and so on."""
     learning_rate: float = Field(default=1e-3, gt=0, le=1)
     """Learning rate of the map (Adam)."""
     seed: int = Field(default=0, ge=0, lt=SEEDS)
-    """Random seed of the start of the map, of batches and of held-out queries."""
+    """Random seed of the initial map, of batches and of held-out queries."""

@@ -109,7 +109,7 @@ def calibrate(
             "or --out DIR; fix: add --out, the result is saved there"
         )
     home = Path(str(model)) if out is None else out
-    # before the record: a file that is missing or damaged is named by its reader
+    # before the record: the reader reports a missing or damaged file
     judged = None if settings.scores is not None else judged_pairs(settings)
     scored = None if settings.scores is None else read_scores(settings, settings.scores)
     record = None if out is None else _open(settings, out)

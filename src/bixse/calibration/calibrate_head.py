@@ -139,7 +139,7 @@ def _share(hits: Floats, weights: Floats, query: npt.NDArray[np.int64]) -> tuple
     residuals = np.bincount(query, weights=weights * (hits - share))
     variance = float((residuals**2).sum() / total**2) * number / max(number - 1, 1)
     scatter, effective = share * (1 - share), float(total**2 / (weights**2).sum())
-    if scatter < _ROUNDING or number < 2:  # all pairs are alike: the variance says nothing, a query counts as one
+    if scatter < _ROUNDING or number < 2:  # all pairs are alike and have no variance: a query counts as one pair
         effective = number
     elif variance > 0:
         effective = min(effective, scatter / variance)
@@ -307,9 +307,8 @@ def held_out_check(head: RelevanceHead | None, pairs: ScoredPairs) -> HeldOutChe
         if np.ptp(relevance[half]) == 0:
             raise InputError(
                 f"calibration: got relevance {relevance[half][0]:g} for all {int(half.sum())} pairs of the half of the "
-                f"queries that it is {name}; expected relevant and irrelevant pairs; fix: add pairs of the "
-                "kind that is missing (all graded candidates of a query, not the relevant ones alone), or take another "
-                "--seed"
+                f"queries it is {name}; expected relevant and irrelevant pairs; fix: add pairs of the kind that is "
+                "missing (all graded candidates of a query, not the relevant ones alone), or choose another --seed"
             )
     weights, observed = (None, relevance[held]) if prior is None else reweight_to_prevalence(relevance[held], prior)
 

@@ -23,9 +23,9 @@ class CalibrateSettings(Settings):
     """Settings of `bixse calibrate`."""
 
     model: Annotated[str | None, Flag(metavar="MODEL", positional=True)] = None
-    """Model folder, Hugging Face name, or demo (the small model of bixse[demo]). `scores` takes its place."""
+    """Model folder, Hugging Face name, or demo (the small model of bixse[demo]). Leave it out with `scores`."""
     pairs: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """Graded pairs that were not trained on (.parquet .jsonl .csv .tsv). `scores` takes their place."""
+    """Graded pairs that were not trained on (.parquet .jsonl .csv .tsv). Leave them out with `scores`."""
     scores: Annotated[Path | None, Flag(metavar="FILE")] = None
     """Scores of any model, instead of model and pairs (.parquet .jsonl .csv .tsv). The columns are query, score (or
     cosine), and either relevance from 0 to 1 (or relevant, label) or grade."""
@@ -34,7 +34,7 @@ class CalibrateSettings(Settings):
     task: str | None = None
     """Task whose instructions precede the texts. Null takes the model's default prompts."""
     dimensions: Annotated[int | None, Flag(metavar="D")] = Field(default=None, ge=2)
-    """Number of dimensions that embeddings are cut to. Each has probabilities and thresholds of its own in the model.
+    """Number of dimensions that embeddings are cut to. The model stores probabilities and thresholds for each number.
     Null calibrates for complete embeddings."""
     negatives: int | None = Field(default=None, ge=1)
     """Number of random unjudged documents added per query as irrelevant pairs. Null adds none."""
@@ -46,9 +46,9 @@ class CalibrateSettings(Settings):
     at_precision: Annotated[tuple[Precision, ...], Flag(metavar="P")] = ()
     """Precisions in (0, 1]. For each, the lowest probability threshold that reaches it is saved with the model."""
     export: Annotated[tuple[Probability, ...], Flag(metavar="P")] = ()
-    """Probabilities to write as cosines to export/ of the output folder, beside the thresholds of at_precision. Code
-    there computes the probability, and cuts at the highest cosine, in LangChain, LlamaIndex, Haystack, Qdrant, LanceDB,
-    DuckDB, pgvector, Elasticsearch, OpenSearch, MongoDB Atlas and Vespa."""
+    """Probabilities to write as cosines to export/ of the output folder, in addition to the thresholds of at_precision.
+    Code there computes the probability, and drops hits below the highest of these cosines, in LangChain, LlamaIndex,
+    Haystack, Qdrant, LanceDB, DuckDB, pgvector, Elasticsearch, OpenSearch, MongoDB Atlas and Vespa."""
     positive_from: Annotated[float, Flag(metavar="Z")] = Field(default=POSITIVE_FROM, gt=0, le=1)
     """Lowest relevance, in (0, 1], that counts as relevant for at_precision."""
     anyway: bool = False
@@ -72,8 +72,8 @@ class CalibrateSettings(Settings):
                 raise ValueError(f"got scores and {also[0]}; expected one of them; fix: leave {also[0]} out")
             if not self.scored_by:
                 raise ValueError(
-                    "got scores without scored_by; expected the model that they are of, since they mean nothing for "
-                    "another; fix: for example scored_by: all-MiniLM-L6-v2, 384 dimensions, no prompt"
+                    "got scores without scored_by; expected the name of their model, since scores of another model "
+                    "mean something else; fix: for example scored_by: all-MiniLM-L6-v2, 384 dimensions, no prompt"
                 )
         if (self.negatives is None) != (self.collection is None):
             given, absent = ("negatives", "collection")[:: 1 if self.collection is None else -1]

@@ -161,7 +161,7 @@ def auc(
     if np.isnan(value):
         return None
     drawn = [area(times) for block in query_draws(queries, samples, seed) for times in block]
-    low, high = np.nanquantile(drawn, interval_bounds(0.95))  # a draw may hold one kind only
+    low, high = np.nanquantile(drawn, interval_bounds(0.95))  # a draw may have only one kind of pairs
     return Auc(value, float(low), float(high))
 
 
@@ -177,8 +177,8 @@ def reweight_to_prevalence(z: npt.ArrayLike, prior: float) -> tuple[Floats, Floa
     share = float(observed.mean()) if observed.size else 0.0
     if not 0 < share < 1:
         raise InputError(
-            f"prior: got pairs whose mean relevance is {share:g}; expected relevant and irrelevant ones to weight; "
-            "fix: add the kind that is missing"
+            f"prior: got pairs whose mean relevance is {share:g}; expected relevant and irrelevant ones; fix: add the "
+            "kind that is missing"
         )
     relevant, irrelevant = observed * (prior / share), (1 - observed) * ((1 - prior) / (1 - share))
     weights = relevant + irrelevant

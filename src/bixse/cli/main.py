@@ -49,7 +49,7 @@ VERBS = {
     ),
     "evaluate": ("evaluate", "search a collection with models or bm25, and score the rankings"),
     "calibrate": ("calibrate", "fit and check a model's probabilities of relevance on graded pairs"),
-    "adapt": ("adapt", "learn a small map of queries for an index of vectors whose model cannot be trained"),
+    "adapt": ("adapt", "learn a small map of query vectors, for an index whose model cannot be trained"),
     "index": ("index", "make a search index of a collection"),
     "search": ("search", "search a collection, with probabilities of relevance"),
     "export": ("export:EXPORT", "write a model for ONNX Runtime or OpenVINO, with a proof that it embeds as before"),
@@ -62,7 +62,7 @@ VERBS = {
 SHARING_VERBS = ("train",)
 """Verbs that split their work over several processes."""
 
-INTERRUPTED = "stopped by Ctrl-C or SIGTERM; the same command goes on with what is finished"
+INTERRUPTED = "stopped by Ctrl-C or SIGTERM; the same command continues from what is finished"
 """The error if a verb without checkpoints is interrupted."""
 
 
@@ -185,8 +185,8 @@ def _run(words: Sequence[str]) -> CommandResult:
     shares = name in SHARING_VERBS or any(issubclass(kind, PlaceSettings) for kind in classes)
     if world_size() > 1 and not shares:
         raise InputError(
-            f"bixse {name}: got {world_size()} processes; expected one; fix: start it without the "
-            "launcher (of several processes `bixse train` makes use, and verbs with `--engine ranks`)"
+            f"bixse {name}: got {world_size()} processes; expected one; fix: start it without the launcher (only "
+            "`bixse train` and verbs with `--engine ranks` use several processes)"
         ).of_all_processes()
     with contextlib.redirect_stdout(sys.stderr):  # standard output has the result alone
         return verb.call(args, tuple(words))
@@ -231,7 +231,7 @@ def _sigterm_as_interrupt(to_the_end: bool) -> Iterator[None]:
         return
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would stop the writing
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal would stop the writing
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, interrupt)

@@ -47,8 +47,8 @@ class CommandResult:
 def waits(number: int, warnings: Sequence[str] = (), **metrics: Any) -> CommandResult:
     """Return the result of a rank that finished its parts while `number` parts of other ranks are pending."""
     text = (
-        f"this rank's parts are done; {number} of other ranks are not: the last one goes on with the results, or the "
-        "same command again"
+        f"this rank's parts are done; {number} of other ranks are not: the last rank, or the same command again, makes "
+        "the results"
     )
     return CommandResult(text, {**metrics, "waiting": number}, {}, list(warnings))
 
@@ -161,7 +161,7 @@ def _add(
 
     def order(item: tuple[str, FieldInfo]) -> tuple[int, bool, bool, bool]:
         name, info = item
-        position = rank.get(f"{keys}{name}", len(rank))  # then required, the verb's own, shared ones; sections last
+        position = rank.get(f"{keys}{name}", len(rank))  # then required settings, own, shared; last, sections
         return position, section_of(info) is not None, not info.is_required(), name not in annotated
 
     groups: dict[type, Any] = {}
@@ -192,7 +192,7 @@ def _add_switch(into: Any, key: str, word: str, field: FieldInfo, on: Any = True
     undecided = default is None and on is True
     for name, value in values.items():
         if undecided or bool(default) != (value is not off):
-            text = "Turn it off." if value is None else "Never do so." if name != word and undecided else _help(field)
+            text = "Turn it off." if value is None else "Never do this." if name != word and undecided else _help(field)
             into.add_argument(name, dest=key, action="store_const", const=value, default=argparse.SUPPRESS, help=text)
 
 

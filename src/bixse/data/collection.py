@@ -68,9 +68,9 @@ def load_collection(
     """Read a collection folder and check that its qrels name only its own documents and queries.
 
     The folder holds `corpus.jsonl` ({_id, title, text}), `queries.jsonl` ({_id, text}) and `qrels/<split>.tsv`; without
-    `splits` every qrels file is read. Of judgements that name a document which the corpus lacks, "refuse" raises and
-    "drop" leaves them out and counts them in `Collection.missing`: metrics then differ from those of the complete
-    collection, since the ideal ranking lacks these documents too. All errors of a file are raised together.
+    `splits` every qrels file is read. If judgements name documents that the corpus lacks, "refuse" raises; "drop"
+    leaves them out and counts them in `Collection.missing`. Metrics then differ from those of the complete collection:
+    the ideal ranking lacks these documents too. All errors of a file are raised together.
 
     Example:
         >>> import tempfile
@@ -158,7 +158,7 @@ class CorpusCheck:
     missing: set[str] = field(default_factory=set)
     """Judged documents that the corpus lacks."""
     quoted: set[str] = field(default_factory=set)
-    """Queries of `QUOTED_WORDS` words or more that stand in one of their relevant documents."""
+    """Queries of `QUOTED_WORDS` words or more that occur in one of their relevant documents."""
 
 
 def check_corpus(
@@ -323,22 +323,22 @@ def _warn_of_self_matches(
     others = [name for name in both if name not in set(same)]
     if exclude_self and others:
         return [
-            f"--exclude-self leaves a document out of the answers to {len(others):,} queries that has the query's id "
-            f"and another text ({others[0]!r}); fix: leave the flag out if ids are equal by accident"
+            f"for {len(others):,} queries, --exclude-self removes a document that has the query's id but another text "
+            f"({others[0]!r}); fix: leave the flag out if ids are equal by accident"
         ]
     if exclude_self or not same:
         return []
-    accident = f" ({len(others):,} others share an id with another text, and would lose a document)" if others else ""
+    accident = f" ({len(others):,} others have the id of another text, and would lose a document)" if others else ""
     return [
         f"{len(same):,} queries are documents too, with the same id and the same text ({same[0]!r}), and will find "
-        f"themselves; fix: --exclude-self leaves the document with the query's id out of its answers{accident}"
+        f"themselves; fix: --exclude-self removes the document with the query's id from the answers{accident}"
     ]
 
 
 def _warn_of_quoted(quoted: int, queries: int) -> list[str]:
     warning = (
         f"{quoted:,} of {queries:,} queries stand word by word in a relevant document: likely leakage, or queries that "
-        "ask for a known document; figures on them say little of other queries"
+        "ask for a known document; figures on them say little about other queries"
     )
     return [warning] if quoted else []
 

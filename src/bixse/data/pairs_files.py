@@ -89,7 +89,7 @@ def load_pairs(path: str | Path, rows: range | None = None) -> list[Pair]:
 def parquet_pairs(path: Path) -> tuple[str, int]:
     """Return a hash and the number of rows of a Parquet file, or of a folder of Parquet files, from the footers."""
     files = files_of(path, (".parquet",), "a file or folder of pairs")
-    if other := [file for file in files if kind_of(file) != ".parquet"]:  # only Parquet can be read from any row on
+    if other := [file for file in files if kind_of(file) != ".parquet"]:  # only Parquet can be read from the middle
         raise InputError(
             f"{other[0]}: got a suffix other than .parquet; expected Parquet, which shards need; fix: "
             "pandas.read_csv(...).to_parquet(...), or leave --shards, --processes and --engine out"

@@ -107,7 +107,7 @@ def passes_by_length(mask: Tensor, mini_batch_size: int = 32) -> tuple[Tensor, l
     """Return the (N,) rows of the (N, T) mask from the shortest to the longest text, and the size of each pass."""
     order = torch.argsort(mask.sum(dim=1), stable=True)
     if len(order) > TEXTS_CUT_EXACTLY:
-        return order, [len(part) for part in order.split(mini_batch_size)]  # of nearly one length: full passes
+        return order, [len(part) for part in order.split(mini_batch_size)]  # of similar lengths: full passes
     lengths = tuple(mask.sum(dim=1)[order].tolist())
     return order, list(_cheapest_cut(lengths, mini_batch_size, PASS_COST[mask.device.type]))
 

@@ -111,7 +111,7 @@ def _add_weights(digest: Any, model: torch.nn.Module, portable: bool = False) ->
             if not isinstance(part, torch.Tensor):
                 digest.update(f"{name} {part!r}".encode())
                 continue
-            # portable: one machine loads half-precision weights as float32, another does not
+            # some machines load half-precision weights as float32, others do not
             dtype = torch.float32 if portable and part.is_floating_point() else part.dtype
             tensor = part.dequantize() if part.is_quantized else part
             digest.update(f"{name} {dtype}".encode())

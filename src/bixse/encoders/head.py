@@ -73,7 +73,7 @@ class RelevanceHead:
     """Mean relevance of the pairs that the probabilities are for, between 0 and 1; None if unknown."""
     thresholds: tuple[Threshold, ...] = ()
     scored_by: str | None = None
-    """The model whose scores the head is for, in words; None: the model in whose folder it stands."""
+    """The model whose scores the head is for, in words; None: the model in whose folder it is."""
     dimensions: Annotated[int, Field(ge=1)] | None = None
     """Number of dimensions that embeddings are cut to before the cosine; None: they are not cut."""
 
@@ -101,7 +101,7 @@ class RelevanceHead:
         return replace(self, slope=1.0, intercept=0.0, calibrated_on=None, prior=self.trained_prior, thresholds=())
 
     def at_prior(self, prior: float) -> RelevanceHead:
-        """Return the head for pairs of mean relevance `prior`, between 0 and 1; drop thresholds, which no longer hold.
+        """Return the head for pairs of mean relevance `prior`, between 0 and 1; drop the thresholds, now invalid.
 
         By Bayes' rule the log-odds of every pair move by log odds(new prior) - log odds(old prior) (Saerens, Latinne
         and Decaestecker 2002, doi:10.1162/089976602753284446). It is exact if only the numbers of relevant and
@@ -128,7 +128,7 @@ class RelevanceHead:
         )
 
     def save(self, folder: Path) -> None:
-        """Write the head into a model folder, beside heads of other dimensions; raises StorageError."""
+        """Write the head into a model folder, next to heads of other dimensions; raises StorageError."""
         save_heads({**load_heads(folder), self.dimensions: self}, folder)
 
     @classmethod

@@ -102,8 +102,8 @@ class RelevanceModel(SentenceTransformer):
         # its trainer takes labels from the column `label` alone, and tokenises a column of another name as texts
         if len(inputs) and isinstance(inputs[0], (int, float)):
             raise InputError(
-                f"model: got the number {inputs[0]!r} as a text; expected a text; fix: name a data set's column of "
-                "relevance label, every other one is read as text (GradedPairs.to_dataset() has the right columns)"
+                f"model: got the number {inputs[0]!r} as a text; expected a text; fix: name the relevance column of "
+                "the data set `label`; every other column is read as text (GradedPairs.to_dataset() names it so)"
             )
         features: dict[str, Any] = super().preprocess(inputs, prompt=prompt, **kwargs)
         return features

@@ -43,7 +43,7 @@ class Scorer(BaseModel):
     """The part of a model that scores N pairs of texts, and maps scores to probabilities by its relevance head.
 
     A class puts it before its model of sentence-transformers, whose plain class loads a saved folder with the same
-    scores. The head maps the score, in the place of an encoder's cosine; it is None where the folder holds none.
+    scores. The head maps the score, instead of an encoder's cosine; it is None if the folder holds none.
     """
 
     kind: ClassVar[str]
@@ -75,7 +75,7 @@ class Scorer(BaseModel):
         """Return (N,) scores of N pairs, the input of the head; raises NotFiniteError for NaN or infinity."""
         pairs = list(zip(queries, documents, strict=True))
         scores: dict[tuple[str, str], float] = {}
-        # once per distinct pair: in two batches, rounding would break the tie of equal texts
+        # once per distinct pair: rounding differs between batches, so equal texts would no longer tie
         for part, values in self.score_parts(list(dict.fromkeys(pairs))):
             scores |= zip(part, values.tolist(), strict=True)
             if progress is not None:
@@ -176,7 +176,7 @@ class SparseScorer(EmbeddingScorer, SparseEncoder):
         """Return sparse embeddings of unit length: the largest numbers of an encoder's embedding and of its negative.
 
         A quarter as many numbers as the embedding has dimensions are not 0, as in the library's own conversion. The
-        layer that gives them begins as the identity beside its negative: random weights start lower.
+        layer that gives them begins as the identity next to its negative: random weights start lower.
         """
         dimensions = encoder.get_embedding_dimension() or 0
         layer = SparseAutoEncoder(dimensions, 2 * dimensions, k=max(1, dimensions // 4), k_aux=0)

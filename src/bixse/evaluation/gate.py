@@ -48,7 +48,7 @@ class GateResult:
     def text(self) -> str:
         gap = self.difference
         figures = f"nDCG@10 {gap.mean:+.3f}, 95 % interval {gap.low:+.3f} to {gap.high:+.3f}"
-        hidden = f"; a loss of {-gap.low:.3f} may still hide" if gap.verdict == "no difference" and gap.low < 0 else ""
+        hidden = f"; a loss of {-gap.low:.3f} is possible" if gap.verdict == "no difference" and gap.low < 0 else ""
         few = ", few" if gap.few else ""
         return f"{VERDICT_IN_A_SENTENCE[gap.verdict]} {self.baseline} ({figures}, {gap.queries} queries{few}){hidden}"
 

@@ -221,7 +221,7 @@ class EncoderSystem(System):
         trust_remote_code: run code that comes with the model.
         cache: cache folder for document embeddings, or "none"; None: see `bixse.files.files.cache_folder` (corpora of
             more than a million documents are then not cached).
-        dimensions: number of dimensions that embeddings are cut to. None keeps them whole.
+        dimensions: number of dimensions that embeddings are cut to. None keeps all.
 
     Example:
         The first 64 tokens of each text::

@@ -85,7 +85,7 @@ def collection_task(
         split: qrels file to score against.
         exclude_self: leave the document with the query's id out of its answers (ArguAna, Quora).
         min_relevant_grade: grade from which a document counts as relevant for recall, MRR and MAP, above 0.
-        missing_documents: treatment of judgements that name a document which the corpus lacks.
+        missing_documents: treatment of judgements whose document the corpus lacks.
 
     Raises:
         InputError: a file is missing, there is nothing to score, or a value is out of range.

@@ -47,7 +47,7 @@ class ExportResult:
         """The difference for which the graph is refused, in words, or None."""
         if self.ndcg is not None:
             return f"nDCG@10 is lower by {-self.ndcg.mean:.4f}" if self.ndcg.verdict == "worse" else None
-        if all(value < LARGEST_DIFFERENCE for value in self.differences.values()):  # NaN is not
+        if all(value < LARGEST_DIFFERENCE for value in self.differences.values()):  # False for NaN
             return None
         return f"embeddings differ from those of torch by {max(self.differences.values()):.2g} (1 - cosine)"
 

@@ -21,14 +21,14 @@ class ExportSettings(Settings):
     model: Annotated[str, Flag(metavar="MODEL", positional=True)]
     """Model folder, Hugging Face name, or demo (the small model of bixse[demo])."""
     to: Target = "onnx"
-    """Runtime of the graph. onnx-int8 has weights of 8 bits, but for the embeddings of the tokens."""
+    """Runtime of the graph. onnx-int8 has weights of 8 bits, except for the token embeddings."""
     collection: Annotated[Path | None, Flag(metavar="DIR")] = None
-    """Collection folder whose texts the graph is checked on, and searched to compare int8. Without it and without
-    pairs, the sample collection."""
+    """Collection folder. The graph is checked on its texts, and an int8 graph also searches it. Without it and without
+    pairs, the sample collection is used."""
     split: str = "test"
     """Split of the collection (qrels/SPLIT.tsv) with the queries."""
     pairs: Annotated[Path | None, Flag(metavar="FILE")] = None
-    """Pairs whose texts the graph is checked on, in the place of a collection (.parquet .jsonl .csv .tsv)."""
+    """Pairs whose texts the graph is checked on, instead of a collection (.parquet .jsonl .csv .tsv)."""
     task: str | None = None
     """Task whose instructions become the prompts. Null takes the model's default prompts."""
     dimensions: Annotated[int | None, Flag(metavar="D")] = Field(default=None, ge=2)
@@ -52,7 +52,7 @@ class PushSettings(Settings):
     """The settings of `bixse push`."""
 
     model: Annotated[Path, Flag(metavar="MODEL", positional=True)]
-    """Model folder, or the folder of a run with one."""
+    """Model folder, or a run folder that holds a model."""
     name: Annotated[str, Flag(metavar="OWNER/NAME", positional=True)]
     """Name of the repository on the hub."""
     private: bool = False

@@ -106,7 +106,7 @@ def write_graph(model: RelevanceModel, to: Target, folder: Path) -> None:
                 "serve this model with sentence-transformers"
             ) from error
         assert program is not None
-        # torch has done what this pre-processing would do; without the mark, a warning sets up Python's root logger
+        # torch has done this pre-processing; without this entry, a warning would set up Python's root logger
         program.model.metadata_props.update(
             {"bixse": json.dumps(record), "onnx.quant.pre_process": "onnxruntime.quant"}
         )
@@ -118,7 +118,7 @@ def write_graph(model: RelevanceModel, to: Target, folder: Path) -> None:
 
             openvino.save_model(openvino.convert_model(path), folder / OPENVINO_FILE, compress_to_fp16=False)
     write_atomically(folder / RECORD_FILE, json.dumps(record, indent=2) + "\n")
-    if head is not None:  # of embeddings that the graph has already cut
+    if head is not None:  # the graph has already cut the embeddings
         save_heads({None: replace(head, dimensions=None)}, folder)
     _save_tokenizer(model, folder)
 
@@ -127,7 +127,7 @@ def _quantise(path: Path, target: Path) -> None:
     """Give the matrices of weights 8 bits per entry and a scale per column. Embeddings of tokens stay float32."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    # 7 bits of the 8: a CPU without VNNI adds two products in 16 bits, where 8 bits would saturate
+    # 7 of the 8 bits: a CPU without VNNI adds two products in 16 bits, and 8 bits would overflow
     options: dict[str, Any] = {"per_channel": True, "reduce_range": True, "weight_type": QuantType.QInt8}
     quantize_dynamic(path, target, op_types_to_quantize=["MatMul", "Gemm"], **options)
 

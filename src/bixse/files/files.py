@@ -196,7 +196,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     with storage_errors(path):
         target = Path(os.path.realpath(path))  # the rename would replace a link by a plain file
         old = target.stat().st_mode if target.exists() else None
-        if old is not None and not stat.S_ISREG(old):  # as root, the rename would replace even a device
+        if old is not None and not stat.S_ISREG(old):  # for root, the rename would replace even a device
             raise StorageError(
                 f"{path}: got {'a folder' if stat.S_ISDIR(old) else 'a device'}; expected a file or a free name; "
                 "fix: choose another --out folder"

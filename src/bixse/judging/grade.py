@@ -102,10 +102,10 @@ class Estimate:
             f"{self.pairs} pairs, {self.questions} questions to {name}: {self.answered} answered, {left} to ask",
             f"tokens to read     {self.prompt_tokens:,} ({counted})",
             f"tokens to write    {self.completion_tokens:,}",
-            f"price              {self.usd:.4f} US dollars (nothing taken off for cached prompts)",
+            f"price              {self.usd:.4f} US dollars (no discount for cached prompts)",
         ]
         if self.seconds is not None:
-            lines.append(f"time               {duration(self.seconds)} at {self.at_once} at once, as the answers took")
+            lines.append(f"time               {duration(self.seconds)} at {self.at_once} at once, from answers so far")
         return "\n".join(lines)
 
 
@@ -151,7 +151,7 @@ class GradeShards(Job[int, GradeSummary]):
             asked = [(pair, keyed(config.questions(pair), asking.identity)) for pair in pairs]
             try:
                 asking.run([question for _, questions in asked for question in questions], state.step)
-            finally:  # what was answered before a stop is written too
+            finally:  # answers before a stop are written too
                 judgements = []
                 for pair, questions in asked:
                     answers = [answer for key, _ in questions if (answer := ledger.find(key)) is not None]
@@ -225,11 +225,11 @@ def grade(
     are logged before the first question.
 
     With `config.engine` the pairs of a Parquet file or folder are graded in shards, one in memory per process. Equal
-    pairs are then found only within a shard, each shard has its share, by rows, of `max_usd` and `max_pairs`, and all
-    machines share `out`. The same call again does the shards that are missing or lack an answer.
+    pairs are then found only within a shard, each shard has a share of `max_usd` and `max_pairs` in proportion to its
+    rows, and all machines share `out`. The same call again does the shards that are missing or lack an answer.
 
-    `judge`, which `config` opens, stays open. `pairs` in memory are graded in place of those of `config.pairs`.
-    `progress` makes a progress callback (see `bixse.progress.Step`) from a title and a total.
+    `judge` (opened from `config`) stays open. `pairs` in memory are graded instead of `config.pairs`. `progress` makes
+    a progress callback (see `bixse.progress.Step`) from a title and a total.
 
     Raises:
         InputError: no pairs, or a folder with another run.
@@ -237,7 +237,7 @@ def grade(
         IncompleteError: some shards failed twice, the others are kept.
         InterruptedRunError: stopped by Ctrl-C or SIGTERM. The answers so far are kept, and the tables are written.
     """
-    # whoever has pairs in memory decides which process grades: training does it in its first process
+    # a caller with pairs in memory chooses the process that grades: training uses its first process
     engine = config.engine.chosen_engine() if pairs is None else Engine()
     job, record = open_grading(config, judge, out, pairs)
     check_folder(job.ledger)
@@ -277,8 +277,8 @@ def grade(
     record.save("finished" if result.complete and failure is None and not failed else "interrupted")
     if failure is not None:
         raise InterruptedRunError(
-            f"stopped by Ctrl-C or SIGTERM: {total.pairs} of {job.total} pairs are answered and kept in "
-            f"{out}; the same command goes on from there"
+            f"stopped by Ctrl-C or SIGTERM: {total.pairs} of {job.total} pairs are answered and kept in {out}; the "
+            "same command continues from there"
         )
     if failed:
         raise IncompleteError(

@@ -18,7 +18,7 @@ Price = Annotated[float, Field(ge=0)]
 
 
 class Prices(Settings):
-    """US dollars per token, and the maximum price of a run; without prices, tokens cost 0.
+    """US dollars per token, and the maximum cost of a run; without prices, tokens cost 0.
 
     Example:
         >>> from bixse.judging.judge import Usage
@@ -31,7 +31,7 @@ class Prices(Settings):
     """US dollars per million prompt tokens, per million completion tokens, and per million cached prompt tokens
     (default: the price of prompt tokens)."""
     max_usd: float | None = Field(default=None, ge=0)
-    """Maximum price of a run in US dollars. The run stops before it is passed (default: no limit)."""
+    """Maximum cost of a run in US dollars. The run stops before it costs more (default: no limit)."""
 
     @model_validator(mode="after")
     def _whole(self) -> Self:

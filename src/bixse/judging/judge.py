@@ -218,7 +218,7 @@ def model_name(identifier: str) -> str:
 
 def same_model(asked: str, answered: str) -> bool:
     """Return whether two names may be of one model: the model that was asked, and the model that answered."""
-    if not answered or asked == answered:  # an answer without a name is believed
+    if not answered or asked == answered:  # an answer without a name counts as the requested model's
         return True
     # A release ("-0613", "-2024-08-06", "-latest") and a tag (":8b") count only if both names have one.
     (name, *parts), (other, *other_parts) = _parts(asked), _parts(answered)

@@ -207,7 +207,7 @@ class GradeSummary:
             f"dollars ({self.usd_of_this_run:.4f} in this run)"
         )
         if self.stopped:
-            lines.append(f"stopped: {self.stopped}; the same command with a higher limit goes on")
+            lines.append(f"stopped: {self.stopped}; the same command with a higher limit continues")
         return "\n".join(lines)
 
     def warnings(self, name: str, prices: Prices) -> list[str]:
@@ -229,8 +229,8 @@ class GradeSummary:
                 "not return all options: relevance_low and relevance_high hold the bounds"
             )
         warnings += [
-            f"{count} answers came from {other}, not from {name}: they are graded all the same, and the column judge "
-            "names the model"
+            f"{count} answers came from {other}, not from {name}: they are graded anyway, and the column judge names "
+            "the model"
             for other, count in self.other_models.items()
         ]
         if self.usage_unknown and prices.per_million is not None:

@@ -85,7 +85,7 @@ class Ledger(Generic[Record]):
     def claim(self, key: str) -> bool:
         """Claim a question for this process; return False if another living process is asking it."""
         segment = self._segment()  # fails here if the folder cannot be written, before an answer is paid
-        segment.add(Claim(key, True))  # before the look: of two at once one sees the other, if looks are fast
+        segment.add(Claim(key, True))  # before the look: of two claims at once, one sees the other, if looks are fast
         self._look()
         if any(map(claims_count, self._claimed.get(key, ()))):
             segment.add(Claim(key, False))
@@ -124,7 +124,7 @@ class Ledger(Generic[Record]):
         # in a forked child the segment is its parent's
         if self._open_segment is not None and not self._open_segment.is_mine:
             self._open_segment, self._segment_rows = None, []
-        # another process seals it after a halt beyond the lease
+        # another process seals it if this one halts longer than the lease
         if self._open_segment is None or not self._open_segment.is_there:
             self._open_segment = OwnSegment(self.path)
             for row in self._segment_rows:
@@ -145,7 +145,7 @@ class Ledger(Generic[Record]):
             self._listed, self._next_list = changed, began + LOOK_AFTER
         self._read_lines(self._others, self._looked_for, self._read)
         now = time.monotonic()
-        self._look_takes = min(now - began, 2 * self._look_takes)  # a look that waited for the CPU counts little
+        self._look_takes = min(now - began, 2 * self._look_takes)  # a look that had to wait for the CPU counts little
         self._next_look = now + min(LOOK_AFTER, LOOK_PAUSE * max(0.0, self._look_takes - LOOK_FREE))
 
     def _read_lines(self, segments: Iterable[Path], wanted: AbstractSet[str], read: dict[Path, int]) -> None:

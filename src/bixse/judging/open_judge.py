@@ -83,7 +83,7 @@ class JudgeConfig(Settings):
     rubric: NamedRubric = Field(default_factory=partial(load_rubric, DEFAULT_RUBRIC))
     """trec-dl-0-3 (default), binary-0-1, relatedness-1-5, umbrela-0-3 or a TOML file."""
     prices: Annotated[Prices, Flag(flat=True)] = Prices()
-    """Prices of tokens, and the maximum price of a run."""
+    """Prices of tokens, and the maximum cost of a run."""
 
     @property
     def asked_rubric(self) -> Rubric | None:
@@ -135,9 +135,9 @@ class RankConfig(JudgeConfig):
     collection: Annotated[Path, Flag(metavar="DIR")]
     """Folder with corpus.jsonl, queries.jsonl and qrels."""
     split: str = "test"
-    """Score against qrels/NAME.tsv; its queries are ranked."""
+    """Split (qrels/NAME.tsv) whose queries are ranked and scored."""
     candidates: str = BM25
-    """Documents to rank: bm25 (the ones that BM25 finds), judged (the judged documents), or a TREC run file."""
+    """Documents to rank: bm25 (the best by BM25), judged (the judged documents), or a TREC run file."""
     depth: int = Field(default=100, ge=1)
     """Number of candidates per query."""
     min_relevant_grade: Annotated[float, Flag(metavar="GRADE")] = MIN_RELEVANT_GRADE

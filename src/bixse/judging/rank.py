@@ -82,7 +82,7 @@ class JudgeSystem(System):
         if summary.not_asked:  # a budget ended before the last candidate
             raise IncompleteError(
                 f"{self.folder}: got {summary.not_asked} of {len(pairs)} candidates not graded ({summary.stopped}); "
-                "expected all; fix: give the same command with a higher limit, which continues"
+                "expected all; fix: the same command with a higher limit continues"
             )
         relevance = {(row["query_id"], row["document_id"]): row["relevance"] for row in self._rows()}
         return {
@@ -96,13 +96,13 @@ class JudgeSystem(System):
             if row["relevance"] is not None:
                 grades[row["query_id"]].append(row["relevance"])
         if unusable := sum(row["relevance"] is None for row in rows):
-            warnings.append(f"{unusable} of {len(rows)} candidates have no grade and stand last")
+            warnings.append(f"{unusable} of {len(rows)} candidates have no grade and are ranked last")
         several = [some for some in grades.values() if len(some) > 1]
         if tied := sum(max(some) == min(some) for some in several):
             most = "the judge puts hardly anything in order: " if 2 * tied > len(several) else ""
             warnings.append(
-                f"{most}for {tied} of {len(several)} queries all candidates have the same grade and keep the order "
-                "they came in; fix: a mode that reads probabilities, a finer rubric or another model"
+                f"{most}for {tied} of {len(several)} queries all candidates have the same grade and keep their first "
+                "order; fix: a mode that reads probabilities, a finer rubric or another model"
             )
         return warnings
 

@@ -70,12 +70,12 @@ class Regrading(TrainerCallback):
         if steps <= per_epoch:
             raise InputError(
                 "regrade: got a run that ends with its first epoch; expected two epochs or more, as grades count from "
-                "the next one on; fix: raise num_train_epochs or max_steps"
+                "the next epoch on; fix: raise num_train_epochs or max_steps"
             )
         if not trainer.loss.assumes_zeros:
             raise InputError(
-                f"regrade: got {type(trainer.loss).__name__}, for which documents without a grade count neither way; "
-                "expected a loss that takes them for irrelevant; fix: choose another loss, or leave regrade out"
+                f"regrade: got {type(trainer.loss).__name__}, which ignores documents without a grade; expected a loss "
+                "that counts them as irrelevant; fix: choose another loss, or leave regrade out"
             )
         self.unlabelled = trainer.collector = UnlabelledCollector(trainer.loss, COLLECTED_PER_PAIR * config.budget)
         if is_main_process():
@@ -101,12 +101,12 @@ class Regrading(TrainerCallback):
             if world_size() > 1:
                 broadcast_object_list(shared)
             asked_now, regraded, grades = shared[0]
-            if asked_now:  # else the checkpoint's candidates belong to the epoch that goes on
+            if asked_now:  # otherwise the checkpoint's candidates belong to the continued epoch
                 self.unlabelled.entries = UnlabelledEntries.none()
             if len(grades.groups):
                 self.trainer.add_grades(*grades)
             self.epochs.append(regraded)
-            self.unlabelled.most += regraded.asked  # the asked pairs stay among the highest
+            self.unlabelled.most += regraded.asked  # asked pairs stay among the highest-scoring entries
 
     def _done(self, epoch: int) -> tuple[RegradedEpoch, _Grades] | None:
         """Return the saved result of an epoch, or None."""
@@ -157,7 +157,7 @@ class Regrading(TrainerCallback):
         except (StorageError, OutputExistsError, InterruptedRunError):
             raise
         except (BixseError, torch.OutOfMemoryError) as error:
-            log.warning("regrade: %s; training goes on with the grades that are known", error)
+            log.warning("regrade: %s; training continues with the known grades", error)
             return str(error).partition("; ")[0]
         return result.summary.stopped
 

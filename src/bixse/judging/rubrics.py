@@ -23,10 +23,10 @@ _FIELDS = re.compile(r"\{(query|document)\}")
 
 
 def field_fault(user: str) -> str | None:
-    """Return the field that a user message lacks or repeats, in words; None if each stands there once."""
+    """Return the field that a user message lacks or repeats, in words; None if each occurs once."""
     for field in ("{query}", "{document}"):
         if (count := user.count(field)) != 1:
-            return f"{field} stands there {count} times" if count else f"{field} is missing"
+            return f"{field} occurs {count} times" if count else f"{field} is missing"
     return None
 
 

@@ -106,7 +106,7 @@ class StudyData(Settings):
     """The data of a study: one collection, or files of pairs with collections to test on."""
 
     collection: str = PYDOCS
-    """Folder in the BEIR layout, or "pydocs". It provides training pairs, dev and test, unless they have a key."""
+    """Folder in the BEIR layout, or "pydocs". It provides training pairs, dev and test, if `pairs` is not given."""
     splits: tuple[str, str, str] | None = None
     """Splits of the collection for training, dev and test. null: train, dev and test if they exist. Otherwise the
     queries of the only split are divided by `shares`."""
@@ -117,7 +117,7 @@ class StudyData(Settings):
     min_relevant_grade: float = Field(default=2, gt=0)
     """Lowest relevant grade for recall and MRR."""
     exclude_self: bool = False
-    """Leave the document with the query's id out of its ranking, if queries are also documents."""
+    """Remove the document with the query's id from the query's ranking, if queries are also documents."""
     pairs: tuple[Path, ...] = ()
     """Files of graded pairs to train on instead of the collection."""
     dev: tuple[Path, ...] = ()
@@ -177,8 +177,8 @@ class StudyConfig(PlaceSettings):
         preset = given.get("preset", file.get("preset", None if path is not None else DEFAULT_PRESET))
         if "data.collection" in given and not {"data.scale", "data.min_relevant_grade"} <= set(given):
             raise InputError(
-                "--collection: got it without --scale or --min-relevant-grade; expected all three, since the grades "
-                "that occur do not show those nobody gave; fix: add for example --scale 0 3 --min-relevant-grade 2"
+                "--collection: got it without --scale or --min-relevant-grade; expected all three, since the file does "
+                "not show grades that nobody gave; fix: add for example --scale 0 3 --min-relevant-grade 2"
             )
         values: dict[str, Any] = {}
         if preset is not None:
@@ -186,8 +186,8 @@ class StudyConfig(PlaceSettings):
         config = super().load(None, {**merged(values, file), **given, "preset": preset})
         if "data.collection" in given and config.data.pairs:
             raise InputError(
-                "--collection: got it beside files of pairs in the configuration; expected one of the two; fix: use "
-                "another preset, or name the collections in `data.dev` and `data.test`"
+                "--collection: got it in addition to files of pairs in the configuration; expected one of the two; "
+                "fix: use another preset, or name the collections in `data.dev` and `data.test`"
             )
         return config
 

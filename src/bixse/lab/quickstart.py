@@ -48,12 +48,12 @@ MERGE = MergeConfig(weights=(0.3, 0.5, 1.0), keep_tuned=True)
 NOTES = [
     "Every system reads texts up to the model's own limit. Training alone reads the first 64 tokens (32 with --fast), "
     "so that this ends in minutes.",
-    "Guard queries are about modules that the training queries hardly aim at (numbers, dates, text). They choose the "
-    "merge weight, as dev does, and there are few of them.",
+    "Guard queries are about modules that few training queries ask for (numbers, dates, text). They choose the merge "
+    "weight, as dev does, and there are few of them.",
     "The same language model wrote the queries and graded the documents; an independent second reading agrees with "
     "it (quadratic-weighted kappa .976 on 580 pairs of the first edition, .975 on 562 of those added since).",
-    "Documents outside the judged pool count as irrelevant: compare systems, do not read the level.",
-    "The interval covers the choice of queries, not the chance in training: one seed is shown.",
+    "Documents outside the judged pool count as irrelevant: compare systems, and ignore the absolute level.",
+    "The interval covers the choice of queries, not the randomness of training: one seed is shown.",
 ]
 
 

@@ -255,7 +255,7 @@ def write_best(path: Path, row: SweepRow, arm: Arm, arms: int) -> None:
         values["model"] = str(Path(values["model"]).absolute())
     lines = [
         f"# The best of {arms} arms on dev: {' '.join(row.label.split())}",
-        f"# dev nDCG@10 {row.best:.4f} ({row.before or 0:.4f} before), which flatters: it was chosen for that figure.",
+        f"# dev nDCG@10 {row.best:.4f} ({row.before or 0:.4f} before), which is optimistic: dev chose the arm.",
         "# Measure it on test, once.",
     ]
     write_atomically(path, "\n".join(lines) + "\n" + yaml.safe_dump(values, sort_keys=False))
@@ -370,7 +370,7 @@ def _key_errors(config: SweepConfig) -> Iterator[str]:
             yield "  vary.seed: got the training seed; expected it as `seeds`; fix: move the list to `seeds`"
         if key in ("dev", "merge", "merge.documents") or key.startswith(("dev_", "guard")):
             yield (
-                f"  vary.{key}: got a setting of the measure; expected one of training: figures on other queries or "
+                f"  vary.{key}: got a setting of the evaluation; expected one of training: figures on other queries or "
                 "documents do not compare; fix: set it in `base`"
             )
         for other in config.vary:

@@ -164,7 +164,7 @@ class GradedLoss(nn.Module, ABC):
 
     @property
     def base_use(self) -> BaseUse | None:
-        """The use of the model before training; None if the loss needs it not."""
+        """The use of the model before training; None if the loss does not need it."""
         return None
 
     @property
@@ -218,7 +218,7 @@ def _check_embeds(model: object) -> None:
             f"loss: got {shorten(model) if isinstance(model, str) else type(model).__name__} as the model; expected a "
             "SentenceTransformer, which embeds query and document each by itself; fix: pass "
             "build_encoder(NAME_OR_FOLDER) or SentenceTransformer(NAME_OR_FOLDER) (a CrossEncoder reads both texts "
-            "together and has no embeddings: as a judge it takes `bixse grade`)"
+            "together and has no embeddings: `bixse grade` takes it as a judge)"
         )
 
 

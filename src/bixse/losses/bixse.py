@@ -106,7 +106,7 @@ class BiXSELoss(GradedLoss):
         if not bool(self.bias_is_set):
             self.start_bias(queries, documents, targets)
             if self.options.bias == "fit":
-                # a fitted bias has gradient 0 but for rounding, of which Adam would make a step of the full rate
+                # a fitted bias has gradient 0 except for rounding, which Adam would turn into a full step
                 bias = self.logit_bias.detach() + 0.0 * self.logit_bias
         self._note(targets, mean_logits(queries, documents, targets, self.logit_scale, self.logit_bias))
         reduction, products = self.options.reduction, self.options.products
@@ -115,8 +115,8 @@ class BiXSELoss(GradedLoss):
     def _targets(self, targets: GradedTargets) -> GradedTargets:
         if self.options.unlabelled == "base" and targets.unlabelled is None and self.model.training:
             raise InputError(
-                "unlabelled: got base for a batch without embeddings by the base model; expected embeddings, "
-                "which GradedTrainer adds; fix: train with GradedTrainer or `bixse train`, or unlabelled: zero"
+                "unlabelled: got base for a batch without embeddings of the base model; expected embeddings, which "
+                "GradedTrainer adds; fix: train with GradedTrainer or `bixse train`, or unlabelled: zero"
             )
         if self.options.positive_from is not None:
             return targets.binarised(self.options.positive_from)

@@ -50,7 +50,7 @@ class LossEntry(NamedTuple):
     name: str
     fixed: Mapping[str, Any] = {}
     alone: bool = True
-    """It can train without another loss beside it."""
+    """It can train without another loss."""
 
 
 LOSSES: dict[str, LossEntry] = {
@@ -83,7 +83,7 @@ def build_loss(
     """Build a loss on the encoder to train: the name of `LOSSES`, or names with weights for a `SumLoss`.
 
     The options of a sum are sections of its terms, such as `infonce={"hardness": 9.0}`, and options of all terms.
-    With `dimensions` it becomes a `MatryoshkaLoss` of these lengths and of the whole embedding.
+    With `dimensions` it becomes a `MatryoshkaLoss` of these lengths and of the complete embedding.
     """
     check_loss_options(word, options)
     if dimensions:
@@ -145,8 +145,8 @@ def check_loss_options(word: str | Mapping[str, float], options: Mapping[str, An
     fixed = LOSSES[word].fixed
     for name in fixed.keys() & options.keys():
         raise ConfigError(
-            f"loss_options: got {name!r}; expected it left out, loss {word!r} sets it to {fixed[name]!r}; "
-            "fix: drop it, or choose another loss"
+            f"loss_options: got {name!r}; expected none, since loss {word!r} sets it to {fixed[name]!r}; fix: drop it, "
+            "or choose another loss"
         )
     _class_of(word).options_class.load(None, {**fixed, **options})
 

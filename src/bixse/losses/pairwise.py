@@ -114,7 +114,7 @@ class LambdaLoss(PairwiseLoss):
         ranks = _ranks(logits.masked_fill(~counted, -torch.inf))
         positions = torch.arange(logits.shape[1] + 2, dtype=logits.dtype, device=logits.device)
         inverse = 1 / torch.log2(positions + 1.0)
-        inverse[0] = 0.0  # a distance of 0 is a document and itself; inverse[r] is 1 / D(r)
+        inverse[0] = 0.0  # distance 0 compares a document with itself; inverse[r] is 1 / D(r)
         gains = self._gains(relevance)
         gains /= self._max_dcg(targets, len(logits), inverse).unsqueeze(1)
 

@@ -92,7 +92,7 @@ class SaveRelevanceHead(TrainerCallback):
     model of `build_encoder` gets it too, and is saved with it in any folder. With another folder and a plain
     `SentenceTransformer`, call `save_relevance_head(loss, folder)`.
 
-    A run that is resumed from a checkpoint in its output folder goes on with the scale and bias of that checkpoint.
+    A run that is resumed from a checkpoint in its output folder continues with the scale and bias of that checkpoint.
 
     Example:
         ::

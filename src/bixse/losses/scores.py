@@ -29,8 +29,8 @@ class ScoreLoss(nn.Module):
     - Late interaction: the mean over the query's tokens of the highest cosine with a token of the document. It lies in
       [-1, 1] as a cosine does, so that alpha, beta and thresholds hold for short and long queries. The model's
       similarity becomes "meanmaxsim", which is saved with it.
-    - Sparse: the dot product. It has no bound: take a scale near 1. sentence-transformers' `SpladeLoss` takes this loss
-      as its inner loss; take its `BatchSamplers.NO_DUPLICATES` then, as it hands over embeddings without their texts.
+    - Sparse: the dot product. It has no bound: use a scale near 1. sentence-transformers' `SpladeLoss` takes this loss
+    as its inner loss. Use `BatchSamplers.NO_DUPLICATES` then, as it passes on embeddings without their texts.
 
     Every other document of the batch is a negative. Labels are (B,) or (B, K) relevance in [0, 1], or the tensors of
     `GradedTargets` that `GradedTrainer` collates, as `bixse train --kind late-interaction` does. `loss` is a name of
@@ -77,12 +77,12 @@ class ScoreLoss(nn.Module):
         terms = terms_of(loss) or {str(loss): 1.0}
         if self.loss.base_use is not None or not all(LOSSES[name].alone for name in terms):
             raise InputError(
-                f"loss: got {loss_name(loss)}, which needs embeddings, of texts or by the base model; expected a loss "
-                "of scores alone; fix: leave anchor, spread-out and `unlabelled: base` out"
+                f"loss: got {loss_name(loss)}, which needs embeddings of the texts or of the base model; expected a "
+                "loss that reads only scores; fix: leave anchor, spread-out and `unlabelled: base` out"
             )
         if isinstance(model, MultiVectorEncoder):
             model.similarity_fn_name = "meanmaxsim"
-        # what a trainer and its checks read of a loss
+        # attributes that a trainer and its checks read from a loss
         self.options, self.base_use = self.loss.options, None
         self.requires, self.learned_otherwise = self.loss.requires, self.loss.learned_otherwise
         self.is_informative = self.loss.is_informative
@@ -126,7 +126,7 @@ class ScoreLoss(nn.Module):
 
     def _of_scores(self, scores: Tensor, targets: GradedTargets) -> Tensor:
         # the scores as embeddings of the queries, and one axis per document: their products are the scores again, so
-        # that every loss, its bias and its log need no second form; N x N numbers are few beside the encoder's
+        # that every loss, its bias and its log need no second form; N x N numbers are few next to the encoder's
         with torch.autocast(scores.device.type, enabled=False):  # bf16 logits near -6 have steps of 0.03
             axes = torch.eye(scores.shape[1], device=scores.device)
             targets = self.loss.masked(scores.detach().float(), axes, targets)

@@ -63,7 +63,7 @@ class SumLoss(GradedLoss):
             figures = {**term.statistics, **figures, f"loss_{name}": all_reduce_sum(value) / world_size()}
             total = total + self.weights[name] * value
         self.statistics = figures
-        self.denominator = total.detach().new_ones(())  # equal in all processes: the terms are divided already
+        self.denominator = total.detach().new_ones(())  # the same in all processes: the terms are already divided
         return total
 
     def masked(self, queries: Tensor, documents: Tensor, targets: GradedTargets) -> GradedTargets:
@@ -124,8 +124,8 @@ class MatryoshkaLoss(SumLoss):
     bias of its own, so that its cosines give probabilities. sentence-transformers' class of this name has one
     `BiXSELoss`, with the same two numbers for all lengths, though short vectors have higher cosines.
 
-    `terms` maps dimensions to losses on the encoder; the largest is the whole embedding. Raises InputError for an
-    anchor, whose base embeddings are whole.
+    `terms` maps dimensions to losses on the encoder; the largest is the complete embedding. Raises InputError for an
+    anchor, which needs complete embeddings.
 
     Example:
         >>> from bixse.losses import BiXSELoss, MatryoshkaLoss
@@ -139,8 +139,8 @@ class MatryoshkaLoss(SumLoss):
         super().__init__(model, longest_first, dict.fromkeys(longest_first, 1.0), **options)
         if any(term.base_use is not None and term.base_use.as_trained for term in self._terms()):
             raise InputError(
-                "dimensions: got a loss with an anchor, which holds whole embeddings; expected another loss; "
-                "fix: leave one of the two out"
+                "dimensions: got a loss with an anchor, which needs complete embeddings; expected another loss; fix: "
+                "leave one of the two out"
             )
 
     def _read(self, name: str, embeddings: Tensor) -> Tensor:
@@ -161,7 +161,7 @@ class UngradedLoss(GradedLoss):
 
     @property
     def requires(self) -> str:
-        return "another loss beside it, since it reads no relevance"
+        return "another loss in the sum, since it reads no relevance"
 
     def is_informative(self, relevance: Sequence[float]) -> bool:
         return False
@@ -183,7 +183,7 @@ class AnchorLoss(UngradedLoss):
         base = targets.unlabelled
         if base is None:
             raise InputError(
-                "anchor: got a batch without embeddings by the base model; expected embeddings, which GradedTrainer "
+                "anchor: got a batch without embeddings of the base model; expected embeddings, which GradedTrainer "
                 "adds; fix: train with GradedTrainer or `bixse train`"
             )
         pairs = ((queries, base.queries), (documents, base.documents))

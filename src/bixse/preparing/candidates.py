@@ -134,7 +134,7 @@ def rank_band(rank: int) -> str:
 
 
 def _drawn(band: range, document_ids: Sequence[str], seed: int, query_id: str) -> int:
-    # Hashes of seed, query and document decide: no other query, order or version of a random generator does.
+    # Only hashes of seed, query and document decide: no other query, no order, no version of a random generator.
     return min(band, key=lambda position: _hash(seed, query_id, document_ids[position]))
 
 

@@ -257,7 +257,7 @@ def _refuse_other_texts(pairs: GradedPairs) -> None:
         if clashes:
             before, row = min(clashes.items())
             raise InputError(
-                f"{kind} ids: got {len(clashes)} that stand for several texts, first {shorten(ids[before])} for "
+                f"{kind} ids: got {len(clashes)} that name several texts, first {shorten(ids[before])} for "
                 f"{shorten(texts[before])} and {shorten(texts[row])}; expected one text per id; fix: --text-ids makes "
                 "ids from the texts, or give each text its own id"
             )
@@ -314,7 +314,7 @@ def _refuse(source: Source, settings: ConvertSettings, faults: ErrorsFile, rows:
         messages = [f"{count} {status}" for status, count in source.statuses.most_common()]
         raise InputError(
             f"{source.path}: got {', '.join(messages) or 'no rows'} and no pair with a grade; expected "
-            f"{source.form.files}; fix: check the export, or the scale where the grades are off it"
+            f"{source.form.files}; fix: check the export, or the scale if the grades lie outside it"
         )
     return shown
 

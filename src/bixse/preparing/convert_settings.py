@@ -50,15 +50,15 @@ class ConvertSettings(SourceSettings):
     noise: float | None = None
     """Probability, 0 to 1, that the best and the worst document of a query exchange their labels; null means none."""
     cutoff: float | None = None
-    """Lowest relevance, 0 to 1, of a pair that stays; null keeps all pairs."""
+    """Lowest relevance, 0 to 1, of the pairs to keep; null keeps all pairs."""
     size: int | None = None
     """Number of pairs to keep, with tasks and levels of relevance in proportion; null means all pairs."""
     binarise: float | None = None
-    """Threshold, 0 to 1. Relevance from it up becomes 1, and lower relevance 0; null means no change."""
+    """Threshold, 0 to 1. Relevance of at least this becomes 1, lower relevance becomes 0; null means no change."""
     split: Annotated[dict[PartName, float], BeforeValidator(named_words), Flag(metavar="PART=SHARE")] = Field(
         default={}
     )
-    """Parts that share no query text, for example train=0.8 dev=0.1 test=0.1; the default is a single part."""
+    """Parts without a common query text, for example train=0.8 dev=0.1 test=0.1; the default is a single part."""
     seed: int = 0
     """Random seed of noise, sample and split."""
 

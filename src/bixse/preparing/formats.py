@@ -119,7 +119,7 @@ class SourceSettings(Settings):
     path: Annotated[Path, Flag(positional=True, metavar="PATH")]
     """File or folder."""
     scale: Annotated[tuple[float, float] | None, Flag(metavar="GRADE")] = None
-    """Lowest and highest grade that could be given, for a source that does not state them."""
+    """Lowest and highest possible grade, for a source that does not state them."""
     score_map: Annotated[str | None, Flag(metavar="MAP")] = None
     """Map from scores of a teacher to relevance: prob, percent, logit, platt:SLOPE,INTERCEPT, or binary (labels)."""
     corpus: Path | None = None
@@ -166,8 +166,8 @@ class SourceSettings(Settings):
             if value is not None and option not in form.options:
                 owners = ", ".join(other for other, entry in FORMATS.items() if option in entry.options)
                 raise InputError(
-                    f"source {self.source}: got {_flag(option)}; expected none, the files say it; fix: leave it out "
-                    f"(it is for {owners})"
+                    f"source {self.source}: got {_flag(option)}; expected none, since the files state it; fix: leave "
+                    f"it out (it is for {owners})"
                 )
         missing = [option for option in ("queries", "corpus") if option in form.options and stated[option] is None]
         if form.query_by_id and missing:
@@ -217,7 +217,7 @@ def known_files(form: Format, path: Path, files: list[Path]) -> tuple[list[Path]
     if len(other) == len(complete):
         raise InputError(
             f"{path}: got {', '.join(other[:3])}; expected files of the source {form.name} "
-            f"({', '.join(f'{name}.jsonl' for name in form.tasks)}); fix: check the path, or give other triplets to "
+            f"({', '.join(f'{name}.jsonl' for name in form.tasks)}); fix: check the path, or read other triplets as "
             "the source sentence-transformers"
         )
     warnings = []

@@ -37,7 +37,7 @@ class MineConfig(EncodingSettings):
     renamed: ClassVar = {"retriever": "write retrievers"}
 
     collection: Annotated[Path | None, Flag(metavar="DIR")] = None
-    """Folder with corpus.jsonl, queries.jsonl and perhaps qrels. Two files, `corpus` and `queries`, do as well."""
+    """Folder with corpus.jsonl, queries.jsonl and perhaps qrels. The files `corpus` and `queries` can replace it."""
     corpus: Annotated[Path | None, Flag(metavar="FILE")] = None
     """File of the documents, one JSON {_id, title, text} per line."""
     queries: Annotated[Path | None, Flag(metavar="FILE")] = None
@@ -52,7 +52,7 @@ class MineConfig(EncodingSettings):
     """bm25 (the default), demo, a model folder, a hub name, or the folder of an index of the corpus; one or several.
     """
     strategy: Strategy = "spread"
-    """Way to select documents. spread: from the top down to the depth; top: the best; one: a single document of any
+    """Way to select documents. spread: over all ranks down to the depth; top: the best; one: a single document of any
     rank."""
     per_query: Annotated[int | None, Field(ge=1), Flag(metavar="K")] = None
     """Number of documents per query; null means 8, or 1 with the strategy one."""
@@ -144,8 +144,8 @@ def read_inputs(config: MineConfig) -> MineInputs:
             )
     elif config.collection is not None and len(splits := splits_of(config.collection)) > 1:
         warnings.append(
-            f"all queries are mined, those of the splits {', '.join(splits)} alike: pairs for training should hold no "
-            "query of a test split; --split NAME takes the queries of a single split"
+            f"all queries are mined, including those of the splits {', '.join(splits)}: pairs for training should hold "
+            "no query of a test split; --split NAME takes the queries of a single split"
         )
     queries = sample_queries(queries, config.max_queries, config.seed)
     return MineInputs(corpus.count, frozenset(corpus.empty), queries, known, tuple(warnings))

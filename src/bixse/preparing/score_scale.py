@@ -22,7 +22,7 @@ MAPS = {
     "percent": "scores are 0 to 100, divided by 100",
     "logit": "scores are log-odds: sigmoid(score)",
     "platt:SLOPE,INTERCEPT": "sigmoid(SLOPE * score + INTERCEPT), fitted on pairs with human labels",
-    "binary": "scores, if any, are left aside: 1 for positives, 0 for negatives",
+    "binary": "scores, if any, are ignored: 1 for positives, 0 for negatives",
 }
 """Maps from a score to relevance, by their names in `--score-map`."""
 _REFUSED = {
@@ -70,7 +70,7 @@ def parse_score_map(text: str) -> ScoreMap:
         if not (0 < slope < math.inf and math.isfinite(intercept)):
             raise InputError(
                 f"score map: got {shorten(text)}; expected platt:SLOPE,INTERCEPT with a slope above 0, as in "
-                "platt:0.4,-2; fix: where your fit is written 1 / (1 + exp(A s + B)), give -A,-B"
+                "platt:0.4,-2; fix: if your fit is written 1 / (1 + exp(A s + B)), give -A,-B"
             )
         return ScoreMap("platt", slope, intercept)
     for kind in ("prob", "percent", "logit", "binary"):
@@ -129,8 +129,8 @@ def check_scores(
     if bool(((relevance < _SATURATED) | (relevance > 1 - _SATURATED)).all()):
         raise InputError(
             f"{where}: got relevance within {_SATURATED:g} of 0 or 1 for all {summary.count} under the map {score_map} "
-            f"(scores from {summary.lowest:g} to {summary.highest:g}); expected grades between; fix: fit the map "
-            "on labelled pairs (platt:SLOPE,INTERCEPT), or use 'binary' where they are labels"
+            f"(scores from {summary.lowest:g} to {summary.highest:g}); expected grades between; fix: fit the map on "
+            "labelled pairs (platt:SLOPE,INTERCEPT), or use 'binary' if the scores are labels"
         )
     warnings = []
     if score_map.kind != "platt" and summary.looks_like != score_map.kind:
@@ -146,7 +146,7 @@ def map_scores(scores: NDArray[Any], score_map: ScoreMap) -> NDArray[np.float64]
         with np.errstate(over="ignore"):  # a score of 1e308 times the slope is infinite, which maps to 0 or 1
             return np.asarray(expit(score_map.slope * scores + score_map.intercept), dtype=np.float64)
     shares = scores / 100.0 if score_map.kind == "percent" else scores
-    return np.clip(shares, 0.0, 1.0)  # removes rounding errors alone: scores further out are refused
+    return np.clip(shares, 0.0, 1.0)  # only removes rounding errors: scores further out are refused
 
 
 class FileScores:

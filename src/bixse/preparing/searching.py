@@ -43,7 +43,7 @@ KNOWN_NAMES = (BM25_NAME, "demo")
 
 
 def retriever_labels(names: Sequence[str]) -> dict[str, str]:
-    """Return label -> retriever in the given order; labels stand in file names and in the column `source`."""
+    """Return label -> retriever in the given order; labels appear in file names and in the column `source`."""
     for name in names:
         close = difflib.get_close_matches(name.lower(), KNOWN_NAMES, n=1)
         if name not in KNOWN_NAMES and close and not Path(name).exists():
@@ -110,8 +110,8 @@ def open_dense(name: str, config: MineConfig, corpus: str) -> SearchIndex | Sent
     if manifest.corpus != corpus or config.max_length not in (None, length):
         got = "another corpus" if manifest.corpus != corpus else f"the first {length or 'all'} tokens of a text"
         raise InputError(
-            f"--retriever {path}: got an index of {got}; expected one of the corpus that is mined, and of max_length "
-            "where it is given; fix: make it again with `bixse index`, or name the model"
+            f"--retriever {path}: got an index of {got}; expected an index of the mined corpus, with the given "
+            "max_length, if any; fix: make it again with `bixse index`, or name the model"
         )
     opened = open_index(path)
     if config.task is not None and getattr(opened.model, "instructions", None) is not None:

@@ -258,7 +258,7 @@ class Source:
         if task_name(file) != stem_of(file):
             self._warnings.append(
                 f"{file.name}: marked as without in-batch negatives: rows of one file answer each other's queries; "
-                "train these tasks apart, with a loss of a query's own documents"
+                "train these tasks separately, with a loss that compares only the documents of one query"
             )
 
     def rows(self) -> Iterator[Judgement]:

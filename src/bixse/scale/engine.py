@@ -123,7 +123,7 @@ PATIENCE = 120.0
 """Seconds for processes to write a checkpoint after they are told to stop."""
 MOST_PROCESSES = 8
 """Default limit of concurrent processes: each loads the libraries and a model."""
-DIED = "its process died, most likely for want of memory"
+DIED = "its process died, most likely for lack of memory"
 """Error of a shard whose process ended without a message."""
 _job: Job[Any, Any]
 """Job of this process of a pool."""
@@ -181,7 +181,7 @@ class Engine:
                 again.append(ended.shard)
             else:
                 yield ended
-        yield from self._attempts(job, iter(again), state, 1)  # one at a time has all of the memory
+        yield from self._attempts(job, iter(again), state, 1)  # one at a time, each with all the memory
 
     def share(self, shards: Iterable[Shard]) -> Iterable[Shard]:
         """Return the shards that are this rank's to do."""
@@ -221,7 +221,7 @@ class _Worker:
                 self.process = self.pool.submit(os.getpid).result()
             except BrokenProcessPool as error:
                 raise InputError(
-                    "processes: got one that died at its start; expected it to work; fix: in a script, call this below "
+                    "processes: got one that died at its start; expected it to run; fix: in a script, call this below "
                     "`if __name__ == '__main__':`, or use one process"
                 ) from error
 
@@ -327,9 +327,9 @@ def rank_of(variables: Mapping[str, str]) -> tuple[int, int]:
     if not 0 <= rank < ranks:
         named = [f"{name}={variables[name]}" for name in ("RANK", "WORLD_SIZE", *array) if name in variables]
         raise InputError(
-            f"engine ranks: got {', '.join(named) or 'no rank in the environment'}; expected RANK from 0 on below "
-            "WORLD_SIZE, or SLURM_ARRAY_TASK_ID of an array of consecutive tasks; fix: start it with torchrun or as a "
-            "Slurm array such as --array=0-7, or set RANK and WORLD_SIZE yourself"
+            f"engine ranks: got {', '.join(named) or 'no rank in the environment'}; expected RANK from 0 to WORLD_SIZE "
+            "- 1, or SLURM_ARRAY_TASK_ID of an array of consecutive tasks; fix: start it with torchrun or as a Slurm "
+            "array such as --array=0-7, or set RANK and WORLD_SIZE yourself"
         )
     return rank, ranks
 
@@ -347,8 +347,8 @@ class PlaceSettings(Settings):
             return Engine(processes, *rank_of(os.environ))
         if (size := launched_number("WORLD_SIZE", 1)) > 1:
             raise InputError(
-                f"engine local: got WORLD_SIZE={size}, processes of a launcher that would all do the same; expected "
-                "one; fix: --engine ranks, or start it without the launcher"
+                f"engine local: got WORLD_SIZE={size}, processes of a launcher that would all do the same work; "
+                "expected one; fix: --engine ranks, or start it without the launcher"
             )
         return Engine(processes)
 
@@ -364,8 +364,8 @@ class EngineSettings(PlaceSettings):
     shards: int | None = Field(default=None, ge=1)
     """Approximate number of shards; null means as few as possible."""
     processes: int = Field(default=1, ge=1)
-    """Number of processes on this machine. Each works on one shard at a time. They take turns at the GPUs that
-    CUDA_VISIBLE_DEVICES names."""
+    """Number of processes on this machine. Each works on one shard at a time. The GPUs that CUDA_VISIBLE_DEVICES names
+    are assigned to them in turn."""
 
     @property
     def in_shards(self) -> bool:

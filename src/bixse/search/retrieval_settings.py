@@ -25,7 +25,7 @@ class EncodingSettings(Settings):
     """Task whose instruction precedes each text. null: the default task of the model, or no instruction."""
     cache: Annotated[str | None, Flag(metavar="DIR")] = None
     """Folder for document embeddings, so that a corpus is encoded once per model. none stores nothing; null takes
-    BIXSE_CACHE_DIR, else the user's cache folder, see `bixse doctor`."""
+    BIXSE_CACHE_DIR, or else the user's cache folder (`bixse doctor` shows it)."""
     precision: Setting = "auto"
     """Dtype that models compute in. auto: the value of BIXSE_PRECISION, else bfloat16 if the CPU or GPU is fast at
     it."""
@@ -54,7 +54,7 @@ class SearchSettings(EncodingSettings):
     """Precision, 0 to 1. Documents below its threshold are not shown. `bixse calibrate --at-precision P` stores the
     threshold in the model."""
     queries: Annotated[str | None, Flag(metavar="FILE")] = None
-    """File of queries for an index (columns _id and text, or one query per line); - reads the terminal."""
+    """File of queries for an index (columns _id and text, or one query per line); - reads standard input."""
     exact: bool = False
     """Score every document of a vector database, without its approximate index."""
     model_at: str | None = None

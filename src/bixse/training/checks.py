@@ -69,9 +69,9 @@ def check_max_length(model: RelevanceModel) -> list[str]:
     if native is None or limit is None or limit >= native:
         return []
     return [
-        f"max_length: got {limit}; expected {native}, the limit of the model itself, or the saved model and the base "
-        f"model of these figures read less text; fix: set `train_max_length: {limit}` to train as fast, and leave "
-        "max_length out"
+        f"max_length: got {limit}; expected {native}, the limit of the model itself: with a lower limit, the saved "
+        f"model and the base model of these figures read less; fix: set `train_max_length: {limit}` to train as fast, "
+        "and leave max_length out"
     ]
 
 
@@ -83,7 +83,7 @@ def check_lengths(model: SentenceTransformer, pairs: GradedPairs) -> list[str]:
     shares, with_prompt = [], ""
     for name, kind in KINDS.items():
         prompts = _prompts_before(model, pairs, kind)
-        with_prompt = ", the prompt before them included" if any(prompts) else with_prompt
+        with_prompt = ", including the prompt before them" if any(prompts) else with_prompt
         room = limit - max(len(tokenizer(prompt, add_special_tokens=False)["input_ids"]) for prompt in prompts)
         distinct = pairs.distinct(kind)
         texts = pairs.texts(kind, distinct[:: -(-len(distinct) // TEXTS_COUNTED)])
@@ -145,7 +145,7 @@ def check_learned(
                 f"training: got nearly the same embedding for every {kind}; expected embeddings that differ, as before "
                 f"training; the run has diverged; fix: {FIX}"
             ).of_all_processes()
-    if not losses or chosen_on_dev:  # an exploded loss counts only if dev chose no checkpoint
+    if not losses or chosen_on_dev:  # an exploded loss matters only if dev chose no checkpoint
         return
     compared = min(max(FEWEST_LOSSES, len(losses) // 10), max(1, len(losses) // 2))
     first, last = median(losses[:compared]), median(losses[-compared:])

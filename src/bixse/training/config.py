@@ -51,7 +51,7 @@ NOT_OF_AN_EMBEDDING_SCORER = {
     "instructions": "it has no table of instructions, only the prompts of the encoder",
     "merge": "merge weights are chosen by a search of one vector per text",
     "sharding": "it trains in one process",
-    "regrade": "likely false negatives are looked for among cosines of one vector per text",
+    "regrade": "likely false negatives are found by cosines of one vector per text",
 }
 """Setting that a late interaction or a sparse encoder refuses -> the reason."""
 REFUSED: dict[str, dict[str, str]] = {
@@ -87,8 +87,8 @@ class OptimizerConfig(Settings):
     """
 
     learning_rate: float = Field(default=1e-4, gt=0)
-    """Peak rate of the encoder for 16 queries per step; multiplied by sqrt(queries per step / 16), as in the paper. A
-    step holds global_batch_size * gradient_accumulation_steps queries, but never more than there are."""
+    """Peak learning rate of the encoder for 16 queries per step. It is multiplied by sqrt(queries per step / 16), as in
+    the paper. A step holds global_batch_size * gradient_accumulation_steps queries, or all queries, if fewer."""
     bias_lr_multiplier: float = Field(default=100.0, ge=0)
     """Learning rate of the logit bias, as a multiple of the rate of the encoder."""
     num_train_epochs: int = Field(default=3, ge=1)
@@ -146,8 +146,8 @@ class MergeConfig(Settings):
     weights: Annotated[tuple[Weight, ...], Field(min_length=1)] = WEIGHTS
     """Weights w to score on dev and guard. A single weight needs no dev collection."""
     documents: int | None = Field(default=SEARCHED, ge=1)
-    """Number of documents per collection that each weight searches. Of a larger corpus these are all judged documents
-    and the best hits of the base and the tuned model. Null searches the complete corpus."""
+    """Number of documents per collection that are searched with each weight. Of a larger corpus these are all judged
+    documents and the best hits of the base and the tuned model. Null searches the complete corpus."""
     keep_tuned: bool = False
     """Also save the tuned model before merging, in the folder `tuned` next to `model`."""
 
@@ -157,7 +157,7 @@ class RegradeConfig(Settings):
 
     judge: Annotated[str, Flag(name="regrade", metavar="JUDGE")]
     """Judge that grades likely false negatives after each epoch except the last. These are unlabelled documents of
-    other queries with a high score. The form is that of `bixse grade --judge`."""
+    other queries with a high score. Write it as for `bixse grade --judge`."""
     budget: Annotated[int, Field(ge=1), Flag(name="regrade_budget")] = 100
     """Maximum number of pairs that the judge grades per epoch."""
     rubric: Annotated[str | None, Flag(name="regrade_rubric")] = None
@@ -171,7 +171,7 @@ class RegradeConfig(Settings):
 
     @model_validator(mode="after")
     def _of_the_judge(self) -> RegradeConfig:
-        if self.options or self.prices:  # only then: most runs ask no judge, and need not import what reads these
+        if self.options or self.prices:  # imported here: most runs ask no judge
             try:
                 self.judging()
             except ConfigError as error:
@@ -206,17 +206,18 @@ class TrainConfig(Settings):
     task_shares: dict[str, float] = Field(default_factory=dict)
     """Task -> share of its queries per epoch, in (0, 1], drawn anew each epoch. Other tasks have share 1."""
     instructions: Path | None = None
-    """TOML file of task instructions, saved with the model. "paper" takes those of the BiXSE paper. Null takes the
-    model's own instructions, or else its prompts."""
+    """TOML file of task instructions, saved with the model. "paper" takes the instructions of the BiXSE paper. Null
+    takes the model's own instructions, or else its prompts."""
     dev: Path | Annotated[tuple[Path, ...], Field(min_length=1)] | None = None
-    """Collection folder, or several, to select the checkpoint by its mean graded nDCG@10. Null keeps the last."""
+    """Collection folder, or several, to select the checkpoint by mean graded nDCG@10. Null keeps the last one."""
     dev_split: str = "dev"
     """Split of the dev collections."""
     dev_candidates: int = Field(default=30, ge=1)
-    """BM25 candidates added per dev query, since the judged ones alone are too easy. A reranker ranks these alone."""
+    """BM25 candidates per dev query. Encoders also rank the judged documents, which alone are too easy; other kinds of
+    model rank the candidates alone."""
     guard: Path | Annotated[tuple[Path, ...], Field(min_length=1)] | None = None
-    """Collection folder, or several, that must not get worse: the merge weight is chosen to protect them. A reranker
-    has no merge, and reports them."""
+    """Collection folder, or several, that must not get worse: the merge weight is chosen to protect them. Kinds other
+    than encoder have no merge, and only report the figures."""
     guard_split: str | tuple[str, ...] = "test"
     """Split of the guard collections, or one split per collection."""
     guard_tolerance: float = Field(default=TOLERANCE, ge=0)
@@ -248,8 +249,8 @@ class TrainConfig(Settings):
     """Pooling of a bare backbone: mean, cls (the first token) or cls-head (the first token and ModernBERT's head). Null
     takes cls-head if the checkpoint has the head, else mean. A sentence-transformers model keeps its pooling."""
     frozen_layers: int | None = Field(default=None, ge=0)
-    """Number of lowest layers that stay as they are, with the embeddings of the tokens; 0 freezes the embeddings alone.
-    Null trains all."""
+    """Number of lowest layers to freeze, together with the token embeddings; 0 freezes the token embeddings alone. Null
+    trains all layers."""
     max_distance: float | None = Field(default=None, gt=0)
     """Largest distance of the encoder's weights from the base model's, |w - w0| / |w0|. A step that exceeds it is
     followed by w <- (w + w0) / 2 (ORBIT, arXiv:2605.12419). Null sets no limit."""
@@ -262,8 +263,8 @@ class TrainConfig(Settings):
     scale: float = Field(default=LossOptions.model_fields["scale"].default, gt=0)
     """Logit scale alpha, 1 / temperature. The paper takes 20; 10 was better on dev for every loss."""
     dimensions: Annotated[tuple[Annotated[int, Field(ge=2)], ...], Flag(metavar="D")] = ()
-    """Numbers of dimensions that embeddings can be cut to after training, for example 256 128 64. Each is trained
-    beside the complete embedding, with a scale and a bias of its own. Empty trains the complete embedding alone."""
+    """Numbers of dimensions that embeddings can be cut to after training, for example 256 128 64. Each is trained in
+    addition to the complete embedding, with its own scale and bias. Empty trains only the complete embedding."""
     loss_options: dict[str, Any] = Field(default_factory=dict)
     """Other arguments of the loss, for example bias, positive_from, in_batch_labels. A sum has a section per term."""
     sharding: Literal["full"] | None = None
@@ -277,10 +278,10 @@ class TrainConfig(Settings):
     """Random seed of batches, draws and dropout."""
     precision: Setting = "auto"
     """Dtype of computation: float32, bfloat16 or auto. auto follows `--precision` or BIXSE_PRECISION, or else takes
-    bfloat16 if the CPU or GPU computes fast in it."""
+    bfloat16 if the CPU or GPU is fast at it."""
     evaluations_per_epoch: int = Field(default=1, ge=0)
-    """Number of dev evaluations and checkpoints per epoch. 0 writes one checkpoint per epoch, and evaluates dev for
-    the merge weight alone."""
+    """Number of dev evaluations and checkpoints per epoch. 0 writes one checkpoint per epoch, and evaluates dev only to
+    choose the merge weight."""
     report_to: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
     """Trackers that also get the log, through transformers. Each tracker needs its package."""
 
@@ -342,7 +343,7 @@ class TrainConfig(Settings):
 
     @model_validator(mode="after")
     def _loss_takes_its_options(self) -> TrainConfig:
-        if self.loss_options:  # only then: the classes of losses import torch, which takes seconds
+        if self.loss_options:  # imported here: the classes of losses import torch, which takes seconds
             try:
                 check_loss_options(self.loss, self.loss_options)
             except ConfigError as error:
@@ -365,7 +366,7 @@ class TrainConfig(Settings):
     def identity(self) -> dict[str, Any]:
         """Return the settings that make two runs the same."""
         regrade = None if self.regrade is None else self.regrade.identity()
-        newer = {"kind": "encoder", "dimensions": ()}  # left out at their defaults: a run from before them goes on
+        newer = {"kind": "encoder", "dimensions": ()}  # left out at their defaults: runs of older versions continue
         left_out = {name for name, default in newer.items() if getattr(self, name) == default}
         return {**self.model_dump(mode="json", exclude=left_out), "regrade": regrade}
 
@@ -434,10 +435,10 @@ class MergeModelsConfig(Settings):
     candidates: Annotated[tuple[Weight, ...], Field(min_length=1)] = WEIGHTS
     """Values of w to score on dev and guard."""
     documents: int | None = Field(default=SEARCHED, ge=1)
-    """Number of documents per collection that each weight searches: all judged documents and the best hits of the base
-    and the tuned model. Null searches the complete corpus."""
+    """Number of documents per collection that are searched with each weight: all judged documents and the best hits of
+    the base and the tuned model. Null searches the complete corpus."""
     pairs: Path | None = None
-    """Graded pairs to fit scale and bias of the merged model. Null leaves it without a relevance head."""
+    """Graded pairs to fit scale and bias of the merged model. Null leaves the model without a relevance head."""
     max_length: int | None = Field(default=None, ge=4)
     """Maximum number of tokens per text. Null keeps the limit of the base model."""
     trust_remote_code: bool = False

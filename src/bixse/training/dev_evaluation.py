@@ -185,7 +185,7 @@ class GradedRetrievalEvaluator(BaseEvaluator):
     `name` is the prefix of the metrics: the headline is `<name>_ndcg@10`. Of several collections the metrics are means,
     in which collections count equally (BiXSE paper, appendix: BEIR(short)). The
     `SequentialEvaluator` of sentence-transformers returns the last score, not the mean. The figures of `guards` have
-    the prefix `guard`. `system` answers the queries in the place of the model's embeddings.
+    the prefix `guard`. `system` answers the queries instead of the model's embeddings.
     """
 
     def __init__(

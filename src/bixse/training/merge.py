@@ -107,7 +107,7 @@ class MergeResult:
                 f"tuned {_difference(of['tuned'])}; merged {_difference(of['merged'])}"
             )
         if self.points and not any(change.role == "guard" for change in self.changes):
-            lines.append("guard: none given, so what training did to other queries is unknown (`guard: DIR`)")
+            lines.append("guard: none given, so the effect of training on other queries is unknown (`guard: DIR`)")
         return lines
 
     def reason(self) -> list[str]:
@@ -249,7 +249,7 @@ def _choose(
 
     candidates = sorted(set(weights))
     keeping = [weight for weight in candidates if worst_guard(weight) >= -tolerance]
-    best = max(keeping or candidates, key=figure)  # the first of equals, which is the smallest
+    best = max(keeping or candidates, key=figure)  # the first of equal weights, which is the smallest
     points = []
     for weight, values in scores.items():
         differences = [paired_differences(scores[best][name], values[name]) for name in dev]

@@ -141,7 +141,7 @@ def _run_trainer(trainer: GradedTrainer, out: Path, guard: RunGuard, then_merge:
             guard.save_record(ended)
     if ended is not None:
         done = f"got Ctrl-C or SIGTERM after step {state.global_step} of {state.max_steps}"
-        raise InterruptedRunError(f"{out}: {done}; the last checkpoint is kept; to go on: give the same command again")
+        raise InterruptedRunError(f"{out}: {done}; the last checkpoint is kept; the same command continues from it")
     return warnings
 
 

@@ -85,7 +85,7 @@ def make_trainer(
         if title is not None:
             trainer.add_callback(ProgressBar(title))
     for callback in trainer.callback_handler.callbacks:
-        if getattr(callback, "logging_dir", "") is None:  # else its files would be deleted with the checkpoints
+        if getattr(callback, "logging_dir", "") is None:  # otherwise its files would be deleted with the checkpoints
             callback.logging_dir = str(out / TENSORBOARD_FOLDER)
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
@@ -97,7 +97,7 @@ class _StayNear(TrainerCallback):
 
     def __init__(self, loss: GradedLoss, limit: float) -> None:
         self.loss, self.limit = loss, limit
-        self.base = [weight.detach().clone() for weight in self._weights()]  # before a resume loads others
+        self.base = [weight.detach().clone() for weight in self._weights()]  # before a resume loads other weights
         self.norm = get_total_norm(self.base)
 
     def _weights(self) -> list[Tensor]:
@@ -133,7 +133,7 @@ def training_arguments(
         near = max(1, optimizer.global_batch_size // processes) * processes
         raise InputError(
             f"global_batch_size: got {optimizer.global_batch_size} queries for {processes} processes; expected a "
-            f"multiple, because each process gets as many; fix: set it to {near}"
+            f"multiple, because each process gets the same number; fix: set it to {near}"
         )
     _check_trackers(config.report_to)
     arguments = GradedTrainingArguments(

@@ -96,7 +96,7 @@ class Server:
         visit = await self.visit(request)
         visit.session.person = _name(visit.form.get("person", ""))
         to = visit.form.get("to", "")
-        query = urlencode(parse_qsl(visit.form.get("query", "")))  # read and written again: nothing but a query
+        query = urlencode(parse_qsl(visit.form.get("query", "")))  # parsed and rebuilt, so that only a query remains
         response = RedirectResponse(f"/{to}?{query}" if to in {page.name for page in self.pages} else "/", 303)
         return self.guard.hand_over(response, visit.session)
 

@@ -45,11 +45,11 @@ class UiSettings(Settings):
     """File of graded pairs, as for `bixse calibrate --pairs`, to measure precision, recall and calibration of the
     systems. Null: no measures."""
     host: str = "127.0.0.1"
-    """IP address or host name to listen on. The default is reached from this machine alone."""
+    """IP address or host name to listen on. Only this machine reaches the default."""
     port: int = Field(default=8765, ge=0, le=65535)
     """Port to listen on. 0 takes any free port."""
     no_browser: bool = False
-    """Only print the address. Otherwise the browser opens it, if a person sits at a terminal of this machine."""
+    """Only print the address. By default, the browser opens it, if started at this machine's own screen."""
     yes_expose: bool = False
     """Listen on an address that other machines reach. Texts, labels and cookies then cross the network unencrypted."""
 

@@ -40,8 +40,8 @@ def run(settings: CalibrateSettings, options: ComputingOptions) -> CommandResult
     text = _text(result, settings.prior)
     if result.refused:
         why = (
-            f"refused, nothing is written: {result.check.finding}; fix: grade more pairs, or save the calibration all "
-            "the same with --anyway"
+            f"refused, nothing is written: {result.check.finding}; fix: grade more pairs, or save the calibration "
+            "anyway with --anyway"
         )
         return CommandResult(text, metrics, errors=[why], exit_code=1)
     warnings = [FINISHED_BEFORE] if result.reused else result.warnings()

@@ -23,7 +23,7 @@ class DoctorOptions(ComputingOptions):
     """The model to check instead of this machine, and the actions."""
 
     model: Annotated[Path | None, Flag(metavar="MODEL", positional=True)] = None
-    """Folder of a model. Files that lack settings for text-embeddings-inference, vLLM or llama.cpp are named."""
+    """Folder of a model. Files that lack settings for text-embeddings-inference, vLLM or llama.cpp are listed."""
     fix: bool = False
     """Add the settings that older servers need to the folder of MODEL. sentence-transformers loads it as before."""
     clear_cache: bool = False

@@ -54,15 +54,15 @@ class EvaluateSettings(EncodingSettings):
     max_length: Annotated[int | None, Flag(metavar="TOKENS")] = None
     """Maximum number of tokens per text. The default is the limit of the model."""
     dimensions: Annotated[tuple[int, ...] | None, Flag(metavar="D")] = None
-    """Cut the embeddings of each model to these numbers of dimensions, and compare them. Without it, whole ones."""
+    """Cut the embeddings of each model to these numbers of dimensions, and compare them. The default does not cut."""
     rerank: Annotated[Path | None, Flag(metavar="DIR")] = None
-    """Folder of a reranker, a late interaction or a sparse encoder. Each model is evaluated as it is, and with its best
-    documents reranked. max_length is that of the model; the reranker reads as many tokens as it was trained with."""
+    """Folder of a reranker, or of a late-interaction or sparse encoder. Each model is evaluated as it is, and with its
+    best documents reranked. max_length limits the model; the reranker reads as many tokens as in its training."""
     rerank_depth: int = Field(default=RERANK_DEPTH, ge=1)
-    """Number of best documents per query that are reranked. The others follow in their order."""
+    """Number of best documents per query that are reranked. The other documents follow in their order."""
     exclude_self: bool = False
-    """Leave the document with the query's id out of its ranking, for collections whose queries are also documents
-    (ArguAna, Quora)."""
+    """Remove the document with the query's id from the query's ranking, for collections whose queries are also
+    documents (ArguAna, Quora)."""
     missing_documents: MissingDocuments = "refuse"
     """Treatment of judgements whose document the corpus lacks: refuse the collection, or drop and count them."""
     grades: Annotated[Path | None, Flag(metavar="FILE")] = None
@@ -81,7 +81,7 @@ class EvaluateSettings(EncodingSettings):
     """Folder of an earlier evaluation of the same queries. Exit code 1 if the nDCG@10 of the model is worse: the whole
     interval of the difference lies below 0."""
     by: Annotated[float, Flag(metavar="LOSS"), Field(ge=0, le=1)] = 0.0
-    """Mean loss of nDCG@10, in [0, 1], up to which fail_if_worse_than lets the model pass."""
+    """Largest mean loss of nDCG@10, in [0, 1], with which a model still passes fail_if_worse_than."""
     exact: bool = False
     """Score every document of an index exactly, even if the index is approximate."""
 
@@ -162,7 +162,7 @@ def _on_collection(settings: EvaluateSettings, systems: Sequence[System], out: P
     assert settings.collection is not None
     chosen = settings.model_dump(include={"split", "exclude_self", "min_relevant_grade", "missing_documents"})
     task = collection_task(settings.collection, **chosen)
-    # before the search: a baseline of another collection is named at once
+    # before the search, to refuse a baseline of another collection at once
     baseline = None if settings.fail_if_worse_than is None else read_baseline(settings.fail_if_worse_than, task)
     result = compare_on_task(systems, task, out, progress_bar)
     heading = f"{settings.collection} ({settings.split}, {len(task.query_sets[0].queries)} queries"

@@ -25,10 +25,10 @@ def run_export(settings: ExportSettings, options: Options) -> CommandResult:
     if result.fault is not None and not settings.anyway:
         why = (
             f"refused, nothing is written: {result.fault}; expected what the model computes; fix: another --to, or "
-            "--anyway to write it all the same"
+            "--anyway to write it"
         )
         return CommandResult(text, metrics, errors=[why], exit_code=1)
-    warnings = [f"written all the same: {result.fault}"] if result.fault is not None else []
+    warnings = [f"written anyway: {result.fault}"] if result.fault is not None else []
     return CommandResult(f"{text}\n\nsaved: {options.folder}", metrics, {"folder": str(options.folder)}, warnings)
 
 

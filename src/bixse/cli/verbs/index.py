@@ -23,9 +23,9 @@ def run(settings: IndexSettings, options: IndexOptions) -> CommandResult:
     from bixse.scale.index.make_index import make_index
     from bixse.scale.index.vector_store import connect, export_index
 
-    if options.to is not None:  # what cannot be used is refused before anything is encoded
+    if options.to is not None:  # refuses an unusable database before anything is encoded
         if settings.engine == "ranks":
-            raise InputError("--to: got it with engine ranks; expected one process; fix: the same command again "
+            raise InputError("--to: got it with engine ranks; expected one process; fix: give the same command again, "
                              "without --engine, when all ranks have ended")  # fmt: skip
         connect(options.to).close()
     report = make_index(settings, options.folder, progress_bar)

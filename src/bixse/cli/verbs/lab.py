@@ -36,7 +36,7 @@ def run_quickstart(settings: QuickstartConfig, options: ComputingOptions) -> Com
     lines = [*result.verdicts, "", table, ""]
     lines += [f"probabilities, {name}: Brier {c.brier:.3f} (a constant: {c.base_rate_brier:.3f}), ECE {c.ece:.3f}"
               for name, c in report.calibrations.items() if name.startswith("BiXSE")]  # fmt: skip
-    lines += ["", f"report: {result.artifacts['report']}", "to go on:", *(f"  {line}" for line in report.commands)]
+    lines += ["", f"report: {result.artifacts['report']}", "next:", *(f"  {line}" for line in report.commands)]
     metrics = {
         "systems": {system.name: system.metrics for system in report.systems},
         **report.model_dump(mode="json", include={"comparisons", "calibrations"}),
@@ -104,8 +104,8 @@ def _sweep_text(result: SweepResult) -> str:
         return "\n".join([*lines, "no arm finished"])
     lines += [
         f"best: {result.best.label}; all its settings: {result.best_path}",
-        f"its dev nDCG@10 flatters: it is the best of {len(result.rows)} on those queries; measure it on test, once",
-        "to go on:",
+        f"its dev nDCG@10 is optimistic, as the best of {len(result.rows)} on those queries; measure it on test, once",
+        "next:",
         f"  bixse evaluate {shlex.quote(str(result.model_path))} --collection DIR --split test"
         if result.model_path is not None
         else f"  bixse train --config {shlex.quote(str(result.best_path))} --out DIR",  # its model was deleted

@@ -15,7 +15,7 @@ def has_screen() -> bool:
     """Return True if a person sits at a terminal of a machine with a screen, and not at one that a network leads to."""
     if not sys.stdin.isatty() or not sys.stderr.isatty() or "SSH_CONNECTION" in os.environ:
         return False
-    # without a display `webbrowser` would start a browser of text in this terminal
+    # without a display, `webbrowser` would start a text browser in this terminal
     return sys.platform in ("darwin", "win32") or bool({"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys())
 
 

@@ -60,7 +60,7 @@ def build_encoder(
     `trust_remote_code` runs code that comes with the model. `bidirectional` lets the tokens of a decoder see the whole
     text; None does so for a bare backbone alone. `pooling` of a bare backbone: see `PoolingMode`; None takes the head
     of a ModernBERT if the checkpoint holds one, as the BiXSE paper does, else the mean. `dimensions` cuts embeddings to
-    their first numbers, as sentence-transformers' `truncate_dim` does; None keeps them whole.
+    their first numbers, as sentence-transformers' `truncate_dim` does; None keeps all.
 
     Raises:
         ModelError: the model does not exist, is no encoder, lacks weights or the tokenizer, was damaged after its
@@ -127,8 +127,8 @@ def _loading(name: str, expected: str) -> Iterator[None]:
 def _is_no_encoder(name: str, kind: ModelKind) -> ModelError:
     return ModelError(
         f"model {name!r}: got a model of the kind {kind}, which does not give one vector per text; expected an "
-        "encoder; fix: name an encoder; such a folder is taken by `bixse evaluate MODEL --rerank DIR` and `bixse "
-        "calibrate`, a reranker's by `--judge cross-encoder:DIR` too"
+        "encoder; fix: name an encoder (`bixse evaluate MODEL --rerank DIR` and `bixse calibrate` take such a folder, "
+        "and `--judge cross-encoder:DIR` takes a reranker)"
     )
 
 
@@ -147,7 +147,7 @@ def _limited(
             ) from error
     if dimensions is not None:
         check_dimensions(model, (dimensions,))
-        if dimensions < (model.get_embedding_dimension() or 0):  # else the hash of the encoder would change
+        if dimensions < (model.get_embedding_dimension() or 0):  # otherwise the hash of the encoder would change
             model.truncate_dim = dimensions
     return model
 
@@ -390,7 +390,7 @@ def model_hashes(model: str | Path) -> dict[str, str]:
     """Hash the files that a model folder's ranking depends on (not its relevance head); {} without a model folder."""
     model = str(model).removeprefix(STATIC)
     if not any((Path(model) / name).is_file() for name in MODEL_FILES):
-        return {}  # such a folder may be as large as a disk
+        return {}  # hashing such a folder could read a whole disk
     files = sorted(path for path in Path(model).rglob("*") if path.suffix in MODEL_SUFFIXES)
     return {f"model/{path.relative_to(model)}": file_hash(path) for path in files if path.name != HEAD_FILE}
 

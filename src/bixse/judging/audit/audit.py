@@ -108,7 +108,7 @@ def common_pairs(judge: Labels, human: Labels, min_relevant_grade: float) -> Any
     if not pairs:
         ids = [next(iter(side.grades)) for side in (judge, human)]
         raise InputError(
-            f"{judge.path}: got no pair of the human labels (pairs such as {ids[0]}; human ones such as {ids[1]}); "
+            f"{judge.path}: got no pair of the human labels (pairs such as {ids[0]}; human labels such as {ids[1]}); "
             "expected labels of the same queries and documents; fix: use the ids of the human labels"
         )
     grades = np.array([human.grades[pair] for pair in pairs], dtype=np.float64)
@@ -209,7 +209,7 @@ def audit_judges(settings: AuditSettings, out: str | Path) -> AuditResult:
     if settings.scale is None:
         low, high = report.scale
         warnings.append(
-            f"the scale {low:g} to {high:g} is that of the human labels found; state --scale where it is wider"
+            f"the scale {low:g} to {high:g} is that of the human labels found; state --scale if the real scale is wider"
         )
     queries = dict(zip(texts.query_ids, texts.queries, strict=True)) if texts is not None else {}
     documents = dict(zip(texts.document_ids, texts.documents, strict=True)) if texts is not None else {}
@@ -362,8 +362,8 @@ class AuditReport:
                 "left out, and the label before each of them counts"
             )
         warnings += [
-            f"{judge.name}: the relevance of {judge.mapped} pairs is not its grade's place on the judge's scale: a "
-            "mapped file, or grades of another scale; kappa reads the grade, Brier the relevance"
+            f"{judge.name}: the relevance of {judge.mapped} pairs is not their grade's position on the judge's scale "
+            "(a mapped file, or grades of another scale); kappa reads the grade, Brier the relevance"
             for judge in self.judges
             if judge.mapped
         ]

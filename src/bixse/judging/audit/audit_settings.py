@@ -25,7 +25,7 @@ class AuditSettings(LabelSettings):
     """Settings of `bixse grade audit`."""
 
     judge: Annotated[tuple[Path, ...], Field(min_length=1), Flag(metavar="FILE")]
-    """The judge's labels: judgements.parquet of `bixse grade`, graded pairs, or qrels; several are compared."""
+    """The judge's labels: judgements.parquet of `bixse grade`, graded pairs, or qrels; several files are compared."""
     pairs: Annotated[Path | None, Flag(metavar="FILE")] = None
     """Graded pairs with texts, to show disagreements."""
 

@@ -97,7 +97,7 @@ class FewLabels:
         if self.outside:
             lines.append(f"{self.outside} labels are of pairs without a grade: left out")
         lines += [
-            f"{name}: {count} documents it shows have no grade: they count as irrelevant"
+            f"{name}: {count} of its documents have no grade: they count as irrelevant"
             for name, count in self.ungraded.items()
             if count
         ]
@@ -121,8 +121,8 @@ def evaluate_few_labels(
         runs: name -> run; each pair of systems is compared.
         grades: the judge's relevance in [0, 1] of every pair of the pool; all its queries count.
         labels: people's relevance in [0, 1] of the drawn pairs.
-        probabilities: probability of each drawn pair; None for equal ones.
-        metrics: "precision@k" and, from whole queries, "ndcg@k"; None for both at 10, as far as they can be had.
+        probabilities: probability with which each pair was drawn; None: all are equal.
+        metrics: "precision@k" and, from whole queries, "ndcg@k"; None for both at 10, if the labels allow them.
         positive_from: lowest relevance that counts as relevant for precision.
 
     Raises:
@@ -491,7 +491,7 @@ def judged_pool(grades: Pairs, labels: Pairs, probabilities: Pairs | None = None
             got = f"{without} of {len(chances)} labels without one" if without else f"{bad[0]}"
             raise InputError(
                 f"probability: got {got}; expected one in (0, 1] for each label; fix: write the probability with which "
-                "each pair was drawn, or leave the column out where all were drawn alike"
+                "each pair was drawn, or leave the column out if all were drawn with equal probability"
             )
         sure = np.array(chances, dtype=np.float64)
     return JudgedPool(

@@ -128,8 +128,8 @@ class GenerateResult:
     documents: int
     refused: Mapping[str, int]
     """Reason -> number of refused texts. A reason is the status of an answer, "empty", "placeholder" ("null") or "too
-    long"; "declined" if the model writes that it cannot help; "copied" if the text stands in the document; "repeated"
-    if it is an earlier query."""
+    long"; "declined" if the model writes that it cannot help; "copied" if the text is in the document; "repeated" if it
+    is an earlier query."""
     not_asked: int
     """Queries without a request, since a limit was reached."""
     asked: int
@@ -157,7 +157,7 @@ def generate(
     prompt = load_query_prompt(config.prompt)
     if config.per_document > 1 and not writer.identity.get("parameters", {}).get("temperature", 1.0):
         raise InputError(
-            f"--per-document: got {config.per_document} at a temperature of 0, which writes the same each time; "
+            f"--per-document: got {config.per_document} at a temperature of 0, which writes the same text each time; "
             "expected a temperature above 0; fix: --temperature 0.7"
         )
     documents = chosen_documents(config)
@@ -200,8 +200,8 @@ def generate(
     record.save("finished" if result.complete and failure is None else "interrupted")
     if failure is not None:
         raise InterruptedRunError(
-            f"stopped by Ctrl-C or SIGTERM: {result.queries} queries are kept in {out}; the same command "
-            "goes on from there"
+            f"stopped by Ctrl-C or SIGTERM: {result.queries} queries are kept in {out}; the same command continues "
+            "from there"
         )
     return result
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class WriterSettings(ServerSettings):
-    """The model that writes queries, and how it is asked."""
+    """The model that writes queries, and the settings of its requests."""
 
     server: Annotated[str, Flag(metavar="URL")]
     """Address of an OpenAI-compatible server."""
@@ -36,7 +36,7 @@ class GenerateConfig(Settings):
     corpus: Annotated[Path, Flag(metavar="FILE")]
     """JSONL file of documents: {_id, title, text}."""
     writer: Annotated[WriterSettings, Flag(flat=True)]
-    """The model that writes queries, and how it is asked."""
+    """The model that writes queries, and the settings of its requests."""
     documents: int | None = Field(default=None, ge=1)
     """Number of random documents that get queries (default: all)."""
     per_document: int = Field(default=1, ge=1)
@@ -46,6 +46,6 @@ class GenerateConfig(Settings):
     prompt: Annotated[Path | None, Flag(metavar="FILE")] = None
     """Text file with instructions for the model (default: instructions and examples of the package)."""
     prices: Annotated[Prices, Flag(flat=True)] = Prices()
-    """Prices of tokens, and the maximum price of a run."""
+    """Prices of tokens, and the maximum cost of a run."""
     ledger: Annotated[Path | None, Flag(metavar="PATH")] = None
     """Folder of texts to share between runs and machines (default: ledger in the --out folder)."""

@@ -297,7 +297,7 @@ class ChatClient:
             return
         self._refusals += 1
         async with self._checking:
-            # among answered requests, the refused one is itself at fault (a firewall that dislikes its text)
+            # if other requests are answered, the refused request is at fault (a firewall rejects its text)
             if self._answered is not None and self._refusals < REFUSALS:
                 return
             greeting = {"model": body.get("model"), "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}

@@ -121,12 +121,12 @@ class CrossEncoderJudge:
         if np.ptp(scores) <= _ALIKE * max(1e-6, float(np.abs(scores).max())):
             raise InputError(
                 f"cross-encoder {self.name!r}: got the score {scores[0]:.6g} for {len(scores)} different pairs; "
-                "expected scores that differ; fix: choose another model (this one is not trained or not loaded whole) "
-                "or look at the texts"
+                "expected scores that differ; fix: choose another model (this one is untrained or incompletely "
+                "loaded), or check the texts"
             )
         if self._map.kind == "logit" and len(scores) >= _FEW and scores.min() >= 0 and scores.max() <= 1:
             self.warnings = [
-                f"cross-encoder {self.name!r}: all raw scores lie in [0, 1] and pass a sigmoid; where they are "
+                f"cross-encoder {self.name!r}: all raw scores lie in [0, 1] and pass a sigmoid; if they are "
                 "probabilities already, use the map 'prob'"
             ]
 

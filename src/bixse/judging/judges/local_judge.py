@@ -214,8 +214,8 @@ class PromptRenderer:
         self._merges_system = False
         if self.template is None:
             raise ModelError(
-                "chat template: got none; expected that of an instruct model; fix: choose a model that was trained to "
-                "answer, not a base model"
+                "chat template: got none; expected one, as an instruct model has; fix: choose a model that was trained "
+                "to answer, not a base model"
             )
         self._control_tokens = self._find_control_tokens()
         self._try_template()
@@ -244,7 +244,7 @@ class PromptRenderer:
 
     def _broken(self, text: str) -> str:
         for token in self._control_tokens:
-            if token in text:  # unbroken, it could end its message and answer for the judge
+            if token in text:  # an unbroken token could end its message and answer for the judge
                 text = text.replace(token, f"{token[0]} {token[1:]}")
         return text
 

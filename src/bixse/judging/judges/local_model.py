@@ -83,7 +83,7 @@ class LocalModel:
         except (RuntimeError, AssertionError) as error:  # out of memory is a RuntimeError too
             raise ModelError(
                 f"judge {str(self.requested)!r}: got {type(error).__name__} on {self.device} ({first_fault(error)}); "
-                "expected a device that this PyTorch has, with room for the weights; fix: another device or model"
+                "expected a device that this PyTorch has, with room for the weights; fix: change device or model"
             ) from error
 
     def free(self) -> None:

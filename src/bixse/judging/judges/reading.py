@@ -28,8 +28,8 @@ class OptionProbabilities:
     """The returned probabilities of the options at the position of the answer."""
 
     probabilities: tuple[float, ...]  # of each label, summed over its spellings ("3" and " 3")
-    hidden: tuple[float, ...] = ()  # at most missing per label (spellings not returned, names that may be two tokens)
-    unseen: float = 0.0  # that no returned token accounts for; all hidden probabilities share it
+    hidden: tuple[float, ...] = ()  # missing at most, per label (spellings not returned, names that may be two tokens)
+    unseen: float = 0.0  # probability of no returned token; all hidden probabilities share it
 
     @property
     def mass(self) -> float:
@@ -105,7 +105,7 @@ def option_probabilities(
     if total > 1 + _ROUNDING:
         return None
     unseen = max(0.0, 1.0 - total)
-    # a missing token is at most the least probable returned one; servers may have added the written one to the list
+    # a missing token is at most as probable as the least probable one returned; servers may add the written one
     others = [token.top for token in tokens if token.text != written] or [token.top for token in tokens]
     most = math.exp(min(others))
     under = min([math.exp(token.top) for token in tokens if forced and token.text == written] + [most])
@@ -247,7 +247,7 @@ def find_answer(
         rated = patterns.numbers_in(patterns.ratings, visible)
         if rated <= {match["option"]}:
             return TextAnswer("graded", match["option"], match.start("option"))
-        return TextAnswer("no-option", detail=f"several numbers stand as ratings: {', '.join(sorted(rated))}")
+        return TextAnswer("no-option", detail=f"several numbers are ratings: {', '.join(sorted(rated))}")
     if cut:
         return TextAnswer("truncated", detail="the length limit came before the end; --max-tokens raises it")
     if is_refusal(visible):

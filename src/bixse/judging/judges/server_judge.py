@@ -311,8 +311,8 @@ class ServerJudge(ServerModel):
         relevant, irrelevant = (answer.grade for answer in known)
         if relevant is not None and irrelevant is not None and relevant <= irrelevant:
             doubts.append(
-                f"{self.name} grades a document that answers the query {relevant:.2f}, and one that has nothing to do "
-                f"with it {irrelevant:.2f}: do not trust its grades"
+                f"{self.name} grades a document that answers the query {relevant:.2f}, and an unrelated one "
+                f"{irrelevant:.2f}: do not trust its grades"
             )
         mass = min((answer.mass for answer in known if answer.status == "graded"), default=1.0)
         if mass < LITTLE_MASS:

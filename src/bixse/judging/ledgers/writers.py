@@ -46,7 +46,7 @@ class OwnSegment:
         self._writer = writer_of(self.path)
         with storage_errors(self.path):
             self.held = self._writer.open("xb", buffering=0)
-            _lock(self.held, wait=True)  # before the segment is there: others seal a segment without a writer
+            _lock(self.held, wait=True)  # before the segment exists: other processes seal a segment without a writer
             self.held.write(f"{_machine()}/{os.getpid()}\n".encode())  # the process id is for people alone
             self._file = self.path.open("ab", buffering=0)
         self._closed = threading.Event()
@@ -97,7 +97,7 @@ def claims_count(segment: Path) -> bool:
     """Return whether the claims in a segment count: its writer lives, and touched its file within the lease."""
     writer = writer_of(segment)
     with _without_writer(writer) as gone:
-        return not gone and not _is_quiet(writer)  # an NFS server may go on holding the lock of a machine that crashed
+        return not gone and not _is_quiet(writer)  # an NFS server may still hold the lock of a machine that crashed
 
 
 def seal_left(folder: Path) -> list[Path]:
@@ -109,7 +109,7 @@ def seal_left(folder: Path) -> list[Path]:
             if not gone or not (_is_of_this_machine(writer) or _is_quiet(writer, segment)):
                 living.append(segment)
                 continue
-            # sealed by another process meanwhile; or damaged or not writable, which whoever reads or writes it reports
+            # another process has sealed it; or it is damaged or read-only, which its next reader or writer reports
             with suppress(FileNotFoundError, InputError, StorageError):
                 _replace(segment, open_rows(segment) if segment.exists() else ())
                 writer.unlink(missing_ok=True)

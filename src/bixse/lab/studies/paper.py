@@ -78,7 +78,7 @@ def _cutoff_arms(config: StudyConfig, values: Choices, pairs: GradedPairs | None
             empty = min(cutoff for cutoff, count in sizes.items() if not count)
             raise InputError(
                 f"cutoffs: got {empty}, which no training pair reaches (the highest has relevance "
-                f"{float(pairs.relevance.max())}); expected values that some do; fix: lower it"
+                f"{float(pairs.relevance.max())}); expected values that some pairs reach; fix: lower it"
             )
 
     def settings(loss: str, cutoff: float) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -335,8 +335,8 @@ def rank_by_judge(run: ArmRun, inputs: StudyInputs, run_folder: Path) -> Measure
     """Score a judge as ranker of BM25's candidates. The judge must grade every candidate."""
     if inputs.exclude_self:
         raise InputError(
-            "rankers: got a judge and `exclude_self`; expected one of them, since a judge ranks all that BM25 finds; "
-            "fix: leave the judge out, or take a collection whose queries are no documents"
+            "rankers: got a judge and `exclude_self`; expected one of them, since a judge ranks every document that "
+            "BM25 finds; fix: leave the judge out, or take a collection whose queries are no documents"
         )
     options = run.arm.options
     settings = {"judge": {"name": options["judge"]}, "rubric": options["rubric"]}

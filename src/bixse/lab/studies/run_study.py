@@ -76,7 +76,7 @@ def run_study(
     trained = [run for run, each in zip(runs, results, strict=True) if run.arm.trained and each.status == "finished"]
     missing = sum(not (experiment.folder / run.name / TRAIN_FOLDER / MODEL_FOLDER).is_dir() for run in trained)
     if config.keep_models and missing:
-        warnings.append(f"{missing} runs were finished before models were asked for: theirs are gone")
+        warnings.append(f"{missing} runs finished before --keep-models was given: their models are gone")
     return StudyResult(outcome, {**artifacts, "record": str(out / RUN_FILE)}, done.made, warnings, done.waiting)
 
 

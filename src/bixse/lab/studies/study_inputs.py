@@ -212,13 +212,13 @@ def transformed(pairs: GradedPairs, settings: Mapping[str, Any], seed: int) -> G
     if settings.get("noise"):
         pairs = transforms.transformed(pairs, transforms.LabelNoise(settings["noise"], seed))
     if not len(pairs):
-        raise InputError(f"pairs: got none after {dict(settings)}; expected some; fix: a lower cutoff, or more pairs")
+        raise InputError(f"pairs: got none after {dict(settings)}; expected some; fix: lower the cutoff, or add pairs")
     return pairs
 
 
 def sample_label_budget(pairs: GradedPairs, per_query: int, labels: int | None, seed: int) -> GradedPairs:
     """Draw the pairs of a label budget: queries in random order, `per_query` random documents per query."""
-    # draws ignore relevance, which is unknown before a label is paid; a larger budget has a smaller one's queries
+    # draws ignore relevance: it is unknown before a label is paid; a larger budget contains a smaller one's queries
     groups = pairs.groups()
     if labels is None:
         labels = sum(min(per_query, len(group.documents)) for group in groups)
@@ -236,7 +236,7 @@ def sample_label_budget(pairs: GradedPairs, per_query: int, labels: int | None, 
             })  # fmt: skip
     if len(rows) < labels:
         raise InputError(
-            f"labels: got a budget of {labels}, {per_query} per query; expected at most {len(rows)}, the number that "
-            f"{len(groups)} queries have; fix: lower the budget, or draw more labels per query"
+            f"labels: got a budget of {labels}, {per_query} per query; expected at most {len(rows)}, the number of "
+            f"labels of {len(groups)} queries; fix: lower the budget, or draw more labels per query"
         )
     return GradedPairs.from_rows(rows)

@@ -87,7 +87,7 @@ def download_collection(name: str, folder: Path, splits: Sequence[str]) -> None:
     task: Any = mteb.get_task(name, eval_splits=list(splits))
     try:
         task.load_data()
-    except Exception as error:  # the libraries of the hub and of data sets raise many kinds
+    except Exception as error:  # the libraries of the hub and of data sets raise many kinds of errors
         raise InputError(
             f"{name}: got {_one_line(error)}; expected its data from the hub; fix: check the network (HF_HUB_OFFLINE "
             "must not be set), or fetch the data by hand into a folder"
@@ -118,7 +118,7 @@ def run_mteb(
             scores[name] = _run_task(system, task, out, settings, download)
         except (BixseError, MemoryError):
             raise
-        except Exception as error:  # mteb raises many kinds; the other tasks go on
+        except Exception as error:  # mteb raises many kinds of errors; the other tasks continue
             failures[name] = _one_line(error)
         if step is not None:
             step(1)
@@ -169,7 +169,7 @@ def _evaluate(system: System, task: AbsTask, record: Run) -> None:
         mains.append(float(result.task_results[0].get_score()))
         if part.metadata.main_score == RANKED_BY:
             _add_queries(per_query, part, predictions)
-        part.unload_data()  # mteb keeps the data of a task otherwise
+        part.unload_data()  # otherwise mteb keeps the data of a task
     main = sum(mains) / len(mains)
     record.timings["mteb"] = time.perf_counter() - started
     write_atomically(record.folder / PER_QUERY_NAME, json.dumps(per_query) + "\n")

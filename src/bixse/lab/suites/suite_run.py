@@ -258,7 +258,7 @@ def make_plan(suite: Suite, data: Path | None, names: Sequence[str] | None, down
     if download:
         for task in missing:
             if task.hub is not None:
-                _mteb_suite().download_collection(task.name, data / task.name, task.splits[:1])  # `_find` takes any
+                _mteb_suite().download_collection(task.name, data / task.name, task.splits[:1])  # `_find` accepts any
         missing = [task for task in missing if task.hub is None]  # the others are there now
     commands: dict[str, list[str]] = {}
     for task in missing:
@@ -310,7 +310,7 @@ def _refuse_missing(suite: Suite, where: str, missing: Sequence[str]) -> None:
 def _read_task(suite: Suite, task: SuiteTask, data: Path) -> Task:
     location = _find(task, data)
     if location is None:
-        raise InputError(f"{data / task.name}: got no data; expected those of the start; fix: restore them")
+        raise InputError(f"{data / task.name}: got no data; expected the data of the start; fix: restore them")
     result = collection_task(*location, exclude_self=task.exclude_self)
     if suite.engine == "short":
         result = short_task(result, task.name)

@@ -40,7 +40,7 @@ def product_dtype(products: Setting, device: torch.device, embeddings: torch.dty
     if products == "bfloat16" and not able:
         raise InputError(
             f"products: got bfloat16 with PyTorch {torch.__version__} on {device.type}; expected matrix products of "
-            "bf16 that are summed and given in float32 (PyTorch 2.8 on an NVIDIA GPU); fix: products: float32"
+            "bf16 that are summed and returned in float32 (PyTorch 2.8 on an NVIDIA GPU); fix: products: float32"
         )
     return torch.float32 if products == "float32" else torch.bfloat16
 

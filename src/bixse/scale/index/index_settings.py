@@ -28,7 +28,7 @@ class IndexSettings(EncodingSettings, EngineSettings):
     """Maximum number of tokens read per text; null is the limit of the model."""
 
     dimensions: Annotated[int | None, Flag(metavar="D")] = Field(default=None, ge=2)
-    """Number of dimensions that embeddings are cut to; null keeps them whole."""
+    """Number of dimensions that embeddings are cut to; null keeps them complete."""
 
     @property
     def corpus(self) -> Path:

@@ -111,7 +111,7 @@ def make_index(
     the last one makes the index; the reports of the others count the pending shards.
 
     Args:
-        settings: model, collection, and the place of encoding.
+        settings: model, collection, and the engine that encodes.
         out: a folder that is new, empty, or holds an index of this encoder.
         progress: makes a callback from a title and a total.
         model: a loaded model, used instead of the model that the settings name.
@@ -158,9 +158,9 @@ def make_index(
             if not waiting:
                 config = settings.model_dump(mode="json")
                 record = Run(out, "index", config, {"corpus": manifest.corpus}, results=manifest.model_dump())
-                record.save("finished")  # from now on the index is there; several ranks write the same
+                record.save("finished")  # from here on the index exists; several ranks write the same
                 for other in out.glob(f"{FILES}*"):
-                    if other.name != manifest.folder:  # its readers keep what they opened
+                    if other.name != manifest.folder:  # readers keep the files that they opened
                         shutil.rmtree(other, ignore_errors=True)
     warnings = [] if waiting else warn_of_empty(corpus.empty, corpus.count)
     if store.failure is not None:

@@ -160,8 +160,8 @@ def open_index(
             if got != expected:
                 raise ModelError(
                     f"{path}: got model {identity.name!r} with {difference} ({shorten(got)}); expected the model of "
-                    f"the index, then at {recorded.name!r} ({shorten(expected)}); fix: name that model (`bixse search` "
-                    "takes --model-at where it has moved), or make the index again with `bixse index`"
+                    f"the index, recorded as {recorded.name!r} ({shorten(expected)}); fix: name that model (`bixse "
+                    "search` takes --model-at if it has moved), or make the index again with `bixse index`"
                 )
         if task is not None:
             use_task(encoder, task)

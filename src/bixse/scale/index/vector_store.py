@@ -96,7 +96,7 @@ class VectorStore(ABC):
         if (count := self.count()) != (documents := self.manifest.documents):
             raise InputError(
                 f"{self.label}: got {count} documents; expected {documents}; fix: run the same `bixse index ... --to "
-                f"{self.label}` again, which goes on where it stopped; if documents were deleted, delete it first"
+                f"{self.label}` again, which continues where it stopped; if documents were deleted, delete it first"
             )
 
     def read(self, content: str | None) -> None:

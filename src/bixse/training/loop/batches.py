@@ -79,7 +79,7 @@ class BatchPlan(Sampler[list[EpochIndex]]):
         for task, groups in self.members.items():
             drawn = groups[generator.permutation(len(groups))][: self.queries_per_epoch(task)]
             batches += [drawn[start : start + self.batch_size] for start in range(0, len(drawn), self.batch_size)]
-        if len(self.members) > 1:  # else the batches of a task would follow one another
+        if len(self.members) > 1:  # otherwise all batches of a task would follow one another
             batches = [batches[index] for index in generator.permutation(len(batches))]
         for batch in batches:
             yield [(self.epoch, int(number)) for number in batch]

@@ -77,7 +77,7 @@ def checkpoint_to_resume(folder: Path) -> tuple[str | None, list[str]]:
             if best is not None:  # the run would end with it
                 check_checkpoint(best)
             return str(path), [f"{skipped}: passed over, training went on from {path.name}" for skipped in passed_over]
-        passed_over.append(f"{path}: got {wrong}")  # an older checkpoint leads to the same end
+        passed_over.append(f"{path}: got {wrong}")  # an older checkpoint leads to the same result
     if complete:  # a new start would throw away checkpoints that a copy may restore
         check_checkpoint(complete[0])
     return None, []

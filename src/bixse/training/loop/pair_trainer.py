@@ -59,7 +59,7 @@ class PairCollator:
             batch["query"] = [self.pairs.texts("query", group.rows[:1])[0] for group in groups]
             batch["document"] = [self.pairs.texts("document", group.rows) for group in groups]
             batch["label"] = list((TOP_GRADE * relevance).split([len(group.rows) for group in groups]))
-        batch["counts"] = torch.tensor([len(groups), len(rows), 0, 0, 0, 0])  # tokens are known in the loss alone
+        batch["counts"] = torch.tensor([len(groups), len(rows), 0, 0, 0, 0])  # only the loss knows the tokens
         batch["numbers"] = torch.tensor([group.number for group in groups]), torch.from_numpy(rows)
         return {**batch, "mean_target": relevance.mean()}
 

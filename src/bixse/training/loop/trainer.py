@@ -90,7 +90,7 @@ class GradedTrainer(SentenceTransformerTrainer):
     process on the same batches, up to rounding.
 
     `train_dataset` is a `datasets.Dataset` with the columns query, document, relevance (or label), and optionally
-    query_id, document_id, task; a `DatasetDict` with one task per key; or `GradedPairs`. Without a loss it is
+    query_id, document_id, task; a `DatasetDict` with one task per key; or `GradedPairs`. The default loss is
     `BiXSELoss(model)`. InputError is raised for missing columns, unknown tasks, and tasks without an instruction in the
     model's table.
 
@@ -143,7 +143,7 @@ class GradedTrainer(SentenceTransformerTrainer):
         # gradients are averaged by `average_gradients`: no wrapper that counts forward passes
         self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
         if args.world_size > 1:
-            torch.manual_seed(args.seed + args.process_index)  # other texts, other dropout
+            torch.manual_seed(args.seed + args.process_index)  # each process has other texts and needs other dropout
 
     def make_collator(self, model: SentenceTransformer, args: GradedTrainingArguments, loss: GradedLoss) -> Any:
         """Return the collator of a loss."""
