@@ -41,11 +41,11 @@ GB = 1e9
 TEXTS_PER_PASS = 32
 DEVICES, BATCHES = 8, (256, 4096, 65536)
 ACHIEVED = 400e12
-"""Floating point operations a second that a device reaches in bf16 products: 40 % of an H100's 989e12."""
+"""Floating point operations per second that a device reaches in bf16 products: 40 % of an H100's 989e12."""
 TILE_BYTES_PER_ENTRY = 10
 """Of the loss's buffers with bf16 products."""
 GATHER_BYTES = 200e9
-"""Bytes a second between devices: half of NVLink's on an H100."""
+"""Bytes per second between devices: half of NVLink's on an H100."""
 ENCODERS = {
     "Qwen2.5-0.5B": EncoderSize(parameters=0.494e9, multiplied=0.358e9, layers=24, hidden=896),
     "Llama-3.2-1B": EncoderSize(parameters=1.236e9, multiplied=0.973e9, layers=16, hidden=2048),
@@ -59,11 +59,11 @@ LORA_SHARE = 0.02
 HOUR, TB = 3600, 1e12
 HEADING = ("", "amount", "$")
 GPU_USD, CORE_USD, TB_USD = 2.50, 0.04, 20.0
-"""Assumed US dollars: of an H100 an hour, of a processor core an hour, of a terabyte on disk a month."""
+"""Assumed US dollars per hour of an H100, per hour of a CPU core, per month of a terabyte on disk."""
 PREFIX_TOKENS, QUERY_TOKENS, DOCUMENT_TOKENS, END_TOKENS = 80, 32, 256, 10
 """Assumed tokens of a question: those that all share (read once), query, document, and what follows it."""
 TOKEN_BYTES = 4
-"""Assumed bytes of text a token."""
+"""Assumed bytes of text per token."""
 FORWARD = 1 / 3
 """Part of the operations of training that a forward pass takes."""
 
@@ -177,13 +177,13 @@ def grading(pairs: int) -> None:
         paid = pairs * (whole * judge.usd_in + judge.usd_out) / 1e6
         rows.append([name, f"{hours:,.0f}", f"{pairs / hours / HOUR:,.0f}", f"{GPU_USD * hours:,.0f}", f"{paid:,.0f}"])
     print(f"{pairs:,} pairs of {whole} tokens, {PREFIX_TOKENS} of them shared:\n")
-    table(["judge", "GPU hours", "pairs a second of a GPU", "GPU, $", "API, $"], *rows)
+    table(["judge", "GPU hours", "pairs per second and GPU", "GPU, $", "API, $"], *rows)
     shards, texts = -(-pairs // ROWS), TOKEN_BYTES * (QUERY_TOKENS + DOCUMENT_TOKENS)
     looks = LOOK_SECONDS * ROWS * shards * (shards - 1) / 2 + KEY_SECONDS * pairs
     hours_of = {"reading, questions, tables": GRADE_SECONDS * pairs / HOUR, "look-ups in the ledger": looks / HOUR}
     each = {"ledger": LEDGER_BYTES, "judgements": JUDGEMENT_BYTES, "pairs with texts": PAIR_BYTES + texts}
     stored = {name: pairs * size / TB for name, size in each.items()}
-    print(f"bixse with {shards:,} shards; the disk a month:\n")
+    print(f"bixse with {shards:,} shards; disk costs per month:\n")
     table(HEADING, *priced(hours_of, "core hours", CORE_USD), *priced(stored, "TB", TB_USD))
 
 
@@ -193,7 +193,7 @@ def mining(documents: int, queries: int) -> None:
     encode = FORWARD * operations(ENCODER, [(DOCUMENT_TOKENS, documents)], False) / ACHIEVED / HOUR
     seconds = {
         "read and write documents": INDEX_SECONDS * documents,
-        "footer of the texts, once a shard": FOOTER_SECONDS * -(-documents // GROUP_ROWS) * shards,
+        "footer of the texts, once per shard": FOOTER_SECONDS * -(-documents // GROUP_ROWS) * shards,
         f"search for {queries:,} queries": 2.0 * documents * queries * ENCODER.hidden / SEARCH_OPERATIONS,
     }
     stored = {
@@ -201,12 +201,12 @@ def mining(documents: int, queries: int) -> None:
         "texts": TOKEN_BYTES * DOCUMENT_TOKENS * documents / TB,
     }
     hours = priced({name: value / HOUR for name, value in seconds.items()}, "core hours", CORE_USD)
-    print(f"{documents:,} documents of {DOCUMENT_TOKENS} tokens, {shards:,} shards; the disk a month:\n")
+    print(f"{documents:,} documents of {DOCUMENT_TOKENS} tokens, {shards:,} shards; disk costs per month:\n")
     table(HEADING, *priced({"encode": encode}, "GPU hours", GPU_USD), *hours, *priced(stored, "TB", TB_USD))
 
 
 def training(rows: int) -> None:
-    """Print what it costs to train a 7B encoder once over pairs of one document a query."""
+    """Print what it costs to train a 7B encoder once over pairs of one document per query."""
     size, lines = ENCODERS[TRAINED], []
     passes = 2 * BATCH / DEVICES / TEXTS_PER_PASS
     gathered = passes * GATHERS * 4 * size.parameters / GATHER_BYTES
@@ -218,7 +218,7 @@ def training(rows: int) -> None:
         figures = (held / GB, seconds, more, hours, GPU_USD * DEVICES * hours)
         lines.append([name, *(f"{value:,.1f}" for value in figures)])
     print(f"{TRAINED}, {rows:,} pairs once, batches of {BATCH:,} over {DEVICES} devices:\n")
-    table(["trained", "GB a device", "seconds a step", "of them gathering", "hours", "$"], *lines)
+    table(["trained", "GB per device", "seconds per step", "of them gathering", "hours", "$"], *lines)
 
 
 def scaling() -> None:

@@ -61,11 +61,11 @@ FEW_SEEDS = ("--seeds", "0", "1", "2")
 """For the collections beside the first."""
 INTRODUCTION = """# Study results
 
-What was run, on what, beside the paper's claim; `make results` writes this page from the tables under
+What was run, on which data, and the paper's claim. `make results` writes this page from the tables under
 `docs/results/studies`. A claim is "reproduced" or "contradicted" where Holm's p-value over all claims of the table is
 below 5 %, else "not shown". Intervals cover training seeds and queries together ([how](studies.md)). The paper's own
 encoders and collections need GPUs and downloads, which `bixse study NAME --preset paper-qwen2.5-0.5b --dry-run`
-lists. Two cores with AVX2 and without bf16, shared with other programs: the seconds are no results.
+lists. Two cores with AVX2 and without bf16, shared with other programs: times are not comparable.
 """
 
 

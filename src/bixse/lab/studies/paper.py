@@ -222,8 +222,8 @@ TRAINING_STUDIES = (
         contrasts=_noise_contrasts,
         axis="noise",
         notes=(
-            "Two labels of a query are swapped, which is little where it has many; `labels_per_query` keeps so many "
-            "random ones first.",
+            "Two labels per query are swapped, a small share if a query has many. `labels_per_query` first keeps that "
+            "many random labels.",
         ),
     ),
     Study(
@@ -265,7 +265,7 @@ TRAINING_STUDIES = (
         name="hard-negatives",
         title="Hard negatives against batch size, as many documents per batch",
         paper="Tables bge_*: 15/16, 7/32, 3/64, 1/128 and 0/256 hard negatives/queries; with several graded documents "
-        "a query LambdaLoss is ahead of BiXSE in the paper's own table",
+        "per query LambdaLoss is ahead of BiXSE in the paper's own table",
         defaults={
             "hard_negatives": [0, 1, 3, 7],
             "documents": 64,
@@ -274,7 +274,7 @@ TRAINING_STUDIES = (
         arms=_hard_negatives_arms,
         contrasts=_hard_negatives_contrasts,
         axis="hard_negatives",
-        notes=("Of a query the best document and others drawn anew each pass are in the batch; none is thrown away.",),
+        notes=("A batch has each query's best document and others, drawn anew in each pass; none is left out.",),
     ),
     Study(
         name="annotation",
