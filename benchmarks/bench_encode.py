@@ -1,4 +1,4 @@
-"""Texts encoded per second: bixse beside sentence-transformers, with its defaults and with its best settings.
+"""Texts encoded per second: bixse and sentence-transformers, with its defaults and with its best settings.
 
     python benchmarks/bench_encode.py [--documents 512] [--rounds 4] [--ndcg DIR] [--out FILE] [--quick]
 

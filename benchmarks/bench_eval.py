@@ -1,4 +1,4 @@
-"""Time and memory of searching and scoring, beside the evaluators of sentence-transformers and mteb.
+"""Time and memory of searching and scoring, compared with the evaluators of sentence-transformers and mteb.
 
     python benchmarks/bench_eval.py [--passages 131072] [--queries 256] [--dim 384] [--rounds 5] [--out FILE] [--quick]
 

@@ -1,4 +1,4 @@
-"""How fast judges grade, beside the usual ways to ask the same model the same questions.
+"""How fast judges grade, compared with the usual ways to ask the same model the same questions.
 
     python benchmarks/bench_grade.py [--rubrics trec-dl-0-3] [--dtype auto] [--queries 8] [--rounds 3] [--out FILE]
         [--quick]

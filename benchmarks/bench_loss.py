@@ -1,4 +1,4 @@
-"""Time and memory of the losses: the fused graded BCE beside plain PyTorch, or every loss against the batch size.
+"""Time and memory of the losses: the fused graded BCE and plain PyTorch, or every loss against the batch size.
 
     python benchmarks/bench_loss.py [--sizes 4096 16384] [--dims 384 1024] [--repeats 5] [--out FILE] [--quick]
     python benchmarks/bench_loss.py --growth [--sizes 256 ... 16384] [--dims 384] [--losses ...] [--plot F.svg]

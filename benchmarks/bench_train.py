@@ -1,4 +1,4 @@
-"""How fast `bixse train` trains, beside sentence-transformers' own trainer with its in-batch softmax loss.
+"""How fast `bixse train` trains, compared with sentence-transformers' own trainer with its in-batch softmax loss.
 
     python benchmarks/bench_train.py [--documents 1 4] [--max-lengths 64 256] [--rounds 3] [--out FILE] [--quick]
 
@@ -85,7 +85,7 @@ BIXSE: dict[str, dict[str, Any]] = {
     "infonce": {"loss": "infonce"},
     "bixse, no dropout": {"loss": "bixse", "dropout": 0.0},
 }
-"""Settings of `bixse train` beside those of the case."""
+"""Settings of `bixse train` in addition to those of the case."""
 WARM_UP_QUERIES = 4
 """Queries of the step that is not timed."""
 METHODS = (STOCK, TUNED, CACHED, *BIXSE)

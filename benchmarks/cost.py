@@ -121,7 +121,7 @@ LOOK_SECONDS, KEY_SECONDS = 0.158e-6, 1.02e-6 + 0.0686e-6
 FOOTER_SECONDS = 3.6e-6
 """Measured likewise: a row group in the footer of the texts."""
 LEDGER_BYTES, JUDGEMENT_BYTES, PAIR_BYTES = 192, 97, 76
-"""Measured, of a pair (`bench_jobs.py grade --sizes 10000`); what stands in the pairs beside the texts."""
+"""Measured, of a pair (`bench_jobs.py grade --sizes 10000`); what the pairs hold in addition to the texts."""
 SEARCH_OPERATIONS = 2 * 131072 * 256 * 384 / 0.6892
 """Measured, a second of a core: exact search of the top 100 (docs/results/bench-eval.csv)."""
 BATCH, TRAINED = 4096, "Mistral-7B"

@@ -44,9 +44,9 @@ ROOT = Path(__file__).parents[1]
 STORED = ROOT / "docs" / "results" / "studies"
 PAGE = ROOT / "docs" / "studies" / "study-results.md"
 KEPT = ("summary.csv", "findings.csv", "plot.svg")
-"""Files of a study that are committed, beside the command that made them."""
-BESIDE = "apart.csv"
-"""Kept too, of a study that measures on other collections beside its own."""
+"""Files of a study that are committed, next to the command that made them."""
+EXTRA = "apart.csv"
+"""Kept too, of a study that also measures on other collections."""
 COLLECTIONS = {
     "pydocs": "[pydocs](pydocs/README.md), its first edition, static student",
     "cranfield": "Cranfield, static student",
@@ -58,7 +58,7 @@ COLLECTIONS = {
 }
 """Folder -> heading, in the order of the page."""
 FEW_SEEDS = ("--seeds", "0", "1", "2")
-"""For the collections beside the first."""
+"""For all collections except the first."""
 INTRODUCTION = """# Study results
 
 What was run, on which data, and the paper's claim. `make results` writes this page from the tables under
@@ -177,7 +177,7 @@ def ndcg(qrels: Qrels, run: Path) -> list[float]:
 
 
 def write_table(name: str, rows: Sequence[Sequence[object]]) -> None:
-    """One CSV file beside the studies."""
+    """One CSV file next to the studies."""
     with (STORED.parent / name).open("w", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows(rows)
 
@@ -198,7 +198,7 @@ def store(collection: str, study: str, out: Path, command: str) -> None:
     """The small files of a finished study, into the repository."""
     target = STORED / collection / study
     target.mkdir(parents=True, exist_ok=True)
-    for name in (*KEPT, *([BESIDE] if (out / BESIDE).is_file() and read(out / BESIDE) else [])):
+    for name in (*KEPT, *([EXTRA] if (out / EXTRA).is_file() and read(out / EXTRA) else [])):
         shutil.copyfile(out / name, target / name)
     (target / "command.txt").write_text(f"{command}\n", encoding="utf-8")
 
@@ -263,13 +263,13 @@ def section(collection: str, name: str) -> str:
         table = [[*(row[key] for key in labels), number(row["extra_mib"], 0), number(row["pass_seconds"], 2)]
                  for row in summary]  # fmt: skip
     lines += [format_markdown(table, [word.replace("_", " ") for word in head]), ""]
-    if (folder / BESIDE).is_file():
-        lines += [beside(read(folder / BESIDE), labels), ""]
+    if (folder / EXTRA).is_file():
+        lines += [also_measured(read(folder / EXTRA), labels), ""]
     lines += [*study.notes, ""] if study.notes else []
     return "\n".join([*lines, f"![{study.title}](../results/studies/{collection}/{name}/plot.svg)", ""])
 
 
-def beside(rows: Sequence[dict[str, str]], labels: Sequence[str]) -> str:
+def also_measured(rows: Sequence[dict[str, str]], labels: Sequence[str]) -> str:
     """What the arms of a study reach on other collections, against the model that was not trained."""
     table = [
         [row["measured_on"], *(row[key] for key in labels), number(row["ndcg@10"]),

@@ -172,7 +172,7 @@ def test_page_of_studies_is_written_from_its_tables_and_every_stored_study_has_a
     module = results_module()
     assert module.PAGE.read_text(encoding="utf-8") == module.page(), "run `python benchmarks/results.py`"
     for folder in (path for path in module.STORED.glob("*/*") if path.is_dir()):
-        names = {path.name for path in folder.iterdir()} - {module.BESIDE}
+        names = {path.name for path in folder.iterdir()} - {module.EXTRA}
         assert names == {*module.KEPT, "command.txt"}, folder
 
 

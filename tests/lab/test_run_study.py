@@ -93,7 +93,7 @@ def divided_actions(folder):
         qrels = {"test": {query: (test | train)[query] for query in queries}}
         texts = {query: actions.queries[query] for query in queries}
         save_collection(Collection(name, actions.corpus, texts, qrels), folder / name)
-    return {"pairs": [folder / "pairs.parquet"], "test": [folder / "test"], "beside": [folder / "other"]}
+    return {"pairs": [folder / "pairs.parquet"], "test": [folder / "test"], "extra_test": [folder / "other"]}
 
 
 @pytest.mark.slow
@@ -179,7 +179,7 @@ class TestUnhappyPaths:
             run_study(study(**changes), tmp_path / "study")
         assert not (tmp_path / "study").exists()
 
-    @pytest.mark.parametrize("role", ["test", "beside"])
+    @pytest.mark.parametrize("role", ["test", "extra_test"])
     def test_test_queries_that_stand_in_the_training_pairs(self, study, tmp_path, role):
         data = {**divided_actions(tmp_path), role: [tmp_path / "trained"]}
         with pytest.raises(InputError, match="test trained: got 3 of 3 queries"):

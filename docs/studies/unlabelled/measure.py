@@ -2,7 +2,7 @@
 
     python docs/studies/unlabelled/measure.py --data DATA --out runs/unlabelled nfcorpus 1 base 0
 
-DATA holds what ../nfcorpus/prepare.py wrote, and beside it `train.jsonl` and `collection` of `bixse quickstart`.
+DATA holds what ../nfcorpus/prepare.py wrote, and next to it `train.jsonl` and `collection` of `bixse quickstart`.
 The words are the training set (nfcorpus, pydocs, or another YAML file), the passes, an arm, and the seed. An arm is a
 target of unlabelled entries (zero, base, half, or a variant of variants.py), a key of SETTINGS, the name of another
 loss, or "then-LOSS": the model that was trained with `zero` is trained on with that loss, for as many passes again.
@@ -78,7 +78,7 @@ def train_cell(
     settings = yaml.safe_load(file.read_text(encoding="utf-8"))
     settings["optimizer"]["num_train_epochs"] = passes
     settings["model"] = base_model(file, data)
-    if "instructions" in settings:  # it lies beside the file, and everything else beside the data
+    if "instructions" in settings:  # its path starts at the file, all other paths at the data
         settings["instructions"] = str((file.parent / settings["instructions"]).resolve())
     merge, then = settings["merge"]["weights"], arm.startswith(THEN)
     watched = ("--dev", data / settings["dev"], "--guard", data / settings["guard"])

@@ -3,7 +3,7 @@
     python docs/studies/unlabelled/variants.py prior --config data/pydocs-1-prior-0.yaml --out runs/pydocs-1-prior-0
 
 The first word is a key of VARIANTS, the others are those of `bixse train`. `merged` and `tuned` take the model that was
-trained with `base` and the same seed (its folder stands beside --out) for their teacher. measure.py calls this.
+trained with `base` and the same seed (its folder is next to --out) for their teacher. measure.py calls this.
 """
 
 from __future__ import annotations

@@ -337,8 +337,8 @@ def _warn_of_self_matches(
 
 def _warn_of_quoted(quoted: int, queries: int) -> list[str]:
     warning = (
-        f"{quoted:,} of {queries:,} queries stand word by word in a relevant document: likely leakage, or queries that "
-        "ask for a known document; figures on them say little about other queries"
+        f"{quoted:,} of {queries:,} queries occur word for word in a relevant document: likely leakage, or queries "
+        "that ask for a known document; figures on them say little about other queries"
     )
     return [warning] if quoted else []
 

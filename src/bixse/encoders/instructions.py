@@ -59,8 +59,8 @@ def check_prompt_borders(model: SentenceTransformer, prompts: Iterable[str]) -> 
             # pooling without the prompt counts its tokens: a merged token takes the first token of every text with it
             if _tokens(model, prompt + text)[: len(tokens)] != tokens:
                 raise ModelError(
-                    f"prompt: got {prompt!r}, of which the tokenizer joins the end with the text {text!r}; expected "
-                    "a border between prompt and text; fix: end the template with a line break"
+                    f"prompt: got {prompt!r}, whose end the tokenizer joins with the text {text!r}; expected a border "
+                    "between prompt and text; fix: end the template with a line break"
                 )
 
 

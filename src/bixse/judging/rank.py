@@ -99,7 +99,7 @@ class JudgeSystem(System):
             warnings.append(f"{unusable} of {len(rows)} candidates have no grade and are ranked last")
         several = [some for some in grades.values() if len(some) > 1]
         if tied := sum(max(some) == min(some) for some in several):
-            most = "the judge puts hardly anything in order: " if 2 * tied > len(several) else ""
+            most = "the judge gives most queries no order: " if 2 * tied > len(several) else ""
             warnings.append(
                 f"{most}for {tied} of {len(several)} queries all candidates have the same grade and keep their first "
                 "order; fix: a mode that reads probabilities, a finer rubric or another model"

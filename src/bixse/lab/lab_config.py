@@ -124,7 +124,7 @@ class StudyData(Settings):
     """Collections that choose the checkpoint (split dev, else test). Without them, the last weights are used."""
     test: tuple[Path, ...] = ()
     """Collections to measure on (split test) instead of the collection. Each has equal weight."""
-    beside: tuple[Path, ...] = ()
+    extra_test: tuple[Path, ...] = ()
     """Further collections to measure on (split test), in a table of their own without claims."""
 
     @model_validator(mode="after")

@@ -86,8 +86,8 @@ class MergeResult:
         if self.keeps_guard:
             return []
         return [
-            f"merge: no weight keeps every guard collection within {self.tolerance:g} of the base model; the one that "
-            f"loses least, {self.weight:g}, is kept: train more gently or raise guard_tolerance"
+            f"merge: no weight keeps every guard collection within {self.tolerance:g} of the base model; "
+            f"{self.weight:g}, which loses least, is taken: train more gently or raise guard_tolerance"
         ]
 
     def lines(self) -> list[str]:

@@ -76,7 +76,7 @@ def _saved_line(result: CalibrateResult) -> str:
     if saved is None:
         return f"not kept, nothing is changed: {finding}"
     if not result.saved:
-        return f"not kept: {finding}; thresholds of the probabilities as they were are saved: {saved}"
+        return f"not kept: {finding}; thresholds of the unchanged probabilities are saved: {saved}"
     share = result.head.prior if result.head is not None else None
     meant = f"\nthe probabilities are for documents of which a share of {share:.4g} is relevant" if share else ""
     return f"saved: {saved}{meant}"

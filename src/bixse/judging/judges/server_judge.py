@@ -318,7 +318,7 @@ class ServerJudge(ServerModel):
         if mass < LITTLE_MASS:
             doubts.append(
                 f"{self.name} puts only {mass:.0%} of its probability on the options "
-                f"{', '.join(self._rubric.labels)} where the answer is clear: its grades rest on little"
+                f"{', '.join(self._rubric.labels)} where the answer is clear: its grades are unreliable"
             )
         if self._other_models:
             doubts.append(f"known questions to {self.name} were answered by {', '.join(sorted(self._other_models))}")

@@ -56,7 +56,7 @@ def score_untrained(run: ArmRun, inputs: StudyInputs, folder: Path) -> Measured:
 def score_bm25(run: ArmRun, inputs: StudyInputs, folder: Path) -> Measured:
     """Search the test queries with BM25."""
     system = Bm25System()
-    others = _per_query(_evaluated(inputs.beside, inputs, system))
+    others = _per_query(_evaluated(inputs.extra_test, inputs, system))
     return measured(_evaluated(inputs.tests, inputs, system), apart=others, precision="")
 
 
@@ -131,7 +131,7 @@ def _scored(
     system = EncoderSystem(model, cache=cache)
     try:
         tests = _evaluated(inputs.tests, inputs, system)
-        others = _evaluated(inputs.beside, inputs, system)
+        others = _evaluated(inputs.extra_test, inputs, system)
     finally:
         shutil.rmtree(cache, ignore_errors=True)  # the cache saves nothing later: no other run has this model
     return tests, _per_query(others)

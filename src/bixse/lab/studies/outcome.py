@@ -122,7 +122,7 @@ class StudyOutcome:
             }
             for row in self.apart
         ]
-        tables = {"Claims": claims, "Arms": list(map(_summary_entries, self.summary)), "Measured beside": apart}
+        tables = {"Claims": claims, "Arms": list(map(_summary_entries, self.summary)), "Also measured": apart}
         return {title: rows for title, rows in tables.items() if rows}
 
     def text(self) -> str:
@@ -135,7 +135,7 @@ class StudyOutcome:
         command = [f"`{self.command}`"] if self.command else []
         parts = [f"# {self.study.title}", *command, *self.about(), f"The paper: {self.study.paper}.", self.verdict()]
         for title, rows in self.tables().items():
-            parts += ["Measured beside:"] if title == "Measured beside" else []
+            parts += ["Also measured:"] if title == "Also measured" else []
             parts.append(format_markdown(*_laid_out(rows)))
         parts += ["\n".join(self.study.notes)] if self.study.notes else []
         parts += [f"{len(self.failed)} runs failed: {self.failed[0].reason}"] if self.failed else []

@@ -121,7 +121,7 @@ def plan_study(config: StudyConfig) -> StudyPlan:
     trained = [arm for arm in arms if arm.trained]
     for arm in trained:
         TrainConfig.load(None, {**merged(config.shared, arm.train or {}), "pairs": "pairs.parquet"})
-    files = [*data.pairs, *data.dev, *data.test, *data.beside]
+    files = [*data.pairs, *data.dev, *data.test, *data.extra_test]
     files += [] if data.pairs or data.collection == PYDOCS else [Path(data.collection) / "qrels"]
     missing = [str(path) for path in dict.fromkeys(files) if not path.exists()]
     if config.model not in ("demo", STATIC) and not Path(config.model).exists():

@@ -50,7 +50,7 @@ class StudyInputs:
     """Name -> collection to measure on, split test."""
     model: str
     min_relevant_grade: float
-    beside: Mapping[str, Path] = field(default_factory=dict)
+    extra_test: Mapping[str, Path] = field(default_factory=dict)
     """Name -> collection to measure on without a claim, split test."""
     exclude_self: bool = False
 
@@ -65,7 +65,7 @@ def prepare_inputs(config: StudyConfig, out: Path) -> StudyInputs:
             save_static_encoder(build_encoder("demo", device="cpu"), folder / STATIC, STATIC_DIMENSIONS)
     data = config.data
     tests = _named(data.test) if data.pairs else {_name(data): folder / _name(data)}
-    rest = (data.min_relevant_grade, _named(data.beside, tests), data.exclude_self)
+    rest = (data.min_relevant_grade, _named(data.extra_test, tests), data.exclude_self)
     if data.pairs:
         path = folder / "train.parquet"
         if not path.exists():
@@ -104,7 +104,7 @@ def input_hashes(config: StudyConfig) -> dict[str, str]:
         folder = Path(data.collection)
         splits = () if data.collection == PYDOCS else data.splits or _splits_of(folder)
         folders = [("collection", folder, split) for split in splits]
-    folders += [("beside", folder, "test") for folder in data.beside]
+    folders += [("extra_test", folder, "test") for folder in data.extra_test]
     for kind, folder, split in folders:
         files |= {
             f"{kind}/{folder.resolve().name}/{name}": path for name, path in files_of_split(folder, split).items()
@@ -188,7 +188,7 @@ def _named(folders: Sequence[Path], used: Iterable[str] = ()) -> dict[str, Path]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise InputError(
-            f"data.test, data.beside: got two collections named {twice[0]!r}; expected names of their own; "
+            f"data.test, data.extra_test: got two collections named {twice[0]!r}; expected names of their own; "
             "fix: rename a folder"
         )
     return {folder.resolve().name: folder for folder in folders}

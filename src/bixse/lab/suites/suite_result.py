@@ -196,9 +196,7 @@ def _comparisons(result: SuiteResult) -> str:
     rows = [[f"{pair.a} − {pair.b}", *_difference(pair)] for pair in result.comparisons]
     table = format_table(rows, ["difference", PRIMARY_METRIC, *COLUMNS])
     pairs = len(result.comparisons)
-    several = (
-        f" {pairs} pairs are compared: the verdict is that of one pair by itself, p (Holm) allows for all of them."
-    )
+    several = f" {pairs} pairs are compared: each verdict is for one pair alone, p (Holm) corrects for all pairs."
     few = any(pair.difference.few for pair in result.comparisons)
     how = "Student's t (few queries)" if few else "paired bootstrap"
     end = several if pairs > 1 else ""
