@@ -188,7 +188,7 @@ def test_a_calibration_that_does_not_help_changes_no_probability(capsys, model, 
     assert (saved.as_trained(), len(saved.thresholds)) == (head, thresholds)
     head.save(model)
     assert main([str(word) for word in words]) == 0
-    assert ("thresholds of the unchanged" in capsys.readouterr().out) == bool(thresholds)
+    assert ("thresholds of the unchanged probabilities" in capsys.readouterr().out) == bool(thresholds)
 
 
 def test_what_is_no_better_than_a_constant_is_saved_only_on_purpose(capsys, model, tmp_path):

@@ -137,7 +137,7 @@ def test_a_server_that_cannot_judge_is_refused(server, settings, options, fact):
     assert fact in str(caught.value)
 
 
-@pytest.mark.parametrize(("known", "doubt"), [(0.03, "unreliable"), (0.02, "do not trust")])
+@pytest.mark.parametrize(("known", "doubt"), [(0.03, "grades are unreliable"), (0.02, "do not trust")])
 def test_a_judge_without_knowledge_has_doubts(server, known, doubt):
     with ServerJudge(server.scenario(known=known), RUBRIC) as judge:
         assert any(doubt in warning for warning in judge.warnings)

@@ -57,7 +57,7 @@ def test_a_real_server_grades_every_pair(address):
         # are those it had before, and the options are far down, so many alternatives are asked for.
         assert judge.identity["mode"] == "constrained"
         assert judge.identity["parameters"]["top_logprobs"] == 1000
-        assert any("unreliable" in warning for warning in judge.warnings)
+        assert any("grades are unreliable" in warning for warning in judge.warnings)
         answers = [answer for _, answer in judge.answers(questions)]
         [(_, long)] = judge.answers([question("word " * 5000)])  # a slot has 4,096 tokens
     assert (long.status, long.grade) == ("too-long", None)

@@ -118,7 +118,7 @@ def test_the_gradient_of_one_side_alone_is_the_same_and_multiplied_with_the_loss
 
 
 @pytest.mark.parametrize("word", ["infonce", "bixse"])
-@pytest.mark.parametrize("shape", [(10, 14), (9, 13)])
+@pytest.mark.parametrize("shape", [(3, 14), (10, 14), (9, 13)])
 def test_targets_of_another_batch_are_refused(loss, batch, shape):
     targets = GradedTargets.from_entries([shape[0] - 1], [0], [1.0], shape)
     with pytest.raises(InputError, match=r"expected \(9, 14\)"):

@@ -3,7 +3,8 @@
     python docs/studies/unlabelled/measure.py --data DATA --out runs/unlabelled nfcorpus 1 base 0
 
 DATA holds what ../nfcorpus/prepare.py wrote, and next to it `train.jsonl` and `collection` of `bixse quickstart`.
-The words are the training set (nfcorpus, pydocs, or another YAML file), the passes, an arm, and the seed. An arm is a
+The words are the training set (nfcorpus, pydocs, a key of MIXTURES, or another YAML file), the passes, an arm, and the
+seed. An arm is a
 target of unlabelled entries (zero, base, half, or a variant of variants.py), a key of SETTINGS, the name of another
 loss, or "then-LOSS": the model that was trained with `zero` is trained on with that loss, for as many passes again.
 What is there is not done again.
@@ -30,6 +31,11 @@ MEASURED_ON = {
     "pydocs-guard": ("collection", "guard", 2),
 }
 """Name of a measured set -> folder in DATA, split, lowest relevant grade."""
+MIXTURES = {
+    "both": {"pairs": ["pairs.parquet", "train.jsonl"], "task_shares": {"train": 0.33}},  # of pydocs
+    "titles": {"pairs": ["pairs.parquet", "titles.parquet"], "task_shares": {"titles": 0.33}},
+}
+"""Training set -> pairs beyond those of NFCorpus, a third of their queries per pass; the rest is nfcorpus.yaml."""
 VARIANTS = ("prior", "graded", "merged", "tuned", "bias-per-batch")
 ZERO = {"unlabelled": "zero"}
 OPTIONS = {"zero": ZERO, "bias-per-batch": ZERO, "half": {"unlabelled": "base", "unlabelled_weight": 0.5}}
@@ -64,29 +70,36 @@ def train(target: str, *words: object) -> None:
         bixse("train", *words)
 
 
-def base_model(file: Path, data: Path) -> str:
-    """Return the model that a file trains: a folder in DATA or a name."""
-    name: str = yaml.safe_load(file.read_text(encoding="utf-8")).get("model", "demo")
+def settings_of(trained_on: str) -> tuple[Path, dict[str, Any]]:
+    """Return the file of a training set, and its settings."""
+    word = "nfcorpus" if trained_on in MIXTURES else trained_on
+    file = Path(word) if word.endswith(".yaml") else Path(__file__).with_name(f"{word}.yaml")
+    return file, yaml.safe_load(file.read_text(encoding="utf-8")) | MIXTURES.get(trained_on, {})
+
+
+def base_model(settings: dict[str, Any], data: Path) -> str:
+    """Return the model that is trained: a folder in DATA or a name."""
+    name: str = settings.get("model", "demo")
     return str((data / name).resolve()) if (data / name).exists() else name
 
 
 def train_cell(
-    file: Path, data: Path, out: Path, passes: int, arm: str, seed: int, as_trained: bool = False
+    trained_on: str, data: Path, out: Path, passes: int, arm: str, seed: int, as_trained: bool = False
 ) -> dict[str, Path]:
     """Train an arm and return its folders: `tuned` and, but for `as_trained`, `model`, merged with the base model."""
-    cell = out / f"{file.stem}-{passes}-{arm}-{seed}"
-    settings = yaml.safe_load(file.read_text(encoding="utf-8"))
+    cell = out / f"{Path(trained_on).stem}-{passes}-{arm}-{seed}"
+    file, settings = settings_of(trained_on)
     settings["optimizer"]["num_train_epochs"] = passes
-    settings["model"] = base_model(file, data)
+    settings["model"] = base = base_model(settings, data)
     if "instructions" in settings:  # its path starts at the file, all other paths at the data
         settings["instructions"] = str((file.parent / settings["instructions"]).resolve())
-    merge, then = settings["merge"]["weights"], arm.startswith(THEN)
+    merge, then = settings["merge"], arm.startswith(THEN)
     watched = ("--dev", data / settings["dev"], "--guard", data / settings["guard"])
     splits = ("--dev-split", settings.get("dev_split", "dev"), "--guard-split", settings["guard_split"])
     if then or as_trained:
         settings = {name: value for name, value in settings.items() if name not in BY_MERGE}
     if then:  # the base of a merge by `bixse train` would be the model of the first loss: `bixse merge` takes its part
-        first = train_cell(file, data, out, passes, "zero", seed)["tuned"]
+        first = train_cell(trained_on, data, out, passes, "zero", seed)["tuned"]
         settings["model"] = str(first.resolve())
     if arm in SETTINGS:
         optimizer = settings["optimizer"] | SETTINGS[arm].get("optimizer", {})
@@ -104,8 +117,9 @@ def train_cell(
         return {"model": cell / "model", "tuned": cell / "tuned"}
     merged = cell.with_name(f"{cell.name}-merged")
     if not merged.exists():
-        base = base_model(file, data)
-        bixse("merge", base, cell / "model", *watched, *splits, "--candidates", *merge, "--out", merged)
+        searched = ("--documents", merge["documents"]) if "documents" in merge else ()
+        choice = (*watched, *splits, *searched, "--candidates", *merge["weights"])
+        bixse("merge", base, cell / "model", *choice, "--out", merged)
     return {"model": merged / "model", "tuned": cell / "model"}
 
 
@@ -125,7 +139,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--on", nargs="+", choices=MEASURED_ON, default=list(MEASURED_ON), help="sets to measure on")
     parser.add_argument("--as-trained", action="store_true", help="do not merge with the base model")
-    parser.add_argument("train_on", help="nfcorpus, pydocs, or a YAML file")
+    parser.add_argument("train_on", help="nfcorpus, pydocs, both, titles, or a YAML file")
     parser.add_argument("passes", type=int)
     losses = [name for name in LOSSES if LOSSES[name].alone]
     arms = {*OPTIONS, "base", *VARIANTS, *SETTINGS, *losses, *(THEN + name for name in losses)}
@@ -133,14 +147,13 @@ def main() -> None:
     parser.add_argument("seed", type=int)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    word = Path(args.train_on)
-    file = word if word.suffix == ".yaml" else Path(__file__).with_name(f"{word}.yaml")
-    models = train_cell(file, args.data, args.out, args.passes, args.arm, args.seed, args.as_trained)
+    models = train_cell(args.train_on, args.data, args.out, args.passes, args.arm, args.seed, args.as_trained)
+    base = base_model(settings_of(args.train_on)[1], args.data)
     for name in args.on:
         for kind, model in models.items():
-            cell = f"{file.stem}-{args.passes}-{args.arm}-{args.seed}"
+            cell = f"{Path(args.train_on).stem}-{args.passes}-{args.arm}-{args.seed}"
             evaluate(model, name, args.data, args.out / f"{cell}-{kind}-{name}")
-        evaluate(base_model(file, args.data), name, args.data, args.out / f"base-{name}")
+        evaluate(base, name, args.data, args.out / f"base-{name}")
 
 
 if __name__ == "__main__":

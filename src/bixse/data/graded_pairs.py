@@ -175,7 +175,7 @@ class GradedPairs:
 
     @classmethod
     def from_collection(cls, collection: Collection, split: str, scale: GradeScale) -> GradedPairs:
-        """Make pairs from the judgements of a split; `scale` maps grades to relevance and refuses others."""
+        """Make pairs from the judgements of a split; `scale` maps grades to relevance; others are refused."""
         if split not in collection.qrels:
             raise InputError(
                 f"collection {collection.name!r}: got split {split!r}; expected one of "

@@ -127,7 +127,7 @@ def _quantise(path: Path, target: Path) -> None:
     """Give the matrices of weights 8 bits per entry and a scale per column. Embeddings of tokens stay float32."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    # 7 of the 8 bits: a CPU without VNNI adds two products in 16 bits, and 8 bits would overflow
+    # 7 of the 8 bits: a CPU without VNNI adds two products in 16 bits, and 8 bits would saturate
     options: dict[str, Any] = {"per_channel": True, "reduce_range": True, "weight_type": QuantType.QInt8}
     quantize_dynamic(path, target, op_types_to_quantize=["MatMul", "Gemm"], **options)
 

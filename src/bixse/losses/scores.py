@@ -30,7 +30,7 @@ class ScoreLoss(nn.Module):
       [-1, 1] as a cosine does, so that alpha, beta and thresholds hold for short and long queries. The model's
       similarity becomes "meanmaxsim", which is saved with it.
     - Sparse: the dot product. It has no bound: use a scale near 1. sentence-transformers' `SpladeLoss` takes this loss
-    as its inner loss. Use `BatchSamplers.NO_DUPLICATES` then, as it passes on embeddings without their texts.
+      as its inner loss. Use `BatchSamplers.NO_DUPLICATES` then, as it passes on embeddings without their texts.
 
     Every other document of the batch is a negative. Labels are (B,) or (B, K) relevance in [0, 1], or the tensors of
     `GradedTargets` that `GradedTrainer` collates, as `bixse train --kind late-interaction` does. `loss` is a name of

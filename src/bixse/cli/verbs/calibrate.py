@@ -41,7 +41,7 @@ def run(settings: CalibrateSettings, options: ComputingOptions) -> CommandResult
     if result.refused:
         why = (
             f"refused, nothing is written: {result.check.finding}; fix: grade more pairs, or save the calibration "
-            "anyway with --anyway"
+            "with --anyway"
         )
         return CommandResult(text, metrics, errors=[why], exit_code=1)
     warnings = [FINISHED_BEFORE] if result.reused else result.warnings()

@@ -29,7 +29,7 @@ class OptionProbabilities:
 
     probabilities: tuple[float, ...]  # of each label, summed over its spellings ("3" and " 3")
     hidden: tuple[float, ...] = ()  # missing at most, per label (spellings not returned, names that may be two tokens)
-    unseen: float = 0.0  # probability of no returned token; all hidden probabilities share it
+    unseen: float = 0.0  # probability outside the returned tokens; all hidden probabilities share it
 
     @property
     def mass(self) -> float:
