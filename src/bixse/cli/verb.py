@@ -192,7 +192,9 @@ def _add_switch(into: Any, key: str, word: str, field: FieldInfo, on: Any = True
     undecided = default is None and on is True
     for name, value in values.items():
         if undecided or bool(default) != (value is not off):
-            text = "Turn it off." if value is None else "Never do this." if name != word and undecided else _help(field)
+            text = _help(field)
+            if name != word and (undecided or value is None):  # then the text is in the help of --name or of the group
+                text = f"Set {key} to {'null' if value is None else 'false'}."
             into.add_argument(name, dest=key, action="store_const", const=value, default=argparse.SUPPRESS, help=text)
 
 
