@@ -2,7 +2,7 @@
 
     python benchmarks/mining_grades.py
 
-The 239 train queries of pydocs, eight documents per query (one for `one`), depth 100, seed 0. "top, one known" leaves
+The 679 train queries of pydocs, eight documents per query (one for `one`), depth 100, seed 0. "top, one known" leaves
 out one relevant document per query, as MS MARCO has it: the judged document of the highest grade. Grades are those of
 the collection, 0 to 3, written by a language model. A candidate outside the judged pool has none.
 """
