@@ -118,8 +118,14 @@ class Settings(BaseModel):
 
     @classmethod
     def from_folder(cls, values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-        """Join the relative paths among the values to a folder."""
-        moved = {name: map_paths(values[name], folder.joinpath) for name in cls.path_settings() if name in values}
+        """Join the relative paths among the values, also of sections, to a folder."""
+        moved: dict[str, Any] = {}
+        for name, value in values.items():
+            field = cls.model_fields.get(name)
+            if name in cls.path_settings():
+                moved[name] = map_paths(value, folder.joinpath)
+            elif isinstance(value, dict) and field is not None and (section := section_of(field)) is not None:
+                moved[name] = section.from_folder(value, folder)
         return {**values, **moved}
 
 
@@ -161,11 +167,13 @@ def section_of(field: FieldInfo) -> type[Settings] | None:
 
 
 def _set(values: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key. Validation reports a parent that is no section."""
+    """Set a dotted key; a null section becomes one. Validation reports a parent that is no section."""
     *parents, last = key.split(".")
     section: Any = values
     for parent in parents:
-        section = section.setdefault(parent, {})
+        if section.get(parent) is None:
+            section[parent] = {}
+        section = section[parent]
         if not isinstance(section, dict):
             return
     section[last] = value

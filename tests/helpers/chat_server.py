@@ -58,6 +58,7 @@ REFUSED = {
 }
 """End -> status and message of a refusal that is about this one text."""
 ERRORS = {
+    "400": (400, {"error": {"message": "I do not like it"}}),
     "429": (429, {"error": "slow down"}),
     "500": (500, "<html>broken</html>"),
     "503": (503, "<html>broken</html>"),
@@ -85,7 +86,13 @@ class Scenario:
         right = "Paris is the capital" in text
         shares = [0.02] * (len(labels) - 1)
         shares = [*shares, self.get("known", 0.9)] if right else [self.get("known", 0.9), *shares]
-        return {"id": "known", "p": shares, "errors": [], "end": self.get("known_end", ""), "labels": labels}
+        return {
+            "id": "known",
+            "p": shares,
+            "errors": self.get("known_errors", []),
+            "end": self.get("known_end", ""),
+            "labels": labels,
+        }
 
     def tokens(self, plan, body, index=0):
         """Tokens to write, each with the alternatives of its place."""

@@ -133,7 +133,7 @@ def test_a_budget_of_0_asks_nothing_and_reads_the_ledger(tmp_path):
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, StorageError])
-def test_a_stopped_run_keeps_its_answers_and_the_same_call_continues(tmp_path, stop):
+def test_a_stopped_run_keeps_its_answers_and_the_same_call_continues_in_a_moved_folder(tmp_path, stop):
     def rule(question):
         if question.document_id == "d7":
             raise stop("now")
@@ -144,9 +144,9 @@ def test_a_stopped_run_keeps_its_answers_and_the_same_call_continues(tmp_path, s
     assert len(rows(tmp_path / "out")) == len(rows(tmp_path / "out", "pairs")) == 7
     record = json.loads((tmp_path / "out" / "run.json").read_text())
     assert record["status"] == ("interrupted" if stop is KeyboardInterrupt else "failed")
-    judge = ScriptedJudge()
-    assert graded(some_pairs(20), judge, tmp_path / "out").complete
-    assert len(judge.asked) == 13
+    judge, moved = ScriptedJudge(), (tmp_path / "out").rename(tmp_path / "moved")
+    assert graded(some_pairs(20), judge, moved).complete
+    assert (len(judge.asked), (tmp_path / "out").exists()) == (13, False)
 
 
 def test_answers_without_a_number_of_tokens_count_for_the_budget_at_a_guess(tmp_path):

@@ -41,7 +41,11 @@ def test_a_pair_given_twice_counts_once_and_with_two_grades_is_an_error(tmp_path
             read_labels(twice, SCALE)
     rows = [
         *(row("q", "d", grade=3, judge="m"), row("q", "d", grade=3), row("q", "d", grade=1, repeat=1)),
-        *(row("q", "e", status="failed"), row("q", "e", grade=1), row("q", "f", status="refused", grade=3)),
+        *(
+            row("q", "e", status="failed"),
+            row("q", "e", grade=1, repeat="0.0"),
+            row("q", "f", status="refused", grade=3),
+        ),
     ]
     labels = read_labels(jsonl(tmp_path / "t.jsonl", *rows), SCALE)
     assert labels.grades == {("q", "d"): 3.0, ("q", "e"): 1.0}

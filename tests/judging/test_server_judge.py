@@ -47,6 +47,7 @@ def test_the_most_alternatives_that_are_accepted(server, most, found):
     [
         ({"system": False}, {"system_role": False}),
         pytest.param({"system": False, "system_status": 500}, {"system_role": False}, marks=pytest.mark.slow),
+        pytest.param({"known_errors": ["500"] * 6}, {"top_logprobs": 20, "max_tokens": 1}, marks=pytest.mark.slow),
         ({"system": False, "system_says": "Conversation roles must alternate user/assistant"}, {"top_logprobs": 20}),
         ({"system": False, "system_says": "no"}, {"system_role": False, "top_logprobs": 20}),
         ({"options": {"max_tokens": 64}, "prefix": "well, " * 20 + "\nAnswer: "}, {"max_tokens": 64}),
@@ -104,6 +105,13 @@ def test_samples(server, settings):
     assert answer.grade == pytest.approx(np.average([0, 1, 2, 3], weights=shares))
     assert answer.low == answer.grade == answer.high
     assert answer.usage.completion >= 40
+
+
+def test_a_refused_sample_leaves_no_grade_and_the_price_of_the_others(server):
+    address = server.scenario(no_logprobs=True, ignores_n=True)
+    with ServerJudge(address, RUBRIC, JudgeOptions(mode="sample", samples=10, concurrency=1)) as judge:
+        answer = ask_one(judge, errors=["", "", "400"])
+    assert (answer.status, answer.tries, answer.usage.prompt) == ("failed", 10, 9 * 50)
 
 
 def test_options_of_several_letters_must_be_single_tokens(server):

@@ -143,13 +143,22 @@ def test_transforms_that_leave_a_part_without_rows_are_refused(pairs, run, optio
         run("pairs", pairs, **options)
 
 
-def test_id_with_two_texts_is_refused_unless_ids_are_made_of_texts(run):
+def test_id_with_two_texts_or_with_white_space_is_refused_unless_ids_are_made_of_texts(run):
     rows = [{**files.TEVATRON[0], "query": "other"}, files.TEVATRON[0]]
     with pytest.raises(InputError) as error:
         run("tevatron", rows)
     assert "'other'" in error.value.got and "--text-ids" in error.value.fix
+    rows[0]["query_id"] = "a\u2003b"
+    with pytest.raises(InputError, match="--text-ids"):
+        run("tevatron", rows)
     _, table = run("tevatron", rows, text_ids=True)
     assert len(set(table.query_ids)) == 2
+
+
+def test_a_blank_task_is_no_task(run):
+    rows = [{"query": "q", "document": "d", "grade": grade, "task": task} for grade, task in ((1, " "), (0, ""))]
+    result, table = run("table", rows, scale=(0, 1), dedup=True)
+    assert (len(table), result.parts["pairs"]["tasks"]) == (1, {"-": 1})
 
 
 def test_all_invalid_rows_are_counted_and_skipped_rows_are_listed(run, tmp_path):

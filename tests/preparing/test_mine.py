@@ -394,6 +394,10 @@ def test_known_pairs_are_matched_by_their_texts_or_ids(collection, tmp_path):
     inputs = read_inputs(MineConfig(collection=collection, split="train", known=path))
     assert inputs.known == {"q-move": {"move-file"}}
     assert "known.csv: 1 queries are not among those to mine for" in inputs.warnings
+    queries = {**QUERIES, "q-again": QUERIES["q-move"]}
+    put(collection, {"queries.jsonl": lines({"_id": key, "text": text} for key, text in queries.items())})
+    known = read_inputs(MineConfig(collection=collection, known=path)).known
+    assert known == {"q-move": {"move-file"}, "q-again": {"move-file"}}, "two queries of one text"
     rows = [
         {"document_id": "copy-file", "document": "of another corpus"},
         {"document_id": "copy-disk", "document": "copy the disk"},

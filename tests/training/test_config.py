@@ -112,10 +112,14 @@ def test_words_of_the_command_line_are_a_loss_or_a_sum():
 
 
 def test_flags_override_the_file_and_leave_the_rest(tmp_path):
-    path = yaml_file(tmp_path, "pairs: p.csv\nseed: 7\noptimizer:\n  num_train_epochs: 9\n  global_batch_size: 4\n")
-    config = TrainConfig.load(path, {"optimizer.num_train_epochs": 1, "seed": 8, "optimizer.learning_rate": "5e-5"})
-    assert (config.seed, config.optimizer.num_train_epochs, config.optimizer.global_batch_size) == (8, 1, 4)
+    text = "pairs: p.csv\nseed: 7\noptimizer:\n  num_train_epochs: 9\n  global_batch_size: 4\nlora:\nmerge: null\n"
+    path = yaml_file(tmp_path, f"{text}regrade: {{judge: m, ledger: answers}}\n")
+    config = TrainConfig.load(path, {"optimizer.num_train_epochs": 2, "seed": 8, "optimizer.learning_rate": "5e-5"})
+    assert (config.seed, config.optimizer.num_train_epochs, config.optimizer.global_batch_size) == (8, 2, 4)
     assert config.optimizer.learning_rate == 5e-5  # a text to YAML 1.1
+    assert (config.lora, config.merge, config.regrade.ledger) == (None, None, tmp_path / "answers")
+    config = TrainConfig.load(path, {"lora.rank": 3, "merge.documents": 7})
+    assert (config.lora.rank, config.merge.documents) == (3, 7)
     assert TrainConfig.load(None, {"pairs": "p.csv", "optimizer.num_train_epochs": 1}).optimizer.num_train_epochs == 1
 
 

@@ -19,6 +19,7 @@ from bixse.losses import BiXSELoss, GradedTargets, InfoNCELoss
 from bixse.relevance import GradeScale
 from bixse.training.config import TrainConfig
 from bixse.training.dry_run import plan_training
+from bixse.training.loop.checkpoints import StopOnInterrupt
 from bixse.training.recipe import train
 from helpers.batches import unit_vectors
 from helpers.scripted_judge import graded
@@ -132,6 +133,22 @@ def test_a_killed_run_asks_the_same_pairs_and_nothing_twice(settings, server, tm
     assert 0 <= questions - 5 * of_opening - 2 * BUDGET <= 2, "only requests in flight are repeated"
 
 
+@pytest.mark.parametrize("step", [5, 7])
+def test_a_run_that_died_before_a_checkpoint_chooses_the_same_pairs(settings, tmp_path, monkeypatch, step):
+    def die(self, args, state, control, **_):
+        1 / (state.global_step - step)
+
+    run(settings(), tmp_path / "whole")
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(StopOnInterrupt, "on_step_end", die)
+        run(settings(), tmp_path / "died")
+    run(settings(), tmp_path / "died")
+    assert [entries(tmp_path / "died", epoch) for epoch in (1, 2)] == [
+        entries(tmp_path / "whole", epoch) for epoch in (1, 2)
+    ]
+    compare(tmp_path / "died", tmp_path / "whole")
+
+
 @pytest.mark.slow
 @pytest.mark.precision("float32")
 def test_two_processes_ask_what_one_asks(settings, tmp_path):
@@ -208,10 +225,13 @@ def test_successive_large_batches_are_sampled_at_other_rows(monkeypatch):
         assert len(collector.entries.groups) == 9
 
 
-def test_a_limit_on_the_price_holds_over_the_epochs(settings, server, tmp_path):
-    address = server.scenario()
+def test_a_limit_on_the_price_holds_over_the_epochs_and_over_an_interruption(settings, server, tmp_path, monkeypatch):
     prices = {"per_million": [1e4, 1e4], "max_usd": 5.0}
-    result = run(settings(address, regrade={"prices": prices, "options": {"concurrency": 1}}), tmp_path / "out")
+    config = settings(server.scenario(), regrade={"prices": prices, "options": {"concurrency": 1}})
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr("bixse.judging.regrade.write_atomically", lambda *_: 1 / 0)  # of the summary, after the answers
+        run(config, tmp_path / "out")
+    result = run(config, tmp_path / "out")
     assert sum(epoch.usd for epoch in result.regrade) <= 5.0
     assert any(epoch.failure and "US dollars" in epoch.failure for epoch in result.regrade)
 

@@ -132,7 +132,7 @@ class FileColumn:
         if not self.low <= number <= self.high:
             fix = f"map it to [{self.low:g}, {self.high:g}]: (value - lowest) / (highest - lowest)"
             raise InvalidValueError(shorten(value), self.expected, fix if math.isfinite(self.high) else "correct it")
-        return number if self.kind == "number" else int(exact)
+        return number if self.kind == "number" else int(number if isinstance(exact, str) else exact)
 
     def _numbers(self, value: Any) -> list[float]:
         if isinstance(value, str):

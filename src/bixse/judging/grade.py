@@ -312,7 +312,7 @@ def open_grading(
     identity, shards = stored_identity(judge.identity), config.engine.shards
     settings = {"judge": identity, **config.recorded(), **({"shards": shards or "auto"} if in_shards else {})}
     record = open_run(folder, "grade", settings, inputs)
-    ledger = Path(config.ledger or record.results.get("ledger") or folder / LEDGER_NAME)
+    ledger = config.ledger or ledger_of(folder, record.results)
     record.results["ledger"] = str(ledger.resolve())
     job = GradeShards(
         folder=folder,
@@ -325,6 +325,13 @@ def open_grading(
         pairs=None if in_shards else pairs,
     )
     return job, record
+
+
+def ledger_of(folder: Path, results: Mapping[str, Any]) -> Path:
+    """Return the ledger that a run recorded, or the one in its folder if the folder has moved since."""
+    own = folder / LEDGER_NAME
+    named = Path(results.get("ledger") or own)
+    return own if own.exists() and not named.exists() else named
 
 
 def estimate(config: GradeConfig, judge: Judge, out: str | Path, pairs: Sequence[Pair] | None = None) -> Estimate:

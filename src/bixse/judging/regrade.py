@@ -101,7 +101,8 @@ class Regrading(TrainerCallback):
             if world_size() > 1:
                 broadcast_object_list(shared)
             asked_now, regraded, grades = shared[0]
-            if asked_now:  # otherwise the checkpoint's candidates belong to the continued epoch
+            # otherwise the checkpoint's candidates belong to the continued epoch
+            if asked_now or state.global_step == epoch * self.steps_per_epoch:
                 self.unlabelled.entries = UnlabelledEntries.none()
             if len(grades.groups):
                 self.trainer.add_grades(*grades)
@@ -125,8 +126,6 @@ class Regrading(TrainerCallback):
             save_table(asked, self._pairs(epoch))
         failure = self._ask(asked, epoch) if len(asked) else None
         grades = self._grades(asked, epoch)
-        record = self._answers(epoch) / RUN_FILE
-        usd = json.loads(read_text(record))["results"]["summary"]["usd"] if record.is_file() else 0.0
         learns_probability = hasattr(self.trainer.loss.with_head, "logit_bias")
         logits = asked["logit"].to_numpy()
         probability = float((1 / (1 + np.exp(-logits))).mean()) if len(asked) and learns_probability else None
@@ -138,7 +137,7 @@ class Regrading(TrainerCallback):
             relevant=int((relevance >= 0.5).sum()),
             mean_relevance=float(relevance.mean()) if len(relevance) else None,
             mean_probability=probability,
-            usd=float(usd),
+            usd=self._usd(epoch),
             failure=failure,
         )
         write_atomically(self._summary(epoch), json.dumps(asdict(regraded)) + "\n")
@@ -147,7 +146,8 @@ class Regrading(TrainerCallback):
 
     def _ask(self, asked: pa.Table, epoch: int) -> str | None:
         """Grade the pairs; return why the judge stopped, or None."""
-        spent, prices = sum(earlier.usd for earlier in self.epochs), self.judging.prices
+        spent = self._usd(epoch) + sum(earlier.usd for earlier in self.epochs)  # of this epoch: before an interruption
+        prices = self.judging.prices
         left = None if prices.max_usd is None else max(0.0, prices.max_usd - spent)
         config = self.judging.model_copy(update={"prices": prices.limited(left)})
         rows = asked.select(["query_id", "query", "document_id", "document"]).to_pylist()
@@ -160,6 +160,12 @@ class Regrading(TrainerCallback):
             log.warning("regrade: %s; training continues with the known grades", error)
             return str(error).partition("; ")[0]
         return result.summary.stopped
+
+    def _usd(self, epoch: int) -> float:
+        """Return the price of the answers of an epoch so far, also of those that a shared ledger had."""
+        record = self._answers(epoch) / RUN_FILE
+        results = json.loads(read_text(record))["results"] if record.is_file() else {}
+        return float((results.get("summary") or {}).get("usd", 0.0))
 
     def _pairs(self, epoch: int) -> Path:
         """Return the file of chosen pairs, written before the first question, so that a killed run asks the same."""

@@ -54,7 +54,8 @@ SELECT row, CASE WHEN {text_ids} THEN text_id(query_text) ELSE identifier(query_
        CASE WHEN {text_ids} THEN text_id(document_text) ELSE identifier(id, document_text) END AS document_id,
        query_text AS query, document_text AS document,
        CASE WHEN state = 'graded' THEN coalesce(given, label) END AS grade, state AS status,
-       coalesce(task->>'$', $task) AS task, label, CASE WHEN {scored} THEN number END AS score,
+       CASE WHEN is_blank(task->>'$') THEN $task ELSE coalesce(task->>'$', $task) END AS task, label,
+       CASE WHEN {scored} THEN number END AS score,
        CASE WHEN {mapped} AND val IS NOT NULL THEN $teacher ELSE coalesce(nullif(own_judge, ''),
             CASE WHEN label IS NULL THEN $judge ELSE 'binary labels' END) END AS judge,
        coalesce(own_text, CASE WHEN number IS NOT NULL AND {graded} THEN format('{{:g}}', number) END, '') AS text,
@@ -183,7 +184,8 @@ class RowMapping:
     def _all_checks(self) -> str:
         """Return SQL for everything that can be wrong with a row: row, column, got, expected, fix."""
         form, text, fill = self.form, "a text", "fill it in or drop the row"
-        identifier = ("a text or a whole number", "write ids as strings")
+        identifier = ("a text without white space, or a whole number", "write ids as such strings, or give --text-ids")
+        wrong = f"id_error({{}}, NOT {self._parts['text_ids']})"
         checks: list[tuple[str, str, str, str, str]] = []
         if form.query_by_id:
             checks += [
@@ -194,8 +196,8 @@ class RowMapping:
         else:
             checks.append(("query_key", "text_error(query) IS NOT NULL", "text_error(query)", text, fill))
         checks += [
-            ("id_key", "id_error(query_id) IS NOT NULL", "id_error(query_id)", *identifier),
-            ("key", "id_error(id) IS NOT NULL", "id_error(id)", *identifier),
+            ("id_key", f"{wrong.format('query_id')} IS NOT NULL", wrong.format("query_id"), *identifier),
+            ("key", f"{wrong.format('id')} IS NOT NULL", wrong.format("id"), *identifier),
             ("'task'", "NOT is_absent(task) AND json_type(task) <> 'VARCHAR'", "task::VARCHAR", text, fill),
             ("key", "NOT by_id AND NOT (is_absent(text) AND NOT is_absent(title)) AND text_error(text) IS NOT NULL",
              "text_error(text)", f"{text}, or an id" if form.ids else text, fill),

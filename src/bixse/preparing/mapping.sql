@@ -42,8 +42,10 @@ CREATE MACRO tuple(entries, label_key, labels) AS list_transform(
 CREATE MACRO text_error(v) AS CASE
     WHEN json_type(v) IS NULL THEN 'nothing' WHEN json_type(v) <> 'VARCHAR' THEN v::VARCHAR
     WHEN is_blank(v->>'$') THEN 'an empty text' END;
-CREATE MACRO id_error(v) AS CASE
-    WHEN is_absent(v) OR json_type(v) IN ('VARCHAR', 'BIGINT', 'UBIGINT', 'HUGEINT') THEN NULL ELSE v::VARCHAR END;
+CREATE MACRO id_error(v, is_read) AS CASE
+    WHEN is_absent(v) OR json_type(v) IN ('BIGINT', 'UBIGINT', 'HUGEINT') THEN NULL
+    WHEN json_type(v) <> 'VARCHAR' OR (is_read AND regexp_matches(v->>'$', '[\s\x0b\x1c-\x1f\x{85}\p{Z}]'))
+        THEN v::VARCHAR END;
 CREATE MACRO text_id(s) AS left(sha256(s), 16);
 CREATE MACRO identifier(v, s) AS CASE WHEN is_absent(v) THEN text_id(s) ELSE v->>'$' END;
 CREATE MACRO content(title, body) AS trim(coalesce(title, '') || ' ' || coalesce(body, ''), E' \t\n\r\x0b\x0c');

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -169,15 +170,15 @@ class _Documents:
         """Wanted ids that the corpus has."""
         self.texts: dict[str, str] = {}
         """Id in the graded pairs -> text in the corpus."""
-        self.with_text: dict[str, str] = {}
-        """Text in the graded pairs -> id in the corpus."""
+        self.with_text: dict[str, list[str]] = {}
+        """Text in the graded pairs -> ids in the corpus."""
 
     def see(self, name: str, document: Document) -> None:
         text = document.content
         if name in self._graded:
             self.texts[name] = text
         if text in self._texts:
-            self.with_text[text] = name
+            self.with_text.setdefault(text, []).append(name)
         if name in self._graded or text in self._texts:
             self.in_corpus.add(name)
 
@@ -186,18 +187,20 @@ def _graded_pairs_by_id(
     path: Path, graded: GradedPairs, queries: Mapping[str, str], documents: _Documents
 ) -> tuple[list[tuple[str, str]], list[str]]:
     """Return the (query id, document id) pairs of a graded file, and warnings."""
-    query_of = {text: query_id for query_id, text in queries.items()}
-    pairs = []
+    with_text: dict[str, list[str]] = {}
+    for query_id, query in queries.items():
+        with_text.setdefault(query, []).append(query_id)
+    pairs = list[tuple[str, str]]()
     other_texts = 0
     for query_id, query, document_id, document in zip(
         graded.query_ids, graded.queries, graded.document_ids, graded.documents, strict=True
     ):
-        # Files without ids have ids made of their texts: the text finds the id of the collection.
-        query_key = query_id if query_id in queries else query_of.get(query, query_id)
+        # Files without ids have ids made of their texts: the text finds the ids of the collection.
+        query_keys = [query_id] if query_id in queries else with_text.get(query, [query_id])
         text = documents.texts.get(document_id)
-        document_key = document_id if text is not None else documents.with_text.get(document.strip(), document_id)
-        pairs.append((query_key, document_key))
-        if query_key in queries and text is not None:
+        alike = [document_id] if text is not None else documents.with_text.get(document.strip(), [document_id])
+        pairs += product(query_keys, alike)
+        if query_keys[0] in queries and text is not None:
             other_texts += document.strip() not in text
     warning = f"{path.name}: {other_texts} of {len(pairs)} pairs have another text than the corpus has under their id"
     return pairs, [warning] if other_texts else []

@@ -111,10 +111,14 @@ class Probe:
 
     async def _settle(self, form: RequestForm) -> tuple[RequestForm, Reply]:
         """Simplify the form until the server answers; return both."""
+        doubted: RequestForm | None = None
         while True:
             reply = await self._reply(form, 0)
-            if not isinstance(reply, RequestError):
-                return form, reply
+            if not isinstance(reply, RequestError):  # was it the form, or was the server down for a moment?
+                again = doubted and await self._try(doubted)
+                return (doubted, again) if doubted and again else (form, reply)
+            if reply.failure in TRANSIENT:
+                doubted = doubted or form
             simpler = simpler_form(form, reply.detail)
             if simpler is None:
                 error = BixseError if reply.failure in TRANSIENT else InputError
@@ -338,24 +342,28 @@ class ServerJudge(ServerModel):
                 f"question {question.query_id!r}, {question.document_id!r}: got no messages; expected the rubric's; "
                 "fix: render it with PromptVariant.messages"
             )
-        try:
-            if self.form.mode == "sample":
-                first = 1 + question.repeat * self._options.samples  # the probe has seed 0; a repetition gets new seeds
-                seeds = range(first, first + self._options.samples, self.form.samples)
-                bodies = [request_body(self.form, question.messages, seed) for seed in seeds]
-                replies = await asyncio.gather(*(self._client.chat(body) for body in bodies))
-            else:
-                replies = [await self._client.chat(request_body(self.form, question.messages))]
-        except RequestError as error:
-            return replace(error.answer(self.form.mode), judge=self.name)
+        bodies = [request_body(self.form, question.messages)]
+        if self.form.mode == "sample":
+            first = 1 + question.repeat * self._options.samples  # the probe has seed 0; a repetition gets new seeds
+            seeds = range(first, first + self._options.samples, self.form.samples)
+            bodies = [request_body(self.form, question.messages, seed) for seed in seeds]
+        ended = await asyncio.gather(*map(self._client.chat, bodies), return_exceptions=True)
+        replies = [reply for reply in ended if isinstance(reply, Reply)]
+        usage, tries = sum((reply.usage for reply in replies), Usage()), sum(reply.tries for reply in replies)
+        for error in ended:
+            if isinstance(error, RequestError):  # the other samples are paid for
+                answer = error.answer(self.form.mode)
+                return replace(answer, judge=self.name, usage=usage, tries=answer.tries + tries)
+            if isinstance(error, BaseException):
+                raise error
         models = [reply.model for reply in replies if reply.model]
         other = next((model for model in models if not same_model(self._model.id, model)), None)
         return replace(
             read_choices([choice for reply in replies for choice in reply.choices], self.form, self._rubric),
-            usage=sum((reply.usage for reply in replies), Usage()),
+            usage=usage,
             seconds=max(reply.seconds for reply in replies),
             judge=model_name(other or (models[0] if models else self.name)),
-            tries=sum(reply.tries for reply in replies),
+            tries=tries,
         )
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bixse.errors import BixseError, InputError
-from bixse.judging.grade import LEDGER_NAME
+from bixse.judging.grade import ledger_of
 from bixse.judging.ledgers.segments import answers_by_status
 from bixse.ui.workspace import Page, read_record, runs_below
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from bixse.ui.workspace import Visit, Workspace
 
@@ -70,10 +70,9 @@ def _state(root: Path, folder: Path) -> RunState:
 
 
 def _grading(folder: Path, results: Mapping[str, Any]) -> GradingState:
-    ledger, summary = folder / LEDGER_NAME, results.get("summary") or {}
-    named = Path(results.get("ledger") or ledger)
+    summary = results.get("summary") or {}
     try:
-        answers = answers_by_status(named if named.exists() else ledger)  # the folder may have moved
+        answers = answers_by_status(ledger_of(folder, results))
     except BixseError:
         answers = {}
     pairs = summary["pairs"] + summary["not_asked"] if "pairs" in summary and "not_asked" in summary else None

@@ -5,14 +5,13 @@ from __future__ import annotations
 import shlex
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bixse.data.pairs_files import save_graded_pairs
 from bixse.errors import InputError, shorten
-from bixse.judging.grade import JUDGEMENTS_NAME, LEDGER_NAME, estimate, grade
+from bixse.judging.grade import JUDGEMENTS_NAME, estimate, grade, ledger_of
 from bixse.ui.label_plan import share_of
 from bixse.ui.rubric_versions import change_of, changed_grades, changed_words, decide, save_version, versions
 from bixse.ui.ui_settings import SEED
@@ -20,6 +19,7 @@ from bixse.ui.workspace import BackgroundJob, Page
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from bixse.judging.judge import Judge
     from bixse.judging.open_judge import GradeConfig
@@ -60,9 +60,7 @@ def trial_pairs(workspace: Workspace) -> Path:
 
 
 def _ledger(workspace: Workspace) -> Path:
-    ledger = workspace.run / LEDGER_NAME
-    named = Path((workspace.record.get("results") or {}).get("ledger") or ledger)
-    return ledger if ledger.exists() else named
+    return ledger_of(workspace.run, workspace.record.get("results") or {})
 
 
 def commands(workspace: Workspace, version: Version) -> list[str]:
